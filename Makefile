@@ -55,7 +55,7 @@ install: $(BASE)
 
 # The C library of a CPU's operations, compiled once, before a site or a test waits for it.
 kernels: $(BASE)
-	@$(BIN)/python -m kernels.cpu.build
+	@$(BIN)/python -m pilotlight.kernels.cpu.build
 
 up: kernels
 	@$(BIN)/pilotlight up
@@ -85,6 +85,7 @@ check: $(DEV)
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check -q . || { echo "Run 'make fmt'."; exit 1; }
 	@$(BIN)/mypy
+	@$(BIN)/python -m load_tests.house
 
 fmt: $(DEV)
 	@$(BIN)/ruff check -q --fix . ; $(BIN)/ruff format -q .
@@ -197,10 +198,10 @@ bench-routing: $(DEV)
 	@$(BIN)/python -m load_tests.scenarios.routing
 
 eval-ember: $(BASE)
-	@$(BIN)/python -m engine.embedded.ember.evaluate
+	@$(BIN)/python -m training.ember.evaluate
 
 train-ember: $(BASE)
-	@$(BIN)/python -m engine.embedded.ember.train --out runs/ember --compile
+	@$(BIN)/python -m training.ember.train --out runs/ember --compile
 
 # On a GPU machine these run from the bare tree, with whatever Python has torch: GPU_PYTHON=python3 make gpu-check; REHEARSE=1 tries them on a CPU
 GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,python3)

@@ -11,9 +11,9 @@ from typing import Annotated, Any, ClassVar, Literal
 import msgspec
 from msgspec import Meta
 
-from dialects.answer_constraints import schema_constraint
-from dialects.blocks import Block, BlockWriter
-from dialects.bodies import (
+from pilotlight.dialects.blocks import Block, BlockWriter
+from pilotlight.dialects.body.answer_constraints import schema_constraint
+from pilotlight.dialects.body.bodies import (
     LISTS,
     MAX_STOPS,
     AllowedToolsBody,
@@ -30,14 +30,14 @@ from dialects.bodies import (
     objects,
     read_top_p,
 )
-from dialects.images import Content, ImagePart, image_at, image_of_base64, joined
-from dialects.invalid_values import ValidationError
-from dialects.parsing import Resolve, conversation_of, known_model, parse_body, refused, string_in
-from dialects.prefix_pieces import canonical, without_billing, without_pixels
-from dialects.requests import AnswerConstraint, Sampling, ValidGeneration
-from wire.chat import MAX_ITEMS, FinishReason, TokenLogprob, Usage
-from wire.errors import ANTHROPIC_VERSION, ApiError
-from wire.sse import encode_event
+from pilotlight.dialects.body.images import Content, ImagePart, image_at, image_of_base64, joined
+from pilotlight.dialects.body.invalid_values import ValidationError
+from pilotlight.dialects.body.parsing import Resolve, conversation_of, known_model, parse_body, refused, string_in
+from pilotlight.dialects.prefix_pieces import canonical, without_billing, without_pixels
+from pilotlight.dialects.requests import AnswerConstraint, Sampling, ValidGeneration
+from pilotlight.wire.chat import MAX_ITEMS, FinishReason, TokenLogprob, Usage
+from pilotlight.wire.errors import ANTHROPIC_VERSION, ApiError
+from pilotlight.wire.sse import encode_event
 
 VERSION_HEADER = ANTHROPIC_VERSION.decode()  # whoever sends it speaks this dialect, at paths that several share
 FINAL_EVENTS = frozenset({b"message_stop"})

@@ -8,8 +8,8 @@ Refuses to know tokens, and where the pieces come from.
 from collections.abc import Callable, Sequence
 from typing import Literal
 
-from dialects.requests import ValidGeneration
-from wire.chat import FinishReason, TokenLogprob, Usage
+from pilotlight.dialects.requests import ValidGeneration
+from pilotlight.wire.chat import FinishReason, TokenLogprob, Usage
 
 Kind = Literal["reasoning", "text", "call"]
 

@@ -8,8 +8,8 @@ import json
 import re
 from typing import Any
 
-from dialects.bodies import CUSTOM_INPUT, FunctionBody
-from dialects.invalid_values import ValidationError
+from pilotlight.dialects.body.bodies import CUSTOM_INPUT, FunctionBody
+from pilotlight.dialects.body.invalid_values import ValidationError
 
 _BEGINNING = re.compile(rf'\s*\{{\s*"{CUSTOM_INPUT}"\s*:\s*"')
 # Characters of a JSON string that are whole: the first half of a surrogate pair waits for the second.

@@ -5,7 +5,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from msgspec import Meta
 from msgspec.structs import replace
 
-from dialects.bodies import (
+from pilotlight.dialects.body.bodies import (
     LISTS,
     MAX_CHOICES,
     MAX_LOGPROBS,
@@ -20,9 +20,8 @@ from dialects.bodies import (
     not_deep,
     read_tool_choice,
 )
-from dialects.custom_tools import function_of
-from dialects.invalid_values import ValidationError
-from dialects.parsing import (
+from pilotlight.dialects.body.invalid_values import ValidationError
+from pilotlight.dialects.body.parsing import (
     Resolve,
     constraint_in,
     conversation_of,
@@ -34,8 +33,9 @@ from dialects.parsing import (
     refused,
     sampling_of,
 )
-from dialects.requests import ValidGeneration
-from wire.errors import ApiError
+from pilotlight.dialects.custom_tools import function_of
+from pilotlight.dialects.requests import ValidGeneration
+from pilotlight.wire.errors import ApiError
 
 # What a template reads besides a request's own variables.
 TEMPLATE_NAMES = frozenset({"messages", "tools", "documents", "add_generation_prompt", "chat_template", "tokenize"})

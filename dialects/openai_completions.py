@@ -4,7 +4,7 @@ from typing import Annotated, Any, ClassVar
 
 from msgspec import Meta
 
-from dialects.bodies import (
+from pilotlight.dialects.body.bodies import (
     MAX_CHOICES,
     MAX_LOGPROBS,
     SamplingBody,
@@ -13,8 +13,8 @@ from dialects.bodies import (
     TokenIds,
     are_token_ids,
 )
-from dialects.invalid_values import ValidationError
-from dialects.parsing import (
+from pilotlight.dialects.body.invalid_values import ValidationError
+from pilotlight.dialects.body.parsing import (
     Resolve,
     constraint_in,
     include_usage,
@@ -24,8 +24,8 @@ from dialects.parsing import (
     prompt_options,
     sampling_of,
 )
-from dialects.requests import Prompt, ValidGeneration
-from wire.errors import ApiError
+from pilotlight.dialects.requests import Prompt, ValidGeneration
+from pilotlight.wire.errors import ApiError
 
 MAX_PROMPTS = 64  # each of so many choices is as much as a router can continue
 

@@ -1,7 +1,7 @@
 """OpenAI's Responses: the body, what it asks for, the answer and the events of its stream.
 
 Source: OpenAI's reference of POST /v1/responses and of its streaming events. What is kept between requests (`store`, `previous_response_id`,
-`background`) is responses_app.py's: a body that comes here has all of its conversation.
+`background`) is app.py's: a body that comes here has all of its conversation.
 """
 
 import json
@@ -11,9 +11,9 @@ from typing import Annotated, Any, ClassVar, Literal
 import msgspec
 from msgspec import Meta
 
-from dialects.answer_constraints import ANY_OBJECT, schema_constraint
-from dialects.blocks import Block, BlockWriter
-from dialects.bodies import (
+from pilotlight.dialects.blocks import Block, BlockWriter
+from pilotlight.dialects.body.answer_constraints import ANY_OBJECT, schema_constraint
+from pilotlight.dialects.body.bodies import (
     MAX_LOGPROBS,
     Body,
     CallBody,
@@ -23,16 +23,24 @@ from dialects.bodies import (
     objects,
     read_top_p,
 )
-from dialects.custom_tools import InputReader, arguments_of, input_of
-from dialects.images import Content, ImagePart, image_at, joined
-from dialects.invalid_values import ValidationError
-from dialects.parsing import Resolve, conversation_of, known_model, parse_body, read_arguments, refused, string_in
-from dialects.prefix_pieces import canonical, without_billing, without_pixels
-from dialects.requests import AnswerConstraint, Sampling, ValidGeneration
-from dialects.responses_tools import ClientTool, ResponsesToolBody, ResponsesTools, flat_name
-from wire.chat import MAX_ITEMS, MAX_MESSAGES, FinishReason, TokenLogprob, Usage
-from wire.errors import ApiError
-from wire.sse import encode_event
+from pilotlight.dialects.body.images import Content, ImagePart, image_at, joined
+from pilotlight.dialects.body.invalid_values import ValidationError
+from pilotlight.dialects.body.parsing import (
+    Resolve,
+    conversation_of,
+    known_model,
+    parse_body,
+    read_arguments,
+    refused,
+    string_in,
+)
+from pilotlight.dialects.custom_tools import InputReader, arguments_of, input_of
+from pilotlight.dialects.prefix_pieces import canonical, without_billing, without_pixels
+from pilotlight.dialects.requests import AnswerConstraint, Sampling, ValidGeneration
+from pilotlight.dialects.responses_tools import ClientTool, ResponsesToolBody, ResponsesTools, flat_name
+from pilotlight.wire.chat import MAX_ITEMS, MAX_MESSAGES, FinishReason, TokenLogprob, Usage
+from pilotlight.wire.errors import ApiError
+from pilotlight.wire.sse import encode_event
 
 FINAL_EVENTS = frozenset({b"response.completed", b"response.incomplete", b"response.failed"})
 _LOGPROBS = "message.output_text.logprobs"  # in `include`

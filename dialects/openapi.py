@@ -7,17 +7,17 @@ from typing import Any, NamedTuple
 import msgspec
 import orjson
 
-from dialects.anthropic import MESSAGE_SCHEMA, MessagesBody
-from dialects.embeddings import EmbeddingBody
-from dialects.json_schemas import Schema, components
-from dialects.openai_chat import ChatBody
-from dialects.openai_completions import CompletionBody
-from dialects.openai_responses import RESPONSE_SCHEMA, ResponsesBody
-from dialects.workers_ai import FinetuneBody, RunBody, RunEmbeddingBody
-from wire.chat import ChatCompletion, Completion, ListedModel, ModelList
-from wire.embeddings import EmbeddingList
-from wire.errors import Dialect
-from wire.workers_ai import (
+from pilotlight.dialects.anthropic import MESSAGE_SCHEMA, MessagesBody
+from pilotlight.dialects.body.json_schemas import Schema, components
+from pilotlight.dialects.embeddings_api import EmbeddingBody
+from pilotlight.dialects.openai_chat import ChatBody
+from pilotlight.dialects.openai_completions import CompletionBody
+from pilotlight.dialects.openai_responses import RESPONSE_SCHEMA, ResponsesBody
+from pilotlight.dialects.workers_ai_api import FinetuneBody, RunBody, RunEmbeddingBody
+from pilotlight.wire.chat import ChatCompletion, Completion, ListedModel, ModelList
+from pilotlight.wire.embeddings import EmbeddingList
+from pilotlight.wire.errors import Dialect
+from pilotlight.wire.workers_ai import (
     EmbeddingResult,
     Envelope,
     FinetuneAsset,

@@ -5,9 +5,9 @@ from typing import Any, Literal
 import msgspec
 from msgspec import Struct
 
-from dialects.images import ImagePart
-from wire.continuation import NOTHING_DELIVERED, AnswerName, Delivered, Delivery
-from wire.data_sites import NO_OTHERS, DataSites
+from pilotlight.dialects.body.images import ImagePart
+from pilotlight.wire.hop.continuation import NOTHING_DELIVERED, AnswerName, Delivered, Delivery
+from pilotlight.wire.hop.data_sites import NO_OTHERS, DataSites
 
 # Of a body: what is in it is worked on at once, in milliseconds at worst, and what is in a longer one in a thread.
 INLINE_BYTES = 16 << 10

@@ -10,11 +10,19 @@ from typing import Annotated, Any, ClassVar
 import msgspec
 from msgspec import Meta, Struct
 
-from dialects.bodies import Body, FunctionBody, ToolBody, ToolChoice, at_most, not_deep, read_tool_choice
-from dialects.custom_tools import function_of
-from dialects.invalid_values import ValidationError
-from dialects.parsing import refused
-from wire.chat import MAX_ITEMS
+from pilotlight.dialects.body.bodies import (
+    Body,
+    FunctionBody,
+    ToolBody,
+    ToolChoice,
+    at_most,
+    not_deep,
+    read_tool_choice,
+)
+from pilotlight.dialects.body.invalid_values import ValidationError
+from pilotlight.dialects.body.parsing import refused
+from pilotlight.dialects.custom_tools import function_of
+from pilotlight.wire.chat import MAX_ITEMS
 
 _FUNCTION, _CUSTOM, _NAMESPACE = "function", "custom", "namespace"
 

@@ -3,9 +3,9 @@
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from dialects import anthropic, openai_responses, prefix_pieces
-from wire.errors import Dialect
-from wire.sse import Event
+from pilotlight.dialects import anthropic, openai_responses, prefix_pieces
+from pilotlight.wire.errors import Dialect
+from pilotlight.wire.sse import Event
 
 Pieces = Callable[[dict[str, Any]], Iterator[tuple[bytes, bool]]]
 

@@ -8,29 +8,29 @@ from functools import partial
 from starlette.applications import Starlette
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from dialects.response_database import Keeping, ResponseDatabase
-from dialects.responses_app import ResponsesApp
-from edge_router.activity import Operations, RouterActivity
-from edge_router.batches.routes import BatchRoutes
-from edge_router.deployments import deployment_api
-from edge_router.discovery import router_place
-from edge_router.durable import StreamRoutes
-from edge_router.ledger.store import configured
-from edge_router.model_lists import ModelLists
-from edge_router.policy import Policy
-from edge_router.policy.cost import CostPolicy
-from edge_router.response_door import ResponseDoor
-from edge_router.routed_finetunes import RoutedFinetunes
-from edge_router.router import EdgeRouter
-from edge_router.routes import FAILURES, OwnRoutes, own_version
-from edge_router.services import RouterService, service_of
-from edge_router.usage import UsageRoutes
-from page.feed import Feed
-from page.routes import PageRoutes
-from page.sessions import Sessions
-from sites.network import NetworkConfig
-from wire import background
-from wire.paths import drop_trailing_slash
+from pilotlight.edge_router.assembly import EdgeRouter
+from pilotlight.edge_router.backends.discovery import router_place
+from pilotlight.edge_router.durable.streams import StreamRoutes
+from pilotlight.edge_router.metering.ledger.ledger_store import configured
+from pilotlight.edge_router.metering.usage_report import UsageRoutes
+from pilotlight.edge_router.response_door import ResponseDoor
+from pilotlight.edge_router.routing.cost import CostPolicy
+from pilotlight.edge_router.routing.views import Policy
+from pilotlight.edge_router.service_table import RouterService, service_of
+from pilotlight.edge_router.services.batches.routes import BatchRoutes
+from pilotlight.edge_router.services.deployments import deployment_api
+from pilotlight.edge_router.services.finetune_routes import RoutedFinetunes
+from pilotlight.edge_router.services.model_lists import ModelLists
+from pilotlight.edge_router.telemetry.activity import Operations, RouterActivity
+from pilotlight.edge_router.telemetry.status_routes import FAILURES, OwnRoutes, own_version
+from pilotlight.page.feed import Feed
+from pilotlight.page.routes import PageRoutes
+from pilotlight.page.sessions import Sessions
+from pilotlight.response_store.app import ResponsesApp
+from pilotlight.response_store.response_database import ResponseDatabase, RetentionPolicy
+from pilotlight.sites.network import NetworkConfig
+from pilotlight.support import background
+from pilotlight.wire.paths import drop_trailing_slash
 
 
 def build_app(
@@ -97,16 +97,16 @@ class RouterApp(Starlette):
         await app(scope, receive, send)
 
 
-def _keeping(network: NetworkConfig) -> Keeping:
+def _keeping(network: NetworkConfig) -> RetentionPolicy:
     """Raises ConfigError."""
     kept = network.responses
     database = None if kept.store is None else configured("responses.store", partial(_postgres, kept.store))
     path, max_bytes = kept.file_of(f"router-{network.listen.port}"), int(kept.max_gib * 2**30)
-    return Keeping(path, max_bytes, kept.keep_days * 86_400, database)
+    return RetentionPolicy(path, max_bytes, kept.keep_days * 86_400, database)
 
 
 def _postgres(url: str) -> ResponseDatabase:
-    from edge_router.shared_responses import PostgresResponses
+    from pilotlight.edge_router.services.shared_responses import PostgresResponses
 
     return PostgresResponses(url)
 

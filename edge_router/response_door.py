@@ -6,11 +6,11 @@ from functools import partial
 
 from starlette.types import Receive, Scope, Send
 
-from dialects.responses_app import ClientGone, ReadBody
-from edge_router.downstream import Downstream, DownstreamGone, head_of
-from edge_router.metrics import NO_SITE
-from edge_router.proxy import Proxy
-from wire.errors import ApiError
+from pilotlight.edge_router.forwarding.downstream import Downstream, DownstreamGone, head_of
+from pilotlight.edge_router.forwarding.proxy import Proxy
+from pilotlight.edge_router.telemetry.metrics import NO_SITE
+from pilotlight.response_store.app import ClientGone, ReadBody
+from pilotlight.wire.errors import ApiError
 
 
 class ResponseDoor:

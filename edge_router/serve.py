@@ -1,4 +1,4 @@
-"""The router as a process: `python -m edge_router.serve NETWORK_FILE`. Binds, serves, and on SIGTERM drains before it stops.
+"""The router as a process: `python -m pilotlight.edge_router.serve NETWORK_FILE`. Binds, serves, and on SIGTERM drains before it stops.
 SIGHUP reads the file again.
 
 Knows the order of starting and stopping; what is served is app.py's.
@@ -15,21 +15,23 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from edge_router.app import RouterApp, build_app
-from edge_router.data_places import DataPlaces
-from edge_router.ledger.prices import PriceList
-from edge_router.proxy import Proxy
-from edge_router.request import FUNCTIONS
-from edge_router.router import EdgeRouter, access_of
-from edge_router.tls import Certificate
-from sites.config import SERVER_ENV, ConfigError, check_secrets
-from sites.network import DoorConfig, NetworkConfig, load_network
-from sites.reloading import read_again
-from sites.rules import is_loopback
-from wire import background
-from wire.headers import DEPLOY_TOKEN_ENV, HOP_SECRET_ENV, OVERLOADED
-from wire.http.limits import HttpLimits
-from wire.http.listen import (
+from pilotlight.edge_router.app import RouterApp, build_app
+from pilotlight.edge_router.assembly import EdgeRouter, access_of
+from pilotlight.edge_router.forwarding.proxy import Proxy
+from pilotlight.edge_router.metering.ledger.prices import PriceList
+from pilotlight.edge_router.requests.request import FUNCTIONS
+from pilotlight.edge_router.routing.data_places import DataPlaces
+from pilotlight.edge_router.tls import Certificate
+from pilotlight.sites.config import SERVER_ENV, ConfigError, check_secrets
+from pilotlight.sites.network import DoorConfig, NetworkConfig, load_network
+from pilotlight.sites.reloading import read_again
+from pilotlight.sites.rules import is_loopback
+from pilotlight.support import background
+from pilotlight.support.logs import start_logging
+from pilotlight.support.signals import follow_signals
+from pilotlight.wire.hop.headers import DEPLOY_TOKEN_ENV, HOP_SECRET_ENV, OVERLOADED
+from pilotlight.wire.http.limits import HttpLimits
+from pilotlight.wire.http.listen import (
     GRACE_S,
     ListenError,
     bind,
@@ -39,18 +41,16 @@ from wire.http.listen import (
     raise_file_limit,
     url_of,
 )
-from wire.http.middleware import BodyBudget, OriginCheck, Origins
-from wire.http.server import Server
-from wire.http.stock_servers import SERVERS, HttpServer, check_installed, make_server
-from wire.logs import start_logging
-from wire.paths import API_PATHS
-from wire.signals import follow_signals
+from pilotlight.wire.http.middleware import BodyBudget, OriginCheck, Origins
+from pilotlight.wire.http.server import Server
+from pilotlight.wire.http.stock_servers import SERVERS, HttpServer, check_installed, make_server
+from pilotlight.wire.paths import API_PATHS
 
 SPARE_FILES = 64  # for probes, logs, what Python opens, and clients that are being refused
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="edge_router.serve", description="Run Pilotlight's edge router.")
+    parser = argparse.ArgumentParser(prog="pilotlight.edge_router.serve", description="Run Pilotlight's edge router.")
     parser.add_argument("network", type=Path, metavar="NETWORK_FILE")
     parser.add_argument("--port", type=int, help="instead of the file's listen.port")
     parser.add_argument("--server", choices=SERVERS, help="instead of the file's door.server")

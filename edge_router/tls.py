@@ -8,9 +8,9 @@ import logging
 import ssl
 from pathlib import Path
 
-from edge_router.stamps import stamp
-from sites.config import ConfigError
-from sites.network import RouterListenConfig
+from pilotlight.edge_router.file_stamps import stamp
+from pilotlight.sites.config import ConfigError
+from pilotlight.sites.network import RouterListenConfig
 
 LOOK_EVERY_S = 2.0
 

@@ -14,8 +14,8 @@ from typing import Any, ParamSpec, TypeVar
 
 import torch
 
-from kernels import checks
-from kernels.cpu import library as cpu
+from pilotlight.kernels import checks
+from pilotlight.kernels.cpu import library as cpu
 
 SWITCH = "PILOTLIGHT_TRITON"
 P = ParamSpec("P")
@@ -72,4 +72,4 @@ def takes_triton() -> bool:
 
 def triton_form(name: str) -> Any:
     """Return a module of kernels/triton; None: torch computes."""
-    return import_module(f"kernels.triton.{name}") if takes_triton() else None
+    return import_module(f"pilotlight.kernels.triton.{name}") if takes_triton() else None

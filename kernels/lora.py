@@ -7,10 +7,10 @@ know what is in them, and who waits for one.
 
 import torch
 
-from kernels import checks
-from kernels.checks import FLOATS, ArgumentCheck, ArgumentError, check_indices, placed
-from kernels.cpu import ops
-from kernels.dispatch import operation
+from pilotlight.kernels import checks
+from pilotlight.kernels.checks import FLOATS, ArgumentCheck, ArgumentError, check_indices, placed
+from pilotlight.kernels.cpu import ops
+from pilotlight.kernels.dispatch import operation
 
 COLUMNS = 64  # of y in a block of B, [blocks, rank, 64]: what a thread adds to them lies side by side
 MOST_RANK = 64

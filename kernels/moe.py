@@ -10,12 +10,12 @@ from itertools import accumulate
 
 import torch
 
-from kernels import checks
-from kernels.checks import FLOATS, ArgumentCheck, check_indices, placed
-from kernels.coded import CodedWeight
-from kernels.dispatch import operation
-from kernels.plain import PlainWeight
-from kernels.weight import GatedActivation, Weight
+from pilotlight.kernels import checks
+from pilotlight.kernels.checks import FLOATS, ArgumentCheck, check_indices, placed
+from pilotlight.kernels.dispatch import operation
+from pilotlight.kernels.matrices.coded import CodedWeight
+from pilotlight.kernels.matrices.plain import PlainWeight
+from pilotlight.kernels.matrices.weight import GatedActivation, Weight
 
 
 def _check_route(operation: str, logits: torch.Tensor, top_k: int, _: bool) -> None:

@@ -8,8 +8,8 @@ from typing import Literal
 
 import torch
 
-from kernels.checks import FLOATS, ArgumentCheck, placed
-from kernels.dispatch import operation
+from pilotlight.kernels.checks import FLOATS, ArgumentCheck, placed
+from pilotlight.kernels.dispatch import operation
 
 Pooled = Literal["sum", "first", "last"]
 

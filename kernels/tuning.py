@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 
-from kernels.dispatch import triton_form
-from kernels.warm_up import compile_launches, fake_tensor, trace_launches
-from kernels.weight import plain_operands
+from pilotlight.kernels.dispatch import triton_form
+from pilotlight.kernels.matrices.weight import plain_operands
+from pilotlight.kernels.warm_up import compile_launches, fake_tensor, trace_launches
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ class Sizes(NamedTuple):
 
 
 class SplitKTile(NamedTuple):
-    """A tile of the split-K product in kernels/triton/linear.py."""
+    """A tile of the split-K product in kernels/triton/matrices/linear.py."""
 
     tokens: int
     rows: int
@@ -119,7 +119,7 @@ def tune(
     until: float = math.inf,
 ) -> Iterator[TunedProduct]:
     """Measure every (rows, columns) of a weight with every number of tokens; none that would begin at `until` by time.monotonic or later."""
-    form = triton_form("linear")
+    form = triton_form("matrices.linear")
     if form is None and device.type == "cuda":
         raise RuntimeError("there is nothing to choose from without Triton: install pilotlight[gpu]")
     wanted = list(shapes)
@@ -161,7 +161,7 @@ def candidates(sizes: Sizes) -> list[SplitKTile]:
 
 
 def run(chosen: SplitKTile, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    from kernels.triton import linear as form  # a choice is made where it can be imported
+    from pilotlight.kernels.triton.matrices import linear as form  # a choice is made where it can be imported
 
     tile = form.Tile(chosen.tokens, chosen.rows, chosen.half, chosen.warps, 3)
     result: torch.Tensor = form.product(x, plain_operands(weight), bias, tile, chosen.splits)

@@ -15,7 +15,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 if TYPE_CHECKING:
-    from kernels.triton.jit import Launch
+    from pilotlight.kernels.triton.jit import Launch
 
 _MAX_THREADS = 16  # the assembler, half of the time, is a process of its own; the rest shares one interpreter
 
@@ -27,7 +27,7 @@ class WarmUp(NamedTuple):
 
 def trace_launches(run: Callable[[], object]) -> "list[Launch]":
     """Return the launches that `run` makes with fake tensors."""
-    from kernels.triton.jit import tracing
+    from pilotlight.kernels.triton.jit import tracing
 
     with torch.inference_mode(), tracing() as launches, _FakingMeta():
         run()

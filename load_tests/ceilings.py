@@ -4,9 +4,9 @@ import statistics
 
 import torch
 
-from kernels.cpu import library, pages
-from kernels.linear import linear
 from load_tests.timing import Work, host_times_s
+from pilotlight.kernels.cpu import library, pages
+from pilotlight.kernels.matrices.linear import linear
 
 _GPU, _CPU = "cuda", "cpu"
 _BYTES = {_CPU: 1 << 30, _GPU: 4 << 30}  # far beyond every cache

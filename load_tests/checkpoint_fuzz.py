@@ -19,13 +19,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from engine.chat_template import check_template, render_template
-from engine.embedded.ember.chat import HERE
-from engine.guarded_pool import GuardedJob, GuardedPool, JobCall, JobEndedError, JobError
-from engine.image_file import check_image
-from engine.image_prompt import IMAGE_FORMATS
-from engine.tokenizer import check_tokenizer
-from wire import bundles
+from pilotlight.engine.api.guarded_pool import GuardedJob, GuardedPool, JobCall, JobEndedError, JobError
+from pilotlight.engine.text.chat_template import check_template, render_template
+from pilotlight.engine.text.image_file import check_image
+from pilotlight.engine.text.image_prompt import IMAGE_FORMATS
+from pilotlight.engine.text.tokenizer import check_tokenizer
+from pilotlight.wire.hop import bundles
+from training.ember.chat import HERE
 
 REFUSALS = {
     "TokenizerError",
@@ -89,7 +89,7 @@ def read_tokenizer(encoded: str) -> None:
 
 
 def read_safetensors(encoded: str) -> None:
-    from engine.weights.checkpoint import index_checkpoint
+    from pilotlight.engine.weights.checkpoint import index_checkpoint
 
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "model.safetensors").write_bytes(b64decode(encoded))
@@ -97,7 +97,7 @@ def read_safetensors(encoded: str) -> None:
 
 
 def read_gguf(encoded: str) -> None:
-    from engine.gguf import directory
+    from pilotlight.engine.gguf import directory
 
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "model.gguf")

@@ -7,7 +7,7 @@ from typing import Any
 import aiohttp
 import orjson
 
-from wire.sse import EventDecoder
+from pilotlight.wire.sse import EventDecoder
 
 
 @dataclass

@@ -12,27 +12,27 @@ from typing import Any
 
 import torch
 
-from engine.chunk_steps import scratch_step, step_of
-from engine.description.decoder_config import LayerKind
-from engine.description.dense import DenseConfig
-from engine.description.rotary import RotaryRule
-from engine.description.shapes import NormKind
-from engine.engine import Engine
-from engine.kv.block_table import BlockTable
-from engine.kv.layout import CacheLayout
-from engine.models.decoder import Decoder
-from engine.models.dense import load
-from engine.plan import Chunk, SchedulerLimits
-from engine.protocol import ModelInfo, SamplingParams, Submit
-from engine.runner import ModelRunner
-from engine.sequence import Sequence
-from engine.stats import StepTimes
-from engine.step import StepInput, greedy_rows
-from engine.weights.loader import WeightLoader
-from engine.weights.storage import WeightStorage
-from kernels.cpu import library, pages
 from load_tests.ceilings import NAMES, Ceilings
 from load_tests.timing import Budget, host_times_s
+from pilotlight.engine.api.protocol import ModelInfo, SamplingParams, Submit
+from pilotlight.engine.core.chunk_steps import scratch_step, step_of
+from pilotlight.engine.core.engine import Engine
+from pilotlight.engine.core.sequence import Sequence
+from pilotlight.engine.core.stats import StepTimes
+from pilotlight.engine.core.step import StepInput, greedy_rows
+from pilotlight.engine.description.decoder_config import LayerKind
+from pilotlight.engine.description.dense_config import DenseConfig
+from pilotlight.engine.description.rotary_scaling import RotaryRule
+from pilotlight.engine.description.shapes import NormKind
+from pilotlight.engine.execution.runner import ModelRunner
+from pilotlight.engine.kv.pool.block_table import BlockTable
+from pilotlight.engine.kv.pool.layout import CacheLayout
+from pilotlight.engine.models.decoder import Decoder
+from pilotlight.engine.models.dense import load
+from pilotlight.engine.scheduling.plan import Chunk, SchedulerLimits
+from pilotlight.engine.weights.loader import WeightLoader
+from pilotlight.engine.weights.storage import WeightStorage
+from pilotlight.kernels.cpu import library, pages
 
 BLOCK_SIZE = 16
 # A decode step is recorded as a CUDA graph when it is launched for the fourth time.

@@ -1,6 +1,7 @@
 """A fuzz of llguidance in guarded children: `python -m load_tests.grammar_fuzz [--minutes 1] [--seed 1] [--out FILE]`.
 
-Drawn schemas, regular expressions and Lark grammars go through the check that a client's go through (engine/grammar_check.py). Their outcomes are
+Drawn schemas, regular expressions and Lark grammars go through the check that a client's go through (engine/grammar/grammar_check.py). Their
+outcomes are
 counted, for each kind of grammar; what ended a child is printed, or written to a file, a JSON object a line. The exit status is 1 where a child was
 lost, rather than ended by its job.
 """
@@ -15,10 +16,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
-from engine.embedded.ember.chat import HERE
-from engine.grammar_check import GrammarVocabulary, check_job
-from engine.guarded_pool import GuardedPool, JobEndedError, JobError
-from engine.protocol import Constraint
+from pilotlight.engine.api.guarded_pool import GuardedPool, JobEndedError, JobError
+from pilotlight.engine.api.protocol import Constraint
+from pilotlight.engine.grammar.grammar_check import GrammarVocabulary, check_job
+from training.ember.chat import HERE
 
 VOCABULARY = GrammarVocabulary(HERE, 2048, (0,))
 Kind = Literal["json_schema", "regex", "lark"]

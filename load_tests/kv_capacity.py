@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import torch
 
-from engine.kv.groups import CacheGroups
-from engine.kv.layout import CachedLayer, CacheLayout, keys_and_values
+from pilotlight.engine.kv.pool.groups import CacheGroups
+from pilotlight.engine.kv.pool.layout import CachedLayer, CacheLayout, keys_and_values
 
 BLOCK_SIZE, MAX_CHUNK = 16, 2048  # the defaults of a site
 

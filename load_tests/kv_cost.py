@@ -11,15 +11,15 @@ from typing import Any
 
 import torch
 
-from engine.kv.block_pool import BlockPool
-from engine.kv.block_table import BlockTable
-from engine.kv.slab_allocator import SlabAllocator
-from engine.protocol import SamplingParams
-from engine.requirements import stale
-from engine.runner import ModelRunner
-from engine.sequence import Sequence
 from load_tests.engine_speed import BLOCK_SIZE, SHAPES, compute, decode_step, make_runner
 from load_tests.timing import median_s
+from pilotlight.engine.api.protocol import SamplingParams
+from pilotlight.engine.core.requirements import stale
+from pilotlight.engine.core.sequence import Sequence
+from pilotlight.engine.execution.runner import ModelRunner
+from pilotlight.engine.kv.lending.slab_allocator import SlabAllocator
+from pilotlight.engine.kv.pool.block_pool import BlockPool
+from pilotlight.engine.kv.pool.block_table import BlockTable
 
 BATCH, BLOCKS = 64, 250  # sequences of a step, blocks in each table: 4,000 tokens of context
 _REPEATS = 200

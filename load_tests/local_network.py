@@ -16,7 +16,7 @@ from types import TracebackType
 
 import psutil
 
-from wire.status import SiteStatus, decode_status
+from pilotlight.wire.hop.status import SiteStatus, decode_status
 
 ROOT = Path(__file__).parents[1]
 READY = "Pilotlight is ready: "
@@ -58,7 +58,7 @@ class LocalNetwork:
         command = [
             sys.executable,
             "-m",
-            "runtime.cli.app",
+            "pilotlight.runtime.cli.commands",
             "up",
             "--network",
             str(folder / "network.toml"),

@@ -23,8 +23,8 @@ _REGISTERING_S = 30.0
 
 class ModelProcess:
     def __init__(self, directory: str, options: dict[str, Any]) -> None:
-        from engine.preparation import prepare
-        from engine.protocol import HostConfig, ModelSpec
+        from pilotlight.engine.api.protocol import HostConfig, ModelSpec
+        from pilotlight.engine.host.preparation import prepare
 
         weights_file, is_standby = options.pop("weights_file", None), options.pop("is_standby", False)
         self._config = HostConfig(**options)
@@ -36,22 +36,22 @@ class ModelProcess:
         self.phases = dict(ready.phases)
 
     def prewarm(self) -> dict[str, Any]:
-        from engine.prewarming import prewarm
+        from pilotlight.engine.host.prewarming import prewarm
 
         began = time.perf_counter()
         prewarm(self._spec, self._config)
         return {"taken_s": time.perf_counter() - began}
 
     def registered(self) -> dict[str, Any]:
-        from engine.weights.bundle_maps import wait_registered
+        from pilotlight.engine.weights.bundles.bundle_maps import wait_registered
 
         began = time.perf_counter()
         return {"is_whole": wait_registered(_REGISTERING_S), "taken_s": time.perf_counter() - began}
 
     def load(self) -> dict[str, Any]:
-        from engine.kv.shared_tiers import open_tiers
-        from engine.kv_memory import make_kv_memory
-        from engine.loading import load_model
+        from pilotlight.engine.kv.shared_tiers import open_tiers
+        from pilotlight.engine.loading.kv_memory import make_kv_memory
+        from pilotlight.engine.loading.loading import load_model
 
         began = time.perf_counter()
         if self._memory is None:
@@ -70,7 +70,7 @@ class ModelProcess:
         }
 
     def generate(self, number: int, length: int, tokens: int, first: int = 0) -> dict[str, Any]:
-        from engine.protocol import SamplingParams, Submit
+        from pilotlight.engine.api.protocol import SamplingParams, Submit
 
         engine = self._loaded.engine
         vocab, sampling = engine.info.vocab_size, SamplingParams(tokens, temperature=0.0, ignore_eos=True)

@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 import torch
 
-import engine
+import pilotlight.engine
 
-EMBER = Path(engine.__file__).parent / "embedded" / "ember"
+EMBER = Path(pilotlight.engine.__file__).parent / "embedded" / "ember"
 _BLOCK_ELEMENTS = 1 << 24
 
 

@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from engine.gpu_state import read_states
+from pilotlight.engine.api.gpu_state import read_states
 
 Record = dict[str, Any]
 # Which forms of a product there are on a CPU.
@@ -32,7 +32,7 @@ def write_record(subject: str, results: dict[str, Any], packages: tuple[str, ...
         "commit": commit(),
         "machine": machine,
         **({"gpus": states} if (states := read_states()) else {}),  # as they are when it is written
-        "versions": {name: _version(name) for name in ("pilotlight", *packages)},
+        "versions": {name: _version(name) for name in ("pilotlight-inference", *packages)},
         "results": results,
     }
     folder = Path(os.environ.get("OUT") or RESULTS)

@@ -233,7 +233,7 @@ def traced(pids: list[int], folder: Path, work: Callable[[], None]) -> dict[str,
             first_s.setdefault(Function(file, name), at_s - began_s)
         tasks = [f"{name} (new)" if is_new else name for name, is_new in one["tasks"]]
         if counts:
-            windows.setdefault(one["process"][1], Window(counts, first_s, tasks))
+            windows.setdefault(one["process"][1].removeprefix("pilotlight."), Window(counts, first_s, tasks))
     return windows
 
 

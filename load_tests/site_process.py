@@ -36,7 +36,7 @@ class SiteProcess:
         self._log = folder / "log"
         with self._log.open("wb") as sink:
             self.began_s = time.time()
-            command = [sys.executable, "-m", "runtime", str(file)]
+            command = [sys.executable, "-m", "pilotlight.runtime", str(file)]
             self.process = subprocess.Popen(command, stderr=sink, cwd=ROOT, env=_environment())
         return self
 

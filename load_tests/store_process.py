@@ -13,7 +13,7 @@ from load_tests.site_process import ROOT
 def store_process(gib: float) -> Iterator[str]:
     """Yield the store's address. Raises SystemExit where it does not start: Mooncake is not installed."""
     address = f"127.0.0.1:{free_ports(1)[0]}"
-    command = [sys.executable, "-m", "engine.kv.store_node", "--address", address, "--gib", str(gib)]
+    command = [sys.executable, "-m", "pilotlight.engine.kv.store.store_node", "--address", address, "--gib", str(gib)]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:

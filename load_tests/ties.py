@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 
-from engine.embedded import ember
-from engine.kv_memory import make_kv_memory
-from engine.loading import load_model
-from engine.protocol import HostConfig, ModelSpec, SamplingParams, Submit
-from kernels.philox import uniform
+from pilotlight.engine.api.protocol import HostConfig, ModelSpec, SamplingParams, Submit
+from pilotlight.engine.embedded import ember
+from pilotlight.engine.loading.kv_memory import make_kv_memory
+from pilotlight.engine.loading.loading import load_model
+from pilotlight.kernels.sampling.philox import uniform
 
 EMBER = Path(ember.__file__).parent
 # In fp32 two ways of summing give a logprob that differs by some 1e-5; a draw's share of the whole moves by less.

@@ -7,7 +7,7 @@ from itertools import pairwise
 from prometheus_client import Counter, Gauge, Histogram
 from prometheus_client.registry import Collector
 
-from page.source import TimeHistogram
+from pilotlight.page.source import TimeHistogram
 
 
 def totals_by(metric: Collector, label: str) -> dict[str, int]:

@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 import orjson
 
-from page.history import History, Sample
-from page.source import Decision, Move, Source
+from pilotlight.page.history import History, Sample
+from pilotlight.page.source import Decision, Move, Source
 
 SITES_A_SECOND = 100  # with more sites, their rows are written less often: 330 sites' are some 400 kB
 RETRY_MS = 1000

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from page.source import Counts, TimeHistogram
+from pilotlight.page.source import Counts, TimeHistogram
 
 
 class TimeRange(NamedTuple):

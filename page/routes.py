@@ -13,11 +13,11 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from page.feed import Feed
-from page.history import RANGES
-from page.sessions import Sessions, Visitor
-from page.source import FunctionsSource
-from wire.errors import ApiError
+from pilotlight.page.feed import Feed
+from pilotlight.page.history import RANGES
+from pilotlight.page.sessions import Sessions, Visitor
+from pilotlight.page.source import FunctionsSource
+from pilotlight.wire.errors import ApiError
 
 STATIC = Path(__file__).parent / "static"
 MAX_BODY = 4096

@@ -14,8 +14,8 @@ from typing import NamedTuple
 from starlette.requests import Request
 from starlette.responses import Response
 
-from wire.credentials import Access, Key
-from wire.errors import ApiError
+from pilotlight.wire.credentials import Access, Key
+from pilotlight.wire.errors import ApiError
 
 COOKIE = "pilotlight_page"
 VIEW = "metrics"  # the scope by which one may look

@@ -6,7 +6,7 @@ from typing import Literal, Protocol
 import msgspec
 from msgspec.structs import replace
 
-from wire.status import FunctionsStatus, ModelStatus, Place, ProcessStatus
+from pilotlight.wire.hop.status import FunctionsStatus, ModelStatus, Place, ProcessStatus
 
 
 class TimeHistogram(msgspec.Struct, frozen=True):

@@ -1,4 +1,4 @@
-"""`python -m runtime SITE_FILE`: one site."""
+"""`python -m pilotlight.runtime SITE_FILE`: one site."""
 
 import gc
 import sys
@@ -7,10 +7,10 @@ from pathlib import Path
 
 def main() -> int:
     if len(sys.argv) != 2:
-        print("usage: python -m runtime SITE_FILE", file=sys.stderr)
+        print("usage: python -m pilotlight.runtime SITE_FILE", file=sys.stderr)
         return 2
     gc.disable()  # what modules are made of is never garbage
-    from runtime.serve import serve_file
+    from pilotlight.runtime.serve import serve_file
 
     gc.freeze()
     gc.enable()

@@ -12,30 +12,30 @@ from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.routing import BaseRoute, Mount
 
-from page.feed import Feed
-from page.routes import PageRoutes
-from page.sessions import Sessions
-from runtime.activity import SiteActivity
-from runtime.adapters import refuse_unusable
-from runtime.engines.launch import launchers_of
-from runtime.engines.memory_budget import model_bytes
-from runtime.engines.running_host import Launcher
-from runtime.middleware import FUNCTIONS, UNROUTED, SiteMiddleware
-from runtime.routes.anthropic import anthropic_routes
-from runtime.routes.finetunes import FinetuneRoutes
-from runtime.routes.health import Health
-from runtime.routes.internal import Internal
-from runtime.routes.openai import openai_routes
-from runtime.routes.openai_responses import ResponsesEndpoint
-from runtime.routes.workers_ai import workers_ai_routes
-from runtime.site import Site
-from sites.config import ConfigError
-from sites.site import SiteConfig
-from wire import background
-from wire.headers import HOP_SECRET_ENV
+from pilotlight.page.feed import Feed
+from pilotlight.page.routes import PageRoutes
+from pilotlight.page.sessions import Sessions
+from pilotlight.runtime.api.middleware import FUNCTIONS, UNROUTED, SiteMiddleware
+from pilotlight.runtime.api.routes.anthropic import anthropic_routes
+from pilotlight.runtime.api.routes.finetune_routes import FinetuneRoutes
+from pilotlight.runtime.api.routes.health import Health
+from pilotlight.runtime.api.routes.internal import Internal
+from pilotlight.runtime.api.routes.openai_responses import ResponsesEndpoint
+from pilotlight.runtime.api.routes.openai_routes import openai_routes
+from pilotlight.runtime.api.routes.workers_ai import workers_ai_routes
+from pilotlight.runtime.hosts.launch import launchers_of
+from pilotlight.runtime.hosts.memory_budget import model_bytes
+from pilotlight.runtime.hosts.running_host import Launcher
+from pilotlight.runtime.models.adapters import refuse_unusable
+from pilotlight.runtime.site import Site
+from pilotlight.runtime.telemetry.activity import SiteActivity
+from pilotlight.sites.config import ConfigError
+from pilotlight.sites.site import SiteConfig
+from pilotlight.support import background
+from pilotlight.wire.hop.headers import HOP_SECRET_ENV
 
 if TYPE_CHECKING:
-    from runtime.functions.service import FunctionsService
+    from pilotlight.functions.service import FunctionsService
 
 
 def build_app(
@@ -112,7 +112,7 @@ class SiteApp(Starlette):
         yield from self._page.routes()
         yield from Internal(self.site.models, self.site.timeline, secret).routes()
         if (first_port := self.site.config.engine.first_lend_port) is not None:
-            from runtime.routes.lending import LendingRoutes  # few sites lend
+            from pilotlight.runtime.api.routes.lending_routes import LendingRoutes  # few sites lend
 
             lending = self.site.models.lending(self.site.admission, self.site.metrics.engines.lent)
             yield from LendingRoutes(lending, first_port).routes()
@@ -136,8 +136,8 @@ def _functions_of(site: Site, secret: str | None) -> "FunctionsService | None":
     """Return the site's functions, or None where its file names none: their packages take a tenth of a second to import. Raises ManifestError."""
     if not site.config.functions.are_served:
         return None
-    from runtime.functions.service import FunctionsService
-    from runtime.inference import SiteInference
+    from pilotlight.functions.service import FunctionsService
+    from pilotlight.runtime.generation.inference import SiteInference
 
     trace = None if site.tracing is None else site.tracing.invocation
     return FunctionsService(site.config, SiteInference(site), site.admission, site.own_ports, secret, trace)

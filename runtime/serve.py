@@ -1,4 +1,4 @@
-"""The process of one site, until it is told to stop: `serve_file` for `python -m runtime SITE_FILE`, and `run(site)` for the command line.
+"""The process of one site, until it is told to stop: `serve_file` for `python -m pilotlight.runtime SITE_FILE`, and `run(site)` for the command line.
 
 SIGTERM or SIGINT drains: /readyz turns 503, new requests are refused, open streams may finish for drain_timeout_s and are then ended with an
 error event; only then does the server close, and its own grace has nothing left to cut. SIGHUP reads the site's file again.
@@ -15,20 +15,22 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from runtime.app import SiteApp, build_app
-from runtime.engines.checkpoint_children import close_children
-from runtime.engines.devices import check_devices
-from runtime.engines.sources import SourceError, local_directory
-from runtime.site import Site, access_of
-from runtime.timeline import process_began_s
-from runtime.unread_body import UnreadBodyMiddleware
-from sites.config import ConfigError, check_secrets
-from sites.reloading import read_again
-from sites.rules import is_loopback
-from sites.site import SiteConfig, load_site
-from wire.headers import DEPLOY_TOKEN_ENV, HOP_SECRET_ENV, OVERLOADED
-from wire.http.limits import HttpLimits
-from wire.http.listen import (
+from pilotlight.runtime.api.unread_body import UnreadBodyMiddleware
+from pilotlight.runtime.app import SiteApp, build_app
+from pilotlight.runtime.hosts.devices import check_devices
+from pilotlight.runtime.models.checkpoint_children import close_children
+from pilotlight.runtime.models.sources import SourceError, local_directory
+from pilotlight.runtime.site import Site, access_of
+from pilotlight.runtime.telemetry.timeline import process_began_s
+from pilotlight.sites.config import ConfigError, check_secrets
+from pilotlight.sites.reloading import read_again
+from pilotlight.sites.rules import is_loopback
+from pilotlight.sites.site import SiteConfig, load_site
+from pilotlight.support.logs import start_logging
+from pilotlight.support.signals import follow_signals
+from pilotlight.wire.hop.headers import DEPLOY_TOKEN_ENV, HOP_SECRET_ENV, OVERLOADED
+from pilotlight.wire.http.limits import HttpLimits
+from pilotlight.wire.http.listen import (
     GRACE_S,
     KEEP_ALIVE_S,
     ListenError,
@@ -39,11 +41,9 @@ from wire.http.listen import (
     raise_file_limit,
     url_of,
 )
-from wire.http.middleware import OriginCheck, Origins
-from wire.http.stock_servers import check_installed, make_server
-from wire.logs import start_logging
-from wire.paths import API_PATHS
-from wire.signals import follow_signals
+from pilotlight.wire.http.middleware import OriginCheck, Origins
+from pilotlight.wire.http.stock_servers import check_installed, make_server
+from pilotlight.wire.paths import API_PATHS
 
 log = logging.getLogger("pilotlight.site")
 

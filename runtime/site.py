@@ -12,28 +12,28 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from runtime.admission import Admission
-from runtime.engines.continuation import Continuations
-from runtime.engines.fleet import Fleet
-from runtime.engines.models import Models
-from runtime.engines.running_host import Launcher
-from runtime.engines.wake_history import Wake
-from runtime.engines.weights_tier import open_tier
-from runtime.finetunes import FinetuneStore
-from runtime.generation import Generator
-from runtime.grammar_checks import GrammarChecks
-from runtime.images import ImageReader
-from runtime.metrics import Metrics
-from runtime.timeline import Timeline
-from runtime.tracing import SiteTracing
-from runtime.traffic import Traffic
-from sites.config import ConfigError
-from sites.site import SiteConfig
-from wire.credentials import Access, known_keys
-from wire.status import ProcessStatus
+from pilotlight.runtime.dispatch.continuation import Continuations
+from pilotlight.runtime.generation.admission import Admission
+from pilotlight.runtime.generation.generator import Generator
+from pilotlight.runtime.generation.grammar_checks import GrammarChecks
+from pilotlight.runtime.generation.images import ImageReader
+from pilotlight.runtime.hosts.fleet import Fleet
+from pilotlight.runtime.hosts.running_host import Launcher
+from pilotlight.runtime.models.finetunes import FinetuneStore
+from pilotlight.runtime.models.registry import Models
+from pilotlight.runtime.models.wake_history import Wake
+from pilotlight.runtime.models.weights_tier import open_tier
+from pilotlight.runtime.telemetry.metrics import Metrics
+from pilotlight.runtime.telemetry.timeline import Timeline
+from pilotlight.runtime.telemetry.tracing import SiteTracing
+from pilotlight.runtime.telemetry.traffic import Traffic
+from pilotlight.sites.config import ConfigError
+from pilotlight.sites.site import SiteConfig
+from pilotlight.wire.credentials import Access, known_keys
+from pilotlight.wire.hop.status import ProcessStatus
 
 if TYPE_CHECKING:
-    from runtime.engines.lenders import Lenders
+    from pilotlight.runtime.dispatch.lenders import Lenders
 
 
 class Site:
@@ -154,7 +154,7 @@ def lenders_of(config: SiteConfig, secret: str | None) -> "Lenders | None":
     """Return the sites that may compute prompts for this one, where its file names some."""
     if not config.engine.lenders or secret is None:
         return None
-    from runtime.engines.lenders import Lenders  # with an HTTP client, which other sites do without
+    from pilotlight.runtime.dispatch.lenders import Lenders  # with an HTTP client, which other sites do without
 
     return Lenders(config.engine.lenders, secret)
 
@@ -177,6 +177,6 @@ def access_of(config: SiteConfig) -> Access:
 @cache
 def own_version() -> str:
     try:
-        return version("pilotlight")
+        return version("pilotlight-inference")
     except PackageNotFoundError:  # run from a source tree that is not installed
         return "0"

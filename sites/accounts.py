@@ -9,8 +9,8 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
-from sites.rules import refuse_twice
-from sites.table import Table
+from pilotlight.sites.rules import refuse_twice
+from pilotlight.sites.table import Table
 
 Name = Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}\Z")]  # Python's $ would let a line's end pass
 KeyDigest = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z", description="SHA-256 of its key, in hexadecimal digits")]

@@ -13,9 +13,9 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 import msgspec
 from msgspec import Meta
 
-from sites.accounts import refuse_tenants
-from sites.rules import are_host_names, are_origins, is_http, is_loopback
-from sites.table import Rules, Table
+from pilotlight.sites.accounts import refuse_tenants
+from pilotlight.sites.rules import are_host_names, are_origins, is_http, is_loopback
+from pilotlight.sites.table import Rules, Table
 
 Positive = Annotated[float, Meta(gt=0)]
 NonNegative = Annotated[float, Meta(ge=0)]
@@ -39,7 +39,7 @@ def parse(table: type[TableT], values: dict[str, Any], origin: str) -> TableT:
     try:
         return msgspec.convert(values, table)
     except msgspec.ValidationError:
-        from sites.validation_errors import sentences  # here, since a good file does without
+        from pilotlight.sites.validation_errors import sentences  # here, since a good file does without
 
         raise ConfigError("\n".join(f"{origin}: {sentence}" for sentence in sentences(table, values))) from None
 

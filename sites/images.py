@@ -4,9 +4,9 @@ from typing import Annotated, ClassVar
 
 from msgspec import Meta
 
-from sites.config import Count, Positive
-from sites.rules import are_host_names
-from sites.table import Rules, Table
+from pilotlight.sites.config import Count, Positive
+from pilotlight.sites.rules import are_host_names
+from pilotlight.sites.table import Rules, Table
 
 
 class ImagesConfig(Table, frozen=True, kw_only=True):

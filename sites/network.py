@@ -10,8 +10,8 @@ from typing import Annotated, ClassVar, Literal
 import msgspec
 from msgspec import Meta
 
-from sites.accounts import AllowedModels, KeyConfig, Moment, Name, check_accounts
-from sites.config import (
+from pilotlight.sites.accounts import AllowedModels, KeyConfig, Moment, Name, check_accounts
+from pilotlight.sites.config import (
     AccessConfig,
     Count,
     ListenConfig,
@@ -24,8 +24,8 @@ from sites.config import (
     parse,
     read,
 )
-from sites.rules import are_networks, is_http, refuse_twice
-from sites.table import Rules, Table
+from pilotlight.sites.rules import are_networks, is_http, refuse_twice
+from pilotlight.sites.table import Rules, Table
 
 NETWORK_FILE = Path(__file__).parent / "network.toml"
 

@@ -8,8 +8,8 @@ from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import TypeVar
 
-from sites.config import ConfigError
-from sites.table import Table
+from pilotlight.sites.config import ConfigError
+from pilotlight.sites.table import Table
 
 log = logging.getLogger("pilotlight.reload")
 

@@ -1,13 +1,13 @@
-"""JSON Schemas of the site and network files, for editors. `python -m sites.schema` rewrites the two files beside this one."""
+"""JSON Schemas of the site and network files, for editors. `python -m pilotlight.sites.schema` rewrites the two files beside this one."""
 
 import json
 from pathlib import Path
 
 import msgspec
 
-from sites.network import NetworkConfig
-from sites.site import SiteConfig
-from sites.table import Table
+from pilotlight.sites.network import NetworkConfig
+from pilotlight.sites.site import SiteConfig
+from pilotlight.sites.table import Table
 
 HERE = Path(__file__).parent
 FILES: dict[str, type[Table]] = {"site.schema.json": SiteConfig, "network.schema.json": NetworkConfig}

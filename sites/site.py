@@ -9,8 +9,8 @@ from typing import Annotated, ClassVar, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from sites.accounts import AccountConfig, KeyConfig, KeysFile, Name, check_accounts
-from sites.config import (
+from pilotlight.sites.accounts import AccountConfig, KeyConfig, KeysFile, Name, check_accounts
+from pilotlight.sites.config import (
     AccessConfig,
     Count,
     ListenConfig,
@@ -23,9 +23,16 @@ from sites.config import (
     parse,
     read,
 )
-from sites.images import ImagesConfig
-from sites.rules import can_stand_together, is_a_device, is_a_speculation, is_http, is_http_place, refuse_twice
-from sites.table import Rules, Table
+from pilotlight.sites.images import ImagesConfig
+from pilotlight.sites.rules import (
+    can_stand_together,
+    is_a_device,
+    is_a_speculation,
+    is_http,
+    is_http_place,
+    refuse_twice,
+)
+from pilotlight.sites.table import Rules, Table
 
 LOCAL = Path(__file__).parent / "local"
 

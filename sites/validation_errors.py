@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, TypeGuard, Union, get_args, get_orig
 import msgspec
 from msgspec import inspect
 
-from sites.table import Table
+from pilotlight.sites.table import Table
 
 LONGEST_VALUE = 60  # characters of it in a sentence
 STRICT_END, SHOWN_END = r"\Z", "$"  # Python's pattern for the end of all, and everybody else's

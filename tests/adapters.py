@@ -10,9 +10,9 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from engine.peft import digest_of
-from engine.protocol import AdapterSource, Submit
-from engine.struct import replace
+from pilotlight.engine.adapters.peft import digest_of
+from pilotlight.engine.api.protocol import AdapterSource, Submit
+from pilotlight.engine.api.struct import replace
 
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 LATENT = ("q_proj", "q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "o_proj")  # DeepSeek's

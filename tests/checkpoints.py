@@ -15,7 +15,7 @@ from tokenizers.trainers import BpeTrainer
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, PreTrainedModel, Qwen3MoeConfig
 from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts
 
-from engine.embedded.ember.chat import HERE
+from training.ember.chat import HERE
 
 LLAMA3_SCALING = {
     "rope_type": "llama3",

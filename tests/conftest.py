@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from kernels.cpu.build import BuildError, build_library
+from pilotlight.kernels.cpu.build import BuildError, build_library
 
 settings.register_profile("steady", derandomize=True, deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "steady"))

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from kernels.cpu import library
+from pilotlight.kernels.cpu import library
 
 C_LIBRARY, TORCH = BOTH = ["C library", "torch"]
 

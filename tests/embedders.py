@@ -17,7 +17,7 @@ from transformers import (
     XLMRobertaConfig,
 )
 
-from engine.protocol import Pooling
+from pilotlight.engine.api.protocol import Pooling
 from tests.checkpoints import AWKWARD, write_checkpoint
 
 _DECODER = {key: value for key, value in AWKWARD.items() if value is not None}

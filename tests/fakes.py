@@ -1,6 +1,6 @@
 """Stand-ins for an engine: a client that plays scripts, a launcher of hosts that die on command, a model directory with a tiny tokenizer.
 
-The fake client keeps the promises of engine.client.EngineClient: scopes, aborts, errors and what a dead host does to open calls.
+The fake client keeps the promises of pilotlight.engine.api.client.EngineClient: scopes, aborts, errors and what a dead host does to open calls.
 """
 
 import asyncio
@@ -13,8 +13,8 @@ from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from engine.client import EngineError, ProgressCallback
-from engine.protocol import (
+from pilotlight.engine.api.client import EngineError, ProgressCallback
+from pilotlight.engine.api.protocol import (
     VERSION,
     HostReady,
     LoadProgress,
@@ -27,7 +27,7 @@ from engine.protocol import (
     TokenLogprobs,
     TokenOutput,
 )
-from engine.step_journal import NOTHING_HELD, HeldSequences
+from pilotlight.engine.api.step_journal import NOTHING_HELD, HeldSequences
 
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 TAGS = ("<tool_call>", "</tool_call>")

@@ -10,10 +10,12 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = sorted(
-    path.parent.name for path in ROOT.glob("*/__init__.py") if path.parent.name not in ("tests", "load_tests")
+    path.parent.name
+    for path in ROOT.glob("*/__init__.py")
+    if path.parent.name not in ("tests", "load_tests", "training", "pilotlight")
 )
 # The functions' SDK has the class names of Cloudflare's, whatever ours are; the embedded model's corpus generator is a program of its own.
-ELSEWHERE = ("runtime/functions/sdk/", "engine/embedded/")
+ELSEWHERE = ("functions/sdk/",)
 
 # First words that make a sentence without a subject: prepositions, relative pronouns and conjunctions.
 FRAGMENT = re.compile(
@@ -24,7 +26,7 @@ FRAGMENT = re.compile(
     re.IGNORECASE,
 )
 # How many public docstrings begin with one. Figures only fall.
-BUDGET = {"edge_router": 56, "engine": 50, "kernels": 25, "runtime": 82, "wire": 32}
+BUDGET = {"edge_router": 54, "engine": 45, "functions": 50, "kernels": 23, "runtime": 22, "wire": 21}
 
 
 def sources(package: str) -> Iterator[tuple[str, ast.Module]]:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save
 
-from engine.peft import CONFIG, WEIGHTS
+from pilotlight.engine.adapters.peft import CONFIG, WEIGHTS
 
 TINY: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"], "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1,

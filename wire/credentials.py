@@ -12,7 +12,7 @@ from fnmatch import fnmatchcase
 from functools import lru_cache
 from typing import NamedTuple, Protocol
 
-from wire.errors import ApiError
+from pilotlight.wire.errors import ApiError
 
 API_KEY = b"x-api-key"
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from wire.sse import encode_event
+from pilotlight.wire.sse import encode_event
 
 
 class Dialect(Enum):

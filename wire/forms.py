@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator
 from starlette.datastructures import FormData, Headers, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 
-from wire.errors import ApiError
+from pilotlight.wire.errors import ApiError
 
 MOST_FIELDS = 8  # beside the one file
 

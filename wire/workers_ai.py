@@ -9,8 +9,8 @@ from typing import Generic, Literal, TypeVar
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from wire.chat import FinishReason, Usage
-from wire.errors import ApiError
+from pilotlight.wire.chat import FinishReason, Usage
+from pilotlight.wire.errors import ApiError
 
 PER_PAGE = 50  # of a list, where the client does not say how many
 MOST_PER_PAGE = 999_999_999

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 
 import torch
 
-from engine.adapters.content import SlotContent, read_content, slot_size
-from engine.adapters.rows import AdapterRows
-from engine.peft import AdapterError
-from engine.protocol import AdapterSource
-from engine.weights.shard import MatrixPart, Stage
+from pilotlight.engine.adapters.content import SlotContent, read_content, slot_size
+from pilotlight.engine.adapters.peft import AdapterError
+from pilotlight.engine.adapters.rows import AdapterRows
+from pilotlight.engine.api.protocol import AdapterSource
+from pilotlight.engine.weights.shard import MatrixPart, Stage
 
 
 class AdapterBank:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import torch
 
-from engine.peft import (
+from pilotlight.engine.adapters.peft import (
     WEIGHTS,
     AdaptedProjection,
     AdapterDescription,
@@ -21,9 +21,9 @@ from engine.peft import (
     digest_of,
     projection_key,
 )
-from engine.protocol import AdapterSource
-from engine.weights.shard import MatrixPart, Stage
-from kernels.lora import blocked, num_values, padded_rank
+from pilotlight.engine.api.protocol import AdapterSource
+from pilotlight.engine.weights.shard import MatrixPart, Stage
+from pilotlight.kernels.lora import blocked, num_values, padded_rank
 
 _LAYER = re.compile(r"layers\.(\d+)\.")
 _ALIGNMENT = 64  # values, at which every A and B begins

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import torch
 
-from kernels.lora import add_lora
+from pilotlight.kernels.lora import add_lora
 
 
 class AdapterRows(NamedTuple):

@@ -12,7 +12,7 @@ from hashlib import blake2b
 from typing import NamedTuple
 from zlib import crc32
 
-from engine.protocol import ModelInfo
+from pilotlight.engine.api.protocol import ModelInfo
 
 _MAGIC = b"PLBOOT02"  # with the version of the format, and of what a host expects in it
 _DIGEST_BYTES = 32

@@ -14,9 +14,10 @@ from zlib import crc32
 
 import torch
 
-from engine.batch import Batch, DecodeBatch, GroupBatch
-from engine.bootstrap import store
-from engine.bootstrap.program import (
+from pilotlight.engine.api.protocol import HostConfig, ModelInfo, ModelSpec
+from pilotlight.engine.bootstrap import bootstrap_store
+from pilotlight.engine.bootstrap.bootstrap_runner import follows_batch
+from pilotlight.engine.bootstrap.program import (
     Address,
     BootstrapProgram,
     FileRange,
@@ -29,18 +30,17 @@ from engine.bootstrap.program import (
     place,
     read,
 )
-from engine.bootstrap.runner import follows_batch
-from engine.context import Context
-from engine.kv.layout import CacheLayout
-from engine.models.decoder import Decoder
-from engine.models.model import Model
-from engine.protocol import HostConfig, ModelInfo, ModelSpec
-from engine.weights.filling import as_bytes
-from kernels.cpu import functions
-from kernels.cpu import library as cpu
-from kernels.cpu.build import BuildError
-from kernels.cpu.recording import NotRecordableError, Workspace
-from kernels.cpu.transcript import NativeCall, transcribe
+from pilotlight.engine.execution.batch import Batch, DecodeBatch, GroupBatch
+from pilotlight.engine.execution.context import Context
+from pilotlight.engine.kv.pool.layout import CacheLayout
+from pilotlight.engine.models.decoder import Decoder
+from pilotlight.engine.models.model import Model
+from pilotlight.engine.weights.filling import as_bytes
+from pilotlight.kernels.cpu import functions
+from pilotlight.kernels.cpu import library as cpu
+from pilotlight.kernels.cpu.build import BuildError
+from pilotlight.kernels.cpu.recording import NotRecordableError, Workspace
+from pilotlight.kernels.cpu.transcript import NativeCall, transcribe
 
 log = logging.getLogger(__name__)
 
@@ -76,11 +76,11 @@ def record(
     info: ModelInfo,
 ) -> RecordedProgram | None:
     """Record the model's program. None where there can be none, or it is there already. `layout`: of the KV cache's blocks."""
-    library = store.library()
+    library = bootstrap_store.library()
     if cpu.loaded is None or library is None or not isinstance(model, Decoder) or info.pooling is not None:
         return None
     try:
-        path = store.path_of(fingerprint, spec.dtype, library)
+        path = bootstrap_store.path_of(fingerprint, spec.dtype, library)
         sizes = (host.kv_bytes, host.block_size, spec.kv_tokens)
         if _is_there(path, sizes):
             return None
@@ -90,7 +90,7 @@ def record(
     except (NotRecordableError, BuildError) as error:
         log.info("%s has no bootstrap program: %s", spec.name, error)
         return None
-    if sum(tensor.nbytes for tensor in written.own) > store.MOST_OWN_BYTES:
+    if sum(tensor.nbytes for tensor in written.own) > bootstrap_store.MOST_OWN_BYTES:
         log.info("%s has no bootstrap program: too much of it lies in no file as it is computed with", spec.name)
         return None
     program = BootstrapProgram(
@@ -213,7 +213,7 @@ class BackgroundRecorder:
             self._await_library()
             written, self._make = self._make(), None
             if written is not None:
-                store.write(written.path, _content(written))
+                bootstrap_store.write(written.path, _content(written))
         except _EndingError:
             pass
         except OSError as error:

@@ -1,4 +1,4 @@
-"""Which token a row of logits chooses, without torch: the same as kernels/sample.py's, by the C library's part of it.
+"""Which token a row of logits chooses, without torch: the same as kernels/sampling/sample.py's, by the C library's part of it.
 
 Knows rows that are greedy, or drawn from all that min-p leaves. Refuses all else: top-k and top-p, for which logits have to be sorted,
 and what it has never heard of.
@@ -7,10 +7,10 @@ and what it has never heard of.
 import ctypes
 import math
 
-from engine.protocol import SamplingParams, Submit
-from engine.results import SampledToken
-from kernels.cpu import functions
-from kernels.sampling_scale import PIECE, highest_cost, scale_of
+from pilotlight.engine.api.protocol import SamplingParams, Submit
+from pilotlight.engine.core.results import SampledToken
+from pilotlight.kernels.cpu import functions
+from pilotlight.kernels.sampling.sampling_scale import PIECE, highest_cost, scale_of
 
 _MASK32 = 0xFFFFFFFF
 

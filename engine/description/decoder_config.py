@@ -8,13 +8,13 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
 
-from engine.description.rotary import RotaryRule, read_rotary_rule
-from engine.description.shapes import NO_IMAGES, AttentionShape, ImageBytes, NormKind
-from engine.description.weights import WeightShape, embedding, norm, projections, summed
-from engine.errors import CheckpointError
-from engine.kv.layout import CachedLayer, keys_and_values
-from engine.weights.config import flag, number, positive_int, quantization, quantization_method
-from engine.weights.formats.registry import FORMATS, OF_STACKS
+from pilotlight.engine.api.errors import CheckpointError
+from pilotlight.engine.description.rotary_scaling import RotaryRule, read_rotary_rule
+from pilotlight.engine.description.shapes import NO_IMAGES, AttentionShape, ImageBytes, NormKind
+from pilotlight.engine.description.tensor_sizes import WeightShape, embedding, norm, projections, summed
+from pilotlight.engine.kv.pool.layout import CachedLayer, keys_and_values
+from pilotlight.engine.weights.config import flag, number, positive_int, quantization, quantization_method
+from pilotlight.engine.weights.formats.weight_formats import FORMATS, OF_STACKS
 
 LAYER_TYPES = ("full_attention", "sliding_attention")
 

@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from engine.description.decoder_config import DecoderConfig, read_top_k, refuse_unless
-from engine.description.shapes import ExpertsShape, GroupedRouting
-from engine.description.weights import WeightShape, experts, gated
-from engine.errors import CheckpointError
-from engine.weights.config import flag, positive_int, positive_number, whole_number
+from pilotlight.engine.api.errors import CheckpointError
+from pilotlight.engine.description.decoder_config import DecoderConfig, read_top_k, refuse_unless
+from pilotlight.engine.description.shapes import ExpertsShape, GroupedRouting
+from pilotlight.engine.description.tensor_sizes import WeightShape, experts, gated
+from pilotlight.engine.weights.config import flag, positive_int, positive_number, whole_number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,7 @@
 """From an image's width and height to what an encoder sees of it: the size it is brought to, and how many embeddings come of it.
 
 The rules are those of the checkpoints' own processors, by the keys of their preprocessor_config.json. Knows numbers alone: prompts are laid out by
-these without an image being read (engine/image_prompt.py), and images are prepared by the same (engine/vision).
+these without an image being read (engine/text/image_prompt.py), and images are prepared by the same (engine/vision).
 """
 
 import math
@@ -10,9 +10,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from engine.errors import CheckpointError
-from engine.weights.checkpoint import read_json
-from engine.weights.config import flag, number, positive_int, refusing_types
+from pilotlight.engine.api.errors import CheckpointError
+from pilotlight.engine.weights.checkpoint import read_json
+from pilotlight.engine.weights.config import flag, number, positive_int, refusing_types
 
 
 class ColorRule(NamedTuple):

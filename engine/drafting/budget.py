@@ -7,7 +7,7 @@ from collections.abc import Sequence as SequenceOf
 from itertools import accumulate
 from operator import mul
 
-from engine.drafting.costs import StepCosts
+from pilotlight.engine.drafting.costs import StepCosts
 
 # Of drafts in one step: few sizes, so that steps are of few shapes, which are recorded (decode_graphs.py).
 _SIZES = (1, 2, 3, 4, 6, 8, 12, 15, 24, 32, 48, 64, 96, 128)

@@ -7,7 +7,7 @@ A guess changes no token, since those count that are chosen without it, too. So 
 from collections.abc import Sequence as SequenceOf
 from typing import NamedTuple, Protocol
 
-from engine.sequence import Sequence
+from pilotlight.engine.core.sequence import Sequence
 
 
 class DrafterError(Exception):

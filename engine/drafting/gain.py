@@ -6,8 +6,8 @@ are missed, or where rows cost more than the table knows. What drafts lose, and 
 where that is spent, none are looked for.
 """
 
-from engine.drafting.costs import entry_of
-from engine.plan import StepCount
+from pilotlight.engine.drafting.costs import entry_of
+from pilotlight.engine.scheduling.plan import StepCount
 
 _TRIAL = 8  # steps without drafts before others are compared with them
 _KEPT = 0.97  # of the sums at each further step

@@ -14,16 +14,16 @@ from itertools import accumulate, repeat
 from math import log2
 from operator import mul
 
-from engine.drafting.acceptance import AcceptanceRates
-from engine.drafting.budget import allot, num_worth_guessing
-from engine.drafting.costs import StepCosts
-from engine.drafting.drafter import Draft, Drafter, DrafterError, known_tokens
-from engine.drafting.gain import MeasuredGain
-from engine.drafting.model import ModelDrafter
-from engine.errors import RankLostError
-from engine.plan import Chunk, StepCount, StepPlan, most_drafts
-from engine.protocol import DraftCounts
-from engine.sequence import Sequence
+from pilotlight.engine.api.errors import RankLostError
+from pilotlight.engine.api.protocol import DraftCounts
+from pilotlight.engine.core.sequence import Sequence
+from pilotlight.engine.drafting.acceptance import AcceptanceRates
+from pilotlight.engine.drafting.budget import allot, num_worth_guessing
+from pilotlight.engine.drafting.costs import StepCosts
+from pilotlight.engine.drafting.drafter import Draft, Drafter, DrafterError, known_tokens
+from pilotlight.engine.drafting.gain import MeasuredGain
+from pilotlight.engine.drafting.model_drafter import ModelDrafter
+from pilotlight.engine.scheduling.plan import Chunk, StepCount, StepPlan, most_drafts
 
 log = logging.getLogger(__name__)
 

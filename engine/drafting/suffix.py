@@ -7,9 +7,9 @@ A tenant's outputs are kept under its salt, and nobody else ever looks there.
 from collections import OrderedDict
 from collections.abc import Sequence as SequenceOf
 
-from engine.drafting.drafter import Draft, known_tokens
-from engine.drafting.ngram_index import MOST_MATCHED, SEPARATOR, NgramIndex
-from engine.sequence import Sequence
+from pilotlight.engine.core.sequence import Sequence
+from pilotlight.engine.drafting.drafter import Draft, known_tokens
+from pilotlight.engine.drafting.ngram_index import MOST_MATCHED, SEPARATOR, NgramIndex
 
 MOST_TENANT_TOKENS = 1 << 16  # of one tenant's outputs, at most 1 MiB
 MOST_TOKENS = 1 << 19  # of all tenants': at most 8 MiB

@@ -9,9 +9,9 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from engine.errors import CheckpointError
-from engine.gguf.file import GgufFile, GgufTensor
-from engine.gguf.metadata import Metadata
+from pilotlight.engine.api.errors import CheckpointError
+from pilotlight.engine.gguf.file import GgufFile, GgufTensor
+from pilotlight.engine.gguf.metadata import Metadata
 
 _LAYER = re.compile(r"blk\.(\d+)\.(.+)\.(weight|bias)")
 _ROPE_FACTORS = "rope_freqs"

@@ -14,13 +14,13 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from engine.errors import CheckpointError
-from engine.gguf.architectures import Described, NamedTensor, describe
-from engine.gguf.file import GgufFile
-from engine.gguf.kinds import PACKED_BITS
-from engine.gguf.metadata import Metadata
-from engine.gguf.vocabulary import Vocabulary, read_vocabulary
-from engine.weights.checkpoint import GGUF_FILE, GGUF_INDEX
+from pilotlight.engine.api.errors import CheckpointError
+from pilotlight.engine.gguf.architectures import Described, NamedTensor, describe
+from pilotlight.engine.gguf.file import GgufFile
+from pilotlight.engine.gguf.kinds import PACKED_BITS
+from pilotlight.engine.gguf.metadata import Metadata
+from pilotlight.engine.gguf.vocabulary import Vocabulary, read_vocabulary
+from pilotlight.engine.weights.checkpoint import GGUF_FILE, GGUF_INDEX
 
 SUFFIX = ".gguf"
 _FORM = 1  # of what is written: another one makes directories anew

@@ -11,9 +11,9 @@ from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from engine.errors import CheckpointError
-from engine.gguf.kinds import KINDS, UNREAD, TensorKind
-from engine.plain_files import open_file
+from pilotlight.engine.api.errors import CheckpointError
+from pilotlight.engine.api.plain_files import open_file
+from pilotlight.engine.gguf.kinds import KINDS, UNREAD, TensorKind
 
 MAGIC = b"GGUF"
 _VERSIONS = (2, 3)

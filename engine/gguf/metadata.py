@@ -5,7 +5,7 @@ import struct
 from collections.abc import Mapping
 from typing import Any
 
-from engine.errors import CheckpointError
+from pilotlight.engine.api.errors import CheckpointError
 
 
 class Metadata:

@@ -9,9 +9,9 @@ import json
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from engine.errors import CheckpointError
-from engine.gguf.metadata import Metadata
-from engine.spelling import WORD_MARK
+from pilotlight.engine.api.errors import CheckpointError
+from pilotlight.engine.gguf.metadata import Metadata
+from pilotlight.engine.text.spelling import WORD_MARK
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = range(1, 7)  # ggml's types of tokens
 _ENDS = {

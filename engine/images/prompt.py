@@ -6,7 +6,7 @@ from collections.abc import Sequence as SequenceOf
 from hashlib import blake2b
 from typing import NamedTuple
 
-from engine.protocol import PromptImage
+from pilotlight.engine.api.protocol import PromptImage
 
 
 class SequenceImage(NamedTuple):

@@ -7,14 +7,14 @@ and who runs.
 
 from collections.abc import Callable
 
-from engine.awaited import Awaited
-from engine.kv.cached_prefix import CachedPrefix
-from engine.kv.groups import CacheGroups
-from engine.kv.manager import BlockManager
-from engine.kv.prefix_index import block_name
-from engine.kv.tiers import LOOKUP_TIMEOUT_S, TRANSFER_TIMEOUT_S, PeerTransfer, Tiers, Transfer
-from engine.sequence import Sequence
-from engine.stats import SchedulerCounts
+from pilotlight.engine.core.sequence import Sequence
+from pilotlight.engine.core.stats import SchedulerCounts
+from pilotlight.engine.kv.manager import BlockManager
+from pilotlight.engine.kv.pool.cached_prefix import CachedPrefix
+from pilotlight.engine.kv.pool.groups import CacheGroups
+from pilotlight.engine.kv.pool.prefix_index import block_name
+from pilotlight.engine.kv.tier_protocol import LOOKUP_TIMEOUT_S, TRANSFER_TIMEOUT_S, PeerTransfer, Tiers, Transfer
+from pilotlight.engine.scheduling.awaited import Awaited
 
 
 class KVConnector:

@@ -7,13 +7,13 @@ must give its blocks back (scheduler.py).
 
 from collections.abc import Callable, Iterable
 
-from engine.kv.block_pool import BlockPool
-from engine.kv.block_table import BlockTable
-from engine.kv.cached_prefix import CachedPrefix
-from engine.kv.groups import CacheGroups
-from engine.kv.prefix_index import block_name, extend_chain
-from engine.kv.tiers import Tiers
-from engine.sequence import Sequence
+from pilotlight.engine.core.sequence import Sequence
+from pilotlight.engine.kv.pool.block_pool import BlockPool
+from pilotlight.engine.kv.pool.block_table import BlockTable
+from pilotlight.engine.kv.pool.cached_prefix import CachedPrefix
+from pilotlight.engine.kv.pool.groups import CacheGroups
+from pilotlight.engine.kv.pool.prefix_index import block_name, extend_chain
+from pilotlight.engine.kv.tier_protocol import Tiers
 
 
 class BlockManager:

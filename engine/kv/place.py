@@ -1,10 +1,10 @@
 """Where a model's KV blocks lie: a part of the arena that is its own, or one that models lend each other."""
 
-from engine.errors import CheckpointError
-from engine.kv.layout import CacheLayout
-from engine.kv.lease import Lease, Reservation
-from engine.kv.slab_allocator import NoSlabsError, SlabAllocator
-from engine.protocol import ModelSpec
+from pilotlight.engine.api.errors import CheckpointError
+from pilotlight.engine.api.protocol import ModelSpec
+from pilotlight.engine.kv.lending.lease import Lease, Reservation
+from pilotlight.engine.kv.lending.slab_allocator import NoSlabsError, SlabAllocator
+from pilotlight.engine.kv.pool.layout import CacheLayout
 
 
 def find_place(

@@ -9,20 +9,20 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from engine.device import choose_device
-from engine.kv.block_copier import BlockCopier
-from engine.kv.disk_thread import DiskThread
-from engine.kv.disk_tier import DiskTier
-from engine.kv.host_tier import HostTier
-from engine.kv.prefix_index import CacheIdentity
-from engine.kv.store_thread import StoreThread
-from engine.kv.tiered_cache import TieredCache
-from engine.kv.tiers import TierError, Tiers
-from engine.protocol import HostConfig
-from engine.registered_memory import RegisteredMemory
+from pilotlight.engine.api.protocol import HostConfig
+from pilotlight.engine.device.device import choose_device
+from pilotlight.engine.device.registered_memory import RegisteredMemory
+from pilotlight.engine.kv.pool.prefix_index import CacheIdentity
+from pilotlight.engine.kv.store.store_thread import StoreThread
+from pilotlight.engine.kv.tier_protocol import TierError, Tiers
+from pilotlight.engine.kv.tiered_cache import TieredCache
+from pilotlight.engine.kv.tiers.disk_thread import DiskThread
+from pilotlight.engine.kv.tiers.disk_tier import DiskTier
+from pilotlight.engine.kv.tiers.host_tier import HostTier
+from pilotlight.engine.kv.transfer.block_copier import BlockCopier
 
 if TYPE_CHECKING:
-    from engine.kv.peers.link import HostPeers
+    from pilotlight.engine.kv.peers.peer_link import HostPeers
 
 log = logging.getLogger(__name__)
 
@@ -96,6 +96,6 @@ def open_tiers(config: HostConfig) -> SharedTiers | None:
 def _peers(config: HostConfig, host: HostTier) -> "HostPeers | None":
     if config.peer_address is None:
         return None
-    from engine.kv.peers.link import open_peers  # a host without has no use for sockets of its own
+    from pilotlight.engine.kv.peers.peer_link import open_peers  # a host without has no use for sockets of its own
 
     return open_peers(config, host)

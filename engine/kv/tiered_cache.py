@@ -8,18 +8,18 @@ from collections import Counter
 from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
-from engine.kv.block_copier import BlockCopier
-from engine.kv.block_mover import BlockMover, BlockStore, HostFetch, KeptSlots
-from engine.kv.disk_thread import DiskThread
-from engine.kv.host_thread import HostThread
-from engine.kv.host_tier import HostSlot, HostTier
-from engine.kv.store_thread import StoreLookup, StoreThread
-from engine.kv.tier_read import TierBehind, TierRead
-from engine.kv.tiers import PeerTransfer, Tier, TierLoad, Tiers, Transfer
-from engine.protocol import BlockSource
+from pilotlight.engine.api.protocol import BlockSource
+from pilotlight.engine.kv.store.store_thread import StoreLookup, StoreThread
+from pilotlight.engine.kv.tier_protocol import PeerTransfer, Tier, TierLoad, Tiers, Transfer
+from pilotlight.engine.kv.tiers.disk_thread import DiskThread
+from pilotlight.engine.kv.tiers.host_tier import HostSlot, HostTier
+from pilotlight.engine.kv.tiers.tier_read import TierBehind, TierRead
+from pilotlight.engine.kv.transfer.block_copier import BlockCopier
+from pilotlight.engine.kv.transfer.block_mover import BlockMover, BlockStore, HostFetch, KeptSlots
+from pilotlight.engine.kv.transfer.host_thread import HostThread
 
 if TYPE_CHECKING:
-    from engine.kv.peers.link import PeerLink
+    from pilotlight.engine.kv.peers.peer_link import PeerLink
 
 ReadT = TypeVar("ReadT", bound=TierRead)
 

@@ -5,17 +5,17 @@ from typing import Self
 
 import torch
 
-from engine.context import Context
-from engine.description.shapes import AttentionShape, NormKind
-from engine.kv.layout import LayerCache
-from engine.layers.linear import Linear
-from engine.layers.norm import HeadNorm
-from engine.weights.loader import WeightLoader
-from kernels.attention_rule import AttentionRule
-from kernels.decode_attention import decode_attention
-from kernels.prefill_attention import prefill_attention
-from kernels.qkv import rotate_and_cache
-from kernels.verify_attention import verify_attention
+from pilotlight.engine.description.shapes import AttentionShape, NormKind
+from pilotlight.engine.execution.context import Context
+from pilotlight.engine.kv.pool.layout import LayerCache
+from pilotlight.engine.layers.linear import Linear
+from pilotlight.engine.layers.norm import HeadNorm
+from pilotlight.engine.weights.loader import WeightLoader
+from pilotlight.kernels.attention.attention_rule import AttentionRule
+from pilotlight.kernels.attention.decode_attention import decode_attention
+from pilotlight.kernels.attention.prefill_attention import prefill_attention
+from pilotlight.kernels.attention.verify_attention import verify_attention
+from pilotlight.kernels.elementwise.qkv import rotate_and_cache
 
 
 class Attention:

@@ -4,15 +4,15 @@ position, so that scores stay as sharp over long contexts (Nakanishi, Scalable-S
 
 import torch
 
-from engine.context import Context
-from engine.description.shapes import AttentionShape, NormKind
-from engine.kv.layout import LayerCache
-from engine.layers.attention import Attention
-from engine.layers.norm import HeadNorm
-from engine.weights.loader import WeightLoader
-from kernels.kv_write import kv_write
-from kernels.norm import head_rms_norm
-from kernels.rotary import rotary
+from pilotlight.engine.description.shapes import AttentionShape, NormKind
+from pilotlight.engine.execution.context import Context
+from pilotlight.engine.kv.pool.layout import LayerCache
+from pilotlight.engine.layers.attention import Attention
+from pilotlight.engine.layers.norm import HeadNorm
+from pilotlight.engine.weights.loader import WeightLoader
+from pilotlight.kernels.elementwise.kv_write import kv_write
+from pilotlight.kernels.elementwise.norm import head_rms_norm
+from pilotlight.kernels.elementwise.rotary import rotary
 
 
 class ChunkedAttention(Attention):

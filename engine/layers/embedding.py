@@ -5,14 +5,14 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from engine.context import Context
-from engine.description.weights import VOCABULARY_UNIT
-from engine.weights.loader import WeightLoader
-from engine.weights.shard import AxisRange, Shard
-from kernels.weight import Weight
+from pilotlight.engine.description.tensor_sizes import VOCABULARY_UNIT
+from pilotlight.engine.execution.context import Context
+from pilotlight.engine.weights.loader import WeightLoader
+from pilotlight.engine.weights.shard import AxisRange, Shard
+from pilotlight.kernels.matrices.weight import Weight
 
 if TYPE_CHECKING:
-    from engine.parallel.communicator import Communicator
+    from pilotlight.engine.parallel.communicator import Communicator
 
 
 class TokenEmbedding:

@@ -7,11 +7,11 @@ seen. Knows which way takes fewer products; refuses to know where queries come f
 import torch
 import torch.nn.functional as F
 
-from engine.description.deepseek_v3 import EXPANDED_BYTES
-from engine.description.shapes import LatentShape
-from kernels.attention_rule import AttentionRule
-from kernels.prefill_attention import prefill_attention
-from kernels.varlen import VarlenBatch
+from pilotlight.engine.description.families.deepseek_v3_config import EXPANDED_BYTES
+from pilotlight.engine.description.shapes import LatentShape
+from pilotlight.kernels.attention.attention_rule import AttentionRule
+from pilotlight.kernels.attention.prefill_attention import prefill_attention
+from pilotlight.kernels.attention.varlen import VarlenBatch
 
 
 def is_cheaper(batch: VarlenBatch, cache: torch.Tensor, shape: LatentShape) -> bool:

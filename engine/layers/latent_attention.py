@@ -7,16 +7,16 @@ values of them into what they give, so that no key and no value is ever made. Pr
 
 import torch
 
-from engine.batch import DecodeBatch
-from engine.context import Context
-from engine.description.shapes import LatentShape, NormKind
-from engine.layers.expanded_attention import attend, is_cheaper
-from engine.layers.linear import Linear
-from engine.layers.norm import RMSNorm
-from engine.weights.loader import WeightLoader
-from kernels.mla import mla_decode, mla_prefill, mla_write
-from kernels.rotary import rotary
-from kernels.varlen import VarlenBatch
+from pilotlight.engine.description.shapes import LatentShape, NormKind
+from pilotlight.engine.execution.batch import DecodeBatch
+from pilotlight.engine.execution.context import Context
+from pilotlight.engine.layers.expanded_attention import attend, is_cheaper
+from pilotlight.engine.layers.linear import Linear
+from pilotlight.engine.layers.norm import RMSNorm
+from pilotlight.engine.weights.loader import WeightLoader
+from pilotlight.kernels.attention.mla import mla_decode, mla_prefill, mla_write
+from pilotlight.kernels.attention.varlen import VarlenBatch
+from pilotlight.kernels.elementwise.rotary import rotary
 
 # The families' published code normalises queries and latent vectors by this, whatever config.json says of the other norms.
 _NORM = NormKind(1e-6)

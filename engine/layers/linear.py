@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 import torch
 
-from engine.context import Context
-from engine.weights.loader import WeightLoader
-from engine.weights.shard import Split
-from kernels.weight import GatedActivation, Weight
+from pilotlight.engine.execution.context import Context
+from pilotlight.engine.weights.loader import WeightLoader
+from pilotlight.engine.weights.shard import Split
+from pilotlight.kernels.matrices.weight import GatedActivation, Weight
 
 
 class Linear:

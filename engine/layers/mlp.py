@@ -2,11 +2,11 @@
 
 import torch
 
-from engine.context import Context
-from engine.layers.linear import Linear
-from engine.weights.loader import WeightLoader
-from kernels.activation import silu_and_mul
-from kernels.weight import GatedActivation
+from pilotlight.engine.execution.context import Context
+from pilotlight.engine.layers.linear import Linear
+from pilotlight.engine.weights.loader import WeightLoader
+from pilotlight.kernels.elementwise.activation import silu_and_mul
+from pilotlight.kernels.matrices.weight import GatedActivation
 
 
 class GatedMLP:

@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING, NamedTuple, Self
 
 import torch
 
-from engine.context import Context
-from engine.description.shapes import ExpertsShape
-from engine.layers.mlp import GatedMLP
-from engine.layers.routing import Router
-from engine.parallel.dispatch import RoutedTokens, dispatch
-from engine.parallel.placement import ExpertPlacement
-from engine.weights.loader import WeightLoader
-from kernels.activation import silu_and_mul
-from kernels.moe import moe_experts
-from kernels.weight import GatedActivation, Weight
+from pilotlight.engine.description.shapes import ExpertsShape
+from pilotlight.engine.execution.context import Context
+from pilotlight.engine.layers.mlp import GatedMLP
+from pilotlight.engine.layers.routing import Router
+from pilotlight.engine.parallel.dispatch import RoutedTokens, dispatch
+from pilotlight.engine.parallel.placement import ExpertPlacement
+from pilotlight.engine.weights.loader import WeightLoader
+from pilotlight.kernels.elementwise.activation import silu_and_mul
+from pilotlight.kernels.matrices.weight import GatedActivation, Weight
+from pilotlight.kernels.moe import moe_experts
 
 if TYPE_CHECKING:
-    from engine.parallel.communicator import Communicator
+    from pilotlight.engine.parallel.communicator import Communicator
 
 
 class ExpertRoutes(NamedTuple):

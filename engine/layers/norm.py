@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import torch
 import torch.nn.functional as F
 
-from engine.description.shapes import NormKind
-from engine.weights.loader import WeightLoader
-from kernels.norm import add_rms_norm, rms_norm
+from pilotlight.engine.description.shapes import NormKind
+from pilotlight.engine.weights.loader import WeightLoader
+from pilotlight.kernels.elementwise.norm import add_rms_norm, rms_norm
 
 
 class RMSNorm:

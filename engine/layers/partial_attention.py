@@ -2,12 +2,12 @@
 
 import torch
 
-from engine.context import Context
-from engine.kv.layout import LayerCache
-from engine.layers.attention import Attention
-from kernels.kv_write import kv_write
-from kernels.norm import head_rms_norm
-from kernels.rotary import rotary
+from pilotlight.engine.execution.context import Context
+from pilotlight.engine.kv.pool.layout import LayerCache
+from pilotlight.engine.layers.attention import Attention
+from pilotlight.kernels.elementwise.kv_write import kv_write
+from pilotlight.kernels.elementwise.norm import head_rms_norm
+from pilotlight.kernels.elementwise.rotary import rotary
 
 
 class PartialAttention(Attention):

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 
 import torch
 
-from engine.description.rotary import RotaryRule
-from kernels.rows import rows_of
+from pilotlight.engine.description.rotary_scaling import RotaryRule
+from pilotlight.kernels.elementwise.rows import rows_of
 
 
 class RotaryTable:

@@ -8,11 +8,11 @@ from typing import Protocol
 
 import torch
 
-from engine.context import Context
-from engine.description.shapes import GroupedRouting
-from engine.layers.linear import Linear
-from engine.weights.loader import WeightLoader
-from kernels.moe import route, route_in_groups
+from pilotlight.engine.description.shapes import GroupedRouting
+from pilotlight.engine.execution.context import Context
+from pilotlight.engine.layers.linear import Linear
+from pilotlight.engine.weights.loader import WeightLoader
+from pilotlight.kernels.moe import route, route_in_groups
 
 
 class Router(Protocol):

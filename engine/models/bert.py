@@ -10,11 +10,11 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from engine.context import Context
-from engine.description.bert import BertConfig
-from engine.layers.linear import Linear
-from engine.layers.norm import LayerNorm
-from engine.weights.loader import WeightLoader
+from pilotlight.engine.description.families.bert_config import BertConfig
+from pilotlight.engine.execution.context import Context
+from pilotlight.engine.layers.linear import Linear
+from pilotlight.engine.layers.norm import LayerNorm
+from pilotlight.engine.weights.loader import WeightLoader
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
-from engine.context import Context
-from engine.description.decoder_config import DecoderConfig
-from engine.layers.embedding import TokenEmbedding
-from engine.layers.norm import RMSNorm
-from engine.layers.rotary import RotaryTable
-from engine.layers.temperature import Temperature
-from engine.weights.loader import WeightLoader
-from engine.weights.shard import MatrixPart
+from pilotlight.engine.description.decoder_config import DecoderConfig
+from pilotlight.engine.execution.context import Context
+from pilotlight.engine.layers.embedding import TokenEmbedding
+from pilotlight.engine.layers.norm import RMSNorm
+from pilotlight.engine.layers.rotary import RotaryTable
+from pilotlight.engine.layers.temperature import Temperature
+from pilotlight.engine.weights.loader import WeightLoader
+from pilotlight.engine.weights.shard import MatrixPart
 
 if TYPE_CHECKING:
-    from engine.parallel.communicator import Communicator
+    from pilotlight.engine.parallel.communicator import Communicator
 
 
 # Before the names of a decoder's tensors: saved without its head; with it; beside a vision tower.

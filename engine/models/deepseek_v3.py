@@ -1,23 +1,23 @@
 """DeepSeek-V3, Kimi K2 and K2.5's text as a table of parts: latent attention, a few dense layers, then experts with shared ones beside them.
 
 Names of tensors: deepseek-ai/DeepSeek-V3's model.safetensors.index.json; of K2.5 the same behind "language_model.", beside a vision tower
-(engine/vision/kimi.py).
+(engine/vision/kimi_tower.py).
 """
 
 from collections.abc import Callable
 
-from engine.description.deepseek_v3 import LatentConfig
-from engine.description.grouped_moe import GroupedMoeConfig
-from engine.description.weights import GATED_PARTS
-from engine.layers.latent_attention import LatentAttention
-from engine.layers.mlp import GatedMLP
-from engine.layers.moe import Experts, SparseMLP
-from engine.layers.norm import RMSNorm
-from engine.layers.routing import GroupedRouter
-from engine.models.decoder import Decoder, DecoderLayer, Part, load_decoder, root_of
-from engine.models.mtp import MtpHead
-from engine.vision.kimi import PatchEncoder
-from engine.weights.loader import WeightLoader
+from pilotlight.engine.description.families.deepseek_v3_config import LatentConfig
+from pilotlight.engine.description.grouped_moe import GroupedMoeConfig
+from pilotlight.engine.description.tensor_sizes import GATED_PARTS
+from pilotlight.engine.layers.latent_attention import LatentAttention
+from pilotlight.engine.layers.mlp import GatedMLP
+from pilotlight.engine.layers.moe import Experts, SparseMLP
+from pilotlight.engine.layers.norm import RMSNorm
+from pilotlight.engine.layers.routing import GroupedRouter
+from pilotlight.engine.models.decoder import Decoder, DecoderLayer, Part, load_decoder, root_of
+from pilotlight.engine.models.mtp import MtpHead
+from pilotlight.engine.vision.kimi_tower import PatchEncoder
+from pilotlight.engine.weights.loader import WeightLoader
 
 
 def load(config: LatentConfig, loader: WeightLoader, context_length: int) -> Decoder:

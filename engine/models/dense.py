@@ -1,11 +1,11 @@
 """The plain decoder layer of Llama, Mistral and Qwen: these families differ in biases, head norms and windows alone."""
 
-from engine.description.dense import DenseConfig
-from engine.layers.attention import Attention
-from engine.layers.mlp import GatedMLP
-from engine.layers.norm import RMSNorm
-from engine.models.decoder import Decoder, DecoderLayer, load_decoder
-from engine.weights.loader import WeightLoader
+from pilotlight.engine.description.dense_config import DenseConfig
+from pilotlight.engine.layers.attention import Attention
+from pilotlight.engine.layers.mlp import GatedMLP
+from pilotlight.engine.layers.norm import RMSNorm
+from pilotlight.engine.models.decoder import Decoder, DecoderLayer, load_decoder
+from pilotlight.engine.weights.loader import WeightLoader
 
 
 def load(config: DenseConfig, loader: WeightLoader, context_length: int) -> Decoder:

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
-from engine.batch import Batch
-from engine.context import Context
-from engine.kv.layout import LayerCache
-from engine.models.decoder import Decoder, DraftHead
-from engine.models.model import Model
+from pilotlight.engine.execution.batch import Batch
+from pilotlight.engine.execution.context import Context
+from pilotlight.engine.kv.pool.layout import LayerCache
+from pilotlight.engine.models.decoder import Decoder, DraftHead
+from pilotlight.engine.models.model import Model
 
 if TYPE_CHECKING:
-    from engine.parallel.communicator import Communicator
+    from pilotlight.engine.parallel.communicator import Communicator
 
 
 class DraftLayers(Model, Protocol):

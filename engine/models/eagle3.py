@@ -9,21 +9,21 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from engine.context import Context
-from engine.description.eagle3 import NUM_TAPS, Eagle3Config
-from engine.errors import CheckpointError
-from engine.layers.attention import Attention
-from engine.layers.embedding import TokenEmbedding
-from engine.layers.linear import Linear
-from engine.layers.mlp import GatedMLP
-from engine.layers.norm import RMSNorm
-from engine.layers.rotary import RotaryTable
-from engine.models.decoder import Decoder
-from engine.weights.checkpoint import ExpectedTensor
-from engine.weights.loader import WeightLoader
+from pilotlight.engine.api.errors import CheckpointError
+from pilotlight.engine.description.families.eagle3_config import NUM_TAPS, Eagle3Config
+from pilotlight.engine.execution.context import Context
+from pilotlight.engine.layers.attention import Attention
+from pilotlight.engine.layers.embedding import TokenEmbedding
+from pilotlight.engine.layers.linear import Linear
+from pilotlight.engine.layers.mlp import GatedMLP
+from pilotlight.engine.layers.norm import RMSNorm
+from pilotlight.engine.layers.rotary import RotaryTable
+from pilotlight.engine.models.decoder import Decoder
+from pilotlight.engine.weights.checkpoint import ExpectedTensor
+from pilotlight.engine.weights.loader import WeightLoader
 
 if TYPE_CHECKING:
-    from engine.parallel.communicator import Communicator
+    from pilotlight.engine.parallel.communicator import Communicator
 
 _NEVER = -1e9  # the logit of a token that is in the model's vocabulary alone
 

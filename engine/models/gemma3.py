@@ -1,13 +1,13 @@
 """Gemma 3 (text) as a table of parts: norms on both sides of attention and feed-forward, most layers looking through a
 window and turning by a rotary base of their own."""
 
-from engine.description.gemma3 import Gemma3Config
-from engine.layers.attention import Attention
-from engine.layers.mlp import GatedMLP
-from engine.layers.norm import RMSNorm
-from engine.models.decoder import Decoder, DecoderLayer, load_decoder
-from engine.weights.loader import WeightLoader
-from kernels.activation import gelu_tanh_and_mul
+from pilotlight.engine.description.families.gemma3_config import Gemma3Config
+from pilotlight.engine.layers.attention import Attention
+from pilotlight.engine.layers.mlp import GatedMLP
+from pilotlight.engine.layers.norm import RMSNorm
+from pilotlight.engine.models.decoder import Decoder, DecoderLayer, load_decoder
+from pilotlight.engine.weights.loader import WeightLoader
+from pilotlight.kernels.elementwise.activation import gelu_tanh_and_mul
 
 
 def load(config: Gemma3Config, loader: WeightLoader, context_length: int) -> Decoder:

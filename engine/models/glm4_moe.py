@@ -1,11 +1,11 @@
 """GLM-4.5, 4.6 and 4.7 as a table of parts: attention of whose heads a part turns, and DeepSeek-V3's experts, called alike."""
 
-from engine.description.glm4_moe import Glm4MoeConfig
-from engine.layers.norm import RMSNorm
-from engine.layers.partial_attention import PartialAttention
-from engine.models.decoder import Decoder, DecoderLayer
-from engine.models.deepseek_v3 import load_feed_forward, load_with_mtp
-from engine.weights.loader import WeightLoader
+from pilotlight.engine.description.families.glm4_moe_config import Glm4MoeConfig
+from pilotlight.engine.layers.norm import RMSNorm
+from pilotlight.engine.layers.partial_attention import PartialAttention
+from pilotlight.engine.models.decoder import Decoder, DecoderLayer
+from pilotlight.engine.models.deepseek_v3 import load_feed_forward, load_with_mtp
+from pilotlight.engine.weights.loader import WeightLoader
 
 
 def load(config: Glm4MoeConfig, loader: WeightLoader, context_length: int) -> Decoder:

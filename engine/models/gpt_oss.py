@@ -5,16 +5,16 @@ from functools import partial
 
 import torch
 
-from engine.description.gpt_oss import GptOssConfig
-from engine.layers.attention import Attention
-from engine.layers.moe import Experts, SparseMLP
-from engine.layers.norm import RMSNorm
-from engine.layers.routing import SoftmaxRouter
-from engine.models.decoder import Decoder, DecoderLayer, load_decoder
-from engine.weights.checkpoint import ExpectedTensor
-from engine.weights.formats.format import FLOATS
-from engine.weights.loader import WeightLoader
-from kernels.activation import clamped_swiglu
+from pilotlight.engine.description.families.gpt_oss_config import GptOssConfig
+from pilotlight.engine.layers.attention import Attention
+from pilotlight.engine.layers.moe import Experts, SparseMLP
+from pilotlight.engine.layers.norm import RMSNorm
+from pilotlight.engine.layers.routing import SoftmaxRouter
+from pilotlight.engine.models.decoder import Decoder, DecoderLayer, load_decoder
+from pilotlight.engine.weights.checkpoint import ExpectedTensor
+from pilotlight.engine.weights.formats.format import FLOATS
+from pilotlight.engine.weights.loader import WeightLoader
+from pilotlight.kernels.elementwise.activation import clamped_swiglu
 
 
 def load(config: GptOssConfig, loader: WeightLoader, context_length: int) -> Decoder:

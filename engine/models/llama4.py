@@ -1,21 +1,21 @@
 """Llama 4 (text) as a table of parts: layers that attend within chunks and some that see everything, dense layers between those with experts.
 
 Names of tensors: meta-llama/Llama-4-Scout-17B-16E-Instruct's, as `transformers` 5 maps them: behind "language_model.", beside a vision tower
-(engine/vision/llama4.py). Its experts are in one tensor for each layer; quantizers store them one by one.
+(engine/vision/llama4_tower.py). Its experts are in one tensor for each layer; quantizers store them one by one.
 """
 
-from engine.description.llama4 import Llama4Config
-from engine.description.weights import GATED_PARTS
-from engine.layers.chunked_attention import ChunkedAttention
-from engine.layers.linear import Linear
-from engine.layers.mlp import GatedMLP
-from engine.layers.moe import InputScaledExperts, SparseMLP
-from engine.layers.norm import RMSNorm
-from engine.layers.routing import SigmoidRouter
-from engine.layers.temperature import Temperature
-from engine.models.decoder import Decoder, DecoderLayer, Part, load_decoder
-from engine.vision.llama4 import TileEncoder
-from engine.weights.loader import WeightLoader
+from pilotlight.engine.description.families.llama4_config import Llama4Config
+from pilotlight.engine.description.tensor_sizes import GATED_PARTS
+from pilotlight.engine.layers.chunked_attention import ChunkedAttention
+from pilotlight.engine.layers.linear import Linear
+from pilotlight.engine.layers.mlp import GatedMLP
+from pilotlight.engine.layers.moe import InputScaledExperts, SparseMLP
+from pilotlight.engine.layers.norm import RMSNorm
+from pilotlight.engine.layers.routing import SigmoidRouter
+from pilotlight.engine.layers.temperature import Temperature
+from pilotlight.engine.models.decoder import Decoder, DecoderLayer, Part, load_decoder
+from pilotlight.engine.vision.llama4_tower import TileEncoder
+from pilotlight.engine.weights.loader import WeightLoader
 
 
 def load(config: Llama4Config, loader: WeightLoader, context_length: int) -> Decoder:

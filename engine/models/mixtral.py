@@ -1,12 +1,12 @@
 """Mixtral as a table of parts: Mistral's attention, and experts in every layer."""
 
-from engine.description.mixtral import EXPERT_PARTS, MixtralConfig
-from engine.layers.attention import Attention
-from engine.layers.moe import Experts, SparseMLP
-from engine.layers.norm import RMSNorm
-from engine.layers.routing import SoftmaxRouter
-from engine.models.decoder import Decoder, DecoderLayer, load_decoder
-from engine.weights.loader import WeightLoader
+from pilotlight.engine.description.families.mixtral_config import EXPERT_PARTS, MixtralConfig
+from pilotlight.engine.layers.attention import Attention
+from pilotlight.engine.layers.moe import Experts, SparseMLP
+from pilotlight.engine.layers.norm import RMSNorm
+from pilotlight.engine.layers.routing import SoftmaxRouter
+from pilotlight.engine.models.decoder import Decoder, DecoderLayer, load_decoder
+from pilotlight.engine.weights.loader import WeightLoader
 
 
 def load(config: MixtralConfig, loader: WeightLoader, context_length: int) -> Decoder:

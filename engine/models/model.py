@@ -5,12 +5,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 
-from engine.context import Context
-from engine.description.registry import Parse
-from engine.weights.loader import WeightLoader
+from pilotlight.engine.description.config_registry import Parse
+from pilotlight.engine.execution.context import Context
+from pilotlight.engine.weights.loader import WeightLoader
 
 if TYPE_CHECKING:
-    from engine.parallel.communicator import Communicator
+    from pilotlight.engine.parallel.communicator import Communicator
 
 
 class Model(Protocol):

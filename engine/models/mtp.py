@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from engine.context import Context
-from engine.description.grouped_moe import GroupedMoeConfig
-from engine.layers.linear import Linear
-from engine.layers.norm import RMSNorm
-from engine.models.decoder import Decoder, DecoderLayer
-from engine.weights.loader import WeightLoader
+from pilotlight.engine.description.grouped_moe import GroupedMoeConfig
+from pilotlight.engine.execution.context import Context
+from pilotlight.engine.layers.linear import Linear
+from pilotlight.engine.layers.norm import RMSNorm
+from pilotlight.engine.models.decoder import Decoder, DecoderLayer
+from pilotlight.engine.weights.loader import WeightLoader
 
 if TYPE_CHECKING:
-    from engine.parallel.communicator import Communicator
+    from pilotlight.engine.parallel.communicator import Communicator
 
 
 class MtpHead:

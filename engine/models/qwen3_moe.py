@@ -1,14 +1,14 @@
 """Qwen 3's mixture of experts as a table of parts: Qwen 3's attention, and experts in most or all layers."""
 
-from engine.description.qwen3_moe import Qwen3MoeConfig
-from engine.description.weights import GATED_PARTS
-from engine.layers.attention import Attention
-from engine.layers.mlp import GatedMLP
-from engine.layers.moe import Experts, SparseMLP
-from engine.layers.norm import RMSNorm
-from engine.layers.routing import SoftmaxRouter
-from engine.models.decoder import Decoder, DecoderLayer, Part, load_decoder
-from engine.weights.loader import WeightLoader
+from pilotlight.engine.description.families.qwen3_moe_config import Qwen3MoeConfig
+from pilotlight.engine.description.tensor_sizes import GATED_PARTS
+from pilotlight.engine.layers.attention import Attention
+from pilotlight.engine.layers.mlp import GatedMLP
+from pilotlight.engine.layers.moe import Experts, SparseMLP
+from pilotlight.engine.layers.norm import RMSNorm
+from pilotlight.engine.layers.routing import SoftmaxRouter
+from pilotlight.engine.models.decoder import Decoder, DecoderLayer, Part, load_decoder
+from pilotlight.engine.weights.loader import WeightLoader
 
 
 def load(config: Qwen3MoeConfig, loader: WeightLoader, context_length: int) -> Decoder:

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from engine.layers.moe import Experts, SparseMLP
-from engine.models.decoder import Decoder, DecoderLayer
-from engine.parallel.placement import ExpertPlacement
+from pilotlight.engine.layers.moe import Experts, SparseMLP
+from pilotlight.engine.models.decoder import Decoder, DecoderLayer
+from pilotlight.engine.parallel.placement import ExpertPlacement
 
 if TYPE_CHECKING:
-    from engine.parallel.communicator import Communicator
+    from pilotlight.engine.parallel.communicator import Communicator
 
 log = logging.getLogger(__name__)
 

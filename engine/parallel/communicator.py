@@ -20,8 +20,8 @@ from torch._C._distributed_c10d import (  # torch.distributed has them only wher
     TCPStore,
 )
 
-from engine.planning.parallelism import Parallelism, RankPlace
-from engine.weights.shard import WHOLE, Shard
+from pilotlight.engine.planning.parallelism import Parallelism, RankPlace
+from pilotlight.engine.weights.shard import WHOLE, Shard
 
 LOCALHOST = "127.0.0.1"
 # Longer than any step: a rank that hangs is found out by its site's step deadline, one that dies by its closed socket.

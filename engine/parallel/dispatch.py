@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import torch
 
 if TYPE_CHECKING:
-    from engine.parallel.communicator import Communicator
+    from pilotlight.engine.parallel.communicator import Communicator
 
 
 class RoutedTokens(NamedTuple):

@@ -3,7 +3,7 @@
 Steps and whatever changes memory come by one channel; loads are done by a thread beside, and copies of blocks by another, as on the first rank.
 A step that fails ends the process: the others wait for its part, and learn of it by their closed connections.
 
-    python -m engine.parallel.follower '{"rank": 1, ...}'     started by engine/parallel/ranks.py alone
+    python -m pilotlight.engine.parallel.follower '{"rank": 1, ...}'     started by engine/parallel/ranks.py alone
 """
 
 import ctypes
@@ -17,8 +17,11 @@ import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from engine.parallel.channel import Meeting, RankChannel
-from engine.parallel.orders import (
+from pilotlight.engine.api.protocol import HostConfig
+from pilotlight.engine.api.struct import replace
+from pilotlight.engine.host.process import configure_process
+from pilotlight.engine.parallel.channel import Meeting, RankChannel
+from pilotlight.engine.parallel.orders import (
     ClearSlab,
     ComputeStep,
     DropImage,
@@ -36,13 +39,10 @@ from engine.parallel.orders import (
     StoreBlocks,
     WarmUpPart,
 )
-from engine.process import configure_process
-from engine.protocol import HostConfig
-from engine.struct import replace
 
 if TYPE_CHECKING:
-    from engine.kv.arena import Arena
-    from engine.parallel.part import FollowedModel, PartMemory
+    from pilotlight.engine.kv.arena import Arena
+    from pilotlight.engine.parallel.part import FollowedModel, PartMemory
 
 log = logging.getLogger(__name__)
 
@@ -101,7 +101,7 @@ class Follower:
                 raise AssertionError(f"{order!r} is no order")
 
     def _load_all(self) -> None:
-        from engine.parallel.part import load_part
+        from pilotlight.engine.parallel.part import load_part
 
         while True:
             order = self._loads.get()
@@ -159,7 +159,7 @@ def run_rank(rank: int, described: str, threads: int, channels: Sequence[RankCha
         replies.send(RankReply("", str(error) or type(error).__name__))
         os._exit(1)
     try:
-        from engine.parallel.part import connect
+        from pilotlight.engine.parallel.part import connect
 
         memory = connect(arena, rank, config, meeting)
         Follower(config, memory, orders, replies, copies).run()
@@ -172,7 +172,7 @@ def run_rank(rank: int, described: str, threads: int, channels: Sequence[RankCha
 def _prepare(described: str, rank: int, threads: int) -> "tuple[HostConfig, Arena]":
     import msgspec
 
-    from engine.parallel.part import make_part_arena
+    from pilotlight.engine.parallel.part import make_part_arena
 
     config = msgspec.json.decode(described, type=HostConfig)
     config = replace(config, threads=config.threads or threads)

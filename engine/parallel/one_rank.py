@@ -3,14 +3,14 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from engine.protocol import ModelSpec
+from pilotlight.engine.api.protocol import ModelSpec
 
 if TYPE_CHECKING:
-    from engine.adapters.store import RunnerAdapters
-    from engine.kv.block_copier import BlockCopier
-    from engine.kv.block_parts import BlockParts
-    from engine.runner import ModelRunner
-    from engine.vision.store import RunnerImages
+    from pilotlight.engine.adapters.adapter_store import RunnerAdapters
+    from pilotlight.engine.execution.runner import ModelRunner
+    from pilotlight.engine.kv.pool.block_parts import BlockParts
+    from pilotlight.engine.kv.transfer.block_copier import BlockCopier
+    from pilotlight.engine.vision.picture_store import RunnerImages
 
 
 class OneRank:

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from engine.protocol import AdapterSource, ModelSpec
-from engine.step import StepInput
+from pilotlight.engine.api.protocol import AdapterSource, ModelSpec
+from pilotlight.engine.core.step import StepInput
 
 if TYPE_CHECKING:
     import torch

@@ -7,24 +7,24 @@ from typing import NamedTuple
 import torch
 from torch._C._distributed_c10d import TCPStore
 
-from engine.adapters.store import FollowedAdapters
-from engine.device import make_arena
-from engine.errors import CheckpointError
-from engine.kv.arena import Arena
-from engine.kv.block_copier import BlockCopier, make_copier
-from engine.kv.layout import CacheLayout
-from engine.model_loading import ModelLoading, opened_source, start_moving
-from engine.models.model import Model
-from engine.parallel.channel import Meeting, RankChannel
-from engine.parallel.communicator import RankLinks, link
-from engine.parallel.orders import FetchBlocks, LoadPart, StoreBlocks, WarmUpPart
-from engine.parallel.part_runner import BegunStep, PartRunner
-from engine.planning.parallelism import Parallelism
-from engine.protocol import HostConfig
-from engine.runner import ModelRunner
-from engine.step import StepInput
-from engine.weights.digests import content_fingerprint
-from engine.weights.relocation import HugePages, Relocation
+from pilotlight.engine.adapters.adapter_store import FollowedAdapters
+from pilotlight.engine.api.errors import CheckpointError
+from pilotlight.engine.api.protocol import HostConfig
+from pilotlight.engine.core.step import StepInput
+from pilotlight.engine.device.device import make_arena
+from pilotlight.engine.execution.runner import ModelRunner
+from pilotlight.engine.kv.arena import Arena
+from pilotlight.engine.kv.pool.layout import CacheLayout
+from pilotlight.engine.kv.transfer.block_copier import BlockCopier, make_copier
+from pilotlight.engine.loading.model_loading import ModelLoading, opened_source, start_moving
+from pilotlight.engine.models.model import Model
+from pilotlight.engine.parallel.channel import Meeting, RankChannel
+from pilotlight.engine.parallel.communicator import RankLinks, link
+from pilotlight.engine.parallel.orders import FetchBlocks, LoadPart, StoreBlocks, WarmUpPart
+from pilotlight.engine.parallel.part_runner import ForwardedPart, PartRunner
+from pilotlight.engine.planning.parallelism import Parallelism
+from pilotlight.engine.weights.digests import content_fingerprint
+from pilotlight.engine.weights.relocation import HugePages, Relocation
 
 
 class PartMemory(NamedTuple):
@@ -54,7 +54,7 @@ class FollowedModel(NamedTuple):
     adapters: FollowedAdapters
     copier: BlockCopier
     under_weights: HugePages | Relocation[Model] | None
-    begun: deque[BegunStep]  # that other stages compute; of a rank of the first one
+    begun: deque[ForwardedPart]  # that other stages compute; of a rank of the first one
     drafting: ModelRunner | None  # of the drafter with weights
 
     def compute(self, step: StepInput) -> None:

@@ -11,25 +11,25 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from engine.adapters.bank import AdapterBank
-from engine.chunk_steps import scratch_step
-from engine.context import Context
-from engine.kv.layout import CacheLayout
-from engine.models.decoder import Decoder
-from engine.models.model import Model
-from engine.parallel.balancer import ExpertBalancer, sparse_parts_of
-from engine.runner import Forwarded, ModelRunner, hidden_states
-from engine.step import ChoiceRow, StepInput
-from engine.step_shares import StepShares
-from engine.transfer import to_device
-from engine.weights.embedding_recipe import EmbeddingRecipe
+from pilotlight.engine.adapters.bank import AdapterBank
+from pilotlight.engine.core.chunk_steps import scratch_step
+from pilotlight.engine.core.step import ChoiceRow, StepInput
+from pilotlight.engine.core.step_shares import StepShares
+from pilotlight.engine.device.transfer import to_device
+from pilotlight.engine.execution.context import Context
+from pilotlight.engine.execution.runner import Forwarded, ModelRunner, hidden_states
+from pilotlight.engine.kv.pool.layout import CacheLayout
+from pilotlight.engine.models.decoder import Decoder
+from pilotlight.engine.models.model import Model
+from pilotlight.engine.parallel.balancer import ExpertBalancer, sparse_parts_of
+from pilotlight.engine.weights.embedding_recipe import EmbeddingRecipe
 
 if TYPE_CHECKING:
-    from engine.models.draft_layers import DraftLayers
-    from engine.parallel.communicator import Communicator
+    from pilotlight.engine.models.draft_layers import DraftLayers
+    from pilotlight.engine.parallel.communicator import Communicator
 
 
-class BegunStep(NamedTuple):
+class ForwardedPart(NamedTuple):
     """A step of which this rank's layers have been computed."""
 
     step: StepInput
@@ -69,7 +69,7 @@ class PartRunner(ModelRunner):
         return self.finish(self.begin(step))
 
     @torch.inference_mode()
-    def begin(self, step: StepInput) -> BegunStep:
+    def begin(self, step: StepInput) -> ForwardedPart:
         """Compute this stage's layers of a step; a later stage is done then, and has sent what the next one goes on from."""
         pipe = self._pipe
         if isinstance(self.model, Decoder):
@@ -84,14 +84,14 @@ class PartRunner(ModelRunner):
         hidden, logit_rows = hidden_states(self.model, self._drafts, context), context.batch.logit_rows
         computed_s = self._since(began)
         if pipe is None:
-            return BegunStep(step, number, hidden, logit_rows, computed_s)
+            return ForwardedPart(step, number, hidden, logit_rows, computed_s)
         if pipe.is_last and not self._wants_every_row(step) and logit_rows is not None:
             hidden = hidden.index_select(0, logit_rows)
         if len(hidden):
             pipe.send(hidden, number)
-        return BegunStep(step, number, None, logit_rows, computed_s)
+        return ForwardedPart(step, number, None, logit_rows, computed_s)
 
-    def _begin_share(self, step: StepInput) -> BegunStep:
+    def _begin_share(self, step: StepInput) -> ForwardedPart:
         """Compute this rank's share of a step beside the other ranks, which have sequences of their own, be it none but the experts that are here. Of
         the hidden states the wanted ones stay."""
         ranks, pipe, device = self._ranks, self._pipe, self.kv_cache.device
@@ -108,13 +108,13 @@ class PartRunner(ModelRunner):
             hidden = hidden.index_select(0, _rows_on(shares.wanted_of(ranks.copy), device))
         logit_rows = _rows_on(step.logit_rows, device) if every_row and step.logit_rows is not None else None
         if pipe is None:
-            return BegunStep(step, number, hidden, logit_rows, computed_s, shares)
+            return ForwardedPart(step, number, hidden, logit_rows, computed_s, shares)
         if len(hidden):
             pipe.send(hidden, number)
-        return BegunStep(step, number, None, logit_rows, computed_s, shares)
+        return ForwardedPart(step, number, None, logit_rows, computed_s, shares)
 
     @torch.inference_mode()
-    def finish(self, begun: BegunStep) -> Forwarded:
+    def finish(self, begun: ForwardedPart) -> Forwarded:
         """Compute what the hidden states behind the last layer are wanted for, where they are."""
         step, hidden, wanted = begun.step, begun.hidden, begun.logit_rows
         if begun.shares is not None:
@@ -168,7 +168,7 @@ class PartRunner(ModelRunner):
             part.serve(none, self._ranks)
         return none
 
-    def _joined(self, begun: BegunStep, shares: StepShares) -> torch.Tensor | None:
+    def _joined(self, begun: ForwardedPart, shares: StepShares) -> torch.Tensor | None:
         """Return the wanted hidden states of all ranks in the step's order, on those of the first copy, which share the head; None: there are none,
         or they are another's."""
         counts, own = shares.num_wanted, begun.hidden

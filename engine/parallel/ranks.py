@@ -21,15 +21,19 @@ from typing import NamedTuple, TypeVar
 import msgspec
 import torch
 
-from engine.adapters.content import SlotContent
-from engine.adapters.store import RunnerAdapters
-from engine.errors import CheckpointError, RankLostError
-from engine.kv.block_copier import BlockCopier
-from engine.kv.block_parts import BlockParts
-from engine.parallel.channel import NUM_CHANNELS, RankChannel, packed
-from engine.parallel.communicator import LOCALHOST, RankLinks, link, new_store
-from engine.parallel.far_ranks import FarRanks
-from engine.parallel.orders import (
+from pilotlight.engine.adapters.adapter_store import RunnerAdapters
+from pilotlight.engine.adapters.content import SlotContent
+from pilotlight.engine.api.errors import CheckpointError, RankLostError
+from pilotlight.engine.api.protocol import AdapterSource, HostConfig, ModelSpec
+from pilotlight.engine.core.results import RunResult
+from pilotlight.engine.core.step import ChoiceRow, StepInput
+from pilotlight.engine.execution.runner import Forwarded, LaunchedStep, ModelRunner
+from pilotlight.engine.kv.pool.block_parts import BlockParts
+from pilotlight.engine.kv.transfer.block_copier import BlockCopier
+from pilotlight.engine.parallel.channel import NUM_CHANNELS, RankChannel, packed
+from pilotlight.engine.parallel.communicator import LOCALHOST, RankLinks, link, new_store
+from pilotlight.engine.parallel.far.far_ranks import FarRanks
+from pilotlight.engine.parallel.orders import (
     ClearSlab,
     ComputeStep,
     DropImage,
@@ -47,15 +51,11 @@ from engine.parallel.orders import (
     StoreBlocks,
     WarmUpPart,
 )
-from engine.parallel.part_runner import BegunStep, PartRunner
-from engine.planning.parallelism import Parallelism
-from engine.protocol import AdapterSource, HostConfig, ModelSpec
-from engine.results import RunResult
-from engine.runner import Forwarded, LaunchedStep, ModelRunner
-from engine.step import ChoiceRow, StepInput
-from engine.vision.picture import PreparedImage
-from engine.vision.store import RunnerImages
-from engine.weights.digests import content_fingerprint
+from pilotlight.engine.parallel.part_runner import ForwardedPart, PartRunner
+from pilotlight.engine.planning.parallelism import Parallelism
+from pilotlight.engine.vision.picture import PreparedImage
+from pilotlight.engine.vision.picture_store import RunnerImages
+from pilotlight.engine.weights.digests import content_fingerprint
 
 log = logging.getLogger(__name__)
 
@@ -214,7 +214,7 @@ class RankGroup:
         }
         try:
             self._processes[rank] = subprocess.Popen(
-                [sys.executable, "-m", "engine.parallel.follower", json.dumps(described)],
+                [sys.executable, "-m", "pilotlight.engine.parallel.follower", json.dumps(described)],
                 pass_fds=fds,
                 stdin=subprocess.DEVNULL,
                 env={**os.environ, "OMP_NUM_THREADS": str(threads)},
@@ -314,7 +314,7 @@ class RankedRunner:
         self._model = model
         self._group = group
 
-    def forward(self, step: StepInput) -> "Forwarded | BegunStep":
+    def forward(self, step: StepInput) -> "Forwarded | ForwardedPart":
         """Compute a step with all ranks. Raises RankLostError for whatever goes wrong: the others have gone on without this one."""
         self._group.send(self._order(self._model, step))
         try:
@@ -322,14 +322,16 @@ class RankedRunner:
         except Exception as error:
             raise self._cut(error) from error
 
-    def choose(self, forwarded: "Forwarded | BegunStep", rows: Sequence[ChoiceRow]) -> "LaunchedStep | PipelinedStep":
+    def choose(
+        self, forwarded: "Forwarded | ForwardedPart", rows: Sequence[ChoiceRow]
+    ) -> "LaunchedStep | PipelinedStep":
         return (
             PipelinedStep(self, forwarded, rows)
-            if isinstance(forwarded, BegunStep)
+            if isinstance(forwarded, ForwardedPart)
             else self.own.choose(forwarded, rows)
         )
 
-    def finish(self, begun: BegunStep, rows: Sequence[ChoiceRow]) -> RunResult:
+    def finish(self, begun: ForwardedPart, rows: Sequence[ChoiceRow]) -> RunResult:
         """Wait until the other stages have computed a step, and choose its tokens. Raises RankLostError."""
         if self._group.size > self._group.num_stages:
             self._group.send(FinishStep(self._model, begun.number))
@@ -401,7 +403,7 @@ class PipelinedStep(NamedTuple):
     """A step that is on its way through the stages. What it chooses from is known: sequences wait for their tokens before they go on."""
 
     runner: RankedRunner
-    begun: BegunStep
+    begun: ForwardedPart
     rows: Sequence[ChoiceRow]
 
     def collect(self) -> RunResult:

@@ -14,7 +14,7 @@ _ROOT = Path(__file__).parents[2]
 @cache
 def own_release() -> dict[str, str]:
     """Return this release, by what it consists of."""
-    return {"pilotlight": f"{_version('pilotlight')} ({_digest()})", "torch": _version("torch")}
+    return {"pilotlight": f"{_version('pilotlight-inference')} ({_digest()})", "torch": _version("torch")}
 
 
 def difference(others: dict[str, str]) -> str | None:

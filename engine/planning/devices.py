@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable
 from typing import NamedTuple
 
-from engine.errors import CheckpointError
+from pilotlight.engine.api.errors import CheckpointError
 
 GIB = 1 << 30
 

@@ -1,7 +1,7 @@
 """What a prompt's KV blocks weigh on the way to another host, and what that adds to the time in which one computes them. Arithmetic, nothing else."""
 
-from engine.kv.groups import CacheGroups
-from engine.protocol import LAST_CHUNK_TOKENS, ModelInfo
+from pilotlight.engine.api.protocol import LAST_CHUNK_TOKENS, ModelInfo
+from pilotlight.engine.kv.pool.groups import CacheGroups
 
 
 def exposed_s(num_tokens: int, tokens_per_s: float, compute_s: float) -> float:

@@ -8,9 +8,9 @@ queue of `rtt + max(...)` on, and handing over the whole request from `rtt` on, 
 
 from typing import NamedTuple
 
-from engine.kv.groups import CacheGroups
-from engine.planning.hand_over import exposed_s
-from engine.planning.planner import SplitPlan
+from pilotlight.engine.kv.pool.groups import CacheGroups
+from pilotlight.engine.planning.hand_over import exposed_s
+from pilotlight.engine.planning.planner import SplitPlan
 
 
 class Link(NamedTuple):

@@ -6,10 +6,10 @@ Knows counts; refuses to know bytes and devices.
 from functools import cache
 from typing import NamedTuple
 
-from engine.description.weights import WeightShape
-from engine.errors import CheckpointError
-from engine.protocol import HostConfig
-from engine.weights.shard import Shard
+from pilotlight.engine.api.errors import CheckpointError
+from pilotlight.engine.api.protocol import HostConfig
+from pilotlight.engine.description.tensor_sizes import WeightShape
+from pilotlight.engine.weights.shard import Shard
 
 
 class Parallelism(NamedTuple):

@@ -1,17 +1,17 @@
 """Every split of a model over some devices, the best of those that fit, and why.
 
-Knows candidates and their order; memory is memory.py's, speed speed.py's.
+Knows candidates and their order; memory is memory_plan.py's, speed speed.py's.
 """
 
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from engine.errors import CheckpointError
-from engine.planning.devices import GIB, DeviceSet
-from engine.planning.memory import RankMemory, StepLimits, all_ranks
-from engine.planning.model import PlannedModel
-from engine.planning.parallelism import Parallelism
-from engine.planning.speed import Speed, predict
+from pilotlight.engine.api.errors import CheckpointError
+from pilotlight.engine.planning.devices import GIB, DeviceSet
+from pilotlight.engine.planning.memory_plan import RankMemory, StepLimits, all_ranks
+from pilotlight.engine.planning.model_plan import PlannedModel
+from pilotlight.engine.planning.parallelism import Parallelism
+from pilotlight.engine.planning.speed import Speed, predict
 
 DEFAULT_CONTEXT = 131_072
 _PROMPT_TOKENS = 2048

@@ -7,13 +7,15 @@ import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from engine.description.weights import WeightShape
-from engine.errors import CheckpointError
-from engine.weights.config import positive_int, quantization, quantization_method
+from pilotlight.engine.api.errors import CheckpointError
+from pilotlight.engine.description.tensor_sizes import WeightShape
+from pilotlight.engine.weights.config import positive_int, quantization, quantization_method
 
-_BLOCK = 32  # columns: four-bit codes come in whole blocks (kernels/int4.py)
+_BLOCK = 32  # columns: four-bit codes come in whole blocks (kernels/matrices/int4.py)
 _PACKED = ("attention", "dense", "experts", "shared_experts")
-_LOSSLESS_GROUP = 128  # columns of plain bf16 in 12 bits come in groups or halves of them (kernels/lossless.py)
+_LOSSLESS_GROUP = (
+    128  # columns of plain bf16 in 12 bits come in groups or halves of them (kernels/matrices/lossless.py)
+)
 _LOSSLESS_ROW_BYTES = 2.5  # a row's share of its palette and of the numbers that count escapes
 _LOSSLESS_WORTH = 0.9  # of the plain matrix: where it would take more it stays plain
 

@@ -6,13 +6,13 @@ A prediction says whose share it is: a record's, or an assumption.
 from math import prod
 from typing import NamedTuple
 
-from engine.description.weights import VOCABULARY_UNIT, WeightShape
-from engine.kv.groups import CacheGroups
-from engine.planning.devices import Device
-from engine.planning.memory import RankMemory
-from engine.planning.model import PlannedModel
-from engine.planning.parallelism import Parallelism, RankPlace
-from engine.weights.shard import Shard
+from pilotlight.engine.description.tensor_sizes import VOCABULARY_UNIT, WeightShape
+from pilotlight.engine.kv.pool.groups import CacheGroups
+from pilotlight.engine.planning.devices import Device
+from pilotlight.engine.planning.memory_plan import RankMemory
+from pilotlight.engine.planning.model_plan import PlannedModel
+from pilotlight.engine.planning.parallelism import Parallelism, RankPlace
+from pilotlight.engine.weights.shard import Shard
 
 # A collective's own time, whatever it carries: of two kernels on a GPU, of two messages between processes of one machine on a CPU. Assumed.
 _COLLECTIVE_S = {False: 12e-6, True: 60e-6}

@@ -8,8 +8,8 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
-from engine.description.image_sizes import ColorRule, ImageSizes, PatchedImages, TiledImages
-from engine.image_file import decoded
+from pilotlight.engine.description.image_sizes import ColorRule, ImageSizes, PatchedImages, TiledImages
+from pilotlight.engine.text.image_file import decoded
 
 
 class PreparedImage(NamedTuple):

@@ -6,9 +6,9 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
-from engine.layers.linear import Linear
-from engine.layers.norm import LayerNorm
-from engine.weights.loader import WeightLoader
+from pilotlight.engine.layers.linear import Linear
+from pilotlight.engine.layers.norm import LayerNorm
+from pilotlight.engine.weights.loader import WeightLoader
 
 
 class LayerNames(NamedTuple):

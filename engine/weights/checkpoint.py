@@ -15,10 +15,10 @@ from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from engine.errors import CheckpointError
-from engine.plain_files import open_file, read_bytes
-from engine.weights.bundle import CheckpointFacts
-from engine.weights.shard import AxisRange
+from pilotlight.engine.api.errors import CheckpointError
+from pilotlight.engine.api.plain_files import open_file, read_bytes
+from pilotlight.engine.weights.bundles.bundle import CheckpointFacts
+from pilotlight.engine.weights.shard import AxisRange
 
 PACKED_SUFFIX = ".bundle.safetensors"
 # A GGUF file, and where in it which tensors are: in the directories that engine/gguf makes.

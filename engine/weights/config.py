@@ -6,8 +6,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from engine.errors import CheckpointError
-from engine.weights.checkpoint import read_json
+from pilotlight.engine.api.errors import CheckpointError
+from pilotlight.engine.weights.checkpoint import read_json
 
 
 @contextmanager

@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import NamedTuple
 from zlib import crc32
 
-from engine.errors import CheckpointError
-from engine.plain_files import open_file, read_bytes
-from engine.weights.checkpoint import weight_files
-from kernels.cpu import durable
+from pilotlight.engine.api.errors import CheckpointError
+from pilotlight.engine.api.plain_files import open_file, read_bytes
+from pilotlight.engine.weights.checkpoint import weight_files
+from pilotlight.kernels.cpu import durable
 
 log = logging.getLogger(__name__)
 

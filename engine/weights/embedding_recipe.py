@@ -9,12 +9,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from engine.errors import CheckpointError, TokenizerError
-from engine.plain_files import read_bytes
-from engine.protocol import Pooling
-from engine.tokenizer import read_sentence_config
-from engine.weights.checkpoint import read_json
-from engine.weights.config import positive_int
+from pilotlight.engine.api.errors import CheckpointError, TokenizerError
+from pilotlight.engine.api.plain_files import read_bytes
+from pilotlight.engine.api.protocol import Pooling
+from pilotlight.engine.text.tokenizer import read_sentence_config
+from pilotlight.engine.weights.checkpoint import read_json
+from pilotlight.engine.weights.config import positive_int
 
 _MODES: dict[str, Pooling] = {
     "cls": "cls", "cls_token": "cls", "mean": "mean", "mean_tokens": "mean", "lasttoken": "last", "last": "last",

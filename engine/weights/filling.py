@@ -16,11 +16,11 @@ from typing import NamedTuple
 
 import torch
 
-from engine.errors import CheckpointError
-from engine.weights.checkpoint import StoredTensor
-from engine.weights.staging import Copier, Make, Staging, copy, make_copier
-from kernels.cpu.finite import is_finite, total_of
-from kernels.cpu.mapped_file import opened
+from pilotlight.engine.api.errors import CheckpointError
+from pilotlight.engine.weights.checkpoint import StoredTensor
+from pilotlight.engine.weights.staging import Copier, Make, Staging, copy, make_copier
+from pilotlight.kernels.cpu.finite import is_finite, total_of
+from pilotlight.kernels.cpu.mapped_file import opened
 
 ReadingProgress = Callable[[int, int], None]  # (bytes done, bytes in total)
 Write = Callable[[int, memoryview], None]  # bytes, and where they begin
@@ -207,7 +207,7 @@ class _Filler:
         if not stored.is_coded:
             read_into(fd, stored.file, span[0], as_bytes(into))
             return
-        from engine.weights.coded_chunks import decode_chunk  # few models need Zstandard
+        from pilotlight.engine.weights.bundles.coded_chunks import decode_chunk  # few models need Zstandard
 
         chunk = memoryview(bytearray(span[1] - span[0]))
         read_into(fd, stored.file, span[0], chunk)

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import torch
 
-from engine.errors import CheckpointError
-from engine.weights.checkpoint import StoredTensor, index_checkpoint, packed_file
-from engine.weights.filling import DTYPES
+from pilotlight.engine.api.errors import CheckpointError
+from pilotlight.engine.weights.checkpoint import StoredTensor, index_checkpoint, packed_file
+from pilotlight.engine.weights.filling import DTYPES
 
 _NAME = re.compile(r"(?:.*\.)?layers\.(\d+)\.self_attn\.(?:[kv]_proj\.)?([kv])_scale")
 

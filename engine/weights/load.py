@@ -11,20 +11,20 @@ from typing import Generic, Protocol, TypeVar
 
 import torch
 
-from engine.errors import CheckpointError
-from engine.phases import Phases
-from engine.protocol import Lossless
-from engine.weights.bundle import Bundle, BundleIdentity, TensorSpec, WeightBundleError, lay_out
-from engine.weights.bundle_file import BundleFile, new_bundle
-from engine.weights.bundle_maps import copy_registered, drop_removed_maps, map_cached, register
-from engine.weights.checkpoint import Checkpoint, StoredTensor, is_local, weight_files
-from engine.weights.filling import Job, ReadingProgress, fill
-from engine.weights.loader import WeightLoader
-from engine.weights.lossless import CodedTensors, Matrix, plain_bytes
-from engine.weights.relocation import Coding, PendingRelocation
-from engine.weights.shard import WHOLE, Shard
-from engine.weights.source import WeightSource
-from engine.weights.storage import (
+from pilotlight.engine.api.errors import CheckpointError
+from pilotlight.engine.api.protocol import Lossless
+from pilotlight.engine.core.phases import Phases
+from pilotlight.engine.weights.bundles.bundle import Bundle, BundleIdentity, TensorSpec, WeightBundleError, lay_out
+from pilotlight.engine.weights.bundles.bundle_file import BundleFile, new_bundle
+from pilotlight.engine.weights.bundles.bundle_maps import copy_registered, drop_removed_maps, map_cached, register
+from pilotlight.engine.weights.bundles.lossless import CodedTensors, Matrix, plain_bytes
+from pilotlight.engine.weights.checkpoint import Checkpoint, StoredTensor, is_local, weight_files
+from pilotlight.engine.weights.filling import Job, ReadingProgress, fill
+from pilotlight.engine.weights.loader import WeightLoader
+from pilotlight.engine.weights.relocation import Coding, PendingRelocation
+from pilotlight.engine.weights.shard import WHOLE, Shard
+from pilotlight.engine.weights.source import WeightSource
+from pilotlight.engine.weights.storage import (
     META,
     Allocate,
     BundleMemory,
@@ -36,9 +36,9 @@ from engine.weights.storage import (
     WeightStorage,
     on_device,
 )
-from kernels import lossless_speed
-from kernels.cpu import pages
-from kernels.dispatch import takes_triton
+from pilotlight.kernels.cpu import pages
+from pilotlight.kernels.dispatch import takes_triton
+from pilotlight.kernels.matrices import lossless_speed
 
 log = logging.getLogger(__name__)
 

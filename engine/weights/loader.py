@@ -12,18 +12,18 @@ from itertools import accumulate
 
 import torch
 
-from engine.errors import CheckpointError
-from engine.weights.checkpoint import ExpectedTensor
-from engine.weights.filling import DTYPES
-from engine.weights.formats.format import FLOATS, WeightFormat, stacked_name
-from engine.weights.formats.plain import PLAIN
-from engine.weights.lossless import CODES, ESCAPES, PALETTES, STARTS, Matrix, check_coded
-from engine.weights.shard import WHOLE, AxisRange, ExpertStack, MatrixPart, Shard, Split
-from engine.weights.staging import Make
-from engine.weights.storage import WeightStorage
-from kernels.lossless import PALETTE, LosslessWeight, num_palettes, row_bytes
-from kernels.plain import PlainWeight
-from kernels.weight import Weight
+from pilotlight.engine.api.errors import CheckpointError
+from pilotlight.engine.weights.bundles.lossless import CODES, ESCAPES, PALETTES, STARTS, Matrix, check_coded
+from pilotlight.engine.weights.checkpoint import ExpectedTensor
+from pilotlight.engine.weights.filling import DTYPES
+from pilotlight.engine.weights.formats.format import FLOATS, WeightFormat, stacked_name
+from pilotlight.engine.weights.formats.plain import PLAIN
+from pilotlight.engine.weights.shard import WHOLE, AxisRange, ExpertStack, MatrixPart, Shard, Split
+from pilotlight.engine.weights.staging import Make
+from pilotlight.engine.weights.storage import WeightStorage
+from pilotlight.kernels.matrices.lossless import PALETTE, LosslessWeight, num_palettes, row_bytes
+from pilotlight.kernels.matrices.plain import PlainWeight
+from pilotlight.kernels.matrices.weight import Weight
 
 Arrange = Callable[[torch.Tensor], torch.Tensor]  # the stored tensor to the one that the model wants
 

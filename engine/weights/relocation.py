@@ -16,14 +16,14 @@ from typing import Generic, NamedTuple, TypeVar
 
 import torch
 
-from engine.errors import CheckpointError
-from engine.weights.bundle import Bundle, BundleIdentity, WeightBundleError, lay_out
-from engine.weights.bundle_file import BundleFile, is_being_written, new_bundle
-from engine.weights.bundle_maps import cache_map, drop_removed_maps, map_cached
-from engine.weights.filling import Write, as_bytes
-from engine.weights.lossless import CodedTensors, Matrix
-from kernels.cpu import pages
-from kernels.cpu.mapped_file import HUGE_PAGE
+from pilotlight.engine.api.errors import CheckpointError
+from pilotlight.engine.weights.bundles.bundle import Bundle, BundleIdentity, WeightBundleError, lay_out
+from pilotlight.engine.weights.bundles.bundle_file import BundleFile, is_being_written, new_bundle
+from pilotlight.engine.weights.bundles.bundle_maps import cache_map, drop_removed_maps, map_cached
+from pilotlight.engine.weights.bundles.lossless import CodedTensors, Matrix
+from pilotlight.engine.weights.filling import Write, as_bytes
+from pilotlight.kernels.cpu import pages
+from pilotlight.kernels.cpu.mapped_file import HUGE_PAGE
 
 log = logging.getLogger(__name__)
 

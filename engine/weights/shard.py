@@ -7,7 +7,7 @@ divided by columns (input features) is summed. Knows numbers; refuses to know te
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
-from engine.errors import CheckpointError
+from pilotlight.engine.api.errors import CheckpointError
 
 Split = Literal["rows", "columns"]
 

@@ -11,14 +11,20 @@ from pathlib import Path
 
 import torch
 
-from engine.errors import CheckpointError
-from engine.plain_files import read_bytes
-from engine.weights.bundle import BundleIdentity, CheckpointFacts, WeightBundleError, config_digest, difference
-from engine.weights.bundle_file import BundleFile
-from engine.weights.checkpoint import Checkpoint, packed_file
-from engine.weights.digests import fingerprint
-from engine.weights.formats.format import WeightFormat
-from engine.weights.lossless import CODED
+from pilotlight.engine.api.errors import CheckpointError
+from pilotlight.engine.api.plain_files import read_bytes
+from pilotlight.engine.weights.bundles.bundle import (
+    BundleIdentity,
+    CheckpointFacts,
+    WeightBundleError,
+    config_digest,
+    difference,
+)
+from pilotlight.engine.weights.bundles.bundle_file import BundleFile
+from pilotlight.engine.weights.bundles.lossless import CODED
+from pilotlight.engine.weights.checkpoint import Checkpoint, packed_file
+from pilotlight.engine.weights.digests import fingerprint
+from pilotlight.engine.weights.formats.format import WeightFormat
 
 log = logging.getLogger(__name__)
 

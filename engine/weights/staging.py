@@ -10,7 +10,7 @@ from typing import Protocol
 
 import torch
 
-from engine.transfer import Mark
+from pilotlight.engine.device.transfer import Mark
 
 Make = Callable[..., object]  # (into, *staged): writes `into`
 

@@ -12,13 +12,26 @@ from typing import NamedTuple
 
 import torch
 
-from engine.weights.bundle import CHUNK_VALUES, ITEM_BYTES, Bundle, PlacedTensor, TensorSpec, WeightBundleError
-from engine.weights.bundle_file import BundleFile
-from engine.weights.checkpoint import Checkpoint, ExpectedTensor, StoredTensor, index_checkpoint, packed_file
-from engine.weights.filling import DTYPES, NAMES, Job, is_stored_as, read_stored
-from engine.weights.staging import Make
-from kernels.cpu import pages
-from kernels.cpu.mapped_file import can_join, map_parts, opened
+from pilotlight.engine.weights.bundles.bundle import (
+    CHUNK_VALUES,
+    ITEM_BYTES,
+    Bundle,
+    PlacedTensor,
+    TensorSpec,
+    WeightBundleError,
+)
+from pilotlight.engine.weights.bundles.bundle_file import BundleFile
+from pilotlight.engine.weights.checkpoint import (
+    Checkpoint,
+    ExpectedTensor,
+    StoredTensor,
+    index_checkpoint,
+    packed_file,
+)
+from pilotlight.engine.weights.filling import DTYPES, NAMES, Job, is_stored_as, read_stored
+from pilotlight.engine.weights.staging import Make
+from pilotlight.kernels.cpu import pages
+from pilotlight.kernels.cpu.mapped_file import can_join, map_parts, opened
 
 Allocate = Callable[[str, tuple[int, ...], torch.dtype], torch.Tensor]
 META = torch.device("meta")

@@ -1,6 +1,6 @@
 """Every operation of kernels/, with what it promises."""
 
-from kernels.catalogue import (
+from pilotlight.kernels.catalogue import (
     activations,
     adapters,
     attention,
@@ -8,10 +8,10 @@ from kernels.catalogue import (
     heads,
     matrices,
     norms,
-    pooling,
-    sampling,
+    pooling_cases,
+    sampling_cases,
 )
-from kernels.catalogue.operation import Operation
+from pilotlight.kernels.catalogue.operation import Operation
 
 OPERATIONS: tuple[Operation, ...] = (
     *norms.OPERATIONS,
@@ -21,6 +21,6 @@ OPERATIONS: tuple[Operation, ...] = (
     *matrices.OPERATIONS,
     *experts.OPERATIONS,
     *adapters.OPERATIONS,
-    *sampling.OPERATIONS,
-    *pooling.OPERATIONS,
+    *sampling_cases.OPERATIONS,
+    *pooling_cases.OPERATIONS,
 )

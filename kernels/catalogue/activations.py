@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels import activation
-from kernels.catalogue.operation import Arguments, Case, Cost, Operation, Target, size
+from pilotlight.kernels.catalogue.operation import Arguments, Case, Cost, Operation, Target, size
+from pilotlight.kernels.elementwise import activation
 
 _BANDWIDTH = Target(0.85, "copy")
 

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from kernels import decode_attention, mla, prefill_attention, verify_attention
-from kernels.attention_rule import AttentionRule
-from kernels.catalogue.operation import Arguments, Case, Cost, Operation, Target, size
-from kernels.catalogue.paged import Heads, empty_arena, gathered, paged, varlen
-from kernels.fp8_cache import FP8
-from kernels.varlen import VarlenBatch
+from pilotlight.kernels.attention import decode_attention, mla, prefill_attention, verify_attention
+from pilotlight.kernels.attention.attention_rule import AttentionRule
+from pilotlight.kernels.attention.fp8_cache import FP8
+from pilotlight.kernels.attention.varlen import VarlenBatch
+from pilotlight.kernels.catalogue.operation import Arguments, Case, Cost, Operation, Target, size
+from pilotlight.kernels.catalogue.paged_cases import Heads, empty_arena, gathered, paged, varlen
 
 _READ = Target(0.9, "read")
 _COPY = Target(0.85, "copy")

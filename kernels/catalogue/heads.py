@@ -3,10 +3,10 @@
 import torch
 from torch import Tensor
 
-from kernels import kv_write, qkv, rotary
-from kernels.catalogue.operation import Arguments, Case, Cost, Operation, Target, size
-from kernels.catalogue.paged import Heads, empty_arena
-from kernels.fp8_cache import FP8, LARGEST
+from pilotlight.kernels.attention.fp8_cache import FP8, LARGEST
+from pilotlight.kernels.catalogue.operation import Arguments, Case, Cost, Operation, Target, size
+from pilotlight.kernels.catalogue.paged_cases import Heads, empty_arena
+from pilotlight.kernels.elementwise import kv_write, qkv, rotary
 
 _BANDWIDTH = Target(0.85, "copy")
 _EPS = 1e-6

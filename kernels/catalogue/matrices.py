@@ -8,14 +8,14 @@ from itertools import cycle
 import torch
 from torch import Tensor
 
-from kernels import fp8, int4, linear, lossless, mxfp4
-from kernels.catalogue.operation import Arguments, Case, Cost, Operation, Target, size
-from kernels.fp8 import Fp8Weight
-from kernels.int4 import Int4Weight
-from kernels.lossless import LosslessWeight, num_palettes, pack_lossless, row_bytes
-from kernels.mxfp4 import Mxfp4Weight
-from kernels.plain import PlainWeight
-from kernels.weight import Weight
+from pilotlight.kernels.catalogue.operation import Arguments, Case, Cost, Operation, Target, size
+from pilotlight.kernels.matrices import fp8, int4, linear, lossless, mxfp4
+from pilotlight.kernels.matrices.fp8 import Fp8Weight
+from pilotlight.kernels.matrices.int4 import Int4Weight
+from pilotlight.kernels.matrices.lossless import LosslessWeight, num_palettes, pack_lossless, row_bytes
+from pilotlight.kernels.matrices.mxfp4 import Mxfp4Weight
+from pilotlight.kernels.matrices.plain import PlainWeight
+from pilotlight.kernels.matrices.weight import Weight
 
 _READ = Target(0.8, "read")
 _L2_BYTES = 128 << 20  # more than twice an H100's
@@ -357,7 +357,7 @@ QUANTISE_FP8 = Operation(
 FEW_ROWS = Operation(
     name="linear_of_few_rows",
     function=linear.linear,
-    triton="linear.gemv",
+    triton="matrices.linear.gemv",
     reference=_plain_product,
     roundings=8,
     cases=(
@@ -375,7 +375,7 @@ FEW_ROWS = Operation(
 MANY_ROWS = Operation(
     name="linear_of_many_rows",
     function=linear.linear,
-    triton="linear.gemv",
+    triton="matrices.linear.gemv",
     reference=_plain_product,
     roundings=8,
     arithmetic=24,  # a sum of four thousand products in fp32, one after the other, as a GPU without matrix units for them makes it

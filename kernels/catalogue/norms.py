@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from kernels import norm
-from kernels.catalogue.operation import Arguments, Case, Cost, Operation, Target, size
+from pilotlight.kernels.catalogue.operation import Arguments, Case, Cost, Operation, Target, size
+from pilotlight.kernels.elementwise import norm
 
 _EPS = 1e-5
 _BANDWIDTH = Target(0.85, "copy")

@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from kernels.weight import Weight
+from pilotlight.kernels.matrices.weight import Weight
 
 Arguments = dict[str, Any]  # by the parameter names that all forms of an operation share
 UNIT_ROUNDOFF = {
@@ -62,13 +62,15 @@ class Operation:
     scratch: tuple[str, ...] = ()  # arguments that it may overwrite, of which nothing is promised
     # arguments along whose first dimension, and that of all results, a large call can be checked in parts
     rows: tuple[str, ...] = ()
-    triton: str = ""  # module and function below kernels.triton, such as "linear.gemv", where `function` declares none
+    triton: str = (
+        ""  # module and function below pilotlight.kernels.triton, such as "linear.gemv", where `function` declares none
+    )
     # Torch's own, by name, with the same arguments.
     rivals: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
 
     def triton_form(self) -> Callable[..., Any]:
         module, _, name = (self.triton or self.function.triton).rpartition(".")
-        form: Callable[..., Any] = getattr(import_module(f"kernels.triton.{module}"), name)
+        form: Callable[..., Any] = getattr(import_module(f"pilotlight.kernels.triton.{module}"), name)
         return form
 
     def tolerance(self, dtype: torch.dtype, result: torch.dtype) -> float:

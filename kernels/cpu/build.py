@@ -1,6 +1,7 @@
 """Compiles the C files beside this one for the machine it runs on, once, into the user's cache.
 
-`python -m kernels.cpu.build` does so with a line of progress, before anything needs the library: a site that finds none computes by torch meanwhile.
+`python -m pilotlight.kernels.cpu.build` does so with a line of progress, before anything needs the library: a site that finds none computes by
+torch meanwhile.
 Knows compilers, flags and files; refuses to know what the library computes. Whatever goes wrong is a BuildError that says what to change.
 """
 
@@ -20,7 +21,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from kernels.cpu import durable
+from pilotlight.kernels.cpu import durable
 
 log = logging.getLogger(__name__)
 

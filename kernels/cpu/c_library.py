@@ -5,9 +5,9 @@ from typing import NamedTuple
 
 import torch
 
-from kernels.cpu import functions
-from kernels.cpu.crossover import UNLIMITED
-from kernels.cpu.functions import Function
+from pilotlight.kernels.cpu import functions
+from pilotlight.kernels.cpu.crossover import UNLIMITED
+from pilotlight.kernels.cpu.functions import Function
 
 _ENDINGS = {torch.float32: "f32", torch.bfloat16: "bf16"}
 # Rows of a product that are ours while it is not known what torch's takes: a decode step of so many sequences can be recorded.

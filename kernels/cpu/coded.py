@@ -5,7 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, get_num_threads
 
-from kernels.cpu.c_library import Library
+from pilotlight.kernels.cpu.c_library import Library
 
 INT4, _, MXFP4, INT8 = range(4)  # codes.h
 _BLOCK = 32  # columns

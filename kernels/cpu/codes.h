@@ -1,4 +1,4 @@
-// Weights that are kept in codes of four or eight bits: a row's codes in blocks of 32 columns, and a scale for each group of blocks (kernels/int4.py,
+// Weights that are kept in codes of four or eight bits: a row's codes in blocks of 32 columns, and a scale for each group of blocks (kernels/matrices/int4.py,
 // mxfp4.py, int8.py have the layouts).
 //
 // A product multiplies what a code stands for before its scale, a whole number that bf16 holds exactly, adds up as far as one scale goes, and multiplies

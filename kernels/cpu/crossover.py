@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from kernels.attention_rule import AttentionRule
-from kernels.varlen import VarlenBatch
+from pilotlight.kernels.attention.attention_rule import AttentionRule
+from pilotlight.kernels.attention.varlen import VarlenBatch
 
 log = logging.getLogger(__name__)
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from kernels.cpu import library
+from pilotlight.kernels.cpu import library
 
 # Types of eight bits have no infinity: NaN's bits, and which of them tell it from numbers.
 _NAN_CODES = {torch.float8_e4m3fn: (0x7F, 0x7F), torch.float8_e8m0fnu: (0xFF, 0xFF)}

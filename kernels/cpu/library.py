@@ -11,11 +11,11 @@ from pathlib import Path
 
 import torch
 
-from kernels.cpu import ops
-from kernels.cpu.build import TORCH, BuildError, build_library, find_library, forced_kind
-from kernels.cpu.c_library import Library
-from kernels.cpu.crossover import Forms, Limits, keep_limits
-from kernels.prefill_by_torch import attend_by_torch
+from pilotlight.kernels.attention.prefill_by_torch import attend_by_torch
+from pilotlight.kernels.cpu import ops
+from pilotlight.kernels.cpu.build import TORCH, BuildError, build_library, find_library, forced_kind
+from pilotlight.kernels.cpu.c_library import Library
+from pilotlight.kernels.cpu.crossover import Forms, Limits, keep_limits
 
 log = logging.getLogger(__name__)
 

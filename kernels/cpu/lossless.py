@@ -1,15 +1,16 @@
-"""The C library's operations on weights in 12 bits (kernels/lossless.py), of tensors: as ops.py, each returns None for what C cannot take."""
+"""The C library's operations on weights in 12 bits (kernels/matrices/lossless.py), of tensors: as ops.py, each returns None for what C cannot
+take."""
 
 from typing import Protocol
 
 import torch
 from torch import Tensor, get_num_threads
 
-from kernels.cpu.c_library import Library
+from pilotlight.kernels.cpu.c_library import Library
 
 
 class TwelveBitWeight(Protocol):
-    """A weight in 12 bits (kernels/lossless.py), as the library reads it."""
+    """A weight in 12 bits (kernels/matrices/lossless.py), as the library reads it."""
 
     @property
     def codes(self) -> Tensor: ...

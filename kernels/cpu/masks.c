@@ -1,4 +1,4 @@
-// kernels/masks.py: logits of tokens that are not allowed become the lowest number.
+// kernels/sampling/masks.py: logits of tokens that are not allowed become the lowest number.
 #ifndef SCALAR_BF16  // compiled once
 #include "team.h"
 

@@ -2,11 +2,11 @@
 
 from torch import Tensor, float32, get_num_threads, int32, int64
 
-from kernels.cpu.c_library import Library
+from pilotlight.kernels.cpu.c_library import Library
 
 
 def mask_(library: Library, logits: Tensor, rows: Tensor, bits: Tensor) -> bool | None:
-    """Forbid tokens as kernels/masks.py has it; True: done."""
+    """Forbid tokens as kernels/sampling/masks.py has it; True: done."""
     if not (
         logits.ndim == bits.ndim == 2
         and rows.ndim == 1

@@ -9,12 +9,12 @@ Nothing here can be differentiated.
 import torch
 from torch import Tensor, empty_like, get_num_threads
 
-from kernels.attention_rule import AttentionRule
-from kernels.cpu.c_library import Library
-from kernels.cpu.crossover import UNLIMITED
-from kernels.cpu.functions import Function
-from kernels.fp8_cache import FP8
-from kernels.varlen import VarlenBatch
+from pilotlight.kernels.attention.attention_rule import AttentionRule
+from pilotlight.kernels.attention.fp8_cache import FP8
+from pilotlight.kernels.attention.varlen import VarlenBatch
+from pilotlight.kernels.cpu.c_library import Library
+from pilotlight.kernels.cpu.crossover import UNLIMITED
+from pilotlight.kernels.cpu.functions import Function
 
 _FP32, _INT64 = torch.float32, torch.int64
 SILU, GELU_TANH = 1, 2  # activation.h
@@ -259,7 +259,7 @@ def decode_attention(
     max_context_len: int,
     rule: AttentionRule,
 ) -> Tensor | None:
-    """As kernels/decode_attention.py's, q strided between sequences."""
+    """As kernels/attention/decode_attention.py's, q strided between sequences."""
     dtype = q.dtype
     function = library.decode_attention.get(dtype)
     scale, window, sinks, soft_cap, kv_scales, is_chunked = rule
@@ -306,7 +306,7 @@ def decode_attention(
 def prefill_attention(
     library: Library, q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: VarlenBatch, rule: AttentionRule
 ) -> Tensor | None:
-    """As kernels/prefill_attention.py's, q strided between tokens. Its callers have checked the arguments."""
+    """As kernels/attention/prefill_attention.py's, q strided between tokens. Its callers have checked the arguments."""
     if q.shape[2] > _MAX_TILED_HEAD_DIM or _is_left_to_torch(library, q.dtype, batch, rule):
         return None
     return _attend_varlen(library.prefill_attention.get(q.dtype), q, k_cache, v_cache, batch, rule)
@@ -320,7 +320,8 @@ def _is_left_to_torch(library: Library, dtype: torch.dtype, batch: VarlenBatch, 
 def verify_attention(
     library: Library, q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: VarlenBatch, rule: AttentionRule
 ) -> Tensor | None:
-    """As kernels/verify_attention.py's, q strided between tokens, to the bit as decode_attention has each. Its callers have checked the arguments."""
+    """As kernels/attention/verify_attention.py's, q strided between tokens, to the bit as decode_attention has each. Its callers have checked the
+    arguments."""
     _, heads, head_dim = q.shape
     if max(batch.host_q_lens, default=0) * heads * head_dim > _MAX_HEAD_FLOATS:
         return None

@@ -14,7 +14,7 @@ from functools import cache
 
 import torch
 
-from kernels.cpu.mapped_file import HUGE_PAGE, MappedFile, MappedParts, libc
+from pilotlight.kernels.cpu.mapped_file import HUGE_PAGE, MappedFile, MappedParts, libc
 
 _MADV_COLLAPSE = 25  # of Linux, all architectures of torch's
 

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from kernels.cpu import library as cpu
-from kernels.cpu import pages
-from kernels.cpu.c_library import Library
-from kernels.cpu.mapped_file import HUGE_PAGE
+from pilotlight.kernels.cpu import library as cpu
+from pilotlight.kernels.cpu import pages
+from pilotlight.kernels.cpu.c_library import Library
+from pilotlight.kernels.cpu.mapped_file import HUGE_PAGE
 
 _ALIGNMENT = 128
 _aten: Any = torch.ops.aten

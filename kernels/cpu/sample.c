@@ -1,4 +1,4 @@
-// The parts of kernels/sample.py and kernels/philox.py that go through every logit or row, to the same bits as their torch forms.
+// The parts of kernels/sampling/sample.py and kernels/sampling/philox.py that go through every logit or row, to the same bits as their torch forms.
 #ifndef SCALAR_BF16  // compiled once
 #include "team.h"
 
@@ -10,7 +10,7 @@
 #endif
 #pragma STDC FP_CONTRACT OFF
 
-#define SUMMED 1024  // logits in a sum, as in kernels/sample.py
+#define SUMMED 1024  // logits in a sum, as in kernels/sampling/sample.py
 #define SUMS_OF_PIECE 8
 #define FAR (63 << 24)
 

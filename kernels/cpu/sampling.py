@@ -2,9 +2,9 @@
 
 from torch import Tensor, float32, float64, get_num_threads, int64
 
-from kernels.cpu import library as cpu
-from kernels.cpu.c_library import Library
-from kernels.sampling_scale import PIECE
+from pilotlight.kernels.cpu import library as cpu
+from pilotlight.kernels.cpu.c_library import Library
+from pilotlight.kernels.sampling.sampling_scale import PIECE
 
 
 def argmax(library: Library, logits: Tensor) -> tuple[Tensor, Tensor] | None:

@@ -13,10 +13,10 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 
-from kernels.cpu import library as cpu
-from kernels.cpu.c_library import Library
-from kernels.cpu.functions import Function
-from kernels.cpu.recording import NotRecordableError, Watch, Workspace
+from pilotlight.kernels.cpu import library as cpu
+from pilotlight.kernels.cpu.c_library import Library
+from pilotlight.kernels.cpu.functions import Function
+from pilotlight.kernels.cpu.recording import NotRecordableError, Watch, Workspace
 
 T = TypeVar("T")
 

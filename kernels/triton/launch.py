@@ -5,7 +5,7 @@ from functools import cache
 import torch
 import triton
 
-from kernels.checks import ArgumentError
+from pilotlight.kernels.checks import ArgumentError
 
 _MOST = 65535  # programs along a grid's second and third dimension; along the first 2**31 - 1
 _OF_H100 = 132  # and of an H200

@@ -8,8 +8,8 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.triton.jit import jit
-from kernels.triton.launch import check_launch
+from pilotlight.kernels.triton.jit import jit
+from pilotlight.kernels.triton.launch import check_launch
 
 _RANK, _COLUMNS = tl.constexpr(64), tl.constexpr(64)  # kernels/lora.py's MOST_RANK and COLUMNS
 _DEPTH = 128

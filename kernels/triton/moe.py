@@ -12,17 +12,17 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.activation import clamped_swiglu, gelu_tanh_and_mul, silu_and_mul
-from kernels.checks import ArgumentError
-from kernels.triton import packed
-from kernels.triton.activation import CLAMPED_SWIGLU, GELU_TANH, SILU
-from kernels.triton.jit import jit
-from kernels.triton.launch import check_launch, dense_rows
-from kernels.triton.linear import Tile
-from kernels.triton.packed import multiply_packed, none
-from kernels.triton.routing import MOST_EXPERTS
-from kernels.triton.tiles import multiply
-from kernels.weight import PLAIN, GatedActivation, Operands, Weight, plain_operands
+from pilotlight.kernels.checks import ArgumentError
+from pilotlight.kernels.elementwise.activation import clamped_swiglu, gelu_tanh_and_mul, silu_and_mul
+from pilotlight.kernels.matrices.weight import PLAIN, GatedActivation, Operands, Weight, plain_operands
+from pilotlight.kernels.triton.elementwise.activation import CLAMPED_SWIGLU, GELU_TANH, SILU
+from pilotlight.kernels.triton.jit import jit
+from pilotlight.kernels.triton.launch import check_launch, dense_rows
+from pilotlight.kernels.triton.matrices import packed
+from pilotlight.kernels.triton.matrices.linear import Tile
+from pilotlight.kernels.triton.matrices.packed import multiply_packed, none
+from pilotlight.kernels.triton.matrices.tiles import multiply
+from pilotlight.kernels.triton.routing import MOST_EXPERTS
 
 # Pairs of token and expert: up to it each finds its place by comparing itself with all others, in one launch.
 _MOST_COMPARED = 4096

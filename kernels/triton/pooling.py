@@ -6,10 +6,10 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.triton.jit import jit
+from pilotlight.kernels.triton.jit import jit
 
 if TYPE_CHECKING:
-    from kernels.pooling import Pooled
+    from pilotlight.kernels.pooling import Pooled
 
 _COLUMNS = 64  # a program: a lone text of 4,096 columns still fills 64 processors, each reading 128 bytes a row
 _ROWS = 32

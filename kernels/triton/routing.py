@@ -7,8 +7,8 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.triton.jit import jit
-from kernels.triton.launch import check_launch, dense_rows
+from pilotlight.kernels.triton.jit import jit
+from pilotlight.kernels.triton.launch import check_launch, dense_rows
 
 MOST_EXPERTS = 1024
 

@@ -15,7 +15,7 @@ from load_tests.local_network import ROOT, free_ports
 READY = "Serving http"
 START_S = 120.0
 ASK_S = 200.0  # the first answer may wait for packages to be installed
-PILOTLIGHT = (sys.executable, "-m", "runtime.cli.app")
+PILOTLIGHT = (sys.executable, "-m", "pilotlight.runtime.cli.commands")
 UNCOPIED = shutil.ignore_patterns("node_modules", ".venv", ".pilotlight", ".git")
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from load_tests.faults.members import ROUTER, Differently
 from load_tests.faults.rows import Row, Strike
-from wire.headers import HOP_SECRET_ENV
+from pilotlight.wire.hop.headers import HOP_SECRET_ENV
 
 SKEWED = Path(__file__).parent / "skewed"  # its sitecustomize.py moves the wall clock
 WRONG = {HOP_SECRET_ENV: "another secret than all the others have"}

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import orjson
 
-import engine
+import pilotlight.engine
 from load_tests.faults.members import Differently
 from load_tests.faults.processes import kill_site
 from load_tests.faults.rows import Fault, Row, Strike
 
 SITES = ("ams1", "iad1", "sin1")
-EMBER = Path(engine.__file__).parent / "embedded" / "ember"
+EMBER = Path(pilotlight.engine.__file__).parent / "embedded" / "ember"
 Damage = Callable[[Path], None]
 
 

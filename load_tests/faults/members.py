@@ -21,7 +21,7 @@ from types import TracebackType
 import psutil
 
 from load_tests.local_network import LocalNetwork
-from wire.headers import HOP_SECRET_ENV
+from pilotlight.wire.hop.headers import HOP_SECRET_ENV
 
 ROOT = Path(__file__).parents[2]
 SECRET = "a secret of this measurement alone"
@@ -173,7 +173,7 @@ class ScatteredNetwork(LocalNetwork):
         how = self._differently.get(name, Differently())
         file = self.folder / ("network.toml" if name == ROUTER else f"{name}.toml")
         file.write_text(how.edit(file.read_text()))
-        module = "edge_router.serve" if name == ROUTER else "runtime"
+        module = "pilotlight.edge_router.serve" if name == ROUTER else "pilotlight.runtime"
         environment = {
             **os.environ, HOP_SECRET_ENV: SECRET, "XDG_STATE_HOME": str(self.folder / name),
             "PILOTLIGHT_PARENT_PID": str(os.getpid()), **how.environment,

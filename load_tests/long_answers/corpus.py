@@ -9,8 +9,8 @@ import random
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from engine.embedded.ember.corpus import words
-from engine.embedded.ember.corpus.conversation import Conversation, Message, Split, assistant, system, user
+from training.ember.corpus import words
+from training.ember.corpus.conversation import Conversation, Message, Split, assistant, system, user
 
 Ask = Callable[[random.Random, Split], Conversation]
 

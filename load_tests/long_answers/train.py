@@ -15,11 +15,11 @@ import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from engine.embedded.ember.chat import HERE, Chat
-from engine.embedded.ember.corpus.conversation import Split
-from engine.embedded.ember.network import Network, load, save
-from engine.peft import CONFIG, WEIGHTS
 from load_tests.long_answers.corpus import ASKS
+from pilotlight.engine.adapters.peft import CONFIG, WEIGHTS
+from training.ember.chat import HERE, Chat
+from training.ember.corpus.conversation import Split
+from training.ember.network import Network, load, save
 
 ADAPTER = Path(__file__).parent / "adapter"
 RANK, ALPHA = 16, 32

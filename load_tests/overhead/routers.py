@@ -21,7 +21,7 @@ import psutil
 
 from load_tests.local_network import DOOR, free_ports
 from load_tests.overhead.trivial_site import MODEL, NAME
-from wire.headers import HOP_SECRET_ENV
+from pilotlight.wire.hop.headers import HOP_SECRET_ENV
 
 KEY = "sk-overhead"  # LiteLLM's proxy refuses to be measured without one; all get the same request
 START_S = 90.0
@@ -113,7 +113,7 @@ def _our_command(port: int, folder: Path, site: str, tables: str) -> list[str]:
     listed = f'place = {place}\n[listen]\nport = 0\n[[sites]]\nname = "{NAME}"\nurl = "{site}"\nplace = {place}\n'
     file = folder / f"{port}.toml"
     file.write_text(f"{listed}{DOOR}{tables}")
-    return [sys.executable, "-m", "edge_router.serve", str(file), "--port", str(port)]
+    return [sys.executable, "-m", "pilotlight.edge_router.serve", str(file), "--port", str(port)]
 
 
 def _command(name: str, peers: Path, site: str, folder: Path, quotas: str) -> tuple[list[str], int, str] | None:

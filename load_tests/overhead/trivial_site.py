@@ -14,9 +14,9 @@ from typing import cast
 import httptools
 import uvloop
 
-from wire.continuation import ANSWER, RESUME_POINTS
-from wire.http.listen import raise_file_limit
-from wire.status import ModelStatus, Place, ProcessStatus, SiteStatus, encode_status
+from pilotlight.wire.hop.continuation import ANSWER, RESUME_POINTS
+from pilotlight.wire.hop.status import ModelStatus, Place, ProcessStatus, SiteStatus, encode_status
+from pilotlight.wire.http.listen import raise_file_limit
 
 IDLE = 1_000_000  # so many tokens are never sent: after the first one the stream is silent, and open
 PACE_S = 0.02  # between two tokens of a stream: 50 a second

@@ -4,11 +4,11 @@ import sys
 import time
 from pathlib import Path
 
-from engine.kv_memory import make_kv_memory
-from engine.loading import load_model
-from engine.protocol import HostConfig, ModelSpec, SamplingParams, Submit
-from kernels.cpu import library
 from load_tests.peers.lines import CONTEXT_TOKENS, rate, serve
+from pilotlight.engine.api.protocol import HostConfig, ModelSpec, SamplingParams, Submit
+from pilotlight.engine.loading.kv_memory import make_kv_memory
+from pilotlight.engine.loading.loading import load_model
+from pilotlight.kernels.cpu import library
 
 MODEL = "model"
 KV_TOKENS = 64 * 640 + CONTEXT_TOKENS

@@ -24,19 +24,19 @@ import aiohttp
 import torch
 from safetensors.torch import save_file
 
-from engine.adapters.bank import AdapterBank
-from engine.adapters.content import SlotContent, make_content
-from engine.description.dense import DenseConfig
-from engine.peft import CONFIG, WEIGHTS, AdaptedProjection, AdapterDescription, projection_key
-from engine.runner import ModelRunner
-from engine.step import StepInput
-from engine.weights.shard import MatrixPart
-from kernels.cpu import library
 from load_tests.client import StreamTimes, stream_chat
 from load_tests.engine_speed import BLOCK_SIZE, DECODE_CONTEXT, SHAPES, compute, decode_step, make_model
 from load_tests.random_checkpoint import Shape, write
 from load_tests.records import percentiles, spread, write_record
 from load_tests.site_process import SiteProcess
+from pilotlight.engine.adapters.bank import AdapterBank
+from pilotlight.engine.adapters.content import SlotContent, make_content
+from pilotlight.engine.adapters.peft import CONFIG, WEIGHTS, AdaptedProjection, AdapterDescription, projection_key
+from pilotlight.engine.core.step import StepInput
+from pilotlight.engine.description.dense_config import DenseConfig
+from pilotlight.engine.execution.runner import ModelRunner
+from pilotlight.engine.weights.shard import MatrixPart
+from pilotlight.kernels.cpu import library
 
 SUBJECT = "adapters"
 BATCH, RANK, SLOTS = 16, 16, 16

@@ -25,26 +25,26 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from engine.kv.block_copier import make_copier
-from engine.kv.host_tier import HostTier
-from engine.kv.peers.block_server import BlockServer
-from engine.kv.peers.messages import PeerError
-from engine.kv.peers.mooncake import TransferEngine
-from engine.kv.peers.peer_thread import PeerThread
-from engine.kv.peers.transports import INLINE, MOONCAKE, SHARED_MEMORY
-from engine.kv.prefix_index import CacheIdentity, chain_root, extend_chain
-from engine.kv.shared_tiers import open_tiers
-from engine.kv.store_thread import StoreThread
-from engine.kv.tier_read import TierRead
-from engine.kv.tiered_cache import TieredCache
-from engine.kv_memory import make_kv_memory
-from engine.loading import load_model
-from engine.protocol import BlockSource, HostConfig, ModelSpec, SamplingParams, Submit
-from engine.runner import ModelRunner
 from load_tests.random_checkpoint import SHAPES as CHECKPOINTS
 from load_tests.random_checkpoint import Shape, write
 from load_tests.records import spread, write_record
 from load_tests.store_process import store_process
+from pilotlight.engine.api.protocol import BlockSource, HostConfig, ModelSpec, SamplingParams, Submit
+from pilotlight.engine.execution.runner import ModelRunner
+from pilotlight.engine.kv.peers.block_server import BlockServer
+from pilotlight.engine.kv.peers.messages import PeerError
+from pilotlight.engine.kv.peers.mooncake import TransferEngine
+from pilotlight.engine.kv.peers.peer_thread import PeerThread
+from pilotlight.engine.kv.peers.transports import INLINE, MOONCAKE, SHARED_MEMORY
+from pilotlight.engine.kv.pool.prefix_index import CacheIdentity, chain_root, extend_chain
+from pilotlight.engine.kv.shared_tiers import open_tiers
+from pilotlight.engine.kv.store.store_thread import StoreThread
+from pilotlight.engine.kv.tiered_cache import TieredCache
+from pilotlight.engine.kv.tiers.host_tier import HostTier
+from pilotlight.engine.kv.tiers.tier_read import TierRead
+from pilotlight.engine.kv.transfer.block_copier import make_copier
+from pilotlight.engine.loading.kv_memory import make_kv_memory
+from pilotlight.engine.loading.loading import load_model
 
 SHAPES = {**CHECKPOINTS, "0.5b": Shape(1024, 4096, 28, 16, 8, 64, 16_384)}
 TOTAL_BYTES = 64 << 20

@@ -4,7 +4,7 @@
     (c) the site is up, the model sleeps in host memory            (d) the device is full: another is put to sleep for it
     (e) the engine host is killed under a stream: to its next token, with a standby host and without
 
-`pilotlight bench-cold` runs it: python -m load_tests.scenarios.cold --sizes ember,0.6b,3b --plot cold.svg. `docs/cold-start.md` explains the picture.
+python -m load_tests.scenarios.cold --sizes ember,0.6b,3b --plot cold.svg. `docs/cold-start.md` explains the picture.
 """
 
 import argparse
@@ -35,7 +35,7 @@ CLOCKS = {
     "e": "engine host killed",
     "e0": "the same without a standby",
 }
-_STAY_S = 0.5  # beside three times a wake: after that a model may be put to sleep again (runtime/engines/residency.py)
+_STAY_S = 0.5  # beside three times a wake: after that a model may be put to sleep again (runtime/models/residency.py)
 _PLACE_FOR_COPY = 1 << 30
 _LIVES = 2  # of a model before its starts are measured; the second shows whether the first has left anything
 _LEAVES_WITHIN_S = 5.0
@@ -54,7 +54,7 @@ def at_least_one(text: str) -> int:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="pilotlight bench-cold", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python -m load_tests.scenarios.cold", description=__doc__.splitlines()[0])
     parser.add_argument(
         "--sizes", default="ember,0.6b,3b", help="of ember, 50m, 0.6b, 3b, or directories of checkpoints"
     )

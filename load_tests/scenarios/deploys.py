@@ -23,9 +23,9 @@ import aiohttp
 
 from load_tests.local_network import LocalNetwork
 from load_tests.records import write_record
-from wire.bundles import digest_of, pack
-from wire.deployments import PATH
-from wire.headers import DEPLOY_TOKEN_ENV, HOP_SECRET_ENV
+from pilotlight.wire.hop.bundles import digest_of, pack
+from pilotlight.wire.hop.deployments import PATH
+from pilotlight.wire.hop.headers import DEPLOY_TOKEN_ENV, HOP_SECRET_ENV
 
 NAME = "daily"
 LATER_S = 60.0

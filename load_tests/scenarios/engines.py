@@ -208,7 +208,7 @@ def start_engines(
                     raise RuntimeError(set_up)
                 else:
                     command = [*commands[name], str(model), str(threads)]
-                    # as engine.host sets it for itself
+                    # as pilotlight.engine.host.engine_host sets it for itself
                     environment = {"GOMP_SPINCOUNT": "1000"} if commands[name] is ours else None
                     directory = options.before if name == BEFORE else ROOT
                     engines[name] = Process(command, peers / f"{name}.log", scope, environment, directory)

@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 
 import torch
 
-from engine.layers.moe import Experts
-from engine.parallel.placement import ExpertPlacement
-from kernels.cpu import library
-from kernels.plain import PlainWeight
 from load_tests.records import write_record
+from pilotlight.engine.layers.moe import Experts
+from pilotlight.engine.parallel.placement import ExpertPlacement
+from pilotlight.kernels.cpu import library
+from pilotlight.kernels.matrices.plain import PlainWeight
 
 _HIDDEN, _INNER = 768, 384
 _RANKS = (2, 4)

@@ -199,7 +199,7 @@ def running_site(
             lines.append(f'layer = "{layer}"')
     file = folder / "site.toml"
     file.write_text("\n".join(lines) + "\n")
-    process = subprocess.Popen([sys.executable, "-m", "runtime", str(file)], stderr=subprocess.DEVNULL)
+    process = subprocess.Popen([sys.executable, "-m", "pilotlight.runtime", str(file)], stderr=subprocess.DEVNULL)
     try:
         yield port, _ready(port, process)
     finally:

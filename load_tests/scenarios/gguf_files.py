@@ -20,15 +20,15 @@ import torch
 from rich.console import Console
 from safetensors.torch import load_file, save_file
 
-from engine.embedded import ember
-from engine.gguf.directory import directory_of
-from engine.kv_memory import make_kv_memory
-from engine.loading import load_model
-from engine.protocol import HostConfig, ModelSpec, SamplingParams, Submit
-from kernels.cpu import library
 from load_tests.peers import convert
 from load_tests.records import write_record
 from load_tests.scenarios.engines import ROOT
+from pilotlight.engine.api.protocol import HostConfig, ModelSpec, SamplingParams, Submit
+from pilotlight.engine.embedded import ember
+from pilotlight.engine.gguf.directory import directory_of
+from pilotlight.engine.loading.kv_memory import make_kv_memory
+from pilotlight.engine.loading.loading import load_model
+from pilotlight.kernels.cpu import library
 
 EMBER = Path(ember.__file__).parent
 _CONVERTED, _QUANTIZED = ("f32", "f16", "bf16", "q8_0"), ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K_M", "Q5_K_M", "Q6_K")

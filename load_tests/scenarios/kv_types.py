@@ -12,19 +12,19 @@ from typing import Any
 
 import torch
 
-from engine.embedded.ember.chat import HERE, Chat, render
-from engine.embedded.ember.evaluate import TARGETS, engine_generator, evaluate, questions
-from engine.engine import Engine
-from engine.kv.layout import CacheLayout, in_fp8
-from engine.kv_memory import make_kv_memory
-from engine.loading import load_model
-from engine.models.dense import load
-from engine.protocol import Dtype, HostConfig, KvDtype, ModelSpec, SamplingParams, Submit
-from engine.runner import ModelRunner
-from engine.weights.loader import WeightLoader
-from kernels.cpu import library
 from load_tests.engine_speed import BLOCK_SIZE, SHAPES, RandomWeights, compute, decode_step
 from load_tests.records import spread, write_record
+from pilotlight.engine.api.protocol import Dtype, HostConfig, KvDtype, ModelSpec, SamplingParams, Submit
+from pilotlight.engine.core.engine import Engine
+from pilotlight.engine.execution.runner import ModelRunner
+from pilotlight.engine.kv.pool.layout import CacheLayout, in_fp8
+from pilotlight.engine.loading.kv_memory import make_kv_memory
+from pilotlight.engine.loading.loading import load_model
+from pilotlight.engine.models.dense import load
+from pilotlight.engine.weights.loader import WeightLoader
+from pilotlight.kernels.cpu import library
+from training.ember.chat import HERE, Chat, render
+from training.ember.evaluate import TARGETS, engine_generator, evaluate, questions
 
 _CPU = torch.device("cpu")
 _STEPS = ((1, 1024), (1, 4096), (1, 16_384), (8, 4096))  # sequences, and tokens of each

@@ -31,7 +31,7 @@ from rich.console import Console
 from load_tests.local_network import LocalNetwork
 from load_tests.postgres import Postgres, running_postgres
 from load_tests.records import write_record
-from wire.sse import EventDecoder
+from pilotlight.wire.sse import EventDecoder
 
 TARGETS = ("router", "site", "engine")
 DATABASE = "database"

@@ -19,21 +19,21 @@ from typing import Any
 import torch
 from safetensors import safe_open
 
-from engine.kv.layout import CacheLayout
-from engine.models.dense import load
-from engine.runner import ModelRunner
-from engine.weights.bundle import BundleIdentity, CheckpointFacts, lay_out
-from engine.weights.filling import as_bytes
-from engine.weights.loader import WeightLoader
-from engine.weights.lossless import CodedTensors, Matrix
-from engine.weights.storage import BundleMemory, BundleStorage
-from kernels.cpu import library, pages
-from kernels.lossless import Survey
 from load_tests.ceilings import Ceilings
 from load_tests.engine_speed import BLOCK_SIZE, DECODE_CONTEXT, SHAPES, RandomWeights, compute, steps_of
 from load_tests.peers.llama_cpp import LlamaFiles, Look
 from load_tests.records import spread, write_record
 from load_tests.scenarios.engines import ROOT
+from pilotlight.engine.execution.runner import ModelRunner
+from pilotlight.engine.kv.pool.layout import CacheLayout
+from pilotlight.engine.models.dense import load
+from pilotlight.engine.weights.bundles.bundle import BundleIdentity, CheckpointFacts, lay_out
+from pilotlight.engine.weights.bundles.lossless import CodedTensors, Matrix
+from pilotlight.engine.weights.filling import as_bytes
+from pilotlight.engine.weights.loader import WeightLoader
+from pilotlight.engine.weights.storage import BundleMemory, BundleStorage
+from pilotlight.kernels.cpu import library, pages
+from pilotlight.kernels.matrices.lossless import Survey
 
 SUBJECT = "lossless"
 _CPU = torch.device("cpu")

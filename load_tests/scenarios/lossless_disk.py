@@ -21,15 +21,15 @@ from typing import Any
 import torch
 import zstandard
 
-from engine.packing import Report, pack_directory
-from engine.weights.bundle import Bundle
-from engine.weights.bundle_file import BundleFile
-from engine.weights.filling import DTYPES, fill
-from engine.weights.storage import BundleMemory, BundleStorage
-from kernels.cpu import library
-from kernels.planes import split_planes
 from load_tests import random_checkpoint
 from load_tests.records import spread, write_record
+from pilotlight.engine.tools.packing import Report, pack_directory
+from pilotlight.engine.weights.bundles.bundle import Bundle
+from pilotlight.engine.weights.bundles.bundle_file import BundleFile
+from pilotlight.engine.weights.filling import DTYPES, fill
+from pilotlight.engine.weights.storage import BundleMemory, BundleStorage
+from pilotlight.kernels.cpu import library
+from pilotlight.kernels.matrices.planes import split_planes
 
 SUBJECT = "lossless-disk"
 _PIECE_BYTES = 2 << 20  # of what zstd -19 is given at a time, as chunks have

@@ -22,17 +22,17 @@ from pathlib import Path
 
 from aiohttp import web
 
-from engine.kv_memory import KvMemory, make_kv_memory
-from engine.loading import load_model
-from engine.protocol import HostConfig, Lossless, ModelSpec
-from kernels.cpu import library
 from load_tests import random_checkpoint
 from load_tests.records import spread, write_record
+from pilotlight.engine.api.protocol import HostConfig, Lossless, ModelSpec
+from pilotlight.engine.loading.kv_memory import KvMemory, make_kv_memory
+from pilotlight.engine.loading.loading import load_model
+from pilotlight.kernels.cpu import library
 
 SUBJECT = "lossless-starts"
 _MODES: dict[str, Lossless] = {"plain": "off", "lossless": "always"}
 _CONFIG = HostConfig(device="cpu", kv_bytes=256 << 20)
-_PILOTLIGHT = (sys.executable, "-m", "runtime.cli.app")
+_PILOTLIGHT = (sys.executable, "-m", "pilotlight.runtime.cli.commands")
 _MOVE_S = 600.0
 _LISTING = "pilotlight-files.json"
 

@@ -20,7 +20,7 @@ from load_tests.overhead.routers import KEY, METERED, OURS, SHARED, Running, run
 from load_tests.postgres import running_postgres
 from load_tests.records import write_record
 from load_tests.scenarios.router_overhead import TASKS, Round, measure, row, show
-from wire.http.listen import raise_file_limit
+from pilotlight.wire.http.listen import raise_file_limit
 
 TARGET_MS = 1.5
 NAMES = ("1 stream", "64 streams", "256 streams", "requests, 1 connection", "requests, 64 connections")

@@ -22,7 +22,7 @@ from playwright.sync_api import Browser, Page, sync_playwright
 
 from load_tests.local_network import LocalNetwork
 from load_tests.records import write_record
-from page.routes import STATIC
+from pilotlight.page.routes import STATIC
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAINTS = 9

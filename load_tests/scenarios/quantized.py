@@ -19,28 +19,28 @@ from typing import Any
 
 import torch
 
-from engine.description.dense import DenseConfig
-from engine.gguf.directory import directory_of
-from engine.kv.layout import CacheLayout
-from engine.models.decoder import Decoder
-from engine.models.dense import load
-from engine.runner import ModelRunner
-from engine.weights.checkpoint import Checkpoint
-from engine.weights.config import read_config
-from engine.weights.filling import fill
-from engine.weights.formats.registry import read_format
-from engine.weights.loader import WeightLoader
-from engine.weights.shard import Split
-from engine.weights.storage import CheckpointStorage
-from kernels.cpu import library, pages
-from kernels.int4 import Int4Weight
-from kernels.int8 import Int8Weight
-from kernels.weight import Weight
 from load_tests.ceilings import Ceilings
 from load_tests.engine_speed import BLOCK_SIZE, DECODE_CONTEXT, SHAPES, RandomWeights, compute, steps_of
 from load_tests.peers.llama_cpp import LlamaFiles, Look
 from load_tests.records import spread, write_record
 from load_tests.scenarios.engines import ROOT
+from pilotlight.engine.description.dense_config import DenseConfig
+from pilotlight.engine.execution.runner import ModelRunner
+from pilotlight.engine.gguf.directory import directory_of
+from pilotlight.engine.kv.pool.layout import CacheLayout
+from pilotlight.engine.models.decoder import Decoder
+from pilotlight.engine.models.dense import load
+from pilotlight.engine.weights.checkpoint import Checkpoint
+from pilotlight.engine.weights.config import read_config
+from pilotlight.engine.weights.filling import fill
+from pilotlight.engine.weights.formats.weight_formats import read_format
+from pilotlight.engine.weights.loader import WeightLoader
+from pilotlight.engine.weights.shard import Split
+from pilotlight.engine.weights.storage import CheckpointStorage
+from pilotlight.kernels.cpu import library, pages
+from pilotlight.kernels.matrices.int4 import Int4Weight
+from pilotlight.kernels.matrices.int8 import Int8Weight
+from pilotlight.kernels.matrices.weight import Weight
 
 SUBJECT = "quantized"
 _CPU = torch.device("cpu")

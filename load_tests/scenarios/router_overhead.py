@@ -23,7 +23,7 @@ from load_tests.overhead.client import Heard, idle_streams, load, request
 from load_tests.overhead.routers import KEY, NOBODY, OURS, PEERS, Running, running
 from load_tests.overhead.trivial_site import IDLE
 from load_tests.records import write_record
-from wire.http.listen import raise_file_limit
+from pilotlight.wire.http.listen import raise_file_limit
 
 KB = 1024
 TARGETS = {"token_p50_ms": 1.5, "token_p99_ms": 5.0, "large_per_core": 400.0, "times_litellm": 10.0}

@@ -10,16 +10,16 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from edge_router.backend import Backend
-from edge_router.policy import RouteRequest
-from edge_router.policy.cost import CostPolicy
-from edge_router.rtt import RoundTrip
-from edge_router.session import ConversationFingerprint, Prefix, SessionTable
 from load_tests.sim.policies.gorgo import GorgoPolicy
-from sites.config import PlaceConfig
-from sites.network import HealthConfig, RelayConfig, SiteRef
-from wire.prefixes import MAX_PUBLISHED, changed_prefixes, decode_prefixes, encode_prefixes
-from wire.status import ModelStatus, Place, ProcessStatus, SiteStatus, encode_status
+from pilotlight.edge_router.backends.backend import Backend
+from pilotlight.edge_router.backends.rtt import RoundTrip
+from pilotlight.edge_router.requests.session import ConversationFingerprint, Prefix, SessionTable
+from pilotlight.edge_router.routing.cost import CostPolicy
+from pilotlight.edge_router.routing.views import RouteRequest
+from pilotlight.sites.config import PlaceConfig
+from pilotlight.sites.network import HealthConfig, RelayConfig, SiteRef
+from pilotlight.wire.hop.prefixes import MAX_PUBLISHED, changed_prefixes, decode_prefixes, encode_prefixes
+from pilotlight.wire.hop.status import ModelStatus, Place, ProcessStatus, SiteStatus, encode_status
 
 SITES = (25, 330, 5000)
 DIGESTS = 32  # of a prompt: what a long conversation brings

@@ -21,11 +21,11 @@ import aiohttp
 import psycopg
 from rich.console import Console
 
-from edge_router.quotas.shared import LEASE_SHARE
 from load_tests.overhead.routers import KEY, Running, our_router, trivial_site
 from load_tests.overhead.trivial_site import MODEL
 from load_tests.postgres import Postgres, running_postgres
 from load_tests.records import write_record
+from pilotlight.edge_router.admission.quotas.shared import LEASE_SHARE
 
 NUM_ROUTERS = 3
 CLIENTS = 8  # of an account, at each router

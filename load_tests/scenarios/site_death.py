@@ -27,8 +27,8 @@ from rich.table import Table
 
 from load_tests.local_network import LocalNetwork
 from load_tests.records import write_record
-from wire.sse import EventDecoder
-from wire.status import RouterStatus, SiteView
+from pilotlight.wire.hop.status import RouterStatus, SiteView
+from pilotlight.wire.sse import EventDecoder
 
 SUBJECTS = ("a fox", "a boat", "a lamp", "snow", "the sea", "a tree", "a clock", "rain")
 WEATHER = {

@@ -43,7 +43,7 @@ from load_tests.scenarios.site_death import (
     thaw,
     wait_until_healthy,
 )
-from wire.sse import EventDecoder
+from pilotlight.wire.sse import EventDecoder
 
 KEYS = ("soak-a", "soak-b")  # two tenants
 END_S = 150.0  # I1: no request may take longer, however many sites it loses

@@ -23,29 +23,29 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from engine.chat_template import ChatTemplate
-from engine.drafting.drafter import Draft, Drafter, known_tokens
-from engine.drafting.grammar import GrammarDrafter
-from engine.drafting.model import ModelDrafter
-from engine.drafting.speculator import Speculator
-from engine.drafting.suffix import SuffixDrafter
-from engine.embedded.ember.chat import Chat
-from engine.embedded.ember.corpus.conversation import Conversation, Split
-from engine.embedded.ember.corpus.mixture import conversation
-from engine.engine import Engine
-from engine.formats import AnswerFormat, AnswerRules, CallableTool, Thinking
-from engine.kv_memory import make_kv_memory
-from engine.loading import load_model
-from engine.plan import Chunk, SchedulerLimits, StepCount
-from engine.protocol import Constraint, HostConfig, ModelInfo, ModelSpec, SamplingParams, Submit
-from engine.sequence import Sequence
-from engine.tokenizer import Tokenizer
-from kernels.cpu import library
 from load_tests.engine_speed import BLOCK_SIZE, SHAPES, make_runner
 from load_tests.long_answers.corpus import ASKS
 from load_tests.long_answers.train import merged
 from load_tests.random_checkpoint import EMBER
 from load_tests.records import spread, write_record
+from pilotlight.engine.api.protocol import Constraint, HostConfig, ModelInfo, ModelSpec, SamplingParams, Submit
+from pilotlight.engine.core.engine import Engine
+from pilotlight.engine.core.sequence import Sequence
+from pilotlight.engine.drafting.drafter import Draft, Drafter, known_tokens
+from pilotlight.engine.drafting.grammar_drafter import GrammarDrafter
+from pilotlight.engine.drafting.model_drafter import ModelDrafter
+from pilotlight.engine.drafting.speculator import Speculator
+from pilotlight.engine.drafting.suffix import SuffixDrafter
+from pilotlight.engine.loading.kv_memory import make_kv_memory
+from pilotlight.engine.loading.loading import load_model
+from pilotlight.engine.scheduling.plan import Chunk, SchedulerLimits, StepCount
+from pilotlight.engine.text.chat_template import ChatTemplate
+from pilotlight.engine.text.formats import AnswerFormat, AnswerRules, CallableTool, Thinking
+from pilotlight.engine.text.tokenizer import Tokenizer
+from pilotlight.kernels.cpu import library
+from training.ember.chat import Chat
+from training.ember.corpus.conversation import Conversation, Split
+from training.ember.corpus.mixture import conversation
 
 # By what is asked: the corpus's task. No answer of any kind was among those that the model learnt.
 LONG = {f"long: {name}": name for name in ASKS}

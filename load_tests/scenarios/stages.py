@@ -14,18 +14,18 @@ from typing import Any
 
 import torch
 
-from engine.batch import build_batch
-from engine.chunk_steps import scratch_step
-from engine.context import Context
-from engine.kv.layout import CacheLayout
-from engine.models.decoder import Decoder, DecoderLayer
-from engine.models.registry import find_family
-from engine.planning.model import PlannedModel, plan_model
-from engine.step import StepInput
-from engine.weights.loader import WeightLoader
-from kernels.cpu import library
 from load_tests.engine_speed import BLOCK_SIZE, RandomWeights, decode_step
 from load_tests.records import write_record
+from pilotlight.engine.core.chunk_steps import scratch_step
+from pilotlight.engine.core.step import StepInput
+from pilotlight.engine.execution.batch import build_batch
+from pilotlight.engine.execution.context import Context
+from pilotlight.engine.kv.pool.layout import CacheLayout
+from pilotlight.engine.models.decoder import Decoder, DecoderLayer
+from pilotlight.engine.models.model_registry import find_family
+from pilotlight.engine.planning.model_plan import PlannedModel, plan_model
+from pilotlight.engine.weights.loader import WeightLoader
+from pilotlight.kernels.cpu import library
 
 _CONFIG: dict[str, Any] = {
     "architectures": ["Qwen3MoeForCausalLM"], "hidden_size": 768, "num_hidden_layers": 16, "num_attention_heads": 12, "num_key_value_heads": 4,

@@ -18,26 +18,26 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-import engine
-from engine.chunk_steps import scratch_step, step_of
-from engine.engine import Engine
-from engine.kv import manager
-from engine.kv.block_pool import BlockPool
-from engine.kv.block_table import BlockTable
-from engine.kv.cached_prefix import PrefixLookup
-from engine.kv_memory import make_kv_memory
-from engine.loading import load_model
-from engine.plan import Chunk, SchedulerLimits
-from engine.protocol import HostConfig, ModelInfo, ModelSpec, SamplingParams, Submit
-from engine.runner import ModelRunner
-from engine.sequence import Sequence
-from kernels.cpu import library
+import pilotlight.engine
 from load_tests import kv_cost
 from load_tests.engine_speed import BLOCK_SIZE, SHAPES, make_runner
 from load_tests.records import spread, write_record
+from pilotlight.engine.api.protocol import HostConfig, ModelInfo, ModelSpec, SamplingParams, Submit
+from pilotlight.engine.core.chunk_steps import scratch_step, step_of
+from pilotlight.engine.core.engine import Engine
+from pilotlight.engine.core.sequence import Sequence
+from pilotlight.engine.execution.runner import ModelRunner
+from pilotlight.engine.kv import manager
+from pilotlight.engine.kv.pool.block_pool import BlockPool
+from pilotlight.engine.kv.pool.block_table import BlockTable
+from pilotlight.engine.kv.pool.cached_prefix import PrefixLookup
+from pilotlight.engine.loading.kv_memory import make_kv_memory
+from pilotlight.engine.loading.loading import load_model
+from pilotlight.engine.scheduling.plan import Chunk, SchedulerLimits
+from pilotlight.kernels.cpu import library
 
 BATCH = 64
-EMBER = Path(engine.__file__).parent / "embedded" / "ember"
+EMBER = Path(pilotlight.engine.__file__).parent / "embedded" / "ember"
 PROMPT_TOKENS, OUTPUT_TOKENS = 512, 64
 
 

@@ -21,21 +21,21 @@ from typing import Any
 import jsonschema  # type: ignore[import-untyped]
 from rich.console import Console
 
-from engine.constraints import Grammars
-from engine.engine import Engine
-from engine.grammar_compiler import ConstraintError
-from engine.kv_memory import make_kv_memory
-from engine.loading import load_model
-from engine.plan import SchedulerLimits
-from engine.protocol import Constraint, HostConfig, ModelInfo, ModelSpec, SamplingParams, Submit
-from engine.struct import replace
-from engine.tokenizer import Tokenizer
-from kernels.cpu import library
 from load_tests import random_checkpoint
 from load_tests.engine_speed import BLOCK_SIZE, SHAPES, make_runner
 from load_tests.random_checkpoint import EMBER, Shape
 from load_tests.records import percentiles, spread, write_record
 from load_tests.schemas import schemas
+from pilotlight.engine.api.protocol import Constraint, HostConfig, ModelInfo, ModelSpec, SamplingParams, Submit
+from pilotlight.engine.api.struct import replace
+from pilotlight.engine.core.engine import Engine
+from pilotlight.engine.grammar.constraints import Grammars
+from pilotlight.engine.grammar.grammar_compiler import ConstraintError
+from pilotlight.engine.loading.kv_memory import make_kv_memory
+from pilotlight.engine.loading.loading import load_model
+from pilotlight.engine.scheduling.plan import SchedulerLimits
+from pilotlight.engine.text.tokenizer import Tokenizer
+from pilotlight.kernels.cpu import library
 
 BATCH = 64
 MAX_TOKENS = 160

@@ -18,11 +18,11 @@ from typing import Any
 
 import torch
 
-from engine.description.dense import DenseConfig
-from kernels import tuning
 from load_tests.engine_speed import SHAPES
 from load_tests.records import commit, write_record
 from load_tests.timing import host_times_s
+from pilotlight.engine.description.dense_config import DenseConfig
+from pilotlight.kernels import tuning
 
 SUBJECT = "tuned"  # and the shape
 

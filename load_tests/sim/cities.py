@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
-from wire.status import Place
+from pilotlight.wire.hop.status import Place
 
 TABLE = Path(__file__).with_name("cities.tsv")
 PEAK_HOUR = 15.0  # of the local day

@@ -9,8 +9,6 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from edge_router.policy import BackendView, Policy, Preference, RouteRequest
-from edge_router.policy.cost import Assumptions, CostPolicy
 from load_tests.sim.declining import DecliningPolicy
 from load_tests.sim.oracle import OraclePolicy
 from load_tests.sim.policies.dynamo import DynamoPolicy
@@ -26,6 +24,8 @@ from load_tests.sim.preble import PreblePolicy
 from load_tests.sim.skywalker import SkyWalkerPolicy
 from load_tests.sim.trouble import NONE, Trouble
 from load_tests.tables.routing import ORACLE, OURS, OURS_ALONE
+from pilotlight.edge_router.routing.cost import Assumptions, CostPolicy
+from pilotlight.edge_router.routing.views import BackendView, Policy, Preference, RouteRequest
 
 Parameters = Mapping[str, Any]
 

@@ -5,10 +5,10 @@ from itertools import pairwise
 
 from msgspec.structs import replace
 
-from edge_router.policy import BackendView, Policy, Preference, RouteRequest
 from load_tests.sim.oracle import InformedPolicy
 from load_tests.sim.site import SimSite
 from load_tests.sim.traces import Turn
+from pilotlight.edge_router.routing.views import BackendView, Policy, Preference, RouteRequest
 
 GUESSED_TOKENS_PER_S = 2000.0
 

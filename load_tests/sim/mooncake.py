@@ -14,10 +14,10 @@ from pathlib import Path
 
 import msgspec
 
-from edge_router.session import Prefix
 from load_tests.sim.cities import City
 from load_tests.sim.load import Shape
 from load_tests.sim.traces import Session, Turn, guess_of, matched
+from pilotlight.edge_router.requests.session import Prefix
 
 BLOCK_TOKENS = 512
 SLO_TTFT_S = 10.0

@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from edge_router.policy import BackendView, Preference, RouteRequest, eligible
 from load_tests.sim.site import SimSite
 from load_tests.sim.traces import Turn
+from pilotlight.edge_router.routing.views import BackendView, Preference, RouteRequest, eligible
 
 
 class InformedPolicy:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from edge_router.policy import Preference
+from pilotlight.edge_router.routing.views import Preference
 
 
 @dataclass(slots=True)

@@ -1,7 +1,8 @@
 """A site of several devices: all compute prompts and answers, or some compute prompts for the others and hand their KV blocks over.
 
 Followed step by step, each with at most CHUNK prompt tokens and a token of every running answer, at the costs of site.py. The rule by which a prompt
-is computed where it is answered after all is the runtime's (runtime/engines/dispatch.py), in closed form; so are its constants, and a test compares
+is computed where it is answered after all is the runtime's (runtime/dispatch/dispatcher.py), in closed form; so are its constants, and a test
+compares
 them. Left out: caches, preemption, failures, roles that shift.
 """
 
@@ -14,10 +15,10 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from engine.protocol import LAST_CHUNK_TOKENS
 from load_tests.sim.load import Shape, site_capacity
 from load_tests.sim.site import CHUNK, STEP_GROWTH, STEP_S, SiteSpec
-from wire.status import Place
+from pilotlight.engine.api.protocol import LAST_CHUNK_TOKENS
+from pilotlight.wire.hop.status import Place
 
 NUM_DEVICES, NUM_FOR_PROMPTS = 4, 2
 PREFILL_TOKENS_PER_S = 4500.0

@@ -4,8 +4,8 @@ loaded site is not exploited."""
 
 from collections.abc import Sequence
 
-from edge_router.policy import BackendView, Preference, RouteRequest, eligible
 from load_tests.sim.policies.gorgo import GorgoPolicy
+from pilotlight.edge_router.routing.views import BackendView, Preference, RouteRequest, eligible
 
 
 class PreblePolicy:

@@ -10,19 +10,19 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from edge_router.backend import Backend, Ticket
-from edge_router.hints import EVERY_S, sleeping_winner
-from edge_router.policy import Policy, Preference, RouteRequest
-from edge_router.rtt import RoundTrip, seed_rtt_ms
-from edge_router.session import ConversationFingerprint, SessionTable
 from load_tests.sim.oracle import InformedPolicy
 from load_tests.sim.site import MODEL, SimSite
 from load_tests.sim.traces import Turn
 from load_tests.sim.trouble import NONE, Trouble
 from load_tests.sim.world import World
-from sites.config import PlaceConfig
-from sites.network import HealthConfig, SiteRef
-from wire.status import SiteStatus
+from pilotlight.edge_router.backends.backend import Backend, Ticket
+from pilotlight.edge_router.backends.rtt import RoundTrip, seed_rtt_ms
+from pilotlight.edge_router.backends.wake_hints import EVERY_S, sleeping_winner
+from pilotlight.edge_router.requests.session import ConversationFingerprint, SessionTable
+from pilotlight.edge_router.routing.views import Policy, Preference, RouteRequest
+from pilotlight.sites.config import PlaceConfig
+from pilotlight.sites.network import HealthConfig, SiteRef
+from pilotlight.wire.hop.status import SiteStatus
 
 HEALTH = HealthConfig()
 SESSION_ENTRIES = 100_000

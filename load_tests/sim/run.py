@@ -12,9 +12,6 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
-from edge_router.backend import Ticket
-from edge_router.policy import MAX_DECLINES, Policy, Preference
-from edge_router.session import ConversationFingerprint, Prefix
 from load_tests.sim.cities import City, load_cities
 from load_tests.sim.load import LOADS, QUIET, capacity, shape_of
 from load_tests.sim.mooncake import TraceFile
@@ -24,6 +21,9 @@ from load_tests.sim.site import MODEL, Job, SimSite
 from load_tests.sim.traces import Session, Trace, Turn, matched, sessions
 from load_tests.sim.trouble import NONE, Trouble, hit_site
 from load_tests.sim.world import REGION_MS, World, build_world
+from pilotlight.edge_router.backends.backend import Ticket
+from pilotlight.edge_router.requests.session import ConversationFingerprint, Prefix
+from pilotlight.edge_router.routing.views import MAX_DECLINES, Policy, Preference
 
 PREFIXES_EVERY_S = 10.0  # digests change slowly
 MAX_TRIES = 3

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import Any, Literal
 
-from edge_router.session import Prefix
-from wire.prefixes import MAX_PUBLISHED, encode_prefixes, short_digest
-from wire.status import ModelStatus, Place, ProcessStatus, SiteStatus
+from pilotlight.edge_router.requests.session import Prefix
+from pilotlight.wire.hop.prefixes import MAX_PUBLISHED, encode_prefixes, short_digest
+from pilotlight.wire.hop.status import ModelStatus, Place, ProcessStatus, SiteStatus
 
 MODEL = "m"
 BLOCK = 16  # tokens; the KV cache is counted in these

@@ -6,9 +6,9 @@ prompt, else the fewest requests. Where no local site is free, a remote region's
 
 from collections.abc import Sequence
 
-from edge_router.policy import BackendView, Preference, RouteRequest, eligible
 from load_tests.sim.oracle import InformedPolicy
 from load_tests.sim.world import REGION_MS
+from pilotlight.edge_router.routing.views import BackendView, Preference, RouteRequest, eligible
 
 
 class SkyWalkerPolicy(InformedPolicy):

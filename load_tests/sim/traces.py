@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import accumulate
 
-from edge_router.session import Prefix
 from load_tests.sim.cities import NIGHT_SHARE, City
+from pilotlight.edge_router.requests.session import Prefix
 
 START_HOUR_UTC = 6.0
 GUESS_SPREAD = 0.2  # standard deviation of the logarithm of guessed over true token counts

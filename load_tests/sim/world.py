@@ -7,10 +7,10 @@ the policy was tuned and seeds of published figures are different sets, named he
 import random
 from dataclasses import dataclass
 
-from edge_router.rtt import DETOUR, seed_rtt_ms
 from load_tests.sim.cities import City
 from load_tests.sim.site import SiteSpec
-from wire.status import Place
+from pilotlight.edge_router.backends.rtt import DETOUR, seed_rtt_ms
+from pilotlight.wire.hop.status import Place
 
 TUNING_SEEDS = tuple(range(1, 13))  # looked at while policies were changed and tuned
 # Published figures: drawn when the policy was frozen, never looked at before.

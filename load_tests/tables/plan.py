@@ -3,10 +3,10 @@
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from engine.planning.devices import DeviceSet, parse_devices
-from engine.planning.model import plan_model
-from engine.planning.planner import Workload, make_plan
 from load_tests.records import Record
+from pilotlight.engine.planning.devices import DeviceSet, parse_devices
+from pilotlight.engine.planning.model_plan import plan_model
+from pilotlight.engine.planning.planner import Workload, make_plan
 
 CONTEXT = 512  # tokens before each decode, as the record has them; ShareGPT's conversations have about as many
 LLAMA_8B: dict[str, Any] = {

@@ -20,7 +20,9 @@ def rows(results: Record) -> Iterable[list[str]]:
 
 def _role(module: str) -> str:
     """Name a process by its package, since modules have moved between commits."""
-    return {"edge_router": "the router", "runtime": "the site", "engine": "the engine host"}[module.partition(".")[0]]
+    return {"edge_router": "the router", "runtime": "the site", "engine": "the engine host"}[
+        module.removeprefix("pilotlight.").partition(".")[0]
+    ]
 
 
 def _num_tasks(tree: Record, role: str) -> int:

@@ -62,7 +62,9 @@ class Tracer:
                 [file, code.co_qualname, count, self._first_s[code]]
                 for code, count in self._functions.items()
                 if code.co_name not in NO_FUNCTIONS
-                and not (file := code.co_filename.removeprefix(self._root)).startswith(NOT_OURS)
+                and not (file := code.co_filename.removeprefix(self._root).removeprefix("pilotlight/")).startswith(
+                    NOT_OURS
+                )
             ],
             "tasks": [[task.get_coro().__qualname__, task not in self._older_tasks] for task in self._tasks],
         }

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from typing import Any
 from urllib.parse import urlsplit
 
-from runtime.cli.errors import CliError
-from wire.sse import EventDecoder
+from pilotlight.runtime.cli.cli_error import CliError
+from pilotlight.wire.sse import EventDecoder
 
 JSON = "application/json"
 DEFAULT_URL = "http://127.0.0.1:8787"

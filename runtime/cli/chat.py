@@ -8,8 +8,8 @@ from urllib.parse import quote
 
 from rich.console import Console
 
-from runtime.cli.api import Api
-from runtime.cli.errors import CliError
+from pilotlight.runtime.cli.api import Api
+from pilotlight.runtime.cli.cli_error import CliError
 
 QUOTES = '"""'
 DIM, PLAIN = "\x1b[2m", "\x1b[0m"

@@ -8,7 +8,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from runtime.endings import ending, oom_kills
+from pilotlight.runtime.telemetry.process_exit import ending, oom_kills
 
 LONGEST_LOG_BYTES = 16 << 20  # then it becomes LOG.1 at the next start
 KILL_AFTER_S = 5.0  # beyond a server's own drain time-out

@@ -7,8 +7,8 @@ from pathlib import Path
 import msgspec
 from rich.console import Console
 
-from runtime.cli.errors import CliError
-from wire.deployments import Name
+from pilotlight.runtime.cli.cli_error import CliError
+from pilotlight.wire.hop.deployments import Name
 
 MANIFEST = """\
 name = "{name}"

@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from runtime.cli.api import Api
+from pilotlight.runtime.cli.api import Api
 
 
 def print_slo(api: Api, as_json: bool) -> None:

@@ -10,8 +10,8 @@ import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
-from runtime.cli.api import Api
-from wire.status import SiteStatus, decode_status
+from pilotlight.runtime.cli.api import Api
+from pilotlight.wire.hop.status import SiteStatus, decode_status
 
 PROBE_TIMEOUT_S = 2.0
 

@@ -17,13 +17,13 @@ from types import FrameType
 
 from rich.console import Console
 
-from runtime.cli.child import KILL_AFTER_S, Child
-from runtime.cli.errors import CliError
-from runtime.cli.start_progress import ServerStart, StartProgress
-from sites.network import NetworkConfig, load_network
-from sites.site import SiteConfig, load_site
-from wire.headers import HOP_SECRET_ENV
-from wire.signals import STOP_SIGNALS, Terminal
+from pilotlight.runtime.cli.child import KILL_AFTER_S, Child
+from pilotlight.runtime.cli.cli_error import CliError
+from pilotlight.runtime.cli.start_progress import ServerStart, StartProgress
+from pilotlight.sites.network import NetworkConfig, load_network
+from pilotlight.sites.site import SiteConfig, load_site
+from pilotlight.support.signals import STOP_SIGNALS, Terminal
+from pilotlight.wire.hop.headers import HOP_SECRET_ENV
 
 POLL_S = 0.05
 RESTART_AFTER_S = 1.0
@@ -74,9 +74,10 @@ def load_sites(sites_dir: Path, network: NetworkConfig) -> list[tuple[Path, Site
 def make_children(network_file: Path, port: int, sites: list[tuple[Path, SiteConfig]], verbose: bool) -> list[Child]:
     logs = log_directory()
     secret = {HOP_SECRET_ENV: os.environ.get(HOP_SECRET_ENV) or secrets.token_hex(32)}
-    router = ["edge_router.serve", str(network_file), "--port", str(port)]
+    router = ["pilotlight.edge_router.serve", str(network_file), "--port", str(port)]
     children = [
-        Child(site.name, ["runtime", str(path)], logs / f"{site.name}.log", secret, verbose) for path, site in sites
+        Child(site.name, ["pilotlight.runtime", str(path)], logs / f"{site.name}.log", secret, verbose)
+        for path, site in sites
     ]
     return [*children, Child("router", router, logs / "router.log", secret, verbose)]
 

@@ -16,10 +16,10 @@ from urllib.parse import quote
 
 import aiohttp
 
-from runtime.fetching.errors import FetchError, Progress
-from runtime.fetching.listing import ListedChunk, ListedFile, Listing
-from runtime.fetching.store import STORE_ENV, chunks_in_store
-from runtime.fetching.tries import Again, headers_for, refuse, tried
+from pilotlight.runtime.fetching.errors import FetchError, Progress
+from pilotlight.runtime.fetching.listing import ListedChunk, ListedFile, Listing
+from pilotlight.runtime.fetching.store import STORE_ENV, chunks_in_store
+from pilotlight.runtime.fetching.tries import RetryLater, headers_for, refuse, tried
 
 CONNECTIONS = 4  # one rarely fills a long line; each holds a chunk in memory
 
@@ -123,7 +123,7 @@ class Fetching:
     async def _keep_body(self, response: aiohttp.ClientResponse, chunk: ListedChunk) -> None:
         body = await response.content.readexactly(chunk.size)
         if not await asyncio.to_thread(self._keep, chunk, body):
-            raise Again("what came has another SHA-256 than its listing says")
+            raise RetryLater("what came has another SHA-256 than its listing says")
         self._has_come(chunk)
 
     def _url_of(self, file: ListedFile) -> str:
@@ -159,7 +159,7 @@ async def _pass_over(response: aiohttp.ClientResponse, size: int) -> None:
     while size:
         piece = await response.content.read(min(size, 1 << 20))
         if not piece:
-            raise Again("the answer broke off")
+            raise RetryLater("the answer broke off")
         size -= len(piece)
 
 

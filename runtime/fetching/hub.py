@@ -1,4 +1,4 @@
-"""A model's files from the Hugging Face hub, fetched by a process of its own: `python -m runtime.fetching.hub ORG/NAME`.
+"""A model's files from the Hugging Face hub, fetched by a process of its own: `python -m pilotlight.runtime.fetching.hub ORG/NAME`.
 
 A download in a thread cannot be called off: a site that was told to stop while the hub did not answer never ended. This process is killed with
 whoever waits for it; the next one resumes where it was cut. It writes a JSON object a line: {done, total} in bytes, and at its end {path} or {error}.
@@ -12,8 +12,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from runtime.fetching.errors import FetchError, Progress
-from wire.http.listen import PARENT_PID_ENV, follow_parent
+from pilotlight.runtime.fetching.errors import FetchError, Progress
+from pilotlight.wire.http.listen import PARENT_PID_ENV, follow_parent
 
 # What a model needs: never the other frameworks' weights, which can double a download.
 _PATTERNS = ["*.json", "*.safetensors", "*.jinja", "tiktoken.model", "additional_chat_templates/*"]
@@ -23,7 +23,7 @@ _NOT_NEEDED = ["original/*", "consolidated*", "onnx/*", "*.gguf"]
 async def downloaded(hub_id: str, on_progress: Progress | None = None) -> Path:
     """Download a model from the hub. Raises FetchError. Cancelling this ends the download."""
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "runtime.fetching.hub", hub_id,
+        sys.executable, "-m", "pilotlight.runtime.fetching.hub", hub_id,
         stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, env={**os.environ, PARENT_PID_ENV: str(os.getpid())},
     )  # fmt: skip
     assert process.stdout is not None

@@ -12,11 +12,11 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
-from runtime.fetching.chunks import Fetching
-from runtime.fetching.errors import FetchError, Progress
-from runtime.fetching.listing import MAX_LISTING_BYTES, NAME, ListingError, digest_of, parse_listing
-from runtime.fetching.store import alone, note, partial_of, place_of, served_last, settle, store
-from runtime.fetching.tries import TIMEOUT, TRIES, Unreachable, headers_for, refuse, tried
+from pilotlight.runtime.fetching.chunks import Fetching
+from pilotlight.runtime.fetching.errors import FetchError, Progress
+from pilotlight.runtime.fetching.listing import MAX_LISTING_BYTES, NAME, ListingError, digest_of, parse_listing
+from pilotlight.runtime.fetching.store import alone, note, partial_of, place_of, served_last, settle, store
+from pilotlight.runtime.fetching.tries import TIMEOUT, TRIES, Unreachable, headers_for, refuse, tried
 
 _PIN = re.compile(r"sha256=([0-9a-f]{64})")
 

@@ -11,8 +11,8 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
-from runtime.fetching.listing import NAME, ListingError, parse_listing
-from wire import durable
+from pilotlight.runtime.fetching.listing import NAME, ListingError, parse_listing
+from pilotlight.support import atomic_files
 
 STORE_ENV = "PILOTLIGHT_MODELS"
 LOOK_S = 0.5  # whether another process has finished the same model
@@ -47,7 +47,7 @@ def chunks_in_store() -> dict[tuple[str, int], tuple[Path, int]]:
 
 
 def settle(place: Path) -> None:
-    durable.replace(partial_of(place), place)
+    atomic_files.replace(partial_of(place), place)
 
 
 def note(url: str, place: Path) -> None:
@@ -55,7 +55,7 @@ def note(url: str, place: Path) -> None:
     pointer = _pointer(url)
     beside = pointer.with_suffix(".new")
     beside.write_text(place.name)
-    durable.replace(beside, pointer)
+    atomic_files.replace(beside, pointer)
 
 
 def served_last(url: str) -> Path | None:

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import aiohttp
 
-from runtime.fetching.errors import FetchError
+from pilotlight.runtime.fetching.errors import FetchError
 
 TOKEN_ENV = "PILOTLIGHT_MODELS_TOKEN"  # sent as a bearer token, over HTTPS alone
 TRIES = 5  # of one chunk, with pauses that double
@@ -19,13 +19,13 @@ class Unreachable(FetchError):
     """The server did not give it, however often it was asked."""
 
 
-class Again(Exception):
+class RetryLater(Exception):
     """It may come when it is asked for again."""
 
 
 Result = TypeVar("Result")
 
-PASSING = (Again, aiohttp.ClientError, TimeoutError, asyncio.IncompleteReadError)
+PASSING = (RetryLater, aiohttp.ClientError, TimeoutError, asyncio.IncompleteReadError)
 
 
 async def tried(work: Callable[[], Awaitable[Result]], what: str, tries: int = TRIES) -> Result:
@@ -45,7 +45,7 @@ def refuse(status: int, url: str) -> None:
     if status in (200, 206):
         return
     if status in (408, 425, 429) or status >= 500:
-        raise Again(f"the server answers {status}")
+        raise RetryLater(f"the server answers {status}")
     hint = f"; a token for it is read from {TOKEN_ENV}" if status in (401, 403) else ""
     raise FetchError(f"{url}: the server answers {status}{hint}")
 

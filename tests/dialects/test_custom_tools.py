@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dialects.custom_tools import InputReader, function_of, input_of
-from dialects.invalid_values import ValidationError
+from pilotlight.dialects.body.invalid_values import ValidationError
+from pilotlight.dialects.custom_tools import InputReader, function_of, input_of
 
 
 @given(st.text(), st.booleans(), st.lists(st.integers(0, 200)))

@@ -7,10 +7,10 @@ from typing import Any
 import orjson
 import pytest
 
-from dialects.embeddings import parse_embedding
-from dialects.openai_chat import parse_chat
-from dialects.openai_completions import parse_completion
-from wire.errors import ApiError
+from pilotlight.dialects.embeddings_api import parse_embedding
+from pilotlight.dialects.openai_chat import parse_chat
+from pilotlight.dialects.openai_completions import parse_completion
+from pilotlight.wire.errors import ApiError
 
 TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
 MESSAGES = [{"role": "user", "content": "Hi"}]

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from dialects.table import prompt_pieces
-from wire.errors import Dialect
+from pilotlight.dialects.table import prompt_pieces
+from pilotlight.wire.errors import Dialect
 
 CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 

@@ -10,7 +10,7 @@ import pytest
 
 from load_tests.attacks import CASES, MIB, Attack, Neighbour, ask
 from load_tests.local_network import LocalNetwork
-from sites.config import SERVER_ENV
+from pilotlight.sites.config import SERVER_ENV
 from tests.e2e.conftest import NO_STANDBY
 
 MAY_GROW_MIB = 256  # of one process

@@ -72,8 +72,7 @@ def test_the_bench_runs_from_the_command_line(tmp_path: Path) -> None:
     command = [
         sys.executable,
         "-m",
-        "runtime.cli.app",
-        "bench-cold",
+        "load_tests.scenarios.cold",
         "--sizes",
         str(directory),
         "--rounds",

@@ -90,7 +90,11 @@ class Processes:
         self.running: dict[str, subprocess.Popen[bytes]] = {}
 
     def start(self, role: str) -> None:
-        module, file = ("edge_router.serve", "network.toml") if role == "router" else ("runtime", f"{role}.toml")
+        module, file = (
+            ("pilotlight.edge_router.serve", "network.toml")
+            if role == "router"
+            else ("pilotlight.runtime", f"{role}.toml")
+        )
         log = (self.folder / f"{role}.log").open("ab")
         command = [sys.executable, "-m", module, str(self.folder / file)]
         self.running[role] = subprocess.Popen(command, env=self.env, stdout=log, stderr=log)
@@ -115,7 +119,7 @@ class Processes:
             process.wait(30)
 
     def command(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "runtime.cli.app", *arguments]
+        command = [sys.executable, "-m", "pilotlight.runtime.cli.commands", *arguments]
         return subprocess.run(command, env=self.env, capture_output=True, text=True, timeout=60, check=False)
 
     def deploy(self, version: str, *options: str, manifest: str = MANIFEST) -> subprocess.CompletedProcess[str]:
@@ -206,7 +210,7 @@ def test_what_keeps_data_is_asked_at_its_home_alone_and_the_rest_everywhere(proc
 
 def test_what_it_prints_is_followed_from_afar(processes: Processes) -> None:
     assert processes.deploy("chatty").returncode == 0
-    command = [sys.executable, "-m", "runtime.cli.app", "tail", "greeter"]
+    command = [sys.executable, "-m", "pilotlight.runtime.cli.commands", "tail", "greeter"]
     printed = processes.folder / "tail.log"
     with printed.open("w") as file:
         following = subprocess.Popen(command, env=processes.env, stdout=file)

@@ -16,7 +16,7 @@ from load_tests.random_checkpoint import Shape
 from load_tests.scenarios.clients import without_end
 from load_tests.scenarios.site_death import kill, stream_counts, wait_until_healthy
 from tests.e2e.conftest import NO_STANDBY
-from tests.runtime.test_resumption import told_blocks
+from tests.runtime.generation.test_resumption import told_blocks
 
 SLOW = Shape(512, 1536, 4, 8, 4, 64)
 STRUCK_AT = 4000  # bytes of tens of thousands

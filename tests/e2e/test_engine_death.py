@@ -14,7 +14,7 @@ import httpx
 import psutil
 import pytest
 
-from engine.step_journal import read_journal
+from pilotlight.engine.api.step_journal import read_journal
 from tests.runtime.test_real_engine import Process
 
 CHAT = "/v1/chat/completions"

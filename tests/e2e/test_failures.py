@@ -77,7 +77,7 @@ def test_no_process_outlives_a_killed_parent(eventually: Wait) -> None:
 
 
 def run_cli(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "runtime.cli.app", *arguments]
+    command = [sys.executable, "-m", "pilotlight.runtime.cli.commands", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 

@@ -32,7 +32,9 @@ def site(folder: Path) -> Iterator[tuple["subprocess.Popen[bytes]", str]]:
     file = folder / "site.toml"
     file.write_text(SITE.format(port=port, place=PLACE))
     environment = {**os.environ, "XDG_STATE_HOME": str(folder / "state")}
-    with subprocess.Popen([sys.executable, "-m", "runtime", str(file)], cwd=ROOT, env=environment) as process:
+    with subprocess.Popen(
+        [sys.executable, "-m", "pilotlight.runtime", str(file)], cwd=ROOT, env=environment
+    ) as process:
         try:
             yield process, f"http://127.0.0.1:{port}/v1/responses"
         finally:

@@ -15,12 +15,12 @@ import httpx
 import psutil
 import pytest
 
+from pilotlight.wire.hop.data_sites import DATA_SITES
+from pilotlight.wire.hop.headers import HOP, HOP_SECRET_ENV, REQUEST_ID, Hop, sign_hop
 from tests.e2e.test_prefill_decode import CHAT, SAMPLED, Split, Streams, prompt
 from tests.e2e.throttled_proxy import ThrottledProxy
 from tests.runtime.test_real_engine import Process
 from tests.waiting import until
-from wire.data_sites import DATA_SITES
-from wire.headers import HOP, HOP_SECRET_ENV, REQUEST_ID, Hop, sign_hop
 
 SECRET = "a secret of this test's network"
 LENDER = f"lender{os.getpid()}"  # a site of one name has its host memory to itself

@@ -14,7 +14,7 @@ import openai
 import pytest
 
 from load_tests.local_network import LocalNetwork
-from wire.sse import EventDecoder
+from pilotlight.wire.sse import EventDecoder
 
 Wait = Callable[[Callable[[], bool], str], None]
 LISBON = [{"role": "user", "content": "What is the airport code of Lisbon?"}]
@@ -171,7 +171,7 @@ def test_bad_input_speaks_the_workers_ai_dialect_there(network: LocalNetwork) ->
 
 
 def test_status_lists_every_process(network: LocalNetwork) -> None:
-    command = [sys.executable, "-m", "runtime.cli.app", "status", "--json", "--url", network.url]
+    command = [sys.executable, "-m", "pilotlight.runtime.cli.commands", "status", "--json", "--url", network.url]
     listed = json.loads(subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout)
     assert sorted((process["role"], process["site"] or "") for process in listed) == sorted(
         [("router", ""), *((role, site) for role in ("site", "engine") for site in network.site_urls)]
@@ -184,7 +184,7 @@ def test_chat_on_the_command_line_streams_an_answer(network: LocalNetwork) -> No
     command = [
         sys.executable,
         "-m",
-        "runtime.cli.app",
+        "pilotlight.runtime.cli.commands",
         "chat",
         "--url",
         network.url,

@@ -16,7 +16,7 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import expect
 
 from load_tests.local_network import LocalNetwork, free_ports
-from runtime.cli.keys import new_key
+from pilotlight.runtime.cli.keys.key_files import new_key
 from tests.e2e.conftest import NO_STANDBY
 from tests.page.browser import browser, needs_chromium, opened, until
 
@@ -214,7 +214,17 @@ def test_keys_are_asked_for_and_decide_what_one_may_do(chromium: "Browser", tmp_
 
 def test_one_site_alone_has_a_page_too(chromium: "Browser") -> None:
     port = free_ports(1)[0]
-    command = [sys.executable, "-m", "runtime.cli.app", "serve", "ember", "--port", str(port), "--api-key", "letmein"]
+    command = [
+        sys.executable,
+        "-m",
+        "pilotlight.runtime.cli.commands",
+        "serve",
+        "ember",
+        "--port",
+        str(port),
+        "--api-key",
+        "letmein",
+    ]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
         next(line for line in server.stdout if line.startswith("Ready: "))

@@ -60,7 +60,7 @@ def undisturbed(site: Process) -> list[Any]:
 def ranks_of(site: Process) -> list[psutil.Process]:
     """Return the first rank, and those that it has started."""
     engine = site.engine()
-    found = [child for child in engine.children() if "engine.parallel.follower" in child.cmdline()]
+    found = [child for child in engine.children() if "pilotlight.engine.parallel.follower" in child.cmdline()]
     return [engine, *found]
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from load_tests.local_network import ROOT
 from load_tests.request_path import Function, RequestPath, trace_request
-from sites.config import SERVER_ENV
+from pilotlight.sites.config import SERVER_ENV
 
 pytestmark = pytest.mark.timeout(600)  # a trace of every call, twice, on a busy machine
 

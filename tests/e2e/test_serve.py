@@ -23,7 +23,7 @@ CHECKPOINT = ("config.json", "generation_config.json", "model.safetensors", "tok
 
 
 def serve(*arguments: str) -> "subprocess.Popen[str]":
-    command = [sys.executable, "-m", "runtime.cli.app", "serve", *arguments]
+    command = [sys.executable, "-m", "pilotlight.runtime.cli.commands", "serve", *arguments]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
@@ -149,7 +149,9 @@ def test_two_ranks_serve_one_model_and_leave_together(tmp_path: Path, split: tup
     with serve(str(folder), "--port", str(port), "--device", "cpu", *split, "--kv-gib", "0.05") as server:
         assert server.stdout is not None
         next(line for line in server.stdout if line.startswith("Ready: "))
-        ranks = [p for p in psutil.Process(server.pid).children(True) if "engine.parallel.follower" in p.cmdline()]
+        ranks = [
+            p for p in psutil.Process(server.pid).children(True) if "pilotlight.engine.parallel.follower" in p.cmdline()
+        ]
         client = openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="anything")
         assert len(ranks) == 1
         question = "What is the airport code of Lisbon?"

@@ -18,7 +18,7 @@ from aiohttp import ClientWebSocketResponse, WSMsgType, WSServerHandshakeError
 
 from load_tests.attacks import Neighbour
 from load_tests.local_network import free_ports
-from sites.config import SERVER_ENV
+from pilotlight.sites.config import SERVER_ENV
 from tests.e2e.one_site import NETWORK, PLACE
 
 SITE = """
@@ -86,7 +86,10 @@ class Processes:
         self.running: dict[str, subprocess.Popen[bytes]] = {}
 
     def start(self, role: str) -> None:
-        module, file = {"site": ("runtime", "site.toml"), "router": ("edge_router.serve", "network.toml")}[role]
+        module, file = {
+            "site": ("pilotlight.runtime", "site.toml"),
+            "router": ("pilotlight.edge_router.serve", "network.toml"),
+        }[role]
         with (self.folder / f"{role}.log").open("ab") as log:
             command = [sys.executable, "-m", module, str(self.folder / file)]
             self.running[role] = subprocess.Popen(command, env=self.env, stdout=log, stderr=log)

@@ -4,10 +4,10 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from edge_router.policy import BackendView
-from sites.config import parse
-from sites.network import NetworkConfig
-from wire.status import ModelStatus, Place, ProcessStatus, SiteStatus
+from pilotlight.edge_router.routing.views import BackendView
+from pilotlight.sites.config import parse
+from pilotlight.sites.network import NetworkConfig
+from pilotlight.wire.hop.status import ModelStatus, Place, ProcessStatus, SiteStatus
 
 PLACES = {
     "ams1": Place("Amsterdam", 52.31, 4.76),

@@ -16,14 +16,13 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 
-from edge_router.app import build_app
-from edge_router.policy import Policy
-from edge_router.proxy import Proxy
-from edge_router.serve import serving
-from edge_router.tunnels import Tunnels
 from load_tests.sim.policies.nearest import NearestPolicy
-from tests.edge_router.builders import network, site_status
-from wire.continuation import (
+from pilotlight.edge_router.app import build_app
+from pilotlight.edge_router.forwarding.proxy import Proxy
+from pilotlight.edge_router.forwarding.websockets import WebSocketRelay
+from pilotlight.edge_router.routing.views import Policy
+from pilotlight.edge_router.serve import serving
+from pilotlight.wire.hop.continuation import (
     ANSWER,
     NOTHING_DELIVERED,
     RESUME_POINTS,
@@ -32,9 +31,10 @@ from wire.continuation import (
     decode_delivery,
     with_resume_point,
 )
-from wire.headers import CLOCK, HOP, REFUSAL, REQUEST_ID, Hop, age_of_hop, hop_is_genuine, tell_clock
-from wire.http.listen import bind
-from wire.status import encode_status
+from pilotlight.wire.hop.headers import CLOCK, HOP, REFUSAL, REQUEST_ID, Hop, age_of_hop, hop_is_genuine, tell_clock
+from pilotlight.wire.hop.status import encode_status
+from pilotlight.wire.http.listen import bind
+from tests.edge_router.builders import network, site_status
 
 Behaviour = Callable[["FakeSite", web.Request], Awaitable[web.StreamResponse]]
 SSE = {"content-type": "text/event-stream; charset=utf-8"}
@@ -197,7 +197,9 @@ async def reset_before_first_byte(site: FakeSite, request: web.Request) -> web.S
 
 
 class Router:
-    def __init__(self, url: str, proxy: Proxy, session: aiohttp.ClientSession, server: Any, tunnels: Tunnels) -> None:
+    def __init__(
+        self, url: str, proxy: Proxy, session: aiohttp.ClientSession, server: Any, tunnels: WebSocketRelay
+    ) -> None:
         self.url = url
         self.server = server
         self.proxy = proxy

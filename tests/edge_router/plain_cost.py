@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from edge_router.policy import BackendView, RouteRequest, eligible
-from edge_router.policy.cost import Assumptions
-from edge_router.rtt import seed_rtt_ms
+from pilotlight.edge_router.backends.rtt import seed_rtt_ms
+from pilotlight.edge_router.routing.cost import Assumptions
+from pilotlight.edge_router.routing.views import BackendView, RouteRequest, eligible
 
 
 def plain_costs(

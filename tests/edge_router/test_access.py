@@ -7,8 +7,8 @@ from typing import Any
 import openai
 import pytest
 
+from pilotlight.wire.credentials import Access
 from tests.edge_router.fakes import answer, router, sites
-from wire.credentials import Access
 
 KEY, ADMIN = "pl-client", "pl-operator"
 TABLES: dict[str, Any] = {

@@ -8,19 +8,9 @@ from typing import Any
 import pytest
 from yarl import URL
 
-from edge_router.silence import SilenceWatch
 from load_tests.sim.policies.nearest import NearestPolicy
-from tests.edge_router.fakes import (
-    DONE,
-    WHOLE,
-    FakeSite,
-    begin,
-    event,
-    hang,
-    raw_stream,
-    router,
-    sites,
-)
+from pilotlight.edge_router.forwarding.timeouts import SilenceWatch
+from tests.edge_router.fakes import DONE, WHOLE, FakeSite, begin, event, hang, raw_stream, router, sites
 
 
 async def test_a_client_that_leaves_before_the_first_byte_closes_the_upstream() -> None:

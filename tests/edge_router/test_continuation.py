@@ -7,7 +7,16 @@ from typing import Any
 
 import pytest
 
-from edge_router.upstream import UpstreamAttempt
+from pilotlight.edge_router.forwarding.upstream import UpstreamAttempt
+from pilotlight.wire.hop.continuation import (
+    ANSWER,
+    DRAIN_NOTICE,
+    ResumePoint,
+    decode_answer,
+    decode_delivery,
+    with_resume_point,
+)
+from pilotlight.wire.hop.headers import HOP, Hop, hop_is_genuine
 from tests.edge_router.builders import model_status
 from tests.edge_router.fakes import (
     DONE,
@@ -32,8 +41,6 @@ from tests.edge_router.fakes import (
     write_and_end,
     write_and_wait,
 )
-from wire.continuation import ANSWER, DRAIN_NOTICE, ResumePoint, decode_answer, decode_delivery, with_resume_point
-from wire.headers import HOP, Hop, hop_is_genuine
 
 SECRET = "s3cret"
 COUNT = 6
@@ -355,7 +362,7 @@ async def test_a_stream_without_marks_is_not_continued() -> None:
 async def test_a_stream_that_is_too_long_to_be_told_is_not_continued_and_its_client_hears_why(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("edge_router.relay.MAX_DELIVERED_BYTES", 1)
+    monkeypatch.setattr("pilotlight.edge_router.forwarding.relay.MAX_DELIVERED_BYTES", 1)
     async with sites("ams1", "iad1") as fakes, router(fakes, policy=FirstThen("ams1", "iad1")) as running:
         fakes[0].behave = continued_stream(COUNT, until=3, ending=end_it)
         async with running.chat() as response:

@@ -5,10 +5,16 @@ from typing import Any
 
 import pytest
 
-from edge_router.request import Head, RequestParser
+from pilotlight.edge_router.requests.request import Head, RequestParser
+from pilotlight.wire.hop.continuation import (
+    RESUME_POINTS,
+    ResumePoint,
+    decode_answer,
+    decode_delivery,
+    with_resume_point,
+)
+from pilotlight.wire.sse import CONTENT_TYPE, EventDecoder, encode_event
 from tests.edge_router.fakes import FirstThen, answer, begin, raw_stream, refuse, router, sites
-from wire.continuation import RESUME_POINTS, ResumePoint, decode_answer, decode_delivery, with_resume_point
-from wire.sse import CONTENT_TYPE, EventDecoder, encode_event
 
 PATH = "/v1/messages"
 ASKED = {"model": "ember", "max_tokens": 9, "stream": True, "messages": [{"role": "user", "content": "Hi"}]}

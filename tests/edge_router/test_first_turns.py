@@ -6,19 +6,19 @@ from typing import Any, cast
 import orjson
 import pytest
 
-from edge_router.backend import Backend
-from edge_router.data_places import DataPlaces
-from edge_router.discovery import static_backends
-from edge_router.finetunes import SiteFinetunes
-from edge_router.lateness import Lateness
-from edge_router.policy.cost import CostPolicy
-from edge_router.proxied import ProxiedRequest
-from edge_router.request import Head, RequestParser, ValidRequest
-from edge_router.selection import SiteSelector
-from edge_router.session import SessionTable
-from sites.network import RelayConfig
+from pilotlight.edge_router.backends.backend import Backend
+from pilotlight.edge_router.backends.discovery import static_backends
+from pilotlight.edge_router.backends.lateness import Lateness
+from pilotlight.edge_router.forwarding.request_state import RequestState
+from pilotlight.edge_router.requests.request import Head, RequestParser, ValidRequest
+from pilotlight.edge_router.requests.session import SessionTable
+from pilotlight.edge_router.routing.cost import CostPolicy
+from pilotlight.edge_router.routing.data_places import DataPlaces
+from pilotlight.edge_router.routing.selection import SiteSelector
+from pilotlight.edge_router.services.finetune_registry import SiteFinetunes
+from pilotlight.sites.network import RelayConfig
 from tests.edge_router.builders import PLACES, Clock, model_status, network, site_status
-from tests.edge_router.test_selection import Hints, Metrics
+from tests.edge_router.routing.test_selection import Hints, Metrics
 
 PATH = "/v1/chat/completions"
 
@@ -56,7 +56,7 @@ class Network:
     def turn(self, messages: list[dict[str, str]], slow_ms: float = 0.0, at: str | None = None) -> tuple[str, str]:
         """Have a turn answered, `at` a site or where the policy sends it, and by so much later than it was expected. Return its site, and why."""
         request = parsed(messages)
-        proxied = ProxiedRequest(request, RelayConfig(), self.clock())
+        proxied = RequestState(request, RelayConfig(), self.clock())
         _, preferences = self.selector.rank(request)
         chosen = next(each for each in preferences if at in (None, each.backend.name))
         name = chosen.backend.name

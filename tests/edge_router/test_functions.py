@@ -5,7 +5,7 @@ import asyncio
 import aiohttp
 import pytest
 
-from edge_router.backend import EJECT_AFTER
+from pilotlight.edge_router.backends.backend import EJECT_AFTER
 from tests.edge_router.fakes import (
     DRAINING,
     FirstThen,

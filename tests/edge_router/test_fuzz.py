@@ -10,12 +10,12 @@ from aiohttp import web
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from edge_router.relay import Broken, DeliveryLog, Forward, StreamRelay
+from pilotlight.edge_router.forwarding.relay import DeliveryLog, Forward, StreamBroken, StreamRelay
+from pilotlight.wire.errors import ERRORS
+from pilotlight.wire.hop.continuation import RESUME_POINTS
+from pilotlight.wire.sse import EventDecoder
 from tests.edge_router.fakes import DONE, FakeSite, begin, event, marked_event, reset_connection, router, sites
 from tests.edge_router.raw import status_of, wire
-from wire.continuation import RESUME_POINTS
-from wire.errors import ERRORS
-from wire.sse import EventDecoder
 
 FEW = settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 PIECES = st.lists(
@@ -48,7 +48,7 @@ def test_a_relay_of_anything_tells_a_prefix_of_it_and_names_what_broke(pieces: l
         for step in (step for part in parts for step in relay.feed(part)):
             if isinstance(step, Forward):
                 said += step.data
-            elif isinstance(step, Broken):
+            elif isinstance(step, StreamBroken):
                 assert step.detail
                 break
         told.append(said)

@@ -9,7 +9,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from edge_router.request import AT_ONCE_BYTES, RequestParser
+from pilotlight.edge_router.requests.request import AT_ONCE_BYTES, RequestParser
 from tests.edge_router.fakes import DONE, FakeSite, answer, begin, event, hang, raw_stream, router, sites, stream_of
 from tests.edge_router.raw import post, status_of, wire
 

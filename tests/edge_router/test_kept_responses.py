@@ -12,9 +12,9 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 
+from pilotlight.wire.sse import EventDecoder, encode_event
 from tests.edge_router.fakes import FakeSite, begin, sites
 from tests.edge_router.test_serve import network_file, process, ready
-from wire.sse import EventDecoder, encode_event
 
 NUM_KILLS, NUM_CLIENTS = 3, 4
 PATH = "/v1/responses"

@@ -8,16 +8,16 @@ from typing import cast
 import msgspec
 import pytest
 
-from edge_router.admission import LIMITS, AdmissionFilter, Bucket, TenantLimits
-from edge_router.quotas.lease_store import LeaseKey
-from edge_router.quotas.shared import QuotaLease, SharedQuotas
-from edge_router.request import Head
-from sites.config import ConfigError, parse
-from sites.network import CustomerConfig, DoorConfig, NetworkConfig, TenantLimitsConfig
+from pilotlight.edge_router.admission.filter import LIMITS, AdmissionFilter, Bucket, TenantLimits
+from pilotlight.edge_router.admission.quotas.lease_store import LeaseKey
+from pilotlight.edge_router.admission.quotas.shared import QuotaLease, SharedQuotas
+from pilotlight.edge_router.requests.request import Head
+from pilotlight.sites.config import ConfigError, parse
+from pilotlight.sites.network import CustomerConfig, DoorConfig, NetworkConfig, TenantLimitsConfig
+from pilotlight.wire.credentials import Access, Account, Key
+from pilotlight.wire.errors import ApiError
 from tests.edge_router.builders import Clock, network
 from tests.edge_router.fakes import answer, event, hang, raw_stream, router, sites
-from wire.credentials import Access, Account, Key
-from wire.errors import ApiError
 
 ALICE, BOB = {"authorization": "Bearer alice"}, {"authorization": "Bearer bob"}
 
@@ -236,7 +236,7 @@ def test_new_limits_count_what_was_used_within_the_minute_and_what_is_at_work() 
 
 
 def test_the_table_of_tenants_is_bounded_and_forgets_nobody_who_is_at_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edge_router.admission.MAX_TENANTS", 10)
+    monkeypatch.setattr("pilotlight.edge_router.admission.filter.MAX_TENANTS", 10)
     door = limits(Clock(), max_open=1)
     with door.admitted(head("alice"), "a"):
         for i in range(100):

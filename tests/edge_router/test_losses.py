@@ -2,15 +2,7 @@
 
 import pytest
 
-from tests.edge_router.fakes import (
-    Behaviour,
-    FirstThen,
-    event,
-    last_error,
-    raw_stream,
-    router,
-    sites,
-)
+from tests.edge_router.fakes import Behaviour, FirstThen, event, last_error, raw_stream, router, sites
 
 DEATHS: dict[str, Behaviour] = {
     "reset": raw_stream(event(0), event(1), end="reset"),

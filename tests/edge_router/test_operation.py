@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from pilotlight.wire.hop.headers import HOP_SECRET_ENV
 from tests.edge_router.fakes import (
     DONE,
     WHOLE,
@@ -17,7 +18,6 @@ from tests.edge_router.fakes import (
     router,
     sites,
 )
-from wire.headers import HOP_SECRET_ENV
 
 
 async def test_a_drain_that_finds_a_client_still_sending_its_body_does_not_forward_it() -> None:

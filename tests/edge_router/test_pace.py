@@ -9,17 +9,17 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from edge_router.policy import Preference, RouteRequest
-from edge_router.proxied import MAX_MOVES, SETTLED_S, ProxiedRequest, RetryBudget
-from edge_router.relay import DeliveryLog, Forward
-from edge_router.request import Head, RequestParser, ValidRequest
-from edge_router.selection import AttemptPace, first_token_limit_s, stall_limit_s
-from edge_router.site_clocks import SiteClocks
-from edge_router.site_failure import SiteFailed
-from edge_router.upstream import AttemptLimits, Lost, Upstream, UpstreamAttempt
-from sites.network import RelayConfig
+from pilotlight.edge_router.backends.site_clocks import SiteClocks
+from pilotlight.edge_router.forwarding.relay import DeliveryLog, Forward
+from pilotlight.edge_router.forwarding.request_state import MAX_MOVES, SETTLED_S, RequestState, RetryBudget
+from pilotlight.edge_router.forwarding.site_failure import SiteFailed
+from pilotlight.edge_router.forwarding.upstream import AttemptLimits, SiteConnections, StreamLost, UpstreamAttempt
+from pilotlight.edge_router.requests.request import Head, RequestParser, ValidRequest
+from pilotlight.edge_router.routing.selection import AttemptPace, first_token_limit_s, stall_limit_s
+from pilotlight.edge_router.routing.views import Preference, RouteRequest
+from pilotlight.sites.network import RelayConfig
+from pilotlight.wire.sse import HEARTBEAT
 from tests.edge_router.builders import Clock, model_status, view
-from wire.sse import HEARTBEAT
 
 RELAY = RelayConfig(stall_s=2.0)
 LIMITS = AttemptLimits(60.0, 10.0, is_continuation=False)
@@ -32,9 +32,9 @@ def request() -> ValidRequest:
     return RequestParser("secret", 4, lambda address, geo, is_hop: None).parse(head, body, "id", "1.2.3.4")
 
 
-def moved(proxied: ProxiedRequest, *, told_for_s: float) -> None:
+def moved(proxied: RequestState, *, told_for_s: float) -> None:
     recovery = proxied.recovery
-    proxied.cut("ams1", Lost("stalled", "it was silent"), recovery.delivered_at)
+    proxied.cut("ams1", StreamLost("stalled", "it was silent"), recovery.delivered_at)
     assert recovery.delivered(recovery.delivered_at + 1) == 1
     assert recovery.delivered(recovery.delivered_at + told_for_s) is None
 
@@ -64,7 +64,7 @@ def test_a_first_token_may_take_several_times_what_was_predicted_where_that_was_
 
 
 def test_each_move_that_does_not_help_doubles_the_streams_patience_and_there_is_an_end_of_moves() -> None:
-    proxied = ProxiedRequest(request(), RELAY, 0.0)
+    proxied = RequestState(request(), RELAY, 0.0)
     proxied.recovery.delivered(100.0)
     limits = []
     for _ in range(3):
@@ -78,13 +78,13 @@ def test_each_move_that_does_not_help_doubles_the_streams_patience_and_there_is_
         assert proxied.recovery.may_move
         moved(proxied, told_for_s=SETTLED_S)
     assert not proxied.recovery.may_move
-    assert not ProxiedRequest(request(), replace(RELAY, max_losses=0), 0.0).recovery.may_move
+    assert not RequestState(request(), replace(RELAY, max_losses=0), 0.0).recovery.may_move
 
 
 def test_each_site_that_is_silent_while_it_takes_over_leaves_the_next_one_twice_the_time() -> None:
-    proxied = ProxiedRequest(request(), RELAY, 0.0)
+    proxied = RequestState(request(), RELAY, 0.0)
     assert proxied.first_stall_s == 4.0
-    proxied.cut("ams1", Lost("stalled", "it was silent"), 0.0)
+    proxied.cut("ams1", StreamLost("stalled", "it was silent"), 0.0)
     assert proxied.first_stall_s == 2.0
     proxied.tries.failed("iad1", SiteFailed("silent", "it sent nothing"))
     assert proxied.first_stall_s == 4.0
@@ -100,19 +100,19 @@ def test_a_new_request_leaves_a_silent_site_only_for_another_one_and_with_its_ne
     class Site:
         name = "ams1"
 
-    def pace(proxied: ProxiedRequest, retries: RetryBudget) -> AttemptPace:
+    def pace(proxied: RequestState, retries: RetryBudget) -> AttemptPace:
         return AttemptPace(proxied, Site(), RELAY, rank, retries)  # type: ignore[arg-type]
 
-    proxied = ProxiedRequest(request(), RELAY, 0.0)
+    proxied = RequestState(request(), RELAY, 0.0)
     before = retries.left
     assert pace(proxied, retries).may_leave()
     assert proxied.tries.is_paid
     assert retries.left == before - 1
     while retries.withdraw():
         pass
-    assert not pace(ProxiedRequest(request(), RELAY, 0.0), retries).may_leave()
+    assert not pace(RequestState(request(), RELAY, 0.0), retries).may_leave()
     sites.pop()
-    assert not pace(ProxiedRequest(request(), RELAY, 0.0), RetryBudget(Clock())).may_leave()
+    assert not pace(RequestState(request(), RELAY, 0.0), RetryBudget(Clock())).may_leave()
 
 
 class _Pace:
@@ -134,7 +134,7 @@ class _Pace:
 
 
 @asynccontextmanager
-async def silent_site(said: bytes = b"") -> AsyncIterator[tuple[Upstream, str]]:
+async def silent_site(said: bytes = b"") -> AsyncIterator[tuple[SiteConnections, str]]:
     """A site that takes a request, says that much and nothing more, and the router's side of it, whose watch is not running."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -147,7 +147,7 @@ async def silent_site(said: bytes = b"") -> AsyncIterator[tuple[Upstream, str]]:
 
     ended = asyncio.Event()
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    upstream = Upstream(RELAY, "", SiteClocks([]))
+    upstream = SiteConnections(RELAY, "", SiteClocks([]))
     async with asyncio.timeout(20), server:
         yield upstream, f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         upstream.pool.close()
@@ -169,7 +169,7 @@ async def test_what_the_router_did_not_hear_while_it_stood_still_itself_is_no_si
             await asyncio.sleep(0)
             assert not waiting.done()
             response.look(begun + 14.5, awake_since=begun + 12.0)
-            with pytest.raises(Lost) as lost:
+            with pytest.raises(StreamLost) as lost:
                 await waiting
             assert lost.value.cause == "stalled"
 

@@ -3,9 +3,6 @@
 import pytest
 from msgspec.structs import replace
 
-from edge_router.placement import placement_order
-from edge_router.policy import BackendView, Home, Policy, Preference, RouteRequest
-from edge_router.policy.cost import Assumptions, CostPolicy
 from load_tests.sim.policies.dynamo import DynamoPolicy
 from load_tests.sim.policies.gorgo import GorgoPolicy
 from load_tests.sim.policies.header_affinity import HeaderAffinityPolicy
@@ -15,8 +12,11 @@ from load_tests.sim.policies.nearest import NearestPolicy
 from load_tests.sim.policies.power_of_two import PowerOfTwoPolicy
 from load_tests.sim.policies.round_robin import RoundRobinPolicy
 from load_tests.sim.policies.smg_cache_aware import CacheAwarePolicy
+from pilotlight.edge_router.routing.cost import Assumptions, CostPolicy
+from pilotlight.edge_router.routing.placement import placement_order
+from pilotlight.edge_router.routing.views import BackendView, Home, Policy, Preference, RouteRequest
+from pilotlight.wire.hop.status import Place
 from tests.edge_router.builders import PLACES, view
-from wire.status import Place
 
 ALL_POLICIES = [
     CostPolicy, NearestPolicy, RoundRobinPolicy, LeastOutstandingPolicy, PowerOfTwoPolicy, HeaderAffinityPolicy, CacheAwarePolicy, DynamoPolicy,

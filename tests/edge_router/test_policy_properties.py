@@ -4,14 +4,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from edge_router.backend import Backend
-from edge_router.discovery import static_backends
-from edge_router.placement import MAX_WALK
-from edge_router.policy import BackendView, Home, RouteRequest
-from edge_router.policy.cost import MAX_HOLDERS, MAX_NEAR, CostPolicy, Priced, Scored, TypicalMs
+from pilotlight.edge_router.backends.backend import Backend
+from pilotlight.edge_router.backends.discovery import static_backends
+from pilotlight.edge_router.routing.cost import MAX_HOLDERS, MAX_NEAR, CostPolicy, Priced, Scored, TypicalMs
+from pilotlight.edge_router.routing.placement import MAX_WALK
+from pilotlight.edge_router.routing.views import BackendView, Home, RouteRequest
+from pilotlight.wire.hop.status import ModelStatus, Place
 from tests.edge_router.builders import Clock, model_status, network, site_status, view
 from tests.edge_router.plain_cost import plain_costs, plain_scores
-from wire.status import ModelStatus, Place
 
 NAMES = tuple(f"s{i}" for i in range(8))
 
@@ -195,7 +195,7 @@ class CountingPolicy(CostPolicy):
 
 
 def test_of_five_thousand_sites_few_are_priced_and_fewer_hashed(monkeypatch: object) -> None:
-    from edge_router import placement
+    from pilotlight.edge_router.routing import placement
 
     hashed = []
     weight = placement._weight

@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 import aiohttp
 import pytest
 
-from edge_router.batches.lines import ENDPOINTS
+from pilotlight.edge_router.services.batches.lines import ENDPOINTS
+from pilotlight.wire.hop.headers import HOP_SECRET_ENV
 from tests.edge_router.fakes import router
-from tests.edge_router.test_finetunes import ServedSite
+from tests.edge_router.services.test_finetune_registry import ServedSite
 from tests.fakes import says
-from wire.headers import HOP_SECRET_ENV
 
 CHAT, TEXT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"
 RUN = "/client/v4/accounts/a/ai/run/@test/tiny"

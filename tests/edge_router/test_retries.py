@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from edge_router.backend import EJECT_AFTER
+from pilotlight.edge_router.backends.backend import EJECT_AFTER
+from pilotlight.wire.http.client import ConnectionPool, Origin, UpstreamConnection
 from tests.edge_router.fakes import (
     DONE,
     WHOLE,
@@ -24,7 +25,6 @@ from tests.edge_router.fakes import (
     sites,
     stream_of,
 )
-from wire.http.client import ConnectionPool, Origin, UpstreamConnection
 
 FAILURES: dict[str, Behaviour] = {
     "reset before the first byte": reset_before_first_byte,
@@ -179,7 +179,7 @@ async def test_a_whole_answer_lost_half_way_is_made_good_elsewhere() -> None:
 
 
 async def test_a_whole_answer_too_large_to_hold_is_not_held(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edge_router.upstream.MAX_BODY_BYTES", 1 << 20)
+    monkeypatch.setattr("pilotlight.edge_router.forwarding.upstream.MAX_BODY_BYTES", 1 << 20)
     async with sites("ams1") as fakes, router(fakes) as running:
         fakes[0].behave = answer(200, {"text": "x" * (1 << 20)})
         async with running.chat(stream=False) as response:
@@ -373,7 +373,7 @@ class Closing(ConnectionPool):
 async def test_a_site_that_accepts_and_closes_at_once_costs_the_client_nothing(
     path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("edge_router.upstream.ConnectionPool", Closing)
+    monkeypatch.setattr("pilotlight.edge_router.forwarding.upstream.ConnectionPool", Closing)
     async with sites("ams1", "iad1") as fakes, router(fakes, policy=FirstThen("ams1", "iad1")) as running:
         monkeypatch.setattr(Closing, "port", fakes[0].port)
         fakes[1].behave = answer(200, {})

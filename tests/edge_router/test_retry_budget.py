@@ -1,6 +1,6 @@
 """Further tries are a share of what clients ask for, above a floor."""
 
-from edge_router.proxied import (
+from pilotlight.edge_router.forwarding.request_state import (
     ACCOUNT_FLOOR_PER_S,
     ACCOUNT_MOST,
     FLOOR_PER_S,

@@ -7,9 +7,9 @@ from typing import Any, get_args
 import pytest
 from starlette.routing import Mount, Route
 
-from edge_router.app import build_app
-from edge_router.services import RouterService, service_of
-from sites.accounts import Scope
+from pilotlight.edge_router.app import build_app
+from pilotlight.edge_router.service_table import RouterService, service_of
+from pilotlight.sites.accounts import Scope
 from tests.edge_router.builders import network
 from tests.edge_router.fakes import answer, router, sites
 

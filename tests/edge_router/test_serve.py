@@ -16,13 +16,13 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from edge_router import serve
-from edge_router.app import build_app
-from edge_router.serve import SPARE_FILES, _drain, http_limits, reload
-from sites.network import DoorConfig, load_network
+from pilotlight.edge_router import serve
+from pilotlight.edge_router.app import build_app
+from pilotlight.edge_router.serve import SPARE_FILES, _drain, http_limits, reload
+from pilotlight.sites.network import DoorConfig, load_network
+from pilotlight.wire.errors import ApiError
+from pilotlight.wire.http.listen import PARENT_PID_ENV
 from tests.edge_router.fakes import DONE, FakeSite, event, raw_stream, sites
-from wire.errors import ApiError
-from wire.http.listen import PARENT_PID_ENV
 
 ROOT = Path(__file__).parents[2]
 
@@ -42,7 +42,7 @@ def network_file(folder: Path, site_url: str, port: int = 0, extra: str = "", dr
 async def process(file: Path, **environment: str) -> AsyncIterator[tuple[asyncio.subprocess.Process, str]]:
     """The router's process and its URL, once it listens."""
     running = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "edge_router.serve", str(file),
+        sys.executable, "-m", "pilotlight.edge_router.serve", str(file),
         cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT), **environment}, stdout=asyncio.subprocess.PIPE,
     )  # fmt: skip
     try:
@@ -58,7 +58,7 @@ async def process(file: Path, **environment: str) -> AsyncIterator[tuple[asyncio
 
 def refused_start(file: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "edge_router.serve", str(file)],
+        [sys.executable, "-m", "pilotlight.edge_router.serve", str(file)],
         cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=30, check=False,
     )  # fmt: skip
 
@@ -208,7 +208,7 @@ def test_the_router_dies_with_the_process_that_asked_for_it(tmp_path: Path) -> N
     launcher = (
         "import os, subprocess, sys, time\n"
         f"env = {{**os.environ, {PARENT_PID_ENV!r}: str(os.getpid())}}\n"
-        "p = subprocess.Popen([sys.executable, '-m', 'edge_router.serve', sys.argv[1]], env=env, stdout=subprocess.PIPE)\n"
+        "p = subprocess.Popen([sys.executable, '-m', 'pilotlight.edge_router.serve', sys.argv[1]], env=env, stdout=subprocess.PIPE)\n"
         "p.stdout.readline()\nprint(p.pid, flush=True)\ntime.sleep(60)\n"
     )
     file = network_file(tmp_path, "http://127.0.0.1:9")
@@ -230,7 +230,7 @@ def test_the_router_dies_with_the_process_that_asked_for_it(tmp_path: Path) -> N
 def test_the_routers_log_has_the_time_of_each_line(tmp_path: Path) -> None:
     file = network_file(tmp_path, "http://127.0.0.1:1")
     with subprocess.Popen(
-        [sys.executable, "-m", "edge_router.serve", str(file)],
+        [sys.executable, "-m", "pilotlight.edge_router.serve", str(file)],
         cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
     ) as router:  # fmt: skip
         assert router.stderr is not None
@@ -256,7 +256,8 @@ def test_a_misspelt_key_stops_the_start_and_names_the_nearest(tmp_path: Path) ->
 
 
 def test_the_router_process_never_imports_torch_or_the_engine() -> None:
-    code = "import sys, edge_router.serve; print([m for m in ('torch', 'engine', 'runtime', 'transformers', 'ray') if m in sys.modules])"
+    heavy = ("torch", "pilotlight.engine", "pilotlight.runtime", "transformers", "ray")
+    code = f"import sys, pilotlight.edge_router.serve; print([m for m in {heavy} if m in sys.modules])"
     result = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=True
     )  # fmt: skip

@@ -11,13 +11,13 @@ import aiohttp
 import msgspec
 import pytest
 
-from edge_router.tls import Certificate
-from sites.config import ConfigError, parse
-from sites.network import NetworkConfig, RouterListenConfig
+from pilotlight.edge_router.tls import Certificate
+from pilotlight.sites.config import ConfigError, parse
+from pilotlight.sites.network import NetworkConfig, RouterListenConfig
+from pilotlight.wire.http.listen import loop_factory
 from tests.edge_router.builders import network
 from tests.edge_router.fakes import DONE, event, raw_stream, router, sites
-from tests.edge_router.test_tunnels import echo
-from wire.http.listen import loop_factory
+from tests.edge_router.forwarding.test_websockets import echo
 
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="certificates are made by openssl's command")
 

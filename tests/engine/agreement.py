@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from engine.protocol import Submit, TokenLogprobs
+from pilotlight.engine.api.protocol import Submit, TokenLogprobs
 from tests.engine.driver import Heard, submit
 
 VOCAB = 431

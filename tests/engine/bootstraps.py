@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from engine.bootstrap import store
-from engine.bootstrap.loader import BootstrapModel, find_model
-from engine.bootstrap.recorder import BackgroundRecorder
-from engine.engine import Engine
-from engine.kv_memory import make_kv_memory
-from engine.loading import load_model
-from engine.protocol import HostConfig, ModelSpec
+from pilotlight.engine.api.protocol import HostConfig, ModelSpec
+from pilotlight.engine.bootstrap import bootstrap_store
+from pilotlight.engine.bootstrap.bootstrap_loader import BootstrapModel, find_model
+from pilotlight.engine.bootstrap.recorder import BackgroundRecorder
+from pilotlight.engine.core.engine import Engine
+from pilotlight.engine.loading.kv_memory import make_kv_memory
+from pilotlight.engine.loading.loading import load_model
 from tests.checkpoints import write_llama
 from tests.cpu_kernels import C_LIBRARY, computing_with
 
@@ -29,7 +29,7 @@ def the_c_library_computes() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv(store.SWITCH, str(tmp_path / "bootstrap"))
+    monkeypatch.setenv(bootstrap_store.SWITCH, str(tmp_path / "bootstrap"))
     return tmp_path / "bootstrap"
 
 
@@ -42,7 +42,7 @@ def leave(monkeypatch: pytest.MonkeyPatch) -> Leave:
         writers.append(BackgroundRecorder(make, first_after_s=0.0))
         return writers[-1]
 
-    monkeypatch.setattr("engine.decoder_loading.BackgroundRecorder", begin)
+    monkeypatch.setattr("pilotlight.engine.loading.decoder_loading.BackgroundRecorder", begin)
 
     def leave(directory: Path, config: HostConfig = CONFIG, **spec: Any) -> Engine:
         wanted = ModelSpec("tiny", str(directory), **spec)

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from engine.rates import TransferRate
-from kernels.cpu import library
+from pilotlight.engine.core.rates import TransferRate
+from pilotlight.kernels.cpu import library
 from tests.cpu_kernels import BOTH, computing_with
 
 

@@ -7,13 +7,22 @@ from typing import Any
 
 import torch
 
-from engine.drafting.speculator import Speculator
-from engine.engine import Engine
-from engine.kv.shared_tiers import SharedTiers
-from engine.kv_memory import make_kv_memory
-from engine.loading import load_model
-from engine.plan import StepCount
-from engine.protocol import HostConfig, KvDtype, ModelSpec, Pooling, SamplingParams, Submit, TokenLogprobs, TokenOutput
+from pilotlight.engine.api.protocol import (
+    HostConfig,
+    KvDtype,
+    ModelSpec,
+    Pooling,
+    SamplingParams,
+    Submit,
+    TokenLogprobs,
+    TokenOutput,
+)
+from pilotlight.engine.core.engine import Engine
+from pilotlight.engine.drafting.speculator import Speculator
+from pilotlight.engine.kv.shared_tiers import SharedTiers
+from pilotlight.engine.loading.kv_memory import make_kv_memory
+from pilotlight.engine.loading.loading import load_model
+from pilotlight.engine.scheduling.plan import StepCount
 
 
 @dataclass

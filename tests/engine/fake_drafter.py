@@ -3,9 +3,9 @@
 from collections.abc import Sequence as SequenceOf
 from random import Random
 
-from engine.plan import Chunk, StepCount, StepPlan, most_drafts
-from engine.protocol import DraftCounts
-from engine.sequence import Sequence
+from pilotlight.engine.api.protocol import DraftCounts
+from pilotlight.engine.core.sequence import Sequence
+from pilotlight.engine.scheduling.plan import Chunk, StepCount, StepPlan, most_drafts
 from tests.engine.fake_runner import VOCAB, next_penalised_token, next_token
 
 

@@ -8,17 +8,17 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import NamedTuple
 
-from engine.engine import Engine
-from engine.images.residency import ImageEncoder
-from engine.kv.groups import Windows
-from engine.kv.slab_allocator import SlabAllocator
-from engine.kv.tiers import Tiers
-from engine.plan import SchedulerLimits, Speculation
-from engine.protocol import ModelInfo, TokenLogprobs
-from engine.results import RunResult, SampledToken
-from engine.sequence import PENDING
-from engine.step import ChoiceRow, StepInput
-from engine.struct import replace
+from pilotlight.engine.api.protocol import ModelInfo, TokenLogprobs
+from pilotlight.engine.api.struct import replace
+from pilotlight.engine.core.engine import Engine
+from pilotlight.engine.core.results import RunResult, SampledToken
+from pilotlight.engine.core.sequence import PENDING
+from pilotlight.engine.core.step import ChoiceRow, StepInput
+from pilotlight.engine.images.image_residency import ImageEncoder
+from pilotlight.engine.kv.lending.slab_allocator import SlabAllocator
+from pilotlight.engine.kv.pool.groups import Windows
+from pilotlight.engine.kv.tier_protocol import Tiers
+from pilotlight.engine.scheduling.plan import SchedulerLimits, Speculation
 
 VOCAB = 1000
 

@@ -4,8 +4,8 @@ from collections import Counter
 from collections.abc import Hashable, Sequence
 from random import Random
 
-from engine.kv.tiers import Tier, TierLoad, Tiers, Transfer
-from engine.protocol import BlockSource
+from pilotlight.engine.api.protocol import BlockSource
+from pilotlight.engine.kv.tier_protocol import Tier, TierLoad, Tiers, Transfer
 from tests.engine.fake_runner import FakeRunner
 
 Content = list[tuple[int, ...] | None]

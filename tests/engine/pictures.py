@@ -18,10 +18,10 @@ from transformers import (
     PreTrainedModel,
 )
 
-from engine.description.image_sizes import ImageSizes, read_image_sizes
-from engine.image_prompt import ImagePlaceholders, SizedImage
-from engine.protocol import PromptImage
-from engine.vision.picture import prepare_image
+from pilotlight.engine.api.protocol import PromptImage
+from pilotlight.engine.description.image_sizes import ImageSizes, read_image_sizes
+from pilotlight.engine.text.image_prompt import ImagePlaceholders, SizedImage
+from pilotlight.engine.vision.picture import prepare_image
 from tests.engine.families import LATENT, config
 
 PLACEHOLDER, MARKER = 9, 5  # Kimi's marker is its placeholder

@@ -7,12 +7,12 @@ from typing import TypeVar
 import torch
 from safetensors.torch import save_file
 
-from engine.weights.checkpoint import Checkpoint
-from engine.weights.filling import fill
-from engine.weights.formats.format import WeightFormat
-from engine.weights.loader import WeightLoader
-from engine.weights.shard import WHOLE, Shard
-from engine.weights.storage import CheckpointStorage, on_device
+from pilotlight.engine.weights.checkpoint import Checkpoint
+from pilotlight.engine.weights.filling import fill
+from pilotlight.engine.weights.formats.format import WeightFormat
+from pilotlight.engine.weights.loader import WeightLoader
+from pilotlight.engine.weights.shard import WHOLE, Shard
+from pilotlight.engine.weights.storage import CheckpointStorage, on_device
 
 T = TypeVar("T")
 CPU = torch.device("cpu")

@@ -7,13 +7,13 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from engine.engine import Engine
-from engine.kv.shared_tiers import open_tiers
-from engine.kv.tiered_cache import TieredCache
-from engine.protocol import HostConfig, Submit
-from engine.rates import TransferRate
-from engine.runner import ModelRunner
-from engine.struct import replace
+from pilotlight.engine.api.protocol import HostConfig, Submit
+from pilotlight.engine.api.struct import replace
+from pilotlight.engine.core.engine import Engine
+from pilotlight.engine.core.rates import TransferRate
+from pilotlight.engine.execution.runner import ModelRunner
+from pilotlight.engine.kv.shared_tiers import open_tiers
+from pilotlight.engine.kv.tiered_cache import TieredCache
 from tests.adapters import ATTENTION, LATENT, LINEAR, adapted, write_adapter
 from tests.checkpoints import write_llama
 from tests.cpu_kernels import BOTH

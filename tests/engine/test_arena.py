@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from engine.kv.arena import ALIGNMENT, MAX_SLAB_BYTES, MIN_SLAB_BYTES, Arena, _cut
+from pilotlight.engine.kv.arena import ALIGNMENT, MAX_SLAB_BYTES, MIN_SLAB_BYTES, Arena, _cut
 
 CPU = torch.device("cpu")
 

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.images.prompt import SequenceImage
-from engine.kv.block_pool import BlockPool
-from engine.kv.prefix_index import CacheIdentity, chain_root, extend_chain
+from pilotlight.engine.images.prompt import SequenceImage
+from pilotlight.engine.kv.pool.block_pool import BlockPool
+from pilotlight.engine.kv.pool.prefix_index import CacheIdentity, chain_root, extend_chain
 
 
 def test_the_block_unused_for_longest_is_evicted_first() -> None:

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import torch
 
-from engine.bootstrap import recorder
-from engine.bootstrap.program import read
-from engine.bootstrap.sampler import can_compute
-from engine.protocol import SamplingParams, Submit
-from engine.struct import asdict, replace
-from kernels.cpu import mapped_file
+from pilotlight.engine.api.protocol import SamplingParams, Submit
+from pilotlight.engine.api.struct import asdict, replace
+from pilotlight.engine.bootstrap import recorder
+from pilotlight.engine.bootstrap.program import read
+from pilotlight.engine.bootstrap.sampler import can_compute
+from pilotlight.kernels.cpu import mapped_file
 from tests.checkpoints import write_llama
 from tests.engine.bootstraps import Leave, bootstrapped, checkpoint, folder, leave, the_c_library_computes
 from tests.engine.driver import Heard, drain, one, random_prompt, submit
@@ -65,8 +65,8 @@ def test_weights_that_lie_in_the_checkpoint_as_they_are_wanted_are_not_written_a
     checkpoint: Path, leave: Leave, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each alone, and joined from parts that lie apart."""
-    monkeypatch.setattr("engine.weights.load.IN_PLACE_FROM_BYTES", 0)
-    monkeypatch.setattr("engine.weights.load.IN_PLACE_SHARE", 0.01)
+    monkeypatch.setattr("pilotlight.engine.weights.load.IN_PLACE_FROM_BYTES", 0)
+    monkeypatch.setattr("pilotlight.engine.weights.load.IN_PLACE_SHARE", 0.01)
     engine = leave(checkpoint)
     model = bootstrapped(checkpoint)
     weights = read(os.open(model.path, os.O_RDONLY))[0].weights
@@ -77,8 +77,8 @@ def test_weights_that_lie_in_the_checkpoint_as_they_are_wanted_are_not_written_a
 def test_parts_of_files_are_joined_in_the_programs_memory(
     tmp_path: Path, leave: Leave, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine.weights.load.IN_PLACE_FROM_BYTES", 0)
-    monkeypatch.setattr("engine.weights.storage._LEAST_PART", 0)
+    monkeypatch.setattr("pilotlight.engine.weights.load.IN_PLACE_FROM_BYTES", 0)
+    monkeypatch.setattr("pilotlight.engine.weights.storage._LEAST_PART", 0)
     page = mapped_file._PAGE
     write_llama(tmp_path, hidden_size=256, num_attention_heads=4, num_key_value_heads=2, head_dim=64, vocab_size=1024)
     _put_on_pages(tmp_path / "model.safetensors", page)
@@ -255,8 +255,8 @@ def test_a_bootstrap_imports_no_torch(checkpoint: Path, leave: Leave) -> None:
     code = """
 import sys
 from pathlib import Path
-from engine.bootstrap.loader import find_model
-from engine.protocol import HostConfig, ModelSpec, SamplingParams, Submit
+from pilotlight.engine.bootstrap.bootstrap_loader import find_model
+from pilotlight.engine.api.protocol import HostConfig, ModelSpec, SamplingParams, Submit
 directory = Path(sys.argv[1])
 model = find_model(ModelSpec("tiny", str(directory)), HostConfig(threads=1, kv_bytes=16 << 20))
 model.engine.submit(Submit("a", "tiny", (1, 2, 3), SamplingParams(max_tokens=200, temperature=0.8, ignore_eos=True)))

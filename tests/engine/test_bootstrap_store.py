@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import torch
 
-from engine.bootstrap import recorder, store
-from engine.protocol import HostConfig
-from engine.struct import replace
-from kernels.cpu import functions
+from pilotlight.engine.api.protocol import HostConfig
+from pilotlight.engine.api.struct import replace
+from pilotlight.engine.bootstrap import bootstrap_store, recorder
+from pilotlight.kernels.cpu import functions
 from tests.engine.bootstraps import (
     CONFIG,
     Leave,
@@ -128,10 +128,10 @@ def test_none_are_left_or_used_where_the_user_wants_none(
     checkpoint: Path, folder: Path, leave: Leave, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     leave(checkpoint)
-    monkeypatch.setenv(store.SWITCH, "0")
+    monkeypatch.setenv(bootstrap_store.SWITCH, "0")
     assert found(checkpoint) is None
-    monkeypatch.setenv(store.SWITCH, str(folder / "elsewhere"))
-    monkeypatch.setattr(store, "MOST_OWN_BYTES", 1000)
+    monkeypatch.setenv(bootstrap_store.SWITCH, str(folder / "elsewhere"))
+    monkeypatch.setattr(bootstrap_store, "MOST_OWN_BYTES", 1000)
     leave(checkpoint)
     assert list((folder / "elsewhere").iterdir()) == []
 
@@ -142,14 +142,14 @@ def test_programs_take_a_bounded_place_and_those_used_longest_ago_go_first(
     folder.mkdir(mode=0o700)
     paths = [folder / f"{i}.bootstrap" for i in range(3)]
     for age, path in enumerate(paths):
-        store.write(path, [bytes(1000)])
+        bootstrap_store.write(path, [bytes(1000)])
         os.utime(path, (1000 - age, 1000 - age))
-    monkeypatch.setattr(store, "MOST_BYTES", 2500)
+    monkeypatch.setattr(bootstrap_store, "MOST_BYTES", 2500)
     left_by_a_killed_writer = folder / ".x.bootstrap.1234"
     left_by_a_killed_writer.write_bytes(b"half")
     os.utime(left_by_a_killed_writer, (1000, 1000))
-    store.note_use(paths[1])
-    store.write(paths[2], [bytes(1000)])
+    bootstrap_store.note_use(paths[1])
+    bootstrap_store.write(paths[2], [bytes(1000)])
     assert sorted(folder.iterdir()) == [paths[1], paths[2]]
 
 
@@ -193,7 +193,7 @@ def test_a_writer_ends_with_its_process(checkpoint: Path, folder: Path) -> None:
     """It sleeps, and holds nobody up."""
     code = """
 import sys
-from engine.bootstrap.recorder import BackgroundRecorder
+from pilotlight.engine.bootstrap.recorder import BackgroundRecorder
 BackgroundRecorder(lambda: sys.exit("it was made after the end"), first_after_s=600.0)
 """
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2], timeout=100)

@@ -10,10 +10,7 @@ from typing import Any
 
 import pytest
 
-from engine.bootstrap.loader import BootstrapLoader
-from engine.host import EngineHost
-from engine.loader import ModelLoader
-from engine.protocol import (
+from pilotlight.engine.api.protocol import (
     VERSION,
     Abort,
     Command,
@@ -30,8 +27,11 @@ from engine.protocol import (
     StepOutput,
     UnloadModel,
 )
-from engine.served_model import ServedModel
-from engine.transport import FrontEndGone, QueueTransport
+from pilotlight.engine.bootstrap.bootstrap_loader import BootstrapLoader
+from pilotlight.engine.host.engine_host import EngineHost
+from pilotlight.engine.host.model_loader import ModelLoader
+from pilotlight.engine.host.served_model import ServedModel
+from pilotlight.engine.host.transport import FrontEndGone, QueueTransport
 from tests.checkpoints import write_llama
 from tests.engine.bootstraps import CONFIG, Leave, checkpoint, folder, found, leave, the_c_library_computes
 from tests.engine.driver import Heard, one, random_prompt, submit
@@ -145,7 +145,7 @@ def test_the_first_answer_does_not_wait_for_the_load(front: Front, gate: Gate, c
 def test_the_load_begins_with_the_first_answer_and_not_before(
     front: Front, gate: Gate, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine.bootstrap.loader._FIRST_ANSWER_S", 60.0)
+    monkeypatch.setattr("pilotlight.engine.bootstrap.bootstrap_loader._FIRST_ANSWER_S", 60.0)
     front.put(LoadModel(spec_of(checkpoint)))
     front.until(lambda: bool(front.all(ModelReady)))
     time.sleep(0.6)

@@ -9,14 +9,19 @@ from typing import ClassVar
 import pytest
 import torch
 
-from engine.kv_memory import make_kv_memory
-from engine.loading import load_model
-from engine.prewarming import prewarm
-from engine.protocol import HostConfig, ModelSpec
-from engine.weights import bundle_maps
-from engine.weights.bundle import lay_out
-from engine.weights.bundle_file import BundleFile
-from engine.weights.bundle_maps import copy_registered, drop_removed_maps, register, wait_registered
+from pilotlight.engine.api.protocol import HostConfig, ModelSpec
+from pilotlight.engine.host.prewarming import prewarm
+from pilotlight.engine.loading.kv_memory import make_kv_memory
+from pilotlight.engine.loading.loading import load_model
+from pilotlight.engine.weights.bundles import bundle_maps
+from pilotlight.engine.weights.bundles.bundle import lay_out
+from pilotlight.engine.weights.bundles.bundle_file import BundleFile
+from pilotlight.engine.weights.bundles.bundle_maps import (
+    copy_registered,
+    drop_removed_maps,
+    register,
+    wait_registered,
+)
 from tests.checkpoints import write_llama
 from tests.engine.driver import one, random_prompt, submit
 from tests.engine.fake_copy_stream import FakeCopyStream
@@ -192,7 +197,7 @@ def test_a_prewarmed_host_loads_by_one_copy_and_answers_the_same(
     first.close()
     prewarm(spec, CONFIG)
     assert wait_registered(30)
-    monkeypatch.setattr("engine.weights.load.fill", lambda jobs, tasks, report: _none(jobs))
+    monkeypatch.setattr("pilotlight.engine.weights.load.fill", lambda jobs, tasks, report: _none(jobs))
     again = load_model(spec, CONFIG, memory)
     assert "warm_up" not in dict(again.engine.info.load_phases), "its first prompt proves as much"
     assert one(again.engine, REQUEST).logprobs == expected.logprobs

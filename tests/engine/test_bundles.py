@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
-from engine.weights.bundle import (
+from pilotlight.engine.weights.bundles.bundle import (
     Bundle,
     BundleIdentity,
     CheckpointFacts,
@@ -27,10 +27,10 @@ from engine.weights.bundle import (
     lay_out,
     read_bundle,
 )
-from engine.weights.bundle_file import BundleFile, new_bundle
-from engine.weights.filling import DTYPES, as_bytes, fill
-from engine.weights.storage import BundleMemory, BundleStorage, on_device
-from kernels.cpu import pages
+from pilotlight.engine.weights.bundles.bundle_file import BundleFile, new_bundle
+from pilotlight.engine.weights.filling import DTYPES, as_bytes, fill
+from pilotlight.engine.weights.storage import BundleMemory, BundleStorage, on_device
+from pilotlight.kernels.cpu import pages
 from tests.engine.test_filling import LateDevice
 
 IDENTITY = BundleIdentity("LlamaForCausalLM", "float32", "c0ffee", "5eed")
@@ -80,7 +80,9 @@ def test_a_device_gets_each_tensor_from_the_file_through_its_buffers(tmp_path: P
             job._replace(make=lambda into, staged: into.copy_(staged)) for job in storage.jobs
         ]  # not straight into host memory
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("engine.weights.filling.is_finite", lambda values: True)  # the copies are still to come
+            patch.setattr(
+                "pilotlight.engine.weights.filling.is_finite", lambda values: True
+            )  # the copies are still to come
             fill(jobs, copier=device)
     assert device.num_copies >= len(written)
     assert all(torch.equal(taken[name], tensor) for name, tensor in written.items())
@@ -175,8 +177,8 @@ WRITER = """
 import sys, time
 from pathlib import Path
 from tests.engine.test_bundles import FACTS, IDENTITY, WANTED
-from engine.weights.bundle import lay_out
-from engine.weights.bundle_file import new_bundle
+from pilotlight.engine.weights.bundles.bundle import lay_out
+from pilotlight.engine.weights.bundles.bundle_file import new_bundle
 with new_bundle(Path(sys.argv[1]), lay_out(IDENTITY, FACTS, WANTED)) as new:
     new.write(5000, memoryview(bytes(100_000)))
     print("half way", flush=True)

@@ -8,18 +8,19 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.errors import CheckpointError
-from engine.kv_memory import KvMemory, make_kv_memory
-from engine.packing import Report, pack_directory
-from engine.planning.model import planned_weights_bytes
-from engine.weights import load as weight_load
-from engine.weights import packed, relocation, storage
-from engine.weights.bundle import WeightBundleError
-from engine.weights.bundle_file import BundleFile
-from engine.weights.coded_chunks import decode_chunk, encode_chunk
-from engine.weights.packed import verify
-from kernels.lossless import pack_lossless
-from kernels.planes import join_planes, split_planes
+from pilotlight.engine.api.errors import CheckpointError
+from pilotlight.engine.loading.kv_memory import KvMemory, make_kv_memory
+from pilotlight.engine.planning.model_plan import planned_weights_bytes
+from pilotlight.engine.tools.packing import Report, pack_directory
+from pilotlight.engine.weights import load as weight_load
+from pilotlight.engine.weights import relocation, storage
+from pilotlight.engine.weights.bundles import packed
+from pilotlight.engine.weights.bundles.bundle import WeightBundleError
+from pilotlight.engine.weights.bundles.bundle_file import BundleFile
+from pilotlight.engine.weights.bundles.coded_chunks import decode_chunk, encode_chunk
+from pilotlight.engine.weights.bundles.packed import verify
+from pilotlight.kernels.matrices.lossless import pack_lossless
+from pilotlight.kernels.matrices.planes import join_planes, split_planes
 from tests.checkpoints import write_llama
 from tests.cpu_kernels import BOTH, computing_with
 from tests.engine.families import MODELS, PACKED, write_family
@@ -43,10 +44,10 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packed, "_LEAST_CODED_BYTES", 512)
     monkeypatch.setattr(packed, "_WORTH", 100.0)
     monkeypatch.setattr(relocation, "_LAST_STEP_S", 0.0)
-    monkeypatch.setattr("engine.weights.lossless._WORTH", 100.0)
+    monkeypatch.setattr("pilotlight.engine.weights.bundles.lossless._WORTH", 100.0)
     monkeypatch.setattr(weight_load, "IN_PLACE_FROM_BYTES", 1 << 40)
     monkeypatch.setattr(relocation, "_FIRST_AFTER_S", 0.0)
-    for module in (packed, storage, "engine.weights.bundle"):
+    for module in (packed, storage, "pilotlight.engine.weights.bundles.bundle"):
         monkeypatch.setattr(f"{getattr(module, '__name__', module)}.CHUNK_VALUES", 1000)
 
 
@@ -221,6 +222,6 @@ def test_a_tensor_that_does_not_shrink_stays_as_it_is(tmp_path: Path, monkeypatc
 def test_chunks_that_do_not_make_up_their_tensor_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_llama(tmp_path / "model", dtype=torch.bfloat16)
     path = pack_directory(tmp_path / "model", tmp_path / "coded", "bfloat16", Report(), is_lossless=True)
-    monkeypatch.setattr("engine.weights.bundle.CHUNK_VALUES", 400)
+    monkeypatch.setattr("pilotlight.engine.weights.bundles.bundle.CHUNK_VALUES", 400)
     with pytest.raises(WeightBundleError, match="does not have the chunks of shape"), BundleFile.open(path):
         pass

@@ -6,18 +6,18 @@ from typing import Any
 import jsonschema
 import pytest
 
-from engine.chat_template import ChatTemplate
-from engine.constraints import Matcher
-from engine.embedded.ember.chat import HERE
-from engine.engine import Engine
-from engine.formats import AnswerRules, CallableTool, Thinking
-from engine.formats.answer_format import AnswerFormat
-from engine.grammar_compiler import ConstraintError, GrammarCompiler
-from engine.protocol import Constraint, Submit
-from engine.struct import replace
-from engine.tokenizer import Tokenizer
+from pilotlight.engine.api.protocol import Constraint, Submit
+from pilotlight.engine.api.struct import replace
+from pilotlight.engine.core.engine import Engine
+from pilotlight.engine.grammar.constraints import Matcher
+from pilotlight.engine.grammar.grammar_compiler import ConstraintError, GrammarCompiler
+from pilotlight.engine.text.chat_template import ChatTemplate
+from pilotlight.engine.text.formats import AnswerRules, CallableTool, Thinking
+from pilotlight.engine.text.formats.answer_format import AnswerFormat
+from pilotlight.engine.text.tokenizer import Tokenizer
 from tests.engine.driver import Heard, drain, load_engine, one, submit
 from tests.engine.fake_drafter import EachAlone
+from training.ember.chat import HERE
 
 TOKENIZER = Tokenizer.from_directory(HERE)
 PERSON = {

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from engine import decode_graphs
-from engine.decode_graphs import CudaRecorder
+from pilotlight.engine.execution import decode_graphs
+from pilotlight.engine.execution.decode_graphs import CudaRecorder
 
 
 class FakeCuda:

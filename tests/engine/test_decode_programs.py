@@ -11,16 +11,16 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from engine.chunk_steps import scratch_step, step_of
-from engine.decode_graphs import WANTED_TIMES, DecodeGraphs
-from engine.engine import Engine
-from engine.kv.block_table import BlockTable
-from engine.models.model import Model
-from engine.plan import Chunk
-from engine.protocol import SamplingParams, Submit
-from engine.runner import ModelRunner
-from engine.sequence import Sequence
-from kernels.cpu import library
+from pilotlight.engine.api.protocol import SamplingParams, Submit
+from pilotlight.engine.core.chunk_steps import scratch_step, step_of
+from pilotlight.engine.core.engine import Engine
+from pilotlight.engine.core.sequence import Sequence
+from pilotlight.engine.execution.decode_graphs import WANTED_TIMES, DecodeGraphs
+from pilotlight.engine.execution.runner import ModelRunner
+from pilotlight.engine.kv.pool.block_table import BlockTable
+from pilotlight.engine.models.model import Model
+from pilotlight.engine.scheduling.plan import Chunk
+from pilotlight.kernels.cpu import library
 from tests.cpu_kernels import C_LIBRARY, computing_with
 from tests.engine.agreement import full
 from tests.engine.driver import Heard, drain, load_engine, one, random_prompt, submit

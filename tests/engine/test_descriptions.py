@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from engine.description import bert, gemma3
-from engine.description.image_sizes import read_image_sizes
-from engine.errors import CheckpointError
-from engine.planning.model import plan_model
+from pilotlight.engine.api.errors import CheckpointError
+from pilotlight.engine.description.families import bert_config, gemma3_config
+from pilotlight.engine.description.image_sizes import read_image_sizes
+from pilotlight.engine.planning.model_plan import plan_model
 
 SIZES: dict[str, Any] = {
     "vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 6, "num_attention_heads": 4,
@@ -19,13 +19,13 @@ SIZES: dict[str, Any] = {
 
 
 def test_heads_that_do_not_divide_the_hidden_size_are_refused() -> None:
-    assert bert.parse_config(SIZES).num_heads == 4
+    assert bert_config.parse_config(SIZES).num_heads == 4
     with pytest.raises(CheckpointError, match="hidden_size 32 and 5 heads"):
-        bert.parse_config({**SIZES, "num_attention_heads": 5})
+        bert_config.parse_config({**SIZES, "num_attention_heads": 5})
 
 
 def test_gemmas_windows_turn_by_a_base_of_their_own() -> None:
-    config = gemma3.parse_config({**SIZES, "num_key_value_heads": 2, "head_dim": 8, "rms_norm_eps": 1e-6})
+    config = gemma3_config.parse_config({**SIZES, "num_key_value_heads": 2, "head_dim": 8, "rms_norm_eps": 1e-6})
     assert [rule.theta for rule in config.rotary] == [1_000_000.0, 10_000.0]
 
 

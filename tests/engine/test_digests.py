@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from engine.bootstrap import store
-from engine.errors import CheckpointError
-from engine.loader import ModelLoader
-from engine.packing import Report, pack_directory
-from engine.protocol import HostConfig, ModelFailed, ModelSpec
-from engine.weights.digests import check_sound, verify, verify_in_background
+from pilotlight.engine.api.errors import CheckpointError
+from pilotlight.engine.api.protocol import HostConfig, ModelFailed, ModelSpec
+from pilotlight.engine.bootstrap import bootstrap_store
+from pilotlight.engine.host.model_loader import ModelLoader
+from pilotlight.engine.tools.packing import Report, pack_directory
+from pilotlight.engine.weights.digests import check_sound, verify, verify_in_background
 from tests.checkpoints import write_llama
 
 
@@ -113,7 +113,7 @@ def test_a_packed_model_that_was_damaged_is_refused(tmp_path: Path, monkeypatch:
     write_llama(tmp_path / "model")
     packed = tmp_path / "packed"
     path = pack_directory(tmp_path / "model", packed, "auto", Report())
-    monkeypatch.setattr(store, "digests", lambda: tmp_path)
+    monkeypatch.setattr(bootstrap_store, "digests", lambda: tmp_path)
     assert looks(packed)
     flip(path, secretly=True)
     assert not looks(packed)

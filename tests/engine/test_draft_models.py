@@ -10,18 +10,18 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from engine.draft_loading import plan_drafts
-from engine.drafting.registry import DraftWords
-from engine.drafting.speculator import Speculator
-from engine.embedded.ember.chat import HERE, Chat
-from engine.embedded.ember.network import load, rotate
-from engine.engine import Engine
-from engine.errors import CheckpointError
-from engine.planning.parallelism import Parallelism
-from engine.runner import ModelRunner
+from pilotlight.engine.api.errors import CheckpointError
+from pilotlight.engine.core.engine import Engine
+from pilotlight.engine.drafting.drafter_registry import DraftWords
+from pilotlight.engine.drafting.speculator import Speculator
+from pilotlight.engine.execution.runner import ModelRunner
+from pilotlight.engine.loading.draft_loading import plan_drafts
+from pilotlight.engine.planning.parallelism import Parallelism
 from tests.checkpoints import write_llama
 from tests.engine.driver import drain, drain_preempting, load_engine, one, random_prompt, submit
 from tests.engine.families import write_family
+from training.ember.chat import HERE, Chat
+from training.ember.network import load, rotate
 
 MINI, EAGLE3 = HERE / "mini", HERE / "eagle3"
 MTP_FAMILIES = (

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from engine.engine import Engine
-from engine.runner import ModelRunner
+from pilotlight.engine.core.engine import Engine
+from pilotlight.engine.execution.runner import ModelRunner
+from tests.engine.core.test_engine import PROMPT
 from tests.engine.driver import Heard, drain, load_engine, one, random_prompt, submit
 from tests.engine.fake_drafter import FakeDrafter, Remembering
 from tests.engine.fake_runner import FakeRunner, expected_tokens, fake_engine
-from tests.engine.test_engine import PROMPT
 
 KINDS: dict[str, dict[str, Any]] = {
     "greedy": {},

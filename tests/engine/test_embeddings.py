@@ -8,9 +8,9 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from engine.errors import CheckpointError
-from engine.protocol import Submit
-from engine.weights.embedding_recipe import read_recipe
+from pilotlight.engine.api.errors import CheckpointError
+from pilotlight.engine.api.protocol import Submit
+from pilotlight.engine.weights.embedding_recipe import read_recipe
 from tests.checkpoints import write_llama
 from tests.embedders import DECODERS, EMBEDDERS, Embedder, reference, write_embedder, write_recipe
 from tests.engine.driver import Heard, drain, load_engine, one, random_prompt, submit

@@ -5,9 +5,9 @@ from collections import OrderedDict
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.kv.block_pool import BlockPool
-from engine.kv.eviction import GHOSTS_PER_BLOCK, EvictionOrder
-from engine.kv.recency import PROTECTED_SHARE
+from pilotlight.engine.kv.pool.block_pool import BlockPool
+from pilotlight.engine.kv.pool.eviction import GHOSTS_PER_BLOCK, EvictionOrder
+from pilotlight.engine.kv.recency import PROTECTED_SHARE
 
 
 class PlainSegments:

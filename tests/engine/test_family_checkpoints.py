@@ -11,9 +11,9 @@ from safetensors.torch import load_file, save_file
 from transformers import Gemma3TextConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from engine.errors import CheckpointError
-from engine.models.registry import find_family
-from engine.weights.config import read_config
+from pilotlight.engine.api.errors import CheckpointError
+from pilotlight.engine.models.model_registry import find_family
+from pilotlight.engine.weights.config import read_config
 from tests.checkpoints import change_config, write_checkpoint
 from tests.engine.agreement import assert_agrees, full
 from tests.engine.driver import load_engine, one, random_prompt

@@ -13,13 +13,13 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from engine.errors import CheckpointError
-from engine.weights import filling
-from engine.weights.checkpoint import index_checkpoint
-from engine.weights.filling import Job, fill
-from engine.weights.relocation import HugePages
-from engine.weights.staging import Staging, Waitable, copy
-from kernels.cpu import pages
+from pilotlight.engine.api.errors import CheckpointError
+from pilotlight.engine.weights import filling
+from pilotlight.engine.weights.checkpoint import index_checkpoint
+from pilotlight.engine.weights.filling import Job, fill
+from pilotlight.engine.weights.relocation import HugePages
+from pilotlight.engine.weights.staging import Staging, Waitable, copy
+from pilotlight.kernels.cpu import pages
 
 ROOT = Path(__file__).parents[2]
 
@@ -136,9 +136,9 @@ def test_a_file_that_is_cut_off_while_it_is_read_is_an_error(tensors: dict[str, 
 PEAK = """
 import sys
 from pathlib import Path
-from engine.kv_memory import make_kv_memory
-from engine.loading import load_model
-from engine.protocol import HostConfig, ModelSpec
+from pilotlight.engine.loading.kv_memory import make_kv_memory
+from pilotlight.engine.loading.loading import load_model
+from pilotlight.engine.api.protocol import HostConfig, ModelSpec
 
 config = HostConfig(kv_bytes=16 << 20, threads=1)
 memory = make_kv_memory(config)
@@ -196,7 +196,7 @@ def test_weights_are_the_same_in_huge_pages(tmp_path: Path) -> None:
 
 
 def test_moving_into_huge_pages_ends_when_the_model_goes_to_sleep(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.weights.relocation.pages.make_huge", lambda *where: True)
+    monkeypatch.setattr("pilotlight.engine.weights.relocation.pages.make_huge", lambda *where: True)
     moving = HugePages(torch.empty(64 << 20, dtype=torch.uint8), first_after_s=60.0)
     moving.close()
     assert moving.wait(5.0)
@@ -205,7 +205,9 @@ def test_moving_into_huge_pages_ends_when_the_model_goes_to_sleep(monkeypatch: p
 
 def test_a_system_without_huge_pages_keeps_small_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
-    monkeypatch.setattr("engine.weights.relocation.pages.make_huge", lambda *where: bool(asked.append(where)))
+    monkeypatch.setattr(
+        "pilotlight.engine.weights.relocation.pages.make_huge", lambda *where: bool(asked.append(where))
+    )
     moving = HugePages(torch.empty(256 << 20, dtype=torch.uint8), first_after_s=0.0)
     assert moving.wait(5.0)
     assert len(asked) == 1

@@ -4,13 +4,13 @@ from array import array
 
 import pytest
 
-from engine.kv.block_table import BlockTable
-from engine.protocol import SamplingParams
-from engine.requirements import stale
-from engine.sequence import Sequence
+from pilotlight.engine.api.protocol import SamplingParams
+from pilotlight.engine.core.requirements import stale
+from pilotlight.engine.core.sequence import Sequence
+from pilotlight.engine.kv.pool.block_table import BlockTable
+from tests.engine.core.test_engine import PROMPT
 from tests.engine.driver import Heard, drain, one, submit
 from tests.engine.fake_runner import expected_tokens, fake_engine
-from tests.engine.test_engine import PROMPT
 
 
 def holding(blocks: list[int], generations: list[int]) -> Sequence:

@@ -8,12 +8,12 @@ import gguf
 import pytest
 import torch
 
-from engine.errors import CheckpointError
-from engine.weights.formats.gguf import GgufFormat, read_gguf, unpack
-from engine.weights.shard import Shard
-from kernels.int4 import Int4Weight
-from kernels.int8 import Int8Weight
-from kernels.plain import PlainWeight
+from pilotlight.engine.api.errors import CheckpointError
+from pilotlight.engine.weights.formats.gguf import GgufFormat, read_gguf, unpack
+from pilotlight.engine.weights.shard import Shard
+from pilotlight.kernels.matrices.int4 import Int4Weight
+from pilotlight.kernels.matrices.int8 import Int8Weight
+from pilotlight.kernels.matrices.plain import PlainWeight
 from tests.engine.gguf.files import Kind, random_blocks
 from tests.engine.stored_weights import load
 

@@ -11,12 +11,12 @@ import pytest
 from msgspec.structs import replace
 from tokenizers import Tokenizer
 
-from engine.engine import Engine
-from engine.kv.peers import block_server
-from engine.kv.shared_tiers import SharedTiers, open_tiers
-from engine.kv.tiered_cache import TieredCache
-from engine.protocol import Constraint, HostConfig, Submit
-from runtime.engines.hand_over import can_hand_over, decode_sequence, prefill_sequence
+from pilotlight.engine.api.protocol import Constraint, HostConfig, Submit
+from pilotlight.engine.core.engine import Engine
+from pilotlight.engine.kv.peers import block_server
+from pilotlight.engine.kv.shared_tiers import SharedTiers, open_tiers
+from pilotlight.engine.kv.tiered_cache import TieredCache
+from pilotlight.runtime.dispatch.hand_over import can_hand_over, decode_sequence, prefill_sequence
 from tests.adapters import adapted, write_adapter
 from tests.checkpoints import write_tokenizer
 from tests.engine.driver import Heard, drain, load_engine, one, random_prompt, submit

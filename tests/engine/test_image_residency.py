@@ -5,12 +5,12 @@ import time
 from array import array
 from typing import NamedTuple
 
-from engine.images.prompt import SequenceImage
-from engine.images.residency import AwaitedImages, ImageResidency
-from engine.open_sequences import OpenSequences
-from engine.plan import Chunk
-from engine.protocol import SamplingParams
-from engine.sequence import Sequence
+from pilotlight.engine.api.protocol import SamplingParams
+from pilotlight.engine.core.open_sequences import OpenSequences
+from pilotlight.engine.core.sequence import Sequence
+from pilotlight.engine.images.image_residency import AwaitedImages, ImageResidency
+from pilotlight.engine.images.prompt import SequenceImage
+from pilotlight.engine.scheduling.plan import Chunk
 
 
 class OnePiece(NamedTuple):

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from engine.engine import Engine
-from engine.protocol import PromptImage, Submit
-from engine.struct import replace
+from pilotlight.engine.api.protocol import PromptImage, Submit
+from pilotlight.engine.api.struct import replace
+from pilotlight.engine.core.engine import Engine
 from tests.engine.agreement import assert_agrees, full
 from tests.engine.driver import drain, drain_preempting, load_engine, one, random_prompt
 from tests.engine.pictures import FAMILIES, VisionCheckpoint, picture, write_vision

@@ -18,18 +18,18 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from engine.errors import CheckpointError
-from engine.kv_memory import KvMemory, make_kv_memory
-from engine.loaded_model import LoadedModel
-from engine.loading import load_model
-from engine.protocol import ModelSpec
-from engine.struct import replace
-from engine.weights import load as weight_load
-from engine.weights import relocation, storage
-from engine.weights.bundle_file import BundleWriter
-from engine.weights.checkpoint import is_local
-from engine.weights.relocation import Relocation
-from kernels.cpu import library
+from pilotlight.engine.api.errors import CheckpointError
+from pilotlight.engine.api.protocol import ModelSpec
+from pilotlight.engine.api.struct import replace
+from pilotlight.engine.loading.kv_memory import KvMemory, make_kv_memory
+from pilotlight.engine.loading.loaded_model import LoadedModel
+from pilotlight.engine.loading.loading import load_model
+from pilotlight.engine.weights import load as weight_load
+from pilotlight.engine.weights import relocation, storage
+from pilotlight.engine.weights.bundles.bundle_file import BundleWriter
+from pilotlight.engine.weights.checkpoint import is_local
+from pilotlight.engine.weights.relocation import Relocation
+from pilotlight.kernels.cpu import library
 from tests.checkpoints import write_llama
 from tests.embedders import EMBEDDERS, write_embedder
 from tests.engine.agreement import TOLERANCE, as_distribution, full
@@ -57,7 +57,9 @@ def eager(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(weight_load, "IN_PLACE_FROM_BYTES", 0)
     monkeypatch.setattr(weight_load, "IN_PLACE_SHARE", 0.01)
     monkeypatch.setattr(relocation, "_LAST_STEP_S", 0.0)
-    monkeypatch.setattr("engine.loaded_model.Relocation", partial(Relocation, first_after_s=0.0, share=1.0))
+    monkeypatch.setattr(
+        "pilotlight.engine.loading.loaded_model.Relocation", partial(Relocation, first_after_s=0.0, share=1.0)
+    )
 
 
 @pytest.fixture
@@ -155,7 +157,9 @@ def test_a_model_whose_first_token_is_waited_for_is_proved_by_that_prompt(
 def test_a_model_in_place_answers_as_a_copied_one_before_and_after_its_move(
     name: str, dtype: str, tmp_path: Path, kept_at: Path, memory: KvMemory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kernels.cpu.library.takes_codes", lambda: False)  # what stays packed has no place in a file
+    monkeypatch.setattr(
+        "pilotlight.kernels.cpu.library.takes_codes", lambda: False
+    )  # what stays packed has no place in a file
     write_family(tmp_path, name, getattr(torch, dtype))
     expected = copied(tmp_path, memory, monkeypatch, dtype)
     by_torch = name.startswith("deepseek")  # the products of latent attention's heads
@@ -484,12 +488,12 @@ def test_a_full_file_system_ends_the_move_with_one_line(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     if when == "before":
-        monkeypatch.setattr("engine.weights.bundle_file.free_bytes", lambda directory: 1 << 16)
+        monkeypatch.setattr("pilotlight.engine.weights.bundles.bundle_file.free_bytes", lambda directory: 1 << 16)
     else:
         monkeypatch.setattr(os, "pwrite", fill_up)
     loaded = load(directory, kept_at, memory)
     assert not has_moved(loaded)
-    (record,) = [record for record in caplog.records if record.name.startswith("engine.weights")]
+    (record,) = [record for record in caplog.records if record.name.startswith("pilotlight.engine.weights")]
     assert "stays on its checkpoint's own pages" in record.getMessage()
     assert list(kept_at.parent.iterdir()) == []
     assert_same(answers(loaded, close=True), expected)
@@ -498,9 +502,9 @@ def test_a_full_file_system_ends_the_move_with_one_line(
 ANOTHER_HOST = """
 import sys, threading
 from pathlib import Path
-from engine.weights import load as weight_load
-from engine.weights import relocation, storage
-from engine.weights.bundle_file import BundleWriter
+from pilotlight.engine.weights import load as weight_load
+from pilotlight.engine.weights import relocation, storage
+from pilotlight.engine.weights.bundles.bundle_file import BundleWriter
 from tests.engine.test_mapped_weights import CONFIG, load, make_kv_memory
 from tests.in_turn import in_turn
 weight_load.IN_PLACE_FROM_BYTES, relocation._FIRST_AFTER_S = 0, 0.0

@@ -5,8 +5,8 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from engine.weights.formats.int4_layouts import Awq, CompressedTensors, Gptq, Int4Layout, unpack_words
-from kernels.int4 import Int4Weight, pack_int4, unpack_int4
+from pilotlight.engine.weights.formats.int4_layouts import Awq, CompressedTensors, Gptq, Int4Layout, unpack_words
+from pilotlight.kernels.matrices.int4 import Int4Weight, pack_int4, unpack_int4
 
 
 def test_a_word_has_its_first_code_in_its_lowest_bits() -> None:

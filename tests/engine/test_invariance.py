@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from engine.protocol import Submit
+from pilotlight.engine.api.protocol import Submit
 from tests.engine.driver import drain, load_engine, one, random_prompt, submit
 
 pytestmark = pytest.mark.usefixtures("arithmetic")

@@ -3,19 +3,19 @@
 import pytest
 import torch
 
-from engine.batch import build_batch
-from engine.chunk_steps import scratch_step
-from engine.context import Context
-from engine.description.rotary import RotaryRule
-from engine.description.shapes import LatentShape
-from engine.kv.layout import CachedLayer, CacheLayout, CacheSegment
-from engine.layers.expanded_attention import attend, is_cheaper
-from engine.layers.latent_attention import LatentAttention, LatentQueries
-from engine.layers.linear import Linear
-from engine.layers.norm import RMSNorm
-from engine.layers.rotary import RotaryTable
-from kernels.catalogue.paged import Heads, paged, varlen
-from kernels.plain import PlainWeight
+from pilotlight.engine.core.chunk_steps import scratch_step
+from pilotlight.engine.description.rotary_scaling import RotaryRule
+from pilotlight.engine.description.shapes import LatentShape
+from pilotlight.engine.execution.batch import build_batch
+from pilotlight.engine.execution.context import Context
+from pilotlight.engine.kv.pool.layout import CachedLayer, CacheLayout, CacheSegment
+from pilotlight.engine.layers.expanded_attention import attend, is_cheaper
+from pilotlight.engine.layers.latent_attention import LatentAttention, LatentQueries
+from pilotlight.engine.layers.linear import Linear
+from pilotlight.engine.layers.norm import RMSNorm
+from pilotlight.engine.layers.rotary import RotaryTable
+from pilotlight.kernels.catalogue.paged_cases import Heads, paged, varlen
+from pilotlight.kernels.matrices.plain import PlainWeight
 from tests.closeness import assert_close
 
 HIDDEN, LATENT, ROTARY, KEY, VALUE = 160, 512, 64, 128, 128

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from engine.runner import ModelRunner
+from pilotlight.engine.execution.runner import ModelRunner
 from tests.engine.driver import drain, load_engine, random_prompt, submit
 from tests.engine.test_overlap import KINDS
 

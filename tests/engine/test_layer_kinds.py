@@ -12,17 +12,17 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from engine.context import Context
-from engine.kv.layout import CachedLayer, CacheSegment
-from engine.layers.attention import Attention
-from engine.layers.linear import Linear
-from engine.layers.mlp import GatedMLP
-from engine.layers.norm import RMSNorm
-from engine.models.decoder import Decoder, DecoderLayer, Part, load_decoder
-from engine.models.dense import DenseConfig
-from engine.models.registry import FAMILIES
-from engine.runner import ModelRunner
-from engine.weights.loader import WeightLoader
+from pilotlight.engine.execution.context import Context
+from pilotlight.engine.execution.runner import ModelRunner
+from pilotlight.engine.kv.pool.layout import CachedLayer, CacheSegment
+from pilotlight.engine.layers.attention import Attention
+from pilotlight.engine.layers.linear import Linear
+from pilotlight.engine.layers.mlp import GatedMLP
+from pilotlight.engine.layers.norm import RMSNorm
+from pilotlight.engine.models.decoder import Decoder, DecoderLayer, Part, load_decoder
+from pilotlight.engine.models.dense import DenseConfig
+from pilotlight.engine.models.model_registry import FAMILIES
+from pilotlight.engine.weights.loader import WeightLoader
 from tests.checkpoints import write_llama
 from tests.engine.driver import Heard, drain, load_engine, random_prompt, submit
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from engine.engine import Engine
+from pilotlight.engine.core.engine import Engine
 from tests.checkpoints import write_llama
 from tests.engine.agreement import as_distribution, assert_agrees, full
 from tests.engine.driver import load_engine, one, random_prompt

@@ -11,19 +11,20 @@ from typing import Any
 import pytest
 import torch
 
-from engine.kv_memory import KvMemory, make_kv_memory
-from engine.loaded_model import LoadedModel
-from engine.loading import load_model
-from engine.protocol import Lossless, ModelSpec
-from engine.weights import load as weight_load
-from engine.weights import lossless, relocation
-from engine.weights.bundle import WeightBundleError
-from engine.weights.bundle_file import BundleFile
-from engine.weights.loader import WeightLoader
-from engine.weights.lossless import CODED, CODES, STARTS, CodedTensors, Matrix, check_coded
-from engine.weights.relocation import Relocation
-from kernels import lossless_speed
-from kernels.lossless import LosslessWeight, pack_lossless
+from pilotlight.engine.api.protocol import Lossless, ModelSpec
+from pilotlight.engine.loading.kv_memory import KvMemory, make_kv_memory
+from pilotlight.engine.loading.loaded_model import LoadedModel
+from pilotlight.engine.loading.loading import load_model
+from pilotlight.engine.weights import load as weight_load
+from pilotlight.engine.weights import relocation
+from pilotlight.engine.weights.bundles import lossless
+from pilotlight.engine.weights.bundles.bundle import WeightBundleError
+from pilotlight.engine.weights.bundles.bundle_file import BundleFile
+from pilotlight.engine.weights.bundles.lossless import CODED, CODES, STARTS, CodedTensors, Matrix, check_coded
+from pilotlight.engine.weights.loader import WeightLoader
+from pilotlight.engine.weights.relocation import Relocation
+from pilotlight.kernels.matrices import lossless_speed
+from pilotlight.kernels.matrices.lossless import LosslessWeight, pack_lossless
 from tests.checkpoints import write_llama
 from tests.engine.driver import drain, submit
 from tests.engine.families import MODELS, PACKED, write_family
@@ -45,7 +46,9 @@ def eager(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(weight_load, "IN_PLACE_SHARE", 0.01)
     monkeypatch.setattr(relocation, "_LAST_STEP_S", 0.0)
     monkeypatch.setattr(lossless, "_WORTH", 100.0)
-    monkeypatch.setattr("engine.loaded_model.Relocation", partial(Relocation, first_after_s=0.0, share=1.0))
+    monkeypatch.setattr(
+        "pilotlight.engine.loading.loaded_model.Relocation", partial(Relocation, first_after_s=0.0, share=1.0)
+    )
 
 
 def load(

@@ -15,16 +15,16 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from engine.engine import Engine
-from engine.errors import CheckpointError
-from engine.kv_memory import KvMemory, make_kv_memory
-from engine.loaded_model import LoadedModel
-from engine.loader import ModelLoader
-from engine.loading import load_model
-from engine.protocol import HostConfig, ModelInfo, ModelSpec
-from engine.weights.bundle import lay_out
-from engine.weights.bundle_file import BundleFile, new_bundle
-from engine.weights.bundle_maps import drop_removed_maps
+from pilotlight.engine.api.errors import CheckpointError
+from pilotlight.engine.api.protocol import HostConfig, ModelInfo, ModelSpec
+from pilotlight.engine.core.engine import Engine
+from pilotlight.engine.host.model_loader import ModelLoader
+from pilotlight.engine.loading.kv_memory import KvMemory, make_kv_memory
+from pilotlight.engine.loading.loaded_model import LoadedModel
+from pilotlight.engine.loading.loading import load_model
+from pilotlight.engine.weights.bundles.bundle import lay_out
+from pilotlight.engine.weights.bundles.bundle_file import BundleFile, new_bundle
+from pilotlight.engine.weights.bundles.bundle_maps import drop_removed_maps
 from tests.checkpoints import change_config, write_llama
 from tests.embedders import EMBEDDERS, write_embedder
 from tests.engine.agreement import full
@@ -110,7 +110,7 @@ def test_waking_reads_no_weights(
     directory: Path, kept_at: Path, memory: KvMemory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     load(directory, kept_at, memory)
-    monkeypatch.setattr("engine.weights.source.Checkpoint", None)  # opening it would fail
+    monkeypatch.setattr("pilotlight.engine.weights.source.Checkpoint", None)  # opening it would fail
     assert load(directory, kept_at, memory).engine.info.mapped
 
 
@@ -171,7 +171,7 @@ def test_a_damaged_bundle_is_refused_by_name_and_made_again(
     assert heard.logprobs == expected.logprobs
     # A file on a disk, as this one may be, is registered with no GPU, which says so.
     told = [record for record in caplog.records if record.levelno >= logging.WARNING]
-    (record,) = [record for record in told if record.name != "engine.registered_memory"]
+    (record,) = [record for record in told if record.name != "pilotlight.engine.device.registered_memory"]
     assert str(kept_at) in record.getMessage()
     assert words in record.getMessage()
     assert load(directory, kept_at, memory).engine.info.mapped
@@ -244,7 +244,7 @@ def test_a_full_file_system_costs_the_file_and_not_the_answer(
     directory: Path, kept_at: Path, memory: KvMemory, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     _, expected = answer(directory, None, memory)
-    monkeypatch.setattr("engine.weights.bundle_file.free_bytes", lambda directory: 1 << 16)
+    monkeypatch.setattr("pilotlight.engine.weights.bundles.bundle_file.free_bytes", lambda directory: 1 << 16)
     info, heard = answer(directory, kept_at, memory)
     assert not info.mapped
     assert heard.logprobs == expected.logprobs
@@ -289,7 +289,7 @@ def test_a_checkpoint_that_is_refused_leaves_no_bundle(directory: Path, kept_at:
 def test_a_checkpoint_that_changes_while_it_is_read_leaves_no_bundle(
     directory: Path, kept_at: Path, memory: KvMemory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from engine.weights import load as weight_load
+    from pilotlight.engine.weights import load as weight_load
 
     fill = weight_load.fill
 
@@ -392,7 +392,7 @@ def test_a_bundle_in_the_place_of_another_is_mapped_anew(directory: Path, kept_a
 def test_a_host_lets_go_what_its_site_removes_while_it_rests(
     directory: Path, kept_at: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine.loader._LOOK_S", 0.01)
+    monkeypatch.setattr("pilotlight.engine.host.model_loader._LOOK_S", 0.01)
     loader = ModelLoader(CONFIG)
     loader.start()
     try:

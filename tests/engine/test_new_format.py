@@ -12,16 +12,16 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import LlamaConfig, PreTrainedModel, Qwen3MoeConfig
 
-from engine.errors import CheckpointError
-from engine.kv_memory import make_kv_memory
-from engine.protocol import HostConfig
-from engine.weights.checkpoint import ExpectedTensor
-from engine.weights.formats.format import Index, WeightFormat, stacked_name
-from engine.weights.formats.registry import FORMATS
-from engine.weights.loader import WeightLoader
-from engine.weights.shard import MatrixPart
-from kernels.checks import ArgumentCheck
-from kernels.weight import Weight
+from pilotlight.engine.api.errors import CheckpointError
+from pilotlight.engine.api.protocol import HostConfig
+from pilotlight.engine.loading.kv_memory import make_kv_memory
+from pilotlight.engine.weights.checkpoint import ExpectedTensor
+from pilotlight.engine.weights.formats.format import Index, WeightFormat, stacked_name
+from pilotlight.engine.weights.formats.weight_formats import FORMATS
+from pilotlight.engine.weights.loader import WeightLoader
+from pilotlight.engine.weights.shard import MatrixPart
+from pilotlight.kernels.checks import ArgumentCheck
+from pilotlight.kernels.matrices.weight import Weight
 from tests.engine.agreement import assert_agrees, full
 from tests.engine.driver import load_engine, one, random_prompt
 from tests.engine.quantizers import Parts, write_quantized

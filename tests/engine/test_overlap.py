@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from engine.engine import Engine
-from engine.plan import SchedulerLimits
-from engine.protocol import SamplingParams, Submit
-from engine.results import RunResult
-from engine.runner import ModelRunner
-from engine.step import ChoiceRow, StepInput
+from pilotlight.engine.api.protocol import SamplingParams, Submit
+from pilotlight.engine.core.engine import Engine
+from pilotlight.engine.core.results import RunResult
+from pilotlight.engine.core.step import ChoiceRow, StepInput
+from pilotlight.engine.execution.runner import ModelRunner
+from pilotlight.engine.scheduling.plan import SchedulerLimits
 from tests.engine.driver import Heard, drain, load_engine, one, random_prompt, submit
 from tests.engine.fake_runner import (
     FakeForwarded,

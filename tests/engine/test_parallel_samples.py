@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from engine.protocol import SamplingParams, Submit
-from engine.sequence import Sequence
-from engine.waiting import ParallelSamples
+from pilotlight.engine.api.protocol import SamplingParams, Submit
+from pilotlight.engine.core.sequence import Sequence
+from pilotlight.engine.scheduling.waiting import ParallelSamples
 from tests.checkpoints import write_llama
 from tests.engine.driver import drain, load_engine, one, random_prompt, submit
 from tests.engine.fake_runner import fake_engine

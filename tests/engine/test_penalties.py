@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from engine.protocol import Submit
+from pilotlight.engine.api.protocol import Submit
 from tests.checkpoints import write_llama
 from tests.engine.driver import drain, load_engine, one, random_prompt, submit
 

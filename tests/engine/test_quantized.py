@@ -19,25 +19,25 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
-from engine.dry_run import DryRun, lay_out
-from engine.errors import CheckpointError
-from engine.kv.layout import CacheLayout
-from engine.kv_memory import make_kv_memory
-from engine.layers.latent_attention import LatentAttention
-from engine.layers.linear import Linear
-from engine.models.registry import find_family
-from engine.packing import Report, pack_directory
-from engine.protocol import HostConfig
-from engine.weights.checkpoint import index_checkpoint
-from engine.weights.config import read_config
-from engine.weights.formats.fp8 import Fp8Format
-from engine.weights.formats.int4 import Int4Format
-from engine.weights.formats.int8 import Int8Format
-from engine.weights.formats.mxfp4 import Mxfp4Format
-from engine.weights.formats.registry import read_format
-from engine.weights.storage import MetaStorage
-from kernels.cpu import library
-from kernels.plain import PlainWeight
+from pilotlight.engine.api.errors import CheckpointError
+from pilotlight.engine.api.protocol import HostConfig
+from pilotlight.engine.kv.pool.layout import CacheLayout
+from pilotlight.engine.layers.latent_attention import LatentAttention
+from pilotlight.engine.layers.linear import Linear
+from pilotlight.engine.loading.dry_run import DryRun, lay_out
+from pilotlight.engine.loading.kv_memory import make_kv_memory
+from pilotlight.engine.models.model_registry import find_family
+from pilotlight.engine.tools.packing import Report, pack_directory
+from pilotlight.engine.weights.checkpoint import index_checkpoint
+from pilotlight.engine.weights.config import read_config
+from pilotlight.engine.weights.formats.fp8 import Fp8Format
+from pilotlight.engine.weights.formats.int4 import Int4Format
+from pilotlight.engine.weights.formats.int8 import Int8Format
+from pilotlight.engine.weights.formats.mxfp4 import Mxfp4Format
+from pilotlight.engine.weights.formats.weight_formats import read_format
+from pilotlight.engine.weights.storage import MetaStorage
+from pilotlight.kernels.cpu import library
+from pilotlight.kernels.matrices.plain import PlainWeight
 from tests.checkpoints import change_tensors
 from tests.engine import quantizers
 from tests.engine.agreement import assert_agrees, full
@@ -206,7 +206,9 @@ def test_weights_that_stay_packed_are_kept_as_the_checkpoint_has_them(
     made, first = answer(tmp_path / "model", tmp_path / "kept", memory, "float32")
     stored = sum(tensor.end - tensor.start for tensor in index_checkpoint(tmp_path / "model").values())
     assert 0.95 * stored < made.weights_bytes < 1.05 * stored
-    monkeypatch.setattr("engine.weights.checkpoint.index_checkpoint", None)  # opening the checkpoint would fail
+    monkeypatch.setattr(
+        "pilotlight.engine.weights.checkpoint.index_checkpoint", None
+    )  # opening the checkpoint would fail
     mapped, second = answer(tmp_path / "model", tmp_path / "kept", memory, "float32")
     assert (made.mapped, mapped.mapped) == (False, True)
     assert mapped.weights_bytes == made.weights_bytes
@@ -244,7 +246,7 @@ def test_packed_weights_are_loaded_without_a_copy_where_memory_is_full(
     keep_packed(monkeypatch, True)
     memory = make_kv_memory(HostConfig(kv_bytes=4 << 20, threads=1))
     _, expected = answer(tmp_path / "model", None, memory)
-    monkeypatch.setattr("engine.weights.bundle_file.free_bytes", lambda directory: 1 << 10)
+    monkeypatch.setattr("pilotlight.engine.weights.bundles.bundle_file.free_bytes", lambda directory: 1 << 10)
     info, heard = answer(tmp_path / "model", tmp_path / "kept", memory)
     assert (info.mapped, (tmp_path / "kept").exists()) == (False, False)
     assert heard.logprobs == expected.logprobs

@@ -7,9 +7,9 @@ import torch
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from engine.description.rotary import read_rotary_rule
-from engine.errors import CheckpointError
-from engine.layers.rotary import RotaryTable, rotary_frequencies
+from pilotlight.engine.api.errors import CheckpointError
+from pilotlight.engine.description.rotary_scaling import read_rotary_rule
+from pilotlight.engine.layers.rotary import RotaryTable, rotary_frequencies
 
 PUBLISHED: dict[str, dict[str, Any]] = {
     "llama 3.1": {

@@ -4,14 +4,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from engine.batch import Batch
-from engine.context import Context
-from engine.description.shapes import GroupedRouting
-from engine.layers.linear import Linear
-from engine.layers.mlp import GatedMLP
-from engine.layers.moe import Experts, InputScaledExperts, SparseMLP
-from engine.layers.routing import GroupedRouter, SigmoidRouter
-from kernels.plain import PlainWeight
+from pilotlight.engine.description.shapes import GroupedRouting
+from pilotlight.engine.execution.batch import Batch
+from pilotlight.engine.execution.context import Context
+from pilotlight.engine.layers.linear import Linear
+from pilotlight.engine.layers.mlp import GatedMLP
+from pilotlight.engine.layers.moe import Experts, InputScaledExperts, SparseMLP
+from pilotlight.engine.layers.routing import GroupedRouter, SigmoidRouter
+from pilotlight.kernels.matrices.plain import PlainWeight
 from tests.closeness import assert_close
 
 HIDDEN, INNER, TOKENS = 64, 24, 9

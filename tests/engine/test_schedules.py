@@ -10,10 +10,10 @@ import pytest
 from hypothesis import currently_in_test_context, event, given, settings
 from hypothesis import strategies as st
 
-from engine.engine import Engine
-from engine.kv.groups import Windows
-from engine.kv.tiers import Tiers
-from engine.protocol import SamplingParams, Submit, TokenLogprobs
+from pilotlight.engine.api.protocol import SamplingParams, Submit, TokenLogprobs
+from pilotlight.engine.core.engine import Engine
+from pilotlight.engine.kv.pool.groups import Windows
+from pilotlight.engine.kv.tier_protocol import Tiers
 from tests.engine.driver import Heard
 from tests.engine.fake_drafter import FakeDrafter
 from tests.engine.fake_runner import FakeRunner, fake_engine, next_penalised_token, next_token, prompt_logprobs_of

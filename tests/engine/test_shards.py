@@ -9,24 +9,24 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.context import Context
-from engine.description.shapes import AttentionShape, ExpertsShape
-from engine.errors import CheckpointError
-from engine.layers.attention import Attention
-from engine.layers.embedding import TokenEmbedding
-from engine.layers.latent_attention import LatentAttention
-from engine.layers.linear import Linear
-from engine.layers.mlp import GatedMLP
-from engine.layers.moe import Experts
-from engine.models.registry import find_family
-from engine.weights.checkpoint import Checkpoint, index_checkpoint
-from engine.weights.config import read_config
-from engine.weights.formats.registry import read_format
-from engine.weights.loader import WeightLoader
-from engine.weights.shard import Shard
-from engine.weights.storage import LayoutPlan
-from kernels.activation import silu_and_mul
-from kernels.moe import moe_experts
+from pilotlight.engine.api.errors import CheckpointError
+from pilotlight.engine.description.shapes import AttentionShape, ExpertsShape
+from pilotlight.engine.execution.context import Context
+from pilotlight.engine.layers.attention import Attention
+from pilotlight.engine.layers.embedding import TokenEmbedding
+from pilotlight.engine.layers.latent_attention import LatentAttention
+from pilotlight.engine.layers.linear import Linear
+from pilotlight.engine.layers.mlp import GatedMLP
+from pilotlight.engine.layers.moe import Experts
+from pilotlight.engine.models.model_registry import find_family
+from pilotlight.engine.weights.checkpoint import Checkpoint, index_checkpoint
+from pilotlight.engine.weights.config import read_config
+from pilotlight.engine.weights.formats.weight_formats import read_format
+from pilotlight.engine.weights.loader import WeightLoader
+from pilotlight.engine.weights.shard import Shard
+from pilotlight.engine.weights.storage import LayoutPlan
+from pilotlight.kernels.elementwise.activation import silu_and_mul
+from pilotlight.kernels.moe import moe_experts
 from tests.engine import quantizers
 from tests.engine.families import MODELS, PACKED, write_family
 from tests.engine.quantizers import Parts, pack_quantized

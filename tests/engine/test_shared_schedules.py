@@ -7,13 +7,13 @@ import pytest
 from hypothesis import currently_in_test_context, event, given, settings
 from hypothesis import strategies as st
 
-from engine.engine import Engine
-from engine.kv.groups import Windows
-from engine.kv.lease import Reservation
-from engine.kv.slab_allocator import NoSlabsError
-from engine.plan import Speculation
-from engine.protocol import SamplingParams, Submit
-from engine.sequence import Sequence
+from pilotlight.engine.api.protocol import SamplingParams, Submit
+from pilotlight.engine.core.engine import Engine
+from pilotlight.engine.core.sequence import Sequence
+from pilotlight.engine.kv.lending.lease import Reservation
+from pilotlight.engine.kv.lending.slab_allocator import NoSlabsError
+from pilotlight.engine.kv.pool.groups import Windows
+from pilotlight.engine.scheduling.plan import Speculation
 from tests.engine.driver import Heard
 from tests.engine.fake_drafter import FakeDrafter
 from tests.engine.fake_runner import (

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.kv.lease import Lease, Oldest
-from engine.kv.slab_allocator import NoSlabsError, SlabAllocator
-from engine.kv.slabs import SlabGrid
+from pilotlight.engine.kv.lending.lease import Lease, Oldest
+from pilotlight.engine.kv.lending.slab_allocator import NoSlabsError, SlabAllocator
+from pilotlight.engine.kv.lending.slabs import SlabGrid
 
 SLAB, BLOCK = 100, 50  # two blocks a slab
 

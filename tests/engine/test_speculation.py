@@ -12,20 +12,20 @@ from typing import Any
 
 import pytest
 
-from engine.drafting.speculator import Speculator
-from engine.embedded.ember.chat import HERE
-from engine.engine import Engine
-from engine.formats.answer_format import raw_parser
-from engine.kv.shared_tiers import open_tiers
-from engine.kv.tiered_cache import TieredCache
-from engine.protocol import Constraint, HostConfig, Submit
-from engine.rates import TransferRate
-from engine.runner import ModelRunner
-from engine.struct import replace
-from engine.tokenizer import Tokenizer
-from runtime.engines.hand_over import decode_sequence, prefill_sequence
-from runtime.output_processor import OutputProcessor
+from pilotlight.engine.api.protocol import Constraint, HostConfig, Submit
+from pilotlight.engine.api.struct import replace
+from pilotlight.engine.core.engine import Engine
+from pilotlight.engine.core.rates import TransferRate
+from pilotlight.engine.drafting.speculator import Speculator
+from pilotlight.engine.execution.runner import ModelRunner
+from pilotlight.engine.kv.shared_tiers import open_tiers
+from pilotlight.engine.kv.tiered_cache import TieredCache
+from pilotlight.engine.text.formats.answer_format import raw_parser
+from pilotlight.engine.text.tokenizer import Tokenizer
+from pilotlight.runtime.dispatch.hand_over import decode_sequence, prefill_sequence
+from pilotlight.runtime.generation.output_processor import OutputProcessor
 from tests.engine.driver import Heard, drain, drain_preempting, load_engine, submit
+from training.ember.chat import HERE
 
 LOOKUPS = ("suffix", "grammar", "grammar,suffix")
 WITH_WEIGHTS = (f"draft:{HERE / 'mini'}", f"suffix,eagle3:{HERE / 'eagle3'}")

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from transformers import PreTrainedModel
 
-from engine.kv import store_tier
-from engine.kv.shared_tiers import SharedTiers, open_tiers
-from engine.kv.store_thread import StoreThread
-from engine.kv.tiered_cache import TieredCache
-from engine.protocol import HostConfig
-from engine.struct import replace
+from pilotlight.engine.api.protocol import HostConfig
+from pilotlight.engine.api.struct import replace
+from pilotlight.engine.kv.shared_tiers import SharedTiers, open_tiers
+from pilotlight.engine.kv.store import store_tier
+from pilotlight.engine.kv.store.store_thread import StoreThread
+from pilotlight.engine.kv.tiered_cache import TieredCache
 from tests.engine.agreement import assert_agrees, full
 from tests.engine.driver import drain_preempting, load_engine, one, random_prompt
 from tests.engine.families import MODELS, write_family

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from engine.kv.shared_tiers import open_tiers
-from engine.protocol import HostConfig, TokenOutput
-from engine.socket_client import SocketEngineClient
-from engine.validation import host_problem
-from engine.weights.digests import fingerprint
+from pilotlight.engine.api.protocol import HostConfig, TokenOutput
+from pilotlight.engine.api.socket_client import SocketEngineClient
+from pilotlight.engine.api.validation import host_problem
+from pilotlight.engine.kv.shared_tiers import open_tiers
+from pilotlight.engine.weights.digests import fingerprint
 from tests.checkpoints import write_llama
 from tests.engine.driver import load_engine, one, random_prompt, submit
-from tests.engine.test_host import collect, host_process, load, until
+from tests.engine.host.test_engine_host import collect, host_process, load, until
 
 PROMPT = random_prompt(70, seed=1)
 

@@ -9,16 +9,16 @@ import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from engine.engine import Engine
-from engine.kv.groups import Windows
-from engine.plan import Speculation
-from engine.protocol import BlockSource
-from engine.struct import replace
+from pilotlight.engine.api.protocol import BlockSource
+from pilotlight.engine.api.struct import replace
+from pilotlight.engine.core.engine import Engine
+from pilotlight.engine.kv.pool.groups import Windows
+from pilotlight.engine.scheduling.plan import Speculation
 from tests.engine import test_shared_schedules as shared
+from tests.engine.core.test_engine import PROMPT
 from tests.engine.driver import Heard, drain, one, submit
 from tests.engine.fake_runner import FakeRunner, borrowing_engine, expected_tokens, fake_engine
 from tests.engine.fake_tiers import FakeTiers
-from tests.engine.test_engine import PROMPT
 from tests.engine.test_schedules import Arrival, Shape, as_submit, check, make_engine, names, windows
 
 # Small blocks in small pools, and prompts that come again: what one leaves, the next one pushes out and a third one wants.

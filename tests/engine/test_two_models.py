@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from engine.in_process_client import InProcessEngineClient
-from engine.protocol import HostConfig, ModelLoad, ModelSpec, SamplingParams, StepOutput, Submit
+from pilotlight.engine.api.in_process_client import InProcessEngineClient
+from pilotlight.engine.api.protocol import HostConfig, ModelLoad, ModelSpec, SamplingParams, StepOutput, Submit
 from tests.checkpoints import write_llama
 from tests.engine.driver import drain, load_engine, random_prompt
-from tests.engine.test_host import collect, until
+from tests.engine.host.test_engine_host import collect, until
 
 CONFIG = HostConfig(threads=1, kv_bytes=1 << 20)  # 136 blocks of 7,680 bytes
 BLOCKS = (1 << 20) // 7680

@@ -10,12 +10,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from engine.chat_template import ChatTemplateError
-from engine.errors import CheckpointError, TokenizerError
-from engine.protocol import HostConfig, ModelSpec
-from engine.weights.checkpoint import index_checkpoint
-from engine.weights.filling import Job, fill
-from runtime.engines.text import TextSide
+from pilotlight.engine.api.errors import CheckpointError, TokenizerError
+from pilotlight.engine.api.protocol import HostConfig, ModelSpec
+from pilotlight.engine.text.chat_template import ChatTemplateError
+from pilotlight.engine.weights.checkpoint import index_checkpoint
+from pilotlight.engine.weights.filling import Job, fill
+from pilotlight.runtime.models.text import TextSide
 from tests.checkpoints import change_config, change_tensors, write_llama
 from tests.engine.driver import load_engine, one, submit
 from tests.fakes import byte_tokenizer
@@ -225,8 +225,8 @@ def test_a_cache_that_does_not_fit_is_refused_with_both_sizes(directory: Path) -
 @pytest.mark.parametrize("kv_tokens", [None, 100])
 @pytest.mark.parametrize("damage", ["weights", "generation_config.json"])
 def test_a_refused_model_leaves_the_arena_as_it_was(directory: Path, kv_tokens: int | None, damage: str) -> None:
-    from engine.kv_memory import make_kv_memory
-    from engine.loading import load_model
+    from pilotlight.engine.loading.kv_memory import make_kv_memory
+    from pilotlight.engine.loading.loading import load_model
 
     config = HostConfig(kv_bytes=1 << 20)
     memory = make_kv_memory(config)
@@ -260,8 +260,8 @@ def test_a_cache_for_less_than_two_tokens_is_refused(directory: Path) -> None:
 
 
 def test_models_borrow_what_reservations_leave(directory: Path) -> None:
-    from engine.kv_memory import make_kv_memory
-    from engine.loading import load_model
+    from pilotlight.engine.loading.kv_memory import make_kv_memory
+    from pilotlight.engine.loading.loading import load_model
 
     config = HostConfig(kv_bytes=1 << 20)
     memory = make_kv_memory(config)
@@ -276,8 +276,8 @@ def test_models_borrow_what_reservations_leave(directory: Path) -> None:
 
 
 def test_blocks_too_large_for_the_arenas_slabs_are_refused(directory: Path) -> None:
-    from engine.kv_memory import make_kv_memory
-    from engine.loading import load_model
+    from pilotlight.engine.loading.kv_memory import make_kv_memory
+    from pilotlight.engine.loading.loading import load_model
 
     config = HostConfig(kv_bytes=1 << 20, block_size=128)
     arithmetic = r"a block of 128 tokens takes 61440 bytes \(3 layers of k 2 x 10 x 4 bytes \+ v 2 x 10 x 4 bytes\)"

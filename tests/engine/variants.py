@@ -18,25 +18,25 @@ from torch.overrides import TorchFunctionMode
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
-import engine.decode_graphs
-import engine.runner
-from engine.chunk_steps import step_of
-from engine.decode_graphs import Outputs
-from engine.description.decoder_config import architecture
-from engine.dry_run import DryRun, dry_run_launches, lay_out
-from engine.kv.block_table import BlockTable
-from engine.kv.layout import CacheLayout, in_fp8
-from engine.models.registry import FAMILIES
-from engine.plan import Chunk
-from engine.protocol import SamplingParams
-from engine.runner import ModelRunner
-from engine.sequence import PENDING, Sequence
-from engine.step import ChoiceRow
-from engine.token_counts import TokenCounts
-from engine.weights.bundle import TensorSpec
-from engine.weights.formats.registry import read_format
-from engine.weights.storage import MetaStorage
-from kernels.warm_up import compile_launches, distinct, fake_tensor, trace_launches
+import pilotlight.engine.execution.decode_graphs
+import pilotlight.engine.execution.runner
+from pilotlight.engine.api.protocol import SamplingParams
+from pilotlight.engine.core.chunk_steps import step_of
+from pilotlight.engine.core.sequence import PENDING, Sequence
+from pilotlight.engine.core.step import ChoiceRow
+from pilotlight.engine.description.decoder_config import architecture
+from pilotlight.engine.execution.decode_graphs import Outputs
+from pilotlight.engine.execution.runner import ModelRunner
+from pilotlight.engine.execution.token_counts import TokenCounts
+from pilotlight.engine.kv.pool.block_table import BlockTable
+from pilotlight.engine.kv.pool.layout import CacheLayout, in_fp8
+from pilotlight.engine.loading.dry_run import DryRun, dry_run_launches, lay_out
+from pilotlight.engine.models.model_registry import FAMILIES
+from pilotlight.engine.scheduling.plan import Chunk
+from pilotlight.engine.weights.bundles.bundle import TensorSpec
+from pilotlight.engine.weights.formats.weight_formats import read_format
+from pilotlight.engine.weights.storage import MetaStorage
+from pilotlight.kernels.warm_up import compile_launches, distinct, fake_tensor, trace_launches
 
 BLOCK = 16
 CONTEXT = 8192
@@ -316,8 +316,8 @@ def main() -> None:
         "--layers", type=int, nargs="+", help="say only what a dry run of a model with so many launches"
     )
     options = parser.parse_args()
-    engine.decode_graphs.WANTED_TIMES = 2
-    engine.runner.CudaRecorder = NotingRecorder  # type: ignore[misc, assignment]
+    pilotlight.engine.execution.decode_graphs.WANTED_TIMES = 2
+    pilotlight.engine.execution.runner.CudaRecorder = NotingRecorder  # type: ignore[misc, assignment]
 
     class NoDevice:
         def get_current_device(self) -> int:

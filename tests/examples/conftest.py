@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from load_tests.local_network import free_ports
-from runtime.functions.manifest import FILES
+from pilotlight.functions.manifest import FILES
 
 FUNCTIONS = Path(__file__).parents[2] / "examples/functions"
 SITE = """
@@ -45,7 +45,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
                 text += f'layer = "{sysconfig.get_path("purelib")}"\n'
     (folder / "site.toml").write_text(text)
     with (folder / "log").open("w+") as log:
-        process = subprocess.Popen([sys.executable, "-m", "runtime", str(folder / "site.toml")], stderr=log)
+        process = subprocess.Popen([sys.executable, "-m", "pilotlight.runtime", str(folder / "site.toml")], stderr=log)
         try:
             with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as client:
                 ends_at = time.monotonic() + 60

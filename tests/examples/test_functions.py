@@ -58,7 +58,15 @@ def test_fastapi_validates_streams_and_describes_itself(site: httpx.Client) -> N
 
 def test_pilotlight_dev_serves_an_example_at_the_root_and_ends_when_told() -> None:
     (port,) = free_ports(1)
-    command = [sys.executable, "-m", "runtime.cli.app", "dev", str(FUNCTIONS / "hello"), "--port", str(port)]
+    command = [
+        sys.executable,
+        "-m",
+        "pilotlight.runtime.cli.commands",
+        "dev",
+        str(FUNCTIONS / "hello"),
+        "--port",
+        str(port),
+    ]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None

@@ -74,7 +74,7 @@ def test_one_function_uses_bindings_that_answer_otherwise(site: httpx.Client) ->
 def dev(folder: Path) -> Iterator[httpx.Client]:
     """`pilotlight dev` in the folder, as soon as it answers."""
     (port,) = free_ports(1)
-    command = [sys.executable, "-m", "runtime.cli.app", "dev", str(folder), "--port", str(port)]
+    command = [sys.executable, "-m", "pilotlight.runtime.cli.commands", "dev", str(folder), "--port", str(port)]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     try:
         with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from kernels.catalogue import OPERATIONS
-from kernels.catalogue.operation import Case, Operation, copied, in_double
-from kernels.weight import Weight
+from pilotlight.kernels.catalogue import OPERATIONS
+from pilotlight.kernels.catalogue.operation import Case, Operation, copied, in_double
+from pilotlight.kernels.matrices.weight import Weight
 from tests.closeness import assert_close
 from tests.kernels.conftest import DEVICE
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from kernels.cpu import build, library
-from kernels.cpu.build import BuildError, build_library, discard_libraries, find_library
+from pilotlight.kernels.cpu import build, library
+from pilotlight.kernels.cpu.build import BuildError, build_library, discard_libraries, find_library
 
 pytestmark = pytest.mark.cpu_only
 
@@ -69,7 +69,7 @@ def test_a_second_start_finds_what_the_first_has_built(tiny_sources: Path) -> No
 @pytest.mark.usefixtures("tiny_sources")
 def test_processes_that_start_together_build_once(cache: Path) -> None:
     script = (
-        "import sys, pathlib; from kernels.cpu import build; build.SOURCES = pathlib.Path(sys.argv[1]);"
+        "import sys, pathlib; from pilotlight.kernels.cpu import build; build.SOURCES = pathlib.Path(sys.argv[1]);"
         "print(build.build_library())"
     )
     command = [sys.executable, "-c", script, str(build.SOURCES)]
@@ -107,7 +107,7 @@ def test_without_a_working_compiler_torch_computes_and_one_line_says_why(
     assert library.loaded is None
     assert len(caplog.messages) == 1
     assert reason in caplog.messages[0]
-    from kernels.linear import linear
+    from pilotlight.kernels.matrices.linear import linear
 
     assert torch.equal(linear(torch.eye(3), torch.ones(2, 3)), torch.ones(3, 2))
 
@@ -280,7 +280,7 @@ def test_threads_that_call_at_once_all_get_their_results() -> None:
     """The library has one team: a caller that finds it busy works alone."""
     from concurrent.futures import ThreadPoolExecutor
 
-    from kernels.linear import linear
+    from pilotlight.kernels.matrices.linear import linear
 
     library.start(wait=True)
     generator = torch.Generator().manual_seed(1)
@@ -301,8 +301,8 @@ def test_threads_that_call_at_once_all_get_their_results() -> None:
 def test_a_forked_child_starts_threads_of_its_own() -> None:
     script = """
 import os, torch
-from kernels.cpu import library
-from kernels.linear import linear
+from pilotlight.kernels.cpu import library
+from pilotlight.kernels.matrices.linear import linear
 torch.set_num_threads(3)
 library.start(wait=True)
 x, weight = torch.randn(2, 512), torch.randn(600, 512)

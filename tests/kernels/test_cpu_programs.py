@@ -12,15 +12,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.activation import silu_and_mul
-from kernels.attention_rule import AttentionRule
-from kernels.cpu import library
-from kernels.cpu.recording import NotRecordableError, Program, ProgramRecorder
-from kernels.decode_attention import decode_attention
-from kernels.linear import gated_linear, linear, logits
-from kernels.norm import add_rms_norm, rms_norm
-from kernels.qkv import rotate_and_cache
-from kernels.rows import rows_of
+from pilotlight.kernels.attention.attention_rule import AttentionRule
+from pilotlight.kernels.attention.decode_attention import decode_attention
+from pilotlight.kernels.cpu import library
+from pilotlight.kernels.cpu.recording import NotRecordableError, Program, ProgramRecorder
+from pilotlight.kernels.elementwise.activation import silu_and_mul
+from pilotlight.kernels.elementwise.norm import add_rms_norm, rms_norm
+from pilotlight.kernels.elementwise.qkv import rotate_and_cache
+from pilotlight.kernels.elementwise.rows import rows_of
+from pilotlight.kernels.matrices.linear import gated_linear, linear, logits
 from tests.cpu_kernels import C_LIBRARY, computing_with
 
 pytestmark = pytest.mark.cpu_only
@@ -222,9 +222,9 @@ def test_recording_imports_no_compiler() -> None:
     """Torch's own would take two seconds of the step that is recorded."""
     script = """
 import sys, torch
-from kernels.cpu import library
-from kernels.cpu.recording import ProgramRecorder
-from kernels.linear import linear
+from pilotlight.kernels.cpu import library
+from pilotlight.kernels.cpu.recording import ProgramRecorder
+from pilotlight.kernels.matrices.linear import linear
 library.start(wait=True)
 before = set(sys.modules)
 program = ProgramRecorder(torch.float32).record(lambda x=torch.ones(1, 8), w=torch.ones(8, 8): (linear(x.view(1, 8), w),))
@@ -239,9 +239,9 @@ assert not set(sys.modules) - before, set(sys.modules) - before
 def test_a_forked_child_replays_with_threads_of_its_own() -> None:
     script = """
 import os, torch
-from kernels.cpu import library
-from kernels.cpu.recording import ProgramRecorder
-from kernels.linear import linear
+from pilotlight.kernels.cpu import library
+from pilotlight.kernels.cpu.recording import ProgramRecorder
+from pilotlight.kernels.matrices.linear import linear
 torch.set_num_threads(3)
 library.start(wait=True)
 x, weight = torch.randn(2, 512), torch.randn(600, 512)

@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from kernels.attention_rule import AttentionRule
-from kernels.cpu import crossover, library, ops
-from kernels.cpu.crossover import UNLIMITED, Forms, Limits, keep_limits
-from kernels.prefill_attention import prefill_attention
-from kernels.prefill_by_torch import attend_by_torch
-from kernels.varlen import VarlenBatch
+from pilotlight.kernels.attention.attention_rule import AttentionRule
+from pilotlight.kernels.attention.prefill_attention import prefill_attention
+from pilotlight.kernels.attention.prefill_by_torch import attend_by_torch
+from pilotlight.kernels.attention.varlen import VarlenBatch
+from pilotlight.kernels.cpu import crossover, library, ops
+from pilotlight.kernels.cpu.crossover import UNLIMITED, Forms, Limits, keep_limits
 from tests.cpu_kernels import C_LIBRARY, computing_with
 
 BF16 = torch.bfloat16
@@ -158,8 +158,8 @@ def test_where_nothing_is_slow_nothing_is_measured(monkeypatch: pytest.MonkeyPat
 def test_a_process_that_ends_while_it_measures_ends_cleanly(tmp_path: Path) -> None:
     script = f"""
 import pathlib, torch
-from kernels.cpu.crossover import Forms, Limits, keep_limits
-from kernels.prefill_by_torch import attend_by_torch
+from pilotlight.kernels.cpu.crossover import Forms, Limits, keep_limits
+from pilotlight.kernels.attention.prefill_by_torch import attend_by_torch
 torchs = Forms(torch.nn.functional.linear, attend_by_torch)
 keep_limits(Limits({{}}, {{}}), [torch.bfloat16], torchs, torchs, pathlib.Path({str(tmp_path / "kernels.json")!r}))
 """

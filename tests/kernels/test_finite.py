@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kernels.cpu.finite import is_finite
+from pilotlight.kernels.cpu.finite import is_finite
 
 pytestmark = pytest.mark.cpu_only
 

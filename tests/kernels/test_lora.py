@@ -4,11 +4,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels import lora
-from kernels.catalogue.adapters import random_adapters
-from kernels.checks import ArgumentError
-from kernels.cpu.recording import ProgramRecorder
-from kernels.lora import add_lora, blocked
+from pilotlight.kernels import lora
+from pilotlight.kernels.catalogue.adapters import random_adapters
+from pilotlight.kernels.checks import ArgumentError
+from pilotlight.kernels.cpu.recording import ProgramRecorder
+from pilotlight.kernels.lora import add_lora, blocked
 from tests.kernels.conftest import DEVICE
 
 SIZES, COLUMNS = (70, 33, 5), 331
@@ -55,7 +55,7 @@ def test_a_recorded_call_follows_the_slots_and_what_is_in_them(arithmetic: str) 
     slots, weight = torch.tensor([0, -1, 1, 1, 2, 3]), torch.randn(ENDS[-1], COLUMNS)
 
     def computed() -> tuple[Tensor]:
-        from kernels.linear import linear
+        from pilotlight.kernels.matrices.linear import linear
 
         return (add_lora(linear(x, weight), x, adapters, places, slots, ENDS),)
 
@@ -102,7 +102,7 @@ def test_wrong_arguments_are_named() -> None:
 
 
 def test_a_slot_that_is_not_there_is_refused_in_debug_mode(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kernels.checks.DEBUG", True)
+    monkeypatch.setattr("pilotlight.kernels.checks.DEBUG", True)
     y, x, adapters, places = call(2, torch.float32)
     with pytest.raises(ArgumentError, match="slots holds 4"):
         add_lora(y, x, adapters, places, torch.tensor([0, 4], device=DEVICE), ENDS)

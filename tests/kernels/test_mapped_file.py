@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from kernels.cpu import pages
-from kernels.cpu.mapped_file import MappedParts, OpenRange, can_join
+from pilotlight.kernels.cpu import pages
+from pilotlight.kernels.cpu.mapped_file import MappedParts, OpenRange, can_join
 
 pytestmark = [
     pytest.mark.cpu_only,

@@ -2,7 +2,7 @@
 
 import torch
 
-from kernels.moe import route
+from pilotlight.kernels.moe import route
 
 
 def test_large_logits_do_not_overflow() -> None:

@@ -3,13 +3,13 @@
 import pytest
 import torch
 
-import kernels.decode_attention
-import kernels.prefill_by_torch
-from kernels.attention_rule import AttentionRule
-from kernels.decode_attention import decode_attention
-from kernels.kv_write import kv_write
-from kernels.prefill_attention import prefill_attention
-from kernels.varlen import VarlenBatch
+import pilotlight.kernels.attention.decode_attention
+import pilotlight.kernels.attention.prefill_by_torch
+from pilotlight.kernels.attention.attention_rule import AttentionRule
+from pilotlight.kernels.attention.decode_attention import decode_attention
+from pilotlight.kernels.attention.prefill_attention import prefill_attention
+from pilotlight.kernels.attention.varlen import VarlenBatch
+from pilotlight.kernels.elementwise.kv_write import kv_write
 from tests.closeness import assert_close
 
 # Windows of one token, of less and more than a block, and of more than any context; sinks alone and with a window.
@@ -68,7 +68,7 @@ def varlen(block_tables: torch.Tensor, q_lens: list[int], lens: list[int]) -> Va
 def test_decodes_that_are_gathered_one_by_one_attend_to_their_own_contexts(
     window: int | None, has_sinks: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(kernels.decode_attention._GATHERED_BYTES, "cpu", 1)
+    monkeypatch.setitem(pilotlight.kernels.attention.decode_attention._GATHERED_BYTES, "cpu", 1)
     lens, heads = [16, 1, 42, 7], 6
     paged = Paged(lens, 2, 10, 5)
     q = torch.randn(len(lens), heads, 10)
@@ -83,7 +83,7 @@ def test_decodes_that_are_gathered_one_by_one_attend_to_their_own_contexts(
 def test_prompts_in_small_tiles_attend_to_the_prefix_and_causally_to_the_chunk(
     window: int | None, has_sinks: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kernels.prefill_by_torch, "_TILE", 4)
+    monkeypatch.setattr(pilotlight.kernels.attention.prefill_by_torch, "_TILE", 4)
     q_lens, lens, heads = [5, 1, 17, 3], [5, 1, 31, 40], 6
     paged = Paged(lens, 2, 10, 5)
     q = torch.randn(sum(q_lens), heads, 10)

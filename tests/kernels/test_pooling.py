@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from kernels.checks import ArgumentError
-from kernels.pooling import pool_pieces
+from pilotlight.kernels.checks import ArgumentError
+from pilotlight.kernels.pooling import pool_pieces
 
 
 def test_a_piece_is_pooled_alike_in_any_company() -> None:

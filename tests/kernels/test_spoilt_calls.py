@@ -13,19 +13,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels import checks
-from kernels.activation import silu_and_mul
-from kernels.attention_rule import AttentionRule
-from kernels.catalogue import OPERATIONS, attention
-from kernels.catalogue.matrices import E2M1
-from kernels.catalogue.operation import Arguments, Case, Cost, Operation, copied, in_double, tensors
-from kernels.checks import ArgumentError
-from kernels.decode_attention import decode_attention
-from kernels.linear import gated_linear, linear, logits
-from kernels.logprobs import token_ranks
-from kernels.mxfp4 import unpack_mxfp4
-from kernels.prefill_attention import prefill_attention
-from kernels.weight import Weight
+from pilotlight.kernels import checks
+from pilotlight.kernels.attention.attention_rule import AttentionRule
+from pilotlight.kernels.attention.decode_attention import decode_attention
+from pilotlight.kernels.attention.prefill_attention import prefill_attention
+from pilotlight.kernels.catalogue import OPERATIONS, attention
+from pilotlight.kernels.catalogue.matrices import E2M1
+from pilotlight.kernels.catalogue.operation import Arguments, Case, Cost, Operation, copied, in_double, tensors
+from pilotlight.kernels.checks import ArgumentError
+from pilotlight.kernels.elementwise.activation import silu_and_mul
+from pilotlight.kernels.matrices.linear import gated_linear, linear, logits
+from pilotlight.kernels.matrices.mxfp4 import unpack_mxfp4
+from pilotlight.kernels.matrices.weight import Weight
+from pilotlight.kernels.sampling.logprobs import token_ranks
 from tests.closeness import assert_close
 from tests.kernels.conftest import DEVICE
 

@@ -8,16 +8,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from kernels.activation import gelu_tanh_and_mul, silu_and_mul
-from kernels.attention_rule import AttentionRule
-from kernels.cpu import build, library
-from kernels.cpu.c_library import Library
-from kernels.cpu.crossover import UNLIMITED
-from kernels.linear import gated_linear, linear, logits
-from kernels.lossless import pack_lossless
-from kernels.plain import PlainWeight
-from kernels.prefill_attention import prefill_attention
-from kernels.varlen import VarlenBatch
+from pilotlight.kernels.attention.attention_rule import AttentionRule
+from pilotlight.kernels.attention.prefill_attention import prefill_attention
+from pilotlight.kernels.attention.varlen import VarlenBatch
+from pilotlight.kernels.cpu import build, library
+from pilotlight.kernels.cpu.c_library import Library
+from pilotlight.kernels.cpu.crossover import UNLIMITED
+from pilotlight.kernels.elementwise.activation import gelu_tanh_and_mul, silu_and_mul
+from pilotlight.kernels.matrices.linear import gated_linear, linear, logits
+from pilotlight.kernels.matrices.lossless import pack_lossless
+from pilotlight.kernels.matrices.plain import PlainWeight
 from tests.closeness import assert_close
 
 BF16 = torch.bfloat16

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from kernels import tuning
-from kernels.tuning import Sizes, SplitKTile
+from pilotlight.kernels import tuning
+from pilotlight.kernels.tuning import Sizes, SplitKTile
 from tests.kernels.conftest import DEVICE
 
 HERE = torch.device(DEVICE)

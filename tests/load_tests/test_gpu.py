@@ -46,7 +46,7 @@ def test_the_check_counts_tests_by_file_and_leaves_a_record(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("OUT", str(tmp_path))
-    assert gpu.check("cpu", ["tests/kernels/test_norm.py"]) == 0
+    assert gpu.check("cpu", ["tests/kernels/elementwise/test_norm.py"]) == 0
     (record,) = tmp_path.glob("*-check.json")
     (counts,) = json.loads(record.read_text())["results"]["files"].values()
     assert counts["passed"] > 0
@@ -89,7 +89,7 @@ def test_a_test_that_breaks_the_device_is_named_and_those_after_it_get_another_p
 def test_a_check_that_hangs_ends(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(gpu, "REHEARSAL_S", 0.1)
     monkeypatch.delenv("OUT", raising=False)
-    assert gpu.check("cpu", ["tests/kernels/test_norm.py"]) == gpu.TOO_LATE
+    assert gpu.check("cpu", ["tests/kernels/elementwise/test_norm.py"]) == gpu.TOO_LATE
     assert "did not end" in capfd.readouterr().out
 
 

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from load_tests.http_fuzz import Case, Verdict, cases, differences, why
-from wire.http.stock_servers import SERVERS
+from pilotlight.wire.http.stock_servers import SERVERS
 
 
 @pytest.mark.parametrize("number", [40, pytest.param(120, marks=pytest.mark.slow)])

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from engine.embedded.ember.chat import HERE, Chat
-from engine.embedded.ember.corpus.conversation import Split
-from engine.embedded.ember.network import Network, load
-from engine.peft import check
 from load_tests.long_answers.corpus import ASKS, calls, copying, editing, quoting, records
 from load_tests.long_answers.train import ADAPTER, RANK, merged
+from pilotlight.engine.adapters.peft import check
+from training.ember.chat import HERE, Chat
+from training.ember.corpus.conversation import Split
+from training.ember.network import Network, load
 
 SPLITS = pytest.mark.parametrize("split", Split)
 

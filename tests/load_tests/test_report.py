@@ -132,7 +132,7 @@ def test_a_requests_path_is_shown_by_package_and_process() -> None:
         found = {"packages": packages, "processes": [process], "callbacks_on_path": ["a.py:1 b in c"]}
         return {"commit": commit, "files": 1, "functions": 2, **found}
 
-    made = record("request-path", {"trees": [tree("old", "runtime"), tree("new", "runtime.serve")]})
+    made = record("request-path", {"trees": [tree("old", "runtime"), tree("new", "pilotlight.runtime.serve")]})
     text = rewritten(empty(), {"request-path": made})
     assert "| `wire/` | 1, 2 | 1, 2 |" in text
     assert "| asyncio tasks of the site | 2 | 2 |" in text

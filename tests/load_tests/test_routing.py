@@ -9,8 +9,6 @@ from zlib import crc32
 
 import pytest
 
-from edge_router.policy import Policy
-from edge_router.policy.cost import Assumptions
 from load_tests.scenarios import routing
 from load_tests.scenarios.routing_scale import planned_sessions
 from load_tests.sim.outcome import Outcome
@@ -28,6 +26,8 @@ from load_tests.tables.routing import (
     trouble_rows,
     worst_rows,
 )
+from pilotlight.edge_router.routing.cost import Assumptions
+from pilotlight.edge_router.routing.views import Policy
 
 
 class FakeSimulation:

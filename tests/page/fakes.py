@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable
 
-from page.source import Counts, Decision, Move, SiteRow, TimeHistogram
-from wire.status import FunctionsStatus, FunctionStatus, ModelStatus, Place, ProcessStatus
+from pilotlight.page.source import Counts, Decision, Move, SiteRow, TimeHistogram
+from pilotlight.wire.hop.status import FunctionsStatus, FunctionStatus, ModelStatus, Place, ProcessStatus
 
 NO_TIMES = TimeHistogram((10.0, 100.0), (0, 0, 0))
 HERE = Place("Amsterdam", 52.3, 4.8)

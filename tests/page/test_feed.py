@@ -6,8 +6,8 @@ from typing import Any
 import msgspec
 import orjson
 
-from page.feed import Feed
-from page.source import Decision, Move
+from pilotlight.page.feed import Feed
+from pilotlight.page.source import Decision, Move
 from tests.page.fakes import ToldSource, counts, row
 
 

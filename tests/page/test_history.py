@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from page.history import RANGES, History, quantile, sample_of
-from page.source import TimeHistogram
+from pilotlight.page.history import RANGES, History, quantile, sample_of
+from pilotlight.page.source import TimeHistogram
 from tests.page.fakes import counts
 
 

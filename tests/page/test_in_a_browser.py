@@ -12,14 +12,14 @@ import uvicorn
 from msgspec.structs import replace
 from starlette.applications import Starlette
 
-from edge_router.routes import FAILURES
-from page.feed import Feed
-from page.routes import PageRoutes
-from page.sessions import Sessions
-from page.source import Decision, Move
+from pilotlight.edge_router.telemetry.status_routes import FAILURES
+from pilotlight.page.feed import Feed
+from pilotlight.page.routes import PageRoutes
+from pilotlight.page.sessions import Sessions
+from pilotlight.page.source import Decision, Move
+from pilotlight.wire.credentials import Access
 from tests.page.browser import browser, needs_chromium, opened, until
 from tests.page.fakes import ToldSource, counts, row
-from wire.credentials import Access
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser

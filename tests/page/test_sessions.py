@@ -6,9 +6,9 @@ import pytest
 from starlette.requests import Request
 from starlette.responses import Response
 
-from page.sessions import COOKIE, LIFETIME_S, Sessions
-from wire.credentials import Access, Key
-from wire.errors import ApiError
+from pilotlight.page.sessions import COOKIE, LIFETIME_S, Sessions
+from pilotlight.wire.credentials import Access, Key
+from pilotlight.wire.errors import ApiError
 
 
 def known(name: str, *, is_admin: bool = False) -> Key:

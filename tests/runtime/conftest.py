@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from runtime.app import SiteApp, build_app
-from runtime.serve import serve_app
-from sites.config import parse
-from sites.site import SiteConfig
+from pilotlight.runtime.app import SiteApp, build_app
+from pilotlight.runtime.serve import serve_app
+from pilotlight.sites.config import parse
+from pilotlight.sites.site import SiteConfig
+from pilotlight.wire.http.listen import bind, url_of
 from tests.asgi import eventually, running
 from tests.fakes import FakeEngineClient, FakeLauncher, write_model_directory
-from wire.http.listen import bind, url_of
 
 
 @pytest.fixture

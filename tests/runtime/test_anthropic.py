@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from dialects.anthropic import prompt_pieces
-from engine.protocol import Constraint
+from pilotlight.dialects.anthropic import prompt_pieces
+from pilotlight.engine.api.protocol import Constraint
+from pilotlight.wire.sse import EventDecoder
 from tests.asgi import call
 from tests.fakes import CHATML, ids, says
 from tests.runtime.conftest import Site, SiteMaker
-from wire.sse import EventDecoder
 
 PATH = "/v1/messages"
 HELLO: dict[str, Any] = {"model": "tiny", "max_tokens": 50, "messages": [{"role": "user", "content": "Hi"}]}

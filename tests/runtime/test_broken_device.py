@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from engine.client import EngineError
-from engine.in_process_client import InProcessEngineClient
-from engine.protocol import HostConfig, ModelSpec, SamplingParams, Submit
-from runtime.engines.supervisor import Supervisor
-from sites.site import EngineConfig
+from pilotlight.engine.api.client import EngineError
+from pilotlight.engine.api.in_process_client import InProcessEngineClient
+from pilotlight.engine.api.protocol import HostConfig, ModelSpec, SamplingParams, Submit
+from pilotlight.runtime.hosts.supervisor import Supervisor
+from pilotlight.sites.site import EngineConfig
 from tests.checkpoints import write_llama
 
 
@@ -43,8 +43,8 @@ class Launcher:
 
 
 async def test_a_device_whose_every_step_fails_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from engine.runner import ModelRunner
-    from engine.step import StepInput
+    from pilotlight.engine.core.step import StepInput
+    from pilotlight.engine.execution.runner import ModelRunner
 
     write_llama(tmp_path)
     launcher = Launcher()

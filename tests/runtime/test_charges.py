@@ -2,10 +2,10 @@
 
 import pytest
 
-from engine.client import EngineError
-from engine.protocol import SamplingParams, Submit
-from engine.struct import replace
-from runtime.engines.charges import REMEMBERED_S, Charges
+from pilotlight.engine.api.client import EngineError
+from pilotlight.engine.api.protocol import SamplingParams, Submit
+from pilotlight.engine.api.struct import replace
+from pilotlight.runtime.dispatch.charges import REMEMBERED_S, Charges
 
 PROMPT = Submit("a", "tiny", (1, 2, 3), SamplingParams(max_tokens=9))
 CONTINUED = replace(PROMPT, sequence_id="b", prompt_token_ids=(1, 2, 3, 7), num_delivered_tokens=1, salt=b"another's")

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from engine.client import EngineError
+from pilotlight.engine.api.client import EngineError
 from tests.asgi import call, eventually, start
 from tests.fakes import ids, says
 from tests.runtime.conftest import Site, SiteMaker

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from engine.protocol import Constraint
-from runtime.tool_schemas import closed
+from pilotlight.engine.api.protocol import Constraint
+from pilotlight.runtime.generation.tool_schemas import closed
 from tests.asgi import call
 from tests.fakes import says
 from tests.runtime.conftest import Site

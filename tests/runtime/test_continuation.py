@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from engine.protocol import PRIORITIES, SamplingParams, Submit, TokenLogprobs, TokenOutput
-from engine.step_journal import HeldSequences
-from runtime.engines.continuation import Continuations
+from pilotlight.engine.api.protocol import PRIORITIES, SamplingParams, Submit, TokenLogprobs, TokenOutput
+from pilotlight.engine.api.step_journal import HeldSequences
+from pilotlight.runtime.dispatch.continuation import Continuations
 from tests.asgi import call, eventually, start
 from tests.fakes import EOS, FakeEngineClient, FakeLauncher, Step, ids, says
 from tests.runtime.conftest import Site, SiteMaker

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from runtime.cli import serve
-from runtime.cli.errors import CliError
-from runtime.cli.serve import Served
-from runtime.engines.cores import divided
-from runtime.engines.devices import check_devices, is_surely_cpu
-from runtime.engines.launch import host_config
-from sites.config import ConfigError
+from pilotlight.runtime.cli import serve_command
+from pilotlight.runtime.cli.cli_error import CliError
+from pilotlight.runtime.cli.serve_command import Served
+from pilotlight.runtime.hosts.cores import divided
+from pilotlight.runtime.hosts.devices import check_devices, is_surely_cpu
+from pilotlight.runtime.hosts.launch import host_config
+from pilotlight.sites.config import ConfigError
 from tests.asgi import call
 from tests.runtime.conftest import site_config
 from tests.runtime.two_devices import CHAT, ask, entries, fast, make_pair
@@ -128,7 +128,7 @@ def test_serve_has_one_cpu_here_and_leaves_the_others_to_ray(ranks: int, expecte
 
 
 def test_serve_leaves_to_ray_what_gpus_are_missing_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serve, "installed_gpus", lambda: ["one", "two"])
+    monkeypatch.setattr(serve_command, "installed_gpus", lambda: ["one", "two"])
     assert Served("ember", "127.0.0.1", 8000, tp=3, ray="auto").engine["devices"] == [["cuda:0", "cuda:1", "ray:cuda"]]
     with pytest.raises(CliError, match="this one has 2 of the 2 of --tp 2 --pp 1: leave it out"):
         _ = Served("ember", "127.0.0.1", 8000, tp=2, ray="auto").engine

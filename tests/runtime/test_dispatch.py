@@ -3,9 +3,9 @@
 import asyncio
 from typing import Any
 
-from engine.protocol import AdapterSource, SamplingParams, Submit
-from engine.struct import replace
-from runtime.engines.prefixes import CHUNK, PrefixMemory, chain_of, root_of
+from pilotlight.engine.api.protocol import AdapterSource, SamplingParams, Submit
+from pilotlight.engine.api.struct import replace
+from pilotlight.runtime.dispatch.prefixes import CHUNK, PrefixMemory, chain_of, root_of
 from tests.asgi import Exchange, call, start
 from tests.fakes import says
 from tests.runtime.two_devices import CHAT, Pair, ask, even, fast, make_pair

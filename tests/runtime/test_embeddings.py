@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from engine.protocol import Submit, TokenOutput
+from pilotlight.engine.api.protocol import Submit, TokenOutput
+from pilotlight.wire.embeddings import from_base64
 from tests.asgi import call, eventually, start
 from tests.fakes import FakeEngineClient, FakeLauncher, Step, ids, says
 from tests.runtime.conftest import Site, SiteMaker
-from wire.embeddings import from_base64
 
 PATH = "/v1/embeddings"
 RUN = "/client/v4/accounts/acc1/ai/run/@test/tiny"
@@ -262,7 +262,7 @@ async def test_a_client_that_leaves_frees_its_texts(embedder: Site) -> None:
 
 
 async def test_an_engine_that_refuses_one_text_ends_the_request(embedder: Site) -> None:
-    from engine.client import EngineError
+    from pilotlight.engine.api.client import EngineError
 
     waits = asyncio.Event()
     embedder.engine.answer = lambda submit: (

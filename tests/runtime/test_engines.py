@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from engine.client import EngineError
-from engine.protocol import StepOutput, TokenOutput
-from runtime.engines.device_host import HOPELESS_AFTER
-from runtime.engines.supervisor import Supervisor
-from runtime.engines.wake_history import RETRY_FAILED_S
-from sites.site import EngineConfig
+from pilotlight.engine.api.client import EngineError
+from pilotlight.engine.api.protocol import StepOutput, TokenOutput
+from pilotlight.runtime.hosts.device_host import HOPELESS_AFTER
+from pilotlight.runtime.hosts.supervisor import Supervisor
+from pilotlight.runtime.models.wake_history import RETRY_FAILED_S
+from pilotlight.sites.site import EngineConfig
 from tests.asgi import call, eventually, start
 from tests.fakes import FakeEngineClient, FakeHost, FakeLauncher, says
 from tests.runtime.conftest import Site, SiteMaker
@@ -42,7 +42,7 @@ async def test_a_site_is_ready_once_its_models_are_on_the_device(make_site: Site
 
 
 async def test_the_status_is_what_a_router_reads(site: Site) -> None:
-    from wire.status import decode_status
+    from pilotlight.wire.hop.status import decode_status
 
     first = decode_status((await call(site.app, "/status")).body)
     second = decode_status((await call(site.app, "/status")).body)
@@ -303,8 +303,8 @@ async def test_outcomes_are_counted_whatever_they_are(make_site: SiteMaker) -> N
 
 
 async def test_requests_are_admitted_by_the_cache_that_the_model_could_have_now(site: Site) -> None:
-    from engine.protocol import ModelLoad
-    from runtime.admission import QUEUED_CACHES
+    from pilotlight.engine.api.protocol import ModelLoad
+    from pilotlight.runtime.generation.admission import QUEUED_CACHES
 
     many = {**HELLO, "max_tokens": 200}
     site.engine.script = [*says("Hel", finish=None), 30]

@@ -3,10 +3,10 @@
 import asyncio
 from typing import Any
 
-from runtime.connection import EventWriter
+from pilotlight.runtime.api.connection import EventWriter
+from pilotlight.wire.hop.continuation import DRAIN_NOTICE
+from pilotlight.wire.sse import HEARTBEAT
 from tests.asgi import eventually
-from wire.continuation import DRAIN_NOTICE
-from wire.sse import HEARTBEAT
 
 
 class Client:

@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from runtime.engines.sources import SourceError, directory_of, local_directory
-from runtime.fetching import chunks, listing, store, tries
-from runtime.fetching.errors import FetchError
-from runtime.fetching.listing import NAME, Listing, ListingError, parse_listing, write_listing
-from runtime.fetching.remote import Remote
+from pilotlight.runtime.fetching import chunks, listing, store, tries
+from pilotlight.runtime.fetching.errors import FetchError
+from pilotlight.runtime.fetching.listing import NAME, Listing, ListingError, parse_listing, write_listing
+from pilotlight.runtime.fetching.remote import Remote
+from pilotlight.runtime.models.sources import SourceError, directory_of, local_directory
 
 CHUNK = 1 << 16
 

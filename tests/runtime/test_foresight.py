@@ -3,8 +3,8 @@
 from types import SimpleNamespace
 from typing import Any, NamedTuple, cast
 
-from runtime.engines.foresight import Foresight
-from runtime.engines.wake_queue import WakeQueue
+from pilotlight.runtime.hosts.prewaking import Foresight
+from pilotlight.runtime.models.wake_queue import WakeQueue
 
 
 def replicas_of(*roles: str) -> list[Any]:

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from runtime.engines import gpus
-from runtime.engines.devices import check_devices, is_surely_cpu
-from runtime.engines.gpus import Gpu, installed_gpus, read_gpus
-from sites.config import ConfigError
+from pilotlight.runtime.hosts import gpus
+from pilotlight.runtime.hosts.devices import check_devices, is_surely_cpu
+from pilotlight.runtime.hosts.gpus import Gpu, installed_gpus, read_gpus
+from pilotlight.sites.config import ConfigError
 
 GIB = 1 << 30
 

@@ -7,18 +7,18 @@ from typing import Any
 
 import pytest
 
-from engine.protocol import ModelLoad, SamplingParams, Submit, TokenOutput
-from runtime.cli.serve import Served
-from runtime.engines.hand_over import prefill_sequence
-from sites.config import ConfigError, parse
-from sites.site import EngineConfig
+from pilotlight.engine.api.protocol import ModelLoad, SamplingParams, Submit, TokenOutput
+from pilotlight.runtime.cli.serve_command import Served
+from pilotlight.runtime.dispatch.hand_over import prefill_sequence
+from pilotlight.sites.config import ConfigError, parse
+from pilotlight.sites.site import EngineConfig
+from pilotlight.wire.hop.lending import BorrowedPrompt
+from pilotlight.wire.hop.status import decode_status
 from tests.asgi import Exchange, call, eventually, start
 from tests.fakes import FakeEngineClient, FakeLauncher, Step, ids, says
 from tests.runtime.conftest import SiteMaker
 from tests.runtime.test_embeddings import embeds
 from tests.runtime.two_devices import CHAT, Pair, fast, make_pair
-from wire.lending import BorrowedPrompt
-from wire.status import decode_status
 
 __all__ = ["fast", "make_pair"]
 
@@ -137,8 +137,8 @@ async def test_a_host_that_only_answers_is_not_lent_for_prompts(split: Callable[
 async def test_a_host_for_prompts_answers_while_answers_wait_and_goes_back(
     split: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("runtime.engines.roles.HOT_FOR_S", 0.0)
-    monkeypatch.setattr("runtime.engines.autoscaler.LOOK_EVERY_S", 0.01)
+    monkeypatch.setattr("pilotlight.runtime.dispatch.roles.HOT_FOR_S", 0.0)
+    monkeypatch.setattr("pilotlight.runtime.hosts.autoscaler.LOOK_EVERY_S", 0.01)
     async with split(shift_roles=True, scale_up_wait_s=0.05, scale_down_after_s=0.1) as pair:
         prefill, _ = pair.engines
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from pilotlight.wire.sse import EventDecoder
 from tests.asgi import call
 from tests.fakes import TOKENIZER, FakeEngineClient, FakeLauncher, ids, says
 from tests.runtime.conftest import Site, SiteMaker
-from wire.sse import EventDecoder
 
 CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
 RUN = "/client/v4/accounts/acc1/ai/run/@test/tiny"

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from runtime.engines.tier_directory import TierDirectory
+from pilotlight.runtime.hosts.tier_directory import TierDirectory
 from tests.checkpoints import write_llama, write_tokenizer
 from tests.runtime.test_real_engine import Process
 from tests.waiting import until
@@ -98,7 +98,7 @@ def processes(client: httpx.Client) -> list[dict[str, Any]]:
 def test_two_runtimes_of_one_name_are_told_apart(file: Path, tmp_path: Path) -> None:
     site = Process(file, tmp_path / "log")
     try:
-        command = [sys.executable, "-m", "runtime", str(file)]
+        command = [sys.executable, "-m", "pilotlight.runtime", str(file)]
         second = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
         assert second.returncode == 1
         assert "another process serves a site of this name" in second.stderr

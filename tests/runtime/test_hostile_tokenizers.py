@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from runtime.engines import wakes
+from pilotlight.runtime.models import wakes
 from tests.asgi import call, eventually
 from tests.fakes import write_model_directory
 from tests.runtime.conftest import SiteMaker

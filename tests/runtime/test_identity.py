@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from runtime.app import build_app
-from sites.config import ConfigError
+from pilotlight.runtime.app import build_app
+from pilotlight.sites.config import ConfigError
+from pilotlight.wire.hop.headers import CLOCK, HOP, REFUSAL, Hop, sign_hop, told_clock
 from tests.asgi import call
 from tests.runtime.conftest import Site, SiteMaker, site_config
-from wire.headers import CLOCK, HOP, REFUSAL, Hop, sign_hop, told_clock
 
 CHAT = "/ai/v1/chat/completions"
 HELLO = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}

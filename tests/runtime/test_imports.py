@@ -9,7 +9,7 @@ ROOT = Path(__file__).parents[2]
 
 LATER = {
     "jinja2",
-    "engine.template_environment",
+    "pilotlight.engine.text.template_environment",
     "tokenizers",
     "aiohttp",
     "huggingface_hub",
@@ -25,22 +25,22 @@ LATER = {
     "difflib",
     "sqlite3",
     "multiprocessing",
-    "sites.validation_errors",
-    "sites.network",
-    "dialects.validation_errors",
+    "pilotlight.sites.validation_errors",
+    "pilotlight.sites.network",
+    "pilotlight.dialects.body.validation_errors",
     "typer",
-    "runtime.functions",
-    "runtime.cli",
-    "runtime.fetching.store",
+    "pilotlight.functions",
+    "pilotlight.runtime.cli",
+    "pilotlight.runtime.fetching.store",
     "edge_router",
 }
 
 ANSWER = """
 import asyncio, pathlib, sys, tempfile
-import runtime.serve
-from runtime.app import build_app
-from sites.config import parse
-from sites.site import SiteConfig
+import pilotlight.runtime.serve
+from pilotlight.runtime.app import build_app
+from pilotlight.sites.config import parse
+from pilotlight.sites.site import SiteConfig
 from tests.asgi import call, eventually, running
 from tests.fakes import FakeLauncher, write_model_directory
 
@@ -74,12 +74,12 @@ def imported_by(script: str) -> set[str]:
 def told(found: set[str], when: str) -> str:
     return (
         f"{when} has imported {', '.join(sorted(found))}; import it where it is used, or after the first answer "
-        "(`python -X importtime -c 'import runtime.serve'` shows by way of what)"
+        "(`python -X importtime -c 'import pilotlight.runtime.serve'` shows by way of what)"
     )
 
 
 def test_a_site_that_starts_imports_nothing_that_can_wait() -> None:
-    found = LATER & imported_by("import runtime.__main__, runtime.serve")
+    found = LATER & imported_by("import pilotlight.runtime.__main__, pilotlight.runtime.serve")
     assert not found, told(found, "a starting site")
 
 

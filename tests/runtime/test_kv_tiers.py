@@ -9,9 +9,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from runtime.engines.launch import GIB, host_config, launchers_of
-from runtime.engines.tier_directory import TierDirectory, is_dead, try_lock
-from sites.site import EngineConfig
+from pilotlight.runtime.hosts.launch import GIB, host_config, launchers_of
+from pilotlight.runtime.hosts.tier_directory import TierDirectory, is_dead, try_lock
+from pilotlight.sites.site import EngineConfig
 from tests.checkpoints import write_llama, write_tokenizer
 from tests.runtime.test_real_engine import Process
 from tests.waiting import until
@@ -90,7 +90,7 @@ def test_the_engine_is_told_of_tiers_only_where_the_site_has_a_place_for_them() 
 def test_every_device_has_tiers_of_its_own_and_none_takes_anothers_for_dead(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("runtime.engines.tier_directory._SHARED_MEMORY", tmp_path)
+    monkeypatch.setattr("pilotlight.runtime.hosts.tier_directory._SHARED_MEMORY", tmp_path)
     for owner in ("ams1", "ams1@1"):  # what the site's former life, that was killed, left
         place = TierDirectory(owner)
         directory = place.claim()
@@ -156,7 +156,7 @@ def test_blocks_outlive_the_engine_and_go_with_the_site(tmp_path: Path) -> None:
 def test_a_killed_site_may_come_back_for_what_it_left_before_another_removes_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("runtime.engines.tier_directory.COMING_BACK_S", 0.3)
+    monkeypatch.setattr("pilotlight.runtime.hosts.tier_directory.COMING_BACK_S", 0.3)
     killed, lost, alive = (TierDirectory(name, tmp_path) for name in ("killed", "lost", "alive"))
     for place in (killed, lost, alive):
         place.claim()
@@ -177,7 +177,7 @@ def test_who_looks_whether_an_owner_is_dead_keeps_nothing_of_it(
     place.directory.mkdir()
     (place.directory / "owner.lock").mkdir()  # cannot be opened, when the other one is held
     assert not is_dead(place.directory)
-    monkeypatch.setattr("runtime.engines.tier_directory.LOOKS", 1)
+    monkeypatch.setattr("pilotlight.runtime.hosts.tier_directory.LOOKS", 1)
     assert place.claim() == place.directory
 
 

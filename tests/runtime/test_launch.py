@@ -9,9 +9,9 @@ import httpx
 import psutil
 import pytest
 
-from engine.protocol import ModelSpec
-from runtime.engines.launch import host_environment, launchers_of
-from sites.site import EngineConfig
+from pilotlight.engine.api.protocol import ModelSpec
+from pilotlight.runtime.hosts.launch import host_environment, launchers_of
+from pilotlight.sites.site import EngineConfig
 from tests.checkpoints import write_llama, write_tokenizer
 from tests.runtime.test_real_engine import Process
 from tests.waiting import until
@@ -59,7 +59,7 @@ def test_one_that_is_killed_before_it_has_answered_is_replaced(tmp_path: Path) -
 def test_a_site_that_refuses_to_start_leaves_no_host_behind(tmp_path: Path) -> None:
     file = tmp_path / "site.toml"
     file.write_text('name = "x"\nplaec = 1\n')
-    site = subprocess.Popen([sys.executable, "-m", "runtime", str(file)], stderr=subprocess.PIPE)
+    site = subprocess.Popen([sys.executable, "-m", "pilotlight.runtime", str(file)], stderr=subprocess.PIPE)
     children: list[psutil.Process] = []
     while site.poll() is None:
         children += psutil.Process(site.pid).children()
@@ -91,7 +91,7 @@ def test_a_host_computes_with_the_threads_that_the_sites_file_names_and_ends_wit
 
 def test_a_host_takes_its_threads_before_torch_is_imported(tmp_path: Path) -> None:
     program = (
-        "import os, sys, engine.host as host\n"
+        "import os, sys, pilotlight.engine.host.engine_host as host\n"
         "host.EngineHost.run = lambda self: None\n"
         f"host.main(['--address', 'ipc://{tmp_path}/engine', '--config', '{{\"threads\": 1}}'])\n"
         "assert 'torch' not in sys.modules\nimport torch\nprint(torch.get_num_threads())"

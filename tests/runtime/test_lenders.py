@@ -9,24 +9,24 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from engine.client import EngineError
-from engine.protocol import AdapterSource, ModelLoad, PromptImage, SamplingParams, Submit, TokenOutput
-from engine.struct import replace
-from runtime.engines import lenders as lenders_module
-from runtime.engines.dispatch import HAND_OVER_S, PATIENCE, PATIENCE_S
-from runtime.engines.hand_over import prefill_sequence
-from runtime.engines.lenders import Lender
-from sites.site import LenderConfig
+from pilotlight.engine.api.client import EngineError
+from pilotlight.engine.api.protocol import AdapterSource, ModelLoad, PromptImage, SamplingParams, Submit, TokenOutput
+from pilotlight.engine.api.struct import replace
+from pilotlight.runtime.dispatch import lenders as lenders_module
+from pilotlight.runtime.dispatch.dispatcher import HAND_OVER_S, PATIENCE, PATIENCE_S
+from pilotlight.runtime.dispatch.hand_over import prefill_sequence
+from pilotlight.runtime.dispatch.lenders import Lender
+from pilotlight.sites.site import LenderConfig
+from pilotlight.wire.hop.data_sites import DATA_SITES, decode_data_sites, encode_data_sites
+from pilotlight.wire.hop.headers import HOP, REQUEST_ID, Hop, sign_hop
+from pilotlight.wire.hop.status import decode_status
+from pilotlight.wire.http.client import ConnectionLost
 from tests.asgi import Exchange, call, eventually, start
 from tests.fakes import FakeLauncher, says
 from tests.runtime.conftest import Site, SiteMaker
 from tests.runtime.test_hand_over import LONG, fetched, turn
 from tests.runtime.test_lending import LENDS, SECRET, computed
 from tests.runtime.two_devices import CHAT
-from wire.data_sites import DATA_SITES, decode_data_sites, encode_data_sites
-from wire.headers import HOP, REQUEST_ID, Hop, sign_hop
-from wire.http.client import ConnectionLost
-from wire.status import decode_status
 
 
 class Network:

@@ -9,17 +9,24 @@ from typing import Any, cast
 
 import pytest
 
-from engine.protocol import PRIORITIES, ModelLoad, TokenOutput
-from runtime.engines.lending import LentPrompt
-from runtime.routes.lending import _PromptRoute
-from sites.config import ConfigError, parse
-from sites.site import SiteConfig
+from pilotlight.engine.api.protocol import PRIORITIES, ModelLoad, TokenOutput
+from pilotlight.runtime.api.routes.lending_routes import _PromptRoute
+from pilotlight.runtime.dispatch.lending import LentPrompt
+from pilotlight.sites.config import ConfigError, parse
+from pilotlight.sites.site import SiteConfig
+from pilotlight.wire.hop.headers import HOP, REQUEST_ID, Hop, sign_hop
+from pilotlight.wire.hop.lending import (
+    LENDING_PATH,
+    PROBE_BYTES,
+    PROBE_PATH,
+    PROMPT_PATH,
+    BorrowedPrompt,
+    encode_line,
+)
 from tests.asgi import Exchange, call, eventually, start
 from tests.fakes import FakeLauncher, ids, says
 from tests.runtime.conftest import Site, SiteMaker, site_config
 from tests.runtime.two_devices import CHAT, ask
-from wire.headers import HOP, REQUEST_ID, Hop, sign_hop
-from wire.lending import LENDING_PATH, PROBE_BYTES, PROBE_PATH, PROMPT_PATH, BorrowedPrompt, encode_line
 
 SECRET = "a secret of this test's network"
 LENDS = {"lend_at": "127.0.0.1:9300", "kv_host_gib": 0.1}

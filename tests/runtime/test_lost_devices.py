@@ -5,7 +5,7 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-from engine.protocol import Submit
+from pilotlight.engine.api.protocol import Submit
 from tests.asgi import Exchange, call, eventually, start
 from tests.fakes import FakeLauncher, says
 from tests.runtime.conftest import SiteMaker

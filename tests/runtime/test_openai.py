@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from engine.client import EngineError
-from engine.errors import TokenizerError
-from runtime.engines.text import sampling_defaults
+from pilotlight.engine.api.client import EngineError
+from pilotlight.engine.api.errors import TokenizerError
+from pilotlight.runtime.models.text import sampling_defaults
+from pilotlight.wire.sse import HEARTBEAT
 from tests.asgi import call
 from tests.fakes import EOS, ids, says
 from tests.runtime.conftest import Site, SiteMaker
-from wire.sse import HEARTBEAT
 
 CHAT = "/ai/v1/chat/completions"
 HELLO = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}
@@ -234,7 +234,7 @@ async def test_streamed_calls_begin_with_a_name_and_their_arguments_come_as_they
 
 
 async def test_a_call_that_is_held_back_for_long_is_no_silence(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("runtime.generation.HELD_BACK_S", 0.0)
+    monkeypatch.setattr("pilotlight.runtime.generation.generator.HELD_BACK_S", 0.0)
     paced = [each for step in says(CALL_TEXT) for each in (0.0, step)]  # each is taken before the next one comes
     for is_stream in (True, False):
         site.engine.script = paced

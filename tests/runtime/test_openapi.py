@@ -10,10 +10,10 @@ from typing import Any, cast
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from dialects.openapi import OPERATIONS, document, page
-from edge_router.app import build_app as build_router
-from engine.protocol import Submit, TokenLogprobs, TokenOutput
-from runtime.engines import supervisor
+from pilotlight.dialects.openapi import OPERATIONS, document, page
+from pilotlight.edge_router.app import build_app as build_router
+from pilotlight.engine.api.protocol import Submit, TokenLogprobs, TokenOutput
+from pilotlight.runtime.hosts import supervisor
 from tests.asgi import call
 from tests.edge_router.builders import network
 from tests.edge_router.fakes import FakeSite, router
@@ -58,7 +58,7 @@ def _forms(schema: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def test_every_path_of_the_document_is_a_sites(model_directory: Any) -> None:
-    from runtime.app import build_app
+    from pilotlight.runtime.app import build_app
     from tests.fakes import FakeLauncher
     from tests.runtime.conftest import site_config
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from engine.protocol import ModelLoad, StepOutput, TokenOutput
-from runtime.engines import device_host
-from runtime.engines.device_host import ProgressWatch
+from pilotlight.engine.api.protocol import ModelLoad, StepOutput, TokenOutput
+from pilotlight.runtime.hosts import device_host
+from pilotlight.runtime.hosts.device_host import ProgressWatch
 
 
 class Clock:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from engine.protocol import TokenLogprobs
+from pilotlight.engine.api.protocol import TokenLogprobs
 from tests.asgi import call
 from tests.fakes import ids, says
 from tests.runtime.conftest import Site

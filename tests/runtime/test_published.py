@@ -2,17 +2,17 @@
 
 import pytest
 
-from edge_router.backend import Backend
-from edge_router.discovery import static_backends
-from engine.protocol import ModelLoad
+from pilotlight.edge_router.backends.backend import Backend
+from pilotlight.edge_router.backends.discovery import static_backends
+from pilotlight.engine.api.protocol import ModelLoad
+from pilotlight.wire.hop.headers import MAX_QUEUE_WAIT, PREFIXES, QUEUE
+from pilotlight.wire.hop.prefixes import decode_prefixes, encode_prompt_prefixes
+from pilotlight.wire.hop.status import ModelStatus, decode_status
 from tests.asgi import call
 from tests.edge_router.builders import Clock, network
 from tests.fakes import says
 from tests.runtime.conftest import Site, SiteMaker
 from tests.runtime.test_identity import CHAT, HELLO, SECRET, signed
-from wire.headers import MAX_QUEUE_WAIT, PREFIXES, QUEUE
-from wire.prefixes import decode_prefixes, encode_prompt_prefixes
-from wire.status import ModelStatus, decode_status
 
 NAMED = encode_prompt_prefixes([(77, 40), (33, 20)])
 

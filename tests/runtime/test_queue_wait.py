@@ -2,10 +2,10 @@
 
 import pytest
 
-from engine.protocol import ModelLoad
-from runtime.middleware import GENUINE_HOP
-from runtime.router_context import Declined, router_context
-from wire.headers import MAX_QUEUE_WAIT, QUEUE
+from pilotlight.engine.api.protocol import ModelLoad
+from pilotlight.runtime.api.middleware import GENUINE_HOP
+from pilotlight.runtime.api.router_context import Declined, router_context
+from pilotlight.wire.hop.headers import MAX_QUEUE_WAIT, QUEUE
 
 BUSY = ModelLoad(waiting_tokens=3000, prefill_tokens_per_s=2000.0)
 

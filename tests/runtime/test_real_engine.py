@@ -29,12 +29,12 @@ ENDLESS = {**HELLO, "max_tokens": 200, "ignore_eos": True, "stream": True}
 
 
 class Process:
-    """`python -m runtime FILE`."""
+    """`python -m pilotlight.runtime FILE`."""
 
     def __init__(self, file: Path, log: Path, **environment: str) -> None:
         self.log = log
         with log.open("wb") as sink:
-            command = [sys.executable, "-m", "runtime", str(file)]
+            command = [sys.executable, "-m", "pilotlight.runtime", str(file)]
             self.popen = subprocess.Popen(
                 command, stderr=sink, env={**os.environ, **environment, "OMP_NUM_THREADS": "1"}
             )

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from engine.protocol import Constraint
+from pilotlight.engine.api.protocol import Constraint
 from tests.asgi import call
 from tests.fakes import says
 from tests.runtime.conftest import SiteMaker

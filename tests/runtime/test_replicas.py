@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from engine.client import EngineError
-from runtime import site as site_module
-from runtime.engines.tier_directory import TierDirectory
-from runtime.engines.weights_tier import WeightsTier
+from pilotlight.engine.api.client import EngineError
+from pilotlight.runtime import site as site_module
+from pilotlight.runtime.hosts.tier_directory import TierDirectory
+from pilotlight.runtime.models.weights_tier import WeightsTier
 from tests.asgi import call, eventually, start
 from tests.fakes import FakeEngineClient, FakeLauncher, says
 from tests.runtime.two_devices import CHAT, FAST, Pair, ask, entries, fast, make_pair, pair

@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from runtime.engines.demand import HOUR_S, NEVER_S, Arrivals
-from runtime.engines.residency import (
+from pilotlight.runtime.models.demand import HOUR_S, NEVER_S, Arrivals
+from pilotlight.runtime.models.residency import (
     LONGEST_STAY_S,
     EvictionCandidate,
     EvictionPlan,

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from dialects import responses_app
-from engine.protocol import Constraint
+from pilotlight.engine.api.protocol import Constraint
+from pilotlight.response_store import app
+from pilotlight.wire.sse import EventDecoder
 from tests.asgi import call, eventually, start
 from tests.fakes import CHATML, FakeEngineClient, FakeLauncher, ids, says
 from tests.runtime.conftest import Site, SiteMaker
-from wire.sse import EventDecoder
 
 PATH = "/v1/responses"
 HELLO: dict[str, Any] = {"model": "tiny", "input": "Hi"}
@@ -421,7 +421,7 @@ async def test_nothing_that_was_said_waits_for_the_disk(site: Site, monkeypatch:
 async def test_nobody_is_told_of_a_background_response_that_could_be_lost(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(responses_app, "REFUSED_WITHIN_S", 0.01)
+    monkeypatch.setattr(app, "REFUSED_WITHIN_S", 0.01)
     writes = slow_writes(site, monkeypatch)
     site.engine.script = says("Hello")
     exchange = start(site.app, PATH, {**HELLO, "background": True})

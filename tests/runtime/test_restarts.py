@@ -1,6 +1,12 @@
 """What a device's deaths lead to: pauses that double, a start afresh after crashes, and no hope after three."""
 
-from runtime.engines.device_host import AFRESH_AFTER, FIRST_PAUSE_S, HOPELESS_AFTER, LONGEST_PAUSE_S, RestartHistory
+from pilotlight.runtime.hosts.device_host import (
+    AFRESH_AFTER,
+    FIRST_PAUSE_S,
+    HOPELESS_AFTER,
+    LONGEST_PAUSE_S,
+    RestartHistory,
+)
 
 
 def test_the_first_death_costs_no_pause_and_later_ones_ever_more_up_to_a_bound() -> None:

@@ -1,8 +1,8 @@
 """When a host does both sides of the work for a while, with a clock moved by hand: one side's wait lends it, and a long calm gives it back."""
 
-from runtime.engines.roles import HostWaits, RolePolicy, RoleShift
-from runtime.engines.scaling import HOT_FOR_S
-from sites.site import Role
+from pilotlight.runtime.dispatch.roles import HostWaits, RolePolicy, RoleShift
+from pilotlight.runtime.hosts.scaling import HOT_FOR_S
+from pilotlight.sites.site import Role
 
 ROLES: tuple[Role, ...] = ("prefill", "prefill", "decode")
 IDLE = HostWaits(0.0, 0.0)

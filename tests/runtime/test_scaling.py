@@ -2,8 +2,8 @@
 
 import pytest
 
-from engine.protocol import ModelLoad
-from runtime.engines.scaling import HOT_FOR_S, Heat, Verdict, wait_s, wait_with_one_less_s
+from pilotlight.engine.api.protocol import ModelLoad
+from pilotlight.runtime.hosts.scaling import HOT_FOR_S, Heat, Verdict, wait_s, wait_with_one_less_s
 
 SEATS = 8
 IDLE = ModelLoad(prefill_tokens_per_s=1000.0, decode_tokens_per_s=20.0)

@@ -6,8 +6,8 @@ from typing import Any, get_args
 
 from starlette.routing import Mount, Route
 
-from runtime.app import SiteApp
-from sites.accounts import Scope
+from pilotlight.runtime.app import SiteApp
+from pilotlight.sites.accounts import Scope
 from tests.asgi import call
 from tests.runtime.conftest import SiteMaker
 

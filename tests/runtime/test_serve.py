@@ -15,9 +15,9 @@ import h2.events
 import httpx
 import pytest
 
-from runtime import connection
-from runtime.serve import ShutdownHooks, _drain, reload
-from sites.site import load_site
+from pilotlight.runtime.api import connection
+from pilotlight.runtime.serve import ShutdownHooks, _drain, reload
+from pilotlight.sites.site import load_site
 from tests.asgi import eventually, start
 from tests.fakes import says
 from tests.runtime.conftest import Site, SiteMaker
@@ -254,7 +254,9 @@ def site_file(tmp_path: Path, **values: Any) -> Path:
 
 
 def serve_process(file: Path) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run([sys.executable, "-m", "runtime", str(file)], capture_output=True, text=True, timeout=30)
+    return subprocess.run(
+        [sys.executable, "-m", "pilotlight.runtime", str(file)], capture_output=True, text=True, timeout=30
+    )
 
 
 def test_a_site_that_cannot_start_says_why_and_exits_with_1(tmp_path: Path, model_directory: Path) -> None:
@@ -287,11 +289,11 @@ def test_a_site_whose_function_cannot_have_its_bindings_says_which_and_exits_wit
 SERVING = """
 import asyncio, json, sys
 from pathlib import Path
-from runtime.app import build_app
-from runtime.serve import serve_app
+from pilotlight.runtime.app import build_app
+from pilotlight.runtime.serve import serve_app
 from tests.fakes import FakeLauncher, write_model_directory
 from tests.runtime.conftest import site_config
-from wire.http.listen import bind
+from pilotlight.wire.http.listen import bind
 
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}
 
@@ -370,7 +372,7 @@ def test_the_runtime_never_imports_torch() -> None:
         "import importlib, pkgutil, sys, runtime\n"
         "sys.path.append(f'{runtime.__path__[0]}/functions/sdk')\n"  # as in the processes of functions
         "for module in pkgutil.walk_packages(runtime.__path__, 'runtime.'):\n"
-        "    if not module.name.startswith('runtime.cli') and module.name != 'runtime.__main__':\n"
+        "    if not module.name.startswith('pilotlight.runtime.cli') and module.name != 'pilotlight.runtime.__main__':\n"
         "        importlib.import_module(module.name)\n"
         "print([name for name in ('torch', 'transformers', 'huggingface_hub') if name in sys.modules])\n"
     )

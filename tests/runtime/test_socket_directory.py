@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from runtime.engines import socket_directory
-from runtime.engines.launch import launchers_of
-from runtime.engines.socket_directory import SocketDirectory, remove_dead
-from sites.site import EngineConfig
+from pilotlight.runtime.hosts import socket_directory
+from pilotlight.runtime.hosts.launch import launchers_of
+from pilotlight.runtime.hosts.socket_directory import SocketDirectory, remove_dead
+from pilotlight.sites.site import EngineConfig
 
 OWNER = """
 import sys, time
 from pathlib import Path
-from runtime.engines.socket_directory import SocketDirectory
+from pilotlight.runtime.hosts.socket_directory import SocketDirectory
 place = SocketDirectory(Path(sys.argv[1]))
 print(place.directory, flush=True)
 time.sleep(60)

@@ -12,9 +12,9 @@ import huggingface_hub
 import pytest
 from transformers import LlamaConfig
 
-from runtime.engines import sources
-from runtime.engines.sources import SourceError, directory_of, local_directory
-from runtime.fetching.hub import download
+from pilotlight.runtime.fetching.hub import download
+from pilotlight.runtime.models import sources
+from pilotlight.runtime.models.sources import SourceError, directory_of, local_directory
 from tests.engine.gguf.files import write_both
 
 
@@ -112,7 +112,7 @@ def test_a_site_ends_when_it_is_told_to_though_the_hub_never_answers(tmp_path: P
             "HF_ENDPOINT": f"http://127.0.0.1:{hub.getsockname()[1]}",
             "HF_HOME": str(tmp_path),
         }
-        site = subprocess.Popen([sys.executable, "-m", "runtime", str(file)], env=environment)
+        site = subprocess.Popen([sys.executable, "-m", "pilotlight.runtime", str(file)], env=environment)
         try:
             hub.settimeout(60)
             asking, _ = hub.accept()  # the download, which will have no answer

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from engine.protocol import TokenOutput
+from pilotlight.engine.api.protocol import TokenOutput
 from tests.asgi import call
 from tests.runtime.conftest import SiteMaker
 

@@ -10,10 +10,10 @@ import httpx
 import psutil
 import pytest
 
-from engine.protocol import ModelSpec
-from runtime.engines import standby as standby_module
-from runtime.engines.memory import available_bytes
-from runtime.engines.standby import HOST_BYTES, SHARE, Standby
+from pilotlight.engine.api.protocol import ModelSpec
+from pilotlight.runtime.hosts import standby as standby_module
+from pilotlight.runtime.hosts.memory import available_bytes
+from pilotlight.runtime.hosts.standby import HOST_BYTES, SHARE, Standby
 from tests.asgi import call, eventually, start
 from tests.checkpoints import write_llama, write_tokenizer
 from tests.fakes import FakeEngineClient, FakeLauncher

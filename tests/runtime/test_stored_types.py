@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from engine.protocol import ModelInfo
+from pilotlight.engine.api.protocol import ModelInfo
 from tests.asgi import call
 from tests.fakes import FakeEngineClient
 from tests.runtime.conftest import SiteMaker

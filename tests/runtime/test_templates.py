@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from runtime.engines import wakes
+from pilotlight.runtime.models import wakes
 from tests.asgi import call, eventually, start
 from tests.fakes import FakeLauncher
 from tests.runtime.conftest import Site, SiteMaker

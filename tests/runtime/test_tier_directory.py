@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.engines.tier_directory import try_lock
+from pilotlight.runtime.hosts.tier_directory import try_lock
 
 
 def test_a_lock_is_one_owners_and_one_that_was_removed_meanwhile_is_none(

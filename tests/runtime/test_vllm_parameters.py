@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from dialects.bodies import LEAST_TOP_P
-from engine.protocol import Constraint
+from pilotlight.dialects.body.bodies import LEAST_TOP_P
+from pilotlight.engine.api.protocol import Constraint
 from tests.asgi import call
 from tests.fakes import ids, says
 from tests.runtime.conftest import Site

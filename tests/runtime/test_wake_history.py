@@ -2,9 +2,9 @@
 
 import pytest
 
-from runtime.engines import wake_history
-from runtime.engines.wake_history import RETRY_FAILED_MAX_S, RETRY_FAILED_S, WakeHistory
-from wire.errors import ApiError
+from pilotlight.runtime.models import wake_history
+from pilotlight.runtime.models.wake_history import RETRY_FAILED_MAX_S, RETRY_FAILED_S, WakeHistory
+from pilotlight.wire.errors import ApiError
 
 
 def test_a_wake_is_expected_as_measured_from_the_same_place_and_guessed_by_size_before() -> None:

@@ -10,23 +10,23 @@ from typing import Any
 
 import pytest
 
-from edge_router.discovery import static_backends
-from edge_router.policy import RouteRequest, eligible
-from engine.client import EngineError
-from engine.protocol import LoadProgress, ModelSpec
-from runtime import site as site_module
-from runtime.engines import device_budget as device_budget_module
-from runtime.engines import foresight as foresight_module
-from runtime.engines.model_state import Replica
-from runtime.engines.tier_directory import TierDirectory
-from runtime.engines.wake_history import RETRY_FAILED_S
-from runtime.engines.weights_tier import WeightsTier
+from pilotlight.edge_router.backends.discovery import static_backends
+from pilotlight.edge_router.routing.views import RouteRequest, eligible
+from pilotlight.engine.api.client import EngineError
+from pilotlight.engine.api.protocol import LoadProgress, ModelSpec
+from pilotlight.runtime import site as site_module
+from pilotlight.runtime.hosts import prewaking as foresight_module
+from pilotlight.runtime.hosts.tier_directory import TierDirectory
+from pilotlight.runtime.models import device_budget as device_budget_module
+from pilotlight.runtime.models.model_state import Replica
+from pilotlight.runtime.models.wake_history import RETRY_FAILED_S
+from pilotlight.runtime.models.weights_tier import WeightsTier
+from pilotlight.wire.hop.headers import Hop, sign_hop
+from pilotlight.wire.hop.status import SiteStatus, decode_status
 from tests.asgi import call, eventually, start
 from tests.edge_router.builders import Clock, network
 from tests.fakes import FakeEngineClient, FakeLauncher, says, write_model_directory
 from tests.runtime.conftest import Site, SiteMaker
-from wire.headers import Hop, sign_hop
-from wire.status import SiteStatus, decode_status
 
 CHAT = "/ai/v1/chat/completions"
 ROOM_FOR_TWO = 2000 / 2**30  # a fake model's weights are 1000 bytes

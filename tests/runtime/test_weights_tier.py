@@ -9,11 +9,11 @@ import torch
 from msgspec.structs import replace
 from safetensors.torch import save_file
 
-from runtime.engines.memory_budget import AvailableMemory
-from runtime.engines.tier_directory import TierDirectory
-from runtime.engines.weights_tier import WeightsTier, open_tier
-from sites.config import ConfigError
-from sites.site import SiteConfig
+from pilotlight.runtime.hosts.memory_budget import AvailableMemory
+from pilotlight.runtime.hosts.tier_directory import TierDirectory
+from pilotlight.runtime.models.weights_tier import WeightsTier, open_tier
+from pilotlight.sites.config import ConfigError
+from pilotlight.sites.site import SiteConfig
 from tests.runtime.conftest import site_config
 from tests.runtime.test_kv_tiers import lose_lock
 from tests.waiting import until
@@ -145,7 +145,7 @@ def test_a_file_that_is_being_written_counts_and_is_not_there_yet(tmp_path: Path
 def test_what_a_killed_site_left_goes_soon_after_any_other_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("runtime.engines.tier_directory.COMING_BACK_S", 0.01)
+    monkeypatch.setattr("pilotlight.runtime.hosts.tier_directory.COMING_BACK_S", 0.01)
     place = TierDirectory("sin1", tmp_path, "weights")
     directory = place.claim()
     assert directory is not None

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from engine.protocol import ModelLoad
-from runtime.engines import autoscaler as autoscaler_module
-from runtime.engines import device_budget as device_budget_module
-from runtime.engines import foresight as foresight_module
-from runtime.engines import scaling as scaling_module
-from runtime.engines.model_state import ModelState, Replica
+from pilotlight.engine.api.protocol import ModelLoad
+from pilotlight.runtime.hosts import autoscaler as autoscaler_module
+from pilotlight.runtime.hosts import prewaking as foresight_module
+from pilotlight.runtime.hosts import scaling as scaling_module
+from pilotlight.runtime.models import device_budget as device_budget_module
+from pilotlight.runtime.models.model_state import ModelState, Replica
 from tests.asgi import call, eventually
 from tests.fakes import FakeEngineClient, FakeLauncher, write_model_directory
 from tests.runtime.conftest import Site, SiteMaker

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from sites.config import ConfigError, parse
-from sites.network import NetworkConfig
-from sites.site import SiteConfig
+from pilotlight.sites.config import ConfigError, parse
+from pilotlight.sites.network import NetworkConfig
+from pilotlight.sites.site import SiteConfig
 
 PLACE = {"city": "Amsterdam", "latitude": 52.3, "longitude": 4.8}
 AMS1 = {"name": "ams1", "url": "http://127.0.0.1:1", "place": PLACE, "region": "eu"}

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from sites.network import NetworkConfig, load_network
-from sites.reloading import read_again
+from pilotlight.sites.network import NetworkConfig, load_network
+from pilotlight.sites.reloading import read_again
 
 PLACE = '{ city = "A", latitude = 0.0, longitude = 0.0 }'
 

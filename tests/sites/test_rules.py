@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from msgspec import UNSET
 
-from sites import rules
+from pilotlight.sites import rules
 
 PASS: list[tuple[Callable[[Any], None], tuple[Any, ...], tuple[Any, ...]]] = [
     (rules.is_a_device, (UNSET, "auto", "cpu", "cuda", "cuda:0", "cuda:12"), ("", "cuda:", "cuda:x", "gpu", "cpu:0", "auto ")),

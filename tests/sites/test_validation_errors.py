@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sites.config import Table, parse
-from sites.network import NetworkConfig
-from sites.site import EngineConfig, SiteConfig
-from sites.validation_errors import sentences
+from pilotlight.sites.config import Table, parse
+from pilotlight.sites.network import NetworkConfig
+from pilotlight.sites.site import EngineConfig, SiteConfig
+from pilotlight.sites.validation_errors import sentences
 
 PLACE = {"city": "Amsterdam", "latitude": 52.3, "longitude": 4}
 SITE: dict[str, Any] = {
@@ -162,13 +162,16 @@ def test_mistakes_in_several_places_are_all_named_at_once(data: st.DataObject) -
         ({"engine": {"kv_gib": 0}}, "engine.kv_gib: must be above 0, not 0"),
         ({"engine": {"kv_gib": 10**400}}, "engine.kv_gib: is a number with too many digits"),
         ({"engine": {"threads": 0}}, "engine.threads: must be at least 1, not 0"),
-        ({"engine": {"threads": None, "device": None}}, "engine.device: must be a string, not null"),
+        ({"engine": {"threads": None, "device": None}}, "pilotlight.engine.device.device: must be a string, not null"),
         ({"engine": {"devices": []}}, "engine.devices: must have at least 1 item, not 0"),
         (
             {"engine": {"devices": ["cpu"], "device": "auto"}},
             "engine: device and devices are both given: drop one of them",
         ),
-        ({"engine": {"device": datetime.date(2020, 1, 2)}}, "engine.device: must be a string, not 2020-01-02"),
+        (
+            {"engine": {"device": datetime.date(2020, 1, 2)}},
+            "pilotlight.engine.device.device: must be a string, not 2020-01-02",
+        ),
         (
             {"models": [{"name": "", "source": "s"}]},
             "models.0.name: must have at least 1 character and at most 200 characters, not 0",
@@ -201,7 +204,7 @@ def test_a_rule_of_one_field_is_named_beside_the_mistakes_of_others() -> None:
     engine = {"device": "gpu", "kv_gib": -1, "kv_disk_dir": "/d"}
     assert sentences(SiteConfig, {**SITE, "engine": engine, "name": 1}) == [
         "name: must be a string, not 1",
-        "engine.device: 'gpu' is no device; say auto, cpu, cuda or cuda:N",
+        "pilotlight.engine.device.device: 'gpu' is no device; say auto, cpu, cuda or cuda:N",
         "engine.kv_gib: must be above 0, not -1",
     ]
 
@@ -250,7 +253,7 @@ def test_a_url_is_kept_without_its_last_slash() -> None:
 
 def test_a_good_file_waits_for_nothing_that_explains_a_bad_one() -> None:
     program = (
-        "import sys; from sites.site import LOCAL, load_site; load_site(LOCAL / 'ams1.toml'); "
-        "print(*({'sites.validation_errors', 'difflib', 'pydantic'} & set(sys.modules)))"
+        "import sys; from pilotlight.sites.site import LOCAL, load_site; load_site(LOCAL / 'ams1.toml'); "
+        "print(*({'pilotlight.sites.validation_errors', 'difflib', 'pydantic'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout == "\n"

@@ -5,7 +5,7 @@ import json
 import msgspec
 from msgspec import Raw
 
-from wire.chat import (
+from pilotlight.wire.chat import (
     ChatChunk,
     ChatCompletion,
     Choice,
@@ -19,7 +19,7 @@ from wire.chat import (
     ToolCallDelta,
     Usage,
 )
-from wire.workers_ai import Call, Envelope, TextResult
+from pilotlight.wire.workers_ai import Call, Envelope, TextResult
 
 
 def encoded(value: object) -> object:

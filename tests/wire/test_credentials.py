@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from sites.accounts import AccountConfig, KeyConfig
-from wire.credentials import (
+from pilotlight.sites.accounts import AccountConfig, KeyConfig
+from pilotlight.wire.credentials import (
     ANONYMOUS,
     Access,
     Account,
@@ -18,7 +18,7 @@ from wire.credentials import (
     tenant_of,
     with_bearer,
 )
-from wire.errors import ApiError, Dialect
+from pilotlight.wire.errors import ApiError, Dialect
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,8 @@
 import orjson
 import pytest
 
-from wire.errors import ERRORS, ApiError, Dialect, RateQuota, dialect_of
-from wire.sse import parse_event
+from pilotlight.wire.errors import ERRORS, ApiError, Dialect, RateQuota, dialect_of
+from pilotlight.wire.sse import parse_event
 
 
 @pytest.mark.parametrize("word", ERRORS)

@@ -4,9 +4,9 @@ from collections.abc import AsyncGenerator
 
 import pytest
 
-from wire.errors import ApiError
-from wire.finetunes import Finetune, moment, packed, unpacked
-from wire.forms import MOST_FIELDS, file_in, read_form
+from pilotlight.wire.errors import ApiError
+from pilotlight.wire.forms import MOST_FIELDS, file_in, read_form
+from pilotlight.wire.hop.finetunes import Finetune, moment, packed, unpacked
 
 TYPE = "multipart/form-data; boundary=b"
 

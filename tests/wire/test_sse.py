@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wire.sse import DONE, HEARTBEAT, EventDecoder, SSEError, encode_event, has_data, parse_event
+from pilotlight.wire.sse import DONE, HEARTBEAT, EventDecoder, SSEError, encode_event, has_data, parse_event
 
 # LF alone separates data lines on the wire, so that is what comes back for CR and CR LF as well.
 payloads = st.binary(max_size=60).map(lambda data: data.replace(b"\r\n", b"\n").replace(b"\r", b"\n"))

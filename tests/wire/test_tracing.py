@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from wire.tracing import CURRENT, Spans
+from pilotlight.wire.tracing import CURRENT, Spans
 
 
 class Failed(Exception):

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import orjson
 
-from wire.errors import ApiError, Dialect
-from wire.http.exchange import Application, HttpExchange, ServerState, response_head
-from wire.http.limits import HttpLimits
-from wire.http.request import (
+from pilotlight.wire.errors import ApiError, Dialect
+from pilotlight.wire.http.exchange import Application, HttpExchange, ServerState, response_head
+from pilotlight.wire.http.limits import HttpLimits
+from pilotlight.wire.http.request import (
     MAX_PIPELINED,
     Begun,
     BodyPart,
@@ -32,7 +32,7 @@ from wire.http.request import (
 )
 
 if TYPE_CHECKING:
-    from wire.http.websocket import WebSocket
+    from pilotlight.wire.http.websocket import WebSocket
 
 EVENTS_AT_ONCE = (
     256  # before others have their turn: a transport reads two megabytes at once, be it of chunks of a byte
@@ -276,7 +276,7 @@ def _websocket_app(connection: HttpConnection, exchange: HttpExchange, early: by
     """An application for the request that asks for a WebSocket. The connection stays counted, and is answering, until it is lost."""
 
     def open_websocket(headers: Headers) -> "WebSocket":
-        from wire.http.websocket import WebSocket
+        from pilotlight.wire.http.websocket import WebSocket
 
         exchange.switched(headers)
         return WebSocket(
@@ -288,9 +288,11 @@ def _websocket_app(connection: HttpConnection, exchange: HttpExchange, early: by
         )
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
-        if "wire.http.websocket_handshake" not in sys.modules:  # 40 ms, and most processes never have a WebSocket
-            await asyncio.to_thread(importlib.import_module, "wire.http.websocket_handshake")
-        from wire.http.websocket_handshake import PendingUpgrade
+        if (
+            "pilotlight.wire.http.websocket_handshake" not in sys.modules
+        ):  # 40 ms, and most processes never have a WebSocket
+            await asyncio.to_thread(importlib.import_module, "pilotlight.wire.http.websocket_handshake")
+        from pilotlight.wire.http.websocket_handshake import PendingUpgrade
 
         await PendingUpgrade(connection.server.app, open_websocket)(scope, receive, send)
 

@@ -10,7 +10,7 @@ from functools import cache
 from http import HTTPStatus
 from typing import Any, Protocol
 
-from wire.http.request import RequestHead
+from pilotlight.wire.http.request import RequestHead
 
 SLICE_BYTES = (
     16 << 10

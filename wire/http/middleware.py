@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 import orjson
 
-from wire.errors import ApiError, dialect_of
+from pilotlight.wire.errors import ApiError, dialect_of
 
 Pairs = list[tuple[bytes, bytes]]  # names lower case
 

@@ -8,7 +8,7 @@ from urllib.parse import unquote
 
 import httptools
 
-from wire.errors import ApiError
+from pilotlight.wire.errors import ApiError
 
 Headers = list[tuple[bytes, bytes]]  # names lower case
 

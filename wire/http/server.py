@@ -15,11 +15,11 @@ from collections import Counter
 from collections.abc import Iterable
 from functools import partial
 
-from wire import background
-from wire.errors import ApiError
-from wire.http.connection import HttpConnection, host_and_port
-from wire.http.exchange import Application
-from wire.http.limits import HttpLimits
+from pilotlight.support import background
+from pilotlight.wire.errors import ApiError
+from pilotlight.wire.http.connection import HttpConnection, host_and_port
+from pilotlight.wire.http.exchange import Application
+from pilotlight.wire.http.limits import HttpLimits
 
 SWEEP_S = 0.5
 SWEPT_AT_ONCE = 256

@@ -13,10 +13,10 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from typing import Any, Protocol
 
-from wire.http.exchange import Application
-from wire.http.limits import HttpLimits
-from wire.http.listen import ListenError
-from wire.http.server import Server
+from pilotlight.wire.http.exchange import Application
+from pilotlight.wire.http.limits import HttpLimits
+from pilotlight.wire.http.listen import ListenError
+from pilotlight.wire.http.server import Server
 
 SERVERS = ("own", "hypercorn", "uvicorn")
 

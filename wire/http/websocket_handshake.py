@@ -11,9 +11,9 @@ from typing import Any
 import orjson
 from wsproto.utilities import generate_accept_token
 
-from wire.errors import ApiError, Dialect
-from wire.http.exchange import Application
-from wire.http.websocket import ABNORMAL, FAILED, NORMAL, WebSocket, WebSocketClose
+from pilotlight.wire.errors import ApiError, Dialect
+from pilotlight.wire.http.exchange import Application
+from pilotlight.wire.http.websocket import ABNORMAL, FAILED, NORMAL, WebSocket, WebSocketClose
 
 VERSION = b"13"
 DENIAL = "websocket.http.response"  # ASGI's extension: a plain response instead of a WebSocket

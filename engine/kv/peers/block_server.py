@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import zmq
 
-from engine.kv.host_tier import HostSlot, HostTier
-from engine.kv.peers.messages import (
+from pilotlight.engine.core.rates import TransferRate
+from pilotlight.engine.host.socket_transport import guard_socket
+from pilotlight.engine.kv.peers.messages import (
     HEARTBEAT_S,
     LEASE_S,
     PEER_VERSION,
@@ -35,14 +36,13 @@ from engine.kv.peers.messages import (
     decode_from_reader,
     encode,
 )
-from engine.kv.peers.transports import INLINE, MOONCAKE, SHARED_MEMORY, Offer
-from engine.kv.prefix_index import CacheIdentity
-from engine.rates import TransferRate
-from engine.socket_transport import guard_socket
+from pilotlight.engine.kv.peers.transports import INLINE, MOONCAKE, SHARED_MEMORY, Offer
+from pilotlight.engine.kv.pool.prefix_index import CacheIdentity
+from pilotlight.engine.kv.tiers.host_tier import HostSlot, HostTier
 
 if TYPE_CHECKING:
-    from engine.keys import Keys
-    from engine.kv.peers.mooncake import TransferEngine
+    from pilotlight.engine.api.keys import Keys
+    from pilotlight.engine.kv.peers.mooncake import TransferEngine
 
 log = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from engine.kv.prefix_index import CacheIdentity
+from pilotlight.engine.kv.pool.prefix_index import CacheIdentity
 
 PEER_VERSION = 1  # of these messages; peers of two versions refuse each other
 LEASE_S = 5.0  # of silence, after which a reader's blocks may be overwritten

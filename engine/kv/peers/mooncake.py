@@ -9,10 +9,10 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from engine.kv.host_tier import HostSlot
-from engine.kv.mooncake_package import bound_waits
-from engine.kv.peers.messages import PeerError, TransportLostError
-from engine.kv.slot_file import SlotFile
+from pilotlight.engine.kv.peers.messages import PeerError, TransportLostError
+from pilotlight.engine.kv.store.mooncake_package import bound_waits
+from pilotlight.engine.kv.tiers.host_tier import HostSlot
+from pilotlight.engine.kv.tiers.slot_file import SlotFile
 
 
 class TransferEngine:

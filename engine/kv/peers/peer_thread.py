@@ -19,8 +19,8 @@ from zlib import crc32
 
 import zmq
 
-from engine.kv.host_tier import HostSlot, HostTier
-from engine.kv.peers.messages import (
+from pilotlight.engine.api.protocol import BlockSource
+from pilotlight.engine.kv.peers.messages import (
     HEARTBEAT_S,
     PEER_VERSION,
     SILENCE_S,
@@ -41,14 +41,14 @@ from engine.kv.peers.messages import (
     decode_from_server,
     encode,
 )
-from engine.kv.peers.transports import INLINE, SHARED_MEMORY, RemoteBlock, Transport, open_transport
-from engine.kv.prefix_index import CacheIdentity
-from engine.kv.tier_read import TierRead
-from engine.protocol import BlockSource
+from pilotlight.engine.kv.peers.transports import INLINE, SHARED_MEMORY, RemoteBlock, Transport, open_transport
+from pilotlight.engine.kv.pool.prefix_index import CacheIdentity
+from pilotlight.engine.kv.tiers.host_tier import HostSlot, HostTier
+from pilotlight.engine.kv.tiers.tier_read import TierRead
 
 if TYPE_CHECKING:
-    from engine.keys import Keys
-    from engine.kv.peers.mooncake import TransferEngine
+    from pilotlight.engine.api.keys import Keys
+    from pilotlight.engine.kv.peers.mooncake import TransferEngine
 
 log = logging.getLogger(__name__)
 

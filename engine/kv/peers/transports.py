@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from engine.kv.host_tier import HostSlot
-from engine.kv.peers.messages import PeerError
-from engine.kv.slot_file import SlotFileReader
+from pilotlight.engine.kv.peers.messages import PeerError
+from pilotlight.engine.kv.tiers.host_tier import HostSlot
+from pilotlight.engine.kv.tiers.slot_file import SlotFileReader
 
 if TYPE_CHECKING:
-    from engine.kv.peers.mooncake import TransferEngine
+    from pilotlight.engine.kv.peers.mooncake import TransferEngine
 
 INLINE, SHARED_MEMORY, MOONCAKE = "inline", "shared_memory", "mooncake"
 

@@ -3,12 +3,12 @@
 from collections.abc import Mapping
 from typing import Any
 
-from engine.errors import CheckpointError
-from engine.weights.formats.format import WeightFormat
-from engine.weights.formats.fp8 import Fp8Format, read_block
-from engine.weights.formats.int4 import Int4Format, read_group
-from engine.weights.formats.int4_layouts import CompressedTensors
-from engine.weights.formats.int8 import Int8Format
+from pilotlight.engine.api.errors import CheckpointError
+from pilotlight.engine.weights.formats.format import WeightFormat
+from pilotlight.engine.weights.formats.fp8 import Fp8Format, read_block
+from pilotlight.engine.weights.formats.int4 import Int4Format, read_group
+from pilotlight.engine.weights.formats.int4_layouts import CompressedTensors
+from pilotlight.engine.weights.formats.int8 import Int8Format
 
 
 def read_compressed_tensors(described: Mapping[str, Any]) -> WeightFormat:

@@ -10,10 +10,10 @@ from typing import Protocol
 
 import torch
 
-from engine.weights.checkpoint import ExpectedTensor
-from engine.weights.shard import ExpertStack, MatrixPart
-from engine.weights.staging import Make
-from kernels.weight import Weight
+from pilotlight.engine.weights.checkpoint import ExpectedTensor
+from pilotlight.engine.weights.shard import ExpertStack, MatrixPart
+from pilotlight.engine.weights.staging import Make
+from pilotlight.kernels.matrices.weight import Weight
 
 FLOATS = ("F32", "F16", "BF16")
 
@@ -27,7 +27,7 @@ class Index(Protocol):
 
 
 class WeightRequests(Index, Protocol):
-    """The loader (loader.py), as a format uses it."""
+    """The loader (model_loader.py), as a format uses it."""
 
     @property
     def device(self) -> torch.device: ...

@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
-from engine.errors import CheckpointError
-from engine.weights.checkpoint import ExpectedTensor
-from engine.weights.formats.format import FLOATS, Index, WeightFormat, WeightRequests, stacked_name
-from engine.weights.shard import AxisRange, MatrixPart
-from kernels.fp8 import GROUP, Fp8Weight
+from pilotlight.engine.api.errors import CheckpointError
+from pilotlight.engine.weights.checkpoint import ExpectedTensor
+from pilotlight.engine.weights.formats.format import FLOATS, Index, WeightFormat, WeightRequests, stacked_name
+from pilotlight.engine.weights.shard import AxisRange, MatrixPart
+from pilotlight.kernels.matrices.fp8 import GROUP, Fp8Weight
 
 _VALUES = ("F8_E4M3",)
 

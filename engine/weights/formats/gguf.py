@@ -2,7 +2,7 @@
 llama.cpp orders them for Llama's.
 
 What is in a block, by ggml's ggml-common.h and the reference forms in ggml-quants.c (https://github.com/ggml-org/ggml). Codes that are times one
-scale for 32 columns stay packed on CPUs, in the layouts of kernels/int4.py and int8.py; all others are unpacked.
+scale for 32 columns stay packed on CPUs, in the layouts of kernels/matrices/int4.py and int8.py; all others are unpacked.
 """
 
 import logging
@@ -13,15 +13,15 @@ from typing import Any
 
 import torch
 
-from engine.errors import CheckpointError
-from engine.gguf.kinds import KINDS, PACKED_BITS
-from engine.weights.checkpoint import ExpectedTensor
-from engine.weights.formats.format import FLOATS, Index, WeightFormat, WeightRequests, stacked_name
-from engine.weights.shard import AxisRange, MatrixPart
-from kernels.cpu import library
-from kernels.int4 import Int4Weight
-from kernels.int8 import Int8Weight
-from kernels.weight import Weight
+from pilotlight.engine.api.errors import CheckpointError
+from pilotlight.engine.gguf.kinds import KINDS, PACKED_BITS
+from pilotlight.engine.weights.checkpoint import ExpectedTensor
+from pilotlight.engine.weights.formats.format import FLOATS, Index, WeightFormat, WeightRequests, stacked_name
+from pilotlight.engine.weights.shard import AxisRange, MatrixPart
+from pilotlight.kernels.cpu import library
+from pilotlight.kernels.matrices.int4 import Int4Weight
+from pilotlight.kernels.matrices.int8 import Int8Weight
+from pilotlight.kernels.matrices.weight import Weight
 
 log = logging.getLogger(__name__)
 
@@ -132,7 +132,7 @@ def _in_halves(rows: torch.Tensor, head_dim: int) -> torch.Tensor:
 
 
 def _packed(kind: str, is_int4: bool, stored: torch.Tensor) -> torch.Tensor:
-    """Return codes as kernels/int4.py wants them, which is how Q4_0's lie, or as kernels/int8.py does."""
+    """Return codes as kernels/matrices/int4.py wants them, which is how Q4_0's lie, or as kernels/matrices/int8.py does."""
     blocks = _blocks(kind, stored)
     return (blocks[..., 2:] if is_int4 else _INTEGERS[kind](blocks)).flatten(1)
 

@@ -11,13 +11,13 @@ from typing import Any
 
 import torch
 
-from engine.errors import CheckpointError
-from engine.weights.checkpoint import ExpectedTensor
-from engine.weights.formats.format import FLOATS, Index, WeightFormat, WeightRequests, stacked_name
-from engine.weights.formats.int4_layouts import CODES, Awq, Gptq, Int4Layout
-from engine.weights.shard import AxisRange, MatrixPart
-from kernels.cpu import library
-from kernels.int4 import BLOCK, Int4Weight, pack_int4
+from pilotlight.engine.api.errors import CheckpointError
+from pilotlight.engine.weights.checkpoint import ExpectedTensor
+from pilotlight.engine.weights.formats.format import FLOATS, Index, WeightFormat, WeightRequests, stacked_name
+from pilotlight.engine.weights.formats.int4_layouts import CODES, Awq, Gptq, Int4Layout
+from pilotlight.engine.weights.shard import AxisRange, MatrixPart
+from pilotlight.kernels.cpu import library
+from pilotlight.kernels.matrices.int4 import BLOCK, Int4Weight, pack_int4
 
 _WORDS = ("I32",)
 _INDICES = ("I32", "I64")

@@ -1,4 +1,4 @@
-"""Four-bit weights as quantizers write them, brought into the one layout of kernels/int4.py when a checkpoint is loaded.
+"""Four-bit weights as quantizers write them, brought into the one layout of kernels/matrices/int4.py when a checkpoint is loaded.
 
 Pure functions of tensors; refuses to know files. All three keep eight codes in a 32-bit word, the first in its lowest bits. What differs:
 
@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 
 import torch
 
-from engine.weights.shard import AxisRange
+from pilotlight.engine.weights.shard import AxisRange
 
 CODES = 8  # in a word
 _AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)  # where in a word of AWQ's a column is

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.weights.checkpoint import ExpectedTensor
-from engine.weights.formats.format import FLOATS, Index, WeightFormat, WeightRequests, stacked_name
-from engine.weights.shard import MatrixPart
-from kernels.cpu import library
-from kernels.int8 import BLOCK, Int8Weight, pad_int8
+from pilotlight.engine.weights.checkpoint import ExpectedTensor
+from pilotlight.engine.weights.formats.format import FLOATS, Index, WeightFormat, WeightRequests, stacked_name
+from pilotlight.engine.weights.shard import MatrixPart
+from pilotlight.kernels.cpu import library
+from pilotlight.kernels.matrices.int8 import BLOCK, Int8Weight, pad_int8
 
 _CODES = 4  # in a word
 

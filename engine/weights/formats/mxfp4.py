@@ -2,11 +2,11 @@
 
 import torch
 
-from engine.weights.checkpoint import ExpectedTensor
-from engine.weights.formats.format import Index, WeightFormat, WeightRequests, as_stored
-from engine.weights.shard import ExpertStack
-from kernels.cpu import library
-from kernels.mxfp4 import BLOCK, Mxfp4Weight, repack_mxfp4, unpack_mxfp4
+from pilotlight.engine.weights.checkpoint import ExpectedTensor
+from pilotlight.engine.weights.formats.format import Index, WeightFormat, WeightRequests, as_stored
+from pilotlight.engine.weights.shard import ExpertStack
+from pilotlight.kernels.cpu import library
+from pilotlight.kernels.matrices.mxfp4 import BLOCK, Mxfp4Weight, repack_mxfp4, unpack_mxfp4
 
 _PACKED = ("U8",)
 

@@ -2,9 +2,9 @@
 
 import torch
 
-from engine.weights.checkpoint import ExpectedTensor
-from engine.weights.formats.format import FLOATS, Index, WeightFormat, WeightRequests, as_stored
-from engine.weights.shard import ExpertStack, MatrixPart
+from pilotlight.engine.weights.checkpoint import ExpectedTensor
+from pilotlight.engine.weights.formats.format import FLOATS, Index, WeightFormat, WeightRequests, as_stored
+from pilotlight.engine.weights.shard import ExpertStack, MatrixPart
 
 
 class PlainFormat(WeightFormat):

@@ -6,7 +6,7 @@ import math
 import random
 from collections.abc import Sequence
 
-from edge_router.policy import BackendView, Preference, RouteRequest, eligible
+from pilotlight.edge_router.routing.views import BackendView, Preference, RouteRequest, eligible
 
 BLOCK_TOKENS = 16
 

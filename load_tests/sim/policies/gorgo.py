@@ -3,7 +3,7 @@ each site's own measured prefill rate. Each term has a weight, which its authors
 
 from collections.abc import Sequence
 
-from edge_router.policy import BackendView, Preference, RouteRequest, eligible
+from pilotlight.edge_router.routing.views import BackendView, Preference, RouteRequest, eligible
 
 GUESSED_TOKENS_PER_S = 2000.0
 

@@ -3,8 +3,8 @@ documentation describes it. The home stands for the header: whoever uses this ba
 
 from collections.abc import Sequence
 
-from edge_router.policy import BackendView, Preference, RouteRequest
 from load_tests.sim.policies.nearest import NearestPolicy
+from pilotlight.edge_router.routing.views import BackendView, Preference, RouteRequest
 
 
 class HeaderAffinityPolicy:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from edge_router.policy import BackendView, Preference, RouteRequest, eligible
+from pilotlight.edge_router.routing.views import BackendView, Preference, RouteRequest, eligible
 
 
 class LeastOutstandingPolicy:

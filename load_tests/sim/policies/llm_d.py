@@ -3,7 +3,7 @@ and 1 over the candidates, the highest sum first. It knows no distance, unless a
 
 from collections.abc import Sequence
 
-from edge_router.policy import BackendView, Preference, RouteRequest, eligible
+from pilotlight.edge_router.routing.views import BackendView, Preference, RouteRequest, eligible
 
 PREFIX_WEIGHT, QUEUE_WEIGHT, KV_WEIGHT = 3.0, 2.0, 2.0
 

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from edge_router.policy import BackendView, Preference, RouteRequest, eligible
-from edge_router.rtt import seed_rtt_ms
+from pilotlight.edge_router.backends.rtt import seed_rtt_ms
+from pilotlight.edge_router.routing.views import BackendView, Preference, RouteRequest, eligible
 
 
 class NearestPolicy:

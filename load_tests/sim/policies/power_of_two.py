@@ -4,7 +4,7 @@ Balancing", IEEE TPDS 2001). Load is what the site published and this router has
 import random
 from collections.abc import Sequence
 
-from edge_router.policy import BackendView, Preference, RouteRequest, eligible
+from pilotlight.edge_router.routing.views import BackendView, Preference, RouteRequest, eligible
 
 
 class PowerOfTwoPolicy:

@@ -5,7 +5,7 @@ record of prompts is smallest. Load is this router's own requests; the record is
 from collections import Counter
 from collections.abc import Sequence
 
-from edge_router.policy import BackendView, Preference, RouteRequest, eligible
+from pilotlight.edge_router.routing.views import BackendView, Preference, RouteRequest, eligible
 
 CACHE_THRESHOLD = 0.3
 BALANCE_ABS = 64

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from engine.drafting.budget import allot, num_worth_guessing
+from pilotlight.engine.drafting.budget import allot, num_worth_guessing
 from tests.engine.drafting.test_costs import measured
 
 FREE = measured({1: 1.0, 100: 1.0})

@@ -4,7 +4,7 @@ from random import Random
 
 import pytest
 
-from engine.drafting.costs import StepCosts
+from pilotlight.engine.drafting.costs import StepCosts
 
 
 def measured(by_rows: dict[int, float], times: int = 8) -> StepCosts:

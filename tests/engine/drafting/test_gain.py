@@ -2,8 +2,8 @@
 
 import pytest
 
-from engine.drafting.gain import MeasuredGain
-from engine.plan import StepCount
+from pilotlight.engine.drafting.gain import MeasuredGain
+from pilotlight.engine.scheduling.plan import StepCount
 
 
 def run(

@@ -5,7 +5,7 @@ from random import Random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.drafting.ngram_index import MOST_MATCHED, SEPARATOR, Match, NgramIndex
+from pilotlight.engine.drafting.ngram_index import MOST_MATCHED, SEPARATOR, Match, NgramIndex
 
 
 def longest_by_looking(text: list[int], tail: list[int]) -> int:

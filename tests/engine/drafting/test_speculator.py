@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from engine.drafting.costs import StepCosts
-from engine.drafting.drafter import Draft
-from engine.drafting.speculator import MOST_DRAFTS, Speculator
-from engine.plan import Chunk, StepCount, StepPlan
-from engine.protocol import DraftCounts, SamplingParams
-from engine.sequence import PENDING, Sequence
+from pilotlight.engine.api.protocol import DraftCounts, SamplingParams
+from pilotlight.engine.core.sequence import PENDING, Sequence
+from pilotlight.engine.drafting.costs import StepCosts
+from pilotlight.engine.drafting.drafter import Draft
+from pilotlight.engine.drafting.speculator import MOST_DRAFTS, Speculator
+from pilotlight.engine.scheduling.plan import Chunk, StepCount, StepPlan
 from tests.clock import Clock
 from tests.engine.drafting.test_budget import FREE, LINEAR, READS
 from tests.engine.driver import Welcome

@@ -2,10 +2,10 @@
 
 import pytest
 
-from engine.drafting import suffix
-from engine.drafting.suffix import SuffixDrafter
-from engine.protocol import SamplingParams
-from engine.sequence import PENDING, Sequence
+from pilotlight.engine.api.protocol import SamplingParams
+from pilotlight.engine.core.sequence import PENDING, Sequence
+from pilotlight.engine.drafting import suffix
+from pilotlight.engine.drafting.suffix import SuffixDrafter
 
 
 def sequence(*token_ids: int, tenant: bytes = b"a", output: tuple[int, ...] = (), delivered: int = 0) -> Sequence:

@@ -9,12 +9,12 @@ import gguf
 import pytest
 from transformers import Gemma3TextConfig, LlamaConfig, Qwen2Config, Qwen3Config, Qwen3MoeConfig
 
-from engine.chat_template import ChatTemplate
-from engine.errors import CheckpointError
-from engine.gguf.directory import directory_of
-from engine.planning.model import planned_weights_bytes, read_model
-from engine.tokenizer import Tokenizer
-from engine.weights.config import eos_token_ids, read_config
+from pilotlight.engine.api.errors import CheckpointError
+from pilotlight.engine.gguf.directory import directory_of
+from pilotlight.engine.planning.model_plan import planned_weights_bytes, read_model
+from pilotlight.engine.text.chat_template import ChatTemplate
+from pilotlight.engine.text.tokenizer import Tokenizer
+from pilotlight.engine.weights.config import eos_token_ids, read_config
 from tests.checkpoints import CHAT_TEMPLATE
 from tests.engine.agreement import full
 from tests.engine.driver import load_engine, one, random_prompt
@@ -58,7 +58,7 @@ def test_codes_give_the_tokens_of_the_numbers_that_they_stand_for(
     kind: Kind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "engine.weights.formats.gguf.library.takes_codes", lambda: False
+        "pilotlight.engine.weights.formats.gguf.library.takes_codes", lambda: False
     )  # products of codes round what they multiply
     checkpoint, file = write_both(tmp_path, LlamaConfig, kind)
     expected = one(load_engine(checkpoint), REQUEST)

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import LlamaConfig
 
-from engine.errors import CheckpointError
-from engine.gguf.directory import directory_of
-from engine.gguf.file import GgufFile
+from pilotlight.engine.api.errors import CheckpointError
+from pilotlight.engine.gguf.directory import directory_of
+from pilotlight.engine.gguf.file import GgufFile
 from tests.engine.gguf.files import write_both
 
 

@@ -11,10 +11,10 @@ from tokenizers import Tokenizer as Library
 from tokenizers.models import BPE
 from tokenizers.trainers import BpeTrainer
 
-from engine.errors import CheckpointError
-from engine.gguf.metadata import Metadata
-from engine.gguf.vocabulary import read_vocabulary
-from engine.tokenizer import Tokenizer
+from pilotlight.engine.api.errors import CheckpointError
+from pilotlight.engine.gguf.metadata import Metadata
+from pilotlight.engine.gguf.vocabulary import read_vocabulary
+from pilotlight.engine.text.tokenizer import Tokenizer
 
 TEXTS = (
     "the cat sat on the mat, and that is that: ababababa nanana banana Don't we'll I'VE 1234567890 d\u00e9ja\u0300 vu \u65e5\u672c\u8a9e abc",

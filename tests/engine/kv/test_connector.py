@@ -4,9 +4,9 @@ from random import Random
 
 import pytest
 
-from engine.engine import Engine
-from engine.kv.tiers import TRANSFER_TIMEOUT_S
-from engine.struct import replace
+from pilotlight.engine.api.struct import replace
+from pilotlight.engine.core.engine import Engine
+from pilotlight.engine.kv.tier_protocol import TRANSFER_TIMEOUT_S
 from tests.clock import Clock
 from tests.engine.driver import Heard, submit
 from tests.engine.fake_runner import FakeRunner, expected_tokens, fake_engine

@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from engine.kv.error_backoff import ErrorBackoff
+from pilotlight.engine.kv.error_backoff import ErrorBackoff
 from tests.clock import Clock
 
 

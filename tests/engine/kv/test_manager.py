@@ -5,20 +5,20 @@ from collections.abc import Sequence as SequenceOf
 
 import pytest
 
-from engine.kv.block_pool import BlockPool
-from engine.kv.cached_prefix import CachedPrefix, PrefixLookup
-from engine.kv.groups import CacheGroups, Windows
-from engine.kv.manager import BlockManager
-from engine.kv.prefix_index import block_name, extend_chain
-from engine.kv.tiers import Tier, Tiers
-from engine.protocol import SamplingParams
-from engine.sequence import PENDING, Sequence
+from pilotlight.engine.api.protocol import SamplingParams
+from pilotlight.engine.core.sequence import PENDING, Sequence
+from pilotlight.engine.kv.manager import BlockManager
+from pilotlight.engine.kv.pool.block_pool import BlockPool
+from pilotlight.engine.kv.pool.cached_prefix import CachedPrefix, PrefixLookup
+from pilotlight.engine.kv.pool.groups import CacheGroups, Windows
+from pilotlight.engine.kv.pool.prefix_index import block_name, extend_chain
+from pilotlight.engine.kv.tier_protocol import Tier, Tiers
 
 SIZE = 4
 BOTH: Windows = (None, 5)  # of the second group a token sees the block before its own, and no more
 
 
-class Told(Tiers):
+class JournalEvents(Tiers):
     """Tiers that note what they are told, and have all blocks of `host`."""
 
     def __init__(self) -> None:
@@ -46,7 +46,7 @@ class Told(Tiers):
 
 class Made:
     def __init__(self, windows: Windows = BOTH, num_blocks: int = 40) -> None:
-        self.pool, self.tiers, self.groups = BlockPool(num_blocks), Told(), CacheGroups(SIZE, 8, windows)
+        self.pool, self.tiers, self.groups = BlockPool(num_blocks), JournalEvents(), CacheGroups(SIZE, 8, windows)
         self.manager = BlockManager(self.pool, self.tiers, self.groups)
         self.lookup = PrefixLookup(self.pool, self.tiers, self.groups, shares_prefixes=True)
 

@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from engine.errors import CheckpointError
-from engine.kv.layout import CachedLayer, CacheLayout, CacheSegment
-from engine.kv.lease import Lease, Reservation
-from engine.kv.place import find_place
-from engine.kv.slab_allocator import SlabAllocator
-from engine.protocol import ModelSpec
+from pilotlight.engine.api.errors import CheckpointError
+from pilotlight.engine.api.protocol import ModelSpec
+from pilotlight.engine.kv.lending.lease import Lease, Reservation
+from pilotlight.engine.kv.lending.slab_allocator import SlabAllocator
+from pilotlight.engine.kv.place import find_place
+from pilotlight.engine.kv.pool.layout import CachedLayer, CacheLayout, CacheSegment
 
 LAYOUT = CacheLayout([CachedLayer((CacheSegment("keys", 1, 8),))], 16, torch.float32)
 SLAB = 4 * LAYOUT.block_bytes

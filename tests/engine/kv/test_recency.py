@@ -5,7 +5,7 @@ from collections import OrderedDict
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.kv.recency import PROTECTED_SHARE, SegmentedOrder
+from pilotlight.engine.kv.recency import PROTECTED_SHARE, SegmentedOrder
 
 
 @given(st.lists(st.tuples(st.sampled_from(["add", "hit", "refresh", "remove"]), st.integers(0, 12), st.integers(1, 5))))

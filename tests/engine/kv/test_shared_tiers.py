@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 import torch
 
-from engine.kv.block_copier import CpuBlockCopier
-from engine.kv.disk_tier import DiskTier
-from engine.kv.host_tier import HostTier
-from engine.kv.shared_tiers import open_tiers
-from engine.kv.tiered_cache import TieredCache
-from engine.protocol import HostConfig
+from pilotlight.engine.api.protocol import HostConfig
+from pilotlight.engine.kv.shared_tiers import open_tiers
+from pilotlight.engine.kv.tiered_cache import TieredCache
+from pilotlight.engine.kv.tiers.disk_tier import DiskTier
+from pilotlight.engine.kv.tiers.host_tier import HostTier
+from pilotlight.engine.kv.transfer.block_copier import CpuBlockCopier
 from tests.engine.kv.peers.test_peers import IDENTITY
-from tests.engine.kv.test_host_tier import SIZE, STRIDE, name, put
+from tests.engine.kv.tiers.test_host_tier import SIZE, STRIDE, name, put
 
 
 def config(folder: Path, **more: Any) -> HostConfig:
@@ -52,7 +52,7 @@ def test_blocks_go_to_the_disk_as_fast_as_it_may_be_written(tmp_path: Path, give
 def test_what_another_host_has_is_done_without(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("engine.kv.shared_tiers._PATIENCE_S", 0.01)
+    monkeypatch.setattr("pilotlight.engine.kv.shared_tiers._PATIENCE_S", 0.01)
     taken = DiskTier.open(tmp_path / "disk", 1 << 20)
     tiers = open_tiers(on_disk(tmp_path))
     assert tiers is not None

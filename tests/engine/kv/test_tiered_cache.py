@@ -9,22 +9,22 @@ from zlib import crc32
 import pytest
 import torch
 
-from engine.kv.block_copier import CpuBlockCopier, CudaBlockCopier
-from engine.kv.block_mover import HostFetch
-from engine.kv.block_pool import BlockPool
-from engine.kv.cached_prefix import PrefixLookup
-from engine.kv.disk_thread import DiskThread
-from engine.kv.disk_tier import DiskTier
-from engine.kv.groups import CacheGroups
-from engine.kv.host_tier import HostTier
-from engine.kv.store_thread import StoreLookup
-from engine.kv.tier_read import TierRead
-from engine.kv.tiered_cache import TieredCache
-from engine.protocol import BlockSource, SamplingParams
-from engine.sequence import Sequence as EngineSequence
+from pilotlight.engine.api.protocol import BlockSource, SamplingParams
+from pilotlight.engine.core.sequence import Sequence as EngineSequence
+from pilotlight.engine.kv.pool.block_pool import BlockPool
+from pilotlight.engine.kv.pool.cached_prefix import PrefixLookup
+from pilotlight.engine.kv.pool.groups import CacheGroups
+from pilotlight.engine.kv.store.store_thread import StoreLookup
+from pilotlight.engine.kv.tiered_cache import TieredCache
+from pilotlight.engine.kv.tiers.disk_thread import DiskThread
+from pilotlight.engine.kv.tiers.disk_tier import DiskTier
+from pilotlight.engine.kv.tiers.host_tier import HostTier
+from pilotlight.engine.kv.tiers.tier_read import TierRead
+from pilotlight.engine.kv.transfer.block_copier import CpuBlockCopier, CudaBlockCopier
+from pilotlight.engine.kv.transfer.block_mover import HostFetch
 from tests.engine.fake_copy_stream import FakeCopyStream
 from tests.engine.fake_registrar import FakeRegistrar
-from tests.engine.kv.test_host_tier import name
+from tests.engine.kv.tiers.test_host_tier import name
 from tests.waiting import until
 
 BLOCK_SIZE = 4
@@ -122,7 +122,7 @@ def test_what_is_stored_comes_back_elsewhere(rig: Rig) -> None:
 
 
 def test_a_step_begins_few_copies_but_for_another_host_that_waits(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.kv.tiered_cache._STORED_PER_STEP_BYTES", 2 * rig.bytes)
+    monkeypatch.setattr("pilotlight.engine.kv.tiered_cache._STORED_PER_STEP_BYTES", 2 * rig.bytes)
 
     def stored_of(numbers: range) -> int:
         before = len(rig.host)
@@ -144,7 +144,7 @@ def test_a_step_begins_few_copies_but_for_another_host_that_waits(rig: Rig, monk
 def test_a_block_that_is_larger_than_what_a_step_may_copy_has_a_step_of_its_own(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine.kv.tiered_cache._STORED_PER_STEP_BYTES", rig.bytes - 1)
+    monkeypatch.setattr("pilotlight.engine.kv.tiered_cache._STORED_PER_STEP_BYTES", rig.bytes - 1)
     for n in range(3):
         rig.fill(n)
         rig.tiers.store(n, name(n))
@@ -340,7 +340,7 @@ def test_a_disk_that_does_not_answer_is_not_waited_for(rig: Rig, monkeypatch: py
         return read_disk(block_hash, into)
 
     monkeypatch.setattr(rig.disk.disk, "read", hang)
-    monkeypatch.setattr("engine.kv.disk_thread.TRANSFER_TIMEOUT_S", 0.0)
+    monkeypatch.setattr("pilotlight.engine.kv.tiers.disk_thread.TRANSFER_TIMEOUT_S", 0.0)
     owner = object()
     read = rig.tiers.read([name(n) for n in range(3)])
     assert not read.is_done
@@ -480,7 +480,7 @@ def test_what_is_hot_on_the_device_does_not_grow_cold_behind_it(rig: Rig) -> Non
 
 
 def test_a_full_queue_to_the_disk_drops_and_counts(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.kv.disk_thread._MAX_WRITES", 0)
+    monkeypatch.setattr("pilotlight.engine.kv.tiers.disk_thread._MAX_WRITES", 0)
     rig.store(range(3))
     assert rig.disk.num_dropped == 3
     assert len(rig.disk.disk) == 0
@@ -598,8 +598,8 @@ def test_a_cuda_device_copies_from_registered_slots_by_itself_and_a_damaged_bloc
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     registrar, size = FakeRegistrar(), 4096
-    monkeypatch.setattr("engine.registered_memory._registrar_of", lambda device: registrar)
-    monkeypatch.setattr("engine.kv.slot_file.PIECE_BYTES", 4 * size)
+    monkeypatch.setattr("pilotlight.engine.device.registered_memory._registrar_of", lambda device: registrar)
+    monkeypatch.setattr("pilotlight.engine.kv.tiers.slot_file.PIECE_BYTES", 4 * size)
     cache = torch.randint(0, 256, (32, size), dtype=torch.uint8)
     for life in range(2):  # the second finds what the first has left
         host = HostTier.open(tmp_path / "host", 8 * size, device=torch.device("cuda"))

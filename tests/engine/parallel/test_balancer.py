@@ -5,12 +5,12 @@ from typing import Any, cast
 import pytest
 import torch
 
-from engine.layers.moe import Experts, SparseMLP
-from engine.models.decoder import Decoder, DecoderLayer
-from engine.parallel.balancer import ExpertBalancer, experts_of
-from engine.parallel.placement import ExpertPlacement
-from engine.weights.shard import Shard
-from kernels.plain import PlainWeight
+from pilotlight.engine.layers.moe import Experts, SparseMLP
+from pilotlight.engine.models.decoder import Decoder, DecoderLayer
+from pilotlight.engine.parallel.balancer import ExpertBalancer, experts_of
+from pilotlight.engine.parallel.placement import ExpertPlacement
+from pilotlight.engine.weights.shard import Shard
+from pilotlight.kernels.matrices.plain import PlainWeight
 
 LOADS = [90, 80, 1, 1]
 

@@ -8,9 +8,17 @@ from typing import Any
 import torch
 from torch._C._distributed_c10d import HashStore, TCPStore
 
-from engine.parallel.communicator import LOCALHOST, Communicator, Exchanged, RankLinks, StagePipe, link, new_store
-from engine.planning.parallelism import Parallelism
-from engine.weights.shard import WHOLE, Shard
+from pilotlight.engine.parallel.communicator import (
+    LOCALHOST,
+    Communicator,
+    Exchanged,
+    RankLinks,
+    StagePipe,
+    link,
+    new_store,
+)
+from pilotlight.engine.planning.parallelism import Parallelism
+from pilotlight.engine.weights.shard import WHOLE, Shard
 
 
 def test_the_ranks_store_listens_on_this_machine_alone() -> None:

@@ -23,9 +23,9 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
-from engine.errors import CheckpointError
-from engine.protocol import HostConfig, Submit
-from engine.struct import replace
+from pilotlight.engine.api.errors import CheckpointError
+from pilotlight.engine.api.protocol import HostConfig, Submit
+from pilotlight.engine.api.struct import replace
 from tests.checkpoints import write_checkpoint
 from tests.engine.driver import drain, drain_preempting, load_engine, random_prompt, submit
 from tests.engine.families import LATENT, config

@@ -6,9 +6,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from engine.parallel.channel import RankChannel
-from engine.parallel.orders import FetchBlocks, RankReply, StoreBlocks
-from engine.parallel.ranks import RankBlocks, RankGroup
+from pilotlight.engine.parallel.channel import RankChannel
+from pilotlight.engine.parallel.orders import FetchBlocks, RankReply, StoreBlocks
+from pilotlight.engine.parallel.ranks import RankBlocks, RankGroup
 
 BLOCK_BYTES = 1 << 20  # more than a socket holds
 

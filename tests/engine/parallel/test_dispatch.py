@@ -8,17 +8,17 @@ from typing import Any
 import pytest
 import torch
 
-from engine.errors import CheckpointError
-from engine.kv.shared_tiers import open_tiers
-from engine.layers.moe import SparseMLP
-from engine.loading import load_model
-from engine.parallel.balancer import experts_of, sparse_parts_of
-from engine.parallel.dispatch import RoutedTokens
-from engine.planning.model import read_model
-from engine.planning.parallelism import Parallelism, RankPlace
-from engine.planning.speed import RoutedCounts, exchanged
-from engine.protocol import HostConfig, ModelSpec, Submit
-from engine.struct import replace
+from pilotlight.engine.api.errors import CheckpointError
+from pilotlight.engine.api.protocol import HostConfig, ModelSpec, Submit
+from pilotlight.engine.api.struct import replace
+from pilotlight.engine.kv.shared_tiers import open_tiers
+from pilotlight.engine.layers.moe import SparseMLP
+from pilotlight.engine.loading.loading import load_model
+from pilotlight.engine.parallel.balancer import experts_of, sparse_parts_of
+from pilotlight.engine.parallel.dispatch import RoutedTokens
+from pilotlight.engine.planning.model_plan import read_model
+from pilotlight.engine.planning.parallelism import Parallelism, RankPlace
+from pilotlight.engine.planning.speed import RoutedCounts, exchanged
 from tests.adapters import adapted, write_adapter
 from tests.checkpoints import write_checkpoint, write_speaking_experts
 from tests.engine.driver import check_all_drafts, drain, drain_preempting, load_engine, one, random_prompt, submit

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from engine.parallel.placement import ExpertPlacement
+from pilotlight.engine.parallel.placement import ExpertPlacement
 
 
 def zipf(num_experts: int, seed: int) -> list[int]:

@@ -5,9 +5,9 @@ import signal
 
 import pytest
 
-from engine.errors import RankLostError
-from engine.parallel.orders import DropModel
-from engine.parallel.ranks import RankGroup, is_suspended
+from pilotlight.engine.api.errors import RankLostError
+from pilotlight.engine.parallel.orders import DropModel
+from pilotlight.engine.parallel.ranks import RankGroup, is_suspended
 from tests.engine.parallel.test_ranks import group_memory, group_of
 from tests.waiting import until
 

@@ -7,18 +7,18 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from engine.engine import Engine
-from engine.errors import CheckpointError, RankLostError
-from engine.kv.shared_tiers import open_tiers
-from engine.kv_memory import KvMemory, make_kv_memory
-from engine.loaded_model import LoadedModel
-from engine.loading import load_model
-from engine.parallel.balancer import experts_of
-from engine.parallel.orders import DropModel
-from engine.parallel.ranks import RankGroup
-from engine.protocol import HostConfig, ModelSpec, Submit
-from engine.struct import replace
-from engine.weights.load import WeightLoad
+from pilotlight.engine.api.errors import CheckpointError, RankLostError
+from pilotlight.engine.api.protocol import HostConfig, ModelSpec, Submit
+from pilotlight.engine.api.struct import replace
+from pilotlight.engine.core.engine import Engine
+from pilotlight.engine.kv.shared_tiers import open_tiers
+from pilotlight.engine.loading.kv_memory import KvMemory, make_kv_memory
+from pilotlight.engine.loading.loaded_model import LoadedModel
+from pilotlight.engine.loading.loading import load_model
+from pilotlight.engine.parallel.balancer import experts_of
+from pilotlight.engine.parallel.orders import DropModel
+from pilotlight.engine.parallel.ranks import RankGroup
+from pilotlight.engine.weights.load import WeightLoad
 from tests.adapters import adapted, write_adapter
 from tests.checkpoints import write_checkpoint
 from tests.engine.driver import (
@@ -34,9 +34,9 @@ from tests.engine.driver import (
 from tests.engine.families import LlamaConfig, config, write_family
 from tests.engine.test_constrained_answers import HERE, crowd, ember
 from tests.engine.test_draft_models import EAGLE3, MINI, MTP_FAMILIES, write_mtp
-from tests.engine.test_packing import packed_into
 from tests.engine.test_speculation import assert_drafted, requests, told_without
 from tests.engine.test_speculation import assert_same as assert_same_tokens
+from tests.engine.tools.test_packing import packed_into
 
 DENSE, WINDOWS, SPARSE = "llama, biased", "gemma3, windows but in layer 2, tied", "mixtral, two of five experts"
 LATENT, CHUNKS = (
@@ -443,9 +443,9 @@ def test_a_sequence_whose_cache_is_damaged_ends_alone_and_its_blocks_are_scrubbe
 
 
 def test_messages_and_bytes_of_a_step_are_those_of_the_formula(tmp_path: Path, pair: KvMemory) -> None:
-    from engine.planning.model import read_model
-    from engine.planning.parallelism import Parallelism, RankPlace
-    from engine.planning.speed import exchanged
+    from pilotlight.engine.planning.model_plan import read_model
+    from pilotlight.engine.planning.parallelism import Parallelism, RankPlace
+    from pilotlight.engine.planning.speed import exchanged
 
     skip_stages(pair, "of ranks that share matrices")
     write_family(tmp_path, DENSE)

@@ -7,15 +7,15 @@ from typing import Any
 import pytest
 import torch
 
-from engine.engine import Engine
-from engine.kv.block_parts import BlockParts, Piece
-from engine.kv.layout import CachedLayer, CacheLayout, CacheSegment, keys_and_values
-from engine.kv.shared_tiers import SharedTiers
-from engine.kv_memory import KvMemory, make_kv_memory
-from engine.loaded_model import LoadedModel
-from engine.loading import load_model
-from engine.protocol import HostConfig, KvDtype, ModelSpec
-from engine.weights.shard import Shard
+from pilotlight.engine.api.protocol import HostConfig, KvDtype, ModelSpec
+from pilotlight.engine.core.engine import Engine
+from pilotlight.engine.kv.pool.block_parts import BlockParts, Piece
+from pilotlight.engine.kv.pool.layout import CachedLayer, CacheLayout, CacheSegment, keys_and_values
+from pilotlight.engine.kv.shared_tiers import SharedTiers
+from pilotlight.engine.loading.kv_memory import KvMemory, make_kv_memory
+from pilotlight.engine.loading.loaded_model import LoadedModel
+from pilotlight.engine.loading.loading import load_model
+from pilotlight.engine.weights.shard import Shard
 from tests.engine.driver import drain, load_engine, random_prompt, submit
 from tests.engine.families import write_family
 from tests.engine.parallel.test_ranks import LATENT, WINDOWS, group_memory, group_of, write_llama_of

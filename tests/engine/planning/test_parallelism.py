@@ -5,9 +5,9 @@ from random import Random
 
 import pytest
 
-from engine.description.weights import WeightShape
-from engine.errors import CheckpointError
-from engine.planning.parallelism import Parallelism, RankPlace, balanced_stages
+from pilotlight.engine.api.errors import CheckpointError
+from pilotlight.engine.description.tensor_sizes import WeightShape
+from pilotlight.engine.planning.parallelism import Parallelism, RankPlace, balanced_stages
 
 LAYERS, HEADS, KV_HEADS, EXPERTS = 8, 4, 2, 6
 

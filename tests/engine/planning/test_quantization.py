@@ -2,9 +2,9 @@
 
 import pytest
 
-from engine.description.weights import WeightShape
-from engine.errors import CheckpointError
-from engine.planning.quantization import read_quantization
+from pilotlight.engine.api.errors import CheckpointError
+from pilotlight.engine.description.tensor_sizes import WeightShape
+from pilotlight.engine.planning.quantization import read_quantization
 
 
 def quantized(*ignore: str) -> dict[str, object]:

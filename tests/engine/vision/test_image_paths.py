@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from engine.kv.tiered_cache import TieredCache
-from engine.kv_memory import KvMemory
+from pilotlight.engine.kv.tiered_cache import TieredCache
+from pilotlight.engine.loading.kv_memory import KvMemory
 from tests.engine.agreement import assert_agrees
 from tests.engine.driver import drain, drain_preempting, load_engine, one
 from tests.engine.parallel.test_ranks import group_memory, group_of, loaded

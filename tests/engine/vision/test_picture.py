@@ -7,9 +7,9 @@ import pytest
 import torch
 from PIL import Image
 
-from engine.description.image_sizes import PatchedImages, TiledImages
-from engine.errors import ImageError
-from engine.vision.picture import PreparedImage, prepare_image, read_picture
+from pilotlight.engine.api.errors import ImageError
+from pilotlight.engine.description.image_sizes import PatchedImages, TiledImages
+from pilotlight.engine.vision.picture import PreparedImage, prepare_image, read_picture
 from tests.engine.pictures import picture
 
 # Width, height and mode of an image of tests.engine.pictures, and what transformers 5.23 with torchvision 0.28 makes of it: hashes of the pixel

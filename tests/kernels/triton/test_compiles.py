@@ -14,7 +14,8 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.experimental.gluon._runtime import GluonASTSource
-from kernels.triton import activation, decode_attention, hopper_mla, hopper_prefill, kv_write, mla, norm, prefill_attention, qkv, rotary, split_kv
+from pilotlight.kernels.triton.elementwise import activation, kv_write, norm, qkv, rotary
+from pilotlight.kernels.triton.attention import decode_attention, hopper_mla, hopper_prefill, mla, prefill_attention, split_kv
 
 TENSORS = {
     "q", "k", "v", "x", "out", "weight", "residual", "new_residual", "qkv", "norm", "k_cache", "v_cache", "q_out", "q_latent", "q_rotary", "cache",

@@ -16,18 +16,20 @@ SCRIPT = """
 import importlib, pkgutil, sys
 import torch
 torch.cuda.is_available = lambda: True
-import kernels
-names = [f"kernels.{module.name}" for module in pkgutil.iter_modules(kernels.__path__)]
-names += [f"kernels.triton.{name}" for name in ("moe", "routing", "linear", "fp8_linear")]
-assert "kernels.moe" in names
+import pilotlight.kernels as kernels
+KERNELS = "pilotlight.kernels"
+names = [module.name for module in pkgutil.walk_packages(kernels.__path__, f"{KERNELS}.")]
+names = [name for name in names if ".triton." not in name and ".tuned" not in name]
+names += [f"{KERNELS}.triton.{name}" for name in ("moe", "routing", "matrices.linear", "matrices.fp8_linear")]
+assert f"{KERNELS}.moe" in names and f"{KERNELS}.matrices.linear" in names
 for name in names:
-    for loaded in [loaded for loaded in sys.modules if loaded.partition(".")[0] == "kernels"]:
+    for loaded in [loaded for loaded in sys.modules if loaded.startswith(KERNELS)]:
         del sys.modules[loaded]
     try:
         importlib.import_module(name)
     except ImportError as error:
         sys.exit(f"{name} cannot be imported first: {error}")
-assert importlib.import_module("kernels.moe") and "kernels.triton.moe" in sys.modules
+assert importlib.import_module(f"{KERNELS}.moe") and f"{KERNELS}.triton.moe" in sys.modules
 """
 
 

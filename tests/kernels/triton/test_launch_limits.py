@@ -7,8 +7,8 @@ import torch
 
 pytest.importorskip("triton")
 
-from kernels.checks import ArgumentError
-from kernels.triton import activation, norm
+from pilotlight.kernels.checks import ArgumentError
+from pilotlight.kernels.triton.elementwise import activation, norm
 
 MANY = 65536
 

@@ -15,7 +15,8 @@ import triton
 import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from kernels.triton import fp8_linear, linear, moe, packed, routing
+from pilotlight.kernels.triton.matrices import fp8_linear, linear, packed
+from pilotlight.kernels.triton import moe, routing
 
 TYPES = {"x": "*bf16", "weight": "*bf16", "scales": "*bf16", "zeros": "*u8", "bias": "*bf16", "out": "*bf16", "hidden": "*bf16", "logits": "*bf16",
          "ids": "*i64", "order": "*i64", "table": "*i32", "weights": "*fp32", "parts": "*fp32", "pairs": "i32", "alpha": "fp32", "limit": "fp32",

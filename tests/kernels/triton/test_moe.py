@@ -8,13 +8,13 @@ import torch
 
 pytest.importorskip("triton")
 
-import kernels.moe
-from kernels.activation import silu_and_mul
-from kernels.catalogue.matrices import random_int4, random_mxfp4
-from kernels.checks import ArgumentError
-from kernels.int4 import Int4Weight
-from kernels.plain import PlainWeight
-from kernels.triton import moe, routing
+import pilotlight.kernels.moe
+from pilotlight.kernels.catalogue.matrices import random_int4, random_mxfp4
+from pilotlight.kernels.checks import ArgumentError
+from pilotlight.kernels.elementwise.activation import silu_and_mul
+from pilotlight.kernels.matrices.int4 import Int4Weight
+from pilotlight.kernels.matrices.plain import PlainWeight
+from pilotlight.kernels.triton import moe, routing
 from tests.kernels.conftest import DEVICE
 
 
@@ -67,7 +67,7 @@ def _call(form: Callable[..., torch.Tensor], **changes: object) -> torch.Tensor:
 )  # fmt: skip
 def test_what_cannot_be_computed_is_named(changes: Callable[[], dict[str, object]], words: str) -> None:
     with pytest.raises(ArgumentError, match=f"^moe_experts: {words}"):
-        _call(kernels.moe.moe_experts, **changes())
+        _call(pilotlight.kernels.moe.moe_experts, **changes())
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_numbers_that_lie_apart_are_read_as_they_are() -> None:
         "gate_up": PlainWeight(torch.randn(4, 20, 32)),
         "down": PlainWeight(torch.randn(4, 32, 10)),
     }
-    expected = _call(kernels.moe.moe_experts, **given)
+    expected = _call(pilotlight.kernels.moe.moe_experts, **given)
     assert torch.allclose(_call(moe.moe_experts, **given), expected, atol=1e-4)
 
 
@@ -109,7 +109,9 @@ def test_numbers_that_lie_apart_are_read_as_they_are() -> None:
 )
 def test_groups_that_cannot_be_chosen_from_are_named(arguments: tuple[int, int, int], words: str) -> None:
     with pytest.raises(ArgumentError, match=words):
-        kernels.moe.route_in_groups(torch.randn(2, 16), torch.zeros(16), *arguments, renormalise=True, scale=1.0)
+        pilotlight.kernels.moe.route_in_groups(
+            torch.randn(2, 16), torch.zeros(16), *arguments, renormalise=True, scale=1.0
+        )
 
 
 @pytest.mark.parametrize("at_a_time", [1, 2, 5])

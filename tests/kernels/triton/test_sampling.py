@@ -9,9 +9,9 @@ import torch
 
 pytest.importorskip("triton")
 
-import kernels.triton.sample as triton_sample
-from kernels.sample import sample
-from kernels.sampling_batch import SamplingBatch, SamplingRow
+import pilotlight.kernels.triton.sampling.sample as triton_sample
+from pilotlight.kernels.sampling.sample import sample
+from pilotlight.kernels.sampling.sampling_batch import SamplingBatch, SamplingRow
 from tests.kernels.conftest import on_device
 
 LOGITS: dict[str, Callable[[int, int], torch.Tensor]] = {

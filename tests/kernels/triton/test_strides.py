@@ -5,9 +5,9 @@ import torch
 
 pytest.importorskip("triton")
 
-from kernels.catalogue import OPERATIONS
-from kernels.catalogue.operation import Arguments, Operation, copied, in_double
-from kernels.checks import ArgumentError
+from pilotlight.kernels.catalogue import OPERATIONS
+from pilotlight.kernels.catalogue.operation import Arguments, Operation, copied, in_double
+from pilotlight.kernels.checks import ArgumentError
 from tests.closeness import assert_close
 from tests.kernels.test_spoilt_calls import ordinary, places, spoils, storage_type, with_
 

@@ -10,13 +10,13 @@ pytest.importorskip("triton")
 import triton
 import triton.language as tl
 
-from kernels.catalogue import attention as catalogue
-from kernels.catalogue.operation import Arguments, Operation, copied, in_double
-from kernels.triton import hopper_mla, split_kv
-from kernels.triton.fp8_codes import BY_BITS, BY_HARDWARE, _has_hardware, decode_fp8, encode_fp8
-from kernels.triton.paged_tiles import tanh
-from kernels.triton.qkv import rotate_and_cache
-from kernels.triton.varlen import sequence_of
+from pilotlight.kernels.catalogue import attention as catalogue
+from pilotlight.kernels.catalogue.operation import Arguments, Operation, copied, in_double
+from pilotlight.kernels.triton.attention import hopper_mla, split_kv
+from pilotlight.kernels.triton.attention.paged_tiles import tanh
+from pilotlight.kernels.triton.attention.varlen import sequence_of
+from pilotlight.kernels.triton.elementwise.qkv import rotate_and_cache
+from pilotlight.kernels.triton.matrices.fp8_codes import BY_BITS, BY_HARDWARE, _has_hardware, decode_fp8, encode_fp8
 from tests.closeness import assert_close
 from tests.kernels.conftest import DEVICE
 

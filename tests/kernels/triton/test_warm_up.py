@@ -22,16 +22,16 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
-from engine import dry_run
-from engine.context import Context
-from engine.models.registry import FAMILIES
-from engine.dry_run import DryRun, decode_batch, dry_run_launches
-from engine.kv.layout import CacheLayout
-from engine.weights.loader import WeightLoader
-from engine.weights.formats.registry import read_format
-from engine.weights.bundle import TensorSpec
-from engine.weights.storage import MetaStorage
-from kernels.warm_up import compile_launches, distinct, fake_tensor, trace_launches
+from pilotlight.engine.loading import dry_run
+from pilotlight.engine.execution.context import Context
+from pilotlight.engine.models.model_registry import FAMILIES
+from pilotlight.engine.loading.dry_run import DryRun, decode_batch, dry_run_launches
+from pilotlight.engine.kv.pool.layout import CacheLayout
+from pilotlight.engine.weights.loader import WeightLoader
+from pilotlight.engine.weights.formats.weight_formats import read_format
+from pilotlight.engine.weights.bundles.bundle import TensorSpec
+from pilotlight.engine.weights.storage import MetaStorage
+from pilotlight.kernels.warm_up import compile_launches, distinct, fake_tensor, trace_launches
 
 class NoDevice:
     def get_current_device(self): return 0

@@ -6,11 +6,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from edge_router.policy.cost import CostPolicy
 from load_tests.sim.cities import load_cities
 from load_tests.sim.mooncake import BLOCK_TOKENS, Line, TraceFile
 from load_tests.sim.run import prepare
 from load_tests.sim.traces import matched
+from pilotlight.edge_router.routing.cost import CostPolicy
 
 LINES = [
     Line(0, 1300, 10, (0, 1, 2)),

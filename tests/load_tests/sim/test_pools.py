@@ -6,7 +6,6 @@ from typing import Any, cast
 
 import pytest
 
-from engine.protocol import SamplingParams, Submit
 from load_tests.sim.pools import (
     ARRANGEMENTS,
     LINK_TOKENS_PER_S,
@@ -23,8 +22,9 @@ from load_tests.sim.pools import (
     hand_over_pays,
 )
 from load_tests.sim.site import STEP_GROWTH, STEP_S
-from runtime.engines import dispatch
-from runtime.engines.assignments import Assignments
+from pilotlight.engine.api.protocol import SamplingParams, Submit
+from pilotlight.runtime.dispatch import dispatcher
+from pilotlight.runtime.dispatch.assignments import Assignments
 
 NO_SPLIT, BY_REQUESTS, BY_TOKENS, WHERE_IT_PAYS = ARRANGEMENTS
 BY_NAME = {workload.name: workload for workload in WORKLOADS}
@@ -40,7 +40,7 @@ def test_a_lone_request_takes_its_prompt_and_a_hand_over_and_its_steps() -> None
     assert here.ttft_p90_ms == pytest.approx(1000)
     assert here.itl_p99_ms == pytest.approx(1000 * STEP_S * (1 + STEP_GROWTH))
     there = Pools(BY_TOKENS, Workload("x", 4500, 101)).run(lone)
-    hand_over_ms = 1000 * (dispatch.HAND_OVER_S + 512 / LINK_TOKENS_PER_S)
+    hand_over_ms = 1000 * (dispatcher.HAND_OVER_S + 512 / LINK_TOKENS_PER_S)
     assert there.ttft_p90_ms == pytest.approx(1000 + hand_over_ms + here.itl_p99_ms)
     assert there.handed_over == 1
 
@@ -86,7 +86,7 @@ def _busy(rng: random.Random, number: int) -> Device:
 
 
 def _runtime_hands_over(prompt: int, answers: Device, other: Device, link_tokens_per_s: float) -> bool:
-    """Ask runtime.engines.dispatch itself, over two replicas with the same work."""
+    """Ask pilotlight.runtime.dispatch.dispatcher itself, over two replicas with the same work."""
     replicas: list[Any] = []
     for device, role in ((answers, "decode"), (other, "prefill")):
         load = SimpleNamespace(
@@ -100,4 +100,4 @@ def _runtime_hands_over(prompt: int, answers: Device, other: Device, link_tokens
         )
     states = cast("Any", [SimpleNamespace(name="m", replicas=replicas)])
     submit = Submit("s", "m", (1,) * prompt, SamplingParams(1))
-    return dispatch.Dispatch(Assignments(states, has_choice=True)).place(submit, replicas).prefill is not None
+    return dispatcher.Dispatch(Assignments(states, has_choice=True)).place(submit, replicas).prefill is not None

@@ -5,13 +5,13 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from edge_router.policy.cost import CostPolicy
 from load_tests.sim.contenders import CONTENDERS
 from load_tests.sim.router import HEALTH, SimRouter
 from load_tests.sim.run import Simulation, prepare, simulate
 from load_tests.sim.traces import TRACES
 from load_tests.sim.trouble import Trouble
 from load_tests.sim.world import HELD_OUT_SEEDS, TUNING_SEEDS
+from pilotlight.edge_router.routing.cost import CostPolicy
 
 
 def ran(policy: str, trace: str, load: str = "heavy", requests: int = 800, seed: int = 11) -> Simulation:

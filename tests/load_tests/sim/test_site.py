@@ -5,11 +5,11 @@ from collections.abc import Callable
 
 import pytest
 
-from edge_router.session import Prefix
 from load_tests.sim.load import Shape, site_capacity
 from load_tests.sim.site import CHUNK, GRAY, STEP_GROWTH, STEP_S, Fault, Job, SimSite, SiteSpec
 from load_tests.sim.traces import Chain
-from wire.status import Place
+from pilotlight.edge_router.requests.session import Prefix
+from pilotlight.wire.hop.status import Place
 
 SPEED = 1000.0
 

@@ -5,13 +5,13 @@ from functools import cache
 
 import pytest
 
-from edge_router.policy.cost import CostPolicy
 from load_tests.sim.cities import load_cities
 from load_tests.sim.run import simulate
 from load_tests.sim.site import SimSite
 from load_tests.sim.traces import TRACES
 from load_tests.sim.trouble import FLAP_S, NONE, TROUBLES, Trouble, hit_site
 from load_tests.sim.world import build_world
+from pilotlight.edge_router.routing.cost import CostPolicy
 
 WORLD = build_world(load_cities(), 1)
 MEASURED = (100.0, 200.0)
@@ -70,7 +70,7 @@ def test_without_what_routers_observe_a_site_that_says_it_is_idle_ruins_everybod
 ) -> None:
     """What the test above rests on: the fault is severe."""
     base_ms = p95_ms(NONE)
-    monkeypatch.setattr("edge_router.lateness.Lateness.mean_ms", lambda self, overdue_ms=0.0: 0.0)
+    monkeypatch.setattr("pilotlight.edge_router.backends.lateness.Lateness.mean_ms", lambda self, overdue_ms=0.0: 0.0)
     told = Trouble(fault="says idle")
     run = simulate("ours", CostPolicy, TRACES["chat"], "heavy", 1800, 11, faults=False, trouble=told)
     assert run.p95_ms > 3 * base_ms

@@ -2,8 +2,8 @@
 
 import pytest
 
-from runtime.cli.api import Api
-from runtime.cli.errors import CliError
+from pilotlight.runtime.cli.api import Api
+from pilotlight.runtime.cli.cli_error import CliError
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from runtime.cli.api import Api
-from runtime.cli.chat import answer, chat
-from runtime.cli.errors import CliError
+from pilotlight.runtime.cli.api import Api
+from pilotlight.runtime.cli.chat import answer, chat
+from pilotlight.runtime.cli.cli_error import CliError
 
 
 class FakeApi(Api):

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from runtime.cli import child as children
-from runtime.cli.child import Child
+from pilotlight.runtime.cli import child as children
+from pilotlight.runtime.cli.child import Child
 
 
 @pytest.fixture

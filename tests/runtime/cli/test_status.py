@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from runtime.cli.api import Api
-from runtime.cli.status import print_models, print_residency, print_sites
+from pilotlight.runtime.cli.api import Api
+from pilotlight.runtime.cli.status import print_models, print_residency, print_sites
 
 AWAKE = {"name": "llama", "residency": "device", "in_host_memory": False, "running": 3, "waiting": 1, "detail": ""}
 FAILED = {"name": "[bold]qwen", "residency": "failed", "in_host_memory": True, "detail": "the disk is [full]"}

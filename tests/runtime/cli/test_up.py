@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 from rich.console import Console
 
-from runtime.cli import up
+from pilotlight.runtime.cli import up
 
 
 class Server:

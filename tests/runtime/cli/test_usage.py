@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from runtime.cli.api import Api
-from runtime.cli.usage import print_usage
+from pilotlight.runtime.cli.api import Api
+from pilotlight.runtime.cli.usage import print_usage
 
 COUNTS = {"requests": 2, "prompt_tokens": 1_234_567, "cached_tokens": 0, "output_tokens": 5, "reasoning_tokens": 0}
 SINCE_THEN = {"drafted_tokens": 7, "accepted_tokens": 6, "device_s": 0.5, "bytes_in": 2_000, "bytes_out": 8}

@@ -9,8 +9,8 @@ from typing import Any, cast
 
 import pytest
 
-from wire.http import client
-from wire.http.client import (
+from pilotlight.wire.http import client
+from pilotlight.wire.http.client import (
     HELD_BYTES,
     KEEP_ALIVE_S,
     MAX_HEAD_BYTES,

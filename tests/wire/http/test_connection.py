@@ -6,12 +6,19 @@ from typing import Any, cast
 
 import pytest
 
-from wire.errors import ApiError
-from wire.http import connection as connection_module
-from wire.http.connection import EARLY_BYTES, EVENTS_AT_ONCE, LINGER_S, NEVER, HttpConnection, host_and_port
-from wire.http.exchange import HELD_BODY_BYTES
-from wire.http.limits import HttpLimits
-from wire.http.server import REFUSED_AT_ONCE, Server
+from pilotlight.wire.errors import ApiError
+from pilotlight.wire.http import connection as connection_module
+from pilotlight.wire.http.connection import (
+    EARLY_BYTES,
+    EVENTS_AT_ONCE,
+    LINGER_S,
+    NEVER,
+    HttpConnection,
+    host_and_port,
+)
+from pilotlight.wire.http.exchange import HELD_BODY_BYTES
+from pilotlight.wire.http.limits import HttpLimits
+from pilotlight.wire.http.server import REFUSED_AT_ONCE, Server
 
 LIMITS = HttpLimits(
     head_timeout_s=11.0, keep_alive_s=22.0, stall_s=33.0, max_connections=2, max_connections_per_client=1

@@ -8,8 +8,8 @@ from typing import Any, cast
 
 import pytest
 
-from wire.http.exchange import HELD_BODY_BYTES, HttpExchange, RequestBody
-from wire.http.request import RequestHead
+from pilotlight.wire.http.exchange import HELD_BODY_BYTES, HttpExchange, RequestBody
+from pilotlight.wire.http.request import RequestHead
 
 DATE = b"date: today\r\n"
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from wire.http.exchange import ResponseFraming
-from wire.http.request import RequestHead
+from pilotlight.wire.http.exchange import ResponseFraming
+from pilotlight.wire.http.request import RequestHead
 
 
 def framing(*, version: str = "1.1", method: bytes = b"GET", keep_alive: bool = True) -> ResponseFraming:

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from wire.http import listen
-from wire.http.listen import (
+from pilotlight.wire.http import listen
+from pilotlight.wire.http.listen import (
     PARENT_PID_ENV,
     VANISHED,
     ListenError,
@@ -49,7 +49,7 @@ def test_the_url_names_the_port_that_was_given() -> None:
 
 def followed(parent_pid: int) -> str:
     environment = {**os.environ, PARENT_PID_ENV: str(parent_pid)}
-    command = [sys.executable, "-c", "from wire.http.listen import follow_parent; print(follow_parent())"]
+    command = [sys.executable, "-c", "from pilotlight.wire.http.listen import follow_parent; print(follow_parent())"]
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.strip()
 
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from pilotlight.wire.errors import ApiError, Dialect
+from pilotlight.wire.http.middleware import BodyBudget, OriginCheck, Origins
 from tests.edge_router.raw import status_of
 from tests.wire.http.test_server import App, client_of
-from wire.errors import ApiError, Dialect
-from wire.http.middleware import BodyBudget, OriginCheck, Origins
 
 EVIL = b"http://evil.example"
 LOCAL = Origins(is_local=True, hosts=["pilot.example"], cors_origins=["https://app.example"], api_paths=("/v1/",))

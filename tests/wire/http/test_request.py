@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wire.errors import ApiError
-from wire.http.request import (
+from pilotlight.wire.errors import ApiError
+from pilotlight.wire.http.request import (
     MAX_PIPELINED,
     Begun,
     BodyPart,

@@ -12,13 +12,13 @@ from typing import Any
 import aiohttp
 import pytest
 
+from pilotlight.wire.http.connection import HttpConnection
+from pilotlight.wire.http.exchange import HELD_BODY_BYTES, SLICE_BYTES
+from pilotlight.wire.http.limits import HttpLimits
+from pilotlight.wire.http.listen import bind, url_of
+from pilotlight.wire.http.server import Server, give_back_memory, http_date
 from tests.asgi import eventually
 from tests.edge_router.raw import Wire, status_of, wire
-from wire.http.connection import HttpConnection
-from wire.http.exchange import HELD_BODY_BYTES, SLICE_BYTES
-from wire.http.limits import HttpLimits
-from wire.http.listen import bind, url_of
-from wire.http.server import Server, give_back_memory, http_date
 
 GET = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
 
@@ -95,7 +95,7 @@ def test_dates_are_those_of_http(seconds: int) -> None:
 
 
 async def test_an_answer_has_the_date_of_its_second(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("wire.http.server.SWEEP_S", 0.005)
+    monkeypatch.setattr("pilotlight.wire.http.server.SWEEP_S", 0.005)
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         await send({"type": "http.response.start", "status": 204, "headers": []})
@@ -103,7 +103,7 @@ async def test_an_answer_has_the_date_of_its_second(monkeypatch: pytest.MonkeyPa
 
     async with served(app) as server, wire(server.url) as client:  # type: ignore[attr-defined]
         for seconds in (1_700_000_000, 1_700_000_001):
-            monkeypatch.setattr("wire.http.server.time.time", lambda seconds=seconds: seconds)
+            monkeypatch.setattr("pilotlight.wire.http.server.time.time", lambda seconds=seconds: seconds)
             expected = b"date: " + http_date(seconds).encode() + b"\r\n"
             await eventually(lambda expected=expected: server.date == expected)
             await client.say(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
@@ -113,7 +113,7 @@ async def test_an_answer_has_the_date_of_its_second(monkeypatch: pytest.MonkeyPa
 async def test_a_connection_whose_time_limit_raises_keeps_the_limits_of_the_others(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("wire.http.server.SWEEP_S", 0.005)
+    monkeypatch.setattr("pilotlight.wire.http.server.SWEEP_S", 0.005)
     overdue, seen = HttpConnection.overdue, list[HttpConnection]()
 
     def raising(connection: HttpConnection) -> None:
@@ -158,10 +158,10 @@ async def test_a_client_that_does_not_read_a_large_answer_costs_a_buffer_and_not
 async def test_what_all_clients_leave_unread_is_bounded_and_who_has_for_the_longest_is_cut_off(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("wire.http.server.SWEEP_S", 0.005)
-    monkeypatch.setattr("wire.http.server.GIVEN_BACK_BYTES", 1000)
+    monkeypatch.setattr("pilotlight.wire.http.server.SWEEP_S", 0.005)
+    monkeypatch.setattr("pilotlight.wire.http.server.GIVEN_BACK_BYTES", 1000)
     given_back: list[int] = []
-    monkeypatch.setattr("wire.http.server.give_back_memory", lambda: given_back.append(1))
+    monkeypatch.setattr("pilotlight.wire.http.server.give_back_memory", lambda: given_back.append(1))
     limits = HttpLimits(max_unread_bytes=4 * 200_000)  # of one address a quarter: two buffers
     async with served(App(start(), body(b"x" * (8 << 20))), limits) as server:
         async with contextlib.AsyncExitStack() as stack:
@@ -404,7 +404,7 @@ async def test_who_wants_no_further_answer_has_the_connection_closed_at_once() -
 async def test_an_idle_connection_is_closed_after_its_time_and_one_at_work_is_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("wire.http.server.SWEEP_S", 0.02)
+    monkeypatch.setattr("pilotlight.wire.http.server.SWEEP_S", 0.02)
     gate = asyncio.Event()
     async with client_of(
         App(start(), body(b"one", True), gate, body(b"")), limits=HttpLimits(keep_alive_s=0.1)

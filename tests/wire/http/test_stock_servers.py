@@ -5,10 +5,10 @@ from typing import Any
 import aiohttp
 import pytest
 
+from pilotlight.wire.http.limits import HttpLimits
+from pilotlight.wire.http.listen import ListenError, bind, url_of
+from pilotlight.wire.http.stock_servers import SERVERS, check_installed, make_server
 from tests.wire.http.test_websocket import App as SocketApp
-from wire.http.limits import HttpLimits
-from wire.http.listen import ListenError, bind, url_of
-from wire.http.stock_servers import SERVERS, check_installed, make_server
 
 
 async def echo(scope: Any, receive: Any, send: Any) -> None:
@@ -52,7 +52,7 @@ async def test_requests_and_websockets_are_served_until_the_stop(name: str) -> N
 def test_a_server_that_there_is_not_is_refused_with_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ListenError, match="choose one of own, hypercorn, uvicorn"):
         check_installed("apache")
-    monkeypatch.setattr("wire.http.stock_servers.find_spec", lambda name: None)
+    monkeypatch.setattr("pilotlight.wire.http.stock_servers.find_spec", lambda name: None)
     with pytest.raises(ListenError, match="pip install uvicorn"):
         check_installed("uvicorn")
     check_installed("own")

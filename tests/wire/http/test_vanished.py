@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from pilotlight.wire.http.server import SILENT_MS, has_vanished, is_silent
 from tests.asgi import eventually
 from tests.edge_router.raw import wire
 from tests.wire.http.test_server import served
-from wire.http.server import SILENT_MS, has_vanished, is_silent
 
 
 def tcp_info(unacked: int, last_ack_ms: int) -> bytes:
@@ -39,7 +39,7 @@ def test_what_is_no_tcp_connection_has_not_vanished() -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the struct is Linux's")
 def test_a_connection_whose_client_does_not_read_has_not_vanished(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("wire.http.server.SILENT_MS", -1)  # whoever has unacknowledged bytes
+    monkeypatch.setattr("pilotlight.wire.http.server.SILENT_MS", -1)  # whoever has unacknowledged bytes
     with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_connection(listener.getsockname()) as client:
         server, _ = listener.accept()
         with server:
@@ -54,7 +54,7 @@ def test_a_connection_whose_client_does_not_read_has_not_vanished(monkeypatch: p
 
 
 async def test_an_answer_is_not_computed_on_for_a_client_that_has_vanished(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("wire.http.server.SWEEP_S", 0.01)
+    monkeypatch.setattr("pilotlight.wire.http.server.SWEEP_S", 0.01)
     at_work, ended = asyncio.Event(), asyncio.Event()
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -66,7 +66,7 @@ async def test_an_answer_is_not_computed_on_for_a_client_that_has_vanished(monke
     async with served(app) as server, wire(server.url) as idle, wire(server.url) as client:  # type: ignore[attr-defined]
         await client.say(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
         await at_work.wait()
-        monkeypatch.setattr("wire.http.server.has_vanished", lambda sock: sock is not None)
+        monkeypatch.setattr("pilotlight.wire.http.server.has_vanished", lambda sock: sock is not None)
         await asyncio.wait_for(ended.wait(), 10)
         await eventually(lambda: len(server.connections) == 1)
         assert server.cut["vanished"] == 1

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pilotlight.wire.http.limits import HttpLimits
+from pilotlight.wire.http.websocket import FRAMES_AT_ONCE, HELD_MESSAGES, WebSocket, WebSocketClose
 from tests.asgi import eventually
 from tests.edge_router.raw import Wire, wire
 from tests.wire.http.test_server import served
-from wire.http.limits import HttpLimits
-from wire.http.websocket import FRAMES_AT_ONCE, HELD_MESSAGES, WebSocket, WebSocketClose
 
 TEXT, BINARY, CLOSE, PING, PONG = 1, 2, 8, 9, 10
 
@@ -308,7 +308,7 @@ async def test_a_connection_that_is_gone_when_it_becomes_a_socket_is_a_lost_one(
 
 
 async def test_a_close_waits_for_the_peers_own_and_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("wire.http.websocket.CLOSE_S", 0.05)
+    monkeypatch.setattr("pilotlight.wire.http.websocket.CLOSE_S", 0.05)
     for answer in (frame(CLOSE, struct.pack("!H", 1000)), frame(TEXT, b"not yet")):
         async with Peer() as peer:
             peer.socket.close(4001, "enough")
@@ -318,8 +318,8 @@ async def test_a_close_waits_for_the_peers_own_and_not_for_ever(monkeypatch: pyt
 
 
 async def test_a_silent_peer_is_pinged_and_then_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("wire.http.websocket.PING_S", 0.01)
-    monkeypatch.setattr("wire.http.websocket.LOST_S", 0.05)
+    monkeypatch.setattr("pilotlight.wire.http.websocket.PING_S", 0.01)
+    monkeypatch.setattr("pilotlight.wire.http.websocket.LOST_S", 0.05)
     async with Peer() as peer:
         await eventually(lambda: peer.transport.has_ended)
         assert bytes([0x80 | PING, 0]) in peer.transport.written

@@ -9,11 +9,11 @@ from zlib import crc32
 import pytest
 import zmq
 
-from engine.keys import Keys
-from engine.kv.host_tier import HostSlot, HostTier
-from engine.kv.peers import block_server, peer_thread
-from engine.kv.peers.block_server import BlockServer
-from engine.kv.peers.messages import (
+from pilotlight.engine.api.keys import Keys
+from pilotlight.engine.api.protocol import BlockSource
+from pilotlight.engine.kv.peers import block_server, peer_thread
+from pilotlight.engine.kv.peers.block_server import BlockServer
+from pilotlight.engine.kv.peers.messages import (
     PEER_VERSION,
     BlocksReady,
     FromServer,
@@ -29,12 +29,12 @@ from engine.kv.peers.messages import (
     decode_from_server,
     encode,
 )
-from engine.kv.peers.mooncake import TransferEngine
-from engine.kv.peers.peer_thread import PeerRead, PeerThread
-from engine.kv.peers.transports import INLINE, MOONCAKE, SHARED_MEMORY, InlineTransport
-from engine.kv.prefix_index import CacheIdentity
-from engine.protocol import BlockSource
-from tests.engine.kv.test_host_tier import SIZE, content, name, put
+from pilotlight.engine.kv.peers.mooncake import TransferEngine
+from pilotlight.engine.kv.peers.peer_thread import PeerRead, PeerThread
+from pilotlight.engine.kv.peers.transports import INLINE, MOONCAKE, SHARED_MEMORY, InlineTransport
+from pilotlight.engine.kv.pool.prefix_index import CacheIdentity
+from pilotlight.engine.kv.tiers.host_tier import HostSlot, HostTier
+from tests.engine.kv.tiers.test_host_tier import SIZE, content, name, put
 from tests.waiting import until
 
 IDENTITY = CacheIdentity("tiny", "float32", 16, "layout", b"weights")

@@ -1,0 +1,35 @@
+"""JSON of clients whose numbers stay what they are: an integer beyond 64 bits, of which the reader makes the nearest double, is refused by name.
+
+Databases' ids of 64 bits pass; what is larger is a text's business. Knows JSON; refuses to know what a document means.
+"""
+
+import json
+import re
+from typing import Any
+
+import orjson
+
+from pilotlight.wire.errors import ApiError
+
+_MANY_DIGITS = re.compile(rb"[0-9]{19}")
+_MOST_SIGNS = 20  # of an integer of 64 bits
+_RANGE = range(-(2**63), 2**64)
+
+
+def exact_loads(raw: bytes | str) -> Any:
+    """Raises orjson.JSONDecodeError, and ApiError for a number that would become another one."""
+    value = orjson.loads(raw)
+    refuse_inexact(raw)
+    return value
+
+
+def refuse_inexact(raw: bytes | str) -> None:
+    """Raise ApiError for a number of a JSON document that would become another one."""
+    if _MANY_DIGITS.search(raw if isinstance(raw, bytes) else raw.encode()):
+        json.loads(raw, parse_int=_check, parse_float=len)
+
+
+def _check(digits: str) -> None:
+    if len(digits) > _MOST_SIGNS or int(digits) not in _RANGE:
+        message = f"the number {digits[:40]} is beyond 64 bits, and JSON readers would make another one of it: send it as a string"
+        raise ApiError("invalid_request", message)

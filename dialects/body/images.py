@@ -1,0 +1,59 @@
+"""Images in the messages of every dialect: their parts in each one's shape go in, one ImagePart comes out.
+
+Shapes only: what a URL leads to, and whether it is an image at all, is found out where it is read (runtime/generation/images.py).
+"""
+
+from base64 import b64encode
+from collections.abc import Iterable
+from typing import Any
+
+from msgspec import Struct
+
+from pilotlight.dialects.body.invalid_values import ValidationError
+
+ROLES = ("user", "tool")  # whose messages may have images
+_NO_URL = "must be an https: URL, or a data: URL such as data:image/png;base64,..."
+
+
+class ImagePart(Struct, frozen=True):
+    """An image among the parts of a message."""
+
+    url: str  # https: or data:
+
+
+Content = list[str | ImagePart]  # a message with images: texts and images in the order of its parts
+
+
+def image_at(url: Any) -> ImagePart:
+    """Return the image at a URL. Raises ValidationError."""
+    if not isinstance(url, str) or not url[:8].lower().startswith(("data:", "https://")):
+        raise ValidationError(_NO_URL)
+    return ImagePart(url)
+
+
+def image_of_base64(data: Any) -> ImagePart:
+    """Return an image whose file came as base64. Its own header says what it is, whatever type a body claims."""
+    if not isinstance(data, str) or not data:
+        raise ValidationError("must be the file's bytes as base64")
+    return ImagePart(f"data:;base64,{data}")
+
+
+def read_image(value: Any) -> Any:
+    """Bring Workers AI's `image` into one form: a list of bytes, base64 or a URL become an ImagePart."""
+    if isinstance(value, ImagePart):
+        return value
+    if isinstance(value, list):
+        try:
+            return image_of_base64(b64encode(bytes(value)).decode())
+        except (ValueError, TypeError):
+            raise ValidationError("must be a list of the file's bytes, from 0 to 255, or a string") from None
+    if isinstance(value, str) and ":" in value[:8]:  # no base64 has one
+        return image_at(value)
+    return image_of_base64(value)
+
+
+def joined(pieces: Iterable[str | ImagePart], separator: str = "\n") -> str | Content:
+    """Return a message's content: one text where there are no images, as templates for texts expect it."""
+    content = list(pieces)
+    texts = [piece for piece in content if isinstance(piece, str)]
+    return separator.join(texts) if len(texts) == len(content) else content

@@ -1,0 +1,297 @@
+"""Admission: which requests are taken at all, whatever their body says, and what one tenant and one client address may have of the router.
+
+A tenant is an account, or a key that is not known, by a salted digest. Buckets hold a minute's worth, so a burst of that size passes. A request
+reserves the tokens that it may come to (its prompt, and `max_tokens` or EXPECTED_TOKENS) and settles for those it came to, so requests at once cannot
+pass a limit that one after the other would meet; an answer longer than it was taken to be leaves a debt, for which the next request waits. One that
+may come to more than a minute's worth is taken when all of that is there. Tables are bounded. Where routers share accounts'
+limits (quotas/shared.py), those count beside this router's own. Knows heads and keys; refuses to know sites.
+"""
+
+import re
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import NamedTuple
+
+from pilotlight.edge_router.admission.quotas.lease_store import LeaseKey
+from pilotlight.edge_router.admission.quotas.shared import QuotaLease, SharedQuotas
+from pilotlight.edge_router.requests.request import Head, speaks_for_an_account
+from pilotlight.edge_router.requests.session import tenant_salt
+from pilotlight.sites.network import CustomerConfig, DoorConfig, TenantLimitsConfig
+from pilotlight.wire.credentials import Access
+from pilotlight.wire.errors import ApiError, RateQuota
+from pilotlight.wire.hop.headers import ACCOUNT, HOP
+
+MODEL_LISTS = ("/v1/models", "/ai/v1/models")
+EXPECTED_TOKENS = 256  # of an answer whose request names no most
+MAX_TENANTS = 100_000  # remembered; one that has been idle for a minute is full again and need not be
+
+LIMITS = {
+    "requests_per_min": "requests a minute",
+    "tokens_per_min": "tokens a minute",
+    "max_open": "requests at work",
+}
+
+_PLAIN_TARGET = re.compile(r"[\x21-\x7e]+")
+
+
+class AdmissionFilter:
+    def __init__(self, access: Access, limits: "TenantLimits", secret: str) -> None:
+        """`secret`: the network's, by which sites are known."""
+        self.access = access
+        self.limits = limits
+        self._secret = secret
+        self.is_draining = False
+
+    async def admit(self, head: Head, address: str) -> AbstractContextManager[None]:
+        """Return a scope for the time that the request is at work. Raises ApiError."""
+        if self.is_draining:
+            raise ApiError("draining", "the router is shutting down: send the request again", retry_after_s=1)
+        self.identify(head)
+        if head.path in MODEL_LISTS and head.method not in ("GET", "HEAD", "OPTIONS"):
+            raise ApiError("method_not_allowed", f"{head.path[:200]} does not take {head.method}: GET lists the models")
+        if ".." in head.path and ".." in head.path.split("/"):
+            raise ApiError("not_found", "a path must not contain '..'")
+        if not _PLAIN_TARGET.fullmatch(head.target):
+            raise ApiError("invalid_request", "a path must be printable ASCII: encode everything else as %XX")
+        await self.limits.ready(head)
+        return self.limits.admitted(head, address)
+
+    def identify(self, head: Head) -> None:
+        """Note whose a request is. Raises ApiError for a key that is missing or opens other things."""
+        if head.is_for_function:  # it judges for itself; a key of ours is limited as anywhere
+            head.hold(self.access.find(head.key))
+        elif self._secret and head.has(HOP) and speaks_for_an_account(head, self._secret):
+            head.hold(self.access.of_account(head.header(ACCOUNT)))
+        else:
+            head.hold(self.access.holder(head.header("authorization")))
+
+
+def tenant_of(head: Head, secret: str) -> bytes:
+    """Equal for all requests of one account, or with one key that is not known, and for no others. A path's account id is a client's own word: each
+    that it invents would be one more bucket."""
+    return tenant_salt(head.owner, "", secret)
+
+
+class Bucket:
+    """So many a minute, up to a minute's worth at once."""
+
+    __slots__ = ("_at", "_level", "per_min")
+
+    def __init__(self, per_min: float, now: float) -> None:
+        self.per_min = per_min
+        self._level = per_min
+        self._at = now
+
+    def wait_s(self, now: float, amount: float = 1.0) -> float:
+        """Until there is as much in it, at most all that it holds; 0: there is."""
+        return max(0.0, min(amount, self.per_min) - self._filled(now)) * 60 / self.per_min
+
+    def take(self, amount: float, now: float) -> None:
+        self._level = self._filled(now) - amount
+
+    def changed(self, per_min: float, now: float) -> "Bucket":
+        """Return one of another size, from which as much is missing."""
+        bucket = Bucket(per_min, now)
+        bucket.take(self.per_min - self._filled(now), now)
+        return bucket
+
+    def _filled(self, now: float) -> float:
+        self._level = min(self.per_min, self._level + max(0.0, now - self._at) * self.per_min / 60)
+        self._at = max(self._at, now)
+        return self._level
+
+
+class ReservedTokens(NamedTuple):
+    """Tokens of a minute that a request may come to."""
+
+    tenant: "_TenantUse"
+    tokens: float
+    shared: QuotaLease | None
+
+
+class _TenantUse:
+    __slots__ = ("account", "limits", "open", "requests", "tokens")
+
+    def __init__(self, account: str | None, limits: TenantLimitsConfig, now: float) -> None:
+        self.account = account
+        self.open = 0
+        self.requests: Bucket | None = None
+        self.tokens: Bucket | None = None
+        self.hold_to(limits, now)
+
+    def hold_to(self, limits: TenantLimitsConfig, now: float) -> None:
+        """From now on. What was used within this minute stays used."""
+        self.limits = limits
+        self.requests = _resized(self.requests, limits.requests_per_min, now)
+        self.tokens = _resized(self.tokens, limits.tokens_per_min, now)
+
+    def draw(self, now: float) -> None:
+        """For one request. Raises ApiError."""
+        for bucket, what in ((self.requests, "requests"), (self.tokens, "tokens")):
+            if bucket is not None and (wait_s := bucket.wait_s(now)):
+                sentence = f"your account may have {bucket.per_min:g} {what} a minute: ask again in {wait_s:.0f} s"
+                raise _refusal(sentence, wait_s, RateQuota(what, bucket.per_min))
+        if self.requests is not None:
+            self.requests.take(1, now)
+
+
+def _resized(bucket: Bucket | None, per_min: float | None, now: float) -> Bucket | None:
+    if per_min is None:
+        return None
+    return Bucket(per_min, now) if bucket is None else bucket.changed(per_min, now)
+
+
+@contextmanager
+def _held(tenant: _TenantUse, clients: dict[str, int], client: str, shared: QuotaLease | None) -> Iterator[None]:
+    """Count one request at work, of a tenant and of an address, until the scope ends."""
+    tenant.open += 1
+    if shared is not None:
+        shared.begin(1)
+    clients[client] = clients.get(client, 0) + 1
+    try:
+        yield
+    finally:
+        tenant.open -= 1
+        if shared is not None:
+            shared.end(1)
+        clients[client] -= 1
+        if not clients[client]:
+            del clients[client]
+
+
+class TenantLimits:
+    def __init__(
+        self,
+        door: DoorConfig,
+        default: TenantLimitsConfig,
+        accounts: tuple[CustomerConfig, ...],
+        secret: str,
+        clock: Callable[[], float],
+        shared: SharedQuotas | None = None,
+    ) -> None:
+        """`shared`: with the network's other routers."""
+        self.shared = shared
+        self._secret = secret
+        self._clock = clock
+        self._clients: dict[str, int] = {}
+        self._tenants: OrderedDict[bytes, _TenantUse] = OrderedDict()  # the longest unused first
+        self.set(door, default, accounts)
+
+    def set(self, door: DoorConfig, default: TenantLimitsConfig, accounts: tuple[CustomerConfig, ...]) -> None:
+        """From now on. What is at work, and what was used within this minute, counts against the new limits."""
+        self._door = door
+        self._default = default
+        self._named = {account.name: account for account in accounts}
+        self._counts_tokens = any(limits.tokens_per_min is not None for limits in (default, *accounts))
+        for tenant in self._tenants.values():
+            tenant.hold_to(self._limits_of(tenant.account), self._clock())
+
+    @property
+    def num_open(self) -> int:
+        return sum(self._clients.values())
+
+    async def ready(self, head: Head) -> None:
+        """Wait until `admitted` may give an account one request more of what routers share. Raises ApiError where they have none left."""
+        if self.shared is None:
+            return
+        needs = [(lease, 1.0) for name in LIMITS if (lease := self._lease(head, name)) is not None]
+        if (short := await self.shared.short(needs)) is None:
+            return
+        what, wait_s = LIMITS[short.key.limit], short.wait_s(1.0, self._clock())
+        sentence = f"your account may have {short.capacity:g} {what}, at all routers: ask again in {wait_s:.0f} s"
+        rate = None if short.key.limit == "max_open" else RateQuota(short.key.limit.partition("_")[0], short.capacity)
+        raise _refusal(sentence, wait_s, rate)
+
+    def admitted(self, head: Head, client: str) -> AbstractContextManager[None]:
+        """Use as `with`. Raises ApiError, with the time after which to ask again."""
+        tenant = self._tenant(head)
+        limits = tenant.limits
+        if self._clients.get(client, 0) >= self._door.max_open_per_client:
+            raise _refusal(
+                f"your address has {self._door.max_open_per_client} requests at work: wait for some of them", 1.0
+            )
+        if limits.max_open is not None and tenant.open >= limits.max_open:
+            raise _refusal(f"your account has {limits.max_open} requests at work: wait for some of them", 1.0)
+        if tenant.requests is not None or tenant.tokens is not None:
+            tenant.draw(self._clock())
+        if (lease := self._lease(head, "requests_per_min")) is not None:
+            lease.spend(1)
+        return _held(tenant, self._clients, client, self._lease(head, "max_open"))
+
+    def held(self, head: Head, client: str) -> AbstractContextManager[None]:
+        """Work of a request that was admitted and has left: it counts as open, and is not refused. Use as `with`."""
+        return _held(self._tenant(head), self._clients, client, self._lease(head, "max_open"))
+
+    async def reserve(self, head: Head, tokens: int, *, may_refuse: bool = True) -> ReservedTokens | None:
+        """Reserve what a request may come to; None where nothing limits it. A batch's leave the minute to those who wait. Raises ApiError where less
+        is left of the minute."""
+        if not self._counts_tokens or head.is_for_batch or not tokens:
+            return None
+        tenant = self._tenant(head)
+        if (bucket := tenant.tokens) is None:
+            return None
+        need, shared = min(tokens, bucket.per_min), self._lease(head, "tokens_per_min")
+        needs = [(shared, need)] if shared is not None and may_refuse else []
+        if self.shared is not None and (short := await self.shared.short(needs)) is not None:
+            raise _too_many_tokens(bucket.per_min, need, short.wait_s(need, self._clock()))
+        now = self._clock()
+        if may_refuse and (wait_s := bucket.wait_s(now, need)):
+            raise _too_many_tokens(bucket.per_min, need, wait_s)
+        bucket.take(need, now)
+        if shared is not None:
+            shared.begin(need)
+        return ReservedTokens(tenant, need, shared)
+
+    def settle(self, reserved: ReservedTokens | None, tokens: int) -> None:
+        """Put what a request came to in the place of what it had reserved."""
+        if reserved is None:
+            return
+        if (bucket := reserved.tenant.tokens) is not None:
+            bucket.take(tokens - reserved.tokens, self._clock())
+        if reserved.shared is not None:
+            reserved.shared.end(reserved.tokens)
+            reserved.shared.spend(tokens)
+
+    def _lease(self, head: Head, limit: str) -> QuotaLease | None:
+        """Return this router's part of an account's limit; None: it has none, or routers do not share it."""
+        if self.shared is None or head.holder is None:
+            return None
+        account = head.holder.account.name
+        most: float | None = getattr(self._limits_of(account), limit)
+        if most is None:
+            return None
+        return self.shared.lease(LeaseKey(account, limit), most, 0.0 if limit == "max_open" else most / 60)
+
+    def _tenant(self, head: Head) -> _TenantUse:
+        key = tenant_of(head, self._secret)
+        tenant = self._tenants.get(key)
+        if tenant is None:
+            account = None if head.holder is None else head.holder.account.name
+            tenant = self._tenants[key] = _TenantUse(account, self._limits_of(account), self._clock())
+            self._forget()
+        else:
+            self._tenants.move_to_end(key)
+        return tenant
+
+    def _forget(self) -> None:
+        """The longest unused; who is at work is not forgotten, and stands behind."""
+        for _ in range(min(8, len(self._tenants) - MAX_TENANTS)):
+            key, tenant = self._tenants.popitem(last=False)
+            if tenant.open:
+                self._tenants[key] = tenant
+
+    def _limits_of(self, account: str | None) -> TenantLimitsConfig:
+        return self._default if account is None else self._named.get(account, self._default)
+
+
+def _too_many_tokens(per_min: float, need: float, wait_s: float) -> ApiError:
+    sentence = (
+        f"your account may have {per_min:g} tokens a minute, fewer are left than the {need:g} that this request may take with its answer: "
+        f"ask for fewer (max_tokens), or again in {wait_s:.0f} s"
+    )
+    return _refusal(sentence, wait_s)
+
+
+def _refusal(sentence: str, wait_s: float, rate: RateQuota | None = None) -> ApiError:
+    return ApiError("quota_exceeded", sentence, retry_after_s=min(60.0, wait_s), rate_limit=rate)

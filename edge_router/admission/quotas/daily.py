@@ -1,0 +1,173 @@
+"""What accounts may use in a day, by UTC: tokens, or money at the prices of the configuration.
+
+A request reserves what it may come to (its prompt, as the router estimates it, and the tokens that it asks for at most) and settles for what it
+came to. So a day is exceeded by no more than the answers at work that named no maximum, and what estimates lack. Each router counts by its own
+ledger, from which it begins: of several routers each gives the whole quota, unless they share it (shared.py). Refuses to know requests.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+from pilotlight.edge_router.admission.quotas.lease_store import LeaseKey
+from pilotlight.edge_router.admission.quotas.shared import QuotaLease, SharedQuotas
+from pilotlight.edge_router.metering.ledger.prices import BILLIONTHS
+from pilotlight.sites.network import CustomerConfig
+from pilotlight.wire.errors import ApiError
+
+DAY_S = 86_400
+DAYS_KEPT = 3  # a clock that jumps to another day and back finds what was used in this one
+
+
+class Reserved(NamedTuple):
+    account: str
+    day: int
+    tokens: int
+    cost: int
+    shared: tuple["DayPart", ...] = ()
+
+
+class DayPart(NamedTuple):
+    """A part of a lease that a request has reserved, in tokens or money."""
+
+    lease: QuotaLease
+    amount: int
+    is_money: bool
+
+
+class DayUse:
+    """One account's day: what has ended, and what is reserved."""
+
+    __slots__ = ("cost", "tokens")
+
+    def __init__(self) -> None:
+        self.tokens = self.cost = 0
+
+
+class DailyQuotas:
+    def __init__(self, clock: Callable[[], float], shared: SharedQuotas | None = None) -> None:
+        """`clock`: seconds since the epoch."""
+        self._clock = clock
+        self._shared = shared
+        self._before: dict[str, DayUse] = {}  # what accounts had used today when this router started
+        self._limits: dict[str, CustomerConfig] = {}
+        self._day = self._began = self._today()
+        self._used: dict[str, DayUse] = {}
+        self._days = {self._day: self._used}
+
+    def set(self, accounts: Iterable[CustomerConfig]) -> None:
+        """Hold these to their quotas from now on."""
+        self._limits = {
+            account.name: account
+            for account in accounts
+            if account.tokens_per_day is not None or account.cost_per_day is not None
+        }
+
+    @property
+    def now_s(self) -> float:
+        return self._clock()
+
+    @property
+    def day_began_s(self) -> float:
+        return float(self._day * DAY_S)
+
+    def begin_with(self, account: str, tokens: int, cost: int) -> None:
+        """Count some of what an account has used today before this router started."""
+        for known in (self._used, self._before):
+            use = known.setdefault(account, DayUse())
+            use.tokens += tokens
+            use.cost += cost
+
+    def recovered(self, account: str, started_s: float, tokens: int, cost: int) -> None:
+        """Tell other routers what an account's request came to that a router here died with. Here it counts by the ledger."""
+        if started_s >= self.day_began_s:
+            self._spend(self._parts(account, self._day, 0, 0), tokens, cost)
+
+    def count(self, account: str, started_s: float, tokens: int, cost: int) -> None:
+        """Count what an account has used without having reserved it."""
+        use = self._days.get(int(started_s // DAY_S), {}).setdefault(account, DayUse())
+        use.tokens += tokens
+        use.cost += cost
+        self.recovered(account, started_s, tokens, cost)
+
+    async def ready(self, account: str, tokens: int, cost: int) -> None:
+        """Wait until `reserve` may give as much of what routers share. Raises ApiError where they have too little left."""
+        if self._shared is None:
+            return
+        parts = self._parts(account, self._today(), tokens, cost)
+        short = await self._shared.short([(part.lease, part.amount) for part in parts])
+        for part in parts:
+            if part.lease is short:
+                scale, form = (BILLIONTHS, ".6g") if part.is_money else (1, ",.0f")
+                used, limit = (short.capacity - short.free - short.held) / scale, short.capacity / scale
+                what = f"{limit:g} of money" if part.is_money else f"{limit:,.0f} tokens"
+                raise self._refusal(account, what, f"{max(0.0, used):{form}}", f"{part.amount / scale:{form}}")
+
+    def reserve(self, account: str, tokens: int, cost: int) -> Reserved:
+        """Return what a request may come to. Who has no quota is counted all the same: one may be set today. Raises ApiError where less is left."""
+        limits = self._limits.get(account)
+        if (today := self._today()) != self._day:
+            self._turn_to(today)
+        use = self._used.setdefault(account, DayUse())
+        if limits is not None and limits.tokens_per_day is not None and use.tokens + tokens > limits.tokens_per_day:
+            raise self._refusal(account, f"{limits.tokens_per_day:,} tokens", f"{use.tokens:,}", f"{tokens:,}")
+        if (
+            limits is not None
+            and limits.cost_per_day is not None
+            and use.cost + cost > limits.cost_per_day * BILLIONTHS
+        ):
+            used, more = use.cost / BILLIONTHS, cost / BILLIONTHS
+            raise self._refusal(account, f"{limits.cost_per_day:g} of money", f"{used:.6g}", f"{more:.6g}")
+        use.tokens += tokens
+        use.cost += cost
+        parts = self._parts(account, self._day, tokens, cost)
+        for part in parts:
+            part.lease.begin(part.amount)
+        return Reserved(account, self._day, tokens, cost, parts)
+
+    def settle(self, reserved: Reserved | None, tokens: int, cost: int) -> None:
+        """Put what a request came to in the place of what it had reserved, on the day that it was reserved of."""
+        if reserved is None:
+            return
+        for part in reserved.shared:
+            part.lease.end(part.amount)
+        self._spend(reserved.shared, tokens, cost)
+        use = self._days.get(reserved.day, {}).get(reserved.account)
+        if use is not None:
+            use.tokens += tokens - reserved.tokens
+            use.cost += cost - reserved.cost
+
+    def _parts(self, account: str, day: int, tokens: int, cost: int) -> tuple[DayPart, ...]:
+        """Return what a request takes of the limits that routers share."""
+        limits = self._limits.get(account)
+        if self._shared is None or limits is None:
+            return ()
+        parts, before = [], self._before.get(account, DayUse()) if day == self._began else DayUse()
+        if limits.tokens_per_day is not None:
+            key = LeaseKey(account, "tokens_per_day", day)
+            parts.append(DayPart(self._shared.lease(key, limits.tokens_per_day, 0, before.tokens), tokens, False))
+        if limits.cost_per_day is not None:
+            key, most = LeaseKey(account, "cost_per_day", day), limits.cost_per_day * BILLIONTHS
+            parts.append(DayPart(self._shared.lease(key, most, 0, before.cost), cost, True))
+        return tuple(parts)
+
+    def _spend(self, parts: Iterable[DayPart], tokens: int, cost: int) -> None:
+        for lease, _, is_money in parts:
+            assert self._shared is not None, "its parts are there"
+            # One that had nothing at work may have been given back, and made anew.
+            self._shared.lease(lease.key, lease.capacity, 0, lease.before).spend(cost if is_money else tokens)
+
+    def _turn_to(self, today: int) -> None:
+        self._day, self._used = today, self._days.setdefault(today, {})
+        if len(self._days) > DAYS_KEPT:
+            del self._days[min(day for day in self._days if day != today)]
+
+    def _today(self) -> int:
+        return int(self._clock() // DAY_S)
+
+    def _refusal(self, account: str, limit: str, used: str, more: str) -> ApiError:
+        left_s = (self._day + 1) * DAY_S - self._clock()
+        sentence = (
+            f"the account {account} may have {limit} a day (UTC): {used} are used or at work, and this request may take {more}; "
+            f"ask for fewer (max_tokens), or again in {left_s:.0f} s"
+        )
+        return ApiError("quota_exceeded", sentence, retry_after_s=left_s)

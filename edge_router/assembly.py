@@ -1,0 +1,224 @@
+"""What a router is made of, and how long each part lives. What is served, and where, is app.py's."""
+
+import asyncio
+import sqlite3
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Protocol
+
+from pilotlight.edge_router.admission.filter import AdmissionFilter, TenantLimits
+from pilotlight.edge_router.admission.quotas.daily import DailyQuotas
+from pilotlight.edge_router.admission.quotas.shared import SharedQuotas, shared_quotas
+from pilotlight.edge_router.backends.discovery import static_backends
+from pilotlight.edge_router.backends.health import (
+    HealthMonitor,
+    client_session,
+    connection_trace,
+    connector,
+    status_fetch,
+)
+from pilotlight.edge_router.backends.site_clocks import SiteClocks
+from pilotlight.edge_router.backends.site_control import SiteControl
+from pilotlight.edge_router.backends.wake_hints import WakeHints
+from pilotlight.edge_router.durable.streams import DurableStreams
+from pilotlight.edge_router.forwarding.proxy import Proxy
+from pilotlight.edge_router.forwarding.upstream import SiteConnections
+from pilotlight.edge_router.forwarding.websockets import WebSocketRelay
+from pilotlight.edge_router.metering.ledger.accounting import Accounting
+from pilotlight.edge_router.metering.ledger.ledger import Ledger
+from pilotlight.edge_router.metering.ledger.prices import PriceList
+from pilotlight.edge_router.metering.ledger.site_usage import SiteUsage
+from pilotlight.edge_router.metering.objectives import Objectives
+from pilotlight.edge_router.requests.client_places import ClientPlaces
+from pilotlight.edge_router.requests.request import RequestParser, hop_secret
+from pilotlight.edge_router.requests.session import SessionTable
+from pilotlight.edge_router.routing.data_places import DataPlaces
+from pilotlight.edge_router.routing.selection import SiteSelector
+from pilotlight.edge_router.routing.views import Policy
+from pilotlight.edge_router.services.batches.queue import BatchQueue
+from pilotlight.edge_router.services.finetune_registry import SiteFinetunes
+from pilotlight.edge_router.telemetry.metrics import RouterMetrics
+from pilotlight.edge_router.telemetry.status_routes import own_version
+from pilotlight.edge_router.telemetry.tracing import Tracing
+from pilotlight.sites.config import ConfigError
+from pilotlight.sites.network import NetworkConfig
+from pilotlight.support import background
+from pilotlight.wire.credentials import Access, known_keys
+from pilotlight.wire.hop.headers import HOP_SECRET_ENV
+
+
+class EdgeRouter:
+    """Forwards while it is `running()`. `proxy.drain(timeout_s)` and `tunnels.end()` before that ends."""
+
+    def __init__(self, network: NetworkConfig, policy: Policy, clock: Callable[[], float]) -> None:
+        """Raises ConfigError for a file or folder of the configuration that cannot be used."""
+        self.network, self.clock = network, clock
+        relay = network.relay
+        self.secret = hop_secret()
+        self.backends = static_backends(network, clock)
+        self.metrics = RouterMetrics(self.backends.values())
+        self.shared = shared_quotas(network.quotas, clock)
+        limits = TenantLimits(network.door, network.tenant_limits, network.accounts, self.secret, clock, self.shared)
+        self.admission = AdmissionFilter(access_of(network), limits, self.secret)
+        self.sessions = SessionTable(relay.session_entries, relay.session_ttl_s, clock)
+        self.places = ClientPlaces.of(network.clients)
+        self.recordings = _recordings(network, self.secret, clock)
+        self.accounting = _accounting(network, self.secret, self.recordings, self.shared)
+        self.clocks = SiteClocks([*self.backends])
+        self.orders = SiteControl({site.name: site.url for site in self.backends.values()}, self.secret, self.clocks)
+        self._hints = WakeHints(self.orders, self.metrics.registry)
+        data = DataPlaces(network)
+        finetunes = SiteFinetunes(self.backends, data, self.orders)
+        self.proxy = Proxy(
+            relay,
+            self.admission,
+            RequestParser(self.secret, relay.max_hops, self.places.place),
+            SiteSelector(self.backends, policy, self.sessions, self.metrics, clock, data, finetunes, self._hints),
+            self.recordings,
+            self.accounting,
+            self.metrics,
+            SiteConnections(relay, self.secret, self.clocks),
+            clock,
+            body_timeout_s=network.door.body_timeout_s,
+            tracing=_tracing(network),
+        )
+        self.batches = _batches(network, self.proxy)
+        self.objectives = _objectives(network)
+        if self.objectives is not None:
+            self.metrics.judge(self.objectives)
+        self.tunnels = WebSocketRelay(self.proxy)
+        self._watch()
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Probe sites, and work beside requests."""
+        async with AsyncExitStack() as stack:
+            if self.proxy.tracing is not None:
+                stack.push_async_callback(asyncio.to_thread, self.proxy.tracing.close)
+            stores = (
+                ("objectives", self.objectives),
+                ("shared quotas", self.shared),
+                ("the ledger", self.accounting.ledger),
+            )
+            for name, store in stores:  # told of requests to the last one
+                if store is not None:
+                    await stack.enter_async_context(_at_work(store, name))
+            await stack.enter_async_context(self.proxy.upstream)
+            tcp = await stack.enter_async_context(connector())
+            probing = await stack.enter_async_context(client_session(tcp, self.network.relay, connection_trace()))
+            stack.enter_context(self.orders.by(probing))
+            await stack.enter_async_context(self._hints)
+            fetch = status_fetch(probing, self.secret, self.clocks)
+            monitor = HealthMonitor(self.backends.values(), fetch, self.network.health, self.clock)
+            for name, work in (("the probes of sites", monitor.run), *self._works()):
+                await stack.enter_async_context(background.running(work, name))
+            if self.batches is not None:
+                await stack.enter_async_context(_at_work(self.batches, "the queue of batches"))
+            stack.push_async_callback(self.recordings.close)
+            yield
+
+    def _works(self) -> Iterator[tuple[str, background.Work]]:
+        if self.recordings.journals is not None:
+            yield "the sweep of durable streams", self.recordings.sweep
+        if self.places.database is not None:
+            yield "the watch over clients.geo_database", self.places.database.watch
+        if self.secret:  # without it no site answers
+            yield "carrying fine-tunes between sites", self.proxy.selector.finetunes.run
+            if self.accounting.ledger is not None:
+                yield "collecting what functions have used", SiteUsage(self.backends, self.orders, self.accounting).run
+
+    def _watch(self) -> None:
+        watch, proxy, recordings = self.metrics.watch, self.proxy, self.recordings
+        watch("tasks", "Tasks of the event loop.", lambda: len(asyncio.all_tasks()))
+        watch("sessions", "Entries in the table of sessions.", lambda: len(self.sessions))
+        watch("sockets", "Open WebSockets.", lambda: len(self.tunnels))
+        watch("durable_streams", "Streams that can be read again.", lambda: len(recordings))
+        watch("durable_bytes", "What they hold in memory.", lambda: recordings.num_bytes)
+        if (ledger := self.accounting.ledger) is not None:
+            watch("ledger_unwritten", "Usage records not written yet.", lambda: ledger.num_unwritten)
+            watch("ledger_failing", "1 while usage cannot be written.", lambda: float(ledger.fault is not None))
+        if (shared := self.shared) is not None:
+            watch("quota_leases", "Parts of accounts' limits that are lent to this router.", lambda: len(shared))
+            watch("quotas_failing", "1 while their store cannot be asked.", lambda: float(shared.fault is not None))
+        watch("site_connections", "Connections to sites.", lambda: proxy.upstream.pool.num_open)
+
+
+class _Store(Protocol):
+    """What is written behind the requests that it is told of."""
+
+    async def run(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+@asynccontextmanager
+async def _at_work(store: _Store, name: str) -> AsyncIterator[None]:
+    try:
+        async with background.running(store.run, name):
+            yield
+    finally:
+        await store.close()
+
+
+def access_of(network: NetworkConfig) -> Access:
+    return Access(known_keys(network.accounts, network.keys), is_required=network.door.require_key)
+
+
+def _recordings(network: NetworkConfig, secret: str, clock: Callable[[], float]) -> DurableStreams:
+    """Raises ConfigError for a folder of journals that cannot be used, or whose streams no site would go on with."""
+    folder = network.durable.directory
+    if folder is not None and not secret:
+        raise ConfigError(
+            f"another router can go on with a durable stream only at sites that know it: set {HOP_SECRET_ENV}, here and there"
+        )
+    try:
+        return DurableStreams(network.durable, clock)
+    except OSError as error:
+        raise ConfigError(f"durable.directory {folder} cannot be used: {error}") from None
+
+
+def _accounting(
+    network: NetworkConfig, secret: str, recordings: DurableStreams, shared: SharedQuotas | None
+) -> Accounting:
+    """Raises ConfigError for a ledger that cannot be written, or whom nobody tells what was used."""
+    config, prices = network.ledger, PriceList(network.prices, network.ledger.currency)
+    quotas = DailyQuotas(time.time, shared)
+    quotas.set(network.accounts)
+    if config.directory is None:
+        return Accounting(prices, None, quotas)
+    if not secret:
+        raise ConfigError(
+            f"the ledger knows what was used from sites that know this router: set {HOP_SECRET_ENV}, here and there"
+        )
+    ledger = Ledger(config, Path(config.directory).expanduser(), prices, kept=recordings.as_kept)
+    return Accounting(prices, ledger, quotas)
+
+
+def _tracing(network: NetworkConfig) -> Tracing | None:
+    otlp = network.telemetry.otlp
+    return None if otlp is None else Tracing(otlp, network.place.city, own_version())
+
+
+def _batches(network: NetworkConfig, proxy: Proxy) -> BatchQueue | None:
+    """Return the queue beside the ledger, if that has a place. Raises ConfigError for one that cannot be opened."""
+    if network.ledger.directory is None:
+        return None
+    path = Path(network.ledger.directory).expanduser() / "batches.sqlite"
+    try:
+        return BatchQueue(path, proxy, proxy.admission.access)
+    except (sqlite3.Error, OSError) as error:
+        raise ConfigError(f"the queue of batches {path} cannot be opened: {error}") from None
+
+
+def _objectives(network: NetworkConfig) -> Objectives | None:
+    """Return the counts beside the ledger, or in memory where it has no place. Raises ConfigError for a file that cannot be opened."""
+    if not network.objectives:
+        return None
+    folder = network.ledger.directory
+    path = None if folder is None else Path(folder).expanduser() / "objectives.sqlite"
+    try:
+        return Objectives(network.objectives, path)
+    except (sqlite3.Error, OSError) as error:
+        raise ConfigError(f"the counts of objectives {path} cannot be opened: {error}") from None

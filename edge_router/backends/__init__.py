@@ -1,0 +1,1 @@
+"""Sites as the router sees them: probes, status, round trips, lateness."""

@@ -1,0 +1,285 @@
+"""A site as the router sees it now: state, round trip, newest status, and what was sent there since that was published.
+
+Joins what is known and tells when it changes; who probes, who sends and who chooses are other files' business.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from pilotlight.edge_router.backends.lateness import TOLERANCE, Lateness
+from pilotlight.edge_router.backends.probed_state import SLOW_START_S, ProbedState
+from pilotlight.edge_router.backends.published_status import PublishedStatus
+from pilotlight.edge_router.backends.rtt import RoundTrip
+from pilotlight.edge_router.routing.views import BackendView, State
+from pilotlight.sites.network import HealthConfig, SiteRef
+from pilotlight.wire.hop.status import Place, SiteStatus, SiteView
+
+EJECT_AFTER = 5  # tries in a row that brought no answer; a full site that refuses politely counts too: it is given time
+EJECTED_S = 5.0  # the first time; twice as long each further time, while nothing but failures follow
+EJECTED_MAX_S = 60.0
+FORGETTING_S = 1.0  # for so long the lateness that was seen counts as unchanged
+
+
+class Backend:
+    def __init__(self, site: SiteRef, round_trip: RoundTrip, health: HealthConfig, clock: Callable[[], float]) -> None:
+        self.name = site.name
+        self.url = site.url
+        self.place = Place(site.place.city, site.place.latitude, site.place.longitude)
+        self.round_trip = round_trip
+        self.published = PublishedStatus()
+        self.is_cordoned = False
+        self._health = health
+        self._clock = clock
+        self.probed = ProbedState(health, clock)
+        self.open: set[Ticket] = set()
+        self.pending = TicketQueue()  # sent since the site published its status, and not yet answering
+        self.unanswered = TicketQueue()  # held to a time, whatever the status says
+        self.ejection = OutlierEjection(clock)
+        self._lateness = Lateness(clock)
+        self._view: _CachedView | None = None  # None: something has changed since the last look
+
+    @property
+    def state(self) -> State:
+        return "draining" if self.is_cordoned and self.probed.state == "healthy" else self.probed.state
+
+    @property
+    def detail(self) -> str:
+        """Why the state is what it is."""
+        return self.probed.detail or ("cordoned by an operator, here" if self.is_cordoned else "")
+
+    def cordon(self, is_cordoned: bool) -> None:
+        """Give the site no new requests from this router, or take that back."""
+        self.is_cordoned = is_cordoned
+        self._view = None
+
+    @property
+    def status(self) -> SiteStatus | None:
+        return self.published.status
+
+    @property
+    def outstanding(self) -> int:
+        """This router's requests under way there."""
+        return len(self.open)
+
+    @property
+    def is_in_doubt(self) -> bool:
+        """It was well, and its last probe failed."""
+        return self.probed.failures > 0 and self.state == "healthy"
+
+    @property
+    def is_frozen(self) -> bool:
+        """Its probes fail. One that answers them, only to say that it is not ready or does not know us, knows about its streams itself."""
+        return self.state == "unhealthy" and not self.probed.refuses_hops and (self.status is None or self.status.ready)
+
+    @contextmanager
+    def inflight(
+        self, tokens: int, on_site_lost: Callable[[str], None] | None = None, expected_ms: float | None = None
+    ) -> "Iterator[Ticket]":
+        """Open a scope in which a request counts here. `on_site_lost` is called, with the reason, when the site fails before it has answered;
+        `expected_ms`: from now to its first token, None as of an answer in one piece, whose time says nothing about the queue."""
+        now = self._clock()
+        late_at = None if expected_ms is None else now + TOLERANCE * expected_ms / 1000
+        ticket = Ticket(self, tokens, now, late_at, on_site_lost)
+        self.open.add(ticket)
+        self.pending.add(ticket)
+        if late_at is not None:
+            self.unanswered.add(ticket)
+        self._view = None
+        try:
+            yield ticket
+            # Nothing came: a client that leaves ends the scope by an exception.
+            if not (ticket.has_answered or ticket.is_undecided):
+                self.ejection.failed()
+        finally:
+            self.open.discard(ticket)
+            self.settled(ticket)
+
+    def failed_plainly(self) -> None:
+        """Count a failure that was the site's own: another one has answered the request."""
+        self.ejection.failed()
+        self._view = None
+
+    def settled(self, ticket: "Ticket") -> None:
+        """A request's prompt waits there no longer."""
+        self.pending.remove(ticket)
+        self.unanswered.remove(ticket)
+        self._view = None
+
+    def first_token(self, expected_ms: float, actual_ms: float) -> None:
+        """A stream has begun, so long after its request was sent."""
+        self._lateness.observe(expected_ms, actual_ms)
+        self._view = None
+
+    def answered(self, status: SiteStatus, asked_at: float) -> None:
+        """A probe came back. What was sent before the probe was asked is in the status itself."""
+        if self.published.take(status, asked_at):
+            self.pending.remove_sent_before(asked_at)
+        self.probed.answered(status)
+        self._view = None
+
+    def declined(self, model: str, queued_tokens: int, asked_at: float) -> None:
+        """The site would rather not, for its queue is longer than it was taken to be: so long. It is as alive as one that answers."""
+        if self.published.correct_queue(model, queued_tokens, asked_at):
+            self.pending.remove_sent_before(asked_at)
+            self._view = None
+
+    def failed(self, reason: str) -> None:
+        """A probe failed, or a connection could not be made."""
+        is_lost = self.probed.failed(reason)
+        self._view = None
+        for ticket in tuple(self.open) if is_lost else ():
+            if not ticket.has_answered and ticket.on_site_lost is not None:
+                ticket.on_site_lost(reason)
+
+    def refused_hop(self, reason: str) -> None:
+        """It is there, and takes nothing that this router signs. What it has taken, it goes on with."""
+        self.probed.refuses_hops = True
+        self.probed.become("unhealthy", reason)
+        self._view = None
+
+    def refused_draining(self) -> None:
+        """The site refused a request because it drains; its next status will say the same."""
+        self.probed.become("draining", "the site is draining")
+        self._view = None
+
+    def view(self) -> BackendView:
+        """Made anew only when something has changed: a decision looks at every site, and most have been quiet since the last one."""
+        now, known = self._clock(), self._view
+        if known is None or not known.since <= now < known.until or known.view.rtt_ms != self.round_trip.ms:
+            known = self._view = self._look(now)
+        return known.view
+
+    def published_view(self) -> SiteView:
+        return SiteView(self.name, self.url, self.state, round(self.round_trip.ms, 3), self.outstanding, self.status)
+
+    def _look(self, now: float) -> "_CachedView":
+        published, pending, ejected_until = self.published, self.pending, self.ejection.until
+        stale_at, slow_start = published.at + self._health.stale_after_s, 1.0
+        if self.probed.slow_start_until > now:
+            slow_start = max(0.0, 1 - (self.probed.slow_start_until - now) / SLOW_START_S)
+        first, (unanswered, behind) = pending.oldest, self.unanswered.two_oldest
+        late_at, next_late_at = _late_at(unanswered), _late_at(behind)
+        overdue_ms, next_overdue_ms = max(0.0, 1000 * (now - late_at)), max(0.0, 1000 * (now - next_late_at))
+        view = BackendView(
+            name=self.name,
+            state=self.state,
+            place=self.place,
+            rtt_ms=self.round_trip.ms,
+            seed_rtt_ms=self.round_trip.seed_ms,
+            outstanding=len(self.open),
+            pending_requests=len(pending),
+            pending_tokens=pending.tokens,
+            pending_since_s=first.sent_at if first is not None else 0.0,
+            unanswered_tokens=self.unanswered.tokens - unanswered.tokens if unanswered is not None else 0,
+            lateness_ms=self._lateness.mean_ms(overdue_ms),
+            proven_lateness_ms=self._lateness.proven_ms(overdue_ms, next_overdue_ms),
+            backlog_ms=published.backlog_ms,
+            status=published.status,
+            status_is_fresh=now < stale_at,
+            status_at_s=published.at,
+            prefixes=published.prefixes,
+            is_ejected=now < ejected_until,
+            slow_start=slow_start,
+        )
+        if slow_start < 1 or late_at <= now:  # which change all the time
+            return _CachedView(view, now, until=now)
+        changes = [at for at in (stale_at, ejected_until, late_at) if at > now]
+        if not self._lateness.is_punctual:
+            changes.append(now + FORGETTING_S)
+        return _CachedView(view, now, min(changes, default=float("inf")))
+
+
+def _late_at(ticket: "Ticket | None") -> float:
+    return float("inf") if ticket is None or ticket.late_at is None else ticket.late_at
+
+
+class _CachedView(NamedTuple):
+    view: BackendView
+    since: float
+    until: float
+
+
+@dataclass(eq=False, slots=True)
+class Ticket:
+    """One request on its way to a site. Until the site begins to answer, its prompt stands in the site's queue, and the request can still go
+    elsewhere."""
+
+    backend: Backend
+    tokens: int
+    sent_at: float
+    late_at: float | None  # when its answer should have begun; None: how long it takes says nothing about the queue
+    on_site_lost: Callable[[str], None] | None
+    has_answered: bool = False
+    is_undecided: bool = False  # it failed, and whether the site is at fault is not known yet
+
+    def answering(self) -> None:
+        """The site has begun to answer: what keeps those that were sent before is not its queue."""
+        self.backend.unanswered.remove_through(self)
+        self.refused()
+
+    def refused(self) -> None:
+        """The site has said something, if only that it will not: nothing is wrong with it."""
+        self.has_answered = True
+        self.backend.ejection.answered()
+        self.backend.settled(self)
+
+
+class TicketQueue:
+    """Tickets in the order of their sending, with the sum of their prompts' tokens."""
+
+    def __init__(self) -> None:
+        self.tokens = 0
+        self._tickets: dict[Ticket, None] = {}
+
+    def __len__(self) -> int:
+        return len(self._tickets)
+
+    @property
+    def oldest(self) -> Ticket | None:
+        return next(iter(self._tickets), None)
+
+    @property
+    def two_oldest(self) -> tuple[Ticket | None, Ticket | None]:
+        tickets = iter(self._tickets)
+        return next(tickets, None), next(tickets, None)
+
+    def add(self, ticket: Ticket) -> None:
+        self._tickets[ticket] = None
+        self.tokens += ticket.tokens
+
+    def remove(self, ticket: Ticket) -> None:
+        """Remove a ticket, if it is there."""
+        if ticket in self._tickets:
+            del self._tickets[ticket]
+            self.tokens -= ticket.tokens
+
+    def remove_through(self, ticket: Ticket) -> None:
+        """Remove a ticket and those before it, if it is there."""
+        while ticket in self._tickets:
+            self.remove(next(iter(self._tickets)))
+
+    def remove_sent_before(self, time: float) -> None:
+        for ticket in [ticket for ticket in self._tickets if ticket.sent_at < time]:
+            self.remove(ticket)
+
+
+class OutlierEjection:
+    """A site whose last answers were failures is not asked for a while."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self.until = float("-inf")
+        self._clock = clock
+        self._failed_in_a_row = 0
+        self._ejections_in_a_row = 0
+
+    def answered(self) -> None:
+        self._failed_in_a_row = self._ejections_in_a_row = 0
+
+    def failed(self) -> None:
+        self._failed_in_a_row += 1
+        if self._failed_in_a_row >= EJECT_AFTER:
+            self.until = self._clock() + min(EJECTED_MAX_S, EJECTED_S * 2.0**self._ejections_in_a_row)
+            self._ejections_in_a_row = min(self._ejections_in_a_row + 1, 10)
+            self._failed_in_a_row = 0

@@ -1,0 +1,54 @@
+"""What a site's probes say of it, by rules that keep a flapping site out and let one that was lost in slowly. Refuses to know who probes."""
+
+from collections.abc import Callable
+
+from pilotlight.edge_router.routing.views import State
+from pilotlight.sites.network import HealthConfig
+from pilotlight.wire.hop.status import SiteStatus
+
+SLOW_START_S = 10.0  # after an outage: a site with an empty queue and an empty cache must not draw everybody at once
+RECOVER_AFTER = 2  # good probes in a row, after which a site that was healthy before and then failed is trusted again
+
+
+class ProbedState:
+    def __init__(self, config: HealthConfig, clock: Callable[[], float]) -> None:
+        self.state: State = "unknown"
+        self.detail = "not yet asked"  # why the state is what it is
+        self.refuses_hops = False  # it takes nothing that this router signs
+        self.was_healthy = False
+        self.slow_start_until = float("-inf")
+        self.failures = 0  # in a row
+        self._successes = 0  # likewise
+        self._config = config
+        self._clock = clock
+
+    def answered(self, status: SiteStatus) -> None:
+        self.refuses_hops = False
+        self.failures = 0
+        if status.draining:
+            self.become("draining", "the site is draining")
+        elif not status.ready:
+            self.become("unhealthy", "the site says that it is not ready")
+        else:
+            self._successes += 1
+            flapping = self.state == "unhealthy" and self.was_healthy
+            if not flapping or self._successes >= RECOVER_AFTER:
+                if self.was_healthy and self.state == "unhealthy":
+                    self.slow_start_until = self._clock() + SLOW_START_S
+                self.become("healthy", "")
+                self.was_healthy = True
+
+    def failed(self, reason: str) -> bool:
+        """Return whether the site is taken to be lost."""
+        self.failures += 1
+        self._successes = 0
+        if self.failures < self._config.unhealthy_after:
+            return False
+        self.refuses_hops = False
+        self.become("unhealthy", reason)
+        return True
+
+    def become(self, state: State, detail: str) -> None:
+        if state != "healthy":
+            self._successes = 0
+        self.state, self.detail = state, detail

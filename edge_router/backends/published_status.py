@@ -1,0 +1,80 @@
+"""What a site said of itself last: its newest status, and what its models hold of prefixes, told by changes. Refuses to know who asked."""
+
+from msgspec.structs import replace
+
+from pilotlight.wire.hop.prefixes import apply_changes
+from pilotlight.wire.hop.status import SiteStatus
+
+
+class PublishedStatus:
+    def __init__(self) -> None:
+        self.status: SiteStatus | None = None
+        self.at = float("-inf")  # when it was asked for
+        self.digests = 0  # the edition that is known of its models' prefixes; 0: none
+        self.prefixes: frozenset[int] = frozenset()
+        self._by_model: dict[str, frozenset[int]] = {}
+        self.backlog_ms = 0.0
+        self.functions: frozenset[str] = frozenset()
+
+    def take(self, status: SiteStatus, asked_at: float) -> bool:
+        """Return whether it is newer than what was known. Answers may overtake each other; a restarted site counts from one again and has another
+        process id."""
+        known = self.status
+        if known is not None and _pid(known) == _pid(status) and status.sequence < known.sequence:
+            return False
+        self._learn_prefixes(status)
+        if any([model.prefixes or model.prefixes_dropped for model in status.models]):  # they are decoded
+            models = tuple([replace(model, prefixes=b"", prefixes_dropped=b"") for model in status.models])
+            status = replace(status, models=models)
+        self._set(status, asked_at)
+        return True
+
+    def correct_queue(self, model: str, queued_tokens: int, asked_at: float) -> bool:
+        """One model's queue is longer than it was taken to be. Return whether there is a status that could say so, which grows no older by that."""
+        if self.status is None:
+            return False
+        models = tuple(
+            replace(known, queued_tokens=queued_tokens) if model == known.name or model in known.aliases else known
+            for known in self.status.models
+        )
+        self._set(replace(self.status, models=models), max(self.at, asked_at))
+        return True
+
+    def serves(self, function: str) -> None:
+        """The site has said so elsewhere; its next status will say the same."""
+        self.functions |= {function}
+
+    def _set(self, status: SiteStatus, asked_at: float) -> None:
+        self.status, self.at = status, asked_at
+        served = status.functions.functions if status.functions is not None else ()
+        self.functions = frozenset(
+            each.name.partition("@")[0] for each in served
+        )  # without a deployed version's digest
+        queues_ms = [
+            1000 * m.queued_tokens / m.prefill_tokens_per_s for m in status.models if m.prefill_tokens_per_s > 0
+        ]
+        self.backlog_ms = max(queues_ms, default=0.0)
+
+    def _learn_prefixes(self, status: SiteStatus) -> None:
+        """A malformed digest is as good as none: it only says where a cache is. Where changes cannot be applied, all is asked for next."""
+        since = status.digests_since
+        if since and since == status.digests == self.digests:
+            return
+        if since and since != self.digests:
+            self.digests = 0
+            return
+        held = self._by_model if since else {}
+        try:
+            self._by_model = {
+                model.name: apply_changes(held.get(model.name, frozenset()), model.prefixes, model.prefixes_dropped)
+                for model in status.models
+            }
+            self.digests = status.digests
+        except ValueError:
+            self._by_model, self.digests = {}, 0
+        first, *others = self._by_model.values() or [frozenset[int]()]
+        self.prefixes = first.union(*others) if others else first
+
+
+def _pid(status: SiteStatus) -> int | None:
+    return next((process.pid for process in status.processes if process.role == "site"), None)

@@ -1,0 +1,72 @@
+"""What this router tells and asks its sites besides requests, signed as any hop."""
+
+import asyncio
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from io import BytesIO
+from typing import NamedTuple
+
+import aiohttp
+
+from pilotlight.edge_router.backends.health import reason_of
+from pilotlight.edge_router.backends.site_clocks import SiteClocks
+from pilotlight.edge_router.requests.request import aside_if_large
+from pilotlight.wire.hop.headers import HOP, REQUEST_ID, Hop, sign_hop
+
+TIMEOUT_S = 2.0
+MAX_ANSWER = 1 << 20
+
+
+class SiteAnswer(NamedTuple):
+    status: int  # of HTTP; 0: there was no answer
+    body: bytes  # or why there was none
+
+
+class SiteControl:
+    """Sends while it has a session: `with orders.by(session)`."""
+
+    def __init__(self, urls: Mapping[str, str], secret: str | None, clocks: SiteClocks) -> None:
+        """`urls` of the sites by name."""
+        self._session: aiohttp.ClientSession | None = None
+        self._urls = urls
+        self.secret, self._clocks = secret or "", clocks
+
+    @contextmanager
+    def by(self, session: aiohttp.ClientSession) -> Iterator[None]:
+        self._session = session
+        try:
+            yield
+        finally:
+            self._session = None
+
+    async def exchange(
+        self,
+        method: str,
+        site: str,
+        path: str,
+        body: bytes = b"",
+        *,
+        headers: Mapping[str, str] | None = None,
+        timeout_s: float = TIMEOUT_S,
+        most_bytes: int = MAX_ANSWER,
+    ) -> SiteAnswer:
+        """Send a request and return the answer, cut at `most_bytes`. A large body is signed in a thread."""
+        assert self._session is not None
+        named = {"content-type": "application/json", **(headers or {}), REQUEST_ID: (request_id := uuid.uuid4().hex)}
+        try:
+            async with asyncio.timeout(timeout_s):
+                if self.secret:
+                    hop = Hop(method, path, request_id, site)
+                    signed = self.secret, self._clocks.now_s(site), hop, body
+                    named[HOP] = await aside_if_large(body, sign_hop, *signed)
+                url = self._urls[site] + path
+                async with self._session.request(method, url, data=BytesIO(body), headers=named) as answer:
+                    told = bytearray()
+                    while len(told) < most_bytes and (part := await answer.content.read(1 << 20)):
+                        told += part
+                    return SiteAnswer(answer.status, bytes(told))
+        except TimeoutError:
+            return SiteAnswer(0, f"no answer within {timeout_s:g} s".encode())
+        except (aiohttp.ClientError, OSError) as error:
+            return SiteAnswer(0, reason_of(error).encode())

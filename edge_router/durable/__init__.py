@@ -1,0 +1,1 @@
+"""Streams that can be read again."""

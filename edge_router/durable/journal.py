@@ -1,0 +1,344 @@
+"""Journals: durable streams on a disk that routers share, so that one outlives the router that serves it.
+
+A file for each stream: the request, and what its readers may have had of the answer, as frames (length and CRC-32 as two big-endian words, then
+MessagePack) behind each other. The router at work has the file locked (flock(2)), and only it writes there. The kernel gives the lock back when that
+router ends, however it ends, and not before: so another one takes over at once after a `kill -9`, and never while the first one could still write,
+as it could with a lease that runs out while it stands still. What is torn at the end was never told to anybody. A file that is deleted is a stream
+that was stopped. Read and written in a thread: the disk may be a slow one. Refuses to know what events say.
+"""
+
+import asyncio
+import fcntl
+import logging
+import os
+import re
+import time
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from struct import Struct as Words
+from typing import Any
+
+import msgspec
+
+from pilotlight.wire.hop.continuation import AnswerName, ResumePoint
+
+_NAME = re.compile(r"[0-9a-f]{32}")
+_FRAME = Words(">II")
+_MADE = "."  # before the name of a file that is being made
+MOST_FRAME_BYTES = 1 << 30
+SWEEP_S = 30.0
+
+
+class JournalHeader(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """A stream's request, first in each journal. Without its key: whoever reads the stream has one of the same tenant."""
+
+    tenant: bytes
+    method: str
+    path: str
+    target: str
+    headers: tuple[tuple[str, str], ...]
+    scheme: str
+    address: str
+    request_id: str
+    body: bytes
+    answer: AnswerName
+
+
+class AnswerBegun(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """How the answer begins. `body`: of one that is no stream."""
+
+    status: int
+    headers: tuple[tuple[str, str], ...]
+    body: bytes | None
+
+
+class JournalEvents(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Whole events, and the resume points that came with them."""
+
+    events: bytes
+    points: tuple[ResumePoint, ...]
+
+
+class TakenOver(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Another router than the one before goes on from here."""
+
+
+class StreamEnded(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Nothing follows."""
+
+
+log = logging.getLogger(__name__)
+
+Entry = JournalHeader | AnswerBegun | JournalEvents | TakenOver | StreamEnded
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Entry)
+
+
+class StreamStopped(Exception):
+    """The file was deleted."""
+
+
+class JournalFile:
+    """One stream's file. Used by one thread at a time."""
+
+    def __init__(self, path: Path, fd: int) -> None:
+        self.path = path
+        self._fd = fd
+        self._at = 0  # behind the last whole frame that was read or written
+
+    def append(self, *entries: Entry) -> None:
+        """Write behind all that is there; the lock must be ours. Raises StreamStopped, OSError: nothing was written then."""
+        if not os.fstat(self._fd).st_nlink:
+            raise StreamStopped
+        data = memoryview(b"".join(map(_framed, entries)))
+        written = 0
+        try:
+            while written < len(data):
+                written += os.pwrite(self._fd, data[written:], self._at + written)
+        except OSError:
+            with suppress(OSError):
+                os.ftruncate(self._fd, self._at)
+            raise
+        self._at += written
+
+    def read(self) -> list[Entry]:
+        """Return what has come since the last time. Raises OSError."""
+        entries: list[Entry] = []
+        while (entry := self._next()) is not None:
+            entries.append(entry)
+        return entries
+
+    def take(self) -> bool:
+        """Lock the file, where no other router has it. What that one wrote last is to be read behind this. Raises OSError."""
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+    def begin_behind(self) -> None:
+        """Go on with a journal that was taken, behind all that has been read. Raises StreamStopped, OSError."""
+        os.ftruncate(self._fd, self._at)
+        self.append(TakenOver())
+
+    def remove(self) -> None:
+        self.path.unlink(missing_ok=True)
+        self.close()
+
+    def close(self) -> None:
+        """Let another router take it."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def _next(self) -> Entry | None:
+        head = os.pread(self._fd, _FRAME.size, self._at)
+        if len(head) < _FRAME.size:
+            return None
+        length, checksum = _FRAME.unpack(head)
+        data = os.pread(self._fd, length, self._at + _FRAME.size) if length <= MOST_FRAME_BYTES else b""
+        if len(data) < length or zlib.crc32(data) != checksum:
+            return None
+        try:
+            entry: Entry = _decoder.decode(data)
+        except msgspec.DecodeError as error:
+            raise OSError(f"{self.path} is another version's: {error}") from None
+        self._at += _FRAME.size + length
+        return entry
+
+
+class Journal:
+    """One stream's file, from an event loop: worked on in a thread, in order. A disk that fails costs the file, and never the stream."""
+
+    def __init__(self, file: JournalFile, thread: ThreadPoolExecutor, *, is_ours: bool) -> None:
+        self.is_ours = is_ours  # to write
+        self.has_failed = False
+        self.num_parts = 1  # each a router's
+        self._file = file
+        self._thread = thread
+
+    async def keep(self, *entries: Entry) -> None:
+        """Raises StreamStopped."""
+        if not self.is_ours:
+            return
+        try:
+            # Shielded: what has been begun is there for whoever goes on, though the stream's work is ended meanwhile.
+            await asyncio.shield(self._aside(self._file.append, *entries))
+        except StreamStopped:
+            self.is_ours = False
+            raise
+        except OSError as error:
+            log.error("a durable stream will end with this router, for it cannot be kept: %s", error)
+            self.is_ours, self.has_failed = False, True
+            self._thread.submit(self._file.remove)
+
+    async def read(self) -> list[Entry]:
+        """Return what is new, and take the file where no router has it: then nothing comes behind that. Raises OSError."""
+        self.is_ours = await self._aside(self._file.take)
+        entries: list[Entry] = await self._aside(self._file.read)
+        self.num_parts += sum(isinstance(entry, TakenOver) for entry in entries)
+        return entries
+
+    async def begin_behind(self) -> None:
+        """Go on with what was taken. Raises StreamStopped, OSError."""
+        await self._aside(self._file.begin_behind)
+        self.num_parts += 1
+
+    async def is_there(self) -> bool:
+        return self.has_failed or bool(await self._aside(self._file.path.exists))
+
+    def remove(self) -> None:
+        self.is_ours = False
+        self._thread.submit(self._file.remove)
+
+    def release(self, *entries: Entry) -> None:
+        """Write no more behind these: another router may."""
+        if self.is_ours and entries:
+            self._thread.submit(self._file.append, *entries)
+        self.is_ours = False
+        self._thread.submit(self._file.close)
+
+    def _aside(self, work: Callable[..., Any], *arguments: object) -> asyncio.Future[Any]:
+        return asyncio.get_running_loop().run_in_executor(self._thread, work, *arguments)
+
+
+class Journals:
+    """All that lie in one folder, whichever router's."""
+
+    def __init__(self, folder: Path, clock: Callable[[], float] = time.time) -> None:
+        """`clock`: as of files' times. Raises OSError."""
+        self._folder = folder
+        self._clock = clock
+        self._thread = ThreadPoolExecutor(1, "journals")
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+
+    async def begin(self, name: str, asked: JournalHeader) -> Journal | None:
+        """Return a new one; None: the disk does not take it."""
+        try:
+            file = await self._opened(self._create, name, asked)
+        except OSError as error:
+            log.error("a durable stream will end with this router, for it cannot be kept: %s", error)
+            return None
+        assert file is not None
+        return Journal(file, self._thread, is_ours=True)
+
+    async def find(self, name: str) -> Journal | None:
+        """Raises OSError; `name` may be anything."""
+        file = await self._opened(self._open, name)
+        return None if file is None else Journal(file, self._thread, is_ours=False)
+
+    async def _opened(self, work: Callable[..., JournalFile | None], *arguments: object) -> JournalFile | None:
+        """Open a file in the thread. One whose caller has left meanwhile is closed: it may be locked. Raises OSError."""
+        opening = asyncio.get_running_loop().run_in_executor(self._thread, work, *arguments)
+        try:
+            return await asyncio.shield(opening)
+        except asyncio.CancelledError:
+            opening.add_done_callback(_close_unwanted)
+            raise
+
+    def _create(self, name: str, asked: JournalHeader) -> JournalFile:
+        """Return a new one, locked; nobody sees it before it has its request. Raises OSError."""
+        made = self._folder / (_MADE + name)
+        journal = JournalFile(
+            self._folder / name, os.open(made, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        )
+        try:
+            journal.take()
+            journal.append(asked)
+            made.rename(journal.path)
+        except BaseException:
+            made.unlink(missing_ok=True)
+            journal.close()
+            raise
+        return journal
+
+    def _open(self, name: str) -> JournalFile | None:
+        if not _NAME.fullmatch(name):
+            return None
+        path = self._folder / name
+        try:
+            return JournalFile(path, os.open(path, os.O_RDWR | os.O_CLOEXEC))
+        except FileNotFoundError:
+            return None
+
+    def parts(self, name: str) -> list[list[Entry]] | None:
+        """Return a stream's entries, as each router after the other has written them; None: there is no such stream. Raises OSError."""
+        journal = self._open(name)
+        if journal is None:
+            return None
+        try:
+            parts: list[list[Entry]] = [[]]
+            for entry in journal.read():
+                if isinstance(entry, TakenOver):
+                    parts.append([])
+                else:
+                    parts[-1].append(entry)
+            return parts
+        finally:
+            journal.close()
+
+    async def run(self, keep_s: float, max_bytes: float) -> None:
+        """Sweep again and again."""
+        while True:
+            try:
+                await asyncio.get_running_loop().run_in_executor(self._thread, self.sweep, keep_s, max_bytes)
+            except OSError as error:
+                log.error("durable streams that are over cannot be deleted: %s", error)
+            await asyncio.sleep(min(SWEEP_S, keep_s))
+
+    def close(self) -> None:
+        """Wait for what is being written."""
+        self._thread.shutdown()
+
+    def sweep(self, keep_s: float, max_bytes: float) -> None:
+        """Delete what no router is at work on, where nothing was written for that long, and the oldest of it while all together are larger. Raises
+        OSError for a folder that cannot be read."""
+        found = sorted(self._files(), key=lambda file: file[0])
+        total = sum(size for _, size, _ in found)
+        for changed_s, size, path in found:
+            if total > max_bytes or self._clock() - changed_s > keep_s:
+                try:
+                    total -= size if _delete_if_free(path) else 0
+                except OSError as error:
+                    log.error("the durable stream %s, which is over, cannot be deleted: %s", path, error)
+
+    def _files(self) -> Iterator[tuple[float, int, Path]]:
+        for path in self._folder.iterdir():
+            if _NAME.fullmatch(path.name.removeprefix(_MADE)):
+                with suppress(FileNotFoundError):
+                    stat = path.stat()
+                    yield stat.st_mtime, stat.st_size, path
+
+
+def _close_unwanted(opening: "asyncio.Future[JournalFile | None]") -> None:
+    if not opening.cancelled() and opening.exception() is None and (file := opening.result()) is not None:
+        file.close()
+
+
+def _delete_if_free(path: Path) -> bool:
+    try:
+        journal = JournalFile(path, os.open(path, os.O_RDWR | os.O_CLOEXEC))
+    except FileNotFoundError:
+        return True
+    try:
+        if journal.take():
+            journal.path.unlink(missing_ok=True)
+            return True
+        return False
+    finally:
+        journal.close()
+
+
+def _framed(entry: Entry) -> bytes:
+    data = _encoder.encode(entry)
+    return _FRAME.pack(len(data), zlib.crc32(data)) + data
+
+
+def points_of(entries: Iterable[Entry]) -> Iterator[ResumePoint]:
+    for entry in entries:
+        if isinstance(entry, JournalEvents):
+            yield from entry.points

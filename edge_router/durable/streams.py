@@ -1,0 +1,450 @@
+"""Streams that can be read again: the events of each are kept until some time after its end, and outlive the client that asked.
+
+A recording takes the place of the client towards the proxy, so that a durable stream goes on at another site as any other does. Its events are
+numbered, and only here: clients that read line by line expect none in a stream that cannot be read again. A stream belongs to its tenant; nobody else
+learns that there is one. Kept in memory and, where the configuration names a folder, in a journal (journal.py): then any router that has the folder
+serves the stream's readers, and goes on with the answer when the router at work on it has ended. Bounded in bytes and in time. Knows no sites.
+"""
+
+import asyncio
+import logging
+import secrets
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Coroutine
+from contextlib import ExitStack, aclosing
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import orjson
+from msgspec.structs import replace
+from starlette.types import Receive, Scope, Send
+
+from pilotlight.dialects.table import is_final
+from pilotlight.edge_router.admission.filter import AdmissionFilter, tenant_of
+from pilotlight.edge_router.durable.event_buffer import EVENT_BYTES, LAST_EVENT_ID, EventBuffer
+from pilotlight.edge_router.durable.journal import (
+    AnswerBegun,
+    Entry,
+    Journal,
+    JournalEvents,
+    JournalHeader,
+    Journals,
+    StreamEnded,
+    StreamStopped,
+    points_of,
+)
+from pilotlight.edge_router.forwarding.downstream import Downstream, ResponseWriter
+from pilotlight.edge_router.forwarding.relay import DeliveryLog
+from pilotlight.edge_router.forwarding.request_state import BegunAnswer
+from pilotlight.edge_router.requests.request import Head
+from pilotlight.sites.network import DurableConfig
+from pilotlight.wire.errors import ApiError
+from pilotlight.wire.hop.continuation import AnswerName, ContinuationError
+from pilotlight.wire.hop.headers import OURS
+from pilotlight.wire.hop.usage import ResourceUse
+from pilotlight.wire.hop.usage_records import UsageRecord
+from pilotlight.wire.sse import CONTENT_TYPE, EventDecoder
+
+STREAM = "x-pilotlight-stream"  # router -> client: the name of a stream that can be read again
+PATH = "/streams/"
+FOLLOW_S = 0.1  # between looks at a stream that another router is at work on
+CREDENTIALS = frozenset({"authorization", "cookie", "proxy-authorization"})  # which no disk needs
+
+log = logging.getLogger(__name__)
+
+Handle = Callable[[ResponseWriter, Coroutine[Any, Any, None]], Coroutine[Any, Any, None]]
+
+
+class DurableStream:
+    """One durable stream. Towards the proxy it is the client, one that never leaves and never keeps it waiting."""
+
+    def __init__(
+        self, name: str, asked: JournalHeader, head: Head, config: DurableConfig, journal: Journal | None = None
+    ) -> None:
+        self.name = name
+        self.asked = asked
+        self.head = head
+        self.address = asked.address  # where its client was when it asked: it may have left
+        self.request_id = asked.request_id
+        self.answer: AnswerBegun | None = None
+        self.log = DeliveryLog()
+        self.events = EventBuffer()
+        self.journal = journal
+        self.task: asyncio.Task[None] | None = None
+        self.last_words = ApiError("aborted", "the stream was stopped")  # where its work is ended from outside
+        self._max_bytes = int(config.max_stream_mib * 2**20)
+
+    @property
+    def num_bytes(self) -> int:
+        """With the request's, for as long as that may have to be sent to another site."""
+        return self.events.num_bytes + (len(self.asked.body) if self.events.ended_at is None else 0)
+
+    @property
+    def begun(self) -> BegunAnswer:
+        part = "" if self.journal is None else f"{self.name}.{self.journal.num_parts}"
+        return BegunAnswer(self.asked.answer, self.log, part)
+
+    # what the proxy calls
+
+    @property
+    def is_streaming(self) -> bool:
+        return self.answer is not None and self.answer.body is None
+
+    async def respond(self, status: int, headers: list[tuple[str, str]], body: bytes) -> None:
+        await self._keep(AnswerBegun(status, tuple(headers), body))
+
+    async def start_stream(self, status: int, headers: list[tuple[str, str]]) -> None:
+        await self._keep(AnswerBegun(status, tuple(headers), None))
+
+    async def write(self, batch: bytes) -> None:
+        """`batch` is whole events. Raises ApiError where they are more than is kept."""
+        if self.events.num_bytes + len(batch) + EVENT_BYTES * batch.count(b"\n\n") > self._max_bytes:
+            sentence = f"the answer is larger than {self._max_bytes / 2**20:g} MiB, which is all that is kept of a durable stream"
+            raise ApiError("aborted", sentence)
+        await self._keep(JournalEvents(batch, self.log.take_untold()))
+
+    async def end_stream(self) -> None:
+        """The task's end is the stream's."""
+
+    async def refuse(self, error: ApiError) -> None:
+        journal = self.journal
+        if self.is_streaming:
+            last = error.event(self.head.dialect)
+            if journal is None or journal.is_ours or journal.has_failed:
+                await self._keep(JournalEvents(last, ()))
+            else:  # it may go on elsewhere: whoever reads on there has no number of this
+                self.events.add_last(last)
+        elif self.answer is None:
+            headers = [*error.headers(), ("content-type", "application/json")]
+            body = orjson.dumps(error.body(self.head.dialect))
+            await self.respond(error.status(self.head.dialect), headers, body)
+
+    def cut(self, error: ApiError) -> None:
+        """End the work from outside; readers are told `error`."""
+        self.last_words = error
+        if self.task is not None:
+            self.task.cancel()
+
+    def look(self, now: float, awake_since: float) -> None:
+        """It keeps nobody waiting."""
+
+    def begin(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do what fills it, in a task that `cut` ends."""
+        self.task = asyncio.create_task(work)
+
+    # what readers call
+
+    async def begun_answer(self) -> AnswerBegun:
+        """Raises ApiError where the stream was stopped before its answer began."""
+        while self.answer is None and self.events.ended_at is None:
+            await self.events.change()
+        if self.answer is None:
+            raise ApiError("aborted", "the stream was stopped before its answer began")
+        return self.answer
+
+    # of its journal
+
+    def replay(self, entries: list[Entry]) -> bool:
+        """Take in what another router has written. Return whether that was all of the answer."""
+        for entry in entries:
+            self._apply(entry)
+        for point in points_of(entries):
+            self.log.add(point)
+        self.events.notify()
+        last = self.events.last
+        return StreamEnded() in entries or (last is not None and is_final(last))
+
+    @property
+    def may_go_on(self) -> bool:
+        """Tell whether another router can make the rest of it, or all where nothing was told."""
+        return self.log.has_begun or (self.events.last is None and self.head.may_be_repeated)
+
+    async def _keep(self, entry: AnswerBegun | JournalEvents) -> None:
+        """Raises ApiError where somebody has stopped the stream at another router."""
+        if self.journal is not None:
+            try:
+                await self.journal.keep(entry)
+            except StreamStopped:
+                raise ApiError("aborted", "the stream was stopped") from None
+        self._apply(entry)
+        self.events.notify()
+
+    def _apply(self, entry: Entry) -> None:
+        if isinstance(entry, AnswerBegun):
+            self.answer = entry
+        elif isinstance(entry, JournalEvents):
+            for event in EventDecoder(len(entry.events) + 1).feed(entry.events):
+                if event.data is not None:
+                    self.events.add(event)
+
+
+Work = Callable[[DurableStream], Coroutine[Any, Any, None]]
+
+
+class DurableStreams:
+    """All of a router's. A name is 128 random bits, but that alone opens nothing: the tenant must be the same."""
+
+    def __init__(self, config: DurableConfig, clock: Callable[[], float]) -> None:
+        """Raises OSError where the folder cannot be used."""
+        self.config = config
+        self.journals = None if config.directory is None else Journals(Path(config.directory).expanduser())
+        self._clock = clock
+        self._all: OrderedDict[str, DurableStream] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(recording.num_bytes for recording in self._all.values())
+
+    async def start(self, tenant: bytes, client: Downstream, body: bytes, work: Work) -> DurableStream:
+        """`work` fills it, and raises nothing. Raises ApiError while those that have not ended fill the memory."""
+        self._check_room()
+        head = client.head
+        kept = tuple(pair for pair in head.headers if pair[0] not in CREDENTIALS and not pair[0].startswith(OURS))
+        asked = JournalHeader(
+            tenant, head.method, head.path, head.target, kept, head.scheme, client.address, client.request_id, body, AnswerName.fresh()
+        )  # fmt: skip
+        name = secrets.token_hex(16)
+        journal = None if self.journals is None else await self.journals.begin(name, asked)
+        recording = DurableStream(name, asked, head, self.config, journal)
+        if journal is not None:
+            recording.log.keep_untold()
+        self._add(recording, work)
+        return recording
+
+    async def find(self, name: str, head: Head, tenant: bytes, work: Work) -> DurableStream:
+        """Return a stream of this router, or of another one that has the same folder. `head`: of a request for it. `work`: which goes on with it
+        where that router has ended. Raises ApiError: somebody else's stream is none."""
+        self.forget()
+        recording = self._all.get(name)
+        if recording is None and self.journals is not None:
+            recording = await self._found(self.journals, name, head, tenant, work)
+        elif recording is not None and recording.journal is not None and not await recording.journal.is_there():
+            await self.stop(recording)
+            recording = None
+        if recording is None or recording.asked.tenant != tenant:
+            raise ApiError("not_found", "there is no such stream: it was never yours, or its time is over")
+        return recording
+
+    async def stop(self, recording: DurableStream) -> None:
+        """Ends it if it has not ended, and forgets it."""
+        if recording.journal is not None:
+            recording.journal.remove()
+        await self._leave(recording)
+
+    async def close(self) -> None:
+        """Another router may go on with those that are kept."""
+        for recording in tuple(self._all.values()):
+            await self._leave(recording)
+        if self.journals is not None:
+            self.journals.close()
+
+    async def sweep(self) -> None:
+        """Delete journals whose time is over, as long as this runs."""
+        assert self.journals is not None
+        await self.journals.run(self.config.keep_s, self.config.max_total_mib * 2**20)
+
+    def as_kept(self, record: UsageRecord) -> UsageRecord:
+        """Return what a router that was killed has counted of a stream, without the tokens that its journal lacks: nobody was told them, and whoever
+        goes on makes and counts them again."""
+        name, _, part = record.request.part.partition(".")
+        if self.journals is None or not part or record.outcome != "recovered":
+            return record
+        try:
+            parts = self.journals.parts(name)
+        except OSError as error:
+            log.error("the last tokens of a durable stream may be counted twice: %s", error)
+            return record
+        if parts is None:  # long over
+            return record
+        told, before = DeliveryLog(), ResourceUse()
+        for entries in parts[: int(part)]:
+            before = told.used
+            for point in points_of(entries):
+                told.add(point)
+        use = told.used.minus(before)
+        return replace(record, use=ResourceUse(*use[:4], *record.use[4:]))  # what sites have done for it is done
+
+    def forget(self) -> None:
+        """What is past its time, and of what has ended as much as does not fit: of the tenant that has most the oldest."""
+        now = self._clock()
+        for name, recording in list(self._all.items()):
+            ended_at = recording.events.ended_at
+            if ended_at is not None and now - ended_at > self.config.keep_s:
+                del self._all[name]
+        excess = self.num_bytes - self.config.max_total_mib * 2**20
+        while excess > 0 and (victim := self._victim()) is not None:
+            del self._all[victim.name]
+            excess -= victim.num_bytes
+
+    def _victim(self) -> DurableStream | None:
+        ended = [kept for kept in self._all.values() if kept.events.ended_at is not None]
+        held = Counter[bytes]()
+        for kept in self._all.values():
+            held[kept.asked.tenant] += kept.num_bytes
+        return min(ended, key=lambda kept: (-held[kept.asked.tenant], kept.events.ended_at), default=None)
+
+    def _check_room(self) -> None:
+        self.forget()
+        if self.num_bytes >= self.config.max_total_mib * 2**20:
+            raise ApiError(
+                "overloaded",
+                "the router keeps as many durable streams as it can: ask again later, or without durable",
+                retry_after_s=5,
+            )
+
+    def _add(self, recording: DurableStream, work: Work) -> None:
+        self._all[recording.name] = recording
+        recording.begin(self._run(recording, work))
+
+    async def _leave(self, recording: DurableStream) -> None:
+        self._all.pop(recording.name, None)
+        if recording.task is not None:
+            recording.task.cancel()
+            await asyncio.gather(recording.task, return_exceptions=True)
+        if recording.journal is not None:
+            recording.journal.release()
+        recording.events.end(self._clock())  # its task may not have begun
+
+    async def _found(
+        self, journals: Journals, name: str, head: Head, tenant: bytes, work: Work
+    ) -> DurableStream | None:
+        """Return another router's stream, followed from now on. Its journal is locked while it is followed, and not after a refusal: another router
+        could not go on with the stream. Raises ApiError."""
+        try:
+            journal = await journals.find(name)
+        except OSError as error:
+            log.warning("a durable stream cannot be read: %s", error)
+            journal = None
+        if journal is None:
+            return self._all.get(name)
+        with ExitStack() as unless_followed:
+            unless_followed.callback(journal.release)
+            try:
+                entries = await journal.read()
+            except OSError as error:
+                log.warning("a durable stream cannot be read: %s", error)
+                entries = []
+            if (
+                name in self._all
+                or not entries
+                or not isinstance(asked := entries[0], JournalHeader)
+                or asked.tenant != tenant
+            ):
+                return self._all.get(name)
+            self._check_room()
+            credentials = [pair for pair in head.headers if pair[0] in CREDENTIALS]
+            headers = [*asked.headers, *credentials]
+            began = Head(asked.method, asked.path, asked.target, headers, scheme=asked.scheme, holder=head.holder)
+            recording = DurableStream(name, asked, began, self.config, journal)
+            try:
+                is_over = recording.replay(entries)
+            except ContinuationError as error:
+                raise ApiError("aborted", f"the stream's journal cannot be read: {error}") from None
+            self._add(recording, partial(self._follow, journal=journal, work=work, is_over=is_over))
+            unless_followed.pop_all()
+            return recording
+
+    async def _follow(self, recording: DurableStream, journal: Journal, work: Work, *, is_over: bool) -> None:
+        """Read along while another router is at work on a stream, and go on with it behind that one's end."""
+        try:
+            while not (is_over or journal.is_ours):
+                await asyncio.sleep(FOLLOW_S)
+                is_over = recording.replay(await journal.read())
+            if is_over:
+                return
+            await journal.begin_behind()
+        except (OSError, StreamStopped, ContinuationError) as error:
+            return await recording.refuse(
+                ApiError("aborted", f"the stream cannot be read on: {error or 'it was stopped'}")
+            )
+        if not recording.may_go_on:
+            sentence = "the router that relayed this answer was lost, and such an answer cannot be continued"
+            return await recording.refuse(ApiError("upstream_lost", sentence))
+        recording.log.keep_untold()
+        await work(recording)
+
+    async def _run(self, recording: DurableStream, work: Work) -> None:
+        journal = recording.journal
+        try:
+            async with asyncio.timeout(self.config.max_age_s):
+                await work(recording)
+        except TimeoutError:
+            await recording.refuse(ApiError("aborted", f"the stream had not ended after {self.config.max_age_s:g} s"))
+        except asyncio.CancelledError:
+            if journal is not None:
+                journal.release()
+            await recording.refuse(recording.last_words)
+            raise
+        except Exception:
+            log.exception("the durable stream %s failed inside the router", recording.name)
+            await recording.refuse(ApiError("internal_error", "the router failed; its log has the reason"))
+        finally:
+            if journal is not None:
+                journal.release(StreamEnded())
+            recording.events.end(self._clock())
+
+
+async def tell(recording: DurableStream, client: Downstream, place: int) -> None:
+    """To a client that reads along or again."""
+    answer = await recording.begun_answer()
+    if answer.body is not None:
+        return await client.respond(answer.status, [*answer.headers, (STREAM, recording.name)], answer.body)
+    kept = [pair for pair in answer.headers if pair[0] not in ("content-type", "content-length")]
+    headers = [*kept, ("content-type", CONTENT_TYPE), (STREAM, recording.name), ("cache-control", "no-store")]
+    await client.start_stream(answer.status, headers)
+    async with aclosing(recording.events.read(place)) as batches:
+        async for batch in batches:
+            await client.write(batch)
+    await client.end_stream()
+
+
+async def accepted(recording: DurableStream, client: Downstream) -> None:
+    """For a client that does not want to wait."""
+    where = PATH + recording.name
+    headers = [
+        ("location", where),
+        ("preference-applied", "respond-async"),
+        (STREAM, recording.name),
+        ("content-type", "application/json"),
+    ]
+    body = orjson.dumps({"id": recording.name, "object": "stream", "url": where})
+    await client.respond(202, [*headers, ("content-length", str(len(body)))], body)
+
+
+class StreamRoutes:
+    """GET and DELETE of /streams/ID, as an ASGI application."""
+
+    def __init__(
+        self, recordings: DurableStreams, admission: AdmissionFilter, secret: str, handle: Handle, work: Work
+    ) -> None:
+        """`handle`: the proxy's, by which a client is told whatever comes of its request; `work`: which goes on with another router's stream."""
+        self._recordings = recordings
+        self._admission = admission
+        self._secret = secret
+        self._handle = handle
+        self._work = work
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        client = Downstream(scope, receive, send)
+        await self._handle(client, self._admit(client))
+
+    async def _admit(self, client: Downstream) -> None:
+        client.head.hold(self._admission.access.holder(client.head.header("authorization")))
+        await self._admission.limits.ready(client.head)
+        with self._admission.limits.admitted(client.head, client.address):
+            await client.while_present(self._answer(client))
+
+    async def _answer(self, client: Downstream) -> None:
+        head = client.head
+        name = head.path.removeprefix(PATH)
+        recording = await self._recordings.find(name, head, tenant_of(head, self._secret), self._work)
+        if head.method == "DELETE":
+            await self._recordings.stop(recording)
+            return await client.respond(204, [], b"")
+        if head.method != "GET":
+            raise ApiError("method_not_allowed", f"a stream does not take {head.method}: GET reads it, DELETE stops it")
+        await tell(recording, client, recording.events.place_after(head.header(LAST_EVENT_ID)))

@@ -1,0 +1,1 @@
+"""A request's way to sites and its answer's way back."""

@@ -1,0 +1,252 @@
+"""The client's side of one request, as pure ASGI: read the body, notice when the client leaves, send an answer or a refusal.
+
+Servers tell of a client's leaving through `receive()` only, so somebody must be listening there: `while_present`. Knows nothing of sites.
+"""
+
+import asyncio
+import time
+from collections.abc import Coroutine
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+import orjson
+from starlette.types import Message, Receive, Scope, Send
+
+from pilotlight.edge_router.requests.request import FUNCTIONS, Head, request_id_of
+from pilotlight.wire.credentials import with_bearer
+from pilotlight.wire.errors import ApiError
+from pilotlight.wire.hop.headers import REQUEST_ID
+
+Result = TypeVar("Result")
+
+# A client that sends a body too large must be able to read the refusal: closing on unread bytes resets the connection under it. So a bounded
+# rest is read and thrown away first.
+DISCARD_TIMES = 8  # of the limit
+DISCARD_S = 5.0
+STALL_S = 60.0  # for a client to take what waits for it, where the server sets no limit of its own
+
+
+class DownstreamGone(Exception):
+    """Nobody is listening any more."""
+
+
+class ResponseWriter(Protocol):
+    """To whom an answer is told: a client, or a recording."""
+
+    head: Head
+    address: str  # the client's; empty where it has none
+    request_id: str
+
+    @property
+    def is_streaming(self) -> bool:
+        """An event stream has begun: a failure is an event now, no longer a status."""
+        ...
+
+    def cut(self, error: ApiError) -> None: ...
+
+    def look(self, now: float, awake_since: float) -> None:
+        """As of what is watched (timeouts.py)."""
+        ...
+
+    async def respond(self, status: int, headers: list[tuple[str, str]], body: bytes) -> None: ...
+
+    async def start_stream(self, status: int, headers: list[tuple[str, str]]) -> None: ...
+
+    async def write(self, batch: bytes) -> None: ...
+
+    async def end_stream(self) -> None: ...
+
+    async def refuse(self, error: ApiError) -> None: ...
+
+
+class _BodyLimits(NamedTuple):
+    silence_s: float
+    total_s: float
+    until: float  # on `time.monotonic`'s clock
+
+
+class Downstream:
+    """A client: its request's body, its presence, and what it is told. Time limits are kept by `look`."""
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.head = head_of(scope)
+        self.address = str(scope["client"][0]) if scope.get("client") else ""
+        self.request_id = request_id_of(self.head)
+        self.is_streaming = False
+        self.has_answered = False
+        self._receive = receive
+        self._send = send
+        self._loop = asyncio.get_running_loop()
+        self._task = asyncio.current_task(self._loop)
+        self._is_at_work = False  # the task, with what `_end` ends
+        self._has_cancelled = False  # the work, by `_end`
+        self._cancelled_before = 0  # how often others had cancelled the task when its work began
+        self._listening: asyncio.Task[None] | None = None
+        self._ended: ApiError | DownstreamGone | None = None
+        self._has_all = False  # the client: of its answer
+        self._waits_since: float | None = None  # this side, for the client
+        self._body_limits: _BodyLimits | None = None  # while the body is read
+
+    async def body(self, limit: int, silence_s: float, total_s: float) -> bytes:
+        """Raises ApiError before more than `limit` bytes are held and for a client that pauses or takes too long, DownstreamGone when it leaves
+        half-way."""
+        declared = self.head.header("content-length")
+        if declared.isdigit() and int(declared) > limit:
+            await self._refuse_body(int(declared), limit, silence_s)
+        if self._ended is not None:
+            raise self._ended
+        parts: list[bytes] = []
+        size, more = 0, True
+        self._begin_work()
+        self._body_limits = _BodyLimits(silence_s, total_s, time.monotonic() + total_s)
+        try:
+            while more and size <= limit:
+                self._waits_since = time.monotonic()
+                message = await self._next_part()
+                parts.append(message.get("body", b""))
+                size += len(parts[-1])
+                more = message.get("more_body", False)
+        except asyncio.CancelledError:
+            self._raise_ended()
+            raise
+        finally:
+            self._is_at_work, self._body_limits, self._waits_since = False, None, None
+        if size > limit:
+            parts.clear()
+            await self._refuse_body(size, limit, silence_s)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    async def while_present(self, work: Coroutine[Any, Any, Result]) -> Result:
+        """Run `work`, in the caller's own task, until it is done, the client leaves (DownstreamGone) or it is cut (`cut`'s ApiError). A second task
+        does nothing but listen, so that nobody computes for a client that has left."""
+        if self._ended is not None:
+            work.close()
+            raise self._ended
+        self._begin_work()
+        self._listening = self._loop.create_task(self._listen())
+        try:
+            result = await work
+            if self._has_cancelled:  # between the work's last step and here: it is raised at the next wait
+                await asyncio.sleep(0)
+            return result
+        except asyncio.CancelledError:
+            self._raise_ended()
+            raise
+        finally:
+            self._is_at_work = False
+            self._listening.cancel()
+
+    def cut(self, error: ApiError) -> None:
+        """End the work from outside; the client is told `error`."""
+        self._end(error)
+
+    def look(self, now: float, awake_since: float) -> None:
+        since, limits = self._waits_since, self._body_limits
+        if since is None:
+            return
+        if limits is None:
+            if now - max(since, awake_since) > STALL_S:
+                self._end(DownstreamGone())
+        elif now >= limits.until:
+            self._end(ApiError("request_timeout", f"the request's body took more than {limits.total_s:g} s"))
+        elif now - max(since, awake_since) >= limits.silence_s:
+            self._end(ApiError("request_timeout", f"the request's body paused for more than {limits.silence_s:g} s"))
+
+    async def respond(self, status: int, headers: list[tuple[str, str]], body: bytes) -> None:
+        self.has_answered = True
+        await self._start(status, headers)
+        self._has_all = True
+        await self._send({"type": "http.response.body", "body": body})
+
+    async def start_stream(self, status: int, headers: list[tuple[str, str]]) -> None:
+        self.has_answered = self.is_streaming = True
+        await self._start(status, headers)
+
+    async def write(self, batch: bytes) -> None:
+        """Send whole events. A client that does not read them is cut off by our own server, or by `look`."""
+        self._waits_since = time.monotonic()
+        await self._send({"type": "http.response.body", "body": batch, "more_body": True})
+        self._waits_since = None
+
+    async def end_stream(self) -> None:
+        self._has_all = True
+        await self._send({"type": "http.response.body", "body": b""})
+
+    async def refuse(self, error: ApiError) -> None:
+        """In the dialect's shape: a status and a body, or inside a stream the last event."""
+        if self.is_streaming:
+            await self.write(error.event(self.head.dialect))
+            await self.end_stream()
+        elif not self.has_answered:
+            body = orjson.dumps(error.body(self.head.dialect))
+            headers = [*error.headers(), ("content-type", "application/json"), (REQUEST_ID, self.request_id)]
+            headers.append(("content-length", str(len(body))))
+            await self.respond(error.status(self.head.dialect), headers, body)
+
+    async def _start(self, status: int, headers: list[tuple[str, str]]) -> None:
+        raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers]
+        await self._send({"type": "http.response.start", "status": status, "headers": raw})
+
+    async def _listen(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        if not self._has_all:  # behind the answer's end a server says the same
+            self._end(DownstreamGone())
+
+    def _begin_work(self) -> None:
+        self._is_at_work = True
+        self._cancelled_before = 0 if self._task is None else self._task.cancelling()
+
+    def _end(self, why: ApiError | DownstreamGone) -> None:
+        self._ended = self._ended or why
+        if self._is_at_work and self._task is not None and not self._has_cancelled:
+            self._has_cancelled = True
+            self._task.cancel()
+
+    def _raise_ended(self) -> None:
+        """Raise the reason of a cancellation instead, if it was ours and nobody else has cancelled the task as well."""
+        was_ours, self._has_cancelled = self._has_cancelled, False
+        if was_ours and self._task is not None and self._task.uncancel() <= self._cancelled_before:
+            assert self._ended is not None
+            raise self._ended from None
+
+    async def _next_part(self) -> Message:
+        message = await self._receive()
+        if message["type"] == "http.disconnect":
+            raise DownstreamGone
+        return message
+
+    async def _refuse_body(self, size: int, limit: int, silence_s: float) -> None:
+        waits_for_leave = self.head.header("expect").lower() == "100-continue"
+        if not waits_for_leave and size <= DISCARD_TIMES * limit:
+            await self._discard(DISCARD_TIMES * limit, silence_s)
+        sentence = (
+            f"the body is larger than {limit / 2**20:g} MiB, which the router's file may raise (relay.max_body_mib)"
+        )
+        raise ApiError("body_too_large", sentence)
+
+    async def _discard(self, limit: int, silence_s: float) -> None:
+        size, more = 0, True
+        try:
+            async with asyncio.timeout(min(DISCARD_S, silence_s)):
+                while more and size < limit:
+                    message = await self._next_part()
+                    size += len(message.get("body", b""))
+                    more = message.get("more_body", False)
+        except TimeoutError:
+            return  # it had its chance
+
+
+def head_of(scope: Scope) -> Head:
+    given = scope["headers"] if scope["path"].startswith(FUNCTIONS) else with_bearer(scope["headers"])
+    headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in given]
+    query = scope.get("query_string", b"")
+    target = scope.get("raw_path", scope["path"].encode()).decode("latin-1") + (
+        f"?{query.decode('latin-1')}" if query else ""
+    )
+    scheme = "https" if scope.get("scheme") in ("https", "wss") else "http"
+    is_websocket = scope["type"] == "websocket"
+    if is_websocket:
+        headers = [pair for pair in headers if not pair[0].startswith("sec-websocket-")]  # a server's own to answer
+        if scope["subprotocols"]:
+            headers.append(("sec-websocket-protocol", ", ".join(scope["subprotocols"])))
+    return Head(scope.get("method", "GET"), scope["path"], target, headers, scheme=scheme, is_websocket=is_websocket)

@@ -1,0 +1,336 @@
+"""The way of one request through the router, in one task from its first byte: handle, admit, forward, try_sites, relay.
+
+A site that fails costs the client nothing but time: before its first byte the next one answers, after it the next one goes on with the same
+answer. When none is left an honest error event ends the stream. Knows no policy, no probes and no HTTP: it joins them.
+"""
+
+import asyncio
+import logging
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager, suppress
+from functools import partial
+from typing import Any, assert_never
+
+from msgspec.structs import replace
+from starlette.types import Receive, Scope, Send
+
+from pilotlight.edge_router.admission.filter import EXPECTED_TOKENS, AdmissionFilter, tenant_of
+from pilotlight.edge_router.backends.backend import Backend
+from pilotlight.edge_router.durable.streams import DurableStream, DurableStreams, accepted, tell
+from pilotlight.edge_router.forwarding.downstream import Downstream, DownstreamGone, ResponseWriter
+from pilotlight.edge_router.forwarding.relay import Forward, SiteDraining, StreamBroken, StreamDone
+from pilotlight.edge_router.forwarding.request_state import BegunAnswer, RequestState
+from pilotlight.edge_router.forwarding.site_failure import SiteFailed
+from pilotlight.edge_router.forwarding.upstream import SiteConnections, StreamLost, UpstreamAttempt, UpstreamResponse
+from pilotlight.edge_router.metering.ledger.accounting import Accounting
+from pilotlight.edge_router.requests.request import RequestParser, ValidRequest, aside_if_large, wants_durable
+from pilotlight.edge_router.routing.selection import AttemptPace, SiteSelector
+from pilotlight.edge_router.routing.views import Preference
+from pilotlight.edge_router.telemetry.metrics import NO_SITE, RouterMetrics
+from pilotlight.edge_router.telemetry.tracing import RequestTrace, Tracing
+from pilotlight.sites.network import RelayConfig
+from pilotlight.wire.errors import ApiError
+from pilotlight.wire.hop.continuation import ContinuationError
+from pilotlight.wire.hop.headers import REQUEST_ID, ROUTE
+
+DRAIN_POLL_S = 0.05
+# failures of a site that has not begun the request
+UNTOUCHED = ("connect", "full", "draining", "no_model", "untrusted", "no_files")
+LAST_WORDS_S = 1.0  # for the error events of streams that a drain cuts
+
+Relay = Callable[[RequestState, UpstreamResponse, Preference], Awaitable[None]]
+
+log = logging.getLogger(__name__)
+
+
+class Proxy:
+    """An ASGI application for all that is forwarded to sites."""
+
+    def __init__(
+        self,
+        config: RelayConfig,
+        admission: AdmissionFilter,
+        parser: RequestParser,
+        selector: SiteSelector,
+        recordings: DurableStreams,
+        accounting: Accounting,
+        metrics: RouterMetrics,
+        upstream: SiteConnections,
+        clock: Callable[[], float],
+        *,
+        body_timeout_s: float,
+        tracing: Tracing | None,
+    ) -> None:
+        """`tracing`: where there is a collector."""
+        self.config = config
+        self.admission = admission
+        self.parser = parser
+        self.selector = selector
+        self.recordings = recordings
+        self.accounting = accounting
+        self.metrics = metrics
+        self.upstream = upstream  # open while the application runs
+        self.tracing = tracing
+        self._clock = clock
+        self.body_timeout_s = body_timeout_s
+        self.under_way: set[RequestState] = set()
+        self.ended_tokens = 0  # of answers that have ended
+        self._open: set[ResponseWriter] = set()
+        metrics.watch("open_requests", "Requests under way.", lambda: len(self._open))
+
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Coroutine[Any, Any, None]:
+        client = Downstream(scope, receive, send)
+        return self.handle(client, self.admit(client))
+
+    async def handle(self, client: ResponseWriter, work: Coroutine[Any, Any, None]) -> None:
+        """Do a request's work. Whatever comes of it, it is counted, and the client is told."""
+        watched = self.upstream.silence.watched
+        self._open.add(client)
+        watched.add(client)
+        try:
+            await work
+        except DownstreamGone:
+            self.metrics.ended(NO_SITE, "client_gone")
+        except ApiError as error:
+            self.metrics.ended(NO_SITE, error.word)
+            await client.refuse(error)
+        except asyncio.CancelledError:
+            self.metrics.ended(NO_SITE, "stopped")
+            raise
+        except Exception:
+            log.exception("request %s failed inside the router", client.request_id)
+            self.metrics.ended(NO_SITE, "internal_error")
+            await client.refuse(
+                ApiError("internal_error", "the router failed; its log has the reason under this request id")
+            )
+        finally:
+            self._open.discard(client)
+            watched.discard(client)
+
+    def admitted(self, scope: Scope, receive: Receive, send: Send) -> Coroutine[Any, Any, None]:
+        """Answer a request that a door before this one has admitted (response_door.py), as an ASGI application."""
+        client = Downstream(scope, receive, send)
+        return self.handle(client, self._forward_admitted(client))
+
+    async def _forward_admitted(self, client: Downstream) -> None:
+        self.admission.identify(client.head)
+        await self._read_and_forward(client)
+
+    async def admit(self, client: Downstream) -> None:
+        with await self.admission.admit(client.head, client.address):
+            await self._read_and_forward(client)
+
+    async def _read_and_forward(self, client: Downstream) -> None:
+        head, config = client.head, self.config
+        body = await client.body(int(config.max_body_mib * 2**20), config.idle_timeout_s, self.body_timeout_s)
+        is_durable, is_async, body = await aside_if_large(body, wants_durable, head, body)
+        if not is_durable:
+            return await client.while_present(self.forward(client, body))
+        recording = await self.recordings.start(tenant_of(head, self.parser.secret), client, body, self.record)
+        if is_async:
+            return await accepted(recording, client)
+        with suppress(DownstreamGone):  # the stream goes on without it
+            await client.while_present(tell(recording, client, 0))
+
+    async def record(self, recording: DurableStream) -> None:
+        """Fill a durable stream."""
+        with self.admission.limits.held(recording.head, recording.address):
+            await self.handle(recording, self.forward(recording, recording.asked.body, recording.begun))
+
+    async def forward(self, client: ResponseWriter, body: bytes, begun: BegunAnswer | None = None) -> None:
+        request = await aside_if_large(body, self.parser.parse, client.head, body, client.request_id, client.address)
+        if request.model is not None:
+            request = replace(request, data_sites=self.selector.data_sites(request))
+        proxied = self.proxied(request, None if self.tracing is None else self.tracing.begin(request))
+        if begun is not None:
+            proxied.go_on(begun, self._clock())
+        async with self._counted(proxied, "" if begun is None else begun.part):
+            await self.try_sites(client, proxied, partial(self.relay, client))
+
+    @asynccontextmanager
+    async def _counted(self, proxied: RequestState, part: str) -> AsyncIterator[None]:
+        """Open a scope in which the request counts as under way, and what it uses against its tenant's limits and in the ledger; at its end
+        objectives and traces have what became of it. `part`: of a journal that keeps the answer. Raises ApiError."""
+        request, limits, charge, reserved, used = proxied.request, self.admission.limits, None, None, 0
+        try:
+            # An answer that another router has begun is gone on with, whatever is left.
+            may_refuse = not proxied.log.has_begun
+            reserved = await limits.reserve(
+                request.head, request.expected_tokens(EXPECTED_TOKENS), may_refuse=may_refuse
+            )
+            charge = await self.accounting.begin(request, self.selector.own_names, part)
+            proxied.log.count_on(None if charge is None else charge.meter)
+            used = request.conversation.tokens
+            self.under_way.add(proxied)
+            yield
+        finally:
+            error, took_s, objectives = sys.exception(), self._clock() - proxied.started_at, self.metrics.objectives
+            self.under_way.discard(proxied)
+            self.ended_tokens += proxied.delivered_tokens
+            limits.settle(reserved, used + proxied.delivered_tokens)
+            if charge is not None:
+                self.accounting.end(charge, is_complete=proxied.is_complete, took_s=took_s)
+            if objectives is not None and request.model is not None and not request.head.is_for_batch:
+                objectives.count(proxied, self.selector.own_name(request.model), error, took_s)
+            proxied.end_trace(error)
+
+    def proxied(self, request: ValidRequest, trace: RequestTrace | None = None) -> RequestState:
+        self.selector.retries.deposit(request.head.owner)
+        return RequestState(request, self.config, self._clock(), trace)
+
+    async def try_sites(self, client: ResponseWriter, proxied: RequestState, relay: Relay) -> None:
+        """`relay` passes a site's response on. Raises ApiError."""
+        selector = self.selector
+        while (choice := await selector.next_site(proxied)) is not None:
+            route, preference = choice
+            backend = selector.backends[preference.backend.name]
+            attempt = self._attempt(self.upstream, proxied, backend, preference)
+            tokens, expected_ms = route.uncached_tokens(backend.name), proxied.expected_ms(preference)
+            with backend.inflight(tokens, attempt.site_lost, expected_ms) as ticket:
+                try:
+                    response = await attempt.response()
+                    if response.failure is not None and self._may_be_the_sites(proxied, backend, response.failure):
+                        with response:
+                            raise response.failure
+                except SiteFailed as failure:
+                    selector.note_failure(backend, ticket, proxied.request, failure)
+                    proxied.tries.failed(backend.name, failure)
+                    if proxied.trace is not None:
+                        proxied.trace.end_try(failure.kind)
+                    if not proxied.request.head.may_be_repeated and failure.kind not in UNTOUCHED:
+                        sentence = f"the site {backend.name} was lost while the function ran: {failure.detail}"
+                        raise ApiError("upstream_lost", sentence) from None
+                    continue
+                with response:
+                    ticket.answering()
+                    try:
+                        return await relay(proxied, response, preference)
+                    except StreamLost as lost:
+                        if response.is_opaque:
+                            return self.metrics.ended(backend.name, "lost")
+                        if not self._may_go_on(proxied, response, backend, lost):
+                            break
+        await self._give_up(client, proxied)
+
+    async def relay(
+        self, client: ResponseWriter, proxied: RequestState, response: UpstreamResponse, preference: Preference
+    ) -> None:
+        """To the answer's end; what can be learnt from its beginning waits until the client has that. Raises Lost."""
+        site, elapsed_s = preference.backend.name, self._clock() - proxied.started_at
+        proxied.answered_by(site, response.status, is_stream=response.body is None, elapsed_s=elapsed_s)
+        # Behind what is written in this step: a server writes when its loop has come round.
+        asyncio.get_running_loop().call_soon(self.selector.note_answer, proxied, preference, response, elapsed_s)
+        route = preference.explained(len(proxied.tries.failures) + 1)
+        route += f"; {response.route}" if response.route else ""
+        headers = [*response.headers, (REQUEST_ID, client.request_id), (ROUTE, route)]
+        if response.body is not None:
+            await self._relay_whole(client, proxied, response, response.body, headers)
+        else:
+            await self._relay_stream(client, proxied, response, headers)
+        proxied.is_complete = True
+
+    async def _relay_whole(
+        self,
+        client: ResponseWriter,
+        proxied: RequestState,
+        response: UpstreamResponse,
+        body: bytes,
+        headers: list[tuple[str, str]],
+    ) -> None:
+        if proxied.request.model is not None:  # what a function says in its answer is its client's to read alone
+            proxied.answered_whole(response.use)
+        self.metrics.ended(proxied.site, _outcome(response.status))
+        if proxied.log.meter is not None:
+            proxied.log.meter.sends(len(body))
+        await client.respond(response.status, headers, body)
+
+    async def _relay_stream(
+        self,
+        client: ResponseWriter,
+        proxied: RequestState,
+        response: UpstreamResponse,
+        headers: list[tuple[str, str]],
+    ) -> None:
+        selector, site, recovery, meter = self.selector, proxied.site, proxied.recovery, proxied.log.meter
+        if not client.is_streaming:
+            await client.start_stream(response.status, headers)
+        async for events in response:
+            for event in events:
+                match event:
+                    case Forward():
+                        if meter is not None:
+                            meter.sends(len(event.data))
+                        await client.write(event.data)
+                        waited_s = recovery.delivered(self._clock())
+                        if waited_s is not None and recovery.lost is not None:
+                            self.metrics.stream_continued(recovery.lost_site, recovery.lost.cause, site, waited_s)
+                    case SiteDraining():
+                        if selector.is_wanted_elsewhere(proxied, selector.backends[site]):
+                            raise StreamLost("draining", "it is draining")
+                    case StreamBroken():
+                        raise StreamLost(event.cause, event.detail)
+                    case StreamDone():
+                        pass
+                    case _:
+                        assert_never(event)
+        self.metrics.ended(site, _outcome(response.status))
+        await client.end_stream()
+
+    def _attempt(
+        self, upstream: SiteConnections, proxied: RequestState, backend: Backend, preference: Preference
+    ) -> UpstreamAttempt:
+        pace = self._pace(proxied, backend)
+        limits = proxied.attempt_limits(pace.first_stall_s(preference), self._clock())
+        request = proxied.ask(preference.max_queue_ms)
+        if proxied.trace is not None:
+            request = proxied.trace.begin_try(backend.name, request)
+        return UpstreamAttempt(upstream, backend.name, backend.url, request, limits, pace, proxied.log)
+
+    def _pace(self, proxied: RequestState, backend: Backend) -> AttemptPace:
+        return AttemptPace(proxied, backend, self.config, self.selector.rank, self.selector.retries)
+
+    def _may_be_the_sites(self, proxied: RequestState, backend: Backend, failure: SiteFailed) -> bool:
+        """Tell whether another site is asked after a plain failure. What two have said in the same words is the request's own fault."""
+        has_said_so = any(each.detail == failure.detail for each in proxied.tries.failures.values())
+        return not has_said_so and self._pace(proxied, backend).may_leave()
+
+    def _may_go_on(self, proxied: RequestState, response: UpstreamResponse, backend: Backend, lost: StreamLost) -> bool:
+        """Tell whether the stream can go on elsewhere."""
+        self.metrics.stream_disturbed(backend.name, lost.cause)
+        if proxied.trace is not None:
+            proxied.trace.end_try(lost.cause)
+        log.log(
+            logging.INFO if lost.cause == "draining" else logging.WARNING,
+            "request %s: site %s was lost in mid-stream: %s", proxied.request.request_id, backend.name, lost,
+        )  # fmt: skip
+        try:
+            proxied.cut(backend.name, lost, self._clock())
+        except ContinuationError as error:
+            log.warning("request %s: %s", proxied.request.request_id, error)
+            return False
+        return response.is_resumable and proxied.recovery.may_be_cut_again
+
+    async def _give_up(self, client: ResponseWriter, proxied: RequestState) -> None:
+        if proxied.recovery.lost is None:
+            tries = proxied.tries
+            raise self.selector.nothing_left(proxied.request, tries.failures, tries.repeated)
+        self.metrics.ended(proxied.recovery.lost_site, "lost")
+        self.metrics.stream_lost(proxied.recovery.lost_site)
+        await client.refuse(proxied.end_of_stream())
+
+    async def drain(self, timeout_s: float) -> None:
+        """Refuse what is new, let open requests finish, and end those that have not when the time is up."""
+        self.admission.is_draining = True
+        deadline = self._clock() + timeout_s
+        while self._open and self._clock() < deadline:
+            await asyncio.sleep(DRAIN_POLL_S)
+        for client in tuple(self._open):
+            client.cut(ApiError("draining", "the router is shutting down: send the request again", retry_after_s=1))
+        deadline = self._clock() + LAST_WORDS_S
+        while self._open and self._clock() < deadline:
+            await asyncio.sleep(DRAIN_POLL_S)
+
+
+def _outcome(status: int) -> str:
+    return "ok" if status < 400 else "client_error" if status < 500 else "server_error"

@@ -1,0 +1,278 @@
+"""The relay of one site's stream, without I/O: bytes go in, frozen events come out.
+
+A site's events become the client's when their resume point is here (wire/hop/continuation.py): what was cut off before it is made again by the next
+site, so nothing is told twice and nothing is left out. Knows events and resume points; refuses to know sockets, sites and clients.
+"""
+
+from array import array
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Literal
+
+import msgspec
+import orjson
+
+from pilotlight.dialects.table import is_final
+from pilotlight.wire.chat import FinishReason
+from pilotlight.wire.hop.continuation import (
+    MAX_DELIVERED_BYTES,
+    ContinuationError,
+    Delivered,
+    Delivery,
+    ResumePoint,
+    encode_delivery,
+    is_drain_notice,
+    strip_resume_point,
+)
+from pilotlight.wire.hop.meters import MeterSlot
+from pilotlight.wire.hop.usage import ResourceUse
+from pilotlight.wire.sse import DONE, EventDecoder, SSEError, has_data, parse_event
+
+Cause = Literal["closed", "silent", "frozen", "stalled", "error", "draining", "malformed", "router"]
+
+# Of events whose resume point has not come: a site writes them in one piece, at most some hundred kB.
+MAX_HELD_BYTES = 8 << 20
+WORKERS_AI_FULL = 3040
+ENGINE_LOST = ("engine_error", 5000)  # in either dialect: the engine died or failed
+MODEL_LOST = "model_load_failed"  # another site may have it whole, or room for it
+# As an error event: another site may well go on, other than after one that says what is wrong with the request.
+SITES_OWN_FAULT = (*ENGINE_LOST, MODEL_LOST, "internal_error", "draining", "overloaded", WORKERS_AI_FULL)
+
+
+class Forward(msgspec.Struct, frozen=True):
+    """Bytes for the client: whole events, or of a stream that is not read any bytes."""
+
+    data: bytes
+
+
+class SiteDraining(msgspec.Struct, frozen=True):
+    """The site wants its stream to go on elsewhere, if there is anywhere else. Comes with all that it sends from then on."""
+
+
+class StreamBroken(msgspec.Struct, frozen=True):
+    """The stream ended before its end, or cannot be read on. What the client has of it is in the delivery log."""
+
+    cause: Cause
+    detail: str
+
+
+class StreamDone(msgspec.Struct, frozen=True):
+    """The stream has ended as it should."""
+
+
+RelayEvent = Forward | SiteDraining | StreamBroken | StreamDone
+
+_SITE_DRAINING, _DONE = SiteDraining(), StreamDone()
+
+
+class DeliveryLog:
+    """The tokens of one answer that its client has, whichever sites they came from."""
+
+    def __init__(self) -> None:
+        self.num_tokens = 0
+        self.num_uncounted = 0  # events of streams that do not say how many tokens they bring
+        self.meter: MeterSlot | None = None  # where it is written down
+        self.metered_before = ResourceUse()  # by another router, which began the answer
+        self._untold: list[ResumePoint] | None = None  # since they were last taken, where somebody keeps them
+        self._work_before = (0, 0, 0)  # of the sites before this one: drafted, accepted, device_us
+        self._choices: list[_Choice] = []
+        self._last = ResumePoint(0, ())
+
+    def count_on(self, meter: MeterSlot | None) -> None:
+        """Write down what is added from now on."""
+        self.meter = meter
+
+    def keep_untold(self) -> None:
+        """Keep what is added from now on, to be taken."""
+        self._untold = []
+
+    def take_untold(self) -> tuple[ResumePoint, ...]:
+        """Return what was added since this was last asked."""
+        points = tuple(self._untold or ())
+        if points:
+            self._untold = []
+        return points
+
+    def add(self, point: ResumePoint) -> None:
+        """Raises ContinuationError for a choice that has ended."""
+        while len(self._choices) <= point.choice:
+            self._choices.append(_Choice())
+        choice = self._choices[point.choice]
+        if choice.finish_reason is not None:
+            raise ContinuationError(f"choice {point.choice} went on after its end")
+        choice.token_ids.extend(point.token_ids)
+        choice.finish_reason = point.finish_reason
+        self.num_tokens += len(point.token_ids)
+        self._last = point
+        if self.meter is not None:
+            self.meter.count(self.used.minus(self.metered_before))
+        if self._untold is not None:
+            self._untold.append(point)
+
+    @property
+    def used(self) -> ResourceUse:
+        point = self._last
+        drafted, accepted, device_us = self._work_before
+        return ResourceUse(
+            point.prompt_tokens,
+            point.cached_tokens,
+            self.num_tokens,
+            point.reasoning_tokens,
+            drafted + point.drafted_tokens,
+            accepted + point.accepted_tokens,
+            device_us + point.device_us,
+        )
+
+    @property
+    def has_begun(self) -> bool:
+        return bool(self._choices)
+
+    def delivery(self) -> bytes:
+        """Begin with another site. Return what it is told; empty while the client has nothing. Raises ContinuationError where it is too long."""
+        used = self.used
+        self._work_before = (used.drafted, used.accepted, used.device_us)
+        self._last = msgspec.structs.replace(self._last, drafted_tokens=0, accepted_tokens=0, device_us=0)
+        if not self._choices:
+            return b""
+        choices = tuple(Delivered(tuple(choice.token_ids), choice.finish_reason) for choice in self._choices)
+        encoded = encode_delivery(Delivery(choices, self._last.cached_tokens, self._last.num_events))
+        if len(encoded) > MAX_DELIVERED_BYTES:
+            raise ContinuationError(f"the answer is too long to be continued: {self.num_tokens} tokens")
+        return encoded
+
+
+@dataclass(eq=False, slots=True)
+class _Choice:
+    # Four bytes a token, for streams that are open for long.
+    token_ids: "array[int]" = field(default_factory=partial(array, "i"))
+    finish_reason: FinishReason | None = None
+
+
+class StreamRelay:
+    """One site's stream of server-sent events. With `is_resumable` it has resume points, which stay here, and can be gone on with elsewhere."""
+
+    def __init__(self, log: DeliveryLog, *, is_resumable: bool) -> None:
+        self.is_resumable = is_resumable
+        self.num_events = 0
+        self.has_data = False  # an event that is no comment has come
+        self._log = log
+        self._decoder = EventDecoder()
+        self._last: bytes | None = None  # that carried data
+        self._held: list[bytes] = []  # whose resume point is still to come
+        self._held_bytes = 0
+        self._is_draining = False
+
+    def feed(self, chunk: bytes) -> list[RelayEvent]:
+        """Return what follows from some bytes: at most one Forward, and behind it what asks for a decision. Nothing is fed behind an end."""
+        try:
+            events = self._decoder.split(chunk)
+        except SSEError as error:
+            return [StreamBroken("malformed", f"it sent {error}")]
+        if not events:
+            return []
+        self.num_events += len(events)
+        ready, broken = self._deliverable(events)
+        out: list[RelayEvent] = []
+        if ready:
+            out.append(Forward(ready[0] if len(ready) == 1 else b"".join(ready)))
+        if broken is not None:
+            out.append(broken)
+        elif _may_be_final(events[-1]) and is_final(parse_event(events[-1])):
+            out.append(_DONE)
+        elif self._is_draining:
+            out.append(_SITE_DRAINING)
+        return out
+
+    def end(self) -> list[RelayEvent]:
+        """Return what follows from the clean end of the response's body."""
+        if self._decoder.pending_bytes:
+            return [StreamBroken("closed", "it closed the connection inside an event")]
+        event = parse_event(self._last or b"")
+        last = event.data or b""
+        error = error_of(last)
+        if not (error or is_final(event)):
+            return [StreamBroken("closed", "it closed the connection before the end of its answer")]
+        if not self._held:
+            return [_DONE]
+        # An error event without a resume point: no other site would spare the client it, unless it is this site's own.
+        if error.get("code") in SITES_OWN_FAULT:
+            return [StreamBroken("error", f"it ended with {last[:300].decode(errors='replace')}")]
+        return [Forward(self._release()), _DONE]
+
+    def _deliverable(self, events: list[bytes]) -> tuple[list[bytes], StreamBroken | None]:
+        """Return what may be told, without its resume points. Of what no honest site sends Broken tells, behind all that came before it."""
+        ready: list[bytes] = []
+        for raw in events:
+            is_answer = has_data(raw)
+            if is_answer:
+                self._last, self.has_data = raw, True
+            if not self.is_resumable:
+                self._log.num_uncounted += 1
+                ready.append(raw)
+                continue
+            try:
+                told, point = strip_resume_point(raw)
+                if point is not None:
+                    self._log.add(point)
+            except ContinuationError as error:
+                return ready, StreamBroken("malformed", f"it sent {error}")
+            if point is None and not is_answer:  # a comment is no part of the answer
+                if is_drain_notice(told):
+                    self._is_draining = True
+                else:
+                    ready.append(told)
+            elif point is not None and not self._held:
+                ready.append(told)
+            else:
+                self._held.append(told)
+                self._held_bytes += len(told)
+                if point is not None or (_may_be_final(told) and is_final(parse_event(told))):
+                    ready.append(self._release())
+        if self._held_bytes > MAX_HELD_BYTES:
+            return ready, StreamBroken(
+                "malformed", f"more than {MAX_HELD_BYTES >> 20} MiB of events without their mark"
+            )
+        return ready, None
+
+    def _release(self) -> bytes:
+        held = b"".join(self._held)
+        self._held.clear()
+        self._held_bytes = 0
+        return held
+
+
+def _may_be_final(raw: bytes) -> bool:
+    """Tell whether to look closer: most events of most streams have neither."""
+    return DONE in raw or b"event: " in raw
+
+
+class OpaqueRelay:
+    """A function's stream, whatever it is: what is in it, and how it ends, is not ours to judge."""
+
+    is_resumable = False
+    has_data = True
+
+    def __init__(self) -> None:
+        self.num_events = 0
+
+    def feed(self, chunk: bytes) -> list[RelayEvent]:
+        self.num_events += 1
+        return [Forward(chunk)]
+
+    def end(self) -> list[RelayEvent]:
+        return [_DONE]
+
+
+def error_of(body: bytes) -> dict[str, Any]:
+    """Return the error object of any dialect; empty where the body is none."""
+    try:
+        fields = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return {}
+    if not isinstance(fields, dict):
+        return {}
+    if fields.get("type") == "error" and "error" not in fields:
+        return fields
+    errors = fields.get("errors")
+    error = errors[0] if isinstance(errors, list) and errors else fields.get("error")
+    return error if isinstance(error, dict) else {}

@@ -1,0 +1,320 @@
+"""One request on its way: what is asked of the next site, which sites have failed it, and how often its stream was cut.
+
+Facts and the rules by which they change. Sending, choosing and telling the client are proxy.py's.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from pilotlight.edge_router.forwarding.relay import DeliveryLog
+from pilotlight.edge_router.forwarding.site_failure import SiteFailed
+from pilotlight.edge_router.forwarding.upstream import AttemptLimits, StreamLost
+from pilotlight.edge_router.requests.request import ValidRequest
+from pilotlight.edge_router.routing.views import MAX_DECLINES, Preference
+from pilotlight.edge_router.telemetry.tracing import RequestTrace
+from pilotlight.sites.network import RelayConfig
+from pilotlight.wire.errors import ApiError
+from pilotlight.wire.hop.continuation import AnswerName, ContinuationError
+from pilotlight.wire.hop.usage import ResourceUse
+
+MAX_HANDOVERS = 16  # of one stream by sites that drain: each is a deploy that it outlived
+MAX_MOVES = 8  # of one stream away from sites that stall: each costs its prompt once more
+SETTLED_S = 5.0  # a stream that has gone on for so long since its last move is as patient as at its beginning
+SHARE = (
+    0.2  # further tries for each request: when every site fails, the network gets 1.2 times its traffic and not 3 times
+)
+FLOOR_PER_S = 5.0  # what fills the bucket besides: three sites' tries of a client that is alone
+MOST = 100.0  # tries that a quiet time may have saved up
+# Of these any account may take what is above; below, three accounts have their own shares, and one that is alone 60 tries at once.
+SHARED_ABOVE = 70.0
+ACCOUNT_MOST = 30.0
+ACCOUNT_FLOOR_PER_S = 1.0
+MAX_ACCOUNTS = 4096  # whose shares are known; another one's is full
+
+
+class BegunAnswer(NamedTuple):
+    """An answer that is recorded, and so may go on at another router."""
+
+    name: AnswerName
+    log: DeliveryLog
+    part: str  # of its journal that is written from here on, as NAME.1; empty: there is none
+
+
+@dataclass(eq=False, slots=True)
+class SiteTries:
+    """The sites asked since a request came, or since its stream was last cut."""
+
+    failures: dict[str, SiteFailed] = field(default_factory=dict)
+    excluded: set[str] = field(default_factory=set)  # not to be asked again yet
+    declined: set[str] = field(default_factory=set)  # sites that would rather not
+    is_paid: bool = False  # the next try, from the budget of retries
+    num_silent: int = 0  # sites left for their silence
+    repeated: str = (
+        ""  # the words in which two sites failed alike: the request's fault, which further sites would find too
+    )
+
+    def failed(self, site: str, failure: SiteFailed) -> None:
+        self.excluded.add(site)
+        if failure.kind == "declined" and site not in self.declined:
+            self.declined.add(site)
+            self.is_paid = True  # it cost nothing, so the next try is the one that was paid for
+            if len(self.declined) == MAX_DECLINES:
+                self.take_back_declined()
+            return
+        if failure.words and any(other.words == failure.words for name, other in self.failures.items() if name != site):
+            self.repeated = failure.words
+        self.failures[site] = failure
+        self.num_silent += failure.kind == "silent"
+
+    def take_back_declined(self) -> bool:
+        """Let those that declined be asked again. They have to take the request."""
+        returning = (self.declined & self.excluded) - self.failures.keys()
+        self.excluded -= returning
+        return bool(returning)
+
+    def try_again(self) -> None:
+        """Allow another round over the sites, but for those that have said that they cannot."""
+        self.excluded = {site for site, failure in self.failures.items() if failure.kind == "refused"}
+
+    def begin_anew(self, lost_site: str) -> None:
+        """A stream was cut: all may be asked to go on with it, the site that lost it only if there is no other for a while."""
+        self.failures, self.excluded, self.num_silent, self.repeated = {}, {lost_site}, 0, ""
+
+
+@dataclass(eq=False, slots=True)
+class StreamRecovery:
+    """How often one stream was cut, and when its client last heard something of it. Times are on the router's clock."""
+
+    config: RelayConfig
+    lost: StreamLost | None = None  # why the stream was last cut; None: it never was
+    lost_site: str = ""
+    is_cut: bool = False  # and has not gone on yet
+    deadline: float = 0.0  # for going on
+    delivered_at: float = 0.0
+    went_on_at: float = 0.0  # the first delivery behind a cut
+    num_losses: int = 0
+    num_handovers: int = 0
+    num_moves: int = 0
+    moves_in_a_row: int = 0
+
+    def cut(self, site: str, lost: StreamLost, now: float) -> None:
+        self.lost, self.lost_site, self.is_cut = lost, site, True
+        if lost.cause == "draining":
+            self.num_handovers += 1
+        elif lost.cause == "stalled":
+            self.moves_in_a_row = 1 if self.is_settled else self.moves_in_a_row + 1
+            self.num_moves += 1
+        else:
+            self.num_losses += 1
+        self.deadline = now + self.config.continue_within_s
+
+    def delivered(self, now: float) -> float | None:
+        """The client has been told something. Return how long it had waited where this ends a cut."""
+        waited_s = None
+        if self.is_cut:
+            waited_s = now - self.delivered_at
+            self.is_cut = False
+            self.went_on_at = now
+        self.delivered_at = now
+        return waited_s
+
+    @property
+    def may_be_cut_again(self) -> bool:
+        return self.num_losses <= self.config.max_losses and self.num_handovers <= MAX_HANDOVERS
+
+    @property
+    def may_move(self) -> bool:
+        return self.num_moves < MAX_MOVES and self.config.max_losses > 0
+
+    @property
+    def is_settled(self) -> bool:
+        return self.delivered_at - self.went_on_at >= SETTLED_S
+
+    @property
+    def stall_s(self) -> float:
+        """Twice as long for each move that has not helped, so that no stream goes to and fro where all sites are slow."""
+        return self.config.stall_s * (1 if self.is_settled else 2.0**self.moves_in_a_row)
+
+
+class RequestState:
+    def __init__(
+        self, request: ValidRequest, config: RelayConfig, started_at: float, trace: RequestTrace | None = None
+    ) -> None:
+        self.request = request  # as the next site gets it
+        self.started_at = started_at
+        self.log = DeliveryLog()
+        self.tries = SiteTries()
+        self.recovery = StreamRecovery(config)
+        self.look_again_at = 0.0  # when a draining site's stream may look for another site once more
+        self.whole = ResourceUse()  # of an answer in one piece
+        self.is_complete = False  # its client was sent the end
+        self.site = ""  # that answered last
+        self.status = 0  # of its answer
+        self.first_token_s: float | None = None  # of a stream, from the request's arrival
+        self.trace = trace
+        self._config = config
+
+    def go_on(self, begun: BegunAnswer, now: float) -> None:
+        """Give the answer its name, and where another router had begun it, go on behind what that one told. Raises ApiError."""
+        self.log = begun.log
+        if self.request.answer_name is not None:
+            self.request = replace(self.request, answer_name=begun.name)
+        if begun.log.has_begun:
+            try:
+                self.cut("", StreamLost("router", "it was relaying it"), now)
+            except ContinuationError as error:
+                raise ApiError("upstream_lost", f"the router was lost before the end of its answer: {error}") from None
+            self.recovery.delivered_at = now
+            self.log.metered_before = self.log.used
+
+    def answered_whole(self, use: ResourceUse) -> None:
+        self.whole = use
+        if self.log.meter is not None:
+            self.log.meter.count(use)
+
+    def answered_by(self, site: str, status: int, *, is_stream: bool, elapsed_s: float) -> None:
+        self.site, self.status = site, status
+        if self.log.meter is not None:
+            self.log.meter.answered_by(site)
+        if is_stream and self.first_token_s is None:
+            self.first_token_s = elapsed_s
+
+    def ask(self, max_queue_ms: float | None) -> ValidRequest:
+        """Return what the next site gets. A new request may be declined a few times, and when it has lost a site, too: many come at once then. After
+        that the best has to take it, be it one that declined, as a site takes what is continued."""
+        may_decline = self.recovery.lost is None and len(self.tries.declined) < MAX_DECLINES
+        limit = max_queue_ms if may_decline else None
+        if limit != self.request.max_queue_ms:
+            self.request = replace(self.request, max_queue_ms=limit)
+        return self.request
+
+    def expected_ms(self, preference: Preference) -> float | None:
+        """Return what the next site is held to, from now to its first token. None if how long this one takes says nothing about the site's queue, or
+        the site has published nothing that it could be held to: the first answers after a start are slow."""
+        request = self.request
+        if self.recovery.lost is not None or request.model is None or request.is_generated_whole:
+            return None
+        if preference.backend.status is None:
+            return None
+        return preference.expected_ms
+
+    def attempt_limits(self, first_stall_s: float, now: float) -> AttemptLimits:
+        """A site that freezes while it takes over must leave time for another one."""
+        if self.recovery.lost is None:
+            return AttemptLimits(self._config.first_byte_timeout_s, first_stall_s, is_continuation=False)
+        left_s = max(0.0, self.recovery.deadline - now)
+        return AttemptLimits(left_s / 2, first_stall_s, is_continuation=True)
+
+    def cut(self, site: str, lost: StreamLost, now: float) -> None:
+        """From here the answer is to go on elsewhere. Raises ContinuationError."""
+        self.recovery.cut(site, lost, now)
+        self.tries.begin_anew(site)
+        self.request = replace(self.request, delivery=self.log.delivery(), delivered_tokens=self.log.num_tokens)
+
+    @property
+    def first_stall_s(self) -> float:
+        """The silence that is allowed before the next site's first token. A stream that stands still has waited already."""
+        return self._config.stall_s * (2 if self.recovery.lost is None else 1) * 2.0**self.tries.num_silent
+
+    def is_out_of_tries(self, now: float) -> bool:
+        """A new request has a number of tries. Of a stream that was cut, all sites are asked, again and again, for a while."""
+        if self.recovery.lost is None:
+            return len(self.tries.failures) >= self._config.max_tries
+        return now >= self.recovery.deadline
+
+    @property
+    def delivered_tokens(self) -> int:
+        """What the client has had of the answer by this router."""
+        return self.log.num_tokens - self.log.metered_before.output + self.whole.output + self.log.num_uncounted
+
+    def end_trace(self, error: BaseException | None) -> None:
+        """`error`: with which the request ended."""
+        if self.trace is not None:
+            used = self.log.used if self.log.has_begun else self.whole
+            self.trace.end(
+                status=self.status,
+                is_complete=self.is_complete,
+                first_token_s=self.first_token_s,
+                used=None if self.request.model is None else used,
+                error=error,
+            )
+
+    @property
+    def is_at_first_try(self) -> bool:
+        return self.recovery.lost is None and not self.tries.failures and not self.tries.declined
+
+    def end_of_stream(self) -> ApiError:
+        """What a client is told whose stream cannot go on."""
+        lost = self.recovery.lost
+        assert lost is not None
+        who = f"the site {self.recovery.lost_site}" if self.recovery.lost_site else "the router"
+        sentence = f"{who} was lost before the end of its answer: {lost}"
+        if self.tries.failures:
+            tried = "; ".join(f"{site}: {failure.detail}" for site, failure in self.tries.failures.items())
+            sentence += f"; no other site could continue it: {tried}"
+        return ApiError("upstream_lost", sentence)
+
+
+class RetryBudget:
+    """The further tries that the router may make: a share of what clients lately asked for, so that a network in trouble is not asked many times as
+    much. A bucket that every request fills a little and every further try empties by one; a floor keeps a quiet router able to retry. Each account
+    has a smaller bucket beside it: where the large one runs low, an account takes no more than its own share, so that requests of one account that
+    fail everywhere leave the others theirs. Being declined is no failure and is not paid for; continuing a stream is promised and is not either."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._all = _Bucket(SHARED_ABOVE, MOST, FLOOR_PER_S, clock())
+        self._accounts: OrderedDict[str, _Bucket] = OrderedDict()  # the latest heard of last
+
+    @property
+    def left(self) -> float:
+        return self._all.left(self._clock())
+
+    def deposit(self, account: str | None = None) -> None:
+        """Count a request of an account."""
+        self._all.add(SHARE)
+        if account is not None:
+            self._account(account).add(SHARE)
+
+    def withdraw(self, account: str | None = None) -> bool:
+        """Pay for one more try of an account's request. False if it may not be made."""
+        now = self._clock()
+        left = self._all.left(now)
+        if left < 1:
+            return False
+        if account is not None and left <= SHARED_ABOVE:
+            own = self._account(account)
+            if own.left(now) < 1:
+                return False
+            own.add(-1)
+        self._all.add(-1)
+        return True
+
+    def _account(self, account: str) -> "_Bucket":
+        bucket = self._accounts.pop(account, None) or _Bucket(
+            ACCOUNT_MOST, ACCOUNT_MOST, ACCOUNT_FLOOR_PER_S, self._clock()
+        )
+        self._accounts[account] = bucket
+        if len(self._accounts) > MAX_ACCOUNTS:
+            self._accounts.popitem(last=False)
+        return bucket
+
+
+class _Bucket:
+    def __init__(self, tries: float, most: float, floor_per_s: float, now: float) -> None:
+        self._tries = tries
+        self._most = most
+        self._floor_per_s = floor_per_s
+        self._filled_at = now
+
+    def left(self, now: float) -> float:
+        self._tries = min(self._most, self._tries + self._floor_per_s * max(0.0, now - self._filled_at))
+        self._filled_at = now
+        return self._tries
+
+    def add(self, tries: float) -> None:
+        self._tries = min(self._most, self._tries + tries)

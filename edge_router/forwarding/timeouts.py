@@ -1,0 +1,43 @@
+"""One look over all that is waited for: sites that keep a request waiting, streams that fall silent, clients that take nothing.
+
+A timer each would be set and cleared for every token. Knows when to look, and not what is to be done about a silence.
+"""
+
+import asyncio
+import time
+from operator import methodcaller
+from typing import Protocol
+
+from pilotlight.support.background import for_each
+
+LOOK_AGAIN_S = 0.5  # silence inside a stream, after which the site's probes are asked whether it still lives
+LOOKED_AT_ONCE = 64  # each costs up to a microsecond when it is no longer in the processor's caches
+
+
+class Watched(Protocol):
+    def look(self, now: float, awake_since: float) -> None:
+        """End a wait that has lasted too long. `awake_since`: before then this process stood still itself, and what it did not hear says nothing of
+        anybody. On `time.monotonic`'s clock."""
+        ...
+
+
+class SilenceWatch:
+    def __init__(self, interval_s: float) -> None:
+        self._interval_s = interval_s
+        self.watched: set[Watched] = set()
+
+    async def run(self) -> None:
+        """Look at all, again and again, until cancelled. A few at a time, and whatever else has come goes between: nine thousand in one go kept every
+        token waiting for 12 ms."""
+        looked_at, awake_since = time.monotonic(), float("-inf")
+        while True:
+            await asyncio.sleep(self._interval_s)
+            before, looked_at = looked_at, time.monotonic()
+            if looked_at - before > self._interval_s + LOOK_AGAIN_S:
+                awake_since = looked_at
+            watched = tuple(self.watched)
+            for start in range(0, len(watched), LOOKED_AT_ONCE):
+                now = time.monotonic()
+                due = (each for each in watched[start : start + LOOKED_AT_ONCE] if each in self.watched)
+                for_each(due, methodcaller("look", now, awake_since), "the time limits of one request")
+                await asyncio.sleep(0)

@@ -1,0 +1,417 @@
+"""Requests to sites: one attempt at one site, and the response that it brings once there is something to pass on.
+
+An attempt brings an UpstreamResponse whose first byte has arrived, or raises SiteFailed: this site has given nothing, and another one may be tried.
+From there on Lost is raised where the stream ends before its end. Knows HTTP and time limits; choosing and retrying are proxy.py's.
+"""
+
+import asyncio
+import base64
+import os
+import re
+import time
+from types import TracebackType
+from typing import NamedTuple, Protocol
+
+from pilotlight.edge_router.backends.site_clocks import SiteClocks
+from pilotlight.edge_router.forwarding.relay import (
+    Cause,
+    DeliveryLog,
+    OpaqueRelay,
+    RelayEvent,
+    SiteDraining,
+    StreamBroken,
+    StreamDone,
+    StreamRelay,
+)
+from pilotlight.edge_router.forwarding.site_failure import SiteFailed, plain_failure, raise_refusal
+from pilotlight.edge_router.forwarding.timeouts import LOOK_AGAIN_S, SilenceWatch
+from pilotlight.edge_router.requests.request import ValidRequest
+from pilotlight.sites.network import RelayConfig
+from pilotlight.support import background
+from pilotlight.wire.hop.continuation import RESUME_POINTS
+from pilotlight.wire.hop.headers import REFUSAL, REQUEST_ID, ROUTE, SITE, forwardable
+from pilotlight.wire.hop.usage import USAGE, WORK, ResourceUse, decode_use
+from pilotlight.wire.http.client import (
+    CannotConnect,
+    ConnectionLost,
+    ConnectionPool,
+    NoDescriptors,
+    Origin,
+    UpstreamConnection,
+)
+
+# Of a response that is no stream: it is read whole so that its loss can be made good elsewhere.
+MAX_BODY_BYTES = 64 << 20
+SMALL_BYTES = 1 << 20  # of a function's response of known length, which is relayed in one piece
+AT_WORK_SHARE = 0.1  # of the first byte's time limit that is not waited for, where a site sends heartbeats
+LAST_CHUNK_S = 0.5  # after the last event, the end of the HTTP body: then the connection can be used again
+OUR_OWN_HEADERS = frozenset({"server", "date", REQUEST_ID})  # which we write ourselves
+_COMPLETION_TOKENS = re.compile(rb'"(?:completion|output)_tokens":\s*(\d{1,9})')
+
+
+class StreamLost(Exception):
+    """The site stopped in the middle of its stream."""
+
+    def __init__(self, cause: Cause, detail: str) -> None:
+        super().__init__(detail)
+        self.cause = cause
+
+
+class SitePace(Protocol):
+    """What a site's silence means to one request."""
+
+    def may_leave(self) -> bool:
+        """Before the first event: the request can go elsewhere."""
+        ...
+
+    def is_frozen(self) -> bool:
+        """The site's probes fail."""
+        ...
+
+    def is_stalled(self, silent_s: float) -> bool:
+        """Inside a stream: it had better go on elsewhere."""
+        ...
+
+
+class AttemptLimits(NamedTuple):
+    first_byte_s: float  # of an answer that is generated before it is sent, the network's own time limit counts instead
+    stall_s: float  # of silence, after which the site is left where that may be
+    is_continuation: bool  # of a stream that another site has begun
+
+
+class UpstreamAttempt:
+    """One request to one site."""
+
+    def __init__(
+        self,
+        upstream: "SiteConnections",
+        site: str,
+        url: str,
+        request: ValidRequest,
+        limits: AttemptLimits,
+        pace: SitePace,
+        log: DeliveryLog,
+    ) -> None:
+        self._upstream = upstream
+        self._site, self._origin = site, Origin.of(url)
+        self._request = request
+        self._limits = limits
+        self._time_limit_s = upstream.config.answer_timeout_s if request.is_generated_whole else limits.first_byte_s
+        self._pace = pace
+        self._log = log
+        self._heard_at = self._look_again_at = self._begun_at = time.monotonic()
+        self._until = self._begun_at + self._time_limit_s
+        self._is_over = False
+        self._connecting: asyncio.Timeout | None = None
+        self._connection: UpstreamConnection | None = None
+        self._lost_because: str | None = None
+
+    async def response(self) -> "UpstreamResponse":
+        """Send the request and wait for what can be passed on. Raises SiteFailed. A site that stops answering its probes meanwhile is left at once: a
+        machine that froze or a cable that was cut closes no connection. On cancellation the connection is closed."""
+        upstream = self._upstream
+        upstream.silence.watched.add(self)
+        try:
+            response = await self._read(await self._head())
+            if self._is_over and not response.has_answered:
+                raise TimeoutError
+            self._connection = None  # the response owns it now
+            return response
+        except CannotConnect as error:
+            raise SiteFailed("no_files" if isinstance(error, NoDescriptors) else "connect", str(error)) from None
+        except TimeoutError:
+            if self._lost_because is not None:
+                detail = f"it became unhealthy before its first byte: {self._lost_because}"
+                raise SiteFailed("silent", detail) from None
+            waited_s = time.monotonic() - self._begun_at
+            raise SiteFailed("silent", f"it sent nothing for {waited_s:.3g} s") from None
+        except ConnectionLost as error:
+            raise SiteFailed("lost", str(error)) from None
+        finally:
+            upstream.silence.watched.discard(self)
+            if self._connection is not None:
+                upstream.pool.put_back(self._connection)
+
+    def site_lost(self, because: str) -> None:
+        """The site's probes fail: there is nothing to wait for any more."""
+        self._lost_because = because
+        self._expire()
+
+    def look(self, now: float, awake_since: float) -> None:
+        if now >= self._until:
+            return self._expire()
+        if now < self._look_again_at or now - max(self._heard_at, awake_since) < self._limits.stall_s:
+            return
+        self._look_again_at = now + LOOK_AGAIN_S
+        if self._pace.may_leave():
+            self._expire()
+
+    def _expire(self) -> None:
+        self._is_over = True
+        if self._connection is not None:
+            self._connection.interrupt(TimeoutError())
+        elif self._connecting is not None and not self._connecting.expired():
+            self._connecting.reschedule(asyncio.get_running_loop().time())
+
+    async def _head(self) -> UpstreamConnection:
+        """Return a connection that has brought the response's head. A kept one that its site closed when the request was under way already says
+        nothing of the site."""
+        upstream, request = self._upstream, self._request
+        self._connection = kept = upstream.pool.idle(self._origin)
+        if kept is not None:
+            try:
+                upstream.send(kept, self._site, request)
+                await kept.head()
+                return kept
+            except ConnectionLost:
+                if not (kept.response.is_untouched and request.head.may_be_repeated):
+                    raise
+            self._connection = None
+            upstream.pool.put_back(kept)
+        if self._is_over:  # while nothing was there to be interrupted
+            raise TimeoutError
+        try:
+            async with asyncio.timeout(None) as self._connecting:  # `_expire` ends it
+                self._connection = connection = await upstream.pool.connect(self._origin)
+        finally:
+            self._connecting = None
+        upstream.send(connection, self._site, request)
+        await connection.head()
+        return connection
+
+    async def _read(self, connection: UpstreamConnection) -> "UpstreamResponse":
+        head = connection.response
+        if self._request.head.is_for_function:
+            return await self._function_response(connection)
+        if head.header("content-type").partition(";")[0].strip().lower() == "text/event-stream":
+            relay = StreamRelay(self._log, is_resumable=head.header(RESUME_POINTS) == "1")
+            if not relay.is_resumable:
+                self._check_continuation(head.status)
+            first = await self._first_events(connection, relay)
+            return UpstreamResponse(self._upstream, connection, None, relay, first, self._pace)
+        body = await self._body(connection)
+        raise_refusal(connection.response, body, is_for_function=False)
+        self._check_continuation(head.status)
+        return UpstreamResponse(self._upstream, connection, body, failure=plain_failure(head, body))
+
+    def _check_continuation(self, status: int) -> None:
+        if self._limits.is_continuation:
+            raise SiteFailed("refused", f"it answered {status} instead of continuing the stream")
+
+    async def _first_events(self, connection: UpstreamConnection, relay: StreamRelay) -> list[RelayEvent]:
+        """Return all up to the first event that carries data. A heartbeat is no answer; but when most of the time is over and there were some, the
+        site is at work, and the client is told so instead of starting again elsewhere."""
+        limit_s = self._limits.first_byte_s
+        self._until = time.monotonic() + limit_s
+        first: list[RelayEvent] = []
+        while not relay.has_data:
+            if relay.num_events:
+                left_s = self._until - time.monotonic() - limit_s * AT_WORK_SHARE
+                try:
+                    async with asyncio.timeout(max(0.0, left_s)):
+                        chunk = await connection.read()
+                except TimeoutError:
+                    return first
+            else:
+                chunk = await connection.read()
+            if not chunk:
+                raise SiteFailed("lost", "it closed the connection before its first event")
+            if first and isinstance(first[-1], SiteDraining):
+                first.pop()  # it comes again, behind what must be told before the site is left
+            first += relay.feed(chunk)
+            if not relay.has_data and first and isinstance(broken := first[-1], StreamBroken):
+                raise SiteFailed("malformed", broken.detail)
+            self._heard_at = time.monotonic()
+        return first
+
+    async def _function_response(self, connection: UpstreamConnection) -> "UpstreamResponse":
+        """Only what a site says in its own name is told from a function's response."""
+        response = connection.response
+        if response.switched is not None:
+            return UpstreamResponse(self._upstream, connection, None)
+        length = response.header("content-length")
+        is_small = self._request.head.is_websocket or (length.isdigit() and int(length) <= SMALL_BYTES)
+        if not response.header(REFUSAL) and not is_small and not response.is_done:
+            return UpstreamResponse(self._upstream, connection, None, OpaqueRelay(), [], self._pace)
+        body = await self._body(connection)
+        raise_refusal(connection.response, body, is_for_function=True)
+        return UpstreamResponse(self._upstream, connection, body)
+
+    async def _body(self, connection: UpstreamConnection) -> bytes:
+        parts: list[bytes] = []
+        size = 0
+        while True:
+            if not (connection.response.held_bytes or connection.response.is_done):
+                self._until = time.monotonic() + self._time_limit_s
+            if not (chunk := await connection.read()):
+                return b"".join(parts)
+            parts.append(chunk)
+            size += len(chunk)
+            if size > MAX_BODY_BYTES:
+                raise SiteFailed("malformed", f"its answer is larger than {MAX_BODY_BYTES >> 20} MiB")
+
+
+class UpstreamResponse:
+    """A site's response, begun: either a whole `body`, or a stream whose relayed events it iterates over, as many at once as one read has brought.
+    Use as `with`: leaving closes the connection to a site that is still talking."""
+
+    def __init__(
+        self,
+        upstream: "SiteConnections",
+        connection: UpstreamConnection,
+        body: bytes | None,
+        relay: StreamRelay | OpaqueRelay | None = None,
+        first: list[RelayEvent] | None = None,
+        pace: SitePace | None = None,
+        failure: SiteFailed | None = None,
+    ) -> None:
+        """`first`: what has been read of a stream; `failure`: what the answer is if it is not the request's fault."""
+        self.failure = failure
+        self.status = connection.response.status
+        self.headers = _downstream_headers(connection, body)
+        self.body = body
+        self.is_opaque = isinstance(relay, OpaqueRelay)  # a function's: its loss is told by a response without an end
+        self.is_resumable = relay is not None and relay.is_resumable  # it can be continued elsewhere
+        # The site's words on where it computes the prompt; "" where it had no choice, or is a function.
+        self.route = "" if self.is_opaque else connection.response.header(ROUTE)
+        self._relay = relay
+        self._upstream = upstream
+        self._connection = connection
+        self._first = first
+        self._pace = pace
+        self._is_done = False
+        self._silent_since: float | None = None
+
+    @property
+    def has_answered(self) -> bool:
+        """Tell whether something has come that counts as delivered, or all there is."""
+        return not isinstance(self._relay, StreamRelay) or self._relay.has_data
+
+    @property
+    def use(self) -> ResourceUse:
+        """Of an answer in one piece, as its site tells; of one that does not, what the usage at its end has of the answer's."""
+        header = self._connection.response.header
+        told = decode_use(header(USAGE), header(WORK))
+        if told is not None:
+            return told
+        found = _COMPLETION_TOKENS.search(self.body[-2048:]) if self.body is not None else None
+        return ResourceUse(output=int(found[1]) if found is not None else 0)
+
+    def switched(self) -> tuple[asyncio.Transport, bytes]:
+        """Give the connection away, with what has come over it since the site switched protocols."""
+        connection, pool = self._connection, self._upstream.pool
+        pool.give_away(connection)
+        return connection.transport, connection.response.switched or b""
+
+    def __enter__(self) -> "UpstreamResponse":
+        if self._relay is not None:
+            self._upstream.silence.watched.add(self)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self._upstream.silence.watched.discard(self)
+        if self._connection.response.switched is None:
+            self._upstream.pool.put_back(self._connection)
+
+    def __aiter__(self) -> "UpstreamResponse":
+        return self
+
+    async def __anext__(self) -> list[RelayEvent]:
+        """Raises Lost where the connection ends, or `look` has ended a silence. Progress is a whole event: other bytes are silence."""
+        if self._is_done:
+            await self._drain()
+            raise StopAsyncIteration
+        relay, events = self._relay, self._first
+        assert relay is not None
+        self._first, before = None, relay.num_events
+        self._silent_since = time.monotonic()
+        try:
+            while events is None:
+                chunk = await self._connection.read()
+                found = relay.feed(chunk) if chunk else relay.end()
+                events = found if found or relay.num_events > before else None
+        except ConnectionLost as error:
+            raise StreamLost("closed", str(error)) from None
+        except TimeoutError:
+            raise StreamLost("silent", "its time was over as its answer began") from None
+        finally:
+            self._silent_since = None
+        self._is_done = bool(events) and isinstance(events[-1], StreamDone)
+        return events
+
+    def look(self, now: float, awake_since: float) -> None:
+        if self._silent_since is None:
+            return
+        assert self._pace is not None
+        limit_s, silent_s = self._upstream.config.idle_timeout_s, now - self._silent_since
+        heard_s = now - max(self._silent_since, awake_since)
+        if silent_s >= limit_s:
+            self._connection.interrupt(StreamLost("silent", f"it was silent for {limit_s:g} s"))
+        elif silent_s >= LOOK_AGAIN_S and self._pace.is_frozen():
+            self._connection.interrupt(StreamLost("frozen", f"it was silent for {silent_s:.1f} s, and its probes fail"))
+        elif self.is_resumable and self._pace.is_stalled(heard_s):
+            detail = f"it was silent for {heard_s:.1f} s, though its probes are answered"
+            self._connection.interrupt(StreamLost("stalled", detail))
+
+    async def _drain(self) -> None:
+        """Nothing but the end should follow; a site that goes on is cut off."""
+        if self._connection.response.is_done:
+            return
+        try:
+            async with asyncio.timeout(LAST_CHUNK_S):
+                while await self._connection.read():
+                    pass
+        except (TimeoutError, ConnectionLost):
+            return  # the answer was complete: only the connection is not reused
+
+
+class SiteConnections:
+    """The connections to sites. `async with` it: leaving closes them all."""
+
+    def __init__(self, config: RelayConfig, secret: str, clocks: SiteClocks) -> None:
+        self.config = config
+        self.pool = ConnectionPool(config.connect_timeout_s)
+        self.silence = SilenceWatch(min(LOOK_AGAIN_S, config.idle_timeout_s) / 2)
+        self._secret, self._clocks = secret, clocks
+        self._watch: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> "SiteConnections":
+        self.silence.watched.add(self)
+        self._watch = background.start(self.silence.run, "the watch over silent streams")
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        assert self._watch is not None
+        await background.stop(self._watch)
+        self.pool.close()
+
+    def look(self, now: float, awake_since: float) -> None:
+        self.pool.sweep()
+
+    def send(self, connection: UpstreamConnection, site: str, request: ValidRequest) -> None:
+        """Raises CannotConnect."""
+        head, method = request.head, request.head.method
+        body = request.delivery + request.body if request.delivery else request.body
+        lines = f"{method} {head.target} HTTP/1.1\r\nhost: {connection.origin.authority}\r\n".encode("latin-1")
+        lines += request.head_lines(self._secret, self._clocks.now_s(site), site, body)
+        if head.is_websocket:
+            key = base64.b64encode(os.urandom(16))
+            lines += b"connection: Upgrade\r\nupgrade: websocket\r\n"
+            lines += b"sec-websocket-version: 13\r\nsec-websocket-key: %s\r\n" % key
+        if body or method not in ("GET", "HEAD", "OPTIONS", "DELETE"):
+            lines += b"content-length: %d\r\n" % len(body)
+        connection.send(lines + b"\r\n", body, is_head_request=method == "HEAD", may_switch=head.is_websocket)
+
+
+def _downstream_headers(connection: UpstreamConnection, body: bytes | None) -> list[tuple[str, str]]:
+    response = connection.response
+    headers = [pair for pair in forwardable(response.headers) if pair[0] not in OUR_OWN_HEADERS]
+    if site := response.header(SITE):
+        headers.append((SITE, site))
+    if response.is_to_head_request:
+        headers += [pair for pair in response.headers if pair[0] == "content-length"]
+    elif body is not None and response.status not in (204, 304):
+        headers.append(("content-length", str(len(body))))
+    return headers

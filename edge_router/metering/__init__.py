@@ -1,0 +1,1 @@
+"""What requests used and what that costs: ledger, usage reports, objectives."""

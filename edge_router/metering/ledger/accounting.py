@@ -1,0 +1,76 @@
+"""What a request's account has to do with it beyond its admission: which models it may use, at what price, and what it has used."""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from pilotlight.edge_router.admission.quotas.daily import DailyQuotas, Reserved
+from pilotlight.edge_router.metering.ledger.ledger import Ledger
+from pilotlight.edge_router.metering.ledger.prices import PriceList
+from pilotlight.edge_router.requests.request import ValidRequest
+from pilotlight.wire.errors import ApiError
+from pilotlight.wire.hop.meters import MeterSlot
+from pilotlight.wire.hop.usage import ResourceUse
+from pilotlight.wire.hop.usage_records import UsageRecord
+
+
+class Charge(NamedTuple):
+    """One request's place in the books, while it is under way."""
+
+    meter: MeterSlot
+    reserved: Reserved | None
+
+
+class Accounting:
+    def __init__(self, prices: PriceList, ledger: Ledger | None, quotas: DailyQuotas) -> None:
+        """`ledger`: None where nothing is written down."""
+        self.prices = prices
+        self.ledger = ledger
+        self.quotas = quotas
+        if ledger is not None:
+            for row in ledger.used_since(quotas.day_began_s):
+                quotas.begin_with(row["account"], row["prompt_tokens"] + row["output_tokens"], row["cost"] or 0)
+            for record in ledger.recovered:
+                used, request = record.use, record.request
+                cost = prices.cost(request.model, request.started_s, used)
+                quotas.recovered(request.account, request.started_s, used.prompt + used.output, cost or 0)
+
+    async def begin(
+        self, request: ValidRequest, own_names: Callable[[str], tuple[str, str]], part: str = ""
+    ) -> Charge | None:
+        """Begin to count a model's work. `own_names` are a model's, which may have an alias, and of the adapter behind it, `part` of a journal that
+        keeps the answer. Raises ApiError for a model that is not the account's, where too little is left of a quota, and while nothing can be written
+        down."""
+        head = request.head
+        if head.is_for_function or head.method != "POST":
+            return None
+        if head.holder is not None:
+            head.holder.account.check_model(request.asked_model)
+        if self.ledger is None or request.model is None:
+            return None
+        (model, adapter), reserved = own_names(request.model), None
+        if head.holder is not None:
+            most = ResourceUse(prompt=request.conversation.tokens, output=request.most_tokens)
+            cost = self.prices.cost(model, self.quotas.now_s, most) or 0
+            asked = head.holder.account.name, most.prompt + most.output, cost
+            await self.quotas.ready(*asked)
+            reserved = self.quotas.reserve(*asked)
+        try:
+            return Charge(self.ledger.begin(request, model, part, request.adapter or adapter), reserved)
+        except ApiError:
+            self.quotas.settle(reserved, 0, 0)
+            raise
+
+    def end(self, charge: Charge, *, is_complete: bool, took_s: float) -> None:
+        assert self.ledger is not None, "it has begun the charge"
+        if charge.reserved is not None:
+            used, request = charge.meter.use, charge.meter.request
+            cost = self.prices.cost(request.model, request.started_s, used)
+            self.quotas.settle(charge.reserved, used.prompt + used.output, cost or 0)
+        self.ledger.end(charge.meter, "complete" if is_complete else "cut", took_s)
+
+    def count(self, records: Sequence[UsageRecord]) -> None:
+        """Count what accounts' functions have used, which is in the ledger by now, against their quotas."""
+        for record in records:
+            used, request = record.use, record.request
+            cost = self.prices.cost(request.model, request.started_s, used) or 0
+            self.quotas.count(request.account, request.started_s, used.prompt + used.output, cost)

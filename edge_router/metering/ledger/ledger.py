@@ -1,0 +1,233 @@
+"""The ledger: each request's tokens once, whatever happens to its sites, to its router and to the disk.
+
+The router counts, since it alone sees a request once: across retries, sites that die under a stream, and durable streams that are read again. A
+token is counted before it is sent (wire/hop/meters.py), so the ledger never has fewer than clients were sent; and only a token that a site has
+named is
+counted, so it has none that no engine made. What has ended is written in batches by a thread (ledger_store.py), and its meter is kept until that has
+succeeded: while the store cannot be written nothing is lost, and the configuration says whether new requests are refused or served meanwhile, as long
+as there are meters. A store that does not answer is one that cannot be written.
+"""
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from itertools import count
+from pathlib import Path
+from typing import Any, TypeVar
+
+from msgspec.structs import replace
+
+from pilotlight.edge_router.metering.ledger.ledger_store import UsageQuery, UsageStore, UsageStoreError, configured
+from pilotlight.edge_router.metering.ledger.prices import PriceList
+from pilotlight.edge_router.metering.ledger.sqlite_store import SqliteStore
+from pilotlight.edge_router.requests.request import ValidRequest
+from pilotlight.sites.config import ConfigError
+from pilotlight.sites.network import LedgerConfig
+from pilotlight.wire.errors import ApiError
+from pilotlight.wire.hop.meters import MeterFile, MetersError, MeterSlot
+from pilotlight.wire.hop.usage import ResourceUse
+from pilotlight.wire.hop.usage_records import MeteredRequest, Outcome, UsageRecord
+
+WRITE_EVERY_S = 0.1
+TRY_AGAIN_S = 1.0  # while the store cannot be written
+ANSWERS_WITHIN_S = 10.0  # the store, whatever it is asked
+BATCH = 2000  # records written at once: far less than that time's worth
+NOTHING = ResourceUse()
+
+JournalHeader = TypeVar("JournalHeader")
+Answer = TypeVar("Answer")
+
+log = logging.getLogger("pilotlight.ledger")
+
+
+class Ledger:
+    """Run `run()` as a task; `close()` behind it."""
+
+    def __init__(
+        self,
+        config: LedgerConfig,
+        directory: Path,
+        prices: PriceList,
+        clock: Callable[[], float] = time.time,
+        kept: Callable[[UsageRecord], UsageRecord] | None = None,
+    ) -> None:
+        """`clock`: seconds since the epoch; `kept` returns what a router that was killed has left as another one knows it that has gone on. Raises
+        ConfigError."""
+        self.prices = prices
+        self.fault: str | None = None  # why the store cannot be written
+        self._config = config
+        self._clock = clock
+        self._ended: list[tuple[int, UsageRecord]] = []  # with their meters, not written yet
+        self._wake = asyncio.Event()
+        self._start, self._numbers = os.urandom(12).hex(), count(1)  # an id is the router's start and a number
+        self._thread = ThreadPoolExecutor(1, "ledger")
+        self._writing = asyncio.Lock()
+        self._store = _store(config, directory)
+        try:
+            directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._meters = MeterFile(directory / "meters", config.max_unwritten)
+        except (OSError, MetersError) as error:
+            raise ConfigError(f"ledger.directory {directory} cannot be used: {error}") from None
+        self.recovered: list[UsageRecord] = []  # what a router that was killed was at work on
+        for number, counted in self._meters.left_behind():
+            record = counted if kept is None else kept(counted)
+            if counted.outcome == "recovered":
+                self.recovered.append(record)
+            if record.use == NOTHING:
+                self._meters.free(number)
+            else:
+                self._ended.append((number, record))
+        self._begin_store()
+
+    @property
+    def num_unwritten(self) -> int:
+        return len(self._ended)
+
+    def used_since(self, from_s: float) -> list[dict[str, Any]]:
+        """Return what began since a time, as it is known at a router's start: sums of accounts, and each record that could not be written; an account
+        may come several times. Without the sums where the store cannot be read."""
+        waiting = [_sums_of(self._priced(one)) for _, one in self._ended if one.request.started_s >= from_s]
+        try:
+            return waiting + self._store.usage(UsageQuery(from_s, by=("account",)))
+        except UsageStoreError as error:
+            log.error("what was used today is known only in part: %s", error)
+            return waiting
+
+    def begin(self, request: ValidRequest, model: str, part: str = "", adapter: str = "") -> MeterSlot:
+        """Return a meter. Raises ApiError where the ledger is failing, and the configuration would rather not serve."""
+        if self.fault is not None and self._config.when_failing == "refuse":
+            raise _failing()
+        holder = request.head.holder
+        account, key = ("", "") if holder is None else (holder.account.name, holder.name)
+        # A batch's request is asked again by the router after one that was killed: under the same id it is written once.
+        name = request.request_id if request.head.is_for_batch else f"{self._start}.{next(self._numbers)}"
+        known = (name, request.request_id, account, key, model, self._clock(), part)
+        entry = MeteredRequest(*known, adapter=adapter, bytes_in=len(request.body))
+        meter = self._meters.begin(entry)
+        if meter is None:
+            raise _failing()
+        return meter
+
+    def end(self, meter: MeterSlot, outcome: Outcome, took_s: float) -> None:
+        """Settle a request. `took_s` is measured, for the clock on the wall may jump."""
+        if meter.use == NOTHING:  # refused, or nothing came of it
+            return self._meters.free(meter.number)
+        ended_s = meter.request.started_s + took_s
+        self._meters.end(meter.number, outcome, ended_s)
+        record = UsageRecord(meter.request, meter.site, ended_s, outcome, meter.use, meter.bytes_out)
+        self._ended.append((meter.number, record))
+        self._wake.set()
+
+    async def run(self) -> None:
+        while True:
+            await self._wake.wait()
+            await asyncio.sleep(WRITE_EVERY_S if self.fault is None else TRY_AGAIN_S)
+            await self.flush()
+
+    async def flush(self) -> None:
+        """Write what has ended by now, in the ledger's thread."""
+        async with self._writing:
+            self._wake.clear()
+            for _ in range(0, len(self._ended), BATCH):
+                await self._write(tuple(self._ended[:BATCH]))
+                if self.fault is not None:
+                    return
+
+    async def _write(self, batch: tuple[tuple[int, UsageRecord], ...]) -> None:
+        try:
+            await self._answered(self._add, batch)
+        except UsageStoreError as error:
+            self._wake.set()
+            if self.fault is None:
+                log.error("usage cannot be written, and is kept until it can: %s", error)
+            self.fault = str(error)
+        else:
+            if self.fault is not None:
+                log.warning("usage is written again; %d records have waited", len(self._ended))
+            self.fault = None
+            self._settle(batch)
+
+    async def add(self, records: Sequence[UsageRecord]) -> None:
+        """Write what others have counted: each once, however often it is given. Raises UsageStoreError."""
+        async with self._writing:
+            await self._answered(self._store.add, [self._priced(record) for record in records])
+
+    async def identity(self) -> str:
+        """Return the name of the store. Raises UsageStoreError."""
+        return await self._answered(lambda _: self._store.identity(), None)
+
+    async def usage(self, query: UsageQuery) -> list[dict[str, Any]]:
+        """Return sums, with all that has ended. Raises ApiError."""
+        await self.flush()
+        try:
+            return await self._answered(self._store.usage, query)
+        except UsageStoreError as error:
+            raise ApiError("overloaded", f"the ledger cannot be read: {error}", retry_after_s=5) from None
+
+    async def close(self) -> None:
+        """Write what can be written; the rest stays in its meters, for the next router."""
+        await self.flush()
+        self._thread.shutdown()
+        self._store.close()
+        self._meters.close()
+
+    async def _answered(self, ask: Callable[[JournalHeader], Answer], asked: JournalHeader) -> Answer:
+        """Return what the store answers. Raises UsageStoreError, in time."""
+        work = asyncio.get_running_loop().run_in_executor(self._thread, ask, asked)
+        if not (await asyncio.wait({work}, timeout=ANSWERS_WITHIN_S))[0]:
+            self._store.interrupt()
+        return await work
+
+    def _begin_store(self) -> None:
+        """Write what the router before has left. Raises ConfigError."""
+        try:
+            self._add(tuple(self._ended))
+        except UsageStoreError as error:
+            if self._config.when_failing == "refuse":
+                self._meters.close()
+                raise ConfigError(f"the ledger's store cannot be written: {error}") from None
+            log.error("usage cannot be written, and is kept until it can: %s", error)
+            self.fault = str(error)
+            self._wake.set()
+        else:
+            self._settle(tuple(self._ended))
+
+    def _add(self, batch: tuple[tuple[int, UsageRecord], ...]) -> None:
+        self._store.add([self._priced(record) for _, record in batch])
+
+    def _settle(self, batch: tuple[tuple[int, UsageRecord], ...]) -> None:
+        del self._ended[: len(batch)]
+        for number, _ in batch:
+            self._meters.free(number)
+
+    def _priced(self, record: UsageRecord) -> UsageRecord:
+        return replace(record, cost=self.prices.cost(record.request.model, record.request.started_s, record.use))
+
+
+def _sums_of(record: UsageRecord) -> dict[str, Any]:
+    """Return a record as the store would have it summed."""
+    use = record.use
+    return {
+        "account": record.request.account, "prompt_tokens": use.prompt, "output_tokens": use.output, "cost": record.cost,
+    }  # fmt: skip
+
+
+def _store(config: LedgerConfig, directory: Path) -> UsageStore:
+    """Raises ConfigError."""
+    if config.store is None:
+        return SqliteStore(directory / "usage.sqlite")
+    return configured("ledger.store", partial(_postgres, config.store))
+
+
+def _postgres(url: str) -> UsageStore:
+    from pilotlight.edge_router.metering.ledger.postgres_store import PostgresStore
+
+    return PostgresStore(url)
+
+
+def _failing() -> ApiError:
+    return ApiError("overloaded", "what is used cannot be written down at the moment: ask again later", retry_after_s=5)

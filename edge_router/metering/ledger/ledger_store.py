@@ -1,0 +1,97 @@
+"""Stores of usage records: tables to which records are only added. What all of them share; each kind has a file of its own.
+
+Each record is written once, however often that is tried: its id is unique, and what is there already is left as it is. Used by one thread at a time.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+from pilotlight.sites.config import ConfigError
+from pilotlight.wire.hop.usage_records import UsageRecord
+
+VERSION = 3  # of a record
+TEXTS = ("id", "request_id", "account", "key", "model", "site", "outcome")
+MORE_TEXTS = ("adapter", "function")
+MORE = (
+    "adapter", "drafted_tokens", "accepted_tokens", "device_us", "bytes_in", "bytes_out",  # since version 2
+    "function", "cpu_us",  # since version 3
+)  # fmt: skip
+COLUMNS = (
+    "id", "request_id", "account", "key", "model", "site", "started_s", "ended_s", "outcome",
+    "prompt_tokens", "cached_tokens", "output_tokens", "reasoning_tokens", "cost", "version", *MORE,
+)  # fmt: skip
+SUMS = (
+    "prompt_tokens", "cached_tokens", "output_tokens", "reasoning_tokens", "drafted_tokens", "accepted_tokens",
+    "device_us", "bytes_in", "bytes_out", "cpu_us",
+)  # fmt: skip
+GROUPS = ("account", "key", "model", "adapter", "function", "site", "outcome", "day")
+ONLY_ADDED = "usage is only added to"
+
+Store = TypeVar("Store")
+
+
+class UsageStoreError(Exception):
+    """The store cannot be read or written at the moment; the message says why."""
+
+
+class UsageQuery(NamedTuple):
+    from_s: float = 0.0  # since the epoch, by when requests began
+    to_s: float = 1e12
+    by: tuple[str, ...] = ("account", "model")  # of GROUPS
+    account: str | None = None  # this one's alone
+
+
+class UsageStore(Protocol):
+    def add(self, records: Sequence[UsageRecord]) -> None:
+        """Keep records, all or none, on a disk when this returns. Raises UsageStoreError; the same ones may then be added again."""
+
+    def usage(self, query: UsageQuery) -> list[dict[str, Any]]:
+        """Return sums of records by the query's groups. Raises UsageStoreError."""
+
+    def identity(self) -> str:
+        """Return a name of what is kept here, which no other store has. Raises UsageStoreError."""
+
+    def interrupt(self) -> None:
+        """Let what another thread waits for fail."""
+
+    def close(self) -> None: ...
+
+
+def insertion(mark: str) -> str:
+    """Return the statement that adds a record, whose values `row` has. `mark`: what stands for a value."""
+    marks = ", ".join([mark] * len(COLUMNS))
+    return f"INSERT INTO usage ({', '.join(COLUMNS)}) VALUES ({marks}) ON CONFLICT (id) DO NOTHING"
+
+
+def row(record: UsageRecord) -> tuple[Any, ...]:
+    request, use = record.request, record.use
+    return (
+        request.id, request.request_id, request.account, request.key, request.model, record.site, request.started_s, record.ended_s,
+        record.outcome, *use[:4], record.cost, VERSION,
+        request.adapter, use.drafted, use.accepted, use.device_us, request.bytes_in, record.bytes_out, request.function, record.cpu_us,
+    )  # fmt: skip
+
+
+def selection(query: UsageQuery, day: str, mark: str) -> tuple[str, list[float | str]]:
+    """Return the statement that sums records, and its values. `day`: the date of started_s, in the store's own words."""
+    groups = [f"{day if name == 'day' else name} AS {name}" for name in query.by]
+    sums = [f"CAST(COALESCE(SUM({name}), 0) AS BIGINT) AS {name}" for name in SUMS]
+    chosen = ", ".join([*groups, "COUNT(*) AS requests", *sums, "CAST(SUM(cost) AS BIGINT) AS cost"])
+    where = f"started_s >= {mark} AND started_s < {mark}"
+    values: list[float | str] = [query.from_s, query.to_s]
+    if query.account is not None:
+        where += f" AND account = {mark}"
+        values.append(query.account)
+    order = ", ".join(str(i + 1) for i in range(len(query.by)))
+    behind = f" GROUP BY {order} ORDER BY {order}" if query.by else ""
+    return f"SELECT {chosen} FROM usage WHERE {where}{behind}", values
+
+
+def configured(key: str, made: Callable[[], Store]) -> Store:
+    """Return the store that a key of the router's file names. `made` imports what only that needs. Raises ConfigError."""
+    try:
+        return made()
+    except ImportError as error:
+        raise ConfigError(f"{key} needs what pip install 'pilotlight[postgres]' brings: {error}") from None
+    except UsageStoreError as error:
+        raise ConfigError(f"{key} is no database's URL: {error}") from None

@@ -1,0 +1,68 @@
+"""A connection to a PostgreSQL database that may go away and come back. Used by one thread at a time."""
+
+import os
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.rows import dict_row
+
+from pilotlight.edge_router.metering.ledger.ledger_store import UsageStoreError
+
+CONNECT_S = 5
+# A database whose machine is gone is noticed after some twenty seconds; what the URL says goes before.
+_DEFAULTS = {
+    "connect_timeout": CONNECT_S, "keepalives_idle": 10, "keepalives_interval": 3, "keepalives_count": 3, "tcp_user_timeout": 20_000,
+    "application_name": "pilotlight",
+}  # fmt: skip
+
+Connection = psycopg.Connection[dict[str, Any]]
+
+
+class PostgresDatabase:
+    def __init__(self, url: str, prepare: Callable[[Connection], None]) -> None:
+        """`prepare` brings its tables up to date, on each new connection. Raises UsageStoreError for what is no URL of a database."""
+        try:
+            given: dict[str, Any] = conninfo_to_dict(url)
+            self._conninfo = make_conninfo(**{**_DEFAULTS, **given})
+        except psycopg.ProgrammingError as error:
+            # Behind the first quote may come any part of the URL, its password too.
+            raise UsageStoreError(str(error).partition('"')[0].strip(" :\n")) from None
+        if "@" in str(given.get("host", "")):
+            raise UsageStoreError("it has two @: write one of a name or password as %40")
+        self._prepare = prepare
+        self._connection: Connection | None = None
+
+    @property
+    def is_open(self) -> bool:
+        return self._connection is not None
+
+    @contextmanager
+    def working(self) -> Iterator[Connection]:
+        """Yield a connection. Raises UsageStoreError; the next one is then another, as a database that comes back knows none of the old ones."""
+        try:
+            if self._connection is None:
+                self._connection = psycopg.connect(self._conninfo, autocommit=True, row_factory=dict_row)
+                self._prepare(self._connection)
+            yield self._connection
+        except (psycopg.Error, OSError) as error:
+            self.close()
+            raise UsageStoreError(" ".join(str(error).split()) or type(error).__name__) from None
+
+    def interrupt(self) -> None:
+        """End the connection under the thread that waits: a database that was stopped answers no request to cancel."""
+        if (connection := self._connection) is None:
+            return
+        try:
+            with socket.socket(fileno=os.dup(connection.fileno())) as ours:
+                ours.shutdown(socket.SHUT_RDWR)
+        except (OSError, psycopg.Error):
+            pass  # it has ended
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None

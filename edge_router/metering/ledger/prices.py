@@ -1,0 +1,67 @@
+"""Prices: what a million tokens of a model cost, from when on, and what lists of models say of it.
+
+Sums are integers, billionths of the currency, so that no sum depends on its order.
+"""
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from fnmatch import fnmatchcase
+from typing import Any
+
+from pilotlight.sites.network import PriceConfig
+from pilotlight.wire.hop.usage import ResourceUse
+
+BILLIONTHS = 1_000_000_000
+TOKENS = 1_000_000
+MOST_MODELS = 4096  # remembered: a client may name whatever it likes
+_ALWAYS = datetime(1, 1, 1, tzinfo=UTC)
+
+
+class PriceList:
+    def __init__(self, prices: Sequence[PriceConfig], currency: str) -> None:
+        self.currency = currency
+        # Stable: of prices from the same moment on, the first in the file counts.
+        self._newest_first = sorted(prices, key=lambda price: price.valid_from or _ALWAYS, reverse=True)
+        self._of_model: dict[str, list[PriceConfig]] = {}  # of these, what fits a model: patterns are slow
+
+    def become(self, other: "PriceList") -> None:
+        """Have the same prices as the other from now on."""
+        self.currency, self._newest_first, self._of_model = other.currency, other._newest_first, {}
+
+    def __bool__(self) -> bool:
+        return bool(self._newest_first)
+
+    def price(self, model: str, at_s: float) -> PriceConfig | None:
+        """Return the newest price of a model that is valid at a time, since the epoch."""
+        fitting = self._of_model.get(model)
+        if fitting is None:
+            fitting = [price for price in self._newest_first if fnmatchcase(model, price.model)]
+            if len(self._of_model) < MOST_MODELS:
+                self._of_model[model] = fitting
+        for price in fitting:
+            if price.valid_from is None or price.valid_from.timestamp() <= at_s:
+                return price
+        return None
+
+    def cost(self, model: str, at_s: float, use: ResourceUse) -> int | None:
+        price = self.price(model, at_s)
+        if price is None:
+            return None
+        cached = price.input if price.cached_input is None else price.cached_input
+        sums = ((use.prompt - use.cached) * price.input + use.cached * cached + use.output * price.output) * (
+            BILLIONTHS // TOKENS
+        )
+        return round(sums)
+
+    def told(self, model: str, at_s: float) -> dict[str, Any] | None:
+        """Return a model's price as lists of models have it: decimal strings, of one token."""
+        price = self.price(model, at_s)
+        if price is None:
+            return None
+        cached = price.input if price.cached_input is None else price.cached_input
+        each = {"prompt": price.input, "input_cache_read": cached, "completion": price.output}
+        return {name: _of_one(value) for name, value in each.items()} | {"currency": self.currency}
+
+
+def _of_one(per_million: float) -> str:
+    return f"{per_million / TOKENS:.15f}".rstrip("0").rstrip(".")

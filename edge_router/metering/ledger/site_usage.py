@@ -1,0 +1,74 @@
+"""What functions have used at their sites: what they asked of models there, and their processor time, which no router sees.
+
+Sites keep it until a ledger has it, and hand each record to one ledger; this asks them, writes, and says next time what is written. So each is in
+the ledger once, whichever of the processes is killed in between. Refuses to know functions.
+"""
+
+import asyncio
+import logging
+from collections import defaultdict
+from collections.abc import Mapping
+
+import msgspec
+
+from pilotlight.edge_router.backends.backend import Backend
+from pilotlight.edge_router.backends.site_control import SiteControl
+from pilotlight.edge_router.metering.ledger.accounting import Accounting
+from pilotlight.edge_router.metering.ledger.ledger_store import UsageStoreError
+from pilotlight.wire.hop.usage_records import USAGE_PATH, UsageAsked, UsageTold
+
+ASK_EVERY_S = 1.0
+ROUNDS = 20  # with one site, before the next one has its turn
+MOST_BYTES = 16 << 20
+
+log = logging.getLogger("pilotlight.ledger")
+
+
+class SiteUsage:
+    """Run `run()` as a task."""
+
+    def __init__(self, backends: Mapping[str, Backend], orders: SiteControl, accounting: Accounting) -> None:
+        assert accounting.ledger is not None, "there is something to write to"
+        self._backends = backends
+        self._orders = orders
+        self._accounting = accounting
+        self._ledger = accounting.ledger
+        self._identity = ""
+        self._written: defaultdict[str, tuple[str, ...]] = defaultdict(tuple)  # by site: what it does not know of yet
+
+    async def run(self) -> None:
+        while True:
+            await asyncio.sleep(ASK_EVERY_S)
+            try:
+                await self.collect()
+            except UsageStoreError as error:
+                log.warning("what functions have used stays at their sites until it can be written: %s", error)
+            except Exception:
+                log.exception("asking sites what their functions have used failed inside the router")
+
+    async def collect(self) -> None:
+        """Write what all sites have. Raises UsageStoreError."""
+        self._identity = self._identity or await self._ledger.identity()
+        for site in self._backends.values():
+            if site.state == "healthy" and site.status is not None and site.status.functions is not None:
+                for _ in range(ROUNDS):
+                    if not await self._collect_from(site.name):
+                        break
+
+    async def _collect_from(self, site: str) -> bool:
+        """Return whether there may be more."""
+        asked = msgspec.json.encode(UsageAsked(self._identity, self._written[site]))
+        answer = await self._orders.exchange("POST", site, USAGE_PATH, asked, most_bytes=MOST_BYTES)
+        if answer.status != 200:
+            return False
+        try:
+            told = msgspec.json.decode(
+                answer.body, type=UsageTold
+            )  # without what is written, of which the site knows now
+        except msgspec.MsgspecError as error:
+            log.warning("site %s reports what its functions have used in a form that cannot be read: %s", site, error)
+            return False
+        await self._ledger.add(told.records)
+        self._accounting.count(told.records)
+        self._written[site] = tuple(record.request.id for record in told.records)
+        return bool(told.records)

@@ -1,0 +1,134 @@
+"""Where a client stands: by the word of a front end that is believed, else by its address in a database, else beside the router.
+
+`x-client-geo` comes from CDNs and load balancers, and from anybody who invents it: it is believed from the networks that the router's file names
+and from other routers. The database is a file in MaxMind's format (its "MaxMind DB File Format Specification"; GeoLite2-City is one), read again
+when it changes. Knows no sites.
+"""
+
+import asyncio
+import ipaddress
+import logging
+from collections.abc import Callable, Iterable
+from functools import lru_cache
+from itertools import islice
+from pathlib import Path
+
+import maxminddb
+
+from pilotlight.edge_router.file_stamps import stamp
+from pilotlight.edge_router.routing.geo import parse_place
+from pilotlight.sites.config import ConfigError
+from pilotlight.sites.network import ClientsConfig
+from pilotlight.wire.hop.status import Place
+
+LOOK_EVERY_S = 30.0
+SAMPLED_NETWORKS = 1000  # of a database: without coordinates in any of them it is one of countries or providers
+REMEMBERED = 65_536  # addresses; a lookup takes some 5 us with the library's C part, and 60 without
+
+log = logging.getLogger(__name__)
+
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+FindPlace = Callable[[str, str, bool], Place | None]  # address, header, whether another router sent it
+
+
+class PlaceDatabase:
+    def __init__(self, file: Path) -> None:
+        """Raises ConfigError."""
+        self._file = file
+        self._seen = stamp(file)
+        try:
+            self._reader = _read(file)
+        except _Unusable as error:
+            raise ConfigError(f"clients.geo_database {file} cannot be used: {error}") from None
+        self._find = lru_cache(REMEMBERED)(self._looked_up)
+
+    def place(self, address: str) -> Place | None:
+        return self._find(address)
+
+    async def watch(self, every_s: float = LOOK_EVERY_S) -> None:
+        """Until cancelled."""
+        while True:
+            await asyncio.sleep(every_s)
+            await asyncio.to_thread(self.look)
+
+    def look(self) -> bool:
+        """Tell whether there was something new that could be used."""
+        seen = stamp(self._file)
+        if seen == self._seen:
+            return False
+        self._seen = seen
+        try:
+            reader = _read(self._file)
+        except _Unusable as error:
+            log.error("the new clients.geo_database cannot be used, the old one serves on: %s", error)
+            return False
+        self._reader = reader  # the old one's mapping goes with its last user
+        self._find.cache_clear()
+        log.warning("clients.geo_database was read again")
+        return True
+
+    def _looked_up(self, address: str) -> Place | None:
+        try:
+            return _coordinates(self._reader.get(plain_address(address)))
+        except ValueError:  # a Unix socket's, or a long one in a database of short ones
+            return None
+        except maxminddb.InvalidDatabaseError as error:
+            log.error("clients.geo_database is damaged where %s should be: %s", address, error)
+            return None
+
+
+class ClientPlaces:
+    def __init__(self, front_ends: Iterable[str], database: PlaceDatabase | None = None) -> None:
+        """`front_ends`: networks whose header is believed."""
+        self._front_ends: tuple[Network, ...] = tuple(ipaddress.ip_network(network) for network in front_ends)
+        self.database = database
+        self._is_front_end = lru_cache(REMEMBERED)(self._looked_up)
+
+    @classmethod
+    def of(cls, config: ClientsConfig) -> "ClientPlaces":
+        """Raises ConfigError."""
+        return cls(config.front_ends, PlaceDatabase(Path(config.geo_database)) if config.geo_database else None)
+
+    def place(self, address: str, header: str, is_hop: bool) -> Place | None:
+        """None: beside the router. Raises ApiError on a header that is believed and makes no sense. `is_hop`: another router sent it."""
+        if header and (is_hop or self._is_front_end(address)):
+            return parse_place(header)
+        return self.database.place(address) if self.database is not None else None
+
+    def _looked_up(self, address: str) -> bool:
+        try:
+            plain = plain_address(address)
+        except ValueError:  # a Unix socket's, or none
+            return False
+        return any(plain in network for network in self._front_ends)
+
+
+def plain_address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+    """::ffff:192.0.2.1 is 192.0.2.1 at a socket that takes both. Raises ValueError."""
+    address = ipaddress.ip_address(text)
+    return getattr(address, "ipv4_mapped", None) or address
+
+
+class _Unusable(Exception):
+    pass
+
+
+def _read(file: Path) -> maxminddb.Reader:
+    try:
+        reader = maxminddb.open_database(str(file))
+        if not any(_coordinates(record) for _, record in islice(reader, SAMPLED_NETWORKS)):
+            kind = reader.metadata().database_type
+            raise _Unusable(f"it has no coordinates (it is a {kind!r}): take a database of cities")
+    except (OSError, ValueError, maxminddb.InvalidDatabaseError) as error:
+        raise _Unusable(str(error)) from None
+    return reader
+
+
+def _coordinates(record: object) -> Place | None:
+    location = record.get("location") if isinstance(record, dict) else None
+    if not isinstance(location, dict):
+        return None
+    latitude, longitude = location.get("latitude"), location.get("longitude")
+    if not isinstance(latitude, float) or not isinstance(longitude, float):
+        return None
+    return Place("client", latitude, longitude) if -90 <= latitude <= 90 and -180 <= longitude <= 180 else None

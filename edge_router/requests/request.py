@@ -1,0 +1,467 @@
+"""Parsing requests: head and body go in, a ValidRequest comes out, and nothing behind it looks at the raw form again.
+
+It reads only what choosing a site needs: model, stream flag, session, messages. Whether the rest makes sense is the site's to judge, so the body
+travels on untouched.
+"""
+
+import asyncio
+import hashlib
+import os
+import re
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from random import getrandbits
+from typing import Annotated, Any, NamedTuple, TypeVar, TypeVarTuple
+
+import msgspec
+import orjson
+
+from pilotlight.dialects.body.exact_json import exact_loads
+from pilotlight.dialects.prefix_pieces import canonical
+from pilotlight.dialects.table import prompt_pieces
+from pilotlight.edge_router.requests.client_places import FindPlace
+from pilotlight.edge_router.requests.preferences import preferences
+from pilotlight.edge_router.requests.session import (
+    ConversationFingerprint,
+    Recall,
+    prefix_chain,
+    session_digest,
+    tenant_salt,
+)
+from pilotlight.edge_router.routing.views import RouteRequest
+from pilotlight.wire.chat import MAX_ITEMS, MAX_MESSAGES
+from pilotlight.wire.credentials import API_KEY, Key, bearer_token, owner_of, salted
+from pilotlight.wire.errors import ApiError, Dialect, dialect_of
+from pilotlight.wire.hop.continuation import ANSWER, AnswerName, encode_answer
+from pilotlight.wire.hop.data_sites import DATA_SITES
+from pilotlight.wire.hop.headers import (
+    ACCOUNT,
+    CLIENT_ADDRESS,
+    CLIENT_GEO,
+    CLIENT_ORIGIN,
+    HOP,
+    HOP_SECRET_ENV,
+    HOPS,
+    MAX_QUEUE_WAIT,
+    NO_BODY,
+    PREFIXES,
+    REQUEST_ID,
+    SESSION_AFFINITY,
+    Hop,
+    forwardable,
+    sign_hop,
+    signed_body,
+    site_of_hop,
+)
+from pilotlight.wire.hop.prefixes import encode_prompt_prefixes
+from pilotlight.wire.hop.status import Place
+
+FUNCTIONS = "/fn/"  # paths whose requests and answers are somebody's own: relayed as bytes, never read
+MODELS_AS_FUNCTIONS = "/fn/@"  # but for these: /fn/@org/model is a model's work
+AT_ONCE_BYTES = 256 << 10  # a body up to here is read in a few milliseconds, on the loop
+
+_RUN_PATH = re.compile(r"^/client/v4/accounts/([^/]+)/ai/run/(.+)$")
+_ACCOUNT_PATH = re.compile(r"^/client/v4/accounts/([^/]+)/")
+_NICE_ID = re.compile(r"^[A-Za-z0-9._:/+=@-]{1,128}$")
+# A client's own are dropped; an `Expect` was answered by our own server already.
+_WRITTEN_ANEW = frozenset({REQUEST_ID, "accept-encoding", "expect", CLIENT_GEO})
+_CREDENTIALS = frozenset({"authorization", "cookie", API_KEY.decode()})  # which no site needs for a model's work
+
+
+Arguments = TypeVarTuple("Arguments")
+Result = TypeVar("Result")
+
+# One for all: of several, each would keep the loop waiting for a turn of its own.
+_thread = ThreadPoolExecutor(1, "large bodies")
+
+
+async def aside_if_large(body: bytes, work: Callable[[*Arguments], Result], *args: *Arguments) -> Result:
+    """Do work on a body: of a large one in a thread, beside the event loop."""
+    if len(body) <= AT_ONCE_BYTES:
+        return work(*args)
+    return await asyncio.get_running_loop().run_in_executor(_thread, lambda: work(*args))
+
+
+class Head:
+    """The head of a request as it arrived."""
+
+    __slots__ = (
+        "_first", "dialect", "headers", "holder", "is_for_batch", "is_for_function", "is_websocket", "method", "path", "scheme", "target",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        method: str,
+        path: str,
+        target: str,
+        headers: list[tuple[str, str]],
+        *,
+        scheme: str = "http",
+        is_websocket: bool = False,
+        holder: Key | None = None,
+    ) -> None:
+        """`path` is decoded, `target` as it was sent, query included; headers' names are lower case; `scheme` is the connection's."""
+        self.method = method
+        self.path = path
+        self.target = target
+        self.headers = headers
+        self.scheme = scheme
+        self.is_websocket = is_websocket  # it asks for one
+        self.is_for_function = path.startswith(FUNCTIONS) and not path.startswith(MODELS_AS_FUNCTIONS)
+        self.holder = holder  # the known key that it has, once it is admitted
+        self.dialect = dialect_of(path, ((name.encode(), b"") for name, _ in headers))
+        self.is_for_batch = False  # nobody waits for its answer, and its request id is its own
+        self._first = dict(reversed(headers))
+
+    def hold(self, holder: Key | None) -> None:
+        """Note the known key that it has."""
+        self.holder = holder
+
+    def header(self, name: str) -> str:
+        """Return the first of that name, or nothing."""
+        return self._first.get(name, "")
+
+    def has(self, name: str) -> bool:
+        return name in self._first
+
+    @property
+    def key(self) -> str:
+        """The client's key; empty where it has none."""
+        return bearer_token(self.header("authorization"))
+
+    @property
+    def owner(self) -> str:
+        """The account that is known, or else the key."""
+        return self.key if self.holder is None else owner_of(None, self.holder.account.name)
+
+    @property
+    def may_be_repeated(self) -> bool:
+        """After it may have been begun. An answer of a model may always be made again; what a function did is not known."""
+        return not self.is_for_function or self.method in ("GET", "HEAD", "OPTIONS", "PUT", "DELETE")
+
+
+class _Anything(msgspec.Struct, gc=False):
+    """Some object."""
+
+
+_Items = Annotated[list[_Anything], msgspec.Meta(max_length=MAX_ITEMS)]
+
+
+class _MessageShape(msgspec.Struct, gc=False):
+    content: str | _Items | None = None
+    tool_calls: _Items | None = None
+
+
+class _Shape(msgspec.Struct, gc=False):
+    messages: list[_MessageShape] | None = None
+    tools: _Items | None = None
+
+
+_shape_decoder = msgspec.json.Decoder(_Shape)
+
+
+class ValidRequest(msgspec.Struct, frozen=True):
+    head: Head
+    body: bytes
+    model: str | None
+    wants_stream: bool
+    conversation: ConversationFingerprint
+    client: Place | None
+    request_id: str
+    forwarded_lines: bytes  # of the head; without a signature, which is made when they are sent
+    answer_name: AnswerName | None = None  # whichever site makes it; None: it is nothing that could be made twice
+    delivery: bytes = b""  # of a stream that is to be continued, what its client has
+    delivered_tokens: int = 0
+    most_tokens: int = 0  # that the answer may have, as the request says; 0: it does not
+    adapter: str = ""  # that a body names apart from its model
+    max_queue_ms: float | None = (
+        None  # with a longer queue the next site had better decline; None: it is to take the request
+    )
+
+    data_sites: str = ""  # that may see it, as its site is told (wire/hop/data_sites.py)
+
+    @property
+    def asked_model(self) -> str | None:
+        """The model with the adapter that it is asked for with, as accounts' lists name them."""
+        return f"{self.model}:{self.adapter}" if self.model is not None and self.adapter else self.model
+
+    @property
+    def wished_site(self) -> str:
+        """The site that the client would like best (`prefer: site=NAME`); empty: whichever answers first."""
+        return _wishes(self.head).get("site", "") if self.head.has("prefer") else ""
+
+    @property
+    def is_generated_whole(self) -> bool:
+        """The site is silent until the last token."""
+        return self.model is not None and not self.wants_stream
+
+    def expected_tokens(self, answer: int) -> int:
+        """Return what the request may come to, prompt included; `answer`: tokens of an answer of which it does not say how long it may be."""
+        has_answer = self.model is not None and bool(self.conversation.prefixes)  # texts to be embedded have none
+        return self.conversation.tokens + (self.most_tokens or (answer if has_answer else 0))
+
+    def route(self, recall: Recall, now_s: float) -> RouteRequest:
+        conversation = self.conversation
+        tokens = conversation.tokens + self.delivered_tokens  # both have to be computed where neither is cached
+        return RouteRequest(
+            self.model,
+            tokens,
+            conversation.placement_key,
+            recall.home,
+            self.client,
+            recall.held,
+            conversation.short_digests,
+            now_s,
+        )
+
+    def head_lines(self, secret: str, now_s: float, site: str, body: bytes) -> bytes:
+        """As the next site gets them. A signature is for one site, and lives for a minute: so each try has its own."""
+        lines = f"{REQUEST_ID}: {self.request_id}\r\n"
+        if secret:
+            if self.head.holder is not None:
+                lines += f"{ACCOUNT}: {self.head.holder.account.name}\r\n"
+            lines += f"{HOP}: {sign_hop(secret, now_s, _hop(self.head, self.request_id, site), body)}\r\n"
+            if self.answer_name is not None:
+                lines += f"{ANSWER}: {encode_answer(self.answer_name, self.delivery)}\r\n"
+            if self.data_sites:
+                lines += f"{DATA_SITES}: {self.data_sites}\r\n"
+            if self.max_queue_ms is not None:
+                lines += f"{MAX_QUEUE_WAIT}: {round(self.max_queue_ms)}\r\n"
+            if self.conversation.prefixes:
+                lines += f"{PREFIXES}: {encode_prompt_prefixes(self.conversation.short_digests)}\r\n"
+        return self.forwarded_lines + lines.encode("latin-1")
+
+
+def _hop(head: Head, request_id: str, site: str) -> Hop:
+    return Hop(head.method, head.path, request_id, site, head.target.partition("?")[2])
+
+
+def request_id_of(head: Head) -> str:
+    """The client's own if it is short and printable, else a new one."""
+    given = head.header(REQUEST_ID)
+    return given if given and _NICE_ID.match(given) else f"{getrandbits(128):032x}"  # a name, and no secret
+
+
+class RequestParser(NamedTuple):
+    """What a network has to say about its requests."""
+
+    secret: str
+    max_hops: int
+    find_place: FindPlace
+
+    def parse(self, head: Head, body: bytes, request_id: str, address: str) -> ValidRequest:
+        """Return what the router has to know of a request that came from `address`. May be called in a thread. Raises ApiError on what no site could
+        answer."""
+        secret = self.secret
+        digest = _signed_digest(head, secret) if secret and head.has(HOP) else None
+        is_hop = digest is not None
+        if is_hop and digest != (hashlib.sha256(body).hexdigest() if body else NO_BODY):
+            raise ApiError("forbidden", "the body is not the one that was signed")
+        hops = (_hops_so_far(head) if is_hop or not secret else 0) + 1
+        if hops > self.max_hops:
+            raise ApiError(
+                "invalid_request",
+                f"the request has passed {self.max_hops} routers: a site's url in a network file leads back to a router",
+            )
+        authorization = head.header("authorization") if is_hop else _site_authorization(head, secret)
+        lines = _forwarded_lines(head, hops, "" if is_hop else address, is_hop, authorization)
+        place = self.find_place(address, head.header(CLIENT_GEO), is_hop)
+        if place is not None:
+            lines += _place_line(place)
+        account, model = _account_and_model(head)
+        # Whatever type a body claims, it is read as sites read it: curl calls JSON a form, others octets.
+        fields = _parse(head, body) if body and not head.is_for_function else {}
+        if model is None:
+            named = fields.get("model")
+            model = named if isinstance(named, str) else None
+        salt = salted(tenant_salt(head.owner, account, secret), fields.get("cache_salt"))
+        conversation = _conversation(salt, head, fields, model or "")
+        name = AnswerName.fresh() if secret and model is not None else None
+        wants_stream = fields.get("stream") is True
+        most = _most_tokens(fields)
+        lora = fields.get("lora")
+        adapter = lora if isinstance(lora, str) else ""
+        return ValidRequest(
+            head,
+            body,
+            model,
+            wants_stream,
+            conversation,
+            place,
+            request_id,
+            lines,
+            name,
+            most_tokens=most,
+            adapter=adapter,
+        )
+
+
+def _most_tokens(fields: dict[str, Any]) -> int:
+    """Of all choices of all prompts together, in whichever dialect. What is no number is a site's to refuse."""
+    named: list[Any] = [fields.get(name) for name in ("max_completion_tokens", "max_tokens", "max_output_tokens", "n")]
+    *most, n = [int(value) if type(value) in (int, float) and 0 < value < 2**53 else 0 for value in named]
+    prompts = fields.get("prompt")
+    if not (isinstance(prompts, list) and prompts and isinstance(prompts[0], str | list)):
+        prompts = [prompts]  # numbers are one
+    return max(most) * max(1, n) * len(prompts)
+
+
+def speaks_for_an_account(head: Head, secret: str) -> bool:
+    """Tell whether the account that a request names is to be believed: another router passes it on, or a site asks by itself, for a function, which
+    has a model answer that the site lacks. Routers say how many a request has passed."""
+    may_speak = bool(head.header(ACCOUNT)) if head.has(HOPS) else not head.has("authorization")
+    return may_speak and _signed_digest(head, secret) is not None
+
+
+def site_key(head: Head, secret: str) -> str:
+    """Return what sites get in the place of a client's key: it tells tenants apart, and opens nothing. Without the network's secret they get the key
+    itself, for then nothing else says whose a request is. Raises ApiError."""
+    return tenant_salt(head.key, "", secret).hex() if secret and head.key else head.key
+
+
+def _site_authorization(head: Head, secret: str) -> str:
+    """Return the header's value; empty where sites get none. A function's author may read what its clients send, but no key of the network."""
+    if head.is_for_function:
+        return "" if head.holder is not None else head.header("authorization")
+    key = site_key(head, secret)
+    return f"Bearer {key}" if key else ""
+
+
+def _signed_digest(head: Head, secret: str) -> str | None:
+    """Return the digest of the body that a router or site has signed; None: neither did. A router has no name of its own: it may be any site's."""
+    signature = head.header(HOP)
+    hop = _hop(head, head.header(REQUEST_ID), site_of_hop(signature))
+    return signed_body(signature, secret, time.time(), hop)
+
+
+def hop_secret() -> str:
+    """The network's shared secret; empty where none is set."""
+    return os.environ.get(HOP_SECRET_ENV, "")
+
+
+def _hops_so_far(head: Head) -> int:
+    """Where the network has a secret, only its own routers are believed. Where it has none, everybody is: a client that invents a count harms
+    nobody but itself, and a loop still ends."""
+    count = head.header(HOPS)
+    return int(count) if count.isascii() and count.isdigit() and len(count) < 4 else 0
+
+
+def _forwarded_lines(head: Head, hops: int, address: str, is_hop: bool, authorization: str) -> bytes:
+    """`address`: the client's, where it is ours to say. A function reads it and versions are shared out by it, so a client's own word is dropped,
+    and so is its word of where it stands, which another router would take for ours. `authorization`: as sites get it."""
+    dropped = _WRITTEN_ANEW | ({"authorization"} if head.is_for_function else _CREDENTIALS)
+    lines = [f"{name}: {value}\r\n" for name, value in forwardable(head.headers) if name not in dropped]
+    if authorization:
+        lines.append(f"authorization: {authorization}\r\n")
+    if head.is_for_function:
+        if address:
+            lines = [line for line in lines if not line.startswith(CLIENT_ADDRESS + ":")]
+            lines.append(f"{CLIENT_ADDRESS}: {address}\r\n")
+        origin = head.header(CLIENT_ORIGIN) if is_hop else f"{head.scheme}://{head.header('host')}"
+        lines.append(f"{CLIENT_ORIGIN}: {origin}\r\n")
+    lines.append(f"accept-encoding: identity\r\n{HOPS}: {hops}\r\n")
+    return "".join(lines).encode("latin-1")
+
+
+def _place_line(place: Place) -> bytes:
+    return f"{CLIENT_GEO}: {place.latitude:g},{place.longitude:g}\r\n".encode()
+
+
+def _parse(head: Head, body: bytes) -> dict[str, Any]:
+    if head.header("content-encoding").lower() not in ("", "identity"):
+        raise ApiError("invalid_request", "a request body must not be compressed: drop the content-encoding header")
+    if len(body) > AT_ONCE_BYTES:
+        _check_shape(body)
+    try:
+        fields = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise ApiError("malformed_json", f"the body is not valid JSON: {error}") from None
+    if not isinstance(fields, dict):
+        raise ApiError("invalid_request", 'the body must be a JSON object, such as {"model": ...}')
+    messages = fields.get("messages")
+    if isinstance(messages, list):
+        _check_number(len(messages))
+        if not all([isinstance(message, dict) for message in messages]):
+            raise ApiError("invalid_request", "each message must be an object", param="messages")
+    return fields
+
+
+def _check_shape(body: bytes) -> None:
+    """Refuse a large body of too many parts before it is made into objects: 80,000 tool calls hold Python's lock for 125 ms, this look for 5 ms.
+    Raises ApiError; what is not JSON at all is refused by `_parse`."""
+    try:
+        shape = _shape_decoder.decode(body)
+    except msgspec.ValidationError as error:
+        sentence = f"messages, their parts, tool calls and tools must be lists of objects, {MAX_ITEMS} at most but for messages: {error}"
+        raise ApiError("invalid_request", sentence, param="messages") from None
+    except msgspec.DecodeError:
+        return
+    _check_number(len(shape.messages or ()))
+
+
+def _check_number(num_messages: int) -> None:
+    if num_messages > MAX_MESSAGES:
+        sentence = f"{num_messages} messages are more than the {MAX_MESSAGES} that are taken"
+        raise ApiError("invalid_request", sentence, param="messages")
+
+
+def _account_and_model(head: Head) -> tuple[str, str | None]:
+    """As far as the path names them."""
+    if head.path.startswith(MODELS_AS_FUNCTIONS):
+        return "", head.path.removeprefix(FUNCTIONS)
+    if not head.path.startswith("/client/"):
+        return "", None
+    if run := _RUN_PATH.match(head.path):
+        return run[1], run[2]
+    account = _ACCOUNT_PATH.match(head.path)
+    return account[1] if account else "", None
+
+
+def _conversation(salt: bytes, head: Head, fields: dict[str, Any], model: str) -> ConversationFingerprint:
+    name = head.header(SESSION_AFFINITY) or fields.get("prompt_cache_key")
+    session = session_digest(salt, model, name) if isinstance(name, str) and name else None
+    tools = fields.get("tools")
+    seed = model.encode() + b"\0" + (canonical(tools) if tools else b"")
+    dialect = Dialect.WORKERS_AI if head.path.startswith(MODELS_AS_FUNCTIONS) else head.dialect
+    prefixes = prefix_chain(salt, seed, prompt_pieces(dialect, fields))
+    if prefixes:
+        return ConversationFingerprint.of(session, prefixes, prefixes[-1].tokens)
+    texts = fields.get("input") or fields.get("text")  # to be embedded: no later request goes on from them
+    return ConversationFingerprint.of(session, (), len(canonical(texts)) // 4 if texts else 0)
+
+
+def wants_durable(head: Head, body: bytes) -> tuple[bool, bool, bytes]:
+    """Return whether the stream is to be durable, whether its client does not want to wait for it, and the body as a site is to see it. Raises
+    ApiError."""
+    if not (head.has("prefer") or b'"durable"' in body):
+        return False, False, body
+    wishes = _wishes(head)
+    is_async = wishes.get("respond-async") == ""  # with a value it is none that anybody has defined
+    try:
+        fields = exact_loads(body)
+    except orjson.JSONDecodeError:
+        return False, False, body  # the proxy has the words for that
+    if not isinstance(fields, dict):
+        return False, False, body
+    options = fields.get("stream_options")
+    durable = options.pop("durable", None) if isinstance(options, dict) else None
+    if durable is not None and not isinstance(durable, bool):
+        raise ApiError(
+            "invalid_request", "stream_options.durable must be true or false", param="stream_options.durable"
+        )
+    if durable and fields.get("stream") is not True:
+        raise ApiError(
+            "invalid_request", "a durable answer must be a stream: set stream to true", param="stream_options.durable"
+        )
+    if is_async and fields.get("stream") is not True:
+        is_async = False  # a preference, not a demand: an answer in one piece is waited for
+    if durable is None:
+        return is_async, is_async, body
+    if not options:
+        del fields["stream_options"]
+    return durable or is_async, is_async, orjson.dumps(fields)
+
+
+def _wishes(head: Head) -> dict[str, str]:
+    return preferences(value for name, value in head.headers if name == "prefer")

@@ -1,0 +1,179 @@
+"""Which site holds a conversation's beginning: a bounded, expiring table from salted digests to sites.
+
+A conversation is known by the name its client gave it (`x-session-affinity`, `prompt_cache_key`) and, without any name, by a chain of digests
+over its own messages: every turn repeats the turns before it, so one of its prefixes has been seen. All digests are keyed with the tenant's
+salt: equal conversations of two tenants have nothing in common (invariant I4). No text is kept, only digests, site names and token counts.
+
+A prefix can be held by several sites at once: a system prompt by all that have seen one of its conversations, a conversation by the site that
+it left a moment ago. The newest holder of a conversation's own prefix is its home; the others still count when prefill is priced.
+"""
+
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable
+from functools import lru_cache
+from typing import NamedTuple
+
+import msgspec
+from blake3 import blake3
+
+from pilotlight.edge_router.routing.views import Home
+from pilotlight.wire.hop.prefixes import short_digest
+
+DIGEST_BYTES = 16  # 2^64 entries before a collision is likely
+REMEMBERED_PREFIXES = (
+    32  # of one conversation, its newest: a branch from further back finds home by what its older turns have left here
+)
+FIRST_PREFIXES = 8  # kept of one request: by these it is placed and its home is found
+LAST_PREFIXES = 248
+SHORT_SEED = 256  # bytes: a model's name. With tools it is long, and not kept for the next request
+HOLDERS = (
+    6  # sites remembered for one prefix, the newest: what was sent elsewhere before has probably been evicted there
+)
+
+
+class Prefix(NamedTuple):
+    digest: bytes
+    tokens: int  # up to here, estimated
+    is_telling: bool = True  # it tells conversations apart; a system prompt does not
+
+
+class Recall(NamedTuple):
+    """What is known of a conversation's whereabouts."""
+
+    home: Home | None
+    held: dict[str, int]  # site -> tokens of this prompt in its prefix cache, shared beginnings included
+
+
+class ConversationFingerprint(msgspec.Struct, frozen=True):
+    """What is remembered of one request's conversation."""
+
+    session: bytes | None  # digest of the name the client gave it
+    prefixes: tuple[Prefix, ...]  # growing
+    tokens: int
+    short_digests: tuple[
+        tuple[int, int], ...
+    ] = ()  # (short digest, tokens up to there), longest first: what published digests are searched for
+
+    @classmethod
+    def of(cls, session: bytes | None, prefixes: tuple[Prefix, ...], tokens: int) -> "ConversationFingerprint":
+        newest = prefixes[: -REMEMBERED_PREFIXES - 1 : -1]
+        short = tuple([(short_digest(digest), tokens) for digest, tokens, _ in newest])
+        return cls(session, prefixes, tokens, short)
+
+    @property
+    def placement_key(self) -> bytes | None:
+        """The same for every turn, so that routers which share nothing place it at the same site."""
+        if self.session is not None:
+            return self.session
+        for prefix in self.prefixes:
+            if prefix.is_telling:
+                return prefix.digest
+        return None
+
+
+@lru_cache(4096)
+def tenant_salt(key: str, account: str, network_secret: str = "") -> bytes:
+    """One salt per tenant: a client's key, and an account. The network's routers agree on it, and nobody without its secret can compute it."""
+    hasher = blake3(derive_key_context="pilotlight edge_router tenant salt v1")
+    for part in (network_secret, account, key):
+        raw = part.encode()
+        hasher.update(len(raw).to_bytes(8, "big") + raw)
+    return hasher.digest(32)
+
+
+def session_digest(salt: bytes, model: str, name: str) -> bytes:
+    raw = model.encode()
+    return blake3(b"session" + len(raw).to_bytes(8, "big") + raw + name.encode(), key=salt).digest(DIGEST_BYTES)
+
+
+def prefix_chain(salt: bytes, seed: bytes, pieces: Iterable[tuple[bytes, bool]]) -> tuple[Prefix, ...]:
+    """One prefix per piece, each digest covering all pieces so far; of many, the first and the last ones are kept. `seed` is what precedes
+    them all (model, tools). A piece that is not marked as telling is a beginning that all of a tenant's conversations share: a site may hold
+    it, but nobody lives there for its sake."""
+    link = _root(salt, seed) if len(seed) <= SHORT_SEED else _root.__wrapped__(salt, seed)
+    size = len(seed)
+    first: list[Prefix] = []
+    last: deque[Prefix] = deque(maxlen=LAST_PREFIXES)
+    for piece, is_telling in pieces:
+        link = blake3(link + piece, key=salt).digest()
+        size += len(piece)
+        prefix = Prefix(link[:DIGEST_BYTES], size // 4, is_telling)  # four bytes a token: English in most vocabularies
+        (first if len(first) < FIRST_PREFIXES else last).append(prefix)
+    return (*first, *last)
+
+
+@lru_cache(4096)
+def _root(salt: bytes, seed: bytes) -> bytes:
+    """What all conversations of a tenant with a model begin with."""
+    return blake3(b"prefix" + seed, key=salt).digest()
+
+
+class _Holder(NamedTuple):
+    site: str
+    expires_at: float
+
+
+class _Entry(NamedTuple):
+    holders: tuple[_Holder, ...]  # newest first
+    tokens: int
+
+
+class SessionTable:
+    def __init__(self, max_entries: int, ttl_s: float, clock: Callable[[], float]) -> None:
+        self._max_entries = max_entries
+        self._ttl_s = ttl_s
+        self._clock = clock
+        self._entries: OrderedDict[bytes, _Entry] = OrderedDict()  # oldest first, so earliest to expire first
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def recall(self, conversation: ConversationFingerprint) -> Recall:
+        now = self._clock()
+        held: dict[str, int] = {}
+        longest: Home | None = None
+        for digest, tokens, is_telling in reversed(conversation.prefixes):
+            for site in self._holders(digest, now):
+                held.setdefault(site, tokens)
+                if longest is None and is_telling:
+                    longest = Home(site, tokens, by_name=False)
+            if longest is not None and len(held) >= HOLDERS:
+                break
+        named = self._holders(conversation.session, now) if conversation.session is not None else ()
+        if not named:
+            return Recall(longest, held)
+        assert conversation.session is not None
+        # A request may name a session whose messages we cannot follow.
+        tokens = held.get(named[0], self._entries[conversation.session].tokens)
+        cached = held[named[0]] = min(tokens, conversation.tokens)
+        return Recall(Home(named[0], cached, by_name=True), held)
+
+    def learn(self, conversation: ConversationFingerprint, site: str) -> None:
+        """`site` has begun to answer: it now holds every prefix of this conversation."""
+        now = self._clock()
+        for prefix in conversation.prefixes[-REMEMBERED_PREFIXES:]:
+            self._put(prefix.digest, site, prefix.tokens, now)
+        if (
+            conversation.prefixes and not conversation.prefixes[0].is_telling
+        ):  # a shared beginning is in use as long as anybody's is
+            self._put(conversation.prefixes[0].digest, site, conversation.prefixes[0].tokens, now)
+        if conversation.session is not None:
+            self._put(conversation.session, site, conversation.tokens, now)
+        self._forget(now)
+
+    def _holders(self, digest: bytes, now: float) -> tuple[str, ...]:
+        entry = self._entries.get(digest)
+        return () if entry is None else tuple([site for site, expires_at in entry.holders if expires_at > now])
+
+    def _put(self, digest: bytes, site: str, tokens: int, now: float) -> None:
+        known = self._entries.pop(digest, None)
+        newest = _Holder(site, now + self._ttl_s)
+        older = [holder for holder in known.holders if holder.site != site] if known is not None else []
+        self._entries[digest] = _Entry((newest, *older[: HOLDERS - 1]), tokens)
+
+    def _forget(self, now: float) -> None:
+        while self._entries:
+            oldest = next(iter(self._entries))
+            if len(self._entries) <= self._max_entries and self._entries[oldest].holders[0].expires_at > now:
+                return
+            del self._entries[oldest]

@@ -1,0 +1,385 @@
+"""The policy: predict, in milliseconds, when each site would answer, and send the request to where it costs least, client and others together.
+
+    cost  = rtt + queue_ahead + prefill(uncached tokens) + wake(model) + decode_step + full + doubt + lateness
+    score = cost + bounded(delay, most_delay) + bounded(repeat, most_repeat)
+    bounded(x, most) = x * most / (x + most)
+
+The cost is what the client waits: from what the site published, what this router has sent there, and what the site has done since. `doubt` is what a
+site pays that has not published lately, `lateness` one whose answers come later than it led us to expect (edge_router/backends/lateness.py).
+Everybody else
+loses twice. `delay`: those who come behind wait for this prefill. `repeat`: tokens that another site holds are computed again, which costs time and
+everybody cache. Either counts for less the larger it is, for a long prompt owes minutes, and would else be sent to the slowest site for it.
+
+`least` is what the client waits at the site that would answer it first, `usual` what requests wait in the network as it is:
+
+    most_delay  = delay_share * least / (1 + (least / usual)**2)
+    most_repeat = repeat_share * least / (1 + least / usual)
+
+A client that waits for less than is usual waits at most so many times longer than it must. One in the tail, which waits for long as it is, hardly
+steps aside for those behind it: its own time is certain, and they can still be sent elsewhere. To leave a cache where it is, which others will use
+for long, it waits at most repeat_share times what is usual.
+
+What a site lacks and a KV store that it shares with another one holds, it reads where that is faster than computing: `prefill` has both.
+
+Differences too small to trust do not move a conversation away from its cache, nor do they send every new conversation to one of several equal sites:
+among equals the home wins, then rendezvous hashing. What a move must save besides grows with the prefill that it repeats, and one late answer moves
+nobody (`proven_lateness_ms`). A site that has not measured itself is taken to be as fast as those that have.
+
+What was published is a second old when it is used, and other routers have used it, too. So each preference carries the queue up to which it is one:
+a site that has a longer one declines at once, says how long it is, and the request is ranked anew. The second and third carry it as well: when a
+site is lost, all that waited there go to the next at once.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from heapq import nsmallest
+from operator import itemgetter
+from typing import NamedTuple
+
+from pilotlight.edge_router.backends.rtt import seed_rtt_ms
+from pilotlight.edge_router.routing.placement import placement_order
+from pilotlight.edge_router.routing.views import BackendView, Preference, RouteRequest, eligible
+from pilotlight.wire.hop.status import ModelStatus
+
+# Pricing a site takes some 4 us, and a network may have thousands.
+MAX_NEAR = 16  # priced for being near and idle; a request asks five sites at most (three tries, two that decline) before it is ranked anew
+MAX_HOLDERS = 8  # priced for what they hold, the longest first
+SEARCHED_DIGESTS = 2  # of the prompt, its longest: what a conversation's last turn left. Shorter ones are looked for at the sites that are kept
+
+
+@dataclass(frozen=True, slots=True)
+class Assumptions:
+    """What the policy believes where nobody has measured, what it holds to be equal, and what it asks of a client for others' sake."""
+
+    prefill_tokens_per_s: float = 2000.0  # 0.5 ms a token; a 32B on a datacentre GPU needs about 0.37
+    wake_ms: float = 5000.0  # a model that must first be read from disk
+    unsaid_queue_tokens: int = 1024  # at a site that has not said lately
+    unsaid_ms: float = 150.0  # what else such a site may hide
+    full_ms: float = 10_000.0  # a site without a free permit would refuse: nearly the last resort
+    reach_ms: float = 10.0  # within measurement noise, and below what a reader notices
+    # What a move must save besides, for predictions are noisy: as long as the prefill that it repeats, and at most so long.
+    most_noise_ms: float = 250.0
+    stickiness_ms: float = 50.0  # on top of that, for a client that named its session and so asked to stay
+    unseen_s: float = 0.2  # of the work that reaches an average site: so much may have come since it published
+    most_load: float = 0.9  # waiting grows with 1 / (1 - load), and averages are never exact
+    # What a site computes again though another holds it counts so many times its prefill, times the network's load (some 0.2 on the day's mean of a
+    # heavy one): the prefill is certain and the queue that it avoids is not, and each further holder leaves others less cache. Divided by the square
+    # of the number of holders: what several hold is shared by many conversations, and one more copy of it will be used.
+    repeat_weight: float = 16.0
+    delay_share: float = 1.0  # of the least cost: the most that a client waits longer for those behind
+    repeat_share: float = (
+        2.0  # of the least cost, and of the usual one: the most that it waits longer to leave a cache where it is
+    )
+    queue_slack_ms: float = (
+        150.0  # a queue longer by less than this is not left for another: that costs a round trip or two
+    )
+
+
+class Priced(NamedTuple):
+    cost_ms: float  # what the client waits
+    delay_ms: float  # what those lose who come behind
+    repeat_ms: float  # what is lost by computing again what another site holds
+    backend: BackendView
+    terms: dict[str, float]
+    cached: int  # tokens of the prompt that need no prefill
+    ms_per_token: float  # of prefill
+
+
+class Scored(NamedTuple):
+    score_ms: float  # what sites are compared by
+    cost_ms: float
+    backend: BackendView
+    terms: dict[str, float]
+    cached: int
+    ms_per_token: float
+
+
+class TypicalMs(NamedTuple):
+    """What the sites that have measured themselves need on average. A site that has just started has no rates until it has worked: if it counted as
+    faster than those that have, each conversation would leave the site of its first turn."""
+
+    token: float  # of prefill
+    step: float  # of decode
+
+
+class CostPolicy:
+    def __init__(self, assumptions: Assumptions | None = None) -> None:
+        self.assumptions = assumptions or Assumptions()
+
+    def rank(self, request: RouteRequest, backends: Sequence[BackendView]) -> list[Preference]:
+        candidates = eligible(request, backends)
+        if len(candidates) > MAX_NEAR + MAX_HOLDERS:
+            candidates = shortlist(request, candidates)
+        wanted = request.model
+        models = [backend.model(wanted) if wanted is not None else None for backend in candidates]
+        cached = [backend.cached_tokens(request) for backend in candidates]
+        most_cached, network_load = max(cached, default=0), _network_load(models)
+        holders = sum([2 * held >= most_cached for held in cached])
+        repeat_weight = network_load * self.assumptions.repeat_weight / (holders * holders or 1)
+        stored, typical = _stored_tokens(models, cached), _typical_ms(models, self.assumptions.prefill_tokens_per_s)
+        priced = [
+            self.price(
+                request, backend, model, held, most_cached, repeat_weight, _readable(model, held, stored), typical
+            )
+            for backend, model, held in zip(candidates, models, cached, strict=True)
+        ]
+        if len(priced) == 1:
+            return [Preference(priced[0].backend, priced[0].cost_ms, priced[0].terms, "only")]
+        scored = self._scored(priced, _usual_ms(models))
+        order, reason = self._among_equals(request, scored, network_load)
+        return self._preferences(order, scored, reason)
+
+    def _preferences(self, order: list[Scored], scored: list[Scored], reason: str) -> list[Preference]:
+        """Each but the last with the longest queue that makes it one: the predicted queue, and what the next best site costs more."""
+        if not order:
+            return []
+        first = order[0]
+        others = [next(each for each in scored if each is not first), *order[2:]] if len(order) > 1 else []
+        slack_ms = self.assumptions.queue_slack_ms
+        preferences = [
+            Preference(
+                each.backend,
+                each.cost_ms,
+                each.terms,
+                reason if each is first else "spill",
+                each.terms["queue_ahead"] + max(0.0, other.score_ms - each.score_ms) + slack_ms,
+            )
+            for each, other in zip(order, others, strict=False)
+        ]
+        last = order[-1]
+        return [*preferences, Preference(last.backend, last.cost_ms, last.terms, "spill" if others else reason)]
+
+    def _scored(self, priced: list[Priced], usual_ms: float) -> list[Scored]:
+        """Best first. `usual_ms`: what requests wait, 0 where nobody has said."""
+        least_ms = min([each.cost_ms for each in priced], default=0.0)
+        over = least_ms / usual_ms if usual_ms else 0.0
+        most_delay_ms = self.assumptions.delay_share * least_ms / (1 + over * over)
+        most_repeat_ms = self.assumptions.repeat_share * least_ms / (1 + over)
+        scored = [
+            Scored(
+                each.cost_ms + _bounded(each.delay_ms, most_delay_ms) + _bounded(each.repeat_ms, most_repeat_ms),
+                each.cost_ms,
+                each.backend,
+                each.terms,
+                each.cached,
+                each.ms_per_token,
+            )
+            for each in priced
+        ]
+        scored.sort(key=_best_first)
+        return scored
+
+    def price(
+        self,
+        request: RouteRequest,
+        backend: BackendView,
+        model: ModelStatus | None,
+        cached: int,
+        most_cached: int,
+        repeat_weight: float,
+        readable: int,
+        typical: "TypicalMs",
+    ) -> Priced:
+        """`cached`: tokens of this prompt that the site holds, `most_cached`: that whichever site holds most of it does, `readable`: that it
+        could read from its KV store besides; `repeat_weight`: how many times the prefill of tokens that another site holds is lost to others;
+        `typical`: what a site that has not measured itself is taken to need."""
+        believed, status = self.assumptions, backend.status
+        # It changes slowly: a stale rate is better than a guess.
+        rate = model.prefill_tokens_per_s if model is not None else 0.0
+        ms_per_token = 1000 / rate if rate > 0 else typical.token
+        rtt_ms = _rtt_ms(request, backend)
+        prefill_ms = read_ms = queue_ms = wake_ms = step_ms = doubt_ms = delay_ms = repeat_ms = 0.0
+        if request.model is not None and (model is not None or status is None):
+            if model is not None and readable and model.kv_store_tokens_per_s > 1000 / ms_per_token:
+                read_ms = readable * 1000 / model.kv_store_tokens_per_s
+                cached += readable
+            prefill_ms = (request.prompt_tokens - cached) * ms_per_token
+            repeat_ms = repeat_weight * max(0, most_cached - cached) * ms_per_token
+            if model is not None:
+                load = min(believed.most_load, model.arriving_tokens_per_s * ms_per_token / 1000)
+                wake_ms, served_ms = self._wake_ms(request, backend, model)
+                queue_ms = _queue_ms(request, backend, model, ms_per_token, served_ms * (1 - load))
+                step_ms = 1000 / model.decode_tokens_per_s if model.decode_tokens_per_s > 0 else typical.step
+                if model.arriving_per_s:
+                    delay_ms = prefill_ms * _followers(model, queue_ms + wake_ms + prefill_ms / 2, load)
+            else:
+                queue_ms = max(backend.pending_tokens, backend.unanswered_tokens) * ms_per_token
+            if not backend.status_is_fresh or status is None:
+                # On top of what it said last: silence makes no site look better.
+                doubt_ms = believed.unsaid_ms + believed.unsaid_queue_tokens * ms_per_token
+        elif not backend.status_is_fresh:
+            doubt_ms = believed.unsaid_ms
+        full_ms = believed.full_ms if _occupancy(backend) >= 1 else 0.0
+        is_home = request.home is not None and request.home.site == backend.name
+        lateness_ms = backend.proven_lateness_ms if is_home else backend.lateness_ms
+        terms = {
+            "rtt": rtt_ms,
+            "queue_ahead": queue_ms,
+            "prefill": prefill_ms + read_ms,
+            "wake": wake_ms,
+            "decode_step": step_ms,
+            "full": full_ms,
+            "doubt": doubt_ms,
+            "lateness": lateness_ms,
+        }
+        cost_ms = rtt_ms + queue_ms + terms["prefill"] + wake_ms + step_ms + full_ms + doubt_ms + lateness_ms
+        return Priced(cost_ms, delay_ms, repeat_ms, backend, terms, cached, ms_per_token)
+
+    def _wake_ms(self, request: RouteRequest, backend: BackendView, model: ModelStatus) -> tuple[float, float]:
+        """What is left of the model's wake when this request is decided, and for how long the site has served its queue since it published."""
+        age_ms = max(0.0, request.now_s - backend.status_at_s) * 1000
+        if model.residency == "device":
+            return 0.0, age_ms
+        whole_ms = model.wake_ms if model.wake_ms > 0 else self.assumptions.wake_ms
+        if model.residency == "loading":
+            left_ms = whole_ms * (1 - min(1.0, max(0.0, model.loaded))) - age_ms
+        elif backend.pending_requests:  # what this router has sent since wakes it
+            left_ms = whole_ms - max(0.0, request.now_s - backend.pending_since_s) * 1000
+        else:
+            left_ms = whole_ms
+        return max(0.0, left_ms), max(0.0, -left_ms)
+
+    def _among_equals(
+        self, request: RouteRequest, scored: list[Scored], network_load: float
+    ) -> tuple[list[Scored], str]:
+        """`scored` cheapest first -> the order to try, and which branch of the policy chose its first."""
+        if not scored:
+            return scored, "only"
+        least_ms, home, reason = scored[0].score_ms, request.home, "cheapest"
+        # Work that may have come to a site since it published: the more, the less being cheapest means. In an idle network there is none.
+        reach_ms = max(self.assumptions.reach_ms, 1000 * self.assumptions.unseen_s * network_load)
+        if home is not None:
+            stickiness_ms = reach_ms + self.assumptions.stickiness_ms if home.by_name else reach_ms
+            at_home = next((each for each in scored if each.backend.name == home.site), None)
+            if at_home is not None:
+                repeated_ms = (at_home.cached - scored[0].cached) * scored[0].ms_per_token
+                stickiness_ms += _bounded(repeated_ms, self.assumptions.most_noise_ms)
+            if at_home is not None and at_home.score_ms <= least_ms + stickiness_ms:
+                return [at_home, *(each for each in scored if each is not at_home)], "home"
+            reason = "home_too_dear" if at_home is not None else "home_lost"
+        near = 1
+        while near < len(scored) and scored[near].score_ms <= least_ms + reach_ms:
+            near += 1
+        if request.placement_key is None or near == 1:
+            return scored, reason
+        mean = sum(_occupancy(each.backend) for each in scored) / len(scored)
+        placed = placement_order(request.placement_key, [each.backend for each in scored[:near]], mean)
+        by_name = {each.backend.name: each for each in scored[:near]}
+        return [
+            *(by_name[backend.name] for backend in placed),
+            *scored[near:],
+        ], "placed" if reason == "cheapest" else reason
+
+
+def shortlist(request: RouteRequest, backends: Sequence[BackendView]) -> list[BackendView]:
+    """Return the sites that are worth a price, at most MAX_NEAR + MAX_HOLDERS + 1, in their order: those that would answer first by round trip and
+    published queue, and whatever holds a part of the prompt as far as this router knows: what it sent there, and what publishes its longest prefixes.
+    """
+    if request.client is None:
+        waits_ms = [backend.rtt_ms + backend.backlog_ms for backend in backends]
+    else:
+        waits_ms = [seed_rtt_ms(request.client, backend.place) + backend.backlog_ms for backend in backends]
+    numbers = range(len(backends))
+    kept = set(nsmallest(MAX_NEAR, numbers, key=waits_ms.__getitem__))
+    held = {name: tokens for name, tokens in request.held.items() if tokens > 0}
+    if request.home is not None:
+        held[request.home.site] = request.prompt_tokens + 1  # the conversation's own: before any other holder
+    holders = [(held[backend.name], i) for i, backend in enumerate(backends) if backend.name in held]
+    for digest, tokens in request.digests[:SEARCHED_DIGESTS]:
+        holders += [(tokens, i) for i, backend in enumerate(backends) if digest in backend.prefixes]
+    holders.sort(key=lambda pair: (-pair[0], waits_ms[pair[1]]))
+    kept.update(map(itemgetter(1), holders[:MAX_HOLDERS]))
+    return [backends[number] for number in sorted(kept)]
+
+
+def _network_load(models: Sequence[ModelStatus | None]) -> float:
+    """Share of the time of all sites that have the model which the prefill of what reaches them takes; a fast site counts for more."""
+    arriving = able = 0.0
+    for model in models:
+        if model is not None and model.prefill_tokens_per_s > 0:
+            arriving += min(model.arriving_tokens_per_s, model.prefill_tokens_per_s)
+            able += model.prefill_tokens_per_s
+    return arriving / able if able else 0.0
+
+
+def _typical_ms(models: Sequence[ModelStatus | None], prefill_tokens_per_s: float) -> TypicalMs:
+    """`prefill_tokens_per_s`: where no site has measured its own."""
+    tokens = [
+        1000 / model.prefill_tokens_per_s for model in models if model is not None and model.prefill_tokens_per_s > 0
+    ]
+    steps = [
+        1000 / model.decode_tokens_per_s for model in models if model is not None and model.decode_tokens_per_s > 0
+    ]
+    token_ms = sum(tokens) / len(tokens) if tokens else 1000 / prefill_tokens_per_s
+    return TypicalMs(token_ms, sum(steps) / len(steps) if steps else 0.0)
+
+
+def _usual_ms(models: Sequence[ModelStatus | None]) -> float:
+    """Return what a request would wait in a queue and for its prefill, on average over those that come to any of the sites; 0: none does. They wait
+    for less, since they avoid the long queues; but without these the tail gives up its caches too easily (docs/measurements.md)."""
+    requests_per_s = waited_ms_per_s = 0.0
+    for model in models:
+        if model is not None and model.prefill_tokens_per_s > 0:
+            requests_per_s += model.arriving_per_s
+            waited_tokens = model.arriving_per_s * model.queued_tokens + model.arriving_tokens_per_s
+            waited_ms_per_s += 1000 * waited_tokens / model.prefill_tokens_per_s
+    return waited_ms_per_s / requests_per_s if requests_per_s > 0 else 0.0
+
+
+def _stored_tokens(models: Sequence[ModelStatus | None], cached: Sequence[int]) -> dict[str, int]:
+    """Return the tokens of the prompt that each KV store holds: as many as any site that shares it, for what they compute they write there."""
+    stored: dict[str, int] = {}
+    for model, held in zip(models, cached, strict=True):
+        if held and model is not None and model.kv_store:
+            stored[model.kv_store] = max(held, stored.get(model.kv_store, 0))
+    return stored
+
+
+def _readable(model: ModelStatus | None, cached: int, stored: Mapping[str, int]) -> int:
+    """Return how many tokens of the prompt a site could read from its store. They are priced at what it was measured to read them; a site that has
+    not read any is given none."""
+    return max(0, stored.get(model.kv_store, 0) - cached) if model is not None and stored else 0
+
+
+def _bounded(lost_ms: float, most_ms: float) -> float:
+    return lost_ms * most_ms / (lost_ms + most_ms) if lost_ms > 0 else 0.0
+
+
+def _best_first(scored: Scored) -> tuple[float, str]:
+    return scored.score_ms, scored.backend.name
+
+
+def _rtt_ms(request: RouteRequest, backend: BackendView) -> float:
+    """From the router, or from where the client is said to stand: then geography decides, plus what the router measures above its own estimate
+    (a site that answers late is late for everybody)."""
+    if request.client is None:
+        return backend.rtt_ms
+    return seed_rtt_ms(request.client, backend.place) + max(0.0, backend.rtt_ms - backend.seed_rtt_ms)
+
+
+def _queue_ms(
+    request: RouteRequest, backend: BackendView, model: ModelStatus, ms_per_token: float, worked_off_ms: float
+) -> float:
+    """What is left of the published queue and of what was sent since, when this request arrives. `worked_off_ms`: by how much the site has shortened
+    its queue since it published; others have sent to it as well, at the rate that it publishes. However short that leaves it, what this router sent
+    a moment ago is ahead, and so is what it sent behind a request that is still not answered."""
+    sent_ms = backend.pending_tokens * ms_per_token
+    since_ms = max(0.0, request.now_s - backend.pending_since_s) * 1000
+    work_ms = model.queued_tokens * ms_per_token + sent_ms
+    return max(0.0, work_ms - worked_off_ms, sent_ms - since_ms, backend.unanswered_tokens * ms_per_token)
+
+
+def _occupancy(backend: BackendView) -> float:
+    """Share of the permits in use as the site said last, and what was sent since."""
+    status = backend.status
+    return (
+        (status.inflight + backend.pending_requests) / status.max_inflight
+        if status is not None and status.max_inflight > 0
+        else 0.0
+    )
+
+
+def _followers(model: ModelStatus, ahead_ms: float, load: float) -> float:
+    """How many requests will come to the site before it is idle again, when it has work for so long: each waits longer by whatever is added to it.
+    A busy period that begins with work w lasts w / (1 - load) in any queue that serves in the order of arrival."""
+    return model.arriving_per_s * ahead_ms / 1000 / (1 - load)

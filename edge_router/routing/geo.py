@@ -1,0 +1,35 @@
+"""Where a client stands, and how far that is from a site.
+
+The place comes from `x-client-geo: latitude,longitude`, set by a front end that knows it (a CDN, a load balancer, an experimenter). Who is
+believed, and where a client stands who says nothing, is `client_places`' business.
+"""
+
+import math
+
+from pilotlight.wire.errors import ApiError
+from pilotlight.wire.hop.headers import CLIENT_GEO
+from pilotlight.wire.hop.status import Place
+
+EARTH_RADIUS_KM = 6371.0
+
+
+def parse_place(header: str) -> Place:
+    """`"52.3,4.8"` -> Place. Raises ApiError on anything that is not two numbers of degrees."""
+    first, _, second = header.partition(",")
+    try:
+        latitude, longitude = float(first), float(second)
+    except ValueError:
+        latitude = longitude = math.nan
+    if not (-90 <= latitude <= 90 and -180 <= longitude <= 180):  # false for NaN as well
+        message = f"{CLIENT_GEO} must be latitude,longitude in degrees, such as 52.3,4.8; it is {header[:40]!r}"
+        raise ApiError("invalid_request", message, param=CLIENT_GEO)
+    return Place("client", latitude, longitude)
+
+
+def distance_km(a: Place, b: Place) -> float:
+    """Great-circle distance (haversine: stable for near points, 0.5 % off at most because the Earth is no sphere)."""
+    phi_a, phi_b = math.radians(a.latitude), math.radians(b.latitude)
+    half_phi = (phi_b - phi_a) / 2
+    half_lambda = math.radians(b.longitude - a.longitude) / 2
+    h = math.sin(half_phi) ** 2 + math.cos(phi_a) * math.cos(phi_b) * math.sin(half_lambda) ** 2
+    return 2 * EARTH_RADIUS_KM * math.asin(min(1.0, math.sqrt(h)))

@@ -1,0 +1,46 @@
+"""Where a new conversation goes when several sites are equally good: rendezvous hashing, bounded by occupancy.
+
+Every router computes the same order from the same key without talking to another, and losing a site moves only that site's conversations.
+Knows keys and names; what makes sites equal is the policy's business.
+"""
+
+from collections.abc import Sequence
+
+from blake3 import blake3
+
+from pilotlight.edge_router.routing.views import BackendView
+
+BOUND = 1.25  # a site may hold so many times the mean occupancy before newcomers pass it by
+ALWAYS_FREE = (
+    0.05  # and below this occupancy it never counts as full: with three requests in the house, means mean nothing
+)
+MAX_WALK = 16  # sites that are hashed: the cheapest ones; a conversation has nothing to gain from the seventeenth
+
+
+def placement_order(
+    key: bytes, backends: Sequence[BackendView], mean_occupancy: float | None = None
+) -> list[BackendView]:
+    """Highest hash first; then, in the same order, sites above the bound and those whose trial period does not extend to this key; then those
+    beyond the walk as they came. `backends`: best first; `mean_occupancy`: over all sites, not only these."""
+    walked = backends[:MAX_WALK]
+    weights = {backend.name: _weight(key, backend.name) for backend in walked}
+    hashed = sorted(walked, key=lambda backend: (weights[backend.name], backend.name), reverse=True)
+    if mean_occupancy is None:
+        mean_occupancy = sum(backend.occupancy or 0.0 for backend in hashed) / max(1, len(hashed))
+    bound = max(ALWAYS_FREE, BOUND * mean_occupancy)
+    taken = [
+        backend
+        for backend in hashed
+        if (backend.occupancy or 0.0) <= bound and _is_taken_by(backend, weights[backend.name])
+    ]
+    names = {backend.name for backend in taken}
+    return [*taken, *(backend for backend in hashed if backend.name not in names), *backends[MAX_WALK:]]
+
+
+def _is_taken_by(backend: BackendView, weight: bytes) -> bool:
+    """A site that has only just come back takes a growing share of its keys, always the same ones first."""
+    return backend.slow_start >= 1 or weight[-1] < 256 * backend.slow_start
+
+
+def _weight(key: bytes, name: str) -> bytes:
+    return blake3(key + name.encode()).digest(8)

@@ -1,0 +1,273 @@
+"""Choosing sites: which one a request is sent to next, when it had better leave one, and what is learnt from what came of it.
+
+Joins the policy, the sites as they are known, the table of sessions and the budget of retries. A site may be silent for many times what its own
+published pace explains before another one is asked: a link that loses packets, or an engine that has frozen, keeps answering probes while its streams
+stand still. Sends nothing.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from pilotlight.edge_router.backends.backend import Backend, Ticket
+from pilotlight.edge_router.backends.wake_hints import WakeHints
+from pilotlight.edge_router.forwarding.request_state import RequestState, RetryBudget
+from pilotlight.edge_router.forwarding.site_failure import SiteFailed
+from pilotlight.edge_router.forwarding.upstream import UpstreamResponse
+from pilotlight.edge_router.requests.request import FUNCTIONS, ValidRequest
+from pilotlight.edge_router.requests.session import SessionTable
+from pilotlight.edge_router.routing.data_places import AllowedSites, DataPlaces, refusal
+from pilotlight.edge_router.routing.views import BackendView, Policy, Preference, RouteRequest, may_serve
+from pilotlight.edge_router.services.finetune_registry import SiteFinetunes
+from pilotlight.edge_router.telemetry.metrics import RouterMetrics
+from pilotlight.sites.network import RelayConfig
+from pilotlight.wire.errors import ApiError
+from pilotlight.wire.hop.continuation import ContinuationError
+from pilotlight.wire.hop.data_sites import encode_data_sites
+from pilotlight.wire.hop.status import ModelStatus
+
+MAX_RETRY_AFTER_S = 60.0
+TRY_AGAIN_S = 0.5  # between rounds over the sites, while a stream that was cut can go on at none
+INTERVALS = (
+    50  # decode steps that a site may take for one token: others' prompts come between, and a sequence may be preempted
+)
+TIMES = 4.0  # the predicted wait for a first token: predictions are averages
+
+Rank = Callable[[ValidRequest], tuple[RouteRequest, list[Preference]]]
+
+log = logging.getLogger(__name__)
+
+
+class SiteSelector:
+    def __init__(
+        self,
+        backends: Mapping[str, Backend],
+        policy: Policy,
+        sessions: SessionTable,
+        metrics: RouterMetrics,
+        clock: Callable[[], float],
+        places: DataPlaces,
+        finetunes: SiteFinetunes,
+        hints: WakeHints,
+    ) -> None:
+        self.backends = backends
+        self.places = places
+        self.finetunes = finetunes
+        self.retries = RetryBudget(clock)
+        self._hints = hints
+        self._policy = policy
+        self._sessions = sessions
+        self._metrics = metrics
+        self._clock = clock
+
+    def rank(self, request: ValidRequest) -> tuple[RouteRequest, list[Preference]]:
+        route = request.route(self._sessions.recall(request.conversation), self._clock())
+        ranking = self._policy.rank(route, self._views(request))
+        if request.wished_site:
+            ranking.sort(key=lambda preference: preference.backend.name != request.wished_site)
+            if ranking and ranking[0].backend.name == request.wished_site:
+                ranking[0] = replace(ranking[0], reason="asked for", max_queue_ms=None)
+        return route, ranking
+
+    def _views(self, request: ValidRequest) -> list[BackendView]:
+        """Return the sites that may see the request, and have its function where any says so, or its adapter if an account has uploaded that. While
+        none says so, those that have never published anything: that the others do not have the function is no word on whether it is there."""
+        asked: Iterable[Backend] = self.backends.values()
+        if request.head.is_for_function:
+            name = request.head.path.removeprefix(FUNCTIONS).partition("/")[0]
+            saying_so = [backend for backend in asked if name in backend.published.functions]
+            asked = saying_so or [backend for backend in asked if backend.status is None] or asked
+        views = [backend.view() for backend in asked]
+        if not self.finetunes.is_empty and (holders := self.finetunes.asked_by(request)):
+            views = [view for view in views if view.name in holders]
+        allowed = self._allowed(request)
+        return views if allowed is None else [view for view in views if view.name in allowed.names]
+
+    def _allowed(self, request: ValidRequest) -> AllowedSites | None:
+        if self.places.is_empty:
+            return None
+        return self.places.allowed(request, None if request.model is None else self.own_name(request.model))
+
+    def data_sites(self, request: ValidRequest) -> str:
+        """Return the sites that may see a request, as the one that answers it is told."""
+        allowed = self._allowed(request)
+        return encode_data_sites(None if allowed is None else allowed.names)
+
+    def own_name(self, model: str) -> str:
+        """Return the name of a model that may have been asked for by an alias; the one it was asked for by where no site tells."""
+        return self.own_names(model)[0]
+
+    def own_names(self, model: str) -> tuple[str, str]:
+        """Return `own_name`, and the name of the adapter that was asked for behind it; empty: none was."""
+        for backend in self.backends.values():
+            if (known := backend.view().model(model)) is not None:
+                return known.name, "" if model == known.name or model in known.aliases else model.rpartition(":")[2]
+        return model, ""
+
+    async def next_site(self, proxied: RequestState) -> tuple[RouteRequest, Preference] | None:
+        """Return the best site not yet tried. Ranked anew each time: while one kept us waiting, others have failed, and others have come back."""
+        tries, is_new = proxied.tries, proxied.recovery.lost is None
+        if tries.repeated and is_new:
+            return None
+        if tries.failures and is_new and not (tries.is_paid or self.retries.withdraw(proxied.request.head.owner)):
+            return None
+        tries.is_paid = False
+        while not proxied.is_out_of_tries(self._clock()):
+            route, preferences = self.rank(proxied.request)
+            if len(preferences) > 1 and proxied.is_at_first_try:
+                self._hints.consider(route.model, preferences)
+            for preference in preferences:
+                if preference.backend.name not in tries.excluded:
+                    return route, preference
+            if tries.take_back_declined():
+                continue
+            if (last := self._last_resort(proxied.request, route, tries.excluded)) is not None:
+                return route, last
+            if is_new:
+                return None
+            await asyncio.sleep(TRY_AGAIN_S)
+            tries.try_again()
+        return None
+
+    def _last_resort(self, request: ValidRequest, route: RouteRequest, excluded: set[str]) -> Preference | None:
+        """Return the best of those that no ranking names while better ones are thought to be left: they missed probes, or their last answers were
+        failures. One that is known not to have the model could only say so."""
+        views = [view for view in self._views(request) if view.name not in excluded]
+        preferences = self._policy.rank(route, [view for view in views if may_serve(view, route.model)])
+        return preferences[0] if preferences else None
+
+    def is_wanted_elsewhere(self, proxied: RequestState, backend: Backend) -> bool:
+        """Whether a draining site's stream has another site to go to; it is asked for now and then. Where there is none, the site may finish it."""
+        backend.refused_draining()
+        now = self._clock()
+        if now < proxied.look_again_at:
+            return False
+        proxied.look_again_at = now + TRY_AGAIN_S
+        _, preferences = self.rank(proxied.request)
+        return any(preference.serves(proxied.request.model) for preference in preferences)
+
+    def note_failure(self, backend: Backend, ticket: Ticket, request: ValidRequest, failure: SiteFailed) -> None:
+        """What a failed attempt says about the site."""
+        log.info("site %s failed before its first byte: %s", backend.name, failure.detail)
+        self._metrics.tried(backend.name, failure.kind)
+        if failure.kind == "declined":
+            ticket.refused()  # it is well, and said so
+            backend.declined(request.model or "", failure.queued_tokens, ticket.sent_at)
+        elif failure.kind == "no_model" or (failure.kind == "full" and request.head.is_for_function):
+            ticket.refused()  # nothing is wrong with it where its other models, or functions, are concerned
+        elif failure.kind == "failing":
+            ticket.is_undecided = True  # until another site has answered the same request
+        elif failure.kind in ("untrusted", "no_files"):
+            ticket.refused()  # its probes, which are signed as well, will tell; and it is not to blame for our own limits
+        elif failure.kind == "connect":
+            backend.failed(failure.detail)
+        elif failure.kind == "draining":
+            backend.refused_draining()
+
+    def note_answer(
+        self, proxied: RequestState, preference: Preference, response: UpstreamResponse, elapsed_s: float
+    ) -> None:
+        """What a begun answer says: where the conversation lives now, and how good the prediction was."""
+        self._metrics.tried(preference.backend.name, "answered")
+        self._metrics.decided(preference)
+        if response.failure is None:
+            for site, failure in proxied.tries.failures.items():
+                if failure.kind == "failing":
+                    self.backends[site].failed_plainly()
+        if response.status < 400:
+            self._sessions.learn(proxied.request.conversation, preference.backend.name)
+            if response.body is None and proxied.is_at_first_try:
+                self._metrics.first_token(preference, elapsed_s)
+                if (expected_ms := proxied.expected_ms(preference)) is not None:
+                    self.backends[preference.backend.name].first_token(expected_ms, 1000 * elapsed_s)
+
+    def nothing_left(self, request: ValidRequest, failures: Mapping[str, SiteFailed], repeated: str = "") -> ApiError:
+        """Return what a client gets whose request no site has answered. `repeated`: the words in which two sites failed alike."""
+        if repeated:
+            return ApiError("engine_error", f"two sites failed in the same way, so no other was asked: {repeated}")
+        if (allowed := self._allowed(request)) is not None:
+            told = [f"{site}: {failure.detail}" for site, failure in failures.items()]
+            known = [each for each in self.backends.values() if each.name in allowed.names]
+            return refusal(
+                allowed, "; ".join(told or [f"{each.name} is {each.state}: {each.detail}" for each in known])
+            )
+        if failures:
+            tried = "; ".join(f"{site}: {failure.detail}" for site, failure in failures.items())
+            sentence = f"no site could answer; tried {tried}"
+        else:
+            states = "; ".join(f"{each.name} is {each.state}: {each.detail}" for each in self.backends.values())
+            sentence = f"no site is available; {states}"
+        hints = [failure.retry_after_s for failure in failures.values() if failure.retry_after_s is not None]
+        return ApiError("no_site_available", sentence, retry_after_s=min([*hints, MAX_RETRY_AFTER_S]) if hints else 1.0)
+
+
+def stall_limit_s(model: ModelStatus | None, stall_s: float) -> float:
+    """Between two tokens."""
+    if model is None:
+        return stall_s
+    if model.decode_tokens_per_s > 0:
+        stall_s = max(stall_s, INTERVALS / model.decode_tokens_per_s)
+    if model.prefill_tokens_per_s > 0:
+        stall_s += model.queued_tokens / model.prefill_tokens_per_s
+    return stall_s
+
+
+def first_token_limit_s(preference: Preference, name: str | None, stall_s: float) -> float:
+    """Before the first one; without bound where nobody has measured, or the model must wake first."""
+    model = preference.backend.model(name) if name is not None else None
+    if model is None or model.residency != "device" or model.prefill_tokens_per_s <= 0:
+        return float("inf")
+    expected_ms = sum([preference.terms.get(term, 0.0) for term in ("rtt", "queue_ahead", "prefill", "decode_step")])
+    return max(stall_s, TIMES * expected_ms / 1000)
+
+
+class AttemptPace(NamedTuple):
+    """Whether one request had better leave one site."""
+
+    proxied: RequestState
+    backend: Backend
+    config: RelayConfig
+    rank: Rank
+    retries: RetryBudget
+
+    def is_frozen(self) -> bool:
+        return self.backend.is_frozen
+
+    def is_stalled(self, silent_s: float) -> bool:
+        """Its stream has stood still for longer than the site's own pace explains, and can be moved."""
+        proxied, model = self.proxied, self.proxied.request.model
+        if silent_s < self.config.stall_s or model is None or not proxied.recovery.may_move:
+            return False
+        if silent_s < stall_limit_s(self.backend.view().model(model), proxied.recovery.stall_s):
+            return False
+        try:
+            proxied.log.delivery()
+        except ContinuationError:
+            return False
+        return self._has_other({self.backend.name})
+
+    def first_stall_s(self, preference: Preference) -> float:
+        request = self.proxied.request
+        if request.is_generated_whole or request.head.is_for_function:
+            return float("inf")
+        return first_token_limit_s(preference, request.model, self.proxied.first_stall_s)
+
+    def may_leave(self) -> bool:
+        """Before its first token. The try that follows is paid for now: a request must not be left without one."""
+        proxied, tries = self.proxied, self.proxied.tries
+        if proxied.recovery.lost is not None:
+            return True
+        if len(tries.failures) + 1 >= self.config.max_tries or not proxied.request.head.may_be_repeated:
+            return False
+        owner = proxied.request.head.owner
+        if self._has_other(tries.excluded | {self.backend.name}) and self.retries.withdraw(owner):
+            tries.is_paid = True
+        return tries.is_paid
+
+    def _has_other(self, than: set[str]) -> bool:
+        request = self.proxied.request
+        others = [each for each in self.rank(request)[1] if each.backend.name not in than]
+        return any(each.backend.state == "healthy" and each.serves(request.model) for each in others)

@@ -1,0 +1,181 @@
+"""What every policy is given and what it returns. A policy is one file and one method: `rank(request, backends) -> preferences`.
+
+A policy sees frozen snapshots, no sockets and no clock, so that a simulator can ask it the same questions. Failover is "the next preference".
+The snapshots are msgspec's structs because a decision makes several: each takes 0.1 us, a frozen dataclass of as many fields 1.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Literal, Protocol
+
+import msgspec
+
+from pilotlight.wire.hop.status import ModelStatus, Place, SiteStatus
+
+State = Literal["unknown", "healthy", "unhealthy", "draining"]
+MAX_DECLINES = 2  # times that one request may be declined: whoever is asked then takes it, however long its queue is
+USABLE: tuple[State, ...] = ("healthy", "unknown")  # a router that has just started asks before it knows
+
+
+class Home(msgspec.Struct, frozen=True):
+    """The site that answered this conversation before and still holds its beginning in its prefix cache."""
+
+    site: str
+    cached_tokens: int
+    by_name: (
+        bool  # the client named the session itself, so it asked to stay; otherwise the router recognised its messages
+    )
+
+
+class RouteRequest(msgspec.Struct, frozen=True):
+    """All a policy may know of a request."""
+
+    model: str | None = None
+    prompt_tokens: int = 0  # an estimate
+    placement_key: bytes | None = None  # equal for all turns of one conversation, different between tenants
+    home: Home | None = None
+    client: Place | None = None  # None: beside the router
+    held: Mapping[str, int] = msgspec.field(
+        default_factory=dict
+    )  # site -> tokens of this prompt that this router has sent there
+    digests: tuple[tuple[int, int], ...] = ()  # (short digest of a prefix, tokens up to there), longest first
+    now_s: float = 0.0  # when it is to be decided, by the clock that stamped the views
+
+    def sent_tokens(self, site: str) -> int:
+        """Of this prompt, what this router knows to have been computed at the site."""
+        known = self.held.get(site, 0)
+        return max(known, self.home.cached_tokens) if self.home is not None and self.home.site == site else known
+
+    def uncached_tokens(self, site: str) -> int:
+        return max(0, self.prompt_tokens - self.sent_tokens(site))
+
+
+class BackendView(msgspec.Struct, frozen=True):
+    """A site as the router knows it. It stays true until something happens at the site or to it; times are of the router's clock."""
+
+    name: str
+    state: State
+    place: Place
+    rtt_ms: float  # between router and site
+    seed_rtt_ms: float  # the same, had it never been measured
+    outstanding: int = 0  # this router's requests under way there
+    pending_requests: int = 0  # of these, sent since the site published its status, and not yet answering
+    pending_tokens: int = 0  # their prompt tokens
+    pending_since_s: float = 0.0  # when the first of them was sent
+    unanswered_tokens: int = (
+        0  # prompt tokens of what this router sent behind its oldest unanswered request there, whatever the status says
+    )
+    lateness_ms: float = 0.0  # by how much its answers come later than this router expects
+    proven_lateness_ms: float = (
+        0.0  # the same as more than one answer has shown: what moves a conversation away from its cache
+    )
+    backlog_ms: float = 0.0  # published queue of its busiest model
+    status: SiteStatus | None = None
+    status_is_fresh: bool = False
+    status_at_s: float = 0.0  # when the status was asked for
+    prefixes: frozenset[int] = frozenset()  # short digests that the site published as cached, all its models together
+    is_ejected: bool = False  # its last answers were failures: not asked while enough others are left
+    slow_start: float = 1.0  # below 1 while it has only just (re)appeared: the share of new conversations it takes
+
+    def cached_tokens(self, request: RouteRequest) -> int:
+        """Tokens of the prompt that need no prefill here: what this router sent there, or what the site itself says that it holds."""
+        sent = request.sent_tokens(self.name)
+        if self.prefixes:
+            for digest, tokens in request.digests:
+                if tokens <= sent:
+                    break
+                if digest in self.prefixes:
+                    sent = tokens
+                    break
+        return min(sent, request.prompt_tokens)
+
+    def model(self, name: str) -> ModelStatus | None:
+        if self.status is not None:
+            for model in self.status.models:  # a loop, not a generator: 25 sites a decision make the difference 20 us
+                if name == model.name or name in model.aliases or is_adapter_of(name, model):
+                    return model
+        return None
+
+    @property
+    def is_usable(self) -> bool:
+        return self.state in USABLE
+
+    @property
+    def occupancy(self) -> float | None:
+        """Share of the site's permits in use, what was sent since included. None: nobody has said lately."""
+        if self.status is None or not self.status_is_fresh or self.status.max_inflight <= 0:
+            return None
+        return (self.status.inflight + self.pending_requests) / self.status.max_inflight
+
+
+def is_adapter_of(name: str, model: ModelStatus) -> bool:
+    """Tell whether a name is that of a model with one of its adapters behind it, `MODEL:ADAPTER`: whether the site has that, it says itself."""
+    if ":" not in name:
+        return False
+    base = name.rpartition(":")[0]
+    return base == model.name or base in model.aliases
+
+
+class Preference(msgspec.Struct, frozen=True):
+    """One place in the order of preference, with the reasons for it."""
+
+    backend: BackendView
+    cost_ms: float
+    terms: dict[str, float]
+    reason: str
+    max_queue_ms: float | None = (
+        None  # with a longer queue than this the site had better decline; None: any is accepted
+    )
+
+    @property
+    def expected_ms(self) -> float:
+        """When the first token should reach this router, by what the site has said and was sent: without what is only feared of it. The path is the
+        router's own, though sites be compared by the client's."""
+        terms, rtt_ms = self.terms, self.backend.rtt_ms
+        feared_ms = terms.get("doubt", 0.0) + terms.get("full", 0.0) + terms.get("lateness", 0.0)
+        return self.cost_ms - feared_ms + (rtt_ms - terms.get("rtt", rtt_ms))
+
+    def serves(self, model: str | None) -> bool:
+        """Sites that do not have the model are ranked, too, where none has it."""
+        return self.backend.status is None or model is None or self.backend.model(model) is not None
+
+    def explained(self, tries: int) -> str:
+        """The decision in a header: `site=ams1; cost=12.3; rtt=0.4; ...; tries=1; reason=home`."""
+        terms = "".join([f"; {name}={value:.1f}" for name, value in self.terms.items()])
+        return f"site={self.backend.name}; cost={self.cost_ms:.1f}{terms}; tries={tries}; reason={self.reason}"
+
+
+class Policy(Protocol):
+    def rank(self, request: RouteRequest, backends: Sequence[BackendView]) -> list[Preference]:
+        """The sites to try, best first. Empty when none is usable."""
+        ...
+
+
+HEALTHY_FLOOR = (
+    0.5  # of the usable sites: ejection never leaves fewer, since many failing at once are rarely the sites' own fault
+)
+
+
+def eligible(request: RouteRequest, backends: Sequence[BackendView]) -> list[BackendView]:
+    """Return the usable sites among those that serve the model, or of which that is not known; only if each is known not to, all sites count, so
+    that one of them can say so. When none is usable, the least bad ones: a site that missed its probes may still answer, one that drains is
+    certain to refuse. So a model whose only site is away is never asked for at the others, which would call it unknown."""
+    if len(backends) == 1:  # there is no choice
+        return list(backends) if backends[0].state in USABLE or backends[0].state == "unhealthy" else []
+    serving = [backend for backend in backends if may_serve(backend, request.model)]
+    # One that failed to load it says so, and that another attempt may be worth it.
+    serving = (
+        serving or [backend for backend in backends if request.model and backend.model(request.model)] or list(backends)
+    )
+    usable = [backend for backend in serving if backend.state in USABLE]
+    usable = usable or [backend for backend in serving if backend.state == "unhealthy"]
+    kept = [backend for backend in usable if not backend.is_ejected]
+    return kept if len(kept) >= HEALTHY_FLOOR * len(usable) else usable
+
+
+def may_serve(backend: BackendView, name: str | None) -> bool:
+    if backend.status is None or name is None:
+        return True
+    for model in backend.status.models:  # not BackendView.model(): one call less for each site of a large network
+        if name == model.name or name in model.aliases or is_adapter_of(name, model):
+            return model.residency != "failed"
+    return False

@@ -1,0 +1,257 @@
+"""The queue of batches: answers waiting requests wherever the network has idle capacity, each account's in turn.
+
+A request takes the way that any other takes, so it goes on elsewhere when a site dies, is held to its account's models, quotas and places, and is
+billed. Its usage record has the request's own name for its id: one that was answered by a router which was killed before it could keep the answer
+is asked again, and billed once. Capacity is idle at a site where nothing waits and few are at work; so whoever waits for an answer goes first.
+"""
+
+import asyncio
+import logging
+import sqlite3
+import time
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TypeVar, TypeVarTuple
+
+import orjson
+
+from pilotlight.edge_router.backends.backend import Backend
+from pilotlight.edge_router.forwarding.proxy import Proxy
+from pilotlight.edge_router.requests.request import Head
+from pilotlight.edge_router.services.batches.batch_store import BatchStore, StoredBatch, WaitingRequest
+from pilotlight.wire.credentials import Access, Key
+from pilotlight.wire.errors import ApiError
+
+IDLE_BELOW = 8  # requests at a site, whoever's
+LOOK_EVERY_S = 0.5  # at sites' status, which is a second old
+SWEEP_EVERY_S = 60.0
+TRIES_OF_ERRORS = 3  # of a request that fails at sites that took it
+FIRST_WAIT_S = 1.0  # before a second try; twice that before the next
+LONGEST_WAIT_S = 60.0
+TRY_LATER = (429, 502, 503)  # nothing was wrong with the request: until the batch's time is over
+FAILED = (408, 500, 504)
+
+Arguments = TypeVarTuple("Arguments")
+Result = TypeVar("Result")
+
+log = logging.getLogger("pilotlight.batches")
+
+
+class BatchQueue:
+    """Run `run()` as a task; `close()` behind it."""
+
+    def __init__(self, path: Path, proxy: Proxy, access: Access, clock: Callable[[], float] = time.time) -> None:
+        """`clock`: seconds since the epoch. Raises sqlite3.Error, OSError."""
+        self.store = BatchStore(path)
+        self._proxy = proxy
+        self._access = access
+        self._clock = clock
+        self._thread = ThreadPoolExecutor(1, "batches")
+        self._lanes: dict[tuple[str, str], _Lane] = {}
+        self._num_turns = 0
+        self._under_way: dict[int, asyncio.Task[None]] = {}
+        self._wake = asyncio.Event()
+
+    @property
+    def now_s(self) -> int:
+        return int(self._clock())
+
+    @property
+    def under_way(self) -> tuple[int, ...]:
+        """The numbers of requests that sites are at work on."""
+        return tuple(self._under_way)
+
+    async def do(self, work: Callable[[*Arguments], Result], *args: *Arguments) -> Result:
+        """Do some of the store's work in its thread. Raises ApiError."""
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._thread, lambda: work(*args))
+        except (sqlite3.Error, OSError) as error:
+            raise ApiError("overloaded", f"batches cannot be kept at the moment: {error}", retry_after_s=5) from None
+
+    def added(self, owner: str, models: set[str]) -> None:
+        """Requests of an owner wait that did not before."""
+        for model in models:
+            self._lanes.setdefault((owner, model), _Lane(owner, model)).is_empty = False
+        self._wake.set()
+
+    async def run(self) -> None:
+        swept_at = float("-inf")
+        while True:
+            try:
+                if time.monotonic() - swept_at >= SWEEP_EVERY_S:
+                    swept_at = time.monotonic()
+                    await self.do(self.store.sweep, self.under_way, self.now_s)
+                    # An earlier router's, and those whose client left before they had a lane.
+                    for owner, model in await self.do(self.store.waiting):
+                        self.added(owner, {model})
+                self._wake.clear()
+                await self._begin_requests()
+            except ApiError as error:
+                log.error("%s", error)
+            try:
+                async with asyncio.timeout(LOOK_EVERY_S if self._lanes else SWEEP_EVERY_S):
+                    await self._wake.wait()
+            except TimeoutError:
+                continue
+
+    async def close(self) -> None:
+        """What is under way waits for the next router."""
+        tasks = tuple(self._under_way.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._thread.shutdown()
+        self.store.close()
+
+    async def _begin_requests(self) -> None:
+        while not self._proxy.admission.is_draining and (lane := self._next_lane()) is not None:
+            try:
+                request = await self.do(self.store.next_waiting, lane.owner, lane.model, lane.last)
+            except ApiError:
+                raise
+            except Exception:  # a row that cannot be read costs its owner a minute, and nobody else anything
+                log.exception("the next request of %s for %s cannot be read", lane.owner, lane.model)
+                request = None
+            if request is None:
+                if not lane.num_open:
+                    del self._lanes[lane.owner, lane.model]
+                lane.is_empty = True
+                continue
+            self._num_turns += 1
+            lane.last, lane.turn, lane.num_open = request.number, self._num_turns, lane.num_open + 1
+            self._under_way[request.number] = asyncio.create_task(self._answer(lane, request), name="batch request")
+
+    def _next_lane(self) -> "_Lane | None":
+        """Return the one whose owner has been served the longest ago, of those for whose model there is room."""
+        turns, num_open = Counter[str](), Counter[str]()
+        for lane in self._lanes.values():
+            turns[lane.owner] = max(turns[lane.owner], lane.turn)
+            num_open[lane.model] += lane.num_open
+        has_room = {model: self._has_room(model, number) for model, number in num_open.items()}
+        lanes = [lane for lane in self._lanes.values() if not lane.is_empty and has_room[lane.model]]
+        return min(lanes, key=lambda lane: (turns[lane.owner], lane.turn), default=None)
+
+    def _has_room(self, model: str, num_open: int) -> bool:
+        """`num_open`: requests for the model that are under way."""
+        sites = [each for each in self._proxy.selector.backends.values() if each.state == "healthy"]
+        serving = [each for each in sites if each.view().model(model) is not None] or sites
+        return num_open < IDLE_BELOW * len(serving) and any(_is_idle(each) for each in serving)
+
+    async def _answer(self, lane: "_Lane", request: WaitingRequest) -> None:
+        try:
+            status, answer = await self._asked(request)
+            await self._keep(request, status, answer)
+        except TimeoutError:  # it is given up by the next sweep
+            log.info("a request of %s was not answered in time", request.batch.id)
+        finally:
+            lane.num_open -= 1
+            del self._under_way[request.number]
+            if lane.is_empty and not lane.num_open:
+                self._lanes.pop((lane.owner, lane.model), None)
+            self._wake.set()
+
+    async def _keep(self, request: WaitingRequest, status: int, answer: bytes) -> None:
+        while True:
+            try:
+                return await self.do(self.store.answered, request, status, answer, self.now_s)
+            except ApiError as error:
+                log.error("an answer waits to be kept: %s", error)
+                await asyncio.sleep(error.retry_after_s or 1.0)
+
+    async def _asked(self, request: WaitingRequest) -> tuple[int, bytes]:
+        """Return the answer of the network, asked again for as long as the batch has time. Raises TimeoutError."""
+        num_errors, wait_s = 0, FIRST_WAIT_S
+        async with asyncio.timeout(max(0.0, request.batch.expires_s - self._clock())):
+            while True:
+                answer = BatchAnswer(self._head(request.batch), f"{request.batch.id}.{request.number}")
+                try:
+                    answer.head.hold(self._holder(request.batch))
+                except ApiError as error:
+                    await answer.refuse(error)
+                else:
+                    await self._proxy.handle(answer, self._proxy.forward(answer, request.body))
+                status = answer.status
+                num_errors += status in FAILED
+                if status not in TRY_LATER and (status not in FAILED or num_errors == TRIES_OF_ERRORS):
+                    return status, answer.body
+                await asyncio.sleep(max(wait_s, answer.retry_after_s))
+                wait_s = min(2 * wait_s, LONGEST_WAIT_S)
+
+    def _head(self, batch: StoredBatch) -> Head:
+        headers = [("content-type", "application/json")]
+        if not batch.key and not batch.owner.startswith("anonymous"):
+            # A key that is not known is not kept; what stands for it has a prefix cache of its own, as the key has.
+            headers.append(("authorization", f"Bearer batches-of-{batch.owner}"))
+        head = Head("POST", batch.path, batch.path, headers)
+        head.is_for_batch = True
+        return head
+
+    def _holder(self, batch: StoredBatch) -> Key | None:
+        """Return the key that the batch was made with, as it is now. Raises ApiError where it is none any more."""
+        if not batch.key:
+            return self._access.key(None, "models") if self._access.is_required else None
+        key = next((key for key in self._access.keys.values() if key.name == batch.key), None)
+        if key is None:
+            raise ApiError("unauthorized", f"the key {batch.key}, with which the batch was made, is not known any more")
+        key.check("models", self._clock())
+        return key
+
+
+class _Lane:
+    """One owner's waiting requests for one model."""
+
+    def __init__(self, owner: str, model: str) -> None:
+        self.owner = owner
+        self.model = model
+        self.last = 0  # the number of the request that was begun last
+        self.turn = 0  # when that was
+        self.num_open = 0
+        self.is_empty = False
+
+
+class BatchAnswer:
+    """A request of a batch, towards the proxy: a client that never leaves, and keeps its answer."""
+
+    address = ""
+    is_streaming = False  # such a request is refused where its batch is made
+
+    def __init__(self, head: Head, request_id: str) -> None:
+        self.head = head
+        self.request_id = request_id
+        self.status = 500  # until there is an answer
+        self.body = b""
+        self.retry_after_s = 0.0
+        self._task = asyncio.current_task()
+
+    async def respond(self, status: int, headers: list[tuple[str, str]], body: bytes) -> None:
+        self.status, self.body = status, body
+
+    async def refuse(self, error: ApiError) -> None:
+        self.retry_after_s = error.retry_after_s or 0.0
+        await self.respond(error.status(self.head.dialect), [], orjson.dumps(error.body(self.head.dialect)))
+
+    async def start_stream(self, status: int, headers: list[tuple[str, str]]) -> None:
+        raise ApiError("internal_error", "a site answered a request of a batch with a stream")
+
+    async def write(self, batch: bytes) -> None:
+        raise AssertionError("no stream begins")
+
+    async def end_stream(self) -> None:
+        raise AssertionError("no stream begins")
+
+    def cut(self, error: ApiError) -> None:
+        """The router drains: the request waits for the next one."""
+        if self._task is not None:
+            self._task.cancel()
+
+    def look(self, now: float, awake_since: float) -> None:
+        """It keeps nobody waiting."""
+
+
+def _is_idle(backend: Backend) -> bool:
+    status = backend.status
+    if status is None or any(model.waiting or model.queued_tokens for model in status.models):
+        return False
+    return max(status.inflight, backend.outstanding) < IDLE_BELOW

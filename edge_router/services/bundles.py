@@ -1,0 +1,51 @@
+"""The bundles of deployed functions, by the SHA-256 of their bytes, in a directory of the router.
+
+A bundle is there whole or not at all: it is written beside its place, checked, synced and renamed. Knows bytes and files.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+from pilotlight.support import atomic_files
+from pilotlight.wire.hop.bundles import DIGEST, MAX_BYTES, BundleError, check, digest_of
+
+
+class BundleStore:
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    def has(self, digest: str) -> bool:
+        return bool(DIGEST.match(digest)) and self._path(digest).is_file()
+
+    async def get(self, digest: str) -> bytes | None:
+        if not self.has(digest):
+            return None
+        return await asyncio.to_thread(self._path(digest).read_bytes)
+
+    async def put(self, digest: str, body: AsyncIterator[bytes]) -> None:
+        """Raises BundleError; a body that breaks off, or is not what its name says, leaves nothing."""
+        parts, size = [], 0
+        async for chunk in body:
+            size += len(chunk)
+            if size > MAX_BYTES:
+                raise BundleError(f"the bundle has more than {MAX_BYTES >> 20} MiB")
+            parts.append(chunk)
+        await asyncio.to_thread(self._write, digest, b"".join(parts))
+
+    def forget(self, kept: set[str]) -> None:
+        """Removes what no version names any more."""
+        for path in self._directory.glob("*.tar"):
+            if path.stem not in kept:
+                with contextlib.suppress(OSError):
+                    path.unlink()
+
+    def _write(self, digest: str, data: bytes) -> None:
+        if (found := digest_of(data)) != digest:
+            raise BundleError(f"the bundle's bytes have the SHA-256 {found[:12]} and not {digest[:12]}; send it again")
+        check(data)
+        atomic_files.write(self._path(digest), data)
+
+    def _path(self, digest: str) -> Path:
+        return self._directory / f"{digest}.tar"

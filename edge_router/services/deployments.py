@@ -1,0 +1,470 @@
+"""The deployed functions of the network: versions, shares of traffic, and the routes by which they are changed. Off without a deploy token or keys.
+
+A function is the account's whose key deployed it first, for good: with its name go its stores, so nobody else deploys, reads or follows it. The
+deploy token and admin keys are the operator's, to whom all of them are open.
+
+A new version takes traffic only after the sites have started it and its health call has succeeded there. Of two changes at once the later one is
+refused: each names the revision it was made for. What is known is on the disk before it is answered. Sites ask for all this, and are told when: a
+change is answered when they serve it, or with those that do not say so in time.
+"""
+
+import asyncio
+import hmac
+import os
+import time
+import uuid
+from collections.abc import AsyncGenerator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import aiohttp
+import msgspec
+from msgspec.structs import replace
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import BaseRoute, Route
+
+from pilotlight.edge_router.backends.backend import Backend
+from pilotlight.edge_router.backends.site_clocks import SiteClocks
+from pilotlight.edge_router.routing.data_places import DataPlaces
+from pilotlight.edge_router.services.bundles import BundleStore
+from pilotlight.edge_router.services.function_homes import home_of, with_callers
+from pilotlight.edge_router.telemetry.status_routes import limited_body
+from pilotlight.sites.config import ConfigError
+from pilotlight.support import atomic_files
+from pilotlight.wire.credentials import Access, Account, bearer_token
+from pilotlight.wire.errors import ApiError, message_of
+from pilotlight.wire.hop.bundles import BundleError
+from pilotlight.wire.hop.deployments import (
+    MAX_VERSIONS,
+    PATH,
+    SERVE_PATH,
+    TAIL_PATH,
+    TRY_PATH,
+    Changed,
+    Deployment,
+    NewVersion,
+    Removal,
+    Rollback,
+    Serve,
+    Share,
+    Tried,
+    Try,
+    Version,
+    decode_deployments,
+    encode,
+)
+from pilotlight.wire.hop.headers import (
+    DEPLOY_TOKEN_ENV,
+    FOR_ROUTERS,
+    HOP,
+    HOP_SECRET_ENV,
+    REQUEST_ID,
+    Hop,
+    hop_is_genuine,
+    sign_hop,
+)
+from pilotlight.wire.hop.status import FunctionsStatus
+
+STATE_DIR_ENV = "PILOTLIGHT_ROUTER_STATE"
+MAX_BODY = 64 << 10
+TRY_TIMEOUT_S = 120.0
+SERVE_TIMEOUT_S = (
+    10.0  # of a version that was tried already: a site fetches what is known, and a process may have to start
+)
+JSON = "application/json"
+RequestT = TypeVar("RequestT")
+
+
+@dataclass(frozen=True)
+class DeployGuard:
+    """Who may ask: authors by the token or by a key with the scope `deploy`, sites by the network's signature."""
+
+    token: str
+    secret: str
+    access: Access
+    clocks: SiteClocks
+
+    def author(self, request: Request) -> Account | None:
+        """Return the account that asks; None: the operator. Raises ApiError."""
+        authorization = request.headers.get("authorization")
+        given = bearer_token(authorization)
+        if self.token and hmac.compare_digest(given.encode(), self.token.encode()):
+            return None
+        if any(key.opens("deploy") for key in self.access.keys.values()):
+            key = self.access.key(authorization, "deploy")
+            return None if key.is_admin else key.account
+        if not self.token:
+            raise ApiError("not_found", f"this router takes no deployments; set {DEPLOY_TOKEN_ENV} where it is started")
+        if given:
+            sentence = f"the deploy token is wrong; {DEPLOY_TOKEN_ENV} must be as the router was started with"
+            raise ApiError("forbidden", sentence)
+        raise ApiError("forbidden", f"deploying needs the router's token; set {DEPLOY_TOKEN_ENV}")
+
+    def author_or_site(self, request: Request) -> Account | None:
+        """Return the account that asks; None: the operator, or a site."""
+        signature, id = request.headers.get(HOP, ""), request.headers.get(REQUEST_ID, "")
+        hop = Hop(request.method, request.url.path, id, FOR_ROUTERS, request.url.query)
+        if self._key and any(hop_is_genuine(signature, self._key, now_s, hop) for now_s in self.clocks.times_s()):
+            return None  # by the site's own clock, whose name it does not say
+        return self.author(request)
+
+    def signed(self, method: str, path: str, site: str, body: bytes = b"") -> dict[str, str]:
+        """Headers by which a site knows this router. The token itself is never sent to one."""
+        hop = Hop(method, path, uuid.uuid4().hex, site)
+        now_s = self.clocks.now_s(site)
+        return {REQUEST_ID: hop.request_id, HOP: sign_hop(self._key, now_s, hop, body)} if self._key else {}
+
+    @property
+    def _key(self) -> str:
+        """A network without a secret, on one machine, has the token to sign with."""
+        return self.secret or self.token
+
+
+class Deployments:
+    """What is known, in memory and in one file."""
+
+    def __init__(self, directory: Path) -> None:
+        self._path = directory / "deployments.json"
+        self.known: dict[str, Deployment] = {}
+        if self._path.is_file():
+            try:
+                self.known = decode_deployments(self._path.read_bytes())
+            except msgspec.DecodeError as error:
+                raise ConfigError(
+                    f"{self._path} is damaged ({error}); restore it, or remove it and deploy again"
+                ) from None
+
+    def get(self, name: str, author: Account | None) -> Deployment:
+        """Raises ApiError for another account's, and for a new one that this account may not have."""
+        deployment = self.known.get(name)
+        if deployment is None:
+            if author is not None:
+                author.check_function(name)
+            return Deployment(name, 0, account="" if author is None else author.name)
+        if author is not None and author.name != deployment.account:
+            raise ApiError("forbidden", f"the function {name} is another account's than {author.name}")
+        return deployment
+
+    def expected(self, name: str, revision: int, author: Account | None) -> Deployment:
+        """Raises ApiError where somebody else was quicker, or whose it is."""
+        deployment = self.get(name, author)
+        if deployment.revision != revision:
+            sentence = (
+                f"{name} is at revision {deployment.revision} and not at {revision}: somebody else has deployed meanwhile; "
+                "look at what is there and deploy again"
+            )
+            raise ApiError("conflict", sentence)
+        return deployment
+
+    def change(self, deployment: Deployment) -> None:
+        """There is no await between the look at the revision and this."""
+        changed = with_callers({**self.known, deployment.name: deployment})
+        atomic_files.write(self._path, encode(list(changed.values())))
+        self.known = changed
+
+
+def may_see(author: Account | None, deployment: Deployment) -> bool:
+    return author is None or author.name == deployment.account
+
+
+def with_version(deployment: Deployment, new: Version, percent: float) -> Deployment:
+    """The version gets its share, and what had all the rest shares the rest."""
+    others = [share for share in deployment.shares if share.number != new.number]
+    total = sum(share.percent for share in others)
+    shares = [Share(new.number, 100.0 if not others else percent)]
+    if others and percent < 100:
+        # one version beside the new one: whoever had most of the traffic; a third would only be in the way of a rollback
+        stable = max(others, key=lambda share: share.percent)
+        assert total > 0
+        shares.append(Share(stable.number, 100.0 - percent))
+    versions = [version for version in deployment.versions if version.number != new.number]
+    used = {share.number for share in shares}
+    versions = [version for version in versions if version.number in used] + versions[-MAX_VERSIONS:]
+    kept = sorted({version.number: version for version in [*versions, new]}.values(), key=lambda v: v.number)
+    return replace(deployment, revision=deployment.revision + 1, versions=tuple(kept), shares=tuple(shares))
+
+
+def rolled_back(deployment: Deployment, number: int | None) -> Deployment:
+    """Raises ApiError where there is nothing to go back to."""
+    if number is None:
+        number = deployment.shares[1].number if len(deployment.shares) > 1 else _before(deployment)
+    if deployment.versions and not deployment.shares and not number:
+        newest = deployment.versions[-1].number
+        sentence = f"{deployment.name} was deleted, so no version is before this one: say --version {newest}, its newest, or an earlier one"
+        raise ApiError("not_found", sentence)
+    if deployment.version(number) is None:
+        known = ", ".join(str(version.number) for version in deployment.versions) or "none"
+        raise ApiError("not_found", f"{deployment.name} has no version {number or 'before this one'}; it has {known}")
+    return replace(deployment, revision=deployment.revision + 1, shares=(Share(number, 100.0),))
+
+
+def _before(deployment: Deployment) -> int:
+    """Not simply the next lower number: that may be one that was rolled back before. 0: there is none."""
+    current = deployment.version(deployment.shares[0].number) if deployment.shares else None
+    if current is None:
+        return 0
+    if current.replaced is not None:
+        return current.replaced
+    return max((version.number for version in deployment.versions if version.number < current.number), default=0)
+
+
+class DeploymentApi:
+    def __init__(
+        self, backends: Mapping[str, Backend], guard: DeployGuard, places: DataPlaces, directory: Path
+    ) -> None:
+        self._backends = backends
+        self._places = places
+        self._guard = guard
+        self._deployments = Deployments(directory)
+        self._bundles = BundleStore(directory / "bundles")
+
+    def routes(self) -> list[BaseRoute]:
+        return [
+            Route(PATH, self.all, methods=["GET"]),
+            Route(PATH + "/bundles/{digest}", self.bundle, methods=["GET", "PUT"]),
+            Route(PATH + "/{name}", self.one, methods=["GET", "POST"]),
+            Route(PATH + "/{name}", self.remove, methods=["DELETE"]),
+            Route(PATH + "/{name}/rollback", self.rollback, methods=["POST"]),
+            Route(PATH + "/{name}/tail", self.tail, methods=["GET"]),
+        ]
+
+    async def all(self, request: Request) -> Response:
+        author = self._guard.author_or_site(request)
+        seen = [deployment for deployment in self._deployments.known.values() if may_see(author, deployment)]
+        return Response(encode(seen), media_type=JSON)
+
+    async def bundle(self, request: Request) -> Response:
+        digest = request.path_params["digest"]
+        if request.method == "PUT":
+            self._guard.author(request)
+            if not self._bundles.has(digest):
+                try:
+                    await self._bundles.put(digest, request.stream())
+                except BundleError as error:
+                    raise ApiError("invalid_request", str(error)) from None
+            return Response(encode({"digest": digest}), 201, media_type=JSON)
+        author = self._guard.author_or_site(request)
+        is_theirs = author is None or any(
+            version.digest == digest
+            for deployment in self._deployments.known.values()
+            if may_see(author, deployment)
+            for version in deployment.versions
+        )
+        data = await self._bundles.get(digest) if is_theirs else None
+        if data is None:
+            raise ApiError("not_found", f"there is no bundle {digest[:64]}")
+        return Response(data, media_type="application/x-tar")
+
+    async def one(self, request: Request) -> Response:
+        name = request.path_params["name"]
+        if request.method == "GET":
+            author = self._guard.author_or_site(request)
+            return Response(encode(self._deployments.get(name, author)), media_type=JSON)
+        author = self._guard.author(request)
+        new = await _parsed(request, NewVersion)
+        _named(name)
+        deployment = self._deployments.expected(name, new.expected_revision, author)
+        if not self._bundles.has(new.digest):
+            raise ApiError("invalid_request", f"there is no bundle {new.digest}; put it first")
+        number = max((version.number for version in deployment.versions), default=0) + 1
+        stable = max(deployment.shares, key=lambda share: share.percent, default=None)
+        replaced = 0 if stable is None else stable.number
+        version = Version(
+            number, new.digest, time.time(), new.message, new.environment, new.health_path, replaced, new.services
+        )
+        home = home_of(deployment, new, self._deployments.known, self._homes(deployment.account))
+        moves = await self._try_everywhere(replace(deployment, home=home), version)
+        if moves and deployment.shares and new.percent < 100:
+            sentence = (
+                f"the migration {moves[0]} of version {version.number} of {name} renames or deletes classes of Durable Objects, which is done for "
+                "everybody at once: deploy it without --percent"
+            )
+            raise ApiError("invalid_request", sentence)
+        before = replace(self._deployments.expected(name, new.expected_revision, author), home=home)
+        changed = with_version(before, version, new.percent)
+        self._deployments.change(changed)
+        self._forget_bundles()
+        return await self._served_everywhere(changed, 201)
+
+    async def rollback(self, request: Request) -> Response:
+        author = self._guard.author(request)
+        wanted = await _parsed(request, Rollback)
+        name = request.path_params["name"]
+        deployment = self._deployments.expected(name, wanted.expected_revision, author)
+        changed = rolled_back(deployment, wanted.number)
+        await self._check_fits(changed)
+        self._deployments.expected(name, wanted.expected_revision, author)
+        self._deployments.change(changed)
+        return await self._served_everywhere(changed, 200)
+
+    async def remove(self, request: Request) -> Response:
+        """Take a function off all sites. A rollback to one of its versions brings it back."""
+        author = self._guard.author(request)
+        wanted = await _parsed(request, Removal)
+        name = request.path_params["name"]
+        deployment = self._deployments.expected(name, wanted.expected_revision, author)
+        if not deployment.shares:
+            raise ApiError("not_found", f"no function named {name[:64]!r} is deployed")
+        changed = replace(deployment, revision=deployment.revision + 1, shares=())
+        self._deployments.change(changed)
+        return await self._served_everywhere(changed, 200)
+
+    async def tail(self, request: Request) -> Response:
+        """What the function prints at every site, as events, until the reader leaves."""
+        author = self._guard.author(request)
+        self._deployments.get(_named(request.path_params["name"]), author)
+        headers = {"cache-control": "no-store"}
+        lines = self.lines(request.path_params["name"])
+        return StreamingResponse(lines, media_type="text/event-stream", headers=headers)
+
+    def versions(self) -> bytes:
+        return encode(list(self._deployments.known.values()))
+
+    def lines(self, name: str) -> AsyncGenerator[bytes, None]:
+        """Iterate over what a function prints at the sites that can be asked now. Raises ApiError."""
+        home = "" if (deployment := self._deployments.known.get(name)) is None else deployment.home
+        healthy = [backend for backend in self._backends.values() if _functions_of(backend) is not None]
+        return self._lines(_named(name), [backend for backend in healthy if home in ("", backend.name)])
+
+    async def _lines(self, name: str, sites: list[Backend]) -> AsyncGenerator[bytes, None]:
+        queue: asyncio.Queue[bytes] = asyncio.Queue(100)
+
+        async def follow(session: aiohttp.ClientSession, backend: Backend) -> None:
+            path = f"{TAIL_PATH}/{name}"
+            try:
+                async with session.get(
+                    backend.url + path, headers=self._guard.signed("GET", path, backend.name)
+                ) as answer:
+                    async for line in answer.content:
+                        if line.startswith(b"data:"):
+                            await queue.put(line.rstrip() + b"\n\n")
+            except (aiohttp.ClientError, OSError, ValueError) as error:
+                sentence = {"site": backend.name, "line": f"the site cannot be followed: {error}"}
+                await queue.put(b"data: " + msgspec.json.encode(sentence) + b"\n\n")
+
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=5.0)
+        async with aiohttp.ClientSession(timeout=timeout) as session:
+            tasks = [asyncio.create_task(follow(session, backend)) for backend in sites]
+            try:
+                yield b": following\n\n"
+                while True:
+                    yield await queue.get()
+            finally:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _check_fits(self, deployment: Deployment) -> None:
+        """Raise ApiError where a site says that a version must not take the traffic again: its classes of objects were renamed or deleted since. One
+        that fails, or a site that cannot be asked in time, stops no rollback."""
+        version = deployment.version(deployment.shares[0].number)
+        assert version is not None
+        body = encode(Try(deployment.name, version))
+        for site, tried in (await self._ask_sites(deployment.home, TRY_PATH, body, SERVE_TIMEOUT_S)).items():
+            if tried.misfits:
+                raise ApiError("unhealthy_version", f"nothing was changed: at {site} {tried.detail}")
+
+    async def _try_everywhere(self, deployment: Deployment, version: Version) -> list[str]:
+        """Return the migrations that sites will carry out. Raises ApiError unless every site that can be asked, of those where it runs, has started
+        the version and found it healthy."""
+        name, home = deployment.name, deployment.home
+        results = await self._ask_sites(home, TRY_PATH, encode(Try(name, version)), TRY_TIMEOUT_S)
+        if not results and home:
+            sentence = (
+                f"{name} runs at {home} alone, where its data lies, and that site is not healthy or takes no deployed functions; "
+                "--home names another one, where it begins without its data"
+            )
+            raise ApiError("no_site_available", sentence)
+        if not results:
+            sentence = "no healthy site of this network takes deployed functions; functions.deployments in a site's file names the router"
+            raise ApiError("no_site_available", sentence)
+        for site, tried in results.items():
+            if not tried.healthy:
+                sentence = f"version {version.number} of {name} takes no traffic: at {site} {tried.detail}"
+                raise ApiError("unhealthy_version", sentence)
+        return sorted({tag for tried in results.values() for tag in tried.moves})
+
+    async def _served_everywhere(self, changed: Deployment, status: int) -> Response:
+        """Tell all sites, those too where it does not run: they send on who asks them."""
+        results = await self._ask_sites("", SERVE_PATH, encode(Serve(changed.name, changed.revision)), SERVE_TIMEOUT_S)
+        unconfirmed = {}
+        for site, tried in results.items():
+            if not tried.healthy:
+                unconfirmed[site] = tried.detail
+            elif changed.shares and changed.runs_at(site):
+                self._backends[site].published.serves(changed.name)
+        fields = {name: getattr(changed, name) for name in changed.__struct_fields__}
+        return Response(encode(Changed(**fields, unconfirmed=unconfirmed)), status, media_type=JSON)
+
+    def _sites(self, home: str = "") -> list[Backend]:
+        """Return the healthy sites that take deployed functions; with `home`, that one alone."""
+        taking = [
+            site for site in self._backends.values() if (has := _functions_of(site)) is not None and has.takes_deployed
+        ]
+        return [site for site in taking if home in ("", site.name)]
+
+    def _homes(self, account: str) -> list[str]:
+        """Return the sites where an account's function may keep its data."""
+        allowed = self._places.of(account, None, None)
+        return [site.name for site in self._sites() if allowed is None or site.name in allowed.names]
+
+    async def _ask_sites(self, home: str, path: str, body: bytes, timeout_s: float) -> dict[str, Tried]:
+        """What each healthy site that takes deployed functions says, by its name."""
+        sites = self._sites(home)
+        timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=5.0)
+        async with aiohttp.ClientSession(timeout=timeout) as session:
+            results = await asyncio.gather(*(self._ask_site(session, site, path, body) for site in sites))
+        return {site.name: tried for site, tried in zip(sites, results, strict=True)}
+
+    async def _ask_site(self, session: aiohttp.ClientSession, site: Backend, path: str, body: bytes) -> Tried:
+        try:
+            headers = self._guard.signed("POST", path, site.name, body)
+            async with session.post(site.url + path, data=body, headers=headers) as answer:
+                data = await answer.read()
+                if answer.status != 200:
+                    return Tried(False, f"the site refused it: {message_of(data)}")
+                return msgspec.json.decode(data, type=Tried)
+        except TimeoutError:
+            return Tried(False, f"nothing was heard within {session.timeout.total:g} s")
+        except (aiohttp.ClientError, OSError, msgspec.DecodeError) as error:
+            return Tried(False, f"it could not be asked: {error}")
+
+    def _forget_bundles(self) -> None:
+        known = self._deployments.known.values()
+        self._bundles.forget({version.digest for deployment in known for version in deployment.versions})
+
+
+def deployment_api(
+    backends: Mapping[str, Backend], access: Access, clocks: SiteClocks, places: DataPlaces
+) -> DeploymentApi:
+    """The token, the network's secret and where to keep all this come from the environment."""
+    guard = DeployGuard(os.environ.get(DEPLOY_TOKEN_ENV, ""), os.environ.get(HOP_SECRET_ENV, ""), access, clocks)
+    home = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
+    directory = Path(os.environ.get(STATE_DIR_ENV) or f"{home}/pilotlight/router").expanduser()
+    return DeploymentApi(backends, guard, places, directory)
+
+
+async def _parsed(request: Request, kind: type[RequestT]) -> RequestT:
+    body = await limited_body(request, MAX_BODY)
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except msgspec.ValidationError as error:
+        raise ApiError("invalid_request", str(error)) from None
+    except msgspec.DecodeError as error:
+        raise ApiError("malformed_json", f"the body is not valid JSON: {error}") from None
+
+
+def _named(name: str) -> str:
+    try:
+        return msgspec.convert({"name": name, "revision": 0}, Deployment).name
+    except msgspec.ValidationError:
+        raise ApiError(
+            "invalid_request", f"{name[:64]!r} is no function's name: a-z, 0-9, - and _, at most 63"
+        ) from None
+
+
+def _functions_of(backend: Backend) -> FunctionsStatus | None:
+    """Return what a healthy site says of its functions; None: it has none, or is not well."""
+    return backend.status.functions if backend.state == "healthy" and backend.status is not None else None

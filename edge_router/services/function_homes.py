@@ -1,0 +1,64 @@
+"""Where deployed functions run: at every site, or at one alone, their home, for what their bindings keep lies on its disk.
+
+Two sites would have two databases of one name and two instances of one Durable Object. So a function that keeps data, or calls one that does, has a
+home, which stays when versions come and go.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from msgspec.structs import replace
+
+from pilotlight.wire.errors import ApiError
+from pilotlight.wire.hop.deployments import Deployment, NewVersion
+
+
+def home_of(deployment: Deployment, new: NewVersion, known: Mapping[str, Deployment], sites: Sequence[str]) -> str:
+    """Return the home of a function with its new version; empty: it runs everywhere. `sites`: where its account's data may lie, the first before the
+    others. Raises ApiError."""
+    called = {known[name].home: name for name in new.services if name in known and known[name].home}
+    if new.home is not None:
+        home = new.home
+        if home and home not in sites:
+            named = ", ".join(sites) or "none"
+            raise ApiError(
+                "invalid_request",
+                f"{home[:100]!r} is no healthy site that takes deployed functions and may have their data; there is: {named}",
+            )
+    else:
+        home = deployment.home or next(iter(called), "")
+        if not home and new.keeps_data:
+            if not sites:
+                raise ApiError(
+                    "no_site_available",
+                    f"no healthy site that takes deployed functions may have the data of {deployment.name}",
+                )
+            home = _usual(known, sites)
+    for site, name in called.items():
+        if site != home:
+            sentence = f"{deployment.name} calls {name}, which runs at {site} alone, where its data lies: deploy with --home {site}"
+            raise ApiError("invalid_request", sentence)
+    return home
+
+
+def with_callers(known: Mapping[str, Deployment]) -> dict[str, Deployment]:
+    """Give the functions that run everywhere, and call one that has a home, that home, and those that call them."""
+    moved = dict(known)
+    while True:
+        homes = {name: deployment.home for name, deployment in moved.items() if deployment.home}
+        callers = {
+            name: homes[called]
+            for name, deployment in moved.items()
+            if not deployment.home
+            for called in deployment.services
+            if called in homes
+        }
+        if not callers:
+            return moved
+        moved |= {name: replace(moved[name], home=home) for name, home in callers.items()}
+
+
+def _usual(known: Mapping[str, Deployment], sites: Sequence[str]) -> str:
+    """Where most data lies already: functions that share a store need the same home."""
+    homes = Counter(deployment.home for deployment in known.values() if deployment.home in sites)
+    return max(homes, key=homes.__getitem__) if homes else sites[0]

@@ -1,0 +1,161 @@
+"""Kept responses in a PostgreSQL database that the routers of a network share.
+
+What is written there, and how, `response_store/response_rows.py` says for both databases. Whoever writes does so alone, as in SQLite: a
+transaction that
+makes room, or deletes what nobody needs any more, sees all that others have written. Whoever reads sees one moment.
+"""
+
+import asyncio
+import zlib
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
+from typing import Any
+
+import orjson
+import psycopg
+from psycopg.rows import tuple_row
+
+from pilotlight.edge_router.metering.ledger.ledger_store import UsageStoreError
+from pilotlight.edge_router.metering.ledger.postgres import Connection, PostgresDatabase
+from pilotlight.response_store import response_rows as rows
+from pilotlight.response_store.response_database import ResponsesFault, Result, Work
+
+TURN_WITHIN_S = 3.0
+STANDS_STILL_S = 3.0  # a router amid its turn, which then loses it
+CLOSES_WITHIN_S = 2.0
+_LOCK = 0x70696C6F7402  # whose turn it is
+_MAKES_TABLES = 0x70696C6F7403
+_TURN = f"""SELECT set_config('lock_timeout', '{TURN_WITHIN_S:.0f}s', TRUE),
+    set_config('idle_in_transaction_session_timeout', '{STANDS_STILL_S:.0f}s', TRUE), pg_advisory_xact_lock({_LOCK})"""
+_NOW = "EXTRACT(EPOCH FROM statement_timestamp())::DOUBLE PRECISION"
+_TRIGGERS = (
+    """CREATE OR REPLACE FUNCTION response_counted() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+        IF TG_OP = 'INSERT' THEN
+            INSERT INTO response_tenants AS known VALUES (NEW.tenant, NEW.num_bytes)
+            ON CONFLICT (tenant) DO UPDATE SET num_bytes = known.num_bytes + excluded.num_bytes;
+        ELSIF TG_OP = 'UPDATE' THEN
+            UPDATE response_tenants SET num_bytes = num_bytes + NEW.num_bytes - OLD.num_bytes WHERE tenant = NEW.tenant;
+        ELSE
+            UPDATE response_tenants SET num_bytes = num_bytes - OLD.num_bytes WHERE tenant = OLD.tenant;
+            DELETE FROM response_tenants WHERE tenant = OLD.tenant AND num_bytes <= 0;
+        END IF;
+        RETURN NULL;
+    END $$""",
+    """CREATE OR REPLACE TRIGGER response_counted AFTER INSERT OR UPDATE OR DELETE ON responses
+        FOR EACH ROW EXECUTE FUNCTION response_counted()""",
+)
+
+
+class PostgresResponses:
+    """Used by one thread of its own, of which nobody waits for longer than they say."""
+
+    is_shared = True
+    name = "the routers' database"
+
+    def __init__(self, url: str) -> None:
+        """Raises UsageStoreError for what is no URL of a database."""
+        self._database = PostgresDatabase(url, _make_tables)
+        self._thread = ThreadPoolExecutor(1, "responses")
+        self._is_closed = False
+
+    async def run(self, work: Work[Result], within_s: float, *, is_write: bool) -> Result:
+        if self._is_closed:
+            raise ResponsesFault("this router has ended")
+        job, loop = _TimedWork(work, is_write), asyncio.get_running_loop()
+        doing = loop.run_in_executor(self._thread, self._do, job)
+        doing.add_done_callback(_heard)
+        ending = loop.call_later(within_s, self._leave, job)  # whoever waits may leave before
+        doing.add_done_callback(lambda _: ending.cancel())
+        if not (await asyncio.wait({doing}, timeout=within_s))[0]:
+            raise ResponsesFault(f"no answer within {within_s:g} s", "their database does not answer in time")
+        try:
+            result: Result = doing.result()
+        except (UsageStoreError, orjson.JSONDecodeError, zlib.error) as error:
+            raise ResponsesFault(str(error), "their database cannot be used") from None
+        return result
+
+    async def tidy(self, keep_s: float) -> None:
+        """There is nothing beside it."""
+
+    async def close(self) -> None:
+        self._is_closed = True
+        closing = asyncio.get_running_loop().run_in_executor(self._thread, self._database.close)
+        if not (await asyncio.wait({closing}, timeout=CLOSES_WITHIN_S))[0]:
+            self._database.interrupt()
+        self._thread.shutdown(wait=False)
+
+    def _leave(self, job: "_TimedWork") -> None:
+        job.is_left = True
+        if job.is_running:
+            self._database.interrupt()
+
+    def _do(self, job: "_TimedWork") -> Any:
+        if job.is_left:
+            raise UsageStoreError("nobody waits for this any more")
+        job.is_running = True
+        was_open = self._database.is_open
+        try:
+            return self._in_transaction(job)
+        except UsageStoreError:
+            if job.is_left or not was_open:
+                raise
+            return self._in_transaction(job)  # a database that was away knows none of the old connections
+        finally:
+            job.is_running = False
+
+    def _in_transaction(self, job: "_TimedWork") -> Any:
+        with self._database.working() as connection:
+            connection.isolation_level = None if job.is_write else psycopg.IsolationLevel.REPEATABLE_READ
+            with connection.transaction():
+                if job.is_write:
+                    connection.execute(_TURN)
+                return job.work(TranslatedConnection(connection))
+
+
+class TranslatedConnection:
+    """What functions of `response_store/response_rows.py` take for a connection."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def execute(self, sql: str, values: Sequence[Any] = (), /) -> "psycopg.Cursor[tuple[Any, ...]]":
+        cursor = self._connection.cursor(row_factory=tuple_row)
+        # PostgreSQL's texts have no zero, and an id is a client's word.
+        plain = [value.replace("\0", "\ufffd") if isinstance(value, str) else value for value in values]
+        return cursor.execute(_translated(sql), plain)
+
+
+class _TimedWork:
+    def __init__(self, work: Work[Any], is_write: bool) -> None:
+        self.work = work
+        self.is_write = is_write
+        self.is_left = False
+        self.is_running = False
+
+
+@lru_cache(256)
+def _translated(sql: str) -> bytes:
+    return sql.replace("?", "%s").replace("now_s()", _NOW).encode()
+
+
+def _make_tables(connection: Connection) -> None:
+    """Make the tables; where they are, nobody needs the right to."""
+    chosen = "SELECT to_regclass('response_makers') IS NOT NULL AS is_there"  # the last of them
+    if _is_there(connection.execute(chosen).fetchone()):
+        return
+    with connection.transaction():
+        connection.execute("SELECT pg_advisory_xact_lock(%s)", [_MAKES_TABLES])
+        if not _is_there(connection.execute(chosen).fetchone()):
+            tables = rows.schema("BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY", "BYTEA")
+            for statement in (*tables.split(";"), *_TRIGGERS):
+                connection.execute(statement.encode())
+
+
+def _is_there(row: dict[str, Any] | None) -> bool:
+    return row is not None and bool(row["is_there"])
+
+
+def _heard(doing: "asyncio.Future[Any]") -> None:
+    if not doing.cancelled():
+        doing.exception()  # even where its caller has left

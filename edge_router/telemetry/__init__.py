@@ -1,0 +1,1 @@
+"""Metrics, traces and status routes of the router."""

@@ -1,0 +1,162 @@
+"""What the router counts, in Prometheus's form: requests, tries, decisions with their predicted terms beside the actual time, and sites.
+
+One registry per application, so that two routers in one process do not count into each other.
+"""
+
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator
+
+from prometheus_client import CollectorRegistry, Gauge, Histogram, ProcessCollector, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from pilotlight.edge_router.backends.backend import Backend
+from pilotlight.edge_router.metering.objectives import Objectives
+from pilotlight.edge_router.routing.views import Preference
+from pilotlight.page.counters import times_of, totals_by
+from pilotlight.page.source import Decision, Move, TimeHistogram
+
+NO_SITE = ""  # the site label of a request that no site answered
+TTFT_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8, 25.6, 60.0, 120.0)
+ERROR_BUCKETS_MS = (-1000, -300, -100, -30, -10, 0, 10, 30, 100, 300, 1000, 3000)
+CONTINUATION_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8, 25.6, 51.2)
+RECENT = 100  # streams' predictions and moves that the page can show
+STATES = ("unknown", "healthy", "unhealthy", "draining")
+
+
+class _Counts(Collector):
+    """A counter, read when it is asked for: to count in prometheus_client's own takes seven calls and a lock, for threads that are not here."""
+
+    def __init__(self, registry: CollectorRegistry, name: str, meaning: str, labels: tuple[str, ...]) -> None:
+        self.by: defaultdict[tuple[str, ...], float] = defaultdict(float)
+        self._family = (name, meaning, labels)
+        registry.register(self)
+
+    def collect(self) -> Iterator[Metric]:
+        name, meaning, labels = self._family
+        family = CounterMetricFamily(name, meaning, labels=labels)
+        for key, value in self.by.items():
+            family.add_metric(key, value)
+        yield family
+
+
+class RouterMetrics:
+    def __init__(self, backends: Iterable[Backend]) -> None:
+        self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
+        self.registry.register(_BackendCollector(tuple(backends)))
+        self._requests = self._counts(
+            "requests", "Requests by the site that answered and how they ended.", "site", "outcome"
+        )
+        self._tries = self._counts("tries", "Sites asked, by what came of it.", "site", "result")
+        self._decisions = self._counts("decisions", "Decisions by the branch of the policy that took them.", "reason")
+        about = "Decisions by the term that made up most of the predicted cost."
+        self._dearest = self._counts("dearest_term", about, "term")
+        about = "Predicted time to first token of streams, by term of the cost."
+        self._predicted_ms = self._counts("predicted_ms", about, "site", "term")
+        about = "Actual time to first token of streams: its sum compares with the predicted terms."
+        self._ttft = self._times("time_to_first_token_seconds", about, TTFT_BUCKETS_S, "site")
+        about = "Actual minus predicted time to first token."
+        self._error_ms = self._times("prediction_error_ms", about, ERROR_BUCKETS_MS, "site")
+        about = "Streams that lost their site in the middle, by site and cause: each is then continued or lost, unless its client leaves."
+        self._disturbed = self._counts("streams_disturbed", about, "site", "cause")
+        self._continued = self._counts(
+            "streams_continued", "Streams that went on elsewhere, by the site that took over.", "site"
+        )
+        self._lost = self._counts(
+            "streams_lost", "Streams that ended with an error event, by the site that was lost.", "site"
+        )
+        about = "From the last event of the site that was lost to the next one's first."
+        self._continuation = self._times("continuation_delay_seconds", about, CONTINUATION_BUCKETS_S)
+        self.objectives: Objectives | None = None  # where there are any
+        self.moves: deque[Move] = deque(maxlen=RECENT)
+        self.predictions: deque[Decision] = deque(maxlen=RECENT)
+
+    def _counts(self, name: str, meaning: str, *labels: str) -> _Counts:
+        return _Counts(self.registry, f"pilotlight_router_{name}", meaning, labels)
+
+    def _times(self, name: str, meaning: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
+        return Histogram(f"pilotlight_router_{name}", meaning, labels, buckets=buckets, registry=self.registry)
+
+    def watch(self, name: str, meaning: str, read: Callable[[], float]) -> None:
+        """A gauge that is read when it is asked for."""
+        Gauge(f"pilotlight_router_{name}", meaning, registry=self.registry).set_function(read)
+
+    def judge(self, objectives: Objectives) -> None:
+        """Publish how objectives stand."""
+        self.objectives = objectives
+        self.registry.register(objectives)
+
+    def ended(self, site: str, outcome: str) -> None:
+        self._requests.by[site, outcome] += 1
+
+    def tried(self, site: str, result: str) -> None:
+        self._tries.by[site, result] += 1
+
+    def decided(self, preference: Preference) -> None:
+        self._decisions.by[(preference.reason,)] += 1
+        if terms := preference.terms:
+            self._dearest.by[(max(terms, key=terms.__getitem__),)] += 1
+
+    def first_token(self, preference: Preference, actual_s: float) -> None:
+        """The prediction and what came of it, where the site that was chosen first answered with a stream."""
+        site = preference.backend.name
+        for term, value in preference.terms.items():
+            self._predicted_ms.by[site, term] += value
+        self._ttft.labels(site).observe(actual_s)
+        self._error_ms.labels(site).observe(1000 * actual_s - preference.cost_ms)
+        number = self.predictions[-1].number + 1 if self.predictions else 1
+        predicted_ms, actual_ms = round(preference.cost_ms, 3), round(1000 * actual_s, 3)
+        terms = {name: round(value, 3) for name, value in preference.terms.items()}
+        self.predictions.append(Decision(number, site, preference.reason, terms, predicted_ms, actual_ms))
+
+    def stream_disturbed(self, site: str, cause: str) -> None:
+        self._disturbed.by[site, cause] += 1
+
+    def stream_continued(self, lost_site: str, cause: str, site: str, delay_s: float) -> None:
+        self._continued.by[(site,)] += 1
+        self._continuation.observe(delay_s)
+        number = self.moves[-1].number + 1 if self.moves else 1
+        self.moves.append(Move(number, lost_site, site, cause, round(1000 * delay_s, 1)))
+
+    def stream_lost(self, site: str) -> None:
+        self._lost.by[(site,)] += 1
+
+    def requests(self) -> dict[str, int]:
+        """Count the requests that have ended, by outcome."""
+        return totals_by(self._requests, "outcome")
+
+    def first_tokens(self) -> TimeHistogram:
+        """Return the times to first token of all sites' streams."""
+        return times_of(self._ttft)
+
+    def render(self) -> bytes:
+        return generate_latest(self.registry)
+
+
+class _BackendCollector:
+    """Sites are read when asked, not written when they change."""
+
+    def __init__(self, backends: tuple[Backend, ...]) -> None:
+        self._backends = backends
+
+    def collect(self) -> Iterator[Metric]:
+        def gauge(name: str, about: str, *labels: str) -> GaugeMetricFamily:
+            return GaugeMetricFamily(f"pilotlight_router_site_{name}", about, labels=("site", *labels))
+
+        state = gauge("state", "1 for the state a site is in.", "state")
+        rtt = gauge("rtt_ms", "Round trip to the site.")
+        inflight = gauge("inflight", "This router's requests under way there.")
+        pending = gauge("pending_tokens", "Prompt tokens sent since its status.")
+        fresh = gauge("status_fresh", "0 where decisions rest on guesses: it has not published lately.")
+        prefixes = gauge("prefixes", "Prefixes that the site says it has cached.")
+        for backend in self._backends:
+            view = backend.view()
+            for name in STATES:
+                state.add_metric([backend.name, name], float(view.state == name))
+            rtt.add_metric([backend.name], view.rtt_ms)
+            inflight.add_metric([backend.name], view.outstanding)
+            pending.add_metric([backend.name], view.pending_tokens)
+            fresh.add_metric([backend.name], float(view.status is not None and view.status_is_fresh))
+            prefixes.add_metric([backend.name], len(view.prefixes))
+        yield from (state, rtt, inflight, pending, fresh, prefixes)

@@ -1,0 +1,210 @@
+"""What the router answers itself: is it alive, is it ready, what does it count, what does it see, how would it choose."""
+
+import os
+from collections.abc import Awaitable, Callable
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import orjson
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import HTMLResponse, Response
+from starlette.routing import Route
+from starlette.types import ExceptionHandler
+
+from pilotlight.dialects.openapi import document, page
+from pilotlight.edge_router.forwarding.proxy import Proxy
+from pilotlight.edge_router.metering.objectives import told
+from pilotlight.edge_router.requests.client_places import ClientPlaces
+from pilotlight.edge_router.requests.request import Head, RequestParser, aside_if_large, request_id_of
+from pilotlight.page.sessions import Sessions
+from pilotlight.wire.errors import ApiError, dialect_of
+from pilotlight.wire.hop.status import Place, ProcessStatus, RouterStatus, encode_status
+
+JSON = "application/json"
+MAX_DEBUG_BODY = 8 << 20
+
+Endpoint = Callable[[Request], Awaitable[Response]]
+
+
+class OwnRoutes:
+    def __init__(self, place: Place, proxy: Proxy, places: ClientPlaces, sessions: Sessions) -> None:
+        self._place = place
+        self._proxy = proxy
+        self._places = places
+        self._sessions = sessions
+        self._backends = proxy.selector.backends
+
+    def routes(self) -> list[Route]:
+        return [
+            Route("/livez", self.livez),
+            Route("/readyz", self.readyz),
+            Route("/health", self.readyz),
+            Route("/ping", self.livez),
+            Route("/version", self.version),
+            Route("/openapi.json", self.openapi),
+            Route("/docs", self.docs),
+            Route("/metrics", self._for("metrics", self.metrics)),
+            Route("/status", self._for("metrics", self.status)),
+            Route("/slo", self._for("metrics", self.slo)),
+            Route("/debug/route", self._for("admin", self.debug_route), methods=["GET", "POST"]),
+        ]
+
+    def _for(self, scope: str, endpoint: Endpoint) -> Endpoint:
+        """Where keys are required, for those with a scope alone."""
+
+        async def checked(request: Request) -> Response:
+            self._sessions.visitor(request, scope)
+            return await endpoint(request)
+
+        return checked
+
+    async def livez(self, request: Request) -> Response:
+        return _json({"live": True})
+
+    async def readyz(self, request: Request) -> Response:
+        """Ready with one healthy site; those that are not are named either way."""
+        healthy = [backend.name for backend in self._backends.values() if backend.state == "healthy"]
+        others = {
+            backend.name: f"{backend.state}: {backend.detail}"
+            for backend in self._backends.values()
+            if backend.state != "healthy"
+        }
+        ready = bool(healthy) and not self._proxy.admission.is_draining
+        fields = {
+            "ready": ready,
+            "draining": self._proxy.admission.is_draining,
+            "healthy": healthy,
+            "not_healthy": others,
+        }
+        return _json(fields, 200 if ready else 503)
+
+    async def version(self, request: Request) -> Response:
+        return _json({"version": own_version()})
+
+    async def openapi(self, request: Request) -> Response:
+        return Response(document(own_version()), media_type=JSON)
+
+    async def docs(self, request: Request) -> Response:
+        return HTMLResponse(page(own_version()))
+
+    async def metrics(self, request: Request) -> Response:
+        return Response(self._proxy.metrics.render(), headers={"content-type": CONTENT_TYPE_LATEST})
+
+    async def status(self, request: Request) -> Response:
+        process = ProcessStatus("router", os.getpid(), url=str(request.base_url).rstrip("/"))
+        views = tuple(backend.published_view() for backend in self._backends.values())
+        return Response(encode_status(RouterStatus(own_version(), self._place, process, views)), media_type=JSON)
+
+    async def slo(self, request: Request) -> Response:
+        """How each of the file's objectives stands."""
+        objectives = self._proxy.metrics.objectives
+        if objectives is None:
+            sentence = "this router has no objectives: [[objectives]] of its file says what requests are promised"
+            raise ApiError("not_found", sentence)
+        return _json(told(await objectives.states()))
+
+    async def debug_route(self, request: Request) -> Response:
+        """The ranking of a request that is not sent: POST the body and headers it would have, or GET with `?model=`; `?address=` is
+        the client it would come from."""
+        path = request.query_params.get("path", "/ai/v1/chat/completions")
+        model = request.query_params.get("model")
+        headers = [(name.lower(), value) for name, value in request.headers.items()]
+        head = Head("POST", path, path, headers)
+        try:
+            body = await limited_body(request, MAX_DEBUG_BODY)
+            if not body and model:
+                body = orjson.dumps({"model": model})
+            address = request.query_params.get("address", "")
+            parser = RequestParser(self._proxy.parser.secret, self._proxy.config.max_hops, self._supposed_place)
+            asked = await aside_if_large(body, parser.parse, head, body, request_id_of(head), address)
+        except ApiError as error:
+            return refusal(error, request)
+        route, preferences = self._proxy.selector.rank(asked)
+        ranked = {preference.backend.name for preference in preferences}
+        return _json({
+            "model": asked.model,
+            "prompt_tokens": route.prompt_tokens,
+            "home": None if route.home is None else {
+                "site": route.home.site, "cached_tokens": route.home.cached_tokens, "by_name": route.home.by_name,
+            },
+            "ranking": [
+                {
+                    "site": preference.backend.name, "state": preference.backend.state, "reason": preference.reason,
+                    "cost_ms": round(preference.cost_ms, 3),
+                    "patience_ms": None if preference.max_queue_ms is None else round(preference.max_queue_ms, 3),
+                    "cached_tokens": preference.backend.cached_tokens(route),
+                    "status_age_s": _age_s(route.now_s, preference.backend.status_at_s),
+                    "terms": {name: round(value, 3) for name, value in preference.terms.items()},
+                }
+                for preference in preferences
+            ],
+            "left_out": {
+                backend.name: backend.detail or "does not serve the model"
+                for backend in self._backends.values() if backend.name not in ranked
+            },
+        })  # fmt: skip
+
+    def _supposed_place(self, address: str, header: str, is_hop: bool) -> Place | None:
+        """Whoever asks "what if" is believed."""
+        return self._places.place(address, header, is_hop or bool(header))
+
+
+def refusal(error: ApiError, request: Request) -> Response:
+    dialect = dialect_of(request.url.path, request.headers.raw)
+    return Response(orjson.dumps(error.body(dialect)), error.status(dialect), dict(error.headers()), JSON)
+
+
+async def _refused(request: Request, error: Exception) -> Response:
+    assert isinstance(error, ApiError)
+    return refusal(error, request)
+
+
+async def _left(request: Request, error: Exception) -> Response:
+    return Response(status_code=400)  # nobody reads it
+
+
+async def _not_found(request: Request, error: Exception) -> Response:
+    """For paths that are neither forwarded nor the router's own."""
+    path = request.url.path
+    sentence = f"there is nothing at {path[:200]}: the API is under /ai/v1/, /v1/, /client/v4/ and /fn/"
+    return refusal(ApiError("not_found", sentence), request)
+
+
+async def _method_not_allowed(request: Request, error: Exception) -> Response:
+    path = request.url.path
+    return refusal(ApiError("method_not_allowed", f"{path[:200]} does not take {request.method}"), request)
+
+
+# What a route raises, and what comes of it.
+FAILURES: dict[Any, ExceptionHandler] = {
+    ApiError: _refused,
+    ClientDisconnect: _left,
+    404: _not_found,
+    405: _method_not_allowed,
+}
+
+
+async def limited_body(request: Request, most_bytes: int) -> bytes:
+    """Read a body. Raises ApiError for one that is larger."""
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > most_bytes:
+            raise ApiError("body_too_large", f"the body is larger than {most_bytes} bytes")
+    return bytes(body)
+
+
+def _age_s(now_s: float, at_s: float) -> float | None:
+    return round(max(0.0, now_s - at_s), 3) if at_s > float("-inf") else None
+
+
+def _json(fields: object, status: int = 200) -> Response:
+    return Response(orjson.dumps(fields), status, media_type=JSON)
+
+
+def own_version() -> str:
+    try:
+        return version("pilotlight")
+    except PackageNotFoundError:
+        return "unknown"  # run from a tree that was never installed

@@ -1,0 +1,237 @@
+"""Which adapters are in a model's slots, which are kept in host memory, and which sequences wait for one of them.
+
+A sequence holds its adapter's slot until it ends, so it ends as it began. One whose adapter is in no slot waits (engine/scheduling/awaited.py)
+while a thread
+reads it, and then until a slot is free, in order of arrival; the slot that nobody has used for longest is taken first. Where all are held, the one
+with the fewest sequences takes no more of them until somebody who waits has had it. Refuses to know tensors.
+"""
+
+import math
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, Protocol
+
+from pilotlight.engine.adapters.peft import AdapterError
+from pilotlight.engine.api.protocol import AdapterSource
+from pilotlight.engine.core.open_sequences import OpenSequences
+from pilotlight.engine.core.sequence import Sequence
+from pilotlight.engine.scheduling.plan import Chunk
+
+READ_S = 30.0  # a disk that takes longer for an adapter is taken for stuck
+
+
+class AdapterStore(Protocol):
+    """The slots themselves."""
+
+    num_slots: int
+    host_bytes: int  # of adapters that are kept in host memory, at most, beside those that somebody waits for
+
+    def announce(self, source: AdapterSource) -> None:
+        """Note that an adapter will be placed soon, before it is read."""
+
+    def read(self, source: AdapterSource) -> Any:
+        """Read an adapter, from any thread: what `place` takes. Raises AdapterError."""
+
+    def num_bytes(self, content: Any) -> int: ...
+
+    def place(self, slot: int, source: AdapterSource, content: Any) -> None:
+        """Put an adapter into a slot. Raises AdapterError."""
+
+
+class _Resident:
+    """An adapter in its slot."""
+
+    def __init__(self, slot: int) -> None:
+        self.slot = slot
+        self.users = 0
+        self.is_leaving = False  # takes no more sequences: others wait for a slot
+
+
+class AdapterResidency:
+    def __init__(self, model: str, store: AdapterStore | None) -> None:
+        """`store`: None where the model computes no adapters: sequences that ask for one are refused."""
+        self._model = model
+        self._store = store
+        self._resident: OrderedDict[str, _Resident] = OrderedDict()  # by digest, the one used last behind the others
+        self._free = [] if store is None else list(reversed(range(store.num_slots)))
+        self._read: OrderedDict[str, Future[Any]] = OrderedDict()  # by digest, the newest last
+        self._waiting: list[AwaitedAdapter] = []
+        self._threads = ThreadPoolExecutor(2, "adapters")
+        self.num_loads = 0  # into slots
+
+    def awaited(self, sequence: Sequence, clock: Callable[[], float]) -> "AwaitedAdapter | None":
+        """Give the sequence its adapter's slot; return what it has to wait for where it is in none. `clock`: the scheduler's."""
+        source = sequence.adapter
+        if source is None or sequence.adapter_slot >= 0 or self._store is None:
+            return None
+        resident = self._resident.get(source.digest)
+        if resident is not None and not resident.is_leaving:
+            self._hold(sequence, resident)
+            return None
+        awaited = AwaitedAdapter(sequence, source, self, clock() + READ_S)
+        self._waiting.append(awaited)
+        return awaited
+
+    def computable(self, chunks: list[Chunk], sequences: OpenSequences) -> list[Chunk]:
+        """Return the chunks but those of sequences whose adapter cannot be had, which end."""
+        lacking = [chunk.sequence for chunk in chunks if chunk.sequence.adapter and chunk.sequence.adapter_slot < 0]
+        for sequence in lacking:
+            if self._store is None:
+                sequences.fail(
+                    sequence, "invalid_request", f"{self._model} computes no adapters; ask for {self._model} itself"
+                )
+            else:
+                sequences.fail(sequence, "model_load_failed", sequence.why_unadapted)
+        return [chunk for chunk in chunks if chunk.sequence not in lacking] if lacking else chunks
+
+    def release(self, sequence: Sequence) -> None:
+        """Take back the slot of a sequence that has ended here."""
+        if sequence.adapter is not None and sequence.adapter_slot >= 0:
+            sequence.adapter_slot = -1
+            self._resident[sequence.adapter.digest].users -= 1
+            self._resident.move_to_end(sequence.adapter.digest)
+
+    def release_all(self) -> None:
+        """Forget who holds a slot: all sequences have ended."""
+        for resident in self._resident.values():
+            resident.users = 0
+        self._waiting.clear()
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def reading(self, source: AdapterSource) -> "Future[Any]":
+        """Return the content that has been read, or is being."""
+        assert self._store is not None
+        self._store.announce(source)
+        known = self._read.get(source.digest)
+        if known is None or _has_failed(known):  # it may be mended by now
+            known = self._read[source.digest] = self._threads.submit(self._store.read, source)
+        self._read.move_to_end(source.digest)
+        return known
+
+    def can_take(self, awaited: "AwaitedAdapter") -> bool:
+        """Tell whether the adapter is in a slot that it may use, or has been read and there is a slot for it. Where none will be free by itself, one
+        is asked to become so."""
+        resident = self._resident.get(awaited.source.digest)
+        if resident is not None and (not resident.is_leaving or not self._is_wanted_by_others(awaited)):
+            return True
+        if not awaited.is_read:
+            return False
+        if _has_failed(awaited.content) or self._free or any(each.users == 0 for each in self._resident.values()):
+            return True
+        if not any(each.is_leaving for each in self._resident.values()):
+            min(self._resident.values(), key=lambda each: each.users).is_leaving = True
+        return False
+
+    def take(self, awaited: "AwaitedAdapter") -> None:
+        """Give a sequence that has waited its slot. Raises AdapterError, or what reading it has raised."""
+        self._waiting.remove(awaited)
+        resident = self._resident.get(awaited.source.digest) or self._load(awaited.source, awaited.content)
+        resident.is_leaving = False
+        self._hold(awaited.sequence, resident)
+
+    def cancel(self, awaited: "AwaitedAdapter") -> None:
+        """Forget somebody who waits. What is being read is kept for the next."""
+        if awaited in self._waiting:
+            self._waiting.remove(awaited)
+
+    def _hold(self, sequence: Sequence, resident: _Resident) -> None:
+        assert sequence.adapter is not None
+        sequence.adapter_slot = resident.slot
+        resident.users += 1
+        self._resident.move_to_end(sequence.adapter.digest)
+
+    def _load(self, source: AdapterSource, read: "Future[Any]") -> _Resident:
+        """Put an adapter that has been read into a slot that is free, or that nobody uses."""
+        assert self._store is not None
+        try:
+            content = read.result(timeout=0)
+        except BaseException:
+            if self._read.get(source.digest) is read:
+                del self._read[source.digest]
+            raise
+        resident = _Resident(self._free.pop() if self._free else self._evict())
+        try:
+            self._store.place(resident.slot, source, content)
+        except BaseException:
+            self._free.append(resident.slot)
+            raise
+        self._resident[source.digest] = resident
+        self.num_loads += 1
+        self._trim(self._store)
+        return resident
+
+    def _is_wanted_by_others(self, awaited: "AwaitedAdapter") -> bool:
+        """Tell whether somebody waits for a slot with another adapter that has been read."""
+        digest = awaited.source.digest
+        return any(
+            other.is_read and other.source.digest != digest and other.source.digest not in self._resident
+            for other in self._waiting
+        )
+
+    def _evict(self) -> int:
+        digest = next(digest for digest, resident in self._resident.items() if resident.users == 0)
+        return self._resident.pop(digest).slot
+
+    def _trim(self, store: AdapterStore) -> None:
+        """Drop from host memory what was asked for longest ago, but nothing that somebody waits for."""
+        wanted = {awaited.source.digest for awaited in self._waiting}
+        done = {digest: read for digest, read in self._read.items() if read.done() and read.exception() is None}
+        total = sum(store.num_bytes(read.result()) for read in done.values())
+        for digest, read in done.items():
+            if total <= store.host_bytes:
+                break
+            if digest not in wanted:
+                total -= store.num_bytes(read.result())
+                del self._read[digest]
+
+
+def _has_failed(read: "Future[Any]") -> bool:
+    return read.done() and read.exception() is not None
+
+
+class AwaitedAdapter:
+    """An adapter that a sequence waits for while others run."""
+
+    is_admitted = False
+
+    def __init__(self, sequence: Sequence, source: AdapterSource, residency: AdapterResidency, read_by: float) -> None:
+        self.sequence = sequence
+        self.source = source
+        self.num_tokens = len(sequence.token_ids)
+        self._residency = residency
+        self._read_by = read_by
+        self.content = residency.reading(source)
+        self._is_cancelled = False
+
+    @property
+    def is_read(self) -> bool:
+        return self.content.done()
+
+    @property
+    def deadline(self) -> float:
+        """The scheduler's time by which it is to have been read; then there is none: a slot becomes free when a sequence ends."""
+        return math.inf if self.is_read else self._read_by
+
+    @property
+    def is_done(self) -> bool:
+        return self._residency.can_take(self)
+
+    def cancel(self) -> None:
+        self._is_cancelled = True
+        self._residency.cancel(self)
+
+    def take(self) -> None:
+        """Give the sequence its slot, or the reason why there is none."""
+        name = self.source.name
+        if self._is_cancelled:
+            self.sequence.why_unadapted = f"adapter {name!r} could not be read within {READ_S:g} s"
+            return
+        try:
+            self._residency.take(self)
+        except AdapterError as error:
+            self.sequence.why_unadapted = f"adapter {name!r} cannot be used: {error}"
+        except Exception as error:  # whatever a disk or a device raises of one adapter ends its sequences alone
+            self.sequence.why_unadapted = f"adapter {name!r} cannot be used: {type(error).__name__}: {error}"

@@ -1,0 +1,58 @@
+"""A model's adapters in one process: read from a disk, and put into the slots of its runner; as its own rank decides, or as the first one says."""
+
+from collections import OrderedDict
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from pilotlight.engine.adapters.bank import AdapterBank
+from pilotlight.engine.adapters.content import SlotContent
+from pilotlight.engine.api.protocol import AdapterSource
+from pilotlight.engine.execution.runner import ModelRunner
+
+_MOST_READ = 16  # adapters that a rank keeps and that are not placed yet
+
+
+class RunnerAdapters:
+    def __init__(self, runner: ModelRunner, bank: AdapterBank, host_bytes: int) -> None:
+        """`bank`: the runner's."""
+        self.num_slots = bank.num_slots
+        self.host_bytes = host_bytes
+        self._runner = runner
+        self._bank = bank
+
+    def announce(self, source: AdapterSource) -> None:
+        pass  # reading it is soon enough
+
+    def read(self, source: AdapterSource) -> SlotContent:
+        return self._bank.read(source)
+
+    def num_bytes(self, content: SlotContent) -> int:
+        return content.values.nbytes
+
+    def place(self, slot: int, source: AdapterSource, content: SlotContent) -> None:
+        self._runner.place_adapter(slot, content)
+
+
+class FollowedAdapters:
+    """The adapters of a rank that is not the first, which reads ahead what it is told of."""
+
+    def __init__(self, runner: ModelRunner) -> None:
+        self._runner = runner
+        self._read: OrderedDict[str, Future[SlotContent]] = OrderedDict()  # by digest, the newest last
+        self._threads = ThreadPoolExecutor(1, "adapters")
+
+    def read(self, source: AdapterSource) -> "Future[SlotContent]":
+        """Begin to read an adapter, unless it has been read."""
+        assert self._runner.adapters is not None
+        found = self._read.pop(source.digest, None) or self._threads.submit(self._runner.adapters.read, source)
+        self._read[source.digest] = found
+        if len(self._read) > _MOST_READ:
+            self._read.popitem(last=False)
+        return found
+
+    def place(self, slot: int, source: AdapterSource) -> None:
+        """Put an adapter into a slot, as the first rank does between the same steps."""
+        self._runner.place_adapter(slot, self.read(source).result())
+        del self._read[source.digest]
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)

@@ -1,0 +1,223 @@
+"""An adapter as PEFT saves it: adapter_config.json and adapter_model.safetensors, read without torch.
+
+Says which projections it changes, by what rank and scale, and refuses by name what is not a plain low-rank adapter: then the answers would be others
+than those it was trained for. Formulas: LoRA (Hu et al. 2021) scales B A by alpha / r, rsLoRA (Kalajdzievski 2023) by alpha / sqrt(r).
+"""
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pilotlight.engine.api.errors import CheckpointError
+from pilotlight.engine.api.plain_files import open_file, read_bytes
+from pilotlight.engine.weights.checkpoint import StoredTensor, read_header
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+MOST_RANK = 64
+_DIGEST_BYTES = 16
+_FLOATS = ("F32", "F16", "BF16")
+_MOST_HEADER_BYTES = 16 << 20
+_MOST_PATTERNS = 4096
+# A pattern with one repetition, of no group, takes at most as many steps as the square of the name's length: another's may take years.
+_PATTERN = re.compile(r"(?:[\w.^$|()\[\]:-]|\\.)*(?:(?<!\))[*+?](?:[\w.^$|()\[\]:-]|\\.)*)?", re.ASCII)
+_MOST_CHARACTERS = 300  # of a tensor's name or a pattern
+_BF16_EXPONENT = 0x7F80  # all ones in what is infinite or no number
+_PIECE = 4 << 20
+# Fields that change nothing of what is computed from the tensors, and fields with the only values that change nothing.
+_HARMLESS = frozenset({
+    "auto_mapping", "base_model_name_or_path", "corda_config", "eva_config", "exclude_modules", "inference_mode", "layers_pattern",
+    "layers_to_transform", "loftq_config", "lora_alpha", "alpha_pattern", "lora_dropout", "megatron_config", "megatron_core", "model_type",
+    "peft_type", "peft_version", "qalora_group_size", "r", "rank_pattern", "revision", "runtime_config", "target_modules", "task_type", "use_rslora",
+})  # fmt: skip
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "bias": ("none",),
+    "init_lora_weights": (True, False, "gaussian", "eva", "orthogonal"),  # the others change the base's own weights
+}
+_TENSOR = re.compile(r"(?:base_model\.model\.)?(?P<module>.+)\.lora_(?P<half>[AB])(?:\.default)?\.weight")
+
+
+class AdapterError(Exception):
+    """An adapter cannot be used; the sentence says why."""
+
+
+class AdaptedProjection(NamedTuple):
+    """The part of an adapter that changes one projection [rows, columns]: it adds scale * B [rows, rank] A [rank, columns]."""
+
+    a: str  # the tensors' names
+    b: str
+    rank: int
+    rows: int
+    columns: int
+    scale: float
+
+
+class AdapterDescription(NamedTuple):
+    rank: int  # the largest
+    num_bytes: int  # of its tensors' file
+    projections: Mapping[str, AdaptedProjection]  # by the module's name, from `layers` on
+
+
+def projection_key(module: str) -> str:
+    """Return a module's name without what stands before its layer, which depends on who wraps the model."""
+    at = module.find("layers.")
+    return module[at:] if at >= 0 else module
+
+
+def check(
+    directory: Path, most_rank: int = MOST_RANK, base: Mapping[str, tuple[int, int]] | None = None
+) -> AdapterDescription:
+    """Read what an adapter is, and all of its numbers. `base`: rows and columns of the projections that a model lets adapters change; None: of
+    whichever model it is. Raises AdapterError, also for one that would change nothing."""
+    described = describe(directory)
+    if described.rank > most_rank:
+        raise AdapterError(f"it has rank {described.rank}; adapters of ranks up to {most_rank} are taken here")
+    for key, adapted in described.projections.items():
+        if base is not None:
+            check_shape(key, adapted, base.get(key))
+    if not any(adapted.scale for adapted in described.projections.values()):
+        raise AdapterError(f"{CONFIG}: lora_alpha is 0, so that it changes nothing")
+    _check_numbers(directory / WEIGHTS)
+    return described
+
+
+def check_shape(key: str, adapted: AdaptedProjection, base: tuple[int, int] | None) -> None:
+    """Raise AdapterError where a projection is not the model's. `base`: rows and columns of that one; None: adapters may change none of the name."""
+    if base is None:
+        raise AdapterError(f"it changes {key}, which this model has not, or whose adapters are not computed here")
+    if (adapted.rows, adapted.columns) != base:
+        there = f"[{adapted.rows}, {adapted.columns}]"
+        raise AdapterError(f"it is of another model: {key} is {there} there, and [{base[0]}, {base[1]}] here")
+
+
+def describe(directory: Path) -> AdapterDescription:
+    """Read what an adapter is, without its numbers. Raises AdapterError."""
+    config, path = read_config(directory), directory / WEIGHTS
+    if not path.is_file():
+        pickled = (directory / "adapter_model.bin").exists()
+        raise AdapterError(
+            f"{directory} has its weights in adapter_model.bin, and a pickled file may run any code: save it as safetensors"
+            if pickled
+            else f"{directory} has no {WEIGHTS}; an adapter is a directory as PEFT's save_pretrained writes it"
+        )
+    stored = read_tensors(path)
+    tensors = {name: (tensor.dtype, tensor.shape) for name, tensor in sorted(stored.items())}
+    projections = dict(_projections(config, tensors))
+    if not projections:
+        raise AdapterError(f"{path} holds no tensors of an adapter")
+    return AdapterDescription(max(each.rank for each in projections.values()), path.stat().st_size, projections)
+
+
+def read_tensors(path: Path) -> dict[str, StoredTensor]:
+    """Read where an adapter's tensors lie. Raises AdapterError for what is no safetensors file."""
+    try:
+        return read_header(path, _MOST_HEADER_BYTES)
+    except CheckpointError as error:
+        raise AdapterError(f"{path} cannot be read: {error}") from None
+
+
+def _check_numbers(path: Path) -> None:
+    """Raise AdapterError for a tensor with NaN or infinity."""
+    import numpy as np  # not at a site's start
+
+    try:
+        content = np.memmap(path, np.uint8, "r")
+    except (OSError, ValueError) as error:
+        raise AdapterError(f"{path} cannot be read: {error}") from None
+    for name, tensor in read_tensors(path).items():
+        raw = content[tensor.start : tensor.end]
+        if tensor.dtype == "BF16":
+            is_finite = bool(((raw.view("<u2") & _BF16_EXPONENT) != _BF16_EXPONENT).all())
+        else:
+            is_finite = bool(np.isfinite(raw.view("<f4" if tensor.dtype == "F32" else "<f2")).all())
+        if not is_finite:
+            raise AdapterError(f"tensor {name} holds NaN or infinity")
+
+
+def digest_of(directory: Path) -> str:
+    """Return what names an adapter's content, in hexadecimal: of all bytes of its files. Raises AdapterError."""
+    digest = blake2b(digest_size=_DIGEST_BYTES)
+    try:
+        for name in (CONFIG, WEIGHTS):
+            with open_file(directory / name) as file:
+                content = blake2b()
+                while piece := file.read(_PIECE):
+                    content.update(piece)
+                digest.update(content.digest())
+    except OSError as error:
+        raise AdapterError(f"{directory} cannot be read: {error}") from None
+    return digest.hexdigest()
+
+
+def read_config(directory: Path) -> dict[str, Any]:
+    """Read what an adapter's config says. Raises AdapterError for what is none of a plain low-rank adapter."""
+    try:
+        config = json.loads(read_bytes(directory / CONFIG))
+    except OSError:
+        raise AdapterError(f"{directory} has no {CONFIG}; an adapter is a directory as PEFT writes it") from None
+    except (ValueError, RecursionError) as error:
+        raise AdapterError(f"{directory / CONFIG} is not JSON: {error}") from None
+    if not isinstance(config, dict) or config.get("peft_type") != "LORA":
+        kind = config.get("peft_type") if isinstance(config, dict) else None
+        raise AdapterError(f"{directory / CONFIG}: peft_type is {kind!r}; adapters are of the type LORA")
+    for name, value in config.items():
+        neutral = _NEUTRAL.get(name, ())
+        if name not in _HARMLESS and value and not any(value is n or value == n for n in neutral):
+            raise AdapterError(f"{directory / CONFIG}: {name} is {json.dumps(value)[:100]}, which is not computed here")
+    return config
+
+
+def _projections(config: dict[str, Any], tensors: Mapping[str, tuple[str, tuple[int, ...]]]) -> Any:
+    """Yield each projection by its key. Raises AdapterError for tensors that are not A and B of one."""
+    halves: dict[str, dict[str, str]] = {}
+    ranks, alphas = (_patterns(config, field) for field in ("rank_pattern", "alpha_pattern"))
+    for name, (dtype, shape) in tensors.items():
+        found = _TENSOR.fullmatch(name) if len(name) <= _MOST_CHARACTERS else None
+        if found is None:
+            raise AdapterError(
+                f"tensor {name[:_MOST_CHARACTERS]} is no lora_A or lora_B of a linear layer, and nothing else is computed here"
+            )
+        if dtype not in _FLOATS or len(shape) != 2 or not all(shape):
+            raise AdapterError(
+                f"tensor {name} has type {dtype} and shape {list(shape)}; wanted is a matrix of {', '.join(_FLOATS)}"
+            )
+        halves.setdefault(found["module"], {})[found["half"]] = name
+    for module, names in halves.items():
+        if len(names) < 2:
+            raise AdapterError(f"{module} has {next(iter(names.values()))} without its other half")
+        (rank, columns), (rows, of_b) = tensors[names["A"]][1], tensors[names["B"]][1]
+        wanted = _matched(ranks, module, config.get("r"))
+        if not (isinstance(wanted, int) and rank == of_b == wanted):
+            raise AdapterError(f"{module} has rank {rank} in A and {of_b} in B, and {CONFIG} says {wanted!r}")
+        if rank > MOST_RANK:
+            raise AdapterError(f"{module} has rank {rank}; adapters of ranks up to {MOST_RANK} are computed")
+        alpha = _matched(alphas, module, config.get("lora_alpha"))
+        if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not math.isfinite(alpha):
+            raise AdapterError(f"{CONFIG}: lora_alpha of {module} is {alpha!r}; it must be a number")
+        scale = alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
+        yield projection_key(module), AdaptedProjection(names["A"], names["B"], rank, rows, columns, scale)
+
+
+def _patterns(config: dict[str, Any], field: str) -> list[tuple[re.Pattern[str], Any]]:
+    """Return the patterns of a field, with what they say of the modules whose names' ends they match, as PEFT looks them up."""
+    patterns = config.get(field) or {}
+    if not isinstance(patterns, dict) or len(patterns) > _MOST_PATTERNS:
+        raise AdapterError(f"{CONFIG}: {field} must be an object of at most {_MOST_PATTERNS} patterns")
+    found = []
+    for pattern, value in patterns.items():
+        if len(pattern) > _MOST_CHARACTERS or not _PATTERN.fullmatch(pattern):
+            sentence = f"{pattern[:_MOST_CHARACTERS]!r}, which repeats more than one part of it, or a group"
+            raise AdapterError(f"{CONFIG}: {field} has the pattern {sentence}: name the modules")
+        try:
+            found.append((re.compile(rf"(.*\.)?({pattern})$"), value))
+        except (re.error, RecursionError) as error:
+            raise AdapterError(f"{CONFIG}: {field} has the pattern {pattern!r}, which is none: {error}") from None
+    return found
+
+
+def _matched(patterns: list[tuple[re.Pattern[str], Any]], module: str, default: Any) -> Any:
+    """Return the value of the first pattern that matches."""
+    return next((value for pattern, value in patterns if pattern.match(module)), default)

@@ -1,0 +1,1 @@
+"""The engine protocol and its clients. Imports no torch."""

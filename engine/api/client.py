@@ -1,0 +1,247 @@
+"""EngineClient: the front end's view of an engine host. socket_client.py and in_process_client.py have its two forms.
+
+Knows how to pair a submitted sequence with its outputs and how to free it when its reader leaves; refuses to know HTTP,
+text and torch.
+"""
+
+import asyncio
+import time
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Protocol
+
+from pilotlight.engine.api.pending_calls import PendingCalls
+from pilotlight.engine.api.protocol import (
+    Abort,
+    Command,
+    ErrorCode,
+    Event,
+    FrontEndRefused,
+    Hello,
+    HostEnding,
+    HostReady,
+    LoadModel,
+    LoadProgress,
+    ModelFailed,
+    ModelInfo,
+    ModelLoad,
+    ModelReady,
+    ModelSpec,
+    ModelUnloaded,
+    PrewarmModel,
+    StepOutput,
+    Submit,
+    TokenOutput,
+    UnloadModel,
+)
+
+ProgressCallback = Callable[[LoadProgress], None]
+
+
+class EngineError(Exception):
+    """The engine refused or lost a request. `code` is a word of the protocol; `str()` is a sentence for the user."""
+
+    def __init__(self, code: ErrorCode, message: str) -> None:
+        super().__init__(message)
+        self.code: ErrorCode = code
+
+
+_PREWARMS_FROM = (3, 5)  # the protocol's version
+
+
+class EngineClient(Protocol):
+    """One engine host. Both implementations keep the same promises:
+
+    - `generate` opens a scope around one sequence. Iterating yields its outputs in order and ends after the one with a
+      finish reason; a finish reason "error" is raised as EngineError instead. Leaving the scope early, for whatever
+      reason, aborts the sequence.
+    - when the host dies, every open iteration raises EngineError("engine_error"), and later calls do so at once.
+    """
+
+    @property
+    def loads(self) -> dict[str, ModelLoad]:
+        """The newest load of every model, by name."""
+
+    @property
+    def last_event_at(self) -> float:
+        """time.monotonic() of the newest frame from the host: liveness is progress."""
+
+    @property
+    def death(self) -> str | None:
+        """Why the host is known to be gone; None while nothing says so."""
+
+    @property
+    def failed_under(self) -> tuple[str, ...]:
+        """The sequences in the step for whose failure the host has ended, as it said."""
+
+    def on_step(self, callback: Callable[[StepOutput], None]) -> None:
+        """Call back once per frame (for metrics)."""
+
+    async def hello(self) -> HostReady:
+        """Return when the host could load a model."""
+
+    async def load_model(self, spec: ModelSpec, on_progress: ProgressCallback | None = None) -> ModelInfo: ...
+
+    def prewarm_model(self, spec: ModelSpec) -> None:
+        """Have a host that is ready make ready for a model that it may have to load; one of an earlier version does not."""
+
+    async def unload_model(self, name: str) -> None: ...
+
+    def generate(self, submit: Submit) -> AbstractAsyncContextManager[AsyncIterator[TokenOutput]]: ...
+
+    def fail(self, message: str) -> None:
+        """Note that the host is dead: end every open call with EngineError("engine_error")."""
+
+    async def close(self) -> None:
+        """End the host, which has no other front end, and every open call with EngineError."""
+
+
+class _OutputQueue:
+    """The outputs of one sequence, as they arrive."""
+
+    def __init__(self) -> None:
+        self._outputs: asyncio.Queue[TokenOutput] = asyncio.Queue()  # holds at most max_tokens outputs
+        self.is_finished = False  # the host has said its last word about the sequence
+        self._is_read = False
+
+    def put(self, output: TokenOutput) -> None:
+        self.is_finished = self.is_finished or output.finish_reason is not None
+        self._outputs.put_nowait(output)
+
+    def __aiter__(self) -> AsyncIterator[TokenOutput]:
+        return self
+
+    async def __anext__(self) -> TokenOutput:
+        if self._is_read:
+            raise StopAsyncIteration
+        output = await self._outputs.get()
+        self._is_read = output.finish_reason is not None
+        if output.finish_reason == "error":
+            raise EngineError(output.error_code or "engine_error", output.error_message or "the engine failed")
+        return output
+
+
+class HostClient(ABC):
+    """What both forms of client share: calls, and the events that answer them. All of it happens in one event loop."""
+
+    def __init__(self, greeting: Hello) -> None:
+        self._host_version = (0, 0)  # until it has said its own
+        self._greeting = greeting  # every host's first command, whatever is asked first
+        self._has_begun = False
+        self._streams: dict[str, _OutputQueue] = {}
+        self._greetings: PendingCalls[HostReady] = PendingCalls()
+        self._loads: PendingCalls[ModelInfo] = PendingCalls()
+        self._load_specs: dict[str, ModelSpec] = {}  # what each of them is about
+        self._unloads: PendingCalls[None] = PendingCalls()
+        self._progress: dict[str, ProgressCallback] = {}
+        self._step_callbacks: list[Callable[[StepOutput], None]] = []
+        self.loads: dict[str, ModelLoad] = {}
+        self.last_event_at = time.monotonic()
+        self.death: str | None = None
+        self.failed_under: tuple[str, ...] = ()
+
+    def on_step(self, callback: Callable[[StepOutput], None]) -> None:
+        self._step_callbacks.append(callback)
+
+    async def hello(self) -> HostReady:
+        self._start()
+        return await self._greetings.answer("host", lambda: self._send(self._greeting))
+
+    async def load_model(self, spec: ModelSpec, on_progress: ProgressCallback | None = None) -> ModelInfo:
+        self._start()
+        if spec.name in self._loads and not (other := self._load_specs[spec.name]).loads_same(spec):
+            raise EngineError("model_load_failed", f"{spec.name} is being loaded from {other.path}; unload it first")
+        self._load_specs[spec.name] = spec
+        if on_progress:
+            self._progress[spec.name] = on_progress
+        try:
+            return await self._loads.answer(spec.name, lambda: self._send(LoadModel(spec)))
+        finally:
+            self._progress.pop(spec.name, None)
+
+    def prewarm_model(self, spec: ModelSpec) -> None:
+        if self.death is None and self._host_version >= _PREWARMS_FROM:
+            self._send(PrewarmModel(spec))
+
+    async def unload_model(self, name: str) -> None:
+        self._start()
+        await self._unloads.answer(name, lambda: self._send(UnloadModel(name)))
+
+    @asynccontextmanager
+    async def generate(self, submit: Submit) -> AsyncGenerator[AsyncIterator[TokenOutput], None]:
+        self._start()
+        if submit.sequence_id in self._streams:
+            raise EngineError("invalid_request", f"sequence id {submit.sequence_id!r} is already in use")
+        stream = self._streams[submit.sequence_id] = _OutputQueue()
+        try:
+            self._send(submit)
+            yield stream
+        finally:
+            del self._streams[submit.sequence_id]
+            if not stream.is_finished:
+                self._send(Abort(submit.sequence_id))
+
+    def fail(self, message: str) -> None:
+        if self.death is not None:
+            return
+        self.death = message
+        self.loads = {}
+        for sequence_id, stream in self._streams.items():
+            if not stream.is_finished:
+                error = TokenOutput(
+                    sequence_id, finish_reason="error", error_code="engine_error", error_message=message
+                )
+                stream.put(error)
+        for calls in (self._greetings, self._loads, self._unloads):
+            calls.reject_all(EngineError("engine_error", message))
+
+    @abstractmethod
+    async def close(self) -> None: ...
+
+    def _start(self) -> None:
+        """Greet the host and begin to receive, once, in the running event loop. Raises EngineError if the host is dead."""
+        if self.death is not None:
+            raise EngineError("engine_error", self.death)
+        if not self._has_begun:
+            self._connect()
+            self._has_begun = True
+            self._send(self._greeting)
+
+    @abstractmethod
+    def _connect(self) -> None:
+        """Begin to receive."""
+
+    @abstractmethod
+    def _send(self, command: Command) -> None: ...
+
+    def _handle(self, event: Event) -> None:
+        self.last_event_at = time.monotonic()
+        match event:
+            case StepOutput():
+                self.loads = event.loads
+                for output in event.outputs:
+                    stream = self._streams.get(output.sequence_id)
+                    if stream is not None:  # else its reader has left, and the host will learn of it
+                        stream.put(output)
+                for callback in self._step_callbacks:
+                    callback(event)
+            case HostEnding(reason, failed_under):
+                self.failed_under = failed_under
+                self.fail(reason)
+            case FrontEndRefused(reason):
+                self.fail(reason)
+            case HostReady(version):
+                self._host_version = version
+                self._greetings.resolve("host", event)
+            case LoadProgress(name):
+                if name in self._progress:
+                    self._progress[name](event)
+            case ModelReady(info):
+                self._loads.resolve(info.name, info)
+            case ModelFailed(name, code, message):
+                self._loads.reject(name, EngineError(code, message))
+            case ModelUnloaded(name):
+                self._unloads.resolve(name, None)
+                message = f"model {name!r} was unloaded while it loaded"
+                self._loads.reject(name, EngineError("model_not_found", message))

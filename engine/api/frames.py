@@ -1,0 +1,68 @@
+"""The byte form of the engine protocol: one ZeroMQ frame holds one message, a msgpack map with the message's name under "type".
+
+Both directions stand here side by side; which sockets carry them is engine_host.py's and client.py's business.
+"""
+
+from typing import TypeVar
+
+import msgspec
+
+from pilotlight.engine.api.protocol import VERSION, Command, Event, Hello, HostReady
+
+MessageT = TypeVar("MessageT")
+
+_encoder = msgspec.msgpack.Encoder()
+_commands: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Command)
+_events: msgspec.msgpack.Decoder[Event] = msgspec.msgpack.Decoder(Event)
+
+
+class VersionError(Exception):
+    """A peer speaks another version of the protocol; the message names both."""
+
+
+def encode(message: Command | Event) -> bytes:
+    return _encoder.encode(message)
+
+
+def decode_command(frame: bytes) -> Command:
+    """Decode one frame. Raises msgspec.DecodeError for anything that is not a command, VersionError for another version's greeting."""
+    return _decode(frame, _commands, "front end", "host")
+
+
+def decode_event(frame: bytes) -> Event:
+    """Decode one frame. Raises msgspec.DecodeError for anything that is not an event, VersionError for another version's greeting."""
+    return _decode(frame, _events, "host", "front end")
+
+
+def _decode(frame: bytes, decoder: "msgspec.msgpack.Decoder[MessageT]", sender: str, receiver: str) -> MessageT:
+    try:
+        message = decoder.decode(frame)
+    except msgspec.DecodeError:
+        _check_version(_greeting_of(frame), sender, receiver)
+        raise
+    if isinstance(message, Hello | HostReady):
+        _check_version(message, sender, receiver)
+    return message
+
+
+def _check_version(greeting: "Hello | HostReady | _Greeting | None", sender: str, receiver: str) -> None:
+    if greeting is None or greeting.version[0] == VERSION[0]:
+        return
+    theirs, ours = (".".join(map(str, version)) for version in (greeting.version, VERSION))
+    raise VersionError(
+        f"the {sender} speaks version {theirs} of the engine protocol and this {receiver} version {ours}: "
+        "run the same release of Pilotlight on both"
+    )
+
+
+class _Greeting(msgspec.Struct):
+    """What all versions' greetings have."""
+
+    version: tuple[int, int]
+
+
+def _greeting_of(frame: bytes) -> _Greeting | None:
+    try:
+        return msgspec.msgpack.decode(frame, type=_Greeting)
+    except msgspec.DecodeError:
+        return None

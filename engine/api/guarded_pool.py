@@ -1,0 +1,293 @@
+"""Child processes that run jobs on the bytes of strangers, with limits: native code that such bytes crash, hang or bloat ends a child alone.
+
+A job is a call of a function of the project, whose arguments and result JSON can carry. A child runs one at a time, within limits of CPU time and
+memory, and is replaced when it ends. Knows processes, limits and sockets; refuses to know what is computed, and how long a caller waits for its turn.
+"""
+
+import ctypes
+import json
+import os
+import resource
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+EndReason = Literal[
+    "crash",  # the job ended the child by a signal
+    "memory",  # the job wanted more memory than its limit
+    "cpu",  # the job took more CPU time than its limit
+    "deadline",  # the machine had too little CPU time for the job until its deadline
+    "lost",  # the child ended before the job began, or was ended from outside
+]
+# Of the thread that runs jobs: half of a main thread's usual stack, so that what a child survives overflows no stack of another process.
+STACK_BYTES = 4 << 20
+PREPARE_S = 60.0  # of wall time until a child has started and prepared; the vocabulary of a large model takes a second
+SLACK = 4.0  # a job's deadline, in its limits of CPU time: a machine that gives less is overloaded
+MAX_CALLS = 1000  # of one child, after which it is replaced: libraries leak
+MAX_KEPT_BYTES = 64 << 20  # that one call may leave allocated
+_OUTSIDE = (signal.SIGKILL, signal.SIGTERM)  # sent by others; limits and crashes are other signals
+# A library's threads would count as memory, a stack and an arena each; where Rust was when it panicked is no news for a site's log.
+_ENVIRONMENT = {"RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "RUST_BACKTRACE": "0"}
+_LENGTH = struct.Struct("<I")
+
+
+class JobCall(NamedTuple):
+    """A function that a module has under its own name, and its arguments."""
+
+    function: Callable[..., Any]
+    arguments: tuple[Any, ...] = ()
+
+    def named(self) -> list[Any]:
+        return [self.function.__module__, self.function.__qualname__, self.arguments]
+
+
+class GuardedJob(NamedTuple):
+    call: JobCall
+    cpu_s: float
+    memory_bytes: int  # beside what the child has when the call starts
+    prepare: JobCall | None = None  # before the call, without its limits: reads and caches a trusted file, say
+
+    @property
+    def deadline_s(self) -> float:
+        return SLACK * self.cpu_s + 1.0
+
+
+class JobError(Exception):
+    """A job's function raised an exception; `name` is its class, the message its text."""
+
+    def __init__(self, name: str, message: str) -> None:
+        super().__init__(message)
+        self.name = name
+
+
+class JobEndedError(Exception):
+    """A job was ended, with its child; the message says by what."""
+
+    def __init__(self, reason: EndReason, message: str) -> None:
+        super().__init__(message)
+        self.reason: EndReason = reason
+
+    @property
+    def is_jobs_fault(self) -> bool:
+        """True if the same job would end the next child, too."""
+        return self.reason in ("crash", "memory", "cpu")
+
+
+class GuardedPool:
+    """A few children, each started when it is first needed. Jobs wait for one in order."""
+
+    def __init__(self, size: int) -> None:
+        self._threads = ThreadPoolExecutor(size, "guarded")
+        self._children = [_Child() for _ in range(size)]
+        self._idle = deque(self._children)  # the next to take last
+
+    def submit(self, job: GuardedJob) -> "Future[Any]":
+        """Return what will be the job's result, JobError or JobEndedError. Waits for nothing."""
+        return self._threads.submit(self._run, job)
+
+    def close(self) -> None:
+        """End the children with their jobs."""
+        for child in self._children:
+            child.kill()
+        self._threads.shutdown(cancel_futures=True)
+        for child in self._children:
+            child.end()
+
+    def _run(self, job: GuardedJob) -> Any:
+        child = self._idle.pop()  # there are as many threads as children
+        is_alive = False
+        try:
+            result = child.run(job)
+            is_alive = True
+        finally:  # a new child has prepared nothing yet: the others answer sooner
+            (self._idle.append if is_alive else self._idle.appendleft)(child)
+        return result
+
+
+class _Child:
+    """One child process at a time, as its parent sees it."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._channel: socket.socket | None = None
+        self._is_closed = False
+        self._lock = threading.Lock()  # of starting and closing
+
+    def run(self, job: GuardedJob) -> Any:
+        """Return the job's result. Raises JobError, JobEndedError."""
+        channel, has_begun = self._start(), False
+        prepare = None if job.prepare is None else job.prepare.named()
+        try:
+            _send(channel, [job.call.named(), prepare, job.cpu_s, job.memory_bytes])
+            _receive(channel, PREPARE_S)
+            has_begun = True
+            answer = _receive(channel, job.deadline_s)
+        except (OSError, EOFError) as error:
+            raise self._ended(job, has_begun=has_begun, is_late=isinstance(error, TimeoutError)) from None
+        if answer["retires"]:
+            self.end()
+        if answer["is_memory"]:
+            raise _over_memory(job)
+        if answer["raised"] is not None:
+            raise JobError(*answer["raised"])
+        return answer["result"]
+
+    def kill(self) -> None:
+        """End the process and the job in it; there will be no other."""
+        with self._lock:
+            self._is_closed = True
+            if self._process is not None:
+                self._process.kill()
+
+    def _start(self) -> socket.socket:
+        with self._lock:
+            if self._is_closed:
+                raise JobEndedError("lost", "the process for it was closed")
+            if self._channel is None:
+                self._channel, theirs = socket.socketpair()
+                with theirs:
+                    command = [
+                        sys.executable,
+                        "-m",
+                        "pilotlight.engine.api.guarded_pool",
+                        str(theirs.fileno()),
+                        str(os.getpid()),
+                    ]
+                    environment = {**os.environ, **_ENVIRONMENT}
+                    no_file = subprocess.DEVNULL
+                    self._process = subprocess.Popen(
+                        command, stdin=no_file, stdout=no_file, pass_fds=[theirs.fileno()], env=environment
+                    )
+            return self._channel
+
+    def end(self, *, is_ending: bool = False) -> int | None:
+        """Return the exit status of the process, if there is one, which is gone then. `is_ending`: it has closed its socket."""
+        with self._lock:
+            if self._process is None or self._channel is None:
+                return None
+            self._channel.close()
+            with suppress(subprocess.TimeoutExpired):
+                if is_ending:
+                    self._process.wait(timeout=5.0)
+            self._process.kill()
+            status = self._process.wait()
+            self._process = self._channel = None
+            return status
+
+    def _ended(self, job: GuardedJob, *, has_begun: bool, is_late: bool) -> JobEndedError:
+        """End the process, and return what has ended its job."""
+        status = self.end(is_ending=not is_late)
+        if is_late and has_begun:
+            message = f"it got too little CPU time in {job.deadline_s:g} s, the machine is overloaded"
+            return JobEndedError("deadline", message)
+        if status is None or is_late or not has_begun or status >= 0 or -status in _OUTSIDE:
+            return JobEndedError("lost", f"the process for it ended too soon (status {status})")
+        if -status == signal.SIGPROF:
+            return JobEndedError("cpu", f"it needs more than {job.cpu_s:g} s of CPU time")
+        if -status == signal.SIGABRT:  # so ends Rust where an allocation fails
+            message = f"it ended the process that tried it, most likely by wanting more than {job.memory_bytes >> 20} MiB of memory (SIGABRT)"
+            return JobEndedError("memory", message)
+        return JobEndedError("crash", f"it ended the process that tried it ({signal.Signals(-status).name})")
+
+
+def _over_memory(job: GuardedJob) -> JobEndedError:
+    return JobEndedError("memory", f"it needs more than {job.memory_bytes >> 20} MiB of memory")
+
+
+def _send(channel: socket.socket, message: Any) -> None:
+    text = json.dumps(message).encode()
+    channel.sendall(_LENGTH.pack(len(text)) + text)
+
+
+def _receive(channel: socket.socket, within_s: float | None = None) -> Any:
+    """Raises TimeoutError, EOFError, OSError."""
+    deadline = None if within_s is None else time.monotonic() + within_s
+    (length,) = _LENGTH.unpack(_read(channel, _LENGTH.size, deadline))
+    return json.loads(_read(channel, length, deadline))
+
+
+def _read(channel: socket.socket, length: int, deadline: float | None) -> bytes:
+    found = bytearray()
+    while len(found) < length:
+        channel.settimeout(None if deadline is None else max(deadline - time.monotonic(), 0.001))
+        piece = channel.recv(min(length - len(found), 1 << 20))
+        if not piece:
+            raise EOFError
+        found += piece
+    return bytes(found)
+
+
+def _serve(channel: socket.socket) -> None:
+    """Run jobs until the parent has left, or wants no more of this process."""
+    for number in range(MAX_CALLS):
+        try:
+            (*called, arguments), prepare, cpu_s, memory_bytes = _receive(channel)
+        except (EOFError, OSError):
+            return
+        if prepare is not None:
+            (*prepared, prepare_arguments) = prepare
+            _function(*prepared)(*prepare_arguments)
+        function = _function(*called)
+        _send(channel, "prepared")
+        before = _address_space()
+        answer: dict[str, Any] = {"result": None, "raised": None, "is_memory": False}
+        is_spoilt = False
+        _limit(cpu_s, before + memory_bytes)
+        try:
+            answer["result"] = function(*arguments)
+        except MemoryError:
+            answer["is_memory"] = is_spoilt = True
+        except Exception as error:
+            answer["raised"] = [type(error).__name__, str(error)]
+        except BaseException as error:  # a panic of Rust, after which a library's state may be anything
+            answer["raised"], is_spoilt = [type(error).__name__, str(error)], True
+        _limit(0.0, None)
+        is_large = _address_space() - before > MAX_KEPT_BYTES
+        answer["retires"] = is_spoilt or is_large or number == MAX_CALLS - 1
+        _send(channel, answer)
+
+
+def _function(module: str, name: str) -> Callable[..., Any]:
+    found: Callable[..., Any] = getattr(import_module(module), name)
+    return found
+
+
+def _address_space() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+
+
+def _limit(cpu_s: float, address_space: int | None) -> None:
+    """Set both limits of this process, from now on; 0 and None: none."""
+    signal.setitimer(signal.ITIMER_PROF, cpu_s)  # RLIMIT_CPU knows whole seconds alone
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (hard if address_space is None else address_space, hard))
+
+
+def main(arguments: list[str]) -> None:
+    """Serve the parent, of whose socket the arguments have the number, before its process id."""
+    descriptor, parent = map(int, arguments)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal, which is for the parent
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    pr_set_pdeathsig = 1
+    ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL.value)
+    if os.getppid() != parent:  # it died before
+        return
+    threading.stack_size(STACK_BYTES)
+    serving = threading.Thread(target=_serve, args=(socket.socket(fileno=descriptor),))
+    serving.start()
+    serving.join()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

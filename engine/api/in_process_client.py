@@ -1,0 +1,61 @@
+"""The front end's view of an engine host in a thread of its own process: nothing is needed beyond torch."""
+
+import asyncio
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TypeVar
+
+from pilotlight.engine.api.client import HostClient
+from pilotlight.engine.api.protocol import VERSION, Command, Event, Hello, HostConfig, Shutdown
+
+Argument = TypeVar("Argument")
+
+_LAST_WORD_S = 1.0  # how long a Shutdown may take to be obeyed
+
+
+class InProcessEngineClient(HostClient):
+    """A host in a thread of this process: the same loop without a socket, for tests and tools."""
+
+    def __init__(self, config: HostConfig) -> None:
+        super().__init__(Hello(VERSION))
+        self._config = config
+        self._thread: threading.Thread | None = None
+
+    async def close(self) -> None:
+        if self._thread is not None:
+            self._transport.put(Shutdown())  # also to one that was declared dead: it may merely have been slow
+            await asyncio.to_thread(self._thread.join, _LAST_WORD_S)
+        self.fail("the client was closed")
+
+    def _connect(self) -> None:
+        from pilotlight.engine.host.engine_host import EngineHost
+        from pilotlight.engine.host.model_loader import ModelLoader
+        from pilotlight.engine.host.transport import QueueTransport
+
+        loop = asyncio.get_running_loop()
+
+        def deliver(event: Event) -> None:
+            _call_soon(loop, self._handle, event)
+
+        self._transport = QueueTransport(deliver)
+
+        def serve() -> None:
+            try:
+                EngineHost(self._transport, ModelLoader(self._config)).run()
+            except BaseException as error:
+                _call_soon(loop, self.fail, f"the engine host's thread failed with {type(error).__name__}: {error}")
+                raise
+
+        self._thread = threading.Thread(target=serve, name="engine-host", daemon=True)
+        self._thread.start()
+
+    def _send(self, command: Command) -> None:
+        if self.death is None:
+            self._transport.put(command)
+
+
+def _call_soon(loop: asyncio.AbstractEventLoop, callback: Callable[[Argument], None], argument: Argument) -> None:
+    # A loop that was closed has no waiter left; the host's thread finds its Shutdown, or ends with the process.
+    with suppress(RuntimeError):
+        loop.call_soon_threadsafe(callback, argument)

@@ -1,0 +1,76 @@
+"""Keys of a front end and an engine host that meet over a network: each proves who it is, and nobody else reads or alters a frame (CURVE).
+
+python -m pilotlight.engine.api.keys HOST_FILE FRONT_END_FILE
+"""
+
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import zmq
+from zmq.utils import z85
+
+
+class KeysError(Exception):
+    """The file holds no keys that may be used; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """The keys of one side. Written in Z85, as ZeroMQ does."""
+
+    secret: bytes = field(repr=False)
+    public: bytes
+    peer: bytes  # the public key of the other side
+
+
+def read_keys(path: Path) -> Keys:
+    try:
+        with path.open(encoding="utf-8") as file:
+            mode = os.fstat(file.fileno()).st_mode
+            written = json.load(file)
+        secret, peer = written["secret"].encode(), written["peer"].encode()
+        public = zmq.curve_public(secret)
+        zmq.curve_public(peer)  # which is as long as a key must be
+    except OSError as error:
+        raise KeysError(f"{path} cannot be read: {error.strerror}") from None
+    except (ValueError, KeyError, TypeError, AttributeError, zmq.ZMQError):
+        raise KeysError(f"{path} holds no keys: make them with python -m pilotlight.engine.api.keys") from None
+    if mode & 0o077:
+        raise KeysError(f"{path} can be read by others, who could then command the host: chmod 600 {path}")
+    return Keys(secret, public, peer)
+
+
+def write_keys(host: Path, front_end: Path) -> None:
+    """Make the keys of both sides. Raises FileExistsError."""
+    pairs = {path: zmq.curve_keypair() for path in (host, front_end)}
+    for path, other in ((host, front_end), (front_end, host)):
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(fd, "w", encoding="utf-8") as file:
+            json.dump({"secret": pairs[path][1].decode(), "peer": pairs[other][0].decode()}, file)
+
+
+def write_network_keys(path: Path, secret: str) -> None:
+    """Write the keys of all that share a secret: each has the same, and hears no others. Raises OSError."""
+    seed = hashlib.blake2b(b"pilotlight engine hosts", key=hashlib.sha256(secret.encode()).digest(), digest_size=32)
+    key = z85.encode(seed.digest())
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(fd, "w", encoding="utf-8") as file:
+        json.dump({"secret": key.decode(), "peer": zmq.curve_public(key).decode()}, file)
+
+
+def main(words: Sequence[str]) -> None:
+    if len(words) != 2:
+        sys.exit("usage: python -m pilotlight.engine.api.keys HOST_FILE FRONT_END_FILE")
+    try:
+        write_keys(Path(words[0]), Path(words[1]))
+    except OSError as error:
+        sys.exit(f"pilotlight.engine.api.keys: {error}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

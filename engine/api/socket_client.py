@@ -1,0 +1,119 @@
+"""The front end's view of an engine host in another process, over a ZeroMQ socket."""
+
+import asyncio
+import os
+
+import zmq
+import zmq.asyncio
+from zmq.utils.monitor import parse_monitor_message
+
+from pilotlight.engine.api.client import HostClient
+from pilotlight.engine.api.frames import VersionError, decode_event, encode
+from pilotlight.engine.api.keys import Keys
+from pilotlight.engine.api.protocol import VERSION, Command, Hello, KeepAlive, Shutdown
+
+LEASE_S = 10.0  # for how long a host on another machine keeps the sequences of a front end that is silent
+_RENEWALS = 4  # within that time
+_LAST_WORD_S = 1.0  # how long a Shutdown may take to be obeyed
+_LOOK_MS = 2  # between two looks for a host that does not listen yet: its first answer waits for it
+_HANDSHAKE_FAILED = (
+    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+)
+
+
+class SocketEngineClient(HostClient):
+    """A host in another process, reached at `ipc://PATH` or `tcp://HOST:PORT`. The host may come up later than the client."""
+
+    def __init__(self, address: str, keys: Keys | None = None, lease_s: float = LEASE_S) -> None:
+        """`keys`: of this front end, for a host on another machine, which ends the sequences when it has heard nothing for `lease_s`."""
+        super().__init__(Hello(VERSION, lease_s if keys else None))
+        self._address = address
+        self._keys = keys
+        self._context: zmq.asyncio.Context | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def close(self) -> None:
+        if self._context is None:
+            self.fail("the client was closed")
+            return
+        if self.death is None:
+            self._send(Shutdown())
+            self.fail("the client was closed")
+        else:
+            self._drop_unsent()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._socket.disable_monitor()  # before its reader goes: ZeroMQ would wait for ever to report to a closed one
+        self._monitor.close(linger=0)
+        self._socket.close()
+        await asyncio.to_thread(self._context.term)  # waits for the last frame, or for its time to run out
+        self._context = None
+
+    def _connect(self) -> None:
+        self._context = zmq.asyncio.Context()
+        self._socket = self._context.socket(zmq.DEALER)
+        self._socket.setsockopt(zmq.IDENTITY, os.urandom(16))
+        self._socket.set_hwm(0)  # commands are few and must not be dropped
+        # From the start: a disconnection takes the value of its moment, and what waits for ever keeps `term` for ever.
+        self._socket.setsockopt(zmq.LINGER, round(_LAST_WORD_S * 1000))
+        self._socket.setsockopt(zmq.RECONNECT_IVL, _LOOK_MS)
+        if self._keys is not None:
+            self._secure(self._keys)
+        self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED | _HANDSHAKE_FAILED)
+        self._socket.connect(self._address)
+        self._tasks = [asyncio.create_task(self._receive()), asyncio.create_task(self._watch())]
+        if self._greeting.lease_s is not None:
+            self._tasks.append(asyncio.create_task(self._renew(self._greeting.lease_s)))
+        for task in self._tasks:
+            task.add_done_callback(self._on_task_end)
+
+    def _on_task_end(self, task: asyncio.Task[None]) -> None:
+        """Fail the open calls when a task has failed: no event would reach them any more."""
+        if not task.cancelled() and (error := task.exception()):
+            self.fail(f"the engine client failed with {type(error).__name__}: {error}")
+
+    def _secure(self, keys: Keys) -> None:
+        self._socket.curve_secretkey = keys.secret
+        self._socket.curve_publickey = keys.public
+        self._socket.curve_serverkey = keys.peer
+        # Of a machine that has lost its power no socket tells.
+        milliseconds = round(1000 * (self._greeting.lease_s or LEASE_S))
+        self._socket.setsockopt(zmq.HEARTBEAT_IVL, milliseconds // _RENEWALS)
+        for option in (zmq.HEARTBEAT_TIMEOUT, zmq.HEARTBEAT_TTL):
+            self._socket.setsockopt(option, milliseconds)
+
+    def _send(self, command: Command) -> None:
+        if self.death is None:
+            # at once, or queued by ZeroMQ until the host is there: there is nothing to await
+            self._socket.send(encode(command))
+
+    def _drop_unsent(self) -> None:
+        """Drop what was not sent: no host is left to read it, and `close` would wait for one."""
+        self._socket.setsockopt(zmq.LINGER, 0)
+
+    async def _receive(self) -> None:
+        while True:
+            try:
+                self._handle(decode_event(await self._socket.recv()))
+            except VersionError as error:
+                self.fail(str(error))
+
+    async def _renew(self, lease_s: float) -> None:
+        while True:
+            await asyncio.sleep(lease_s / _RENEWALS)
+            self._send(KeepAlive())
+
+    async def _watch(self) -> None:
+        """A killed host's socket is closed by the operating system: that is known here sooner than any heartbeat is
+        missed."""
+        event = parse_monitor_message(await self._monitor.recv_multipart())
+        if event["event"] == zmq.EVENT_DISCONNECTED or (self._keys is None and self._address.startswith("ipc://")):
+            self.fail("the engine host went away")
+        else:
+            ours = (
+                "does not accept this front end's keys" if self._keys else "asks for keys, and this front end has none"
+            )
+            self.fail(f"the engine host at {self._address} {ours}")
+        self._drop_unsent()
+        self._socket.disconnect(self._address)  # a successor at the same address knows nothing of this client's calls

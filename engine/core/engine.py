@@ -1,0 +1,345 @@
+"""One model's engine: sequences in, one step at a time, tokens out.
+
+A step is two launches: the forward pass, and the choice of tokens. Where the runner computes beside the host (a GPU), steps
+overlap: the forward pass of the next one is queued behind the choice of the one before, whose tokens are then read and
+published, and what the next choice makes of them (penalties) is prepared while the device has the forward pass to do. A
+sequence that turns out to have ended has been computed once too often: nothing is chosen for it.
+
+Knows the order of a step, and who takes over when one fails; refuses to know sockets, processes and (through its runner) tensors.
+What becomes of a step's results is publishing.py's business, and what a sequence needs before it is computed requirements.py's.
+"""
+
+import time
+import weakref
+from collections.abc import Callable
+from collections.abc import Sequence as SequenceOf
+
+from pilotlight.engine.adapters.adapter_residency import AdapterStore
+from pilotlight.engine.api.protocol import NO_DRAFTS, ErrorCode, ModelInfo, ModelLoad, Submit, TokenOutput
+from pilotlight.engine.api.step_journal import NOTHING_HELD, HeldSequences
+from pilotlight.engine.api.struct import replace
+from pilotlight.engine.api.validation import refusal
+from pilotlight.engine.core.bisection import Suspects
+from pilotlight.engine.core.in_flight import ForwardedStep, InFlightSteps, Runner
+from pilotlight.engine.core.open_sequences import OpenSequences, error_output
+from pilotlight.engine.core.publishing import Publisher
+from pilotlight.engine.core.requirements import Requirements
+from pilotlight.engine.core.sequence import Sequence
+from pilotlight.engine.core.stats import EngineStats, PublishedStep
+from pilotlight.engine.grammar.constraints import Grammars
+from pilotlight.engine.images.image_residency import ImageEncoder
+from pilotlight.engine.kv.lending.lease import Lease
+from pilotlight.engine.kv.pool.block_pool import BlockPool
+from pilotlight.engine.kv.pool.prefix_index import CacheIdentity, chain_root
+from pilotlight.engine.kv.tier_protocol import Tiers
+from pilotlight.engine.scheduling.plan import Chunk, SchedulerLimits, Speculation, StepCount
+from pilotlight.engine.scheduling.scheduler import Scheduler
+
+
+class Engine:
+    def __init__(
+        self,
+        info: ModelInfo,
+        runner: Runner,
+        limits: SchedulerLimits,
+        lease: Lease | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+        identity: CacheIdentity | None = None,
+        tiers: Tiers | None = None,
+        with_torch: bool = True,
+        speculation: Speculation | None = None,
+        grammars: Grammars | None = None,
+        adapters: AdapterStore | None = None,
+        images: ImageEncoder | None = None,
+    ) -> None:
+        """`lease`: the model borrows blocks from an arena; None: it has `info.total_blocks` of its own. `identity`: needed
+        where `tiers` outlive the engine. `with_torch`: it may be imported. `speculation`: guesses tokens that a step then checks.
+        `adapters`: their slots, and `images`: their encoder; None where the model computes none."""
+        self.info = info
+        self.runner = runner
+        self.tiers = tiers or Tiers()
+        this: Engine = weakref.proxy(self)  # no circle: what a bootstrap program has mapped goes with its engine
+        self.sequences = OpenSequences(lambda sequence: this._take_back(sequence))
+        self._requirements = Requirements(info, self.sequences, clock, grammars, adapters, images, with_torch)
+        self._identity = identity or CacheIdentity(info.name, info.dtype, info.block_size)
+        self._longest_context = info.context_length  # when nothing of the arena is reserved that was not at the start
+        self._speculation = speculation
+        self.stats = EngineStats()
+        self._clock = clock
+        self._steps = InFlightSteps(runner, limits.block_size, clock)
+        self._suspects = Suspects()
+        self._chunks: list[Chunk] | None = None  # of the step that is being launched; None: it is not known yet
+        self._begin_anew(limits, lease)
+
+    @property
+    def has_work(self) -> bool:
+        return self.scheduler.has_work or bool(self._steps)
+
+    def submit(self, submit: Submit) -> None:
+        """Accept the sequence, or answer it with an error."""
+        assert submit.sequence_id not in self.sequences, "an answer would end the one that is open"
+        self._refresh_limits()
+        refused = refusal(submit, self.info)
+        if self.scheduler.is_full:
+            num_waiting = self.scheduler.limits.max_waiting
+            refused = "overloaded", f"{num_waiting} sequences wait for {self.info.name} already; try again later"
+        if refused:
+            self.sequences.tell(error_output(submit.sequence_id, *refused))
+            return
+        images = self._requirements.images_of(submit)
+        if images is None:
+            message = "an image was named without its data, and is not here; send it once more with data"
+            self.sequences.tell(error_output(submit.sequence_id, "images_missing", message))
+            return
+        sequence = Sequence(
+            submit.sequence_id,
+            list(submit.prompt_token_ids),
+            submit.sampling,
+            num_delivered_tokens=submit.num_delivered_tokens,
+            tenant=submit.salt,
+            priority=submit.priority,
+            length_limit=min(len(submit.prompt_token_ids) + submit.sampling.max_tokens, self.info.context_length),
+            pooling=submit.pooling,
+            constraint=submit.constraint,
+            source=submit.fetch_from,
+            hands_over=submit.hands_over,
+            adapter=submit.adapter,
+            images=images,
+        )
+        if submit.is_suspect:
+            self._suspects.suspect(sequence)
+        self._queue(sequence, self.sequences.get(submit.leader))
+
+    def step(self, note_held: Callable[[HeldSequences], None] = lambda held: None) -> bool:
+        """Compute the next tokens of as many sequences as the limits allow. False if all there are wait for blocks: from
+        another model, or from a tier. `note_held`: takes what the step holds, before it is launched."""
+        started = self._clock()
+        self._chunks = None
+        self._refresh_limits()
+        has_encoded = self._requirements.encode_images(self.scheduler.limits.max_decode_delay_s)
+        chunks = self._chunks = self._schedule()
+        note_held(self.held)
+        scheduled = self._clock()
+        launched = self._launch(chunks) if chunks else None
+        published: PublishedStep | None = None
+        if self._steps and (launched is None or self._steps.is_full):
+            published = self._collect_and_publish()
+        if launched is not None:
+            masks = self._requirements.token_masks.of(chunks)
+            self._steps.choose(launched, masks)
+            if self.runner.depth == 1 or self._suspects:
+                published = self._collect_and_publish()
+        self._chunks = []
+        self._count(published, scheduled - started, self._clock() - started)
+        return launched is not None or published is not None or has_encoded
+
+    def on_idle(self) -> None:
+        """Begin work that no request waits for. Call it when a step's outputs have been sent."""
+        self.tiers.begin_stores(everything=not self.has_work)
+
+    def close(self) -> None:
+        """Wait for the steps under way and end the tiers: afterwards nothing touches the device."""
+        self._steps.wait()
+        self.tiers.close()
+        self._requirements.close()
+
+    def detach_sequences(self) -> list[Sequence]:
+        """Remove and return all sequences, oldest first, for another engine of the same model to adopt and compute
+        again."""
+        going = list(self.sequences)
+        for sequence in going:
+            self.sequences.remove(sequence)
+            sequence.forget_computed()
+            sequence.block_hashes = []
+        return sorted(going, key=lambda sequence: sequence.arrival)
+
+    def adopt_sequences(self, sequences: SequenceOf[Sequence]) -> None:
+        """Continue sequences that another engine of the same model has detached."""
+        for sequence in sequences:
+            sequence.length_limit = min(sequence.length_limit, self.info.context_length)
+            self._queue(sequence)
+
+    def hand_over_to(self, successor: "Engine") -> list[TokenOutput]:
+        """Let another engine of the same model go on with every open sequence. Return the outputs that are still to be sent."""
+        successor.adopt_sequences(self.detach_sequences())
+        return self.sequences.take_outputs()
+
+    @property
+    def held(self) -> HeldSequences:
+        """The sequences that steps under way compute, and those that something is prepared for."""
+        computed = [chunk.sequence.sequence_id for chunk in self._chunks_under_way()]
+        prepared = [sequence.sequence_id for sequence in self.scheduler.waiting.prepared]
+        if not computed and not prepared:
+            return NOTHING_HELD
+        return HeldSequences(tuple(dict.fromkeys(computed)), tuple(prepared))
+
+    def recover(self, message: str) -> None:
+        """Go on after a step that has failed: its sequences are computed again in steps apart from the others, by halves, until one fails alone,
+        which ends. `message`: why the step failed."""
+        if self._chunks is None:  # it was not planned to its end: nobody knows what the scheduler has done
+            self.fail_all("engine_error", message)
+            return
+        running = set(self.scheduler.running)
+        ends: dict[Sequence, int] = {}
+        for chunk in self._chunks_under_way():
+            if chunk.sequence in running and chunk.is_current:
+                ends[chunk.sequence] = chunk.end
+        self._steps.drop()
+        self._chunks = []
+        for sequence in ends:
+            sequence.rewind()
+        culprit = self._suspects.note_failure(ends)
+        if culprit is not None:
+            self.sequences.fail(culprit, "request_failed", f"{message}; it fails with this request alone: change it")
+
+    def fail_all(self, code: ErrorCode, message: str) -> None:
+        """End every sequence with an error and forget the cache, whose content is in doubt."""
+        self._steps.drop()
+        self._chunks = []
+        self._suspects.clear()
+        self.scheduler.waiting.cancel_all_awaited()
+        self._requirements.release_all()
+        self.tiers.reset()
+        if self.scheduler.lease is None:
+            self.runner.reset()
+        self._begin_anew(self.scheduler.limits, self.scheduler.lease)
+        for sequence in self.sequences:
+            if sequence.hands_over:
+                self.tiers.end_hand_over(sequence.sequence_id)
+            if self._speculation is not None:
+                self._speculation.forget(sequence)
+        self.sequences.abandon(code, message)
+
+    def load(self) -> ModelLoad:
+        scheduler, stats, tiers, images = self.scheduler, self.stats, self.tiers.load(), self._requirements.images
+        pool, lease, num_groups = scheduler.pool, scheduler.lease, len(scheduler.limits.windows)
+        # Blocks of one group each.
+        free, total = (pool.num_available, pool.num_blocks) if lease is None else lease.capacity()
+        block_tokens = scheduler.limits.block_size / num_groups
+        return ModelLoad(
+            running=len(scheduler.running),
+            waiting=len(scheduler.waiting),
+            waiting_tokens=scheduler.waiting_tokens,
+            free_blocks=free // num_groups,
+            total_blocks=total // num_groups,
+            **stats.counts.by_name(),
+            tier_losses=tiers.num_lost,
+            pinned_blocks=tiers.num_pinned,
+            store=tiers.store,
+            store_tokens_per_s=tiers.store_blocks_per_s * block_tokens,
+            prompt_tokens=stats.prompt_tokens,
+            output_tokens=stats.output_tokens,
+            prefill_tokens_per_s=stats.rates.prefill_tokens_per_s,
+            decode_tokens_per_s=stats.rates.decode_tokens_per_s,
+            handed_over_tokens_per_s=tiers.handed_over_blocks_per_s * block_tokens,
+            drafts=NO_DRAFTS if self._speculation is None else self._speculation.counts,
+            adapter_loads=self._requirements.adapters.num_loads,
+            image_encodes=0 if images is None else images.num_encoded,
+            image_hits=0 if images is None else images.num_found,
+            num_graphs=self.runner.num_graphs,
+            graph_failures=self.runner.graph_failures,
+        )
+
+    def _begin_anew(self, limits: SchedulerLimits, lease: Lease | None) -> None:
+        """Schedule and publish with nothing cached. What was borrowed goes back, emptied."""
+        drop = self.tiers.drop
+        num_blocks = self.info.total_blocks * len(limits.windows)
+        pool = (
+            BlockPool(num_blocks, on_forget=drop, num_shares=limits.copies) if lease is None else lease.new_pool(drop)
+        )
+        self.scheduler = Scheduler(
+            pool,
+            limits,
+            lease,
+            self.tiers,
+            self._clock,
+            self._speculation,
+            self.stats.counts,
+            self._requirements.is_computable,
+        )
+        self._publisher = Publisher(
+            self.sequences, self.scheduler, self.stats, self.runner, self.info.eos_token_ids, self._speculation
+        )
+
+    def _queue(self, sequence: Sequence, leader: Sequence | None = None) -> None:
+        """Let a sequence wait for its turn, and before that for what it needs. `leader`: an open one whose prompt may be the same."""
+        adapter = "" if sequence.adapter is None else sequence.adapter.digest
+        sequence.chain_root = chain_root(sequence.tenant, self._identity, adapter)
+        if leader is not None and not sequence.shares_prompt_with(leader):
+            leader = None
+        self.sequences.add(sequence)
+        if sequence.hands_over:
+            self.tiers.begin_hand_over(sequence.sequence_id)
+        self.scheduler.add(sequence, leader, self._requirements.awaited(sequence))
+
+    def _take_back(self, sequence: Sequence) -> None:
+        """Take back what an ended sequence has."""
+        self._suspects.discard(sequence)
+        self.scheduler.remove(sequence)
+        self._requirements.release(sequence)
+
+    def _refresh_limits(self) -> None:
+        """Shorten the longest context where other models have reserved part of the arena since the last step."""
+        lease, limits = self.scheduler.lease, self.scheduler.limits
+        if lease is None or lease.max_blocks // len(limits.windows) == self.info.total_blocks:
+            return
+        context_length = limits.groups.longest_context(lease.max_blocks // limits.copies, self._longest_context)
+        total_blocks = lease.max_blocks // len(limits.windows)
+        before, self.info = self.info, replace(self.info, context_length=context_length, total_blocks=total_blocks)
+        if context_length >= before.context_length:
+            return
+        for sequence in self.sequences:
+            sequence.length_limit = min(sequence.length_limit, context_length)
+            if len(sequence.token_ids) < context_length + (sequence.pooling is not None):  # no token follows a text
+                continue
+            message = (
+                f"the sequence has {len(sequence.token_ids)} tokens; {self.info.name} holds {context_length} "
+                "since another model reserved KV cache: raise kv_gib, or lower the other's kv_tokens"
+            )
+            self.sequences.fail(sequence, "context_length_exceeded", message)
+
+    def _schedule(self) -> list[Chunk]:
+        """Return the chunks of the next step."""
+        most_beside_decodes = self.stats.rates.num_prompt_tokens_in(self.scheduler.limits.max_decode_delay_s)
+        if not self._suspects:
+            return self._requirements.without_stale(self.scheduler.schedule(most_beside_decodes), self.scheduler)
+        if self._steps:  # a step that is tried apart overlaps with no other
+            return []
+        for turn in self._suspects.turns():
+            planned = self.scheduler.schedule(most_beside_decodes, turn)
+            if chunks := self._requirements.without_stale(planned, self.scheduler):
+                return chunks
+        return []
+
+    def _chunks_under_way(self) -> list[Chunk]:
+        return [*self._steps.chunks, *(self._chunks or ())]
+
+    def _launch(self, chunks: list[Chunk]) -> ForwardedStep:
+        """Start the forward pass of a step."""
+        begun_texts: frozenset[int] = frozenset()
+        if self.info.pooling is not None:
+            begun_texts = frozenset(s.arrival for s in self.scheduler.running if s.num_computed_tokens)
+        launched = self._steps.forward(chunks, begun_texts)
+        is_fed = self._steps.feeds_next
+        for chunk in chunks:
+            self.scheduler.launch(chunk, is_fed)
+        return launched
+
+    def _collect_and_publish(self) -> PublishedStep:
+        """Wait for the oldest step under way, and publish its results."""
+        step = self._steps.collect()
+        began, num_before = self._clock(), self.stats.output_tokens
+        self._publisher.publish(step)
+        self._suspects.note_success()
+        return PublishedStep(step, self.stats.output_tokens - num_before, self._clock() - began)
+
+    def _count(self, published: PublishedStep | None, schedule_s: float, step_s: float) -> None:
+        """Count a step for all that reckon with how fast the model computes."""
+        self.stats.count_step(published, schedule_s, step_s)
+        if published is None:
+            return
+        if self._speculation is not None:
+            step = published.step
+            counts = StepCount(step.num_tokens, step.num_drafts, step.num_decodes, published.num_tokens, step_s)
+            self._speculation.count_step(counts)
+        self.tiers.note_prefill_rate(self.stats.rates.prefill_tokens_per_s)

@@ -1,0 +1,187 @@
+"""The steps of a model that are under way: launched on its runner, and not collected yet.
+
+Turns chunks into what a runner takes, and what it yields into results of chunks. Knows rows and their order; refuses to know what becomes of tokens.
+"""
+
+from array import array
+from collections import deque
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as SequenceOf
+from itertools import accumulate
+from types import MappingProxyType
+from typing import Any, NamedTuple, Protocol
+
+from pilotlight.engine.core.chunk_steps import step_of
+from pilotlight.engine.core.results import RunResult, SampledToken
+from pilotlight.engine.core.sequence import Sequence
+from pilotlight.engine.core.step import ChoiceRow, StepInput
+from pilotlight.engine.scheduling.plan import Chunk
+
+
+class Launched(Protocol):
+    """A step that has been started."""
+
+    def collect(self) -> RunResult:
+        """Wait until it has ended, and return its results."""
+
+
+class Runner(Protocol):
+    """A model that computes steps: a ModelRunner, or a fake in tests."""
+
+    depth: int  # steps that are under way at once: 1 where nothing runs on beside the host, 2 on a GPU, the stages of a pipeline
+
+    @property
+    def num_graphs(self) -> int:
+        """The sizes of steps that are recorded."""
+
+    @property
+    def graph_failures(self) -> int:
+        """The attempts to record one that have failed."""
+
+    def forward(self, step: StepInput) -> Any:
+        """Start the forward pass of the next step, behind the choice of the one before, whose tokens it may be fed. Return what `choose` takes."""
+
+    def choose(self, forwarded: Any, rows: SequenceOf[ChoiceRow]) -> Launched:
+        """Start the choice of the step's tokens: of these rows of its logits, in ascending order, maybe none."""
+
+    def scrub(self, blocks: SequenceOf[int]) -> None:
+        """Zero these blocks."""
+
+    def reset(self) -> None:
+        """Zero all of them."""
+
+
+class ForwardedStep(NamedTuple):
+    """A step that has not chosen its tokens yet."""
+
+    chunks: SequenceOf[Chunk]
+    num_decodes: int  # chunks before those of prompts
+    forwarded: Any
+
+
+class CollectedStep(NamedTuple):
+    chunks: SequenceOf[Chunk]
+    num_decodes: int
+    # of each chunk, what follows its own tokens, and each of its drafts; nothing in the middle of a prompt
+    tokens: list[list[SampledToken]]
+    result: RunResult
+    busy_s: float  # for which the device was at work for this step alone
+
+    @property
+    def num_tokens(self) -> int:
+        """The tokens that were computed, drafts among them."""
+        return sum([chunk.num_tokens for chunk in self.chunks])
+
+    @property
+    def num_drafts(self) -> int:
+        return sum([len(chunk.drafts) for chunk in self.chunks])
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """The tokens of prompts, but for those that are computed as a decode is."""
+        return sum([chunk.end - chunk.start for chunk in self.chunks[self.num_decodes :]])
+
+
+class InFlightSteps:
+    def __init__(self, runner: Runner, block_size: int, clock: Callable[[], float]) -> None:
+        self._runner = runner
+        self._block_size = block_size
+        self._clock = clock
+        self._steps: deque[_Step] = deque()  # the oldest first
+        self._device_free_at = 0.0  # by the clock: when the newest step was collected
+
+    def __len__(self) -> int:
+        return len(self._steps)
+
+    @property
+    def chunks(self) -> list[Chunk]:
+        """The chunks of all steps that have not been collected."""
+        return [chunk for step in self._steps for chunk in step.forwarded.chunks]
+
+    @property
+    def is_full(self) -> bool:
+        """Tell whether the oldest step is to be collected before another one chooses."""
+        return len(self._steps) + 1 >= self._runner.depth
+
+    @property
+    def feeds_next(self) -> bool:
+        """Tell whether the tokens that a step chooses can be the next one's input before they are known."""
+        return self._runner.depth == 2
+
+    def forward(self, chunks: SequenceOf[Chunk], begun_texts: frozenset[int]) -> ForwardedStep:
+        """Start the forward pass of a step."""
+        row_of = self._steps[-1].row_of() if self._steps and self.feeds_next else None
+        step = step_of(chunks, self._block_size, row_of, begun_texts)
+        return ForwardedStep(chunks, step.num_decodes, self._runner.forward(step))
+
+    def choose(
+        self, step: ForwardedStep, masks: Mapping[Sequence, SequenceOf["array[int]"]] = MappingProxyType({})
+    ) -> None:
+        """Let each chunk choose that is current: of others, nobody wants a token any more. All tokens before the chosen ones are known by now.
+        `masks`: of sequences that may not choose every token, one for each row."""
+        rows: list[ChoiceRow] = []
+        num_rows: list[int] = []
+        first = 0  # of the chunk's logits
+        for chunk in step.chunks:
+            before = len(rows)
+            if chunk.samples:
+                sequence, drafts = chunk.sequence, chunk.drafts
+                if chunk.epoch == sequence.epoch:
+                    if drafts or sequence.counts is not None or sequence in masks:
+                        rows += _rows(chunk, first, masks.get(sequence))
+                    else:
+                        rows.append(ChoiceRow(first, chunk.end, sequence.sampling))
+                first += 1 + len(drafts)
+            num_rows.append(len(rows) - before)
+        self._steps.append(_Step(step, num_rows, self._runner.choose(step.forwarded, rows)))
+
+    def collect(self) -> CollectedStep:
+        """Wait for the oldest step, and return its results."""
+        step = self._steps.popleft()
+        result = step.launched.collect()
+        now = self._clock()
+        # Of a step that overlaps with others, what lies behind the one before: all of them are never longer than the clock.
+        busy_s = min(result.device_s, now - self._device_free_at)
+        self._device_free_at = now
+        ends = accumulate(step.num_rows)
+        tokens = [result.tokens[end - n : end] for n, end in zip(step.num_rows, ends, strict=True)]
+        return CollectedStep(*step.forwarded[:2], tokens, result, busy_s)
+
+    def drop(self) -> None:
+        """Forget all steps: their results are not wanted."""
+        self._steps.clear()
+
+    def wait(self) -> None:
+        """Wait for all steps, and forget them."""
+        while self._steps:
+            self._steps.popleft().launched.collect()
+
+
+class _Step(NamedTuple):
+    forwarded: ForwardedStep
+    num_rows: list[int]  # that choose, of each chunk
+    launched: Launched
+
+    def row_of(self) -> dict[Sequence, int]:
+        """Return the row that chooses each sequence's next token."""
+        ends = accumulate(self.num_rows)
+        chosen = zip(self.forwarded.chunks, self.num_rows, ends, strict=True)
+        return {chunk.sequence: end - count for chunk, count, end in chosen if count}
+
+
+def _rows(chunk: Chunk, first: int, masks: SequenceOf["array[int]"] | None) -> list[ChoiceRow]:
+    """Return a chunk's rows: each chooses as if the drafts before it had been chosen."""
+    sequence, drafts, end = chunk.sequence, chunk.drafts, chunk.end
+    counts = sequence.counts
+    if counts is not None:
+        counts.catch_up(sequence.token_ids, end)
+    return [
+        ChoiceRow(
+            first + i,
+            end + i,
+            sequence.sampling,
+            None if counts is None else counts.followed_by(drafts[:i]),
+            None if masks is None else masks[i],
+        )
+        for i in range(1 + len(drafts))
+    ]

@@ -1,0 +1,79 @@
+"""The sequences that a model has accepted and that have not ended, and what is to be told of them.
+
+Every one ends with exactly one output that carries a finish reason, whatever becomes of the step it is in. Refuses to know steps, and who is told.
+"""
+
+from collections.abc import Callable, Iterator
+
+from pilotlight.engine.api.protocol import ErrorCode, TokenOutput
+from pilotlight.engine.core.sequence import Sequence
+from pilotlight.engine.grammar.grammar_compiler import ConstraintError
+
+
+class OpenSequences:
+    def __init__(self, on_end: Callable[[Sequence], None]) -> None:
+        """`on_end` takes back what an ended sequence has."""
+        self._on_end = on_end
+        self._open: dict[str, Sequence] = {}
+        self._outputs: list[TokenOutput] = []
+
+    def __contains__(self, sequence_id: str) -> bool:
+        return sequence_id in self._open
+
+    def __iter__(self) -> Iterator[Sequence]:
+        """Yield all there are now, in order of acceptance; they may end meanwhile."""
+        return iter(list(self._open.values()))
+
+    @property
+    def has_outputs(self) -> bool:
+        return bool(self._outputs)
+
+    def get(self, sequence_id: str | None) -> Sequence | None:
+        return None if sequence_id is None else self._open.get(sequence_id)
+
+    def add(self, sequence: Sequence) -> None:
+        self._open[sequence.sequence_id] = sequence
+
+    def tell(self, output: TokenOutput) -> None:
+        """Keep an output until outputs are taken. One with a finish reason ends its sequence, if that is open."""
+        self._outputs.append(output)
+        if output.finish_reason and (sequence := self._open.get(output.sequence_id)) is not None:
+            self.remove(sequence)
+
+    def abort(self, sequence_id: str) -> None:
+        """End a sequence now; of one that has ended already there is nothing to do."""
+        if sequence_id in self._open:
+            self.tell(TokenOutput(sequence_id, finish_reason="abort"))
+
+    def abort_all(self) -> None:
+        for sequence in self:
+            self.abort(sequence.sequence_id)
+
+    def fail(self, sequence: Sequence, code: ErrorCode, message: str) -> None:
+        self.tell(error_output(sequence.sequence_id, code, message))
+
+    def leave_grammar(self, sequence: Sequence, error: ConstraintError) -> None:
+        """End a sequence that its grammar leaves no way on: the grammar is the request's."""
+        self.fail(sequence, "invalid_request", f"the answer cannot go on as its grammar says: {error}")
+
+    def remove(self, sequence: Sequence) -> None:
+        """Forget a sequence of which another engine tells."""
+        del self._open[sequence.sequence_id]
+        self._on_end(sequence)
+
+    def end_all(self, code: ErrorCode, message: str) -> None:
+        for sequence in self:
+            self.fail(sequence, code, message)
+
+    def abandon(self, code: ErrorCode, message: str) -> None:
+        """End all with an error, and take nothing back of what they have."""
+        self._outputs += [error_output(sequence_id, code, message) for sequence_id in self._open]
+        self._open.clear()
+
+    def take_outputs(self) -> list[TokenOutput]:
+        outputs, self._outputs = self._outputs, []
+        return outputs
+
+
+def error_output(sequence_id: str, code: ErrorCode, message: str) -> TokenOutput:
+    return TokenOutput(sequence_id, finish_reason="error", error_code=code, error_message=message)

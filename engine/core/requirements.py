@@ -1,0 +1,144 @@
+"""What a sequence needs beside its turn and blocks: that these are still its own, its grammar, its adapter's slot, its images.
+
+Knows when each is asked for, and ends a sequence that cannot have what it needs; refuses to know steps and tokens.
+"""
+
+import logging
+from array import array
+from collections.abc import Callable
+from collections.abc import Sequence as SequenceOf
+from typing import TYPE_CHECKING
+
+from pilotlight.engine.adapters.adapter_residency import AdapterResidency, AdapterStore
+from pilotlight.engine.api.protocol import ModelInfo, Submit
+from pilotlight.engine.core.open_sequences import OpenSequences
+from pilotlight.engine.core.sequence import Sequence
+from pilotlight.engine.grammar.constraints import Grammars
+from pilotlight.engine.grammar.token_masks import TokenMasks
+from pilotlight.engine.images.image_residency import ImageEncoder, ImageResidency
+from pilotlight.engine.images.prompt import SequenceImage
+from pilotlight.engine.scheduling.awaited import Awaited, AwaitedTogether
+from pilotlight.engine.scheduling.plan import Chunk
+
+if TYPE_CHECKING:
+    import torch
+
+    from pilotlight.engine.scheduling.scheduler import Scheduler
+
+log = logging.getLogger(__name__)
+
+_FEW = 1024  # blocks that Python compares in the time in which it calls torch, whose code a step has driven out of the caches
+
+
+class Requirements:
+    def __init__(
+        self,
+        info: ModelInfo,
+        sequences: OpenSequences,
+        clock: Callable[[], float],
+        grammars: Grammars | None,
+        adapters: AdapterStore | None,
+        images: ImageEncoder | None,
+        with_torch: bool,
+    ) -> None:
+        """`clock`: the scheduler's; the rest as an engine's."""
+        self.token_masks = TokenMasks(info, grammars, sequences)
+        self.adapters = AdapterResidency(info.name, adapters)
+        self.images = None if images is None else ImageResidency(images)
+        self._model = info.name
+        self._sequences = sequences
+        self._clock = clock
+        self._with_torch = with_torch
+
+    def images_of(self, submit: Submit) -> tuple[SequenceImage, ...] | None:
+        """Return a sequence's images; None: one was not sent, and is not here."""
+        if not submit.images:
+            return ()
+        assert self.images is not None, "a model without an encoder refuses images"
+        return self.images.of(submit)
+
+    def awaited(self, sequence: Sequence) -> Awaited | None:
+        """Return what a sequence has to wait for before it can be admitted."""
+        grammar = self.token_masks.awaited(sequence, self._clock)
+        adapter = self.adapters.awaited(sequence, self._clock)
+        if grammar is not None and adapter is not None:
+            return AwaitedTogether((grammar, adapter))
+        return grammar or adapter
+
+    def is_computable(self, chunk: Chunk, scheduler: "Scheduler") -> bool:
+        """Tell whether a chunk's sequence has what it needs, before the chunk takes a part of a step. Where it has not, it waits for its images, or
+        ends."""
+        sequence = chunk.sequence
+        if sequence.constraint is None and sequence.adapter is None and not sequence.images:
+            return True
+        chunks = self.adapters.computable(self.token_masks.enforceable([chunk]), self._sequences)
+        return bool(chunks and (self.images is None or self.images.computable(chunks, scheduler.defer)))
+
+    def without_stale(self, chunks: list[Chunk], scheduler: "Scheduler") -> list[Chunk]:
+        """Return the chunks whose blocks are all still their sequence's, and end the other sequences before they read or write one."""
+        sequences = [chunk.sequence for chunk in chunks]
+        places = stale(scheduler.pool.generations, sequences, with_torch=self._with_torch)
+        for sequence in [sequences[i] for i in places]:
+            log.error("%s: a block of sequence %s was handed to another one", self._model, sequence.sequence_id)
+            message = "a block of the sequence's KV cache was handed to another one; send the request again"
+            self._sequences.fail(sequence, "engine_error", message)
+        return [chunk for i, chunk in enumerate(chunks) if i not in places] if places else chunks
+
+    def encode_images(self, most_s: float) -> bool:
+        """Encode images that sequences wait for, for so long at most; end the sequences whose images cannot be had."""
+        return self.images is not None and self.images.encode(self._clock, most_s, self._sequences)
+
+    def release(self, sequence: Sequence) -> None:
+        """Take back what an ended sequence has."""
+        self.adapters.release(sequence)
+        if self.images is not None:
+            self.images.release(sequence)
+
+    def release_all(self) -> None:
+        """Forget who has what: all sequences have ended."""
+        self.adapters.release_all()
+        if self.images is not None:
+            self.images.release_all()
+
+    def close(self) -> None:
+        self.token_masks.close()
+        self.adapters.close()
+        if self.images is not None:
+            self.images.close()
+
+
+def stale(generations: "array[int]", sequences: SequenceOf[Sequence], *, with_torch: bool = True) -> list[int]:
+    """Return the places in the list of those sequences that hold a block which is not theirs any more: the bookkeeping was wrong. `generations`: of
+    all blocks, each of which rises when its block is handed out anew, or leaves the model; a table remembers those of its blocks. All are compared
+    before a step reads any: where there are many, in a few operations, without Python per block. `with_torch`: it has been imported, or may be."""
+    blocks, remembered = array("q"), array("q")
+    for sequence in sequences:
+        for table in sequence.tables:
+            blocks += table.blocks
+            remembered += table.generations
+    if not blocks:
+        return []
+    assert len(blocks) == len(remembered), "a block table and its generations differ in length"
+    if len(blocks) <= _FEW or not with_torch:
+        current = array("q", map(generations.__getitem__, blocks))
+        if current == remembered:
+            return []
+        return _places([a != b for a, b in zip(current, remembered, strict=True)], sequences)
+    differs = _tensor(generations)[_tensor(blocks)] != _tensor(remembered)
+    return _places(differs.tolist(), sequences) if differs.any() else []
+
+
+def _tensor(numbers: "array[int]") -> "torch.Tensor":
+    import torch  # here: a host is reachable before torch is imported
+
+    return torch.frombuffer(numbers, dtype=torch.int64)
+
+
+def _places(differs: list[bool], sequences: SequenceOf[Sequence]) -> list[int]:
+    places, start = [], 0
+    for i, sequence in enumerate(sequences):
+        end = start + sum([len(table) for table in sequence.tables])
+        if any(differs[start:end]):
+            places.append(i)
+        start = end
+    return places

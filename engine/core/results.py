@@ -1,0 +1,20 @@
+"""What a step yields before it becomes messages."""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from pilotlight.engine.api.protocol import TokenLogprobs
+from pilotlight.engine.api.struct import Struct
+
+
+class SampledToken(Struct, frozen=True, gc=False):
+    token_id: int
+    is_finite: bool  # the logits it was chosen from were numbers
+    logprobs: TokenLogprobs | None = None
+
+
+class RunResult(NamedTuple):
+    tokens: list[SampledToken]  # of each row that was to choose one
+    prompt_logprobs: Mapping[int, tuple[TokenLogprobs, ...]]  # by the chunk's place in the step
+    embeddings: Mapping[int, tuple[float, ...]]  # likewise
+    device_s: float  # from launch to tokens on the host, without the preparation before it

@@ -1,0 +1,60 @@
+"""What an engine has counted since it began, whatever became of its schedulers, how fast it computes, and what its newest step took."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from pilotlight.engine.core.rates import Rates
+
+if TYPE_CHECKING:
+    from pilotlight.engine.core.in_flight import CollectedStep
+
+
+class StepTimes(NamedTuple):
+    schedule_s: float = 0.0
+    prepare_s: float = 0.0
+    device_s: float = 0.0
+    publish_s: float = 0.0
+
+
+class PublishedStep(NamedTuple):
+    step: "CollectedStep"
+    num_tokens: int  # that it gave
+    publish_s: float
+
+
+class EngineStats:
+    def __init__(self) -> None:
+        self.num_steps = 0  # whose results are here
+        self.prompt_tokens = 0
+        self.output_tokens = 0
+        self.rates = Rates()
+        self.last_step = StepTimes()
+        self.counts = SchedulerCounts()  # of all its schedulers, one after the other
+
+    def count_step(self, published: PublishedStep | None, schedule_s: float, step_s: float) -> None:
+        """Count a step. `published`: the one whose results it had, if any."""
+        if published is None:
+            self.last_step = StepTimes(schedule_s, step_s - schedule_s)
+            return
+        self.num_steps += 1
+        step, num_tokens, publish_s = published
+        device_s = step.result.device_s
+        self.last_step = StepTimes(schedule_s, step_s - schedule_s - device_s - publish_s, device_s, publish_s)
+        self.rates.count(step.num_prompt_tokens, step.num_decodes, num_tokens, step_s)
+
+
+@dataclass(slots=True)
+class SchedulerCounts:
+    """What schedulers count, under the names that ModelLoad gives it."""
+
+    prefix_queries: int = 0  # prompt tokens that were looked up
+    prefix_hits: int = 0  # and found, on the device or in a tier
+    prefix_host_hits: int = 0  # of these, in the host tier
+    prefix_disk_hits: int = 0  # and in the disk tier
+    prefix_store_hits: int = 0  # and in the cluster's store
+    prefix_peer_hits: int = 0  # and fetched from another host
+    preemptions: int = 0
+    swaps: int = 0  # preemptions whose blocks were kept in the host tier
+
+    def by_name(self) -> dict[str, int]:
+        return {name: getattr(self, name) for name in self.__slots__}

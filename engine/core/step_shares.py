@@ -1,0 +1,100 @@
+"""A step cut by the ranks that have sequences of their own: each computes its share, and the rows that are wanted come together in their order again.
+
+The blocks of a chunk say whose it is: block b is rank b % num_ranks', and there the block b // num_ranks (engine/kv/lending/slabs.py). Every rank
+cuts the
+same step for itself, and so knows how many rows the others have. Knows steps; refuses to know tensors and messages.
+"""
+
+from array import array
+from collections.abc import Iterable
+from itertools import accumulate, chain
+
+from pilotlight.engine.core.step import BlockTables, GroupInput, ImageInput, StepInput
+
+
+class StepShares:
+    def __init__(self, step: StepInput, num_ranks: int, block_size: int, every_row: bool) -> None:
+        """`every_row`: the hidden states of all tokens are wanted, not of those alone whose logits are."""
+        self.step = step
+        self._num_ranks = num_ranks
+        self._block_size = block_size
+        self._ranks = [table[0] % num_ranks for table in step.groups[0].tables]  # of each chunk
+        starts = accumulate(step.lengths, initial=0)
+        self._spans = [range(start, start + length) for start, length in zip(starts, step.lengths, strict=False)]
+        rank_of = list(chain.from_iterable([[r] * n for r, n in zip(self._ranks, step.lengths, strict=True)]))
+        wanted = range(len(step.token_ids)) if every_row or step.logit_rows is None else step.logit_rows
+        self._wanted: list[list[int]] = [[] for _ in range(num_ranks)]  # tokens of the step, of each rank
+        places: list[list[int]] = [[] for _ in range(num_ranks)]
+        for place, token in enumerate(wanted):
+            self._wanted[rank_of[token]].append(token)
+            places[rank_of[token]].append(place)
+        self._places = list(chain.from_iterable(places))
+
+    @property
+    def num_wanted(self) -> list[int]:
+        """The number of wanted rows that each rank has."""
+        return [len(tokens) for tokens in self._wanted]
+
+    @property
+    def order(self) -> list[int]:
+        """The place of each wanted row, in the step's order, if the ranks' lie one behind another."""
+        return sorted(range(len(self._places)), key=self._places.__getitem__)
+
+    def wanted_of(self, rank: int) -> list[int]:
+        """Return which of a rank's own tokens are wanted."""
+        place = self._own_places(rank)
+        return [place[token] for token in self._wanted[rank]]
+
+    def of(self, rank: int) -> StepInput | None:
+        """Return what a rank computes of the step, in blocks as that one numbers them; None: nothing. What is wanted of its hidden states is not
+        told: they go to the first rank."""
+        step, own = self.step, [i for i, of in enumerate(self._ranks) if of == rank]
+        if not own:
+            return None
+        place, spans = self._own_places(rank), [self._spans[i] for i in own]
+        return step._replace(
+            num_decodes=sum(i < step.num_decodes for i in own),
+            lengths=tuple([step.lengths[i] for i in own]),
+            context_lens=tuple([step.context_lens[i] for i in own]),
+            token_ids=_parts(step.token_ids, spans),
+            positions=_parts(step.positions, spans),
+            groups=tuple([self._group(group, own, spans) for group in step.groups]),
+            logit_rows=None,
+            feeds=tuple([(place[token], row) for token, row in step.feeds if token in place]),
+            prompt_logprobs=(),
+            pooling=(),
+            adapter_slots=None if step.adapter_slots is None else _parts(step.adapter_slots, spans),
+            images=tuple(
+                [
+                    ImageInput(image.name, image.first, array("q", [place[row] for row in image.rows]))
+                    for image in step.images
+                    if image.rows[0] in place
+                ]
+            ),
+        )
+
+    def _own_places(self, rank: int) -> dict[int, int]:
+        """Return where a rank's tokens of the step are among its own."""
+        own = [span for span, of in zip(self._spans, self._ranks, strict=True) if of == rank]
+        return {token: place for place, token in enumerate(chain.from_iterable(own))}
+
+    def _group(self, group: GroupInput, own: list[int], spans: list[range]) -> GroupInput:
+        size, num_ranks, decodes = self._block_size, self._num_ranks, self.step.num_decodes
+        slots = [slot // (size * num_ranks) * size + slot % size for slot in _parts(group.slots, spans)]
+        return GroupInput(
+            array("q", slots),
+            self._tables(group.decodes, [i for i in own if i < decodes]),
+            self._tables(group.prompts, [i - decodes for i in own if i >= decodes]),
+        )
+
+    def _tables(self, tables: BlockTables, own: list[int]) -> BlockTables:
+        width = tables.width
+        rows = [tables.blocks[i * width : (i + 1) * width] for i in own]
+        return BlockTables(array("q", [block // self._num_ranks for row in rows for block in row]), width)
+
+
+def _parts(numbers: "array[int]", spans: Iterable[range]) -> "array[int]":
+    found = array("q")
+    for span in spans:
+        found += numbers[span.start : span.stop]
+    return found

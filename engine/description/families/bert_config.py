@@ -1,0 +1,86 @@
+"""BERT's config: a bidirectional encoder, which caches nothing."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pilotlight.engine.api.errors import CheckpointError
+from pilotlight.engine.description.decoder_config import refuse_unless
+from pilotlight.engine.description.shapes import NO_IMAGES, ImageBytes
+from pilotlight.engine.description.tensor_sizes import Part, WeightShape
+from pilotlight.engine.kv.pool.layout import CachedLayer
+from pilotlight.engine.weights.config import number, positive_int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BertConfig:
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_encoder_layers: int
+    num_heads: int
+    context_length: int
+    num_token_types: int
+    eps: float
+    first_position: int = 0  # in the table of positions
+    cached_layers: tuple[CachedLayer, ...] = ()
+
+    @property
+    def num_layers(self) -> int:
+        return self.num_encoder_layers
+
+    @property
+    def num_kv_heads(self) -> int:
+        return 0
+
+    @property
+    def attended_numbers(self) -> int:
+        return 2 * self.hidden_size
+
+    def attention_bytes(self, tokens: int, ranks: int, item_bytes: int) -> int:
+        return 0
+
+    def image_bytes(self, item_bytes: int) -> ImageBytes:
+        return NO_IMAGES
+
+    @property
+    def rotary_numbers(self) -> int:
+        return 0
+
+    def layer_weights(self, layer: int, name: str) -> list[WeightShape]:
+        hidden, inner = self.hidden_size, self.intermediate_size
+        matrices = [("attention", hidden, hidden)] * 4 + [("dense", inner, hidden), ("dense", hidden, inner)]
+        found = []
+        for i, (part, rows, columns) in enumerate(matrices):
+            kind: Part = "attention" if part == "attention" else "dense"
+            found += [WeightShape(kind, f"{name}.{i}", rows, columns), WeightShape(kind, f"{name}.{i}.bias", rows)]
+        return [*found, *(WeightShape("norms", f"{name}.norm_{i}", hidden) for i in range(4))]
+
+    @property
+    def outer_weights(self) -> list[WeightShape]:
+        tables = (self.vocab_size, self.first_position + self.context_length, self.num_token_types)
+        found = [WeightShape("embedding", f"embeddings.{i}", rows, self.hidden_size) for i, rows in enumerate(tables)]
+        return [
+            *found,
+            WeightShape("norms", "embeddings.weight", self.hidden_size),
+            WeightShape("norms", "embeddings.bias", self.hidden_size),
+        ]
+
+
+def parse_config(config: Mapping[str, Any]) -> BertConfig:
+    refuse_unless(config, "hidden_act", "gelu")
+    refuse_unless(config, "position_embedding_type", "absolute")
+    refuse_unless(config, "is_decoder", False)
+    hidden, heads = positive_int(config, "hidden_size"), positive_int(config, "num_attention_heads")
+    if hidden % heads:
+        raise CheckpointError(f"config.json has hidden_size {hidden} and {heads} heads: it must be a multiple of them")
+    return BertConfig(
+        vocab_size=positive_int(config, "vocab_size"),
+        hidden_size=hidden,
+        intermediate_size=positive_int(config, "intermediate_size"),
+        num_encoder_layers=positive_int(config, "num_hidden_layers"),
+        num_heads=heads,
+        context_length=positive_int(config, "max_position_embeddings"),
+        num_token_types=positive_int(config, "type_vocab_size", 2),
+        eps=number(config, "layer_norm_eps", 1e-12),
+    )

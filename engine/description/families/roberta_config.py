@@ -1,0 +1,18 @@
+"""RoBERTa and XLM-RoBERTa: BERT, but for positions that are counted from behind the padding token's id."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from pilotlight.engine.api.errors import CheckpointError
+from pilotlight.engine.description.families import bert_config
+from pilotlight.engine.description.families.bert_config import BertConfig
+from pilotlight.engine.weights.config import positive_int
+
+
+def parse_config(config: Mapping[str, Any]) -> BertConfig:
+    parsed = bert_config.parse_config(config)
+    offset = positive_int(config, "pad_token_id", 1) + 1
+    if offset >= parsed.context_length:
+        raise CheckpointError(f"config.json has {parsed.context_length} positions, of which {offset} are never used")
+    return replace(parsed, context_length=parsed.context_length - offset, first_position=offset)

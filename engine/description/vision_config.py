@@ -1,0 +1,163 @@
+"""Vision towers' sizes and weights: a transformer over patches, and the projections behind it. Every rank of the first stage has all of them."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from pilotlight.engine.api.errors import CheckpointError
+from pilotlight.engine.description.decoder_config import refuse_unless
+from pilotlight.engine.description.tensor_sizes import WeightShape
+from pilotlight.engine.weights.config import number, positive_int, positive_number
+
+# Of embeddings that are kept; in bf16 one of Kimi K2.5's largest images, or three of Llama 4 Scout with 16 tiles.
+ENCODED_BYTES = 96 << 20
+MOST_PATCHES = 16384  # of one image that is encoded at once, as Kimi's processor limits it
+
+
+class TiledVision(NamedTuple):
+    """Llama 4's."""
+
+    num_layers: int
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    patch_size: int
+    side: int  # patches in a tile's row
+    merge: int  # neighbours in a row that become one embedding
+    joined_size: int  # behind the first projection
+    output_size: int  # before the last one
+    theta: float
+
+    @property
+    def head_dim(self) -> int:
+        return self.hidden_size // self.num_heads
+
+    def encoding_bytes(self, item_bytes: int) -> int:
+        """Return what encoding a tile holds at once."""
+        return _encoding_bytes(self.side**2 + 1, self.hidden_size, self.intermediate_size, item_bytes)
+
+    @classmethod
+    def read(cls, config: Mapping[str, Any]) -> "TiledVision":
+        """Read vision_config. Raises CheckpointError."""
+        refuse_unless(config, "hidden_act", "gelu")
+        refuse_unless(config, "num_channels", 3)
+        refuse_unless(config, "vision_feature_select_strategy", "default")
+        refuse_unless(config, "multi_modal_projector_bias", False)
+        hidden, heads = positive_int(config, "hidden_size"), positive_int(config, "num_attention_heads")
+        patch = positive_int(config, "patch_size")
+        merge = round(1 / positive_number(config, "pixel_shuffle_ratio", 0.5))
+        inner = positive_int(config, "intermediate_size")
+        joined, output = positive_int(config, "projector_input_dim"), positive_int(config, "vision_output_dim")
+        side = positive_int(config, "image_size") // patch
+        if hidden % (4 * heads) or side % merge or inner != hidden * merge**2:
+            raise CheckpointError(
+                f"config.json has a vision tower of hidden_size {hidden}, {heads} heads, intermediate_size {inner} and {side} patches in a row: "
+                f"heads must be multiples of 4, and {merge} x {merge} patches what the projection takes"
+            )
+        rotary = config.get("rope_parameters") or config
+        return cls(
+            positive_int(config, "num_hidden_layers"), hidden, inner, heads, patch, side, merge, joined, output,
+            positive_number(rotary, "rope_theta", 10_000.0),
+        )  # fmt: skip
+
+    def weights(self, decoder_size: int) -> list[WeightShape]:
+        hidden, inner = self.hidden_size, self.intermediate_size
+        tables = [
+            ("class", hidden, 0),
+            ("positions", self.side**2 + 1, hidden),
+            ("patches", hidden, 3 * self.patch_size**2),
+        ]
+        projections = [("first", self.joined_size, inner), ("second", self.output_size, self.joined_size)]
+        projections.append(("last", decoder_size, self.output_size))
+        norms = [*_norm("first_norm", hidden), *_norm("last_norm", hidden)]
+        return _shapes([*_layers(self.num_layers, hidden, inner), *tables, *norms, *projections])
+
+
+class PatchedVision(NamedTuple):
+    """Kimi K2.5's."""
+
+    num_layers: int
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    patch_size: int
+    positions: tuple[int, int]  # learned, in rows and columns
+    merge: int  # neighbours in a row that become one embedding
+    projection_eps: float
+    theta: float = 10_000.0
+
+    @property
+    def head_dim(self) -> int:
+        return self.hidden_size // self.num_heads
+
+    def encoding_bytes(self, item_bytes: int) -> int:
+        """Return what encoding the largest image holds at once."""
+        return _encoding_bytes(MOST_PATCHES, self.hidden_size, self.intermediate_size, item_bytes)
+
+    @classmethod
+    def read(cls, config: Mapping[str, Any]) -> "PatchedVision":
+        """Read vision_config, of Moonshot's keys or those of `transformers`. Raises CheckpointError."""
+        refuse_unless(config, "mm_projector_type", "patchmerger")
+        refuse_unless(config, "pos_emb_type", "divided_fixed")
+        own = "vt_hidden_size" in config
+        prefix, positions = ("vt_", "init_pos_emb") if own else ("", "pos_emb")
+        hidden = positive_int(config, f"{prefix}hidden_size")
+        heads = positive_int(config, f"{prefix}num_attention_heads")
+        merge = config.get("merge_kernel_size") or (2, 2)
+        if hidden % (4 * heads) or len(set(merge)) != 1:
+            raise CheckpointError(
+                f"config.json has a vision tower of hidden size {hidden}, {heads} heads and merge_kernel_size {merge!r}: "
+                "heads must be multiples of 4, and what is merged squares"
+            )
+        return cls(
+            positive_int(config, f"{prefix}num_hidden_layers"), hidden, positive_int(config, f"{prefix}intermediate_size"),
+            heads, positive_int(config, "patch_size"),
+            (positive_int(config, f"{positions}_height"), positive_int(config, f"{positions}_width")),
+            int(merge[0]), number(config, "projector_ln_eps", 1e-5),
+        )  # fmt: skip
+
+    def weights(self, decoder_size: int) -> list[WeightShape]:
+        hidden, inner, joined = self.hidden_size, self.intermediate_size, self.hidden_size * self.merge**2
+        height, width = self.positions
+        tables = [
+            ("patches", hidden, 3 * self.patch_size**2),
+            ("patches.bias", hidden, 0),
+            ("positions", height * width, hidden),
+        ]
+        norms = [*_norm("last_norm", hidden), *_norm("projection_norm", hidden)]
+        projections = [*_biased("first", joined, joined), *_biased("last", decoder_size, joined)]
+        return _shapes([*_layers(self.num_layers, hidden, inner), *tables, *norms, *projections])
+
+
+def _encoding_bytes(patches: int, hidden: int, inner: int, item_bytes: int) -> int:
+    """Hidden states, their sum and norm; with them queries, keys and values, one of them twice in fp32 while it turns, or twice what the feed-forward
+    widens to."""
+    widest = max(item_bytes * 5 * hidden + 2 * 4 * hidden, item_bytes * 2 * inner)
+    return patches * (item_bytes * 3 * hidden + widest)
+
+
+_Sizes = tuple[str, int, int]
+
+
+def _layers(num_layers: int, hidden: int, inner: int) -> Iterator[_Sizes]:
+    for i in range(num_layers):
+        for name, rows, columns in (
+            ("qkv", 3 * hidden, hidden),
+            ("o", hidden, hidden),
+            ("up", inner, hidden),
+            ("down", hidden, inner),
+        ):
+            yield from _biased(f"{name}.{i}", rows, columns)
+        for name in ("first", "second"):
+            yield from _norm(f"{name}.{i}", hidden)
+
+
+def _biased(name: str, rows: int, columns: int) -> list[_Sizes]:
+    return [(name, rows, columns), (f"{name}.bias", rows, 0)]
+
+
+def _norm(name: str, size: int) -> list[_Sizes]:
+    return [(f"{name}.norm", size, 0), (f"{name}.norm.bias", size, 0)]
+
+
+def _shapes(sizes: Sequence[_Sizes]) -> list[WeightShape]:
+    return [WeightShape("vision", f"vision_tower.{name}", rows, columns) for name, rows, columns in sizes]

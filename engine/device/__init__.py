@@ -1,0 +1,1 @@
+"""Device memory and copies between host and device."""

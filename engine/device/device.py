@@ -1,0 +1,53 @@
+"""The device of one rank, by its name, and the KV memory on it."""
+
+import os
+
+import torch
+
+from pilotlight.engine.api.errors import CheckpointError
+from pilotlight.engine.api.protocol import HostConfig
+from pilotlight.engine.device.device_memory import allocate_patiently
+from pilotlight.engine.kv.arena import Arena
+from pilotlight.kernels.cpu import library as cpu_kernels
+from pilotlight.kernels.cpu import pages
+
+
+def make_arena(config: HostConfig, device_name: str) -> Arena:
+    """Allocate one rank's KV memory. Raises CheckpointError."""
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
+    elif len(config.group) > 1:
+        torch.set_num_threads(max(1, torch.get_num_threads() // len(config.near_ranks)))
+    device = choose_device(device_name)
+    if device.type == "cpu":
+        cpu_kernels.start()
+    try:
+        arena = allocate_patiently(lambda: Arena(config.kv_bytes, device), lambda: torch.cuda.mem_get_info(device)[0])
+    except (OSError, RuntimeError):  # the system's refusal, or torch's of a device
+        there = memory_of(device) / 2**30
+        message = (
+            f"a KV cache of {config.kv_bytes / 2**30:g} GiB does not fit into the memory of {device}, {there:.1f} GiB"
+        )
+        raise CheckpointError(f"{message}; lower kv_gib (of `pilotlight serve`: --kv-gib)") from None
+    pages.prefer_huge(arena.span(0, arena.total_bytes))
+    return arena
+
+
+def memory_of(device: torch.device) -> int:
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[1]
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def choose_device(name: str) -> torch.device:
+    """Return the device of that name: "auto" is the first CUDA device that works here, else the CPU. Raises CheckpointError for a device there is
+    not."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise CheckpointError(f"device {name!r} cannot be used here: {reason}; say auto, cpu, cuda or cuda:N") from None
+    return device

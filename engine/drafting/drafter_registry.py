@@ -1,0 +1,52 @@
+"""Drafters by the words that a site's file and `pilotlight serve --speculate` have for them."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from pilotlight.engine.api.errors import CheckpointError
+from pilotlight.engine.drafting.drafter import Drafter
+from pilotlight.engine.drafting.grammar_drafter import GrammarDrafter
+from pilotlight.engine.drafting.model_drafter import ModelDrafter
+from pilotlight.engine.drafting.speculator import Speculator
+from pilotlight.engine.drafting.suffix import SuffixDrafter
+
+_DRAFTERS: dict[str, Callable[[], Drafter]] = {"grammar": GrammarDrafter, "suffix": SuffixDrafter}
+AUTO = tuple(_DRAFTERS)  # in the order in which they are asked: what is forced first
+_WORDS = f"auto, off, or some of {', '.join(AUTO)}, and one of draft:DIRECTORY, eagle3:DIRECTORY, mtp"
+
+
+class DraftWords(NamedTuple):
+    """The drafters that were asked for."""
+
+    names: tuple[str, ...] = ()  # of those that look something up, in the order in which they are asked
+    # "draft", "eagle3" or "mtp": the one with weights, which is asked where the others have nothing
+    model: str | None = None
+    directory: Path | None = None  # of its weights; None: they are in the model's checkpoint
+
+    @classmethod
+    def read(cls, words: str) -> "DraftWords":
+        """Raises CheckpointError."""
+        if words == "off":
+            return cls()
+        names: list[str] = []
+        model, directory = None, None
+        for word in AUTO if words == "auto" else words.split(","):
+            kind, colon, place = word.partition(":")
+            if word in _DRAFTERS and word not in names:
+                names.append(word)
+            elif model is None and (word == "mtp" or (kind in ("draft", "eagle3") and place)):
+                model, directory = kind, Path(place) if colon else None
+            else:
+                raise CheckpointError(f"speculate: {word!r} is no drafter, or one too many; say {_WORDS}")
+        return cls(tuple(names), model, directory)
+
+    def speculator(
+        self, vocab_size: int, is_overlapped: bool = False, model: ModelDrafter | None = None
+    ) -> Speculator | None:
+        """Return the speculation with these drafters; None where there are none. `is_overlapped`: steps are. `model`: the one with weights."""
+        if not self.names and model is None:
+            return None
+        return Speculator(
+            [_DRAFTERS[name]() for name in self.names], vocab_size, is_overlapped=is_overlapped, model=model
+        )

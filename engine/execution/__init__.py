@@ -1,0 +1,1 @@
+"""A step's input through the model to tokens."""

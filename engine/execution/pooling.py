@@ -1,0 +1,46 @@
+"""The hidden states of texts, chunk by chunk, to one vector each: mean of all tokens, the first (cls) or the last.
+
+What earlier chunks contributed waits here, in fp32, as long as a step says that the text is still wanted. Refuses to know models.
+"""
+
+from itertools import accumulate
+
+import torch
+import torch.nn.functional as F
+
+from pilotlight.engine.api.protocol import Pooling
+from pilotlight.engine.core.step import PoolingInput, StepInput
+from pilotlight.engine.device.transfer import to_device
+from pilotlight.kernels.pooling import Pooled, pool_pieces
+
+PIECES: dict[Pooling, Pooled] = {"mean": "sum", "last": "last", "cls": "first"}
+
+
+class TextPooling:
+    def __init__(self, is_normalized: bool) -> None:
+        """`is_normalized`: vectors have length 1."""
+        self._is_normalized = is_normalized
+        self._begun: dict[int, torch.Tensor] = {}  # of each text, what its chunks have given so far
+
+    def add(self, step: StepInput, hidden: torch.Tensor) -> dict[int, torch.Tensor]:
+        """hidden [tokens, hidden], behind the final norm, chunk after chunk -> for each chunk that ends a text its vector [hidden] fp32."""
+        self._begun = {text: piece for text, piece in self._begun.items() if text in step.begun_texts}
+        starts = to_device(torch.tensor([0, *accumulate(step.lengths)], dtype=torch.int32), hidden.device)
+        vectors: dict[int, torch.Tensor] = {}
+        for kind in {chunk.kind for chunk in step.pooling}:
+            pieces = pool_pieces(hidden, starts, step.lengths, PIECES[kind]).unbind()
+            for chunk in step.pooling:
+                if chunk.kind == kind and (vector := self._add(chunk, pieces[chunk.chunk])) is not None:
+                    vectors[chunk.chunk] = vector
+        return vectors
+
+    def _add(self, chunk: PoolingInput, piece: torch.Tensor) -> torch.Tensor | None:
+        """Add a chunk to its text, and return the text's vector; None until the chunk that ends it."""
+        if not chunk.is_first and chunk.kind != "last":
+            begun = self._begun.pop(chunk.text)
+            piece = begun + piece if chunk.kind == "mean" else begun
+        if not chunk.is_last:
+            self._begun[chunk.text] = piece
+            return None
+        vector = piece / chunk.num_tokens if chunk.kind == "mean" else piece
+        return F.normalize(vector, dim=0) if self._is_normalized else vector

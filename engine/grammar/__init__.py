@@ -1,0 +1,1 @@
+"""Grammars that answers must follow, and their token masks."""

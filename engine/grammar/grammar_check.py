@@ -1,0 +1,76 @@
+"""Whether a client's grammar can be compiled and followed, found out in a child process (engine/api/guarded_pool.py).
+
+A grammar library reads what strangers wrote: some of it overflows its stack, takes gigabytes, or fails in the middle of an answer. What a child
+survives, compiling and a few drawn answers, an engine host may compile. Knows which limits an honest grammar keeps; refuses to know who asks.
+"""
+
+import random
+from contextlib import suppress
+from functools import lru_cache
+from pathlib import Path
+from typing import NamedTuple
+
+from pilotlight.engine.api.guarded_pool import GuardedJob, JobCall
+from pilotlight.engine.api.protocol import Constraint
+from pilotlight.engine.grammar.constraints import Matcher, satisfiable
+from pilotlight.engine.grammar.grammar_compiler import (
+    ConstraintError,
+    GrammarCompiler,
+    TokenizerUnreadableError,
+    refusal,
+)
+
+CPU_S = 3.0  # a schema of 3,000 optional keys takes 0.7 s, one of ten 1 ms
+MEMORY_BYTES = 256 << 20  # that schema takes 20 MiB
+_WALKS, _WALK_TOKENS = 3, 10  # 0.4 ms, or 3 with a vocabulary of 128,000 tokens
+
+
+class GrammarVocabulary(NamedTuple):
+    """The tokens over which grammars of one model are compiled."""
+
+    directory: Path  # of the tokenizer
+    size: int
+    eos_token_ids: tuple[int, ...]
+
+
+def check_job(vocabulary: GrammarVocabulary, constraint: Constraint) -> GuardedJob:
+    """Return the job whose result is None, or a ConstraintError by name: TokenizerUnreadableError where the grammar is not at fault."""
+    known = (str(vocabulary.directory), vocabulary.size, vocabulary.eos_token_ids)
+    call = JobCall(check, (*known, constraint.kind, constraint.text))
+    return GuardedJob(call, CPU_S, MEMORY_BYTES, JobCall(read_tokenizer, known))
+
+
+def read_tokenizer(directory: str, size: int, eos_token_ids: list[int]) -> None:
+    """Keep a tokenizer for the checks after this; one that cannot be read is for the check to name."""
+    with suppress(TokenizerUnreadableError):
+        _compiler(directory, size, tuple(eos_token_ids)).tokenizer()
+
+
+def check(directory: str, size: int, eos_token_ids: list[int], kind: str, text: str) -> None:
+    """Raises ConstraintError."""
+    compiler = _compiler(directory, size, tuple(eos_token_ids))
+    constraint = Constraint(kind, text)  # type: ignore[arg-type]
+    grammar = satisfiable(compiler, constraint)
+    for seed in range(_WALKS):
+        draw, matcher = random.Random(seed), Matcher.at_start(grammar, compiler)
+        try:
+            matcher.foreseen((), _WALK_TOKENS)
+            _walk(matcher, draw)
+        except ConstraintError as error:
+            raise ConstraintError(refusal(constraint, f"it fails in the middle of an answer ({error})")) from None
+
+
+def _walk(matcher: Matcher, draw: random.Random) -> None:
+    """Choose among the tokens that may follow, until the answer is whole or long enough. Raises ConstraintError."""
+    for _ in range(_WALK_TOKENS):
+        if matcher.is_complete:
+            return
+        bits = int.from_bytes(matcher.mask().tobytes(), "little")
+        skipped = draw.randrange(bits.bit_length())
+        following = bits >> skipped  # never 0: its highest bit is one of the mask's
+        matcher.accept(skipped + (following & -following).bit_length() - 1)
+
+
+@lru_cache(4)  # of a site's models, in each child
+def _compiler(directory: str, size: int, eos_token_ids: tuple[int, ...]) -> GrammarCompiler:
+    return GrammarCompiler(Path(directory), size, eos_token_ids)

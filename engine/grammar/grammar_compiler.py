@@ -1,0 +1,147 @@
+"""Grammars as llguidance compiles them for one model's tokens; what cannot be enforced is refused by name.
+
+Knows the library, the model's tokenizer and the limits of both; refuses to know threads, sequences, and who asked for a grammar. What a client wrote
+is compiled only after a child process has survived it (engine/grammar/grammar_check.py).
+"""
+
+import json
+import re
+import threading
+from collections.abc import Sequence as SequenceOf
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pilotlight.engine.api.protocol import Constraint
+from pilotlight.engine.text.tokenizer_files import tokenizer_json
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+MAX_LEXER_STATES = 50_000
+_COMMENT_PATTERN_OR_TEXT = re.compile(r'//[^\n]*|/(?!/)(?:\\.|[^/\\\n])+/[a-z]*|"(?:\\.|[^"\\\n])*"i?')
+_LISTING = re.compile(r"\n *\d+ \| ")  # the grammar's lines, which llguidance shows behind what is wrong with them
+
+
+class ConstraintError(Exception):
+    """A grammar cannot be enforced, or a token does not follow it; the message says why."""
+
+
+class TokenizerUnreadableError(ConstraintError):
+    """The model's tokenizer cannot be used for grammars: no grammar is at fault, and the next try may find other files."""
+
+
+class GrammarCompiler:
+    """Compiles grammars over one model's vocabulary. Its tokenizer is read with the first."""
+
+    def __init__(self, directory: Path, vocab_size: int, eos_token_ids: SequenceOf[int]) -> None:
+        self._directory = directory
+        self._vocab_size = vocab_size
+        self._eos_token_ids = list(eos_token_ids)
+        self._tokenizer: LLTokenizer | None = None
+        self._tags: list[str] = []  # tokens that no text may spell
+        self._lock = threading.Lock()
+
+    @property
+    def num_words(self) -> int:
+        """The length of a mask, in words of 32 tokens."""
+        return -(-self._vocab_size // 32)
+
+    def compile(self, constraint: Constraint) -> "LLMatcher":
+        """Return the grammar at its start. Raises ConstraintError."""
+        from llguidance import LLMatcher
+
+        text = grammar_of(constraint)
+        # Without a tokenizer first: what is wrong with a grammar should not be said 1 s later, where a large one is still to be read.
+        is_wrong, messages = LLMatcher.validate_grammar_with_warnings(text, limits=limits())
+        if is_wrong:
+            raise ConstraintError(refusal(constraint, messages[0]))
+        tokenizer = self.tokenizer()
+        spelt = next((tag for tag in self._tags if tag in constraint.text), None)
+        if spelt is not None and constraint.kind != "lark":  # it would be taken for the token, which is no text
+            raise ConstraintError(refusal(constraint, f"it spells the token {spelt!r}"))
+        if spelt is not None:
+            text = LLMatcher.grammar_from_lark(with_tokens(constraint.text, self._tags))
+        matcher = LLMatcher(tokenizer, text, log_level=0, limits=limits())
+        if matcher.is_error():
+            raise ConstraintError(refusal(constraint, matcher.get_error()))
+        return matcher
+
+    def tokenizer(self) -> "LLTokenizer":
+        """Raises TokenizerUnreadableError."""
+        from llguidance import LLTokenizer
+
+        with self._lock:
+            if self._tokenizer is None:
+                try:
+                    text = tokenizer_json(self._directory)
+                    self._tokenizer = LLTokenizer(text, self._vocab_size, self._eos_token_ids or None)
+                    added = [str(token["content"]) for token in json.loads(text).get("added_tokens", ())]
+                    self._tags = [tag for tag in added if tag.startswith("<") and tag.endswith(">")]
+                except Exception as error:  # a file that is missing, or that the library does not understand
+                    message = f"the tokenizer of {self._directory} cannot be used for grammars: {error}"
+                    raise TokenizerUnreadableError(message) from None
+            return self._tokenizer
+
+
+def limits() -> "LLParserLimits":
+    """Return the library's limits. An automaton's state takes 1 to 2 KB, so that one answer's may take 100 MB, in place of 500 by default; the others
+    are its own: 20 ms for an automaton at first, 14 ms and 50,000 items for a mask."""
+    from llguidance import LLParserLimits
+
+    return LLParserLimits(max_lexer_states=MAX_LEXER_STATES, verbose_errors=False)
+
+
+def grammar_of(constraint: Constraint) -> str:
+    """Return a constraint as llguidance takes it. Raises ConstraintError."""
+    from llguidance import LLMatcher
+
+    from pilotlight.engine.text.formats.grammars import (  # as llguidance, not on a bare GPU machine
+        WHITE_SPACE,
+        any_of,
+        asserting,
+    )
+    from pilotlight.engine.text.formats.schema_numbers import InexactNumberError, check_lark, check_schema
+
+    try:
+        if constraint.kind == "lark":
+            check_lark(constraint.text)
+    except InexactNumberError as error:
+        raise ConstraintError(refusal(constraint, str(error))) from None
+    match constraint.kind:
+        case "json_schema":
+            try:
+                options = {"whitespace_pattern": WHITE_SPACE}
+                schema = json.loads(constraint.text)
+                check_schema(schema)
+                return LLMatcher.grammar_from_json_schema(asserting(schema), defaults=options)  # type: ignore[arg-type]
+            except InexactNumberError as error:
+                raise ConstraintError(refusal(constraint, str(error))) from None
+            except ValueError as error:
+                raise ConstraintError(f"the schema cannot be read: {error}") from None
+        case "regex":
+            return LLMatcher.grammar_from_regex(constraint.text)
+        case "choice":
+            return LLMatcher.grammar_from_regex(any_of(json.loads(constraint.text)))
+        case "lark":
+            return LLMatcher.grammar_from_lark(constraint.text)
+
+
+def with_tokens(lark: str, tags: SequenceOf[str]) -> str:
+    """Return a grammar whose quoted texts have tokens where they spell tags: no tokenizer that has a token for a text writes it by others."""
+    tag = re.compile("(" + "|".join(re.escape(tag) for tag in tags if re.fullmatch(r"<[^<>\s]+>", tag)) + ")")
+
+    def told(found: re.Match[str]) -> str:
+        quoted = found[0]
+        if not (quoted.startswith('"') and quoted.endswith('"') and tag.search(quoted)):
+            return quoted
+        pieces = enumerate(tag.split(quoted[1:-1]))
+        return "(" + " ".join(piece if i % 2 else f'"{piece}"' for i, piece in pieces if piece) + ")"
+
+    return _COMMENT_PATTERN_OR_TEXT.sub(told, lark)
+
+
+def refusal(constraint: Constraint, reason: str) -> str:
+    """Return a sentence about a grammar that is refused."""
+    what = {"json_schema": "JSON schema", "regex": "pattern", "choice": "choice", "lark": "grammar"}[constraint.kind]
+    said = _LISTING.split(reason, maxsplit=1)[0]
+    return f"the {what} cannot be enforced: {' '.join(said.split())[:500]}"

@@ -1,0 +1,105 @@
+"""The tokens that sequences may choose: what their grammars allow, and nothing that would end one before it has the tokens it was to have.
+
+Knows a sequence's matcher and lengths, and ends it where it has nothing to choose; refuses to know logits.
+"""
+
+from array import array
+from collections.abc import Callable
+from concurrent.futures import CancelledError, Future
+
+from pilotlight.engine.api.protocol import ModelInfo
+from pilotlight.engine.core.open_sequences import OpenSequences
+from pilotlight.engine.core.sequence import Sequence
+from pilotlight.engine.grammar.constraints import COMPILE_S, Grammars, Matcher, everything, forbid
+from pilotlight.engine.grammar.grammar_compiler import ConstraintError
+from pilotlight.engine.scheduling.plan import Chunk
+
+
+class TokenMasks:
+    def __init__(self, info: ModelInfo, grammars: Grammars | None, sequences: OpenSequences) -> None:
+        """`grammars`: of the model; None: sequences that ask for one are refused."""
+        self._sequences = sequences
+        self._vocab_size = info.vocab_size
+        self._eos_token_ids = info.eos_token_ids
+        self._grammars = grammars
+
+    def awaited(self, sequence: Sequence, clock: Callable[[], float]) -> "AwaitedGrammar | None":
+        """Return the grammar that a sequence has to wait for, if any. `clock`: the scheduler's."""
+        if sequence.constraint is None or sequence.matcher is not None or self._grammars is None:
+            return None
+        delivered = sequence.token_ids[sequence.num_prompt_tokens - sequence.num_delivered_tokens :]
+        return AwaitedGrammar(
+            sequence, self._grammars.compile(sequence.constraint, delivered, sequence.tenant), clock()
+        )
+
+    def enforceable(self, chunks: list[Chunk]) -> list[Chunk]:
+        """Return the chunks but those of sequences whose grammar cannot be enforced, which end."""
+        refused = [chunk.sequence for chunk in chunks if chunk.sequence.lacks_grammar]
+        for sequence in refused:
+            code, why = sequence.why_unconstrained or ("invalid_request", "this engine compiles no grammars")
+            self._sequences.fail(sequence, code, why)
+        return [chunk for chunk in chunks if chunk.sequence not in refused] if refused else chunks
+
+    def of(self, chunks: list[Chunk]) -> "dict[Sequence, list[array[int]]]":
+        """Return the masks of sequences that may not choose every token, behind the newest one and each draft. One that its grammar leaves nothing to
+        choose ends, alone."""
+        masks = {}
+        for chunk in [chunk for chunk in chunks if chunk.sequence.may_be_masked]:
+            if chunk.samples and chunk.is_current:
+                try:
+                    found = self._of(chunk)
+                except ConstraintError as error:
+                    self._sequences.leave_grammar(chunk.sequence, error)
+                else:
+                    if found is not None:
+                        masks[chunk.sequence] = found
+        return masks
+
+    def close(self) -> None:
+        if self._grammars is not None:
+            self._grammars.close()
+
+    def _of(self, chunk: Chunk) -> "list[array[int]] | None":
+        sequence = chunk.sequence
+        num_short = sequence.min_length - chunk.end
+        if sequence.matcher is None and num_short <= 0:
+            return None
+        masks = None if sequence.matcher is None else sequence.matcher.masks(chunk.drafts)
+        masks = masks or everything(self._vocab_size, 1 + len(chunk.drafts))
+        if num_short > 0:
+            eos = () if sequence.sampling.ignore_eos else self._eos_token_ids
+            for mask in masks[:num_short]:
+                forbid(mask, (*eos, *sequence.sampling.stop_token_ids))
+        return masks
+
+
+class AwaitedGrammar:
+    """A grammar that a sequence waits for while others run (engine/scheduling/awaited.py)."""
+
+    is_admitted = False
+
+    def __init__(self, sequence: Sequence, matcher: "Future[Matcher]", now: float) -> None:
+        self.sequence = sequence
+        self.deadline = now + COMPILE_S
+        self.num_tokens = len(sequence.token_ids)
+        self._matcher = matcher
+
+    @property
+    def is_done(self) -> bool:
+        return self._matcher.done()
+
+    def cancel(self) -> None:
+        self._matcher.cancel()
+
+    def take(self) -> None:
+        """Give the sequence its matcher, or the reason why there is none. One that can do without forgets a grammar that cannot be enforced, but none
+        that is late: the same request would have it on another day."""
+        try:
+            self.sequence.matcher = self._matcher.result(timeout=0)
+        except (TimeoutError, CancelledError):
+            why = f"the answer's grammar was not ready after {COMPILE_S:g} s, which others' took; try again in a moment"
+            self.sequence.why_unconstrained = "overloaded", why
+        except Exception as error:  # whatever a library raises of one grammar ends its sequence alone
+            self.sequence.why_unconstrained = "invalid_request", str(error) or type(error).__name__
+            if not self.sequence.lacks_grammar:
+                self.sequence.constraint = None

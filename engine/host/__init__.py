@@ -1,0 +1,1 @@
+"""The engine host: a process with several models and one stream of frames."""

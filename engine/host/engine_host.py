@@ -1,0 +1,336 @@
+"""The engine host: one process (or thread), several models, one stream of frames.
+
+Knows the order of things between steps: commands, finished loads, one step per model, one frame. Refuses to know
+tensors and HTTP. Imports no torch: the loader's thread does, while the host is already reachable.
+
+    python -m pilotlight.engine.host.engine_host --address ipc:///run/pilotlight/ams1.sock --config '{"device": "cpu"}'
+"""
+
+import argparse
+import ctypes
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pilotlight.engine.api.errors import RankLostError
+from pilotlight.engine.api.protocol import (
+    Abort,
+    Command,
+    Hello,
+    HostConfig,
+    HostEnding,
+    LoadModel,
+    PrewarmModel,
+    Shutdown,
+    Submit,
+    UnloadModel,
+)
+from pilotlight.engine.api.step_journal import HeldSequences, StepJournal
+from pilotlight.engine.api.validation import host_problem
+from pilotlight.engine.bootstrap import bootstrap_store
+from pilotlight.engine.core.open_sequences import error_output
+from pilotlight.engine.host.hosted_models import HostedModels
+from pilotlight.engine.host.model_loader import Loader, ModelLoader
+from pilotlight.engine.host.process import configure_process
+from pilotlight.engine.host.served_model import ServedModel
+from pilotlight.engine.host.step_frames import StepFrames
+from pilotlight.engine.host.transport import FrontEndGone, HostTransport
+from pilotlight.kernels.cpu.build import BuildError, discard_libraries, forced_kind
+
+if TYPE_CHECKING:
+    from pilotlight.engine.api.keys import Keys
+
+log = logging.getLogger(__name__)
+
+# How soon a finished load is noticed: the loader's thread has no way to interrupt the wait for commands. A wake from host memory takes 20 ms.
+_LOADING_POLL_S = 0.001
+# And blocks from a tier, while no sequence has anything else to do.
+_TIER_POLL_S = 0.001
+# Failed steps in a row, of whatever models, after which the device counts as broken. Four at most fail in a row for two sequences of one batch that
+# cannot be computed: all, each half, and a quarter.
+MOST_FAILED_STEPS = 5
+
+
+class EngineHost:
+    def __init__(
+        self,
+        transport: HostTransport,
+        loader: Loader,
+        is_orphaned: Callable[[], bool] = lambda: False,
+        journal: StepJournal | None = None,
+    ) -> None:
+        """`loader`: may serve a model by other means until it is loaded (engine/bootstrap). `journal`: where the site reads under which sequences the
+        host has died."""
+        self._transport = transport
+        self._loader = loader
+        self._is_orphaned = is_orphaned
+        self._journal = journal
+        self._frames = StepFrames(transport)
+        self._models = HostedModels(loader, transport, self._frames)
+        self._owes_ready = False
+        self._waits_for_blocks = False
+        self._is_stopping = False
+        self._num_heard = 0  # of other hosts
+        self._failed_steps = (
+            0  # since results were last collected: where steps overlap, a launch that succeeds says nothing
+        )
+        self._broken: str | None = None  # why nothing may touch the device any more
+        self._failed_under: tuple[str, ...] = ()  # the sequences whose step has broken it
+
+    def stop(self) -> None:
+        """End after the step in progress. May be called from a signal handler."""
+        self._is_stopping = True
+
+    def run(self) -> None:
+        """Serve until told to stop; then say so at once: the open sequences go on elsewhere."""
+        self._loader.start()
+        while not self._is_stopping and not self._is_orphaned():
+            for command in self._transport.receive(self._receive_timeout_s()):
+                self._handle_command(command)
+            self._send_ready()
+            if not self._models.collect():
+                self.stop()
+            working = [model for model in self._models.served.values() if model.engine.has_work]
+            stepped = [model for model in working if self._broken is None and self._step(model)]
+            if self._broken is not None:
+                break
+            if stepped or self._has_outputs() or self._frames.until_heartbeat_s <= 0:
+                self._send_frame(stepped)
+            for model in self._models.served.values():
+                model.engine.on_idle()
+            self._waits_for_blocks = bool(working) and not stepped
+            if self._waits_for_blocks:
+                self._note_peers(working)
+        self._send_frame([])  # tokens that have been computed are not lost
+        reason = self._broken or self._loader.why_ending or "the engine host was shut down"
+        self._transport.send(HostEnding(reason, self._failed_under))
+        if self._broken is None:
+            self._models.close()
+        self._loader.close()
+        self._transport.close()
+
+    def _receive_timeout_s(self) -> float:
+        if self._waits_for_blocks:
+            return _TIER_POLL_S
+        if self._frames.has_outputs or any(model.engine.has_work for model in self._models.served.values()):
+            return 0.0
+        if self._models.loading or self._owes_ready:
+            return _LOADING_POLL_S
+        return max(0.0, self._frames.until_heartbeat_s)
+
+    def _handle_command(self, command: Command | FrontEndGone) -> None:
+        match command:
+            case Submit():
+                self._submit(command)
+            case Abort(sequence_id):
+                for model in self._models.served.values():
+                    model.engine.sequences.abort(sequence_id)
+            case LoadModel(spec):
+                self._models.load(spec)
+            case PrewarmModel(spec):
+                self._loader.prewarm(spec)
+            case UnloadModel(name):
+                self._models.unload(name)
+            case Hello():
+                self._owes_ready = True
+            case FrontEndGone():
+                for model in self._models.served.values():
+                    model.engine.sequences.abort_all()
+            case Shutdown():
+                self.stop()
+
+    def _submit(self, submit: Submit) -> None:
+        if any(submit.sequence_id in model.engine.sequences for model in self._models.served.values()):
+            # Its front end has refused the second. From here an error of that id would reach, and end, the first.
+            log.error("sequence %s is open already; the second of this id is dropped", submit.sequence_id)
+            return
+        model = self._models.served.get(submit.model)
+        if model is not None:
+            model.engine.submit(submit)
+            return
+        self._frames.add(error_output(submit.sequence_id, "model_not_found", self._models.why_missing(submit.model)))
+
+    def _send_ready(self) -> None:
+        if self._owes_ready and self._loader.ready is not None:
+            self._owes_ready = False
+            self._transport.send(self._loader.ready)
+
+    def _step(self, model: ServedModel) -> bool:
+        """Return False if nothing was computed: liveness is progress, which errors are not."""
+        engine, name = model.engine, model.spec.name
+        num_steps = engine.stats.num_steps
+        try:
+            has_computed = engine.step(partial(self._note_held, name))
+            if engine.stats.num_steps > num_steps:
+                self._failed_steps = 0
+            return has_computed
+        except Exception as error:  # one model's failure must not end the others' sequences, nor this model's next ones
+            log.exception("a step of %s failed", name)
+            message = f"a step of {name} failed with {type(error).__name__}: {error}"
+            self._failed_steps += 1
+            if _is_sticky(error) or self._failed_steps >= MOST_FAILED_STEPS:
+                # What is open goes on at the next host, or another site, which it could not after an error of its own.
+                self._broken = f"the device is taken for broken: {message}"
+                if not (isinstance(error, RankLostError) and error.was_killed):
+                    self._failed_under = tuple(engine.held.computed)
+                self.stop()
+            else:
+                engine.recover(message)
+            return False
+        finally:
+            self._note_held(name, engine.held)
+
+    def _note_held(self, model: str, held: HeldSequences) -> None:
+        if self._journal is not None:
+            self._journal.note(model, held)
+
+    def _note_peers(self, waiting: Sequence[ServedModel]) -> None:
+        """Count as progress what is heard of hosts that compute for this one."""
+        heard = max(model.engine.tiers.num_heard for model in waiting)
+        if heard > self._num_heard:
+            self._num_heard = heard
+            self._frames.note_progress()
+
+    def _has_outputs(self) -> bool:
+        return self._frames.has_outputs or any(
+            model.engine.sequences.has_outputs for model in self._models.served.values()
+        )
+
+    def _send_frame(self, stepped: Sequence[ServedModel]) -> None:
+        self._frames.send(self._models.served.values(), stepped)
+
+
+def _is_sticky(error: Exception) -> bool:
+    """Return whether the device is lost, or a rank of its group: after an error of CUDA every later call of the process fails as well. Want of memory
+    is no such error."""
+    return isinstance(error, RankLostError) or type(error).__name__ == "AcceleratorError" or "CUDA error" in str(error)
+
+
+def main(words: Sequence[str]) -> None:
+    configure_process()
+    import msgspec
+
+    from pilotlight.engine.host.socket_transport import SocketTransport
+
+    parser = argparse.ArgumentParser(
+        prog="python -m pilotlight.engine.host.engine_host", description="Serve models over one ZeroMQ socket."
+    )
+    parser.add_argument("--address", required=True, help="where to listen: ipc://PATH or tcp://HOST:PORT")
+    parser.add_argument(
+        "--keys",
+        type=Path,
+        help="a file of pilotlight.engine.api.keys: only the front end with the other one is heard, and it holds a lease",
+    )
+    parser.add_argument("--config", default="{}", help="a HostConfig as JSON")
+    parser.add_argument("--journal", type=Path, help="a file to note in under which sequences steps are under way")
+    parser.add_argument("--parent", type=int, help="the process to end with, should it die before this one can look")
+    parser.add_argument("--standby", action="store_true", help="wait, fully imported, for the day another host dies")
+    parser.add_argument(
+        "--afresh", action="store_true", help="remove what earlier hosts have built: one of them crashed by it"
+    )
+    parser.add_argument(
+        "--bootstrap",
+        action="store_true",
+        help="serve the first model by its bootstrap program, if it has one, until it is loaded",
+    )
+    arguments = parser.parse_args(words)
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s pilotlight.engine.host.engine_host %(levelname)s %(message)s"
+    )
+    try:
+        config = msgspec.json.decode(arguments.config, type=HostConfig)
+    except msgspec.DecodeError as error:
+        sys.exit(f"pilotlight.engine.host.engine_host: --config is no HostConfig: {error}")
+    if problem := host_problem(config):
+        sys.exit(f"pilotlight.engine.host.engine_host: {problem}")
+    try:
+        forced_kind()
+    except BuildError as error:
+        sys.exit(f"pilotlight.engine.host.engine_host: {error}")
+    if arguments.afresh:
+        with suppress(BuildError, OSError):  # then there is none
+            discard_libraries()
+            bootstrap_store.discard()
+    keys = _keys(arguments.keys)
+    if problem := address_problem(arguments.address, has_keys=keys is not None):
+        sys.exit(f"pilotlight.engine.host.engine_host: {problem}")
+    if problem := peer_address_problem(config):
+        sys.exit(f"pilotlight.engine.host.engine_host: {problem}")
+    if config.threads is not None:
+        # Read when torch is imported, by every thread that computes.
+        os.environ["OMP_NUM_THREADS"] = str(config.threads)
+    # Where keys are, the front end is on another machine, and its lease says whether it is there.
+    parent = arguments.parent if arguments.parent is not None or keys is not None else os.getppid()
+    transport = SocketTransport(arguments.address, keys)
+    loader = ModelLoader(config, arguments.standby, records_bootstrap=True)
+    host = EngineHost(
+        transport,
+        _with_bootstrap(config, loader) if arguments.bootstrap else loader,
+        lambda: parent is not None and os.getppid() != parent,
+        StepJournal(arguments.journal) if arguments.journal is not None else None,
+    )
+    signal.signal(signal.SIGTERM, lambda *_: host.stop())
+    # A terminal's Ctrl-C reaches the whole process group; the parent decides when its hosts end.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if parent is not None:
+        _die_with_parent(parent, host.stop)
+    host.run()
+    if loader.is_at_work:
+        # A thread that is inside torch, whose import alone takes seconds of a busy machine, would abort the process as the interpreter ends.
+        os._exit(0)
+
+
+def _with_bootstrap(config: HostConfig, loader: ModelLoader) -> Loader:
+    from pilotlight.engine.bootstrap.bootstrap_loader import with_bootstrap  # a standby has no use for it
+
+    return with_bootstrap(config, loader)
+
+
+def _keys(path: Path | None) -> "Keys | None":
+    if path is None:
+        return None
+    from pilotlight.engine.api.keys import KeysError, read_keys  # a host on its own machine has none
+
+    try:
+        return read_keys(path)
+    except KeysError as error:
+        sys.exit(f"pilotlight.engine.host.engine_host: {error}")
+
+
+def address_problem(address: str, has_keys: bool = False) -> str | None:
+    """Return why a host must not listen there: without keys whatever reaches its socket commands it."""
+    host = address.removeprefix("tcp://").rpartition(":")[0].strip("[]")
+    if has_keys or not address.startswith("tcp://") or host in ("127.0.0.1", "::1"):
+        return None
+    return f"--address {address} can be reached from other machines, which would command this host: give it --keys, or use ipc://PATH, or tcp://127.0.0.1:PORT"
+
+
+def peer_address_problem(config: HostConfig) -> str | None:
+    """Return why a host must not serve its blocks there."""
+    for name in ("peer_address", "lend_address"):
+        address = getattr(config, name)
+        if address is not None and address_problem(address, config.peer_keys is not None):
+            return f"{name} {address} can be reached from other machines, which could read what is cached: give peer_keys as well"
+    return None
+
+
+def _die_with_parent(parent: int, stop: Callable[[], None]) -> None:
+    """Ask Linux for a signal when the parent dies. It also comes when merely the thread that started us ends, hence the
+    check. Elsewhere, and as a second line, the heartbeat looks at the parent's id."""
+    if not sys.platform.startswith("linux"):
+        return
+    signal.signal(signal.SIGUSR1, lambda *_: stop() if os.getppid() != parent else None)
+    pr_set_pdeathsig = 1
+    ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGUSR1.value)
+    if os.getppid() != parent:  # it died before we asked
+        stop()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

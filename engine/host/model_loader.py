@@ -1,0 +1,192 @@
+"""The thread that loads models while a host keeps serving those it has.
+
+Knows one load at a time, in order, because the disk is the bottleneck. Imports torch in its thread: a host is
+reachable, and its heart beats, before.
+"""
+
+import logging
+import os
+import queue
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from pilotlight.engine.api.errors import CheckpointError
+from pilotlight.engine.api.protocol import VERSION, HostConfig, HostReady, LoadProgress, ModelFailed, ModelSpec
+from pilotlight.engine.api.validation import host_problem
+from pilotlight.engine.bootstrap import bootstrap_store
+from pilotlight.engine.host.preparation import prepare
+from pilotlight.engine.host.process import at_low_priority
+from pilotlight.engine.host.served_model import ServedModel
+from pilotlight.engine.weights.digests import check_sound, verify_in_background
+
+if TYPE_CHECKING:
+    from pilotlight.engine.kv.shared_tiers import SharedTiers
+    from pilotlight.engine.loading.kv_memory import KvMemory
+    from pilotlight.engine.loading.loaded_model import LoadedModel
+
+    LoadResult = LoadProgress | LoadedModel | ModelFailed
+
+log = logging.getLogger(__name__)
+
+_PROGRESS_INTERVAL_S = 0.05
+_LAST_LOAD_S = 1.0
+_LOOK_S = 0.5
+
+
+class Loader(Protocol):
+    """The loader of a host's models: a ModelLoader, or one that serves them sooner by other means (engine/bootstrap)."""
+
+    @property
+    def ready(self) -> HostReady | None:
+        """None until a model could be loaded."""
+
+    @property
+    def why_ending(self) -> str | None:
+        """The reason for which it has the host end; None while it does not."""
+
+    def start(self) -> None: ...
+
+    def load(self, spec: ModelSpec) -> ServedModel | None:
+        """Begin to load. Return what serves the model until the result is here, if anything does."""
+
+    def prewarm(self, spec: ModelSpec) -> None:
+        """Make ready for a model that may have to be loaded, when there is nothing else to do."""
+
+    def take_results(self) -> "list[tuple[ModelSpec, LoadResult]]": ...
+
+    def close(self) -> None: ...
+
+
+class ModelLoader:
+    def __init__(self, config: HostConfig, is_standby: bool = False, *, records_bootstrap: bool = False) -> None:
+        """`is_standby`: it is not waited for yet; it makes ready more thoroughly, at a lower priority. `records_bootstrap`: of its models, for
+        their next lives (engine/bootstrap)."""
+        if problem := host_problem(config):
+            raise ValueError(problem)
+        self._config = config
+        self._is_standby = is_standby
+        self._records_bootstrap = records_bootstrap
+        self.ready: HostReady | None = None
+        self.why_ending: str | None = None
+        self._specs: queue.SimpleQueue[ModelSpec | None] = queue.SimpleQueue()
+        self._expected: queue.SimpleQueue[ModelSpec] = queue.SimpleQueue()
+        self._results: queue.SimpleQueue[tuple[ModelSpec, LoadResult]] = queue.SimpleQueue()
+        self._memory: KvMemory | None = None
+        self._tiers: SharedTiers | None = None
+        self._has_prewarmed = False
+        self.has_begun = False
+        self._thread = threading.Thread(target=self._run, name="model-loader", daemon=True)
+
+    @property
+    def is_at_work(self) -> bool:
+        return self._thread.is_alive()
+
+    def start(self) -> None:
+        """Begin to import torch. Harmless a second time."""
+        if not self.has_begun:
+            self.has_begun = True
+            self._thread.start()
+
+    def load(self, spec: ModelSpec) -> None:
+        self._specs.put(spec)
+
+    def prewarm(self, spec: ModelSpec) -> None:
+        self._expected.put(spec)
+
+    def take_results(self) -> "list[tuple[ModelSpec, LoadResult]]":
+        results = []
+        while not self._results.empty():
+            results.append(self._results.get())
+        return results
+
+    def close(self) -> None:
+        """Let the load under way, if any, end first, within _LAST_LOAD_S."""
+        if self._memory is not None:
+            self._memory.close()
+        self._specs.put(None)
+        if self.has_begun:
+            self._thread.join(_LAST_LOAD_S)
+        if self._tiers is not None:
+            self._tiers.close()
+
+    def _end_host(self, why: str) -> None:
+        self.why_ending = why
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    def _run(self) -> None:
+        try:
+            self.ready = prepare(self._config, self._is_standby)
+        except Exception:  # the same fails again, and is reported, when a model is loaded
+            log.exception("this host cannot be made ready")
+            self.ready = HostReady(VERSION)
+        while (spec := self._next()) is not None:
+            self._results.put((spec, self._try_to_load(spec)))
+
+    def _next(self) -> ModelSpec | None:
+        """Wait for a model to load; meanwhile make ready for those that are expected, and unmap the files of sleeping models that their site has
+        removed."""
+        while True:
+            try:
+                return self._specs.get(timeout=0.0 if self._expected.qsize() else _LOOK_S)
+            except queue.Empty:
+                if self._expected.qsize():
+                    self._prewarm(self._expected.get())
+                elif self._memory is not None or self._has_prewarmed:
+                    from pilotlight.engine.weights.bundles.bundle_maps import drop_removed_maps
+
+                    drop_removed_maps()
+
+    def _prewarm(self, spec: ModelSpec) -> None:
+        from pilotlight.engine.host.prewarming import prewarm
+
+        self._has_prewarmed = True
+        try:
+            at_low_priority(lambda: prewarm(spec, self._config))
+        except Exception as error:  # of whatever kind: its load will take longer, or say what is wrong
+            log.info("%s is not prewarmed: %s: %s", spec.name, type(error).__name__, error)
+
+    def _try_to_load(self, spec: ModelSpec) -> "LoadedModel | ModelFailed":
+        try:
+            return self._load(spec)
+        except CheckpointError as error:
+            reason = str(error)
+        except Exception as error:  # whatever a full device or a broken disk raises is the answer to this load alone
+            log.exception("loading %s failed", spec.name)
+            reason = f"{type(error).__name__}: {error}"
+        return ModelFailed(spec.name, "model_load_failed", f"{spec.name} cannot be loaded: {reason}")
+
+    def _load(self, spec: ModelSpec) -> "LoadedModel":
+        from pilotlight.engine.kv.shared_tiers import open_tiers
+        from pilotlight.engine.loading.kv_memory import make_kv_memory
+        from pilotlight.engine.loading.loading import load_model
+
+        if self._memory is None:
+            # What is open goes on at the next host, as after any other death.
+            self._memory = make_kv_memory(
+                self._config,
+                self._end_host,
+                spec,
+                lambda why: self._results.put((spec, LoadProgress(spec.name, 0, 0, why))),
+            )
+            self._tiers = open_tiers(self._config)
+        reported_at = 0.0
+
+        def report(done: int, total: int) -> None:
+            nonlocal reported_at
+            now = time.monotonic()
+            if done == total or now - reported_at >= _PROGRESS_INTERVAL_S:
+                reported_at = now
+                self._results.put((spec, LoadProgress(spec.name, done, total)))
+
+        directory = Path(spec.path)
+        records = bootstrap_store.digests() if self._records_bootstrap else None
+        if records is not None:
+            check_sound(directory, records)
+        loaded = load_model(spec, self._config, self._memory, report, self._tiers, self._records_bootstrap)
+        if records is not None:
+            # The host ends as if it were told to: what is open goes on where the weights are sound, and here they are refused by name.
+            verify_in_background(directory, records, lambda: os.kill(os.getpid(), signal.SIGTERM))
+        return loaded

@@ -1,0 +1,267 @@
+"""Which images are encoded, and which sequences wait for one.
+
+A sequence is scheduled as any other. When its next chunk holds an image that is not encoded, it waits without blocks
+(engine/scheduling/awaited.py), while a
+thread reads and prepares its images, and steps encode them piece by piece beside what else they compute; then it goes back to its old place, and
+what it had computed is found cached. What a sequence waits for stays until the prompt behind it is computed; other images while there is room, those
+used last for longest. Those that wait are served in order of arrival, so that no two wait for each other's room. Refuses to know tensors.
+"""
+
+import math
+from collections import OrderedDict
+from collections.abc import Callable
+from collections.abc import Sequence as SequenceOf
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, Protocol
+
+from pilotlight.engine.api.errors import ImageError, RankLostError
+from pilotlight.engine.api.protocol import Submit
+from pilotlight.engine.core.open_sequences import OpenSequences
+from pilotlight.engine.core.sequence import Sequence
+from pilotlight.engine.description.vision_config import ENCODED_BYTES
+from pilotlight.engine.images.files import ImageFiles
+from pilotlight.engine.images.prompt import SequenceImage, tenants_name
+from pilotlight.engine.scheduling.plan import Chunk
+
+# Between two steps: where nothing runs on beside the host time ends it, on a GPU the number, which its launches do not wait for.
+_MOST_ENCODING_S = 0.2
+_MOST_PIECES = 4
+_PREPARED_AHEAD = 3  # images that are read while those before them are encoded: one may be 38 MB then
+
+
+class Prepared(Protocol):
+    """An image that has been read."""
+
+    @property
+    def pieces(self) -> SequenceOf[Any]: ...
+
+    @property
+    def num_tokens(self) -> int: ...
+
+
+class ImageEncoder(Protocol):
+    """A model's encoder, and the memory of what it has made."""
+
+    placeholder: int  # the token that stands for an embedding
+    token_bytes: int  # of one
+
+    def prepare(self, data: bytes) -> Prepared:
+        """Read a file, from any thread. Raises ImageError."""
+
+    def encode(self, name: bytes, piece: Any) -> None:
+        """Encode the next piece of an image, and keep it."""
+
+    def drop(self, name: bytes) -> None:
+        """Forget an image."""
+
+
+class _Encoded:
+    """An image of which some pieces are encoded, or all."""
+
+    def __init__(self, num_tokens: int) -> None:
+        self.num_tokens = num_tokens
+        self.num_pieces = 0
+        self.is_whole = False
+        self.users = 0  # sequences that will compute its tokens
+
+
+class ImageResidency:
+    def __init__(self, encoder: ImageEncoder) -> None:
+        self.num_encoded = 0
+        self.num_found = 0
+        self._files = ImageFiles()
+        self._encoder = encoder
+        self._most_bytes = ENCODED_BYTES
+        self._encoded: OrderedDict[bytes, _Encoded] = OrderedDict()  # by name, the one used last behind the others
+        self._held: dict[Sequence, list[SequenceImage]] = {}
+        self._waiting: list[AwaitedImages] = []
+        self._prepared: dict[bytes, Future[Prepared]] = {}
+        self._threads = ThreadPoolExecutor(1, "images")
+
+    def of(self, submit: Submit) -> tuple[SequenceImage, ...] | None:
+        """Return a sequence's images; None: one was not sent, and is not here."""
+        found: list[SequenceImage] = []
+        for image in submit.images:
+            name = tenants_name(submit.salt, image.digest)
+            data = self._files.found(name, image.data)
+            if data is None:
+                return None
+            found.append(SequenceImage.of(image, name, data, submit.prompt_token_ids, self._encoder.placeholder))
+        return tuple(found)
+
+    def computable(self, chunks: list[Chunk], defer: "Callable[[AwaitedImages], None]") -> list[Chunk]:
+        """Return the chunks whose images are encoded, and let the other sequences wait."""
+        for sequence in [one for one in self._held if one.num_completed_tokens >= one.images[-1].end]:
+            self.release(sequence)
+        return [chunk for chunk in chunks if not chunk.sequence.images or self._can_compute(chunk, defer)]
+
+    def encode(self, clock: Callable[[], float], most_s: float, sequences: OpenSequences) -> bool:
+        """Encode what the first of those that wait lack: a piece, and more of them for so long. End those that cannot go on. Return whether anything
+        was encoded."""
+        until, num_pieces = clock() + min(most_s, _MOST_ENCODING_S), 0
+        while self._waiting and num_pieces < _MOST_PIECES and (not num_pieces or clock() < until):
+            awaited = self._waiting[0]
+            lacking = next((image for image in awaited.images if not self._is_whole(image.name)), None)
+            try:
+                if lacking is None:
+                    self._let_go_on(awaited)
+                elif self._encode_piece(lacking, awaited):
+                    num_pieces += 1
+                else:
+                    break
+            except RankLostError:
+                raise
+            except Exception as error:  # whatever a decoder or a device raises of one image ends its sequence alone
+                self._fail(awaited, error, sequences)
+        return num_pieces > 0
+
+    def release(self, sequence: Sequence) -> None:
+        """Let what a sequence has waited for make room for others."""
+        for image in self._held.pop(sequence, ()):
+            self._encoded[image.name].users -= 1
+
+    def release_all(self) -> None:
+        """Forget who holds an image: all sequences have ended."""
+        for sequence in list(self._held):
+            self.release(sequence)
+
+    def cancel(self, awaited: "AwaitedImages") -> None:
+        if awaited in self._waiting:
+            self._waiting.remove(awaited)
+            self._forget_unwanted()
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _can_compute(self, chunk: Chunk, defer: "Callable[[AwaitedImages], None]") -> bool:
+        sequence, held = chunk.sequence, self._held.get(chunk.sequence, [])
+        if all([image in held or not image.between(chunk.start, chunk.end)[1] for image in sequence.images]):
+            return True
+        awaited = AwaitedImages(sequence, self, [image for image in sequence.images if image.end > chunk.start])
+        self.release(sequence)
+        found = [image for image in awaited.images if self._is_whole(image.name)]
+        self.num_found += len(found)
+        if len(found) == len(awaited.images) and all(map(self._fits, found)):
+            self._hold(awaited)
+            return True
+        self._waiting.append(awaited)
+        self._prepare_ahead()
+        defer(awaited)
+        return False
+
+    def _let_go_on(self, awaited: "AwaitedImages") -> None:
+        """Hold the images of a sequence, all of which are encoded."""
+        self._waiting.remove(awaited)
+        for image in awaited.images:
+            self._require_fit(image, self._encoded[image.name].num_tokens)
+        self._hold(awaited)
+        self._forget_unwanted()
+
+    def _encode_piece(self, lacking: SequenceImage, awaited: "AwaitedImages") -> bool:
+        """Encode the next piece of an image that the first sequence lacks. False: nothing can be done now."""
+        name = lacking.name
+        prepared = self._prepared.get(name)
+        if prepared is None:  # it was encoded, and has made room since
+            prepared = self._prepared[name] = self._threads.submit(self._encoder.prepare, lacking.data)
+        if not prepared.done():
+            return False
+        content = prepared.result()
+        encoded = self._encoded.get(name)
+        if encoded is None:
+            self._require_fit(lacking, content.num_tokens)
+            if not self._make_room(content.num_tokens, awaited):
+                return False
+            encoded = self._encoded[name] = _Encoded(content.num_tokens)
+        self._encoder.encode(name, content.pieces[encoded.num_pieces])
+        encoded.num_pieces += 1
+        if encoded.num_pieces == len(content.pieces):
+            encoded.is_whole = True
+            self.num_encoded += 1
+            del self._prepared[name]
+            self._prepare_ahead()
+        return True
+
+    def _fail(self, awaited: "AwaitedImages", error: Exception, sequences: OpenSequences) -> None:
+        if awaited in self._waiting:
+            self._waiting.remove(awaited)
+        lacking = next((image for image in awaited.images if not self._is_whole(image.name)), awaited.images[-1])
+        number = 1 + awaited.sequence.images.index(lacking)
+        self._forget_unwanted()
+        if isinstance(error, ImageError):
+            sequences.fail(awaited.sequence, "invalid_request", f"image {number} of the prompt: {error}")
+        else:
+            why = f"{type(error).__name__}: {error}"
+            message = f"image {number} of the prompt could not be encoded: {why}"
+            sequences.fail(awaited.sequence, "engine_error", message)
+
+    def _make_room(self, num_tokens: int, awaited: "AwaitedImages") -> bool:
+        """Drop images that nobody holds until there is room for one more. Where nobody holds any, one sequence may have more than there is room."""
+        kept = {image.name for image in awaited.images}
+        for name in [name for name, one in self._encoded.items() if not one.users and name not in kept]:
+            if self._num_bytes(num_tokens) <= self._most_bytes:
+                return True
+            self._drop(name)
+        return self._num_bytes(num_tokens) <= self._most_bytes or not self._held
+
+    def _num_bytes(self, more_tokens: int) -> int:
+        return self._encoder.token_bytes * (more_tokens + sum(one.num_tokens for one in self._encoded.values()))
+
+    def _prepare_ahead(self) -> None:
+        for image in [image for awaited in self._waiting for image in awaited.images]:
+            if len(self._prepared) >= _PREPARED_AHEAD:
+                return
+            if not self._is_whole(image.name) and image.name not in self._prepared:
+                self._prepared[image.name] = self._threads.submit(self._encoder.prepare, image.data)
+
+    def _forget_unwanted(self) -> None:
+        """Forget what was begun for sequences that do not wait any more."""
+        wanted = {image.name for awaited in self._waiting for image in awaited.images}
+        for name in [name for name in self._prepared if name not in wanted]:
+            self._prepared.pop(name).cancel()
+        for name in [name for name, one in self._encoded.items() if not one.is_whole and name not in wanted]:
+            self._drop(name)
+        self._prepare_ahead()
+
+    def _hold(self, awaited: "AwaitedImages") -> None:
+        self._held[awaited.sequence] = awaited.images
+        for image in awaited.images:
+            self._encoded[image.name].users += 1
+            self._encoded.move_to_end(image.name)
+        awaited.is_done = True
+
+    def _drop(self, name: bytes) -> None:
+        del self._encoded[name]
+        self._encoder.drop(name)
+
+    def _is_whole(self, name: bytes) -> bool:
+        return name in self._encoded and self._encoded[name].is_whole
+
+    def _fits(self, image: SequenceImage) -> bool:
+        num_places, num_tokens = len(image.places), self._encoded[image.name].num_tokens
+        return num_places <= num_tokens if image.is_cut else num_places == num_tokens
+
+    @staticmethod
+    def _require_fit(image: SequenceImage, num_tokens: int) -> None:
+        num_places = len(image.places)
+        if num_places > num_tokens or (num_places < num_tokens and not image.is_cut):
+            raise ImageError(f"the prompt has {num_places} placeholders for it, and it has {num_tokens} embeddings")
+
+
+class AwaitedImages:
+    """Images that a sequence waits for while others run."""
+
+    is_admitted = False
+    deadline = math.inf  # what is waited for is this host's own work, and ends or fails
+
+    def __init__(self, sequence: Sequence, residency: ImageResidency, images: list[SequenceImage]) -> None:
+        self.sequence = sequence
+        self.images = images
+        self.num_tokens = len(sequence.token_ids)
+        self.is_done = False
+        self._residency = residency
+
+    def cancel(self) -> None:
+        self._residency.cancel(self)
+
+    def take(self) -> None:
+        """Nothing is to be given: the images are held for the sequence."""

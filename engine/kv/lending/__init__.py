@@ -1,0 +1,1 @@
+"""How models share one arena."""

@@ -1,0 +1,64 @@
+"""An engine host's two ends towards other hosts: what serves its blocks, and what fetches theirs. Opened with the host tier, closed before it."""
+
+import logging
+from pathlib import Path
+from typing import NamedTuple
+
+import zmq
+
+from pilotlight.engine.api.keys import KeysError, read_keys
+from pilotlight.engine.api.protocol import HostConfig
+from pilotlight.engine.kv.peers.block_server import BlockServer
+from pilotlight.engine.kv.peers.messages import PeerError
+from pilotlight.engine.kv.peers.mooncake import TransferEngine
+from pilotlight.engine.kv.peers.peer_thread import PeerThread
+from pilotlight.engine.kv.peers.transports import INLINE, MOONCAKE, SHARED_MEMORY
+from pilotlight.engine.kv.pool.prefix_index import CacheIdentity
+from pilotlight.engine.kv.tiers.host_tier import HostTier
+
+log = logging.getLogger(__name__)
+
+
+class PeerLink(NamedTuple):
+    """One model's part of both ends."""
+
+    server: BlockServer
+    reader: PeerThread
+    identity: CacheIdentity
+
+    def close(self) -> None:
+        self.server.remove_cache(self.identity)
+
+
+class HostPeers(NamedTuple):
+    server: BlockServer
+    reader: PeerThread
+
+    def link(self, identity: CacheIdentity) -> PeerLink:
+        self.server.add_cache(identity)
+        return PeerLink(self.server, self.reader, identity)
+
+    def close(self) -> None:
+        self.server.close()
+        self.reader.close()
+
+
+def open_peers(config: HostConfig, host: HostTier) -> HostPeers | None:
+    """None, and a sentence in the log, where it cannot be done: other hosts then compute by themselves."""
+    assert config.peer_address is not None
+    transports: tuple[str, ...] = (SHARED_MEMORY, INLINE)
+    try:
+        engine = None
+        if config.peer_transport == "mooncake":
+            engine, transports = TransferEngine(_own_host(config.peer_address)), (MOONCAKE, INLINE)
+        keys = None if config.peer_keys is None else read_keys(Path(config.peer_keys))
+        server = BlockServer(config.peer_address, host, keys, engine, lend_address=config.lend_address)
+        return HostPeers(server, PeerThread(host, keys, transports, engine))
+    except (KeysError, PeerError, zmq.ZMQError) as error:
+        log.warning("%s serves no blocks to other hosts: %s", config.peer_address, error)
+        return None
+
+
+def _own_host(address: str) -> str:
+    """Return by what name peers reach this machine: what a socket file is seen by does not leave it."""
+    return address.removeprefix("tcp://").rpartition(":")[0] if address.startswith("tcp://") else "127.0.0.1"

@@ -1,0 +1,1 @@
+"""KV blocks of one model on its device."""

@@ -1,0 +1,78 @@
+"""Which bytes of a block each rank of a group keeps.
+
+Behind the device a block is *whole*: as one rank alone would keep it, whatever number of ranks has computed it. So what a host of two ranks has in a
+tier, or hands over, is what a host of one or four looks for. A rank's part has its heads of every segment; where heads are fewer than ranks, and of
+latent vectors, several ranks have the same. Stages stay apart, one behind another. Knows layouts; refuses to know how bytes are moved.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from pilotlight.engine.kv.pool.layout import CacheLayout
+from pilotlight.engine.weights.shard import Shard
+
+
+class Piece(NamedTuple):
+    """A run of bytes that lies in a whole block and in a rank's part of it."""
+
+    whole: int
+    part: int
+    size: int
+
+
+class BlockParts(NamedTuple):
+    """The pieces of all ranks, in their order."""
+
+    pieces: tuple[tuple[Piece, ...], ...]
+    whole_bytes: int
+    part_bytes: int
+    is_whole: bool  # False: parts lie one behind another, and mean something to as many ranks alone
+
+    @classmethod
+    def of(cls, wholes: Sequence[CacheLayout], parts: Sequence[CacheLayout], per_stage: int) -> "BlockParts":
+        """`wholes`, `parts`: the layouts of each stage, as one rank would have them all and as each of its ranks has them."""
+        whole_bytes, part_bytes = wholes[0].block_bytes, parts[0].block_bytes
+        found = []
+        for stage, (whole, part) in enumerate(zip(wholes, parts, strict=True)):
+            for rank in range(per_stage):
+                pieces = _pieces(whole, part, Shard(rank, per_stage))
+                if pieces is None:
+                    return cls._apart(len(wholes) * per_stage, part_bytes)
+                found.append(tuple([piece._replace(whole=piece.whole + stage * whole_bytes) for piece in pieces]))
+        return cls(tuple(found), len(wholes) * whole_bytes, part_bytes, is_whole=True)
+
+    @classmethod
+    def of_one(cls, block_bytes: int) -> "BlockParts":
+        return cls(((Piece(0, 0, block_bytes),),), block_bytes, block_bytes, is_whole=True)
+
+    @classmethod
+    def _apart(cls, size: int, part_bytes: int) -> "BlockParts":
+        pieces = [(Piece(rank * part_bytes, 0, part_bytes),) for rank in range(size)]
+        return cls(tuple(pieces), size * part_bytes, part_bytes, is_whole=False)
+
+    def put(self, rank: int, part: memoryview, whole: memoryview) -> None:
+        """Copy a rank's part of a block to where it lies in the whole one."""
+        for at, start, size in self.pieces[rank]:
+            whole[at : at + size] = part[start : start + size]
+
+    def take(self, rank: int, whole: memoryview, part: memoryview) -> None:
+        """Copy a rank's part out of a whole block."""
+        for at, start, size in self.pieces[rank]:
+            part[start : start + size] = whole[at : at + size]
+
+
+def _pieces(whole: CacheLayout, part: CacheLayout, shard: Shard) -> tuple[Piece, ...] | None:
+    """Return the pieces of any block. None: they are others in blocks of other groups of layers, or the groups are."""
+    if whole.groups != part.groups:
+        return None
+    of_groups = [tuple(_pieces_of(whole, part, group.layers, shard)) for group in whole.groups]
+    longest = max(of_groups, key=len)
+    if any(longest[: len(pieces)] != pieces for pieces in of_groups):
+        return None
+    return longest
+
+
+def _pieces_of(whole: CacheLayout, part: CacheLayout, layers: Sequence[int], shard: Shard) -> Iterator[Piece]:
+    for (at, segment), (start, own) in zip(whole.placed(layers), part.placed(layers), strict=True):
+        of_head = whole.head_bytes(segment)
+        yield Piece(at + segment.num_heads * shard.rank // shard.size * of_head, start, own.num_heads * of_head)

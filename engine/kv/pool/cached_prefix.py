@@ -1,0 +1,148 @@
+"""The longest prefix of a sequence that need not be computed: on the device, or with the tiers behind it.
+
+Knows names and groups; refuses to know who holds blocks and who takes them (manager.py).
+"""
+
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from itertools import takewhile
+from typing import NamedTuple
+
+from pilotlight.engine.core.sequence import Sequence
+from pilotlight.engine.kv.pool.block_pool import BlockPool
+from pilotlight.engine.kv.pool.groups import CacheGroups, Place
+from pilotlight.engine.kv.pool.prefix_index import block_name, extend_chain
+from pilotlight.engine.kv.tier_protocol import Tiers
+
+_MISSING = -1
+_PLACES = (("host", "disk", "store"), ("host", "disk"), ("host",))  # in which a prefix may lie, the longest first
+
+
+class CachedPrefix(NamedTuple):
+    """The beginning of a sequence that need not be computed, and the blocks of it that the tokens behind it see."""
+
+    num_blocks: int  # complete blocks of tokens
+    tables: list[list[int]]  # of each group, those that are seen; _MISSING: it comes from a tier
+    cached: list[int]  # of all groups, those on the device
+    num_cached: int  # complete blocks of tokens for which the device suffices
+    missing: tuple[Place, ...] = ()  # the head of the prefix first
+    names: tuple[bytes, ...] = ()  # of those
+    num_behind: int = 0  # of those, the ones that have to be read into the host tier first
+    num_in_store: int = 0  # and of these, those in the store
+
+
+class PrefixLookup:
+    def __init__(self, pool: BlockPool, tiers: Tiers, groups: CacheGroups, shares_prefixes: bool) -> None:
+        """`shares_prefixes`: False where no sequence finds another's blocks, since all tokens of a prompt see each other."""
+        self._pool = pool
+        self._tiers = tiers
+        self._groups = groups
+        self._shares_prefixes = shares_prefixes
+
+    def num_sharable(self, sequence: Sequence) -> int:
+        """Count the blocks that may be another sequence's, short of the last token: its logits are needed, so it is computed even when its block is
+        cached."""
+        return (len(sequence.token_ids) - 1) // self._groups.block_size
+
+    def names_elsewhere(self, sequence: Sequence) -> list[bytes]:
+        """Return the names of what the sequence's last token sees and neither the device nor the host tier has, the head of the chain first."""
+        hashes = self._sharable(sequence)
+        names = [block_name(hashes[i], group) for i, group in self._groups.seen(len(hashes))]
+        is_here = partial(self._pool.has, share=sequence.share)
+        return [name for name in names if not is_here(name) and self._tiers.place_of(name) != "host"]
+
+    def find_cached(self, sequence: Sequence) -> CachedPrefix:
+        """Return the sequence's longest prefix that is on the device, in the share that it takes its blocks of."""
+        hashes, share = self._sharable(sequence), sequence.share
+        found = self._longest(hashes, 0, partial(self._pool.has, share=share))
+        return self._prefix(hashes, found, found, share)
+
+    def find_in_tiers(self, sequence: Sequence, cached: CachedPrefix) -> CachedPrefix:
+        """Return a longer prefix, part of which is in the tiers, if fetching that is worth the time; else `cached`."""
+        hashes = self._sharable(sequence)
+        was_read = sequence.num_disk_blocks is not None or sequence.num_store_blocks is not None
+        refused = -1
+        for places in _PLACES[-1:] if was_read else _PLACES:
+            found = self._longest(hashes, cached.num_blocks, self._has_in(places, sequence.share))
+            if found == cached.num_blocks:
+                return cached
+            if found == refused:  # nothing of it lies in the tier that is left out now
+                continue
+            prefix = self._prefix(hashes, found, cached.num_blocks, sequence.share)
+            num_tokens = (found - cached.num_blocks) * self._groups.block_size
+            if self._tiers.pays(prefix.names, num_tokens):
+                return prefix
+            refused = found
+        return cached
+
+    def names_unknown(self, sequence: Sequence) -> list[bytes]:
+        """Return the names of the sequence's blocks that are neither on the device nor known to be in a tier."""
+        hashes = self._sharable(sequence)
+        names = [name for group in range(len(self._groups.windows)) for name in self._names(hashes, group)]
+        is_here = partial(self._pool.has, share=sequence.share)
+        return [name for name in names if not is_here(name) and self._tiers.place_of(name) is None]
+
+    def _sharable(self, sequence: Sequence) -> list[bytes]:
+        """Return the hashes of the blocks in which a prefix may lie."""
+        if sequence.needs_every_token or not self._shares_prefixes:
+            return []
+        size = self._groups.block_size
+        extend_chain(sequence.block_hashes, sequence.chain_root, sequence.token_ids, size, sequence.images)
+        return sequence.block_hashes[: self.num_sharable(sequence)]
+
+    def _has_in(self, places: tuple[str, ...], share: int) -> Callable[[bytes], bool]:
+        return lambda name: self._pool.has(name, share) or self._tiers.place_of(name) in places
+
+    def _longest(self, hashes: list[bytes], known: int, has: Callable[[bytes], bool]) -> int:
+        """Return how many blocks of tokens need not be computed, since all that the tokens behind them see can be had; of `known` it is known."""
+        longest = len(hashes)
+        for group, window in enumerate(self._groups.windows):
+            if window is None:
+                names = self._names(hashes[known:longest], group)
+                longest = known + sum([1 for _ in takewhile(has, names)])
+        while longest > known:
+            # Backwards: a block that is missing rules out every prefix behind which it is seen.
+            gaps = [
+                gap
+                for group in range(len(self._groups.windows))
+                if (gap := self._gap(hashes, longest, group, has)) >= 0
+            ]
+            if not gaps:
+                break
+            longest = max(known, min(gaps))
+        return longest
+
+    def _gap(self, hashes: list[bytes], num_blocks: int, group: int, has: Callable[[bytes], bool]) -> int:
+        """Return the last block that is missing of those that a window behind so many blocks sees; -1: none is."""
+        if self._groups.windows[group] is None:
+            return -1
+        seen = range(self._groups.first_seen(group, num_blocks), num_blocks)
+        return next((i for i in reversed(seen) if not has(block_name(hashes[i], group))), -1)
+
+    def _prefix(self, hashes: list[bytes], num_blocks: int, num_cached: int, share: int) -> CachedPrefix:
+        tables, missing = [], []
+        for group in range(len(self._groups.windows)):
+            first = self._groups.first_seen(group, num_blocks)
+            names = self._names(hashes[first:num_blocks], group)
+            table = [self._pool.find(name, _MISSING, share) for name in names]
+            tables.append(table)
+            if _MISSING in table:
+                found = enumerate(zip(table, names, strict=True), first)
+                missing += [((i, group), name) for i, (block, name) in found if block == _MISSING]
+        missing.sort()
+        places = Counter([self._tiers.place_of(name) for _, name in missing])
+        return CachedPrefix(
+            num_blocks,
+            tables,
+            cached=[block for table in tables for block in table if block != _MISSING],
+            num_cached=num_cached,
+            missing=tuple([place for place, _ in missing]),
+            names=tuple([name for _, name in missing]),
+            num_behind=places["disk"] + places["store"],
+            num_in_store=places["store"],
+        )
+
+    @staticmethod
+    def _names(hashes: list[bytes], group: int) -> list[bytes]:
+        return hashes if group == 0 else [block_name(one, group) for one in hashes]

@@ -1,0 +1,232 @@
+"""What a block of a model's KV cache holds, said once: *segments* per layer, and *groups* of layers that have a block table each.
+
+A block holds the keys and values (or whatever the layers' segments are) of `block_size` tokens in the layers of one group, contiguously, so that one
+copy moves it between tiers and machines. A segment lies head by head, [num_heads, block_size, head_dim], so that a rank's heads are few pieces of it.
+Blocks of all groups have the same size and come from one pool. Knows bytes and shapes; refuses to know which block holds which tokens.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice, zip_longest
+from types import MappingProxyType
+from typing import TYPE_CHECKING, NamedTuple
+
+from pilotlight.engine.api.errors import CheckpointError
+from pilotlight.engine.kv.pool.groups import Windows
+from pilotlight.engine.weights.shard import Shard
+
+if TYPE_CHECKING:
+    import torch
+
+# Raise it when the bytes of a block come to mean something else, so that no tier gives out the old ones.
+_VERSION = 2
+_ALIGNMENT = 16  # bytes: a kernel is compiled anew for what starts at no multiple of them
+# A group is one more table to fill and copy in every step: fewer are taken where they cost a full context no more than this.
+_WASTE = 1.02
+
+
+class CacheSegment(NamedTuple):
+    """What one layer keeps of each token under one name: `num_heads` vectors of `head_dim` numbers."""
+
+    name: str
+    num_heads: int
+    head_dim: int
+    dtype: "torch.dtype | None" = None  # None: the cache's
+    scale: float = 1.0  # of FP8: what a stored number is multiplied by
+
+
+class CachedLayer(NamedTuple):
+    segments: tuple[CacheSegment, ...]
+    window: int | None = None  # tokens that a query sees, itself included; None: all before it
+
+    def part_of(self, shard: Shard) -> "CachedLayer":
+        """Return what one of several ranks keeps: its heads of each segment; where there are fewer than ranks, several keep the same."""
+        parts = tuple(
+            [segment._replace(num_heads=max(1, segment.num_heads // shard.size)) for segment in self.segments]
+        )
+        return self._replace(segments=parts)
+
+
+def in_fp8(
+    layers: Sequence[CachedLayer],
+    dtype: "torch.dtype",
+    scales: Mapping[int, tuple[float, float]] = MappingProxyType({}),
+) -> tuple[CachedLayer, ...]:
+    """Return the layers with their keys and values in FP8, whose type is `dtype`. `scales`: of keys and of values, by layer; 1 where there are none.
+    Raises CheckpointError for layers that keep something else."""
+    found = []
+    for i, layer in enumerate(layers):
+        names = tuple(segment.name for segment in layer.segments)
+        if names != ("k", "v"):
+            raise CheckpointError(
+                f"layer {i} caches {', '.join(names)}, of which there is no form in FP8: leave kv_dtype at auto"
+            )
+        of_both = zip(layer.segments, scales.get(i, (1.0, 1.0)), strict=True)
+        found.append(
+            layer._replace(segments=tuple(segment._replace(dtype=dtype, scale=scale) for segment, scale in of_both))
+        )
+    return tuple(found)
+
+
+class LayerGroup(NamedTuple):
+    layers: tuple[int, ...]
+    window: int | None
+
+
+class LayerCache(NamedTuple):
+    """One layer's view of the blocks."""
+
+    segments: "tuple[torch.Tensor, ...]"  # each [num_blocks, block_size, num_heads, head_dim], stored head by head
+    group: int  # whose block table leads to its blocks
+    scales: "torch.Tensor | None" = None  # [len(segments)] fp32, where they are in FP8
+
+
+class CacheLayout:
+    def __init__(
+        self,
+        layers: Sequence[CachedLayer],
+        block_size: int,
+        dtype: "torch.dtype",
+        context_length: int = 1 << 17,
+        stages: Sequence[range] = (),
+        stage: int = 0,
+    ) -> None:
+        """`dtype`: of the segments that name none; `context_length`: for which the size of a block is chosen. `stages`: the runs of layers that ranks
+        keep, of which this one has `stage`; blocks and groups are the same everywhere."""
+        self.layers = tuple(layers)
+        self.block_size = block_size
+        self.dtype = dtype
+        stages = self._stages = tuple(stages) or (range(len(self.layers)),)
+        groups = _groups(self.layers, [self._layer_bytes(layer) for layer in layers], context_length, stages)
+        self.block_bytes = max(self._bytes_of_layers(group.layers, of) for group in groups for of in stages)
+        self._own = stages[stage]
+        self.groups = tuple(group._replace(layers=tuple(i for i in group.layers if i in self._own)) for group in groups)
+
+    @property
+    def windows(self) -> Windows:
+        return tuple([group.window for group in self.groups])
+
+    @property
+    def identity(self) -> str:
+        """All that the meaning of a block's bytes depends on."""
+        groups = [(group.window, [self.layers[i].segments for i in group.layers]) for group in self.groups]
+        cut = f":{[len(stage) for stage in self._stages]}" if len(self._stages) > 1 else ""
+        return f"{_VERSION}:{self.block_size}:{self.dtype}:{groups}{cut}"
+
+    @property
+    def description(self) -> str:
+        """The arithmetic of a block's size."""
+        group = max(self.groups, key=lambda group: self._bytes_of_layers(group.layers, self._own))
+        segments = self.layers[group.layers[0]].segments if group.layers else ()
+        parts = " + ".join(
+            f"{one.name} {one.num_heads} x {one.head_dim} x {self._dtype_of(one).itemsize} bytes" for one in segments
+        )
+        return f"a block of {self.block_size} tokens takes {self.block_bytes} bytes ({len(group.layers)} layers of {parts})"
+
+    def blocks_in(self, memory: "torch.Tensor") -> "torch.Tensor":
+        """View memory, [bytes] uint8, as blocks: [num_blocks, block_bytes]."""
+        return memory.view(-1, self.block_bytes)
+
+    def new_blocks(self, num_blocks: int, device: "torch.device") -> "torch.Tensor":
+        """Return blocks of their own, which hold zeros: [num_blocks, block_bytes] uint8."""
+        import torch  # the arithmetic of a plan needs none
+
+        return torch.zeros(num_blocks, self.block_bytes, dtype=torch.uint8, device=device)
+
+    def views(self, blocks: "torch.Tensor") -> list[LayerCache]:
+        """Return each layer's view of blocks, [num_blocks, block_bytes] uint8; of another stage's, an empty one."""
+        views = dict.fromkeys(range(len(self.layers)), LayerCache((), 0))
+        for number, group in enumerate(self.groups):
+            placed = self.placed(group.layers)
+            for i in group.layers:
+                segments = [
+                    self._view(segment, blocks, start)
+                    for start, segment in islice(placed, len(self.layers[i].segments))
+                ]
+                views[i] = LayerCache(tuple(segments), number, _scales_of(self.layers[i], blocks))
+        return [views[i] for i in range(len(self.layers))]
+
+    def placed(self, layers: Sequence[int]) -> Iterator[tuple[int, CacheSegment]]:
+        """Yield the segments of these layers, and the byte at which each begins in a block of theirs."""
+        start = 0
+        for i in layers:
+            for segment in self.layers[i].segments:
+                yield start, segment
+                start += self._bytes_of(segment)
+
+    def head_bytes(self, segment: CacheSegment) -> int:
+        """Return the bytes of one head's vectors in a block."""
+        return self.block_size * segment.head_dim * self._dtype_of(segment).itemsize
+
+    def _view(self, segment: CacheSegment, blocks: "torch.Tensor", start: int) -> "torch.Tensor":
+        """Return the segment that begins at byte `start` of each block."""
+        numbers = blocks.view(self._dtype_of(segment))
+        shape = (len(blocks), self.block_size, segment.num_heads, segment.head_dim)
+        # Said outright: torch takes the stride between blocks for free to choose where there is one alone.
+        strides = (numbers.shape[1], segment.head_dim, self.block_size * segment.head_dim, 1)
+        return numbers.as_strided(shape, strides, numbers.storage_offset() + start // numbers.itemsize)
+
+    def _dtype_of(self, segment: CacheSegment) -> "torch.dtype":
+        return segment.dtype or self.dtype
+
+    def _bytes_of(self, segment: CacheSegment) -> int:
+        size = segment.num_heads * self.head_bytes(segment)
+        return -(-size // _ALIGNMENT) * _ALIGNMENT
+
+    def _bytes_of_layers(self, layers: Sequence[int], stage: range) -> int:
+        return sum(self._layer_bytes(self.layers[i]) for i in layers if i in stage)
+
+    def _layer_bytes(self, layer: CachedLayer) -> int:
+        return sum(map(self._bytes_of, layer.segments))
+
+
+def keys_and_values(num_heads: int, head_dim: int) -> tuple[CacheSegment, ...]:
+    """Return the segments of grouped-query attention."""
+    return CacheSegment("k", num_heads, head_dim), CacheSegment("v", num_heads, head_dim)
+
+
+def _scales_of(layer: CachedLayer, blocks: "torch.Tensor") -> "torch.Tensor | None":
+    import torch
+
+    if any(segment.dtype is not torch.float8_e4m3fn for segment in layer.segments):
+        return None
+    return blocks.new_tensor([segment.scale for segment in layer.segments], dtype=torch.float32)
+
+
+def _groups(
+    layers: Sequence[CachedLayer], sizes: Sequence[int], context_length: int, stages: Sequence[range]
+) -> tuple[LayerGroup, ...]:
+    """Group layers of one window, in order: by the largest size of block that costs a full context little more than the one that costs it least.
+    Stages take turns, so that each has as much of every group."""
+    kinds: dict[int | None, list[int]] = defaultdict(list)
+    in_turns = [i for at_once in zip_longest(*stages) for i in at_once if i is not None]
+    for i in in_turns:
+        layer = layers[i]
+        kinds[layer.window if layer.window is not None and layer.window < context_length else None].append(i)
+    if len(kinds) < 2:
+        return tuple(LayerGroup(tuple(kind), window) for window, kind in kinds.items()) or (LayerGroup((), None),)
+    windows = sorted(kinds, key=lambda window: window or 0)  # what sees everything comes first
+    candidates = {sum(sizes[i] for i in kind[:length]) for kind in kinds.values() for length in range(1, len(kind) + 1)}
+    costs = {}
+    for block_bytes in candidates:
+        cuts = [_cut(kinds[window], sizes, block_bytes) for window in windows]
+        if all(cuts):
+            tokens = sum(len(cut) * (window or context_length) for window, cut in zip(windows, cuts, strict=True))
+            costs[block_bytes] = block_bytes * tokens
+    block_bytes = max(size for size, cost in costs.items() if cost <= _WASTE * min(costs.values()))
+    return tuple(LayerGroup(part, window) for window in windows for part in _cut(kinds[window], sizes, block_bytes))
+
+
+def _cut(layers: Sequence[int], sizes: Sequence[int], block_bytes: int) -> list[tuple[int, ...]]:
+    """Cut layers into groups that fit a block; none where one of them does not."""
+    groups: list[list[int]] = []
+    room = 0
+    for i in layers:
+        if sizes[i] > block_bytes:
+            return []
+        if sizes[i] > room:
+            groups.append([])
+            room = block_bytes
+        groups[-1].append(i)
+        room -= sizes[i]
+    return [tuple(group) for group in groups]

@@ -1,0 +1,1 @@
+"""The store tier of the KV cache (Mooncake Store)."""

@@ -1,0 +1,111 @@
+"""A cluster's store as a process of its own: Mooncake's master, and memory that outlives engine hosts and sites.
+
+    python -m pilotlight.engine.kv.store.store_node --address 127.0.0.1:50051 --gib 8
+
+The master is a child, and started again when it exits; it comes back empty, since what it knew of the memory is lost with it. Refuses to know blocks.
+"""
+
+import argparse
+import contextlib
+import ctypes
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from importlib.util import find_spec
+from pathlib import Path
+
+from pilotlight.engine.kv.store.store_tier import StoreError, open_member, own_address
+
+_START_S = 20.0
+_POLL_S = 0.5
+_PACKAGE = "pip install 'pilotlight[mooncake]'"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--address", default="127.0.0.1:50051", help="HOST:PORT on which the master listens")
+    parser.add_argument("--gib", type=float, default=4.0, help="of memory, for all models")
+    options = parser.parse_args()
+    try:
+        serve(options.address, round(options.gib * 2**30))
+    except StoreError as error:
+        sys.exit(f"error: {error}")
+
+
+def serve(address: str, segment_bytes: int) -> None:
+    """Run until SIGTERM or SIGINT. Raises StoreError where it cannot begin."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit())
+    own = own_address(address)
+    with contextlib.ExitStack() as stack:
+        master = _start_master(address)
+        stack.callback(lambda: _stop(master))
+        store = open_member(address, own, segment_bytes)
+        print(f'The KV store is ready: kv_store = "{address}" in the [engine] of site files', flush=True)
+        try:
+            while True:
+                time.sleep(_POLL_S)
+                if master.poll() is not None:
+                    print(f"Mooncake's master ended with {master.returncode}; it is started again", flush=True)
+                    master = _start_master(address)
+        except (KeyboardInterrupt, SystemExit):
+            store.close()  # while there is a master that wants to know
+
+
+def _start_master(address: str) -> "subprocess.Popen[bytes]":
+    """Start the master, listening at its address alone, and wait until it does. Raises StoreError."""
+    host, _, port = address.rpartition(":")
+    if _answers(host, int(port)):
+        raise StoreError(f"{address} is taken: stop what listens there, or name another port")
+    command = [
+        str(_master_path()), f"--rpc_address={host}", f"--rpc_port={port}", "--metrics_host=127.0.0.1", "--metrics_port=0",
+        "--enable_metric_reporting=false", "--logtostderr", "--minloglevel=2",
+    ]  # fmt: skip
+    # In a session of its own: Ctrl-C reaches us alone, and the memory is taken leave of while there is a master.
+    master = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=_die_with_parent)
+    deadline = time.monotonic() + _START_S
+    while not _answers(host, int(port)):
+        if master.poll() is not None:
+            raise StoreError(f"Mooncake's master ended with {master.returncode}")
+        if time.monotonic() > deadline:
+            _stop(master)
+            raise StoreError(f"Mooncake's master does not listen at {address} after {_START_S:g} s")
+        time.sleep(0.05)
+    return master
+
+
+def _die_with_parent() -> None:
+    if sys.platform.startswith("linux"):
+        pr_set_pdeathsig = 1
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL.value)
+
+
+def _master_path() -> Path:
+    spec = find_spec("mooncake")
+    if spec is None or not spec.submodule_search_locations:
+        raise StoreError(f"Mooncake is not installed: {_PACKAGE}")
+    path = Path(spec.submodule_search_locations[0]) / "mooncake_master"
+    if not os.access(path, os.X_OK):  # as wheels are unpacked
+        path.chmod(path.stat().st_mode | 0o111)
+    return path
+
+
+def _answers(host: str, port: int) -> bool:
+    with contextlib.suppress(OSError), socket.create_connection((host, port), timeout=1):
+        return True
+    return False
+
+
+def _stop(master: "subprocess.Popen[bytes]") -> None:
+    master.terminate()
+    try:
+        master.wait(2)
+    except subprocess.TimeoutExpired:
+        master.kill()
+        master.wait()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,193 @@
+"""The thread between a cluster's store and the host tier: it becomes a member, asks what is stored, and reads what a waiting sequence wants.
+
+A store that keeps failing is left alone for a while, and one that hangs is asked nothing more until it answers: this is a cache. Knows which names
+were found; refuses to know how the store keeps blocks (store_tier.py), and what is written to it (store_writer.py).
+"""
+
+import logging
+import math
+import threading
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from pilotlight.engine.core.rates import TransferRate
+from pilotlight.engine.kv.error_backoff import ErrorBackoff
+from pilotlight.engine.kv.store.store_tier import BATCH_BYTES, StoreError, StoreTier
+from pilotlight.engine.kv.store.store_writer import StoreWriter
+from pilotlight.engine.kv.tier_protocol import LOOKUP_TIMEOUT_S, TRANSFER_TIMEOUT_S, Tier
+from pilotlight.engine.kv.tiers.disk_thread import fill_from_disk
+from pilotlight.engine.kv.tiers.disk_tier import DiskTier
+from pilotlight.engine.kv.tiers.host_tier import HostSlot, HostTier
+from pilotlight.engine.kv.tiers.tier_read import TierRead
+
+log = logging.getLogger(__name__)
+
+_MAX_FOUND = 1 << 16  # names, of 100 bytes or so
+_LAST_JOB_S = 1.0
+_RETRY_S = 1.0  # to become a member
+_IDENTITY_S = 60.0  # a master that came back empty has another store's name
+
+
+class StoreLookup:
+    """Names that the store is asked for: what it has of them can be read afterwards."""
+
+    num_blocks = 0
+
+    def __init__(self, names: Sequence[bytes], deadline: float) -> None:
+        self.names = names
+        self.deadline = deadline
+        self.is_done = False
+        self.is_cancelled = False
+
+    def cancel(self) -> None:
+        self.is_cancelled = True
+
+
+class StoreThread:
+    kind: Tier = "store"
+
+    def __init__(
+        self, master: str, host: HostTier, disk: DiskTier | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """`disk`: nearer than the store; a chain may lie in both."""
+        self.rate = TransferRate()
+        self.identity = ""  # the store's own name; "": it has not said it
+        self._identity_at = -math.inf  # when it was asked for that last
+        self.writer = StoreWriter(host, f"the KV store of {master}", clock)
+        self._host = host
+        self._disk = disk
+        self._clock = clock
+        self._backoff = ErrorBackoff(f"the KV store of {master}", "read", clock)
+        self._condition = threading.Condition()
+        self._jobs: deque[StoreLookup | TierRead] = deque()
+        self._job: StoreLookup | TierRead | None = None
+        self._found: OrderedDict[bytes, None] = OrderedDict()  # names that the store said it has, the last of them last
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, args=(master,), name="kv-store", daemon=True)
+        self._thread.start()
+
+    def __contains__(self, name: bytes) -> bool:
+        return name in self._found
+
+    @property
+    def num_errors(self) -> int:
+        return self._backoff.num_errors + self.writer.num_errors
+
+    @property
+    def is_usable(self) -> bool:
+        """Tell whether a sequence may wait for the store: it does not fail, and nothing that it was asked for is overdue."""
+        with self._condition:
+            oldest = self._job or (self._jobs[0] if self._jobs else None)
+        is_stuck = oldest is not None and self._clock() > oldest.deadline
+        return self.writer.is_open and not is_stuck and not self._backoff.is_exhausted
+
+    def look_up(self, names: Sequence[bytes]) -> StoreLookup:
+        lookup = StoreLookup(names, self._clock() + LOOKUP_TIMEOUT_S)
+        self._begin(lookup)
+        return lookup
+
+    def read(self, hashes: Sequence[bytes], block_bytes: int) -> TierRead:
+        read = TierRead(self._host, hashes, block_bytes, self._clock() + TRANSFER_TIMEOUT_S)
+        self._begin(read)
+        return read
+
+    def offer(self, block_hash: bytes) -> None:
+        """Offer a block of the host tier to the store."""
+        if block_hash not in self._found:
+            self.writer.offer(block_hash)
+
+    def note_reuse(self, names: Sequence[bytes]) -> None:
+        """Do nothing: what is written there once is kept for as long as the store likes."""
+
+    def forget(self, names: Sequence[bytes]) -> None:
+        """Forget bad content, here and for all other hosts."""
+        for name in names:
+            self._found.pop(name, None)
+        self.writer.forget(names)
+
+    def wait_until_idle(self, timeout_s: float) -> bool:
+        with self._condition:
+            idle = self._condition.wait_for(lambda: not (self._jobs or self._job), timeout_s)
+        return idle and self.writer.wait_until_idle(timeout_s)
+
+    def close(self) -> None:
+        """End. A thread whom the store does not answer is left behind."""
+        self.writer.close()
+        with self._condition:
+            self._closing = True
+            self._condition.notify_all()
+        self._thread.join(_LAST_JOB_S)
+
+    def _begin(self, job: StoreLookup | TierRead) -> None:
+        with self._condition:
+            self._jobs.append(job)
+            self._condition.notify_all()
+
+    def _run(self, master: str) -> None:
+        store = self._open(master)
+        if store is None:
+            return
+        self.writer.start(store)
+        while True:
+            with self._condition:
+                self._job = None
+                self._condition.notify_all()
+                self._condition.wait_for(lambda: self._closing or self._jobs)
+                if self._closing:
+                    break
+                job = self._job = self._jobs.popleft()
+            try:
+                if isinstance(job, StoreLookup):
+                    self._look_up(store, job)
+                else:
+                    num_at_once = max(1, BATCH_BYTES // (job.block_bytes + 64))
+                    job.bring(partial(self._fill, store), num_at_once, self.rate, self._clock)
+            except StoreError as error:
+                self._backoff.fail(str(error))
+            except Exception:  # a thread that ended would leave its readers waiting; each of them may compute instead
+                log.exception("the KV store failed")
+        if self.writer.has_ended:
+            store.close()
+
+    def _open(self, master: str) -> StoreTier | None:
+        """Become a member, as soon as the master is there."""
+        while True:
+            if not self._backoff.is_exhausted:
+                try:
+                    return StoreTier(master)
+                except StoreError as error:
+                    self._backoff.fail(str(error))
+            with self._condition:
+                if self._condition.wait_for(lambda: self._closing, _RETRY_S):
+                    return None
+
+    def _look_up(self, store: StoreTier, lookup: StoreLookup) -> None:
+        try:
+            if lookup.is_cancelled:
+                return
+            for name in store.find(lookup.names):
+                self._found[name] = None
+            while len(self._found) > _MAX_FOUND:
+                self._found.popitem(last=False)
+        finally:
+            lookup.is_done = True
+        self._backoff.succeed()
+        if self._clock() - self._identity_at > _IDENTITY_S:
+            self._identity_at = self._clock()
+            self.identity = store.identity()
+
+    def _fill(self, store: StoreTier, slots: Sequence[HostSlot], checksums: dict[bytes, int]) -> None:
+        """Fill slots from the disk or the store."""
+        if self._disk is not None:
+            fill_from_disk(self._disk, slots, checksums)
+        if rest := [slot for slot in slots if slot.block_hash not in checksums]:
+            names = [slot.block_hash for slot in rest]
+            found = store.read(names, [slot.memory for slot in rest])
+            self._backoff.succeed()
+            for name, checksum in zip(names, found, strict=True):
+                if checksum is None:
+                    self._found.pop(name, None)
+                else:
+                    checksums[name] = checksum

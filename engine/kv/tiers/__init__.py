@@ -1,0 +1,1 @@
+"""The host and disk tiers of the KV cache."""

@@ -1,0 +1,185 @@
+"""The thread between the host tier and the disk: writes what was stored lately, reads what a waiting sequence asks for.
+
+Reads go first. Writes wait in bounded queues and are dropped when these are full: this is a cache, and a disk that is slower
+than the engine must not hold it up. What was used again goes before what was used once, and is offered anew where it was
+dropped; so where more is computed than may be written, the disk has what is likely to be wanted. Knows queues; refuses to
+know how either tier keeps its blocks.
+"""
+
+import logging
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from pilotlight.engine.core.rates import TransferRate
+from pilotlight.engine.kv.tier_protocol import TRANSFER_TIMEOUT_S, Tier
+from pilotlight.engine.kv.tiers.disk_tier import DiskTier
+from pilotlight.engine.kv.tiers.host_tier import HostSlot, HostTier
+from pilotlight.engine.kv.tiers.tier_read import TierRead
+
+log = logging.getLogger(__name__)
+
+_MAX_WRITES = 512  # waiting of either kind: at 2 MiB a block, a second's worth of a fast disk
+_BURST_S = 1.0  # of unused bandwidth, which may be written at once
+_LAST_WRITE_S = 1.0
+
+
+class DiskThread:
+    kind: Tier = "disk"
+
+    def __init__(
+        self,
+        disk: DiskTier,
+        host: HostTier,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        write_bytes_per_s: float = math.inf,
+    ) -> None:
+        """`write_bytes_per_s`: at most, so that the disk is there for others, and lasts."""
+        self.disk = disk
+        self.rate = TransferRate()
+        self.num_dropped = 0  # writes that found the queue full
+        self._host = host
+        self._clock = clock
+        self._condition = threading.Condition()
+        self._write_bytes_per_s = write_bytes_per_s
+        self._may_write_at = clock()
+        self._writes: dict[bytes, None] = {}  # used once, the oldest first
+        self._reused: dict[bytes, None] = {}
+        self._reads: deque[TierRead] = deque()
+        self._reading: TierRead | None = None
+        self._writing = b""
+        self._is_unwanted = False  # what is being written now
+        self._is_busy = True  # with the scan
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, name="kv-disk", daemon=True)
+        self._thread.start()
+
+    def __contains__(self, name: bytes) -> bool:
+        return name in self.disk
+
+    @property
+    def is_usable(self) -> bool:
+        """Tell whether a sequence may wait for the disk: no read is overdue."""
+        with self._condition:
+            oldest = self._reading or (self._reads[0] if self._reads else None)
+        return oldest is None or self._clock() <= oldest.deadline
+
+    def offer(self, block_hash: bytes) -> None:
+        """Offer a block of the host tier to the disk."""
+        if not self.disk.is_writable or block_hash in self.disk:
+            return
+        with self._condition:
+            if len(self._writes) >= _MAX_WRITES:
+                self.num_dropped += 1
+                return
+            if block_hash not in self._reused:
+                self._writes[block_hash] = None
+            self._condition.notify_all()
+
+    def note_reuse(self, hashes: Sequence[bytes]) -> None:
+        """Offer blocks that were used again, those that the disk lacks."""
+        missing = [block_hash for block_hash in hashes if block_hash not in self.disk]
+        if not missing or not self.disk.is_writable:
+            return
+        with self._condition:
+            for block_hash in missing[: _MAX_WRITES - len(self._reused)]:
+                self._writes.pop(block_hash, None)
+                self._reused[block_hash] = None
+            self._condition.notify_all()
+
+    def forget(self, hashes: Sequence[bytes]) -> None:
+        """Forget bad content: what is on the disk, waits to be written, or is being written now."""
+        with self._condition:
+            for block_hash in hashes:
+                self._writes.pop(block_hash, None)
+                self._reused.pop(block_hash, None)
+            self._is_unwanted |= self._writing in hashes
+        self.disk.forget(hashes)
+
+    def read(self, hashes: Sequence[bytes], block_bytes: int) -> TierRead:
+        read = TierRead(self._host, hashes, block_bytes, self._clock() + TRANSFER_TIMEOUT_S)
+        with self._condition:
+            self._reads.append(read)
+            self._condition.notify_all()
+        return read
+
+    def wait_until_idle(self, timeout_s: float) -> bool:
+        with self._condition:
+            return self._condition.wait_for(
+                lambda: not (self._writes or self._reused or self._reads or self._is_busy), timeout_s
+            )
+
+    def close(self) -> None:
+        """Write for a moment what has been offered, however much that is, and end."""
+        with self._condition:
+            self._write_bytes_per_s, self._may_write_at = math.inf, -math.inf
+            self._condition.notify_all()
+        self.wait_until_idle(_LAST_WRITE_S)
+        with self._condition:
+            self._closing = True
+            self._condition.notify_all()
+        self._thread.join(_LAST_WRITE_S)
+        if not self._thread.is_alive():
+            self.disk.close()
+
+    def _run(self) -> None:
+        try:
+            self.disk.scan()
+        except Exception:
+            log.exception("what the disk KV tier holds cannot be found out")
+        while True:
+            with self._condition:
+                if self._is_unwanted:
+                    self.disk.forget([self._writing])
+                self._is_busy, self._reading, self._writing, self._is_unwanted = False, None, b"", False
+                self._condition.notify_all()
+                self._wait_for_work()
+                if self._closing:
+                    return
+                self._is_busy = True
+                read = self._reading = self._reads.popleft() if self._reads else None
+                block_hash = self._writing = self._next_write() if read is None else b""
+            try:
+                if read is not None:
+                    read.bring(partial(fill_from_disk, self.disk), 1, self.rate, self._clock)
+                else:
+                    self._write(block_hash)
+            except Exception:  # a thread that ended would leave its readers waiting; each of them may compute instead
+                log.exception("the disk KV tier failed")
+
+    def _wait_for_work(self) -> None:
+        while not (self._closing or self._reads):
+            late_s = self._may_write_at - self._clock()
+            has_writes = bool(self._writes or self._reused)
+            if has_writes and late_s <= 0:
+                return
+            self._condition.wait(late_s if has_writes else None)
+
+    def _next_write(self) -> bytes:
+        queue = self._reused or self._writes
+        block_hash = next(iter(queue))
+        del queue[block_hash]
+        return block_hash
+
+    def _write(self, block_hash: bytes) -> None:
+        slot = self._host.pin(block_hash, is_hit=False)
+        if slot is None:
+            return  # it has given way already
+        try:
+            if self._host.is_sound(slot) and self.disk.write(block_hash, slot.memory, slot.checksum):
+                began = max(self._may_write_at, self._clock() - _BURST_S)
+                self._may_write_at = began + len(slot.memory) / self._write_bytes_per_s
+        finally:
+            self._host.unpin([slot])
+
+
+def fill_from_disk(disk: DiskTier, slots: Sequence[HostSlot], checksums: dict[bytes, int]) -> None:
+    """Fill what the disk has of these blocks (tier_read.py's Fill)."""
+    for slot in slots:
+        checksum = disk.read(slot.block_hash, slot.memory)
+        if checksum is not None:
+            checksums[slot.block_hash] = checksum

@@ -1,0 +1,266 @@
+"""The host tier: finished KV blocks in shared memory that outlives the engine process, found by the hash of their content's chain.
+
+All models of a host share one limit; a block takes a slot in the file of its size. The opener decides where the tier lies and unlinks it; a
+second owner is refused. Knows names, bytes, pins and ages; refuses to know models and tokens. Safe to use from several threads.
+"""
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from zlib import crc32
+
+import torch
+
+from pilotlight.engine.device.registered_memory import RegisteredMemory
+from pilotlight.engine.kv.recency import SegmentedOrder
+from pilotlight.engine.kv.tier_protocol import TierError
+from pilotlight.engine.kv.tiers.slot_file import SlotFile, lock_directory
+from pilotlight.engine.kv.tiers.slot_space import SlotSpace
+
+log = logging.getLogger(__name__)
+
+_CPU = torch.device("cpu")
+
+
+@dataclass(eq=False, slots=True)
+class HostSlot:
+    """A block's place. Its bytes stay as they are while it is pinned."""
+
+    file: SlotFile
+    index: int
+    block_hash: bytes
+    checksum: int = 0
+    pins: int = 0
+    is_written: bool = False  # findable; until then only its maker knows it
+    is_verified: bool = False  # written by this process, or read and found to agree with its checksum
+    is_protected: bool = False  # while it is pinned: the segment it goes back to
+    is_forgotten: bool = False  # while it is pinned: it is free once it no longer is
+
+    @property
+    def memory(self) -> memoryview:
+        return self.file.body(self.index)
+
+
+class HostTier:
+    """Use as `HostTier.open(directory, limit_bytes)`, and `close` it."""
+
+    def __init__(
+        self, directory: Path, limit_bytes: int, lock_fd: int, clock: Callable[[], float], device: torch.device
+    ) -> None:
+        self.space = SlotSpace(directory, limit_bytes, device)
+        self.num_corrupt = 0
+        self.num_evicted = 0
+        self.directory = directory
+        self._lock_fd = lock_fd
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._slots: dict[bytes, HostSlot] = {}  # written, or being written
+        self._order: SegmentedOrder[bytes] = SegmentedOrder(limit_bytes)  # written and not pinned
+        self._num_filling = 0  # slots that are neither committed nor abandoned
+
+    @classmethod
+    def open(
+        cls,
+        directory: Path,
+        limit_bytes: int,
+        clock: Callable[[], float] = time.time,
+        patience_s: float = 0.0,
+        device: torch.device = _CPU,
+    ) -> "HostTier":
+        """Find again what an earlier process of the same owner left. `device`: with which the slots are registered. Raises TierError."""
+        try:
+            lock_fd = lock_directory(directory, patience_s)
+        except OSError as error:
+            raise TierError(f"the host KV tier at {directory} cannot be used: {error.strerror}") from error
+        tier = cls(directory, limit_bytes, lock_fd, clock, device)
+        try:
+            tier._recover()
+        except OSError as error:
+            tier.close()
+            raise TierError(f"the host KV tier at {directory} cannot be used: {error.strerror}") from error
+        return tier
+
+    def __len__(self) -> int:
+        return len(self._slots)
+
+    @property
+    def num_pinned(self) -> int:
+        """Blocks that are being filled, or kept as they are for somebody."""
+        with self._lock:
+            return len(self._slots) - len(self._order)
+
+    def __contains__(self, block_hash: bytes) -> bool:
+        slot = self._slots.get(block_hash)
+        return slot is not None and slot.is_written
+
+    def add_size(self, block_bytes: int) -> RegisteredMemory:
+        """Make room for blocks of this size, and return where they lie. Raises TierError where not one of them fits."""
+        with self._lock:
+            try:
+                return self.space.file_of(block_bytes).registered
+            except OSError as error:
+                raise TierError(f"the host KV tier at {self.directory} cannot grow: {error.strerror}") from error
+
+    def reserve(self, block_hash: bytes, block_bytes: int) -> HostSlot | None:
+        """Return a pinned slot to be filled, then committed or abandoned. None: the block is here already, or nothing can give way to it."""
+        with self._lock:
+            if block_hash in self._slots:
+                return None
+            file = self.space.file_of(block_bytes)
+            index = self._take_slot(file)
+            if index is None:
+                return None
+            slot = self._slots[block_hash] = HostSlot(file, index, block_hash, pins=1)
+            self._num_filling += 1
+            return slot
+
+    def commit(self, slot: HostSlot, checksum: int) -> None:
+        """Let others find a slot whose bytes are whole. The pin stays."""
+        with self._lock:
+            self._num_filling -= 1
+            slot.checksum = checksum
+            slot.is_verified = True
+            if not slot.is_forgotten:
+                slot.is_written = True
+                slot.file.commit(slot.index, slot.block_hash, checksum, self._clock())
+
+    def abandon(self, slot: HostSlot) -> None:
+        """Free a slot that was not filled."""
+        with self._lock:
+            self._num_filling -= 1
+            self._forget(slot)
+            self._unpin(slot)
+
+    def pin(self, block_hash: bytes, *, is_hit: bool) -> HostSlot | None:
+        """Return the block's slot, kept as it is until it is unpinned. `is_hit`: its content is used again."""
+        with self._lock:
+            slot = self._slots.get(block_hash)
+            if slot is None or not slot.is_written:
+                return None
+            if slot.pins == 0:
+                slot.is_protected = self._order.remove(block_hash)
+            slot.pins += 1
+            if is_hit:
+                slot.is_protected = True
+                slot.file.note_use(slot.index, self._clock())
+            return slot
+
+    def pin_prefix(self, hashes: Iterable[bytes]) -> list[HostSlot]:
+        """Pin the longest run of a chain, as hits."""
+        pinned = []
+        for block_hash in hashes:
+            slot = self.pin(block_hash, is_hit=True)
+            if slot is None:
+                break
+            pinned.append(slot)
+        return pinned
+
+    def unpin(self, slots: Sequence[HostSlot]) -> None:
+        """Unpin a chain. Its tail becomes older than its head, without which it is useless."""
+        with self._lock:
+            for slot in reversed(slots):
+                self._unpin(slot)
+
+    def is_sound(self, slot: HostSlot) -> bool:
+        """Tell whether the pinned slot holds what was written. It is checked once; one that does not is forgotten."""
+        if slot.is_verified:
+            return True
+        sound = crc32(slot.memory) == slot.checksum
+        with self._lock:
+            slot.is_verified = sound
+            if not sound and not slot.is_forgotten:
+                self.num_corrupt += 1
+                log.warning("a block of the host KV tier does not agree with its checksum; it is recomputed")
+                self._forget(slot)
+        return sound
+
+    def refresh(self, hashes: Sequence[bytes]) -> None:
+        """Make the tail of a chain, which was written head first, older than its head. No hit."""
+        with self._lock:
+            for block_hash in reversed(hashes):
+                if block_hash in self._order:
+                    self._order.refresh(block_hash)
+
+    def touch(self, hashes: Sequence[bytes]) -> None:
+        """Note that a chain was used on the device, where it also lies: what is hot there must not grow cold here."""
+        with self._lock:
+            now = self._clock()
+            for block_hash in reversed(hashes):
+                if block_hash in self._order:
+                    self._order.remove(block_hash)
+                    slot = self._slots[block_hash]
+                    slot.file.note_use(slot.index, now)
+                    self._order.add(block_hash, slot.file.stride, protected=True)
+
+    def forget(self, hashes: Iterable[bytes]) -> None:
+        """Forget blocks whose content is known to be bad."""
+        with self._lock:
+            for block_hash in hashes:
+                if slot := self._slots.get(block_hash):
+                    self._forget(slot)
+
+    def close(self) -> None:
+        """Close the files, which stay for the next owner: once this process has ended, where a thread that hangs may still write to them."""
+        with self._lock:
+            if self._num_filling:
+                log.warning("%d blocks of the host KV tier are still being filled", self._num_filling)
+            else:
+                os.close(self._lock_fd)  # first: to unregister 64 GiB takes a second
+            self._slots.clear()
+            self.space.close()
+
+    def _recover(self) -> None:
+        for (index, block_hash, checksum, _), file in sorted(self.space.find(), key=lambda pair: pair[0].last_use):
+            if block_hash in self._slots:  # of two sizes: one of them is no block any model would ask for
+                self.space.release(file, index)
+                continue
+            self._slots[block_hash] = HostSlot(file, index, block_hash, checksum, is_written=True)
+            self._order.add(block_hash, file.stride)
+        if self._slots:
+            used_mib = self.space.used_bytes / 2**20
+            log.info("the host KV tier holds %d blocks (%.1f MiB) of an earlier process", len(self), used_mib)
+
+    def _take_slot(self, file: SlotFile) -> int | None:
+        """Return an empty slot of `file`, for which others give way."""
+        while not self.space.has_room(file):
+            if not self._evict(file):
+                return None
+        index = self.space.take(file)
+        if index is None:  # the limit is lower now: the next one evicts
+            self._order.resize(self.space.limit_bytes)
+        return index
+
+    def _evict(self, wanting: SlotFile) -> bool:
+        oldest = self._order.oldest()
+        if oldest is None:
+            return False
+        self._order.remove(oldest)
+        slot = self._slots.pop(oldest)
+        self.num_evicted += 1
+        self.space.release(slot.file, slot.index, keeps_pages=slot.file is wanting)
+        return True
+
+    def _forget(self, slot: HostSlot) -> None:
+        """Make a slot unfindable, and free it as soon as it is not pinned."""
+        if slot.is_forgotten:
+            return
+        del self._slots[slot.block_hash]
+        slot.is_forgotten = True
+        slot.file.clear(slot.index)
+        if slot.pins == 0:
+            self._order.remove(slot.block_hash)
+            self.space.release(slot.file, slot.index)
+
+    def _unpin(self, slot: HostSlot) -> None:
+        assert slot.pins > 0, "a slot was unpinned more often than it was pinned"
+        slot.pins -= 1
+        if slot.pins:
+            return
+        if slot.is_forgotten:
+            self.space.release(slot.file, slot.index)
+        else:
+            self._order.add(slot.block_hash, slot.file.stride, slot.is_protected)

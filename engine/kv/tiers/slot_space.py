@@ -1,0 +1,94 @@
+"""The room of the host tier: slots of all sizes, in a file for each, within one limit of bytes.
+
+Knows which slots are free, and counts whole pages; refuses to know what lies in the others, and what gives way. Used by one thread at a time.
+"""
+
+import logging
+from pathlib import Path
+
+import torch
+
+from pilotlight.engine.kv.tier_protocol import TierError
+from pilotlight.engine.kv.tiers.slot_file import PAGE, FoundSlot, SlotFile, slot_file_path
+
+log = logging.getLogger(__name__)
+
+
+class SlotSpace:
+    def __init__(self, directory: Path, limit_bytes: int, device: torch.device) -> None:
+        """`device`: with which the slots are registered."""
+        self.limit_bytes = limit_bytes
+        self.used_bytes = 0  # whole pages of all slots that hold something or are being filled
+        self._directory = directory
+        self._device = device
+        self._files: dict[int, SlotFile] = {}  # by slot bytes
+        self._free: dict[int, list[int]] = {}  # slots of each that are empty: no header names them
+
+    def find(self) -> list[tuple[FoundSlot, SlotFile]]:
+        """Take the slots that an earlier process has filled, and return them. Raises OSError."""
+        found = []
+        for path in sorted(self._directory.glob("slots-*.kv")):
+            size = path.stem.removeprefix("slots-")
+            if not size.isdecimal() or not self._num_slots(int(size)):
+                path.unlink()
+                continue
+            file = self.file_of(int(size))
+            slots = file.find()
+            used = {slot.number for slot in slots}
+            self._free[file.slot_bytes] = [i for i in reversed(range(file.num_slots)) if i not in used]
+            self.used_bytes += len(slots) * file.stride
+            found += [(slot, file) for slot in slots]
+        return found
+
+    def file_of(self, block_bytes: int) -> SlotFile:
+        """Return the file of slots for blocks of this size. Raises TierError where not one of them fits, and OSError."""
+        if block_bytes not in self._files:
+            num_slots = self._num_slots(block_bytes)
+            if num_slots == 0:
+                raise TierError(
+                    f"a KV block of {block_bytes} bytes does not fit the host KV tier of {self.limit_bytes} bytes; raise kv_host_gib"
+                )
+            path = slot_file_path(self._directory, block_bytes)
+            self._files[block_bytes] = SlotFile(path, block_bytes, num_slots, self._device)
+            self._free[block_bytes] = list(reversed(range(num_slots)))
+        return self._files[block_bytes]
+
+    def has_room(self, file: SlotFile) -> bool:
+        return bool(self._free[file.slot_bytes]) and self.used_bytes + file.stride <= self.limit_bytes
+
+    def take(self, file: SlotFile) -> int | None:
+        """Take an empty slot, of which there is one, with pages under it. None: the file system has none, and the limit is lowered."""
+        free = self._free[file.slot_bytes]
+        try:
+            file.provide(free[-1])
+        except OSError as error:
+            self._shrink(max(self.used_bytes, file.stride), error)
+            return None
+        self.used_bytes += file.stride
+        return free.pop()
+
+    def release(self, file: SlotFile, index: int, *, keeps_pages: bool = False) -> None:
+        """Empty a slot. `keeps_pages`: it is filled again at once."""
+        if keeps_pages:
+            file.clear(index)
+        else:
+            file.give_back(index)
+        self.used_bytes -= file.stride
+        self._free[file.slot_bytes].append(index)
+
+    def close(self) -> None:
+        for file in self._files.values():
+            file.close()
+        self._files.clear()
+
+    def _num_slots(self, block_bytes: int) -> int:
+        return self.limit_bytes // (-(-block_bytes // PAGE) * PAGE) if block_bytes else 0
+
+    def _shrink(self, limit_bytes: int, error: OSError) -> None:
+        """Lower the limit: a container's /dev/shm has often 64 MiB, whatever the configuration says."""
+        if limit_bytes < self.limit_bytes:
+            log.warning(
+                "%s: %s; the host KV tier makes do with %.1f MiB instead of %.1f",
+                self._directory, error.strerror, limit_bytes / 2**20, self.limit_bytes / 2**20,
+            )  # fmt: skip
+            self.limit_bytes = limit_bytes

@@ -1,0 +1,143 @@
+"""Copies of blocks between one model's device cache and the host tier, and how fast they are.
+
+Knows slots, checksums and rates; refuses to know threads and when a copy is due (host_thread.py).
+"""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from itertools import takewhile
+from typing import NamedTuple
+from zlib import crc32
+
+from pilotlight.engine.core.rates import TransferRate
+from pilotlight.engine.kv.tiers.host_tier import HostSlot, HostTier
+from pilotlight.engine.kv.tiers.tier_read import TierBehind
+from pilotlight.engine.kv.transfer.block_copier import BlockCopier
+
+
+class KeptSlots:
+    """Slots that stay pinned for one owner until it is done, those among them that are still to be filled. Safe to use from several threads."""
+
+    def __init__(self, host: HostTier) -> None:
+        self._host = host
+        self._lock = threading.Lock()
+        self._slots: list[HostSlot] = []
+        self._is_done = False
+
+    def add(self, slots: Sequence[HostSlot]) -> None:
+        """Keep pinned slots; unpin them where the owner is done already."""
+        with self._lock:
+            if not self._is_done:
+                self._slots += slots
+                return
+        self._host.unpin(slots)
+
+    def unpin(self) -> None:
+        """Unpin all, and whatever comes later."""
+        with self._lock:
+            self._is_done = True
+            slots, self._slots = self._slots, []
+        self._host.unpin(slots)
+
+
+class BlockStore(NamedTuple):
+    """A block of the device that the host tier is to keep."""
+
+    block: int
+    block_hash: bytes
+    mark: object  # when its content is complete
+    kept: KeptSlots | None = None  # for whom it stays pinned
+
+
+class HostFetch:
+    """A run of a chain on its way from the host tier to the device."""
+
+    def __init__(self, slots: list[HostSlot], blocks: Sequence[int], mark: object, started: float) -> None:
+        self.slots = slots  # pinned until it is done
+        self.blocks = list(blocks)
+        self.mark = mark
+        self.started = started
+        self.num_blocks = 0
+        self.is_done = False
+        self.is_cancelled = False
+
+
+class BlockMover:
+    def __init__(self, host: HostTier, behind: Sequence[TierBehind], copier: BlockCopier, block_bytes: int) -> None:
+        """`behind`: tiers that are offered what is stored. Raises TierError where a block does not fit the host tier."""
+        host.add_size(block_bytes)
+        self.store_rate = TransferRate()
+        self.fetch_rate = TransferRate()
+        self.num_lost = 0
+        self.store_batch = max(1, copier.store_bytes // block_bytes)  # blocks
+        self.fetch_batch = max(1, copier.fetch_bytes // block_bytes)
+        self._host = host
+        self._behind = behind
+        self._copier = copier
+        self._block_bytes = block_bytes
+
+    def mark(self) -> object:
+        """Return when all that is launched now will be complete."""
+        return self._copier.mark()
+
+    def begin_fetch(self, hashes: Sequence[bytes], blocks: Sequence[int]) -> HostFetch:
+        return HostFetch(self._host.pin_prefix(hashes), blocks, self.mark(), time.monotonic())
+
+    def end_fetch(self, fetch: HostFetch) -> None:
+        self._host.unpin(fetch.slots)
+        fetch.is_done = True
+
+    def fetch(self, fetch: HostFetch) -> None:
+        """Fill the device's blocks, up to the first that is not sound or until the fetch is cancelled."""
+        for start in range(0, len(fetch.slots), self.fetch_batch):
+            if fetch.is_cancelled:
+                return
+            slots = fetch.slots[start : start + self.fetch_batch]
+            sound = self._num_sound(slots)
+            views = [slot.memory for slot in slots[:sound]]
+            self._copier.fetch(fetch.blocks[start : start + sound], views, fetch.mark)
+            fetch.num_blocks += sound
+            if sound < len(slots):
+                self.num_lost += 1
+                break
+        self.fetch_rate.add(fetch.num_blocks * self._block_bytes, time.monotonic() - fetch.started)
+
+    def store(self, stores: Sequence[BlockStore], on_copied: Callable[[], None] = lambda: None) -> None:
+        """Copy blocks into the host tier and offer them to the tiers behind it. `on_copied`: from then on they may be overwritten."""
+        started = time.monotonic()
+        reserved = [(one, self._host.reserve(one.block_hash, self._block_bytes)) for one in stores]
+        wanted = [(one, slot) for one, slot in reserved if slot is not None]
+        slots = [slot for _, slot in wanted]
+        copied = False
+        try:
+            if wanted:
+                blocks = [one.block for one, _ in wanted]
+                last = wanted[-1][0]  # whose mark is the latest
+                self._copier.store(blocks, [slot.memory for slot in slots], last.mark)
+            copied = True
+        finally:
+            if not copied:
+                for slot in slots:
+                    self._host.abandon(slot)
+        on_copied()
+        for (one, slot), checksum in zip(wanted, self._copier.map(_checksum, slots), strict=True):
+            self._host.commit(slot, checksum)
+            for tier in self._behind:
+                tier.offer(slot.block_hash)
+            if one.kept is None:
+                self._host.unpin([slot])
+            else:
+                one.kept.add([slot])
+        if slots:
+            self.store_rate.add(len(slots) * self._block_bytes, time.monotonic() - started)
+
+    def _num_sound(self, slots: Sequence[HostSlot]) -> int:
+        """Count the slots before the first that is not sound."""
+        unread = [slot for slot in slots if not slot.is_verified]
+        all(self._copier.map(self._host.is_sound, unread))
+        return sum(1 for _ in takewhile(lambda slot: slot.is_verified, slots))
+
+
+def _checksum(slot: HostSlot) -> int:
+    return crc32(slot.memory)

@@ -1,0 +1,236 @@
+"""The drafter that a model is loaded with, where it has weights: its configuration first, since its caches lie in the model's blocks, its weights
+behind the model's.
+
+A draft model is any decoder of the same vocabulary; an EAGLE-3 head is of the model that it was trained for; an MTP layer is in the model's own
+checkpoint. Each is refused by name where it does not fit. Ranks that share the model's matrices share its drafter's.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import torch
+
+from pilotlight.engine.api.errors import CheckpointError
+from pilotlight.engine.core.in_flight import Runner
+from pilotlight.engine.core.phases import Phases
+from pilotlight.engine.description.decoder_config import DecoderConfig, architecture
+from pilotlight.engine.description.families import eagle3_config
+from pilotlight.engine.description.grouped_moe import GroupedMoeConfig
+from pilotlight.engine.drafting.drafter_registry import DraftWords
+from pilotlight.engine.drafting.model_drafter import ModelDrafter
+from pilotlight.engine.execution.runner import ModelRunner
+from pilotlight.engine.kv.pool.layout import CachedLayer, CacheLayout, CacheSegment
+from pilotlight.engine.models.decoder import Decoder
+from pilotlight.engine.models.draft_layers import DraftLayers, DraftModel, FeatureDrafts
+from pilotlight.engine.models.eagle3 import Eagle3Head
+from pilotlight.engine.models.model import Model
+from pilotlight.engine.models.model_registry import find_family
+from pilotlight.engine.parallel.part_runner import PartRunner
+from pilotlight.engine.planning.parallelism import Parallelism
+from pilotlight.engine.weights.checkpoint import read_json
+from pilotlight.engine.weights.config import read_config
+from pilotlight.engine.weights.digests import fingerprint
+from pilotlight.engine.weights.formats.weight_formats import read_format
+from pilotlight.engine.weights.load import FilledModel, LayOut, WeightLoad
+from pilotlight.engine.weights.loader import WeightLoader
+from pilotlight.engine.weights.shard import Shard
+from pilotlight.engine.weights.source import WeightSource
+
+if TYPE_CHECKING:
+    from pilotlight.engine.parallel.communicator import Communicator
+
+# How often a guess is right, before any was checked: as papers report of chat.
+_PRIORS = {"draft": 0.6, "eagle3": 0.6, "mtp": 0.7}
+
+
+class DraftTarget(NamedTuple):
+    """The model that is drafted for, and where."""
+
+    model: Model
+    num_caches: int  # of its own layers
+    context_length: int
+    dtype: torch.dtype
+    device: torch.device
+    shard: Shard  # what this rank has of every layer
+
+
+class LoadedDrafts(NamedTuple):
+    name: str
+    layers: DraftLayers
+    num_bytes: int
+
+    def runner(self, layout: CacheLayout, blocks: torch.Tensor, ranks: "Communicator | None") -> ModelRunner:
+        """Return a runner of its own, over the model's blocks. `ranks`: that have the other parts."""
+        if ranks is None:
+            return ModelRunner(self.layers, layout, blocks)
+        return PartRunner(self.layers, layout, blocks, ranks)
+
+    def drafter(self, runner: Runner, block_size: int) -> ModelDrafter:
+        """Return what drafts by its runner, or that of all ranks."""
+        return ModelDrafter(self.name, _PRIORS[self.name], runner, block_size)
+
+
+class PlannedDrafts(Protocol):
+    """A drafter with weights, of which the configuration has been read."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def directory(self) -> Path | None:
+        """The directory of its own checkpoint; None: it is in the model's."""
+
+    @property
+    def cached_layers(self) -> tuple[CachedLayer, ...]:
+        """The caches of its layers, behind the model's own."""
+
+    def load(self, target: DraftTarget) -> LoadedDrafts:
+        """Load it. Raises CheckpointError."""
+
+
+def plan_drafts(words: DraftWords, config: Any, degrees: Parallelism) -> PlannedDrafts | None:
+    """Read the configuration of the drafter that `words` ask for; None where it has no weights. `config`: the model's; `degrees`: by which
+    ranks share it. Raises CheckpointError."""
+    if words.model is None:
+        return None
+    if degrees.pp > 1:
+        raise CheckpointError(
+            f"speculate: {words.model} drafts are not computed by a model in {degrees.pp} stages; say suffix,grammar, or pp 1"
+        )
+    if degrees.copies > 1:
+        raise CheckpointError(
+            f"speculate: {words.model} drafts are not computed by ranks with sequences of their own; say suffix,grammar, or dp 1"
+        )
+    if not isinstance(config, DecoderConfig):
+        raise CheckpointError(f"speculate: {words.model} drafts for models that generate, and this one does not")
+    if words.model == "mtp":
+        return PlannedMtp.of(config)
+    assert words.directory is not None
+    if not words.directory.is_dir():
+        raise CheckpointError(
+            f"speculate: {words.directory} is no directory; a drafter is one, with config.json and *.safetensors"
+        )
+    with named(words.directory):
+        if words.model == "draft":
+            return PlannedDraftModel.of(words.directory, config)
+        return PlannedEagle3.of(words.directory, config)
+
+
+def identity_of(planned: PlannedDrafts | None) -> str:
+    """Return what tells the caches of two drafters apart."""
+    if planned is None:
+        return ""
+    return f":{planned.name}" + (f":{fingerprint(planned.directory).hex()}" if planned.directory is not None else "")
+
+
+@contextmanager
+def named(directory: Path) -> Iterator[None]:
+    """Say in an error which drafter it is about."""
+    try:
+        yield
+    except CheckpointError as error:
+        raise CheckpointError(f"speculate: the drafter in {directory}: {error}") from error
+
+
+class PlannedDraftModel(NamedTuple):
+    directory: Path
+    raw_config: Mapping[str, Any]
+    config: Any
+    name: str = "draft"
+
+    @classmethod
+    def of(cls, directory: Path, model: DecoderConfig) -> "PlannedDraftModel":
+        raw = read_config(directory)
+        config = find_family(raw).parse_config(raw)
+        if config.vocab_size != model.vocab_size:
+            raise CheckpointError(
+                f"it has a vocabulary of {config.vocab_size} tokens, and the model one of {model.vocab_size}"
+            )
+        if not config.cached_layers:
+            raise CheckpointError(f"{architecture(raw)} generates nothing")
+        return cls(directory, raw, config)
+
+    @property
+    def cached_layers(self) -> tuple[CachedLayer, ...]:
+        return tuple(self.config.cached_layers)
+
+    def load(self, target: DraftTarget) -> LoadedDrafts:
+        family = find_family(self.raw_config)
+        with named(self.directory):
+            filled = _fill(
+                self.directory,
+                self.raw_config,
+                target,
+                lambda loader: family.load(self.config, loader, target.context_length),
+            )
+        return LoadedDrafts(self.name, DraftModel(filled.model, target.num_caches), _num_bytes(filled))
+
+
+class PlannedEagle3(NamedTuple):
+    directory: Path
+    raw_config: Mapping[str, Any]
+    config: eagle3_config.Eagle3Config
+    name: str = "eagle3"
+
+    @classmethod
+    def of(cls, directory: Path, model: DecoderConfig) -> "PlannedEagle3":
+        raw = read_json(directory, "config.json")
+        return cls(
+            directory, raw, eagle3_config.parse_config(raw, model.vocab_size, model.hidden_size, model.num_layers)
+        )
+
+    @property
+    def cached_layers(self) -> tuple[CachedLayer, ...]:
+        return self.config.head_layers
+
+    def load(self, target: DraftTarget) -> LoadedDrafts:
+        model, first = target.model, target.num_caches
+        assert isinstance(model, Decoder)
+
+        def lay_out(loader: WeightLoader) -> Eagle3Head:
+            return Eagle3Head.load(self.config, loader, model, first, target.context_length)
+
+        with named(self.directory):
+            filled = _fill(self.directory, self.raw_config, target, lay_out)
+        return LoadedDrafts(self.name, FeatureDrafts(filled.model, first + 1), _num_bytes(filled))
+
+
+class PlannedMtp(NamedTuple):
+    config: GroupedMoeConfig
+    name: str = "mtp"
+    directory: Path | None = None
+
+    @classmethod
+    def of(cls, config: DecoderConfig) -> "PlannedMtp":
+        if not isinstance(config, GroupedMoeConfig) or not config.num_mtp_layers:
+            raise CheckpointError(
+                "speculate: mtp drafts by a layer of the checkpoint that predicts further tokens, and config.json names none "
+                "(num_nextn_predict_layers)"
+            )
+        return cls(replace(config, drafts_by_mtp=True))
+
+    @property
+    def cached_layers(self) -> tuple[CachedLayer, ...]:
+        kept = self.config.cached_layers[-1]._replace(window=None)
+        return kept, CachedLayer((CacheSegment("features", 1, self.config.hidden_size),))
+
+    def load(self, target: DraftTarget) -> LoadedDrafts:
+        assert isinstance(target.model, Decoder)
+        assert target.model.mtp is not None, "the model was loaded by another config"
+        return LoadedDrafts(self.name, FeatureDrafts(target.model.mtp, target.num_caches + 1), 0)
+
+
+def _fill(
+    directory: Path, raw_config: Mapping[str, Any], target: DraftTarget, lay_out: LayOut[Any]
+) -> FilledModel[Any]:
+    source = WeightSource(directory, architecture(raw_config), None, read_format(raw_config))
+    try:
+        return WeightLoad(source, lay_out, target.dtype, target.device, Phases(), shard=target.shard).run()
+    finally:
+        source.close()
+
+
+def _num_bytes(filled: FilledModel[Any]) -> int:
+    return sum(tensor.nbytes for tensor in filled.tensors.values())

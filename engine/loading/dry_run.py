@@ -1,0 +1,151 @@
+"""The launches of a model before its weights are there: it is laid out on `meta` and runs through steps of the shapes that decide which variants of
+kernels are needed.
+
+Knows batches; refuses to know kernels. A variant that no step of the dry run launches is compiled at its first use.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from pilotlight.engine.api.protocol import Pooling
+from pilotlight.engine.description.config_registry import ArchitectureConfig
+from pilotlight.engine.execution.batch import Batch, DecodeBatch, GroupBatch
+from pilotlight.engine.execution.context import Context
+from pilotlight.engine.execution.pooling import PIECES
+from pilotlight.engine.kv.pool.layout import CacheLayout, LayerCache
+from pilotlight.engine.models.decoder import Decoder, Layer
+from pilotlight.engine.models.model import Family, Model
+from pilotlight.engine.weights.formats.format import WeightFormat
+from pilotlight.engine.weights.loader import WeightLoader
+from pilotlight.engine.weights.shard import WHOLE, Shard
+from pilotlight.engine.weights.storage import MetaStorage
+from pilotlight.kernels.attention.varlen import VarlenBatch
+from pilotlight.kernels.pooling import pool_pieces
+from pilotlight.kernels.sampling.logprobs import token_logprobs
+from pilotlight.kernels.sampling.masks import mask_
+from pilotlight.kernels.sampling.penalties import LogitEntries, penalize_, restore_
+from pilotlight.kernels.sampling.sample import sample
+from pilotlight.kernels.sampling.sampling_batch import SamplingBatch, SamplingRow
+from pilotlight.kernels.warm_up import fake_tensor, trace_launches
+
+if TYPE_CHECKING:
+    from pilotlight.kernels.triton.jit import Launch
+
+# Each number of rows and of tokens that has a tile of its own in some product; few programs and many, a split context and a whole one. Lengths are
+# not compiled in.
+DECODES = ((1, 10), (1, 4096), (2, 100), (4, 100), (16, 300), (32, 300), (64, 4096), (256, 300))
+PROMPTS = ((1, 8), (40,), (3, 500), (2048,), (4096, 4096))
+BEHIND_PREFIX = (1, 2, 4, 8)  # tokens of a prompt's last chunks
+_PREFIX = 4000
+_DRAW = SamplingRow(1.0, 20, 0.9, 0.0, 0, 0)  # of rows that are not drawn torch takes the highest
+_NUM_BLOCKS = 64  # of a cache that takes no memory
+
+
+class DryRun(NamedTuple):
+    """A model that is about to be loaded, and how."""
+
+    family: Family
+    config: ArchitectureConfig
+    storage: MetaStorage
+    dtype: torch.dtype
+    context_length: int
+    layout: CacheLayout
+    pooling: Pooling | None = None
+    format: WeightFormat | None = None
+    stays_packed: bool = False  # its weights, on the device that it is loaded to
+    shard: Shard = WHOLE  # what is sent between ranks is no kernel of ours
+
+
+def dry_run_launches(dry_run: DryRun) -> "list[Launch]":
+    """Return every launch of the steps, each variant of a kernel among them."""
+    return trace_launches(lambda: _run(dry_run))
+
+
+def _run(dry_run: DryRun) -> None:
+    model = lay_out(dry_run)
+    layout = dry_run.layout
+    cache = layout.views(fake_tensor((_NUM_BLOCKS, layout.block_bytes), torch.uint8))
+    if isinstance(model, Decoder):
+        model.layers = distinct_layers(model, dry_run, cache)
+    for batch in batches(dry_run):
+        hidden = model.forward(Context(batch, cache))
+        if dry_run.pooling is not None:
+            prefill = batch.groups[0].prefill
+            lens = prefill.host_q_lens if prefill is not None else (1,) * len(hidden)
+            pool_pieces(hidden, fake_tensor((len(lens) + 1,), torch.int32), lens, PIECES[dry_run.pooling])
+        elif batch.groups[0].prefill is None:
+            _choose(model, hidden)
+
+
+def distinct_layers(model: Decoder, dry_run: DryRun, cache: Sequence[LayerCache]) -> list[Layer]:
+    """Return one layer of each kind, as its launches tell, behind the first one, which has no residual. All layers in all batches would take
+    seconds of the interpreter, which the threads that read weights need."""
+    from pilotlight.kernels.triton.jit import tracing
+
+    block_size, num_groups = dry_run.layout.block_size, len(dry_run.layout.groups)
+    of_each_kind = [prompt_batch((40,), block_size, num_groups)]
+    if dry_run.layout.layers:
+        of_each_kind.append(decode_batch(2, 100, block_size, num_groups))
+    contexts = [model.prepared(Context(batch, cache)) for batch in of_each_kind]
+    inputs = [model.embed(context, context.incoming) for context in contexts]
+    kinds: dict[tuple[Any, ...], Layer] = {}
+    for layer in model.layers:
+        with tracing() as launches:
+            for x, context in zip(inputs, contexts, strict=True):
+                layer(x, x, context)
+        kinds.setdefault(tuple(launch.variant for launch in launches), layer)
+    return [*model.layers[:1], *kinds.values()]
+
+
+def lay_out(dry_run: DryRun) -> Model:
+    """Lay the model out on `meta`."""
+    storage = dry_run.storage
+    device = torch.device("meta")
+    loader = WeightLoader(storage, dry_run.dtype, device, dry_run.format, dry_run.stays_packed, dry_run.shard)
+    return dry_run.family.load(dry_run.config, loader, dry_run.context_length)
+
+
+def batches(dry_run: DryRun) -> Iterator[Batch]:
+    block_size, num_groups = dry_run.layout.block_size, len(dry_run.layout.groups)
+    if dry_run.layout.layers:
+        for rows, context in DECODES:
+            yield decode_batch(rows, min(context, dry_run.context_length), block_size, num_groups)
+    for lens in (*PROMPTS, (block_size,), (64,)):  # short ones of whole blocks: of them keys and values are made
+        yield prompt_batch(tuple(min(length, dry_run.context_length) for length in lens), block_size, num_groups)
+    for length in BEHIND_PREFIX if dry_run.layout.layers else ():
+        yield prompt_batch((length,), block_size, num_groups, min(_PREFIX, dry_run.context_length - length))
+
+
+def decode_batch(rows: int, context: int, block_size: int, num_groups: int = 1) -> Batch:
+    tables = fake_tensor((rows, -(-context // block_size)), torch.int64)
+    return _batch(rows, num_groups, DecodeBatch(tables, fake_tensor((rows,), torch.int64), context), None)
+
+
+def prompt_batch(lens: tuple[int, ...], block_size: int, num_groups: int = 1, prefix: int = 0) -> Batch:
+    tables = fake_tensor((len(lens), -(-(prefix + max(lens)) // block_size)), torch.int64)
+    starts, contexts = fake_tensor((len(lens) + 1,), torch.int32), fake_tensor((len(lens),), torch.int32)
+    whole = tuple(prefix + length for length in lens)
+    return _batch(sum(lens), num_groups, None, VarlenBatch(tables, starts, contexts, lens, whole))
+
+
+def _batch(tokens: int, num_groups: int, decode: DecodeBatch | None, prefill: VarlenBatch | None) -> Batch:
+    ids, positions, slots = (fake_tensor((tokens,), torch.int64) for _ in range(3))
+    group = GroupBatch(slots, decode, prefill=prefill)
+    return Batch(ids, positions, (group,) * num_groups, tokens if decode is not None else 0)
+
+
+def _choose(model: Model, hidden: torch.Tensor) -> None:
+    logits = model.logits(hidden)
+    rows, vocab = logits.shape
+    ids, _ = sample(logits, SamplingBatch.of([_DRAW] * rows, vocab, _pretended))
+    token_logprobs(logits, ids, 5)
+    integers = [fake_tensor((7,), torch.int64) for _ in range(2)]
+    entries = LogitEntries(*integers, *(fake_tensor((7,), torch.float32) for _ in range(6)))
+    restore_(logits, entries, penalize_(logits, entries))
+    mask_(logits, integers[0], fake_tensor((7, -(-vocab // 32)), torch.int32))
+
+
+def _pretended(tensor: torch.Tensor) -> Any:
+    return fake_tensor(tensor.shape, tensor.dtype)

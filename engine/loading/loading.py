@@ -1,0 +1,54 @@
+"""From a ModelSpec to an engine that is ready to step: configuration, arithmetic, a place in the arena, weights, one
+warm-up.
+
+The first module on the way that imports torch; a host imports it in its loading thread, when the socket is already
+bound.
+"""
+
+import torch
+
+from pilotlight.engine.api.errors import CheckpointError
+from pilotlight.engine.api.protocol import HostConfig, ModelSpec
+from pilotlight.engine.core.engine import Engine
+from pilotlight.engine.kv.pool.layout import CacheLayout
+from pilotlight.engine.kv.shared_tiers import SharedTiers
+from pilotlight.engine.loading.decoder_loading import load_decoder
+from pilotlight.engine.loading.kv_memory import KvMemory
+from pilotlight.engine.loading.loaded_model import LoadedModel
+from pilotlight.engine.loading.model_loading import ModelLoading, opened_source, start_moving
+from pilotlight.engine.weights.filling import ReadingProgress
+
+
+@torch.inference_mode()
+def load_model(
+    spec: ModelSpec,
+    host: HostConfig,
+    memory: KvMemory,
+    on_progress: ReadingProgress | None = None,
+    tiers: SharedTiers | None = None,
+    records_bootstrap: bool = False,
+) -> LoadedModel:
+    """Load a model. `records_bootstrap`: leave a program by which a later host may open the model (engine/bootstrap). Raises CheckpointError."""
+    with opened_source(spec, host, memory.arena, memory.links, on_progress) as loading:
+        if not loading.config.cached_layers:
+            assert loading.recipe is not None, "only embedding models cache nothing"
+            return _load_encoder(loading)
+        return load_decoder(loading, memory, tiers, records_bootstrap and memory.links is None)
+
+
+def _load_encoder(loading: ModelLoading) -> LoadedModel:
+    """Load a model that caches nothing: to the scheduler, a block is a text at work, and there are as many as may run at once."""
+    if loading.spec.kv_dtype != "auto":
+        raise CheckpointError(f"{loading.spec.name} embeds texts and keeps no KV cache: leave kv_dtype at auto")
+    loading = loading._replace(links=None)  # of several ranks the first one computes it alone
+    context_length, num_texts = loading.longest_context(), loading.host.max_num_seqs
+    layout = CacheLayout((), context_length, loading.dtype())
+    loading.phases.end("fingerprint")
+    loaded = loading.load(context_length, layout)
+    runner = loading.runner(loaded.model, layout, layout.new_blocks(num_texts, loading.arena.device))
+    if loading.needs_warm_up(loaded):
+        runner.warm_up(loading.warm_up_prompt(context_length))
+        loading.phases.end("warm_up")
+    info = loading.info(context_length, loaded, context_length, num_texts)
+    engine = Engine(info, runner, loading.limits(context_length, whole_prompts=True))
+    return LoadedModel(loading.spec, engine, place=None, under_weights=start_moving(loaded, runner))

@@ -1,0 +1,342 @@
+"""A load after its configuration has been read: what this rank has of the model, of a block and of the cache, and its weights."""
+
+from collections.abc import Hashable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from pilotlight.engine.adapters.bank import AdapterBank
+from pilotlight.engine.api.errors import CheckpointError, StepError
+from pilotlight.engine.api.protocol import HostConfig, ModelInfo, ModelSpec
+from pilotlight.engine.api.struct import replace
+from pilotlight.engine.core.phases import Phases
+from pilotlight.engine.description.config_registry import ArchitectureConfig
+from pilotlight.engine.description.decoder_config import architecture
+from pilotlight.engine.description.image_sizes import ImageSizes, read_image_sizes
+from pilotlight.engine.drafting.drafter_registry import DraftWords
+from pilotlight.engine.execution.runner import ModelRunner
+from pilotlight.engine.kv.arena import Arena
+from pilotlight.engine.kv.pool.block_parts import BlockParts
+from pilotlight.engine.kv.pool.groups import Windows
+from pilotlight.engine.kv.pool.layout import CacheLayout, in_fp8
+from pilotlight.engine.loading.draft_loading import DraftTarget, LoadedDrafts, PlannedDrafts, PlannedMtp, plan_drafts
+from pilotlight.engine.loading.dry_run import DryRun
+from pilotlight.engine.loading.warm_up import BackgroundWarmUp
+from pilotlight.engine.models.decoder import Decoder
+from pilotlight.engine.models.draft_layers import DraftLayers
+from pilotlight.engine.models.model import Family, Model
+from pilotlight.engine.models.model_registry import find_family
+from pilotlight.engine.parallel.part_runner import PartRunner
+from pilotlight.engine.planning.model_plan import choose_dtype_name, plan_model
+from pilotlight.engine.planning.parallelism import Parallelism
+from pilotlight.engine.scheduling.plan import SchedulerLimits
+from pilotlight.engine.weights.bundles.bundle import CheckpointFacts
+from pilotlight.engine.weights.bundles.bundle_maps import register
+from pilotlight.engine.weights.config import eos_token_ids, read_config
+from pilotlight.engine.weights.embedding_recipe import EmbeddingRecipe, read_recipe
+from pilotlight.engine.weights.filling import ReadingProgress
+from pilotlight.engine.weights.formats.weight_formats import read_format
+from pilotlight.engine.weights.kv_scales import read_kv_scales
+from pilotlight.engine.weights.load import FilledModel, WeightLoad
+from pilotlight.engine.weights.loader import WeightLoader
+from pilotlight.engine.weights.relocation import HugePages, Relocation
+from pilotlight.engine.weights.shard import WHOLE, ExpertShard, Shard, Stage
+from pilotlight.engine.weights.source import DTYPE_NAMES, WeightSource
+from pilotlight.engine.weights.storage import MetaStorage
+
+if TYPE_CHECKING:
+    from pilotlight.engine.parallel.communicator import Communicator, RankLinks
+
+_WARM_UP_TOKENS = 8
+
+
+@contextmanager
+def opened_source(
+    spec: ModelSpec,
+    host: HostConfig,
+    arena: Arena,
+    links: "RankLinks | None",
+    on_progress: ReadingProgress | None = None,
+) -> "Iterator[ModelLoading]":
+    """Open a load's scope: its configuration has been read, and its checkpoint is open. Raises CheckpointError."""
+    phases = Phases()
+    directory = Path(spec.path)
+    if not directory.is_dir():
+        raise CheckpointError(f"{directory} is no directory; a model is a directory with config.json and *.safetensors")
+    raw_config = read_config(directory)
+    recipe = read_recipe(directory, raw_config)
+    if recipe is not None:  # its logits are never asked for: a head of its own would only take memory
+        raw_config["tie_word_embeddings"] = True
+    family = find_family(raw_config)
+    config = family.parse_config(raw_config)
+    words = DraftWords.read(spec.speculate)
+    drafts = None if recipe is not None else plan_drafts(words, config, Parallelism.of_host(host))
+    if isinstance(drafts, PlannedMtp):
+        config = drafts.config  # which has its layer loaded
+    phases.end("config")
+    # Of several ranks each has its own part, in its own memory.
+    weights_file = None if spec.weights_file is None or links is not None else Path(spec.weights_file)
+    source = WeightSource(directory, architecture(raw_config), weights_file, read_format(raw_config))
+    try:
+        if links is not None and source.packed is not None and config.cached_layers:
+            raise CheckpointError(
+                f"{directory} is packed, each tensor whole: ranks cannot share it; load the checkpoint that it was packed from"
+            )
+        yield ModelLoading(
+            spec, host, arena, raw_config, family, config, recipe, source, phases, on_progress, links, drafts
+        )
+    except StepError as error:
+        source.discard_shared()
+        raise CheckpointError(str(error)) from error
+    finally:
+        source.close()
+
+
+class ModelLoading(NamedTuple):
+    """One load, on one rank, after its configuration has been read."""
+
+    spec: ModelSpec
+    host: HostConfig
+    arena: Arena
+    raw_config: dict[str, Any]
+    family: Family
+    config: ArchitectureConfig
+    recipe: EmbeddingRecipe | None
+    source: WeightSource
+    phases: Phases
+    on_progress: ReadingProgress | None
+    links: "RankLinks | None"
+    drafts: PlannedDrafts | None
+
+    @property
+    def shard(self) -> Shard:
+        """What this rank has of every layer of its stage."""
+        if self.links is None:
+            return WHOLE
+        stages, number = self.stages, self.links.stage
+        stage = Stage(number, len(stages), stages[number]) if len(stages) > 1 else None
+        degrees = Parallelism.of_host(self.host)
+        experts = ExpertShard(self.links.rank, degrees.ep, degrees.spare) if degrees.ep > 1 else None
+        return self.links.shard._replace(stage=stage, experts=experts)
+
+    @property
+    def stages(self) -> list[range]:
+        """The layers of each stage, as even as the time of a decode step is."""
+        num_stages = 1 if self.links is None else self.links.num_stages
+        return plan_model(self.raw_config).stages(num_stages) if num_stages > 1 else [range(self.config.num_layers)]
+
+    def layout(self) -> CacheLayout:
+        """Return what a block holds on this rank. Raises CheckpointError where ranks cannot share the model."""
+        config, links = self.config, self.links
+        if links is None:
+            return self._layouts(WHOLE)[0]
+        degrees = Parallelism.of_host(self.host)
+        num_experts = plan_model(self.raw_config).num_experts
+        degrees.require_counts(config.num_layers, config.num_heads, config.num_kv_heads, num_experts)
+        return self._layouts(links.shard)[links.stage]
+
+    def block_parts(self) -> BlockParts:
+        """Return what each rank has of a block."""
+        if self.links is None:
+            return BlockParts.of_one(self.layout().block_bytes)
+        return BlockParts.of(self._layouts(WHOLE), self._layouts(self.links.shard), self.links.shard.size)
+
+    def _layouts(self, shard: Shard) -> list[CacheLayout]:
+        """Return what a block holds on a rank of each stage, if that has such a shard of it."""
+        cached = tuple(self.config.cached_layers)
+        if self.spec.kv_dtype == "fp8":
+            cached = in_fp8(cached, torch.float8_e4m3fn, read_kv_scales(Path(self.spec.path)))
+        drafted = () if self.drafts is None else self.drafts.cached_layers  # few, and as the model computes
+        layers = [layer.part_of(shard) for layer in cached + drafted]
+        sizes = (self.host.block_size, self.dtype(), self.longest_context())
+        num_stages = 1 if self.links is None else self.links.num_stages
+        stages = self.stages if num_stages > 1 else ()
+        return [CacheLayout(layers, *sizes, stages, stage) for stage in range(num_stages)]
+
+    def arrangement(self, layout: CacheLayout) -> str:
+        """Return what the bytes of a block depend on behind the device, where it is whole if it can be."""
+        parts = self.block_parts()
+        return self._layouts(WHOLE)[0].identity if parts.is_whole else f"{layout.identity}:{len(parts.pieces)}"
+
+    def runner_in(
+        self, first_slab: int, num_blocks: int, model: Model, layout: CacheLayout, drafts: LoadedDrafts | None = None
+    ) -> ModelRunner:
+        """Return a runner of the model over its blocks of an arena."""
+        blocks = layout.blocks_in(self.arena.span(first_slab, num_blocks * layout.block_bytes))
+        return self.runner(
+            model, layout, blocks, self.links and self.links.serving, self._bank(model), drafts and drafts.layers
+        )
+
+    def load_drafts(self, model: Model, context_length: int) -> LoadedDrafts | None:
+        """Load the drafter with weights, or this rank's part of it; None where there is none. Raises CheckpointError."""
+        if self.drafts is None:
+            return None
+        shard = WHOLE if self.links is None else self.links.shard
+        num_caches = len(self.config.cached_layers)
+        return self.drafts.load(DraftTarget(model, num_caches, context_length, self.dtype(), self.arena.device, shard))
+
+    def warm_up(self, model: Model, layout: CacheLayout, prompt: Sequence[int], with_decode: bool) -> None:
+        """Compute a short prompt, with all ranks, in a cache of its own: the arena's blocks may be at work for other models."""
+        num_blocks = len(layout.groups) * -(-(len(prompt) + 1) // layout.block_size)
+        own = layout.new_blocks(num_blocks, self.arena.device)
+        self.runner(model, layout, own, self.links and self.links.loading).warm_up(prompt, with_decode=with_decode)
+
+    def prewarm(self) -> None:
+        """Do what of a load needs neither memory of the device nor a place for the cache."""
+        encoders = CacheLayout((), self.longest_context(), self.dtype())
+        layout = self.layout() if self.config.cached_layers else encoders
+        if (shared := self.source.shared_file) is not None:
+            register(shared, self.arena.device)
+        self._ready_kernels(self.longest_context(), layout).wait()
+
+    def load(self, context_length: int, layout: CacheLayout) -> FilledModel[Model]:
+        """Load the weights, and compile kernels meanwhile."""
+
+        def lay_out(loader: WeightLoader) -> Model:
+            return self.family.load(self.config, loader, context_length)
+
+        warm_up = self._ready_kernels(context_length, layout)
+        device, lossless = self.arena.device, self.spec.lossless
+        loaded = WeightLoad(
+            self.source, lay_out, layout.dtype, device, self.phases, self.on_progress, self.shard, lossless
+        ).run()
+        warm_up.wait()
+        return loaded
+
+    def _ready_kernels(self, context_length: int, layout: CacheLayout) -> BackgroundWarmUp:
+        """Begin to compile the model's kernels, unless this process has."""
+        source, device, recipe = self.source, self.arena.device, self.recipe
+
+        def dry_run() -> DryRun:
+            storage, pooling = MetaStorage.open(Path(self.spec.path)), recipe and recipe.pooling
+            return DryRun(
+                self.family,
+                self.config,
+                storage,
+                layout.dtype,
+                context_length,
+                layout,
+                pooling,
+                source.format,
+                source.stays_packed(device),
+                self.shard,
+            )
+
+        return BackgroundWarmUp(self.spec.name, dry_run, device, self._computation(layout))
+
+    def _bank(self, model: Model) -> AdapterBank | None:
+        """Return slots for adapters, which take no memory before the first one comes."""
+        if self.recipe is not None or not isinstance(model, Decoder) or not model.projections:
+            return None
+        return AdapterBank(
+            model.projections, self.dtype(), self.arena.device, self.host.adapter_slots, self.shard.stage
+        )
+
+    def image_sizes(self, model: Model) -> ImageSizes | None:
+        """Return the rule of a model's images; None: it takes none."""
+        has_tower = isinstance(model, Decoder) and model.vision is not None
+        return read_image_sizes(Path(self.spec.path)) if has_tower else None
+
+    def runner(
+        self,
+        model: Model,
+        layout: CacheLayout,
+        blocks: torch.Tensor,
+        ranks: "Communicator | None" = None,
+        adapters: AdapterBank | None = None,
+        drafts: DraftLayers | None = None,
+    ) -> ModelRunner:
+        if ranks is None:
+            return ModelRunner(model, layout, blocks, self.recipe, adapters, drafts)
+        return PartRunner(model, layout, blocks, ranks, self.config.hidden_size, self.recipe, adapters, drafts)
+
+    def longest_context(self) -> int:
+        most = self.recipe.max_tokens if self.recipe is not None else None
+        return self.config.context_length if most is None else min(most, self.config.context_length)
+
+    def dtype(self) -> torch.dtype:
+        packed, wanted = self.source.packed_dtype, self.spec.dtype
+        if packed is not None and wanted not in ("auto", _name(packed)):
+            raise CheckpointError(
+                f"{self.spec.path} was packed as {_name(packed)}; say dtype auto, or pack it again as {wanted}"
+            )
+        device = self.arena.device
+        return packed or (choose_dtype(self.source.facts, device) if wanted == "auto" else DTYPE_NAMES[wanted])
+
+    def needs_warm_up(self, loaded: FilledModel[Model]) -> bool:
+        """Whether to warm up. On a CPU a first request after it is no faster (0.6b: 80 ms with it and without, 3b: 330): it is there to prove that
+        the model computes numbers, which what is woken has done before, and which a prompt that waits does as well, a tenth of a second sooner at
+        3b. On a GPU libraries load what they compute with when they first do, some 70 ms of an H100's, which a prompt that waits does not wait for
+        twice."""
+        if self.arena.device.type != "cpu":
+            return not (loaded.is_proved and self.spec.is_awaited)
+        return not (loaded.is_proved or self.spec.is_awaited)
+
+    def _computation(self, layout: CacheLayout) -> Hashable | None:
+        """Return what tells the kernels of this load from another's, where the next one finds the same weights."""
+        if self.source.shared_path is None:
+            return None
+        spec = replace(self.spec, name="", is_awaited=False, kv_tokens=None)
+        return spec, self.source.fingerprint, layout.identity, str(self.arena.device)
+
+    def warm_up_prompt(self, most_tokens: int) -> list[int]:
+        # Not token 0: that is often a padding token whose embedding is zero, which would prove nothing.
+        return [i % self.config.vocab_size for i in range(1, 1 + min(_WARM_UP_TOKENS, most_tokens))]
+
+    def info(self, context_length: int, loaded: FilledModel[Model], block_size: int, total_blocks: int) -> ModelInfo:
+        recipe, is_encoder = self.recipe, not self.config.cached_layers
+        sizes = self.image_sizes(loaded.model)
+        return ModelInfo(
+            name=self.spec.name,
+            context_length=context_length,
+            vocab_size=self.config.vocab_size,
+            eos_token_ids=()
+            if is_encoder
+            else eos_token_ids(Path(self.spec.path), self.raw_config, self.config.vocab_size),
+            dtype=_name(self.dtype()),
+            stored_dtypes=self.source.facts.dtypes,
+            block_size=block_size,
+            total_blocks=total_blocks,
+            weights_bytes=sum(tensor.nbytes for tensor in loaded.tensors.values()),
+            saved_bytes=loaded.saved_bytes,
+            load_s=self.phases.total_s,
+            pooling=recipe and recipe.pooling,
+            text_prompt=recipe.prompt if recipe else "",
+            image_token_id=sizes and sizes.placeholder,
+            embedding_size=self.config.hidden_size if recipe else 0,
+            mapped=loaded.is_mapped,
+            load_phases=self.phases.spent,
+        )
+
+    def limits(self, block_size: int, windows: Windows = (None,), whole_prompts: bool = False) -> SchedulerLimits:
+        host = self.host
+        return SchedulerLimits(
+            block_size,
+            host.max_num_batched_tokens,
+            host.max_num_seqs,
+            host.max_waiting,
+            host.max_decode_delay_ms / 1000,
+            windows,
+            host.stages,
+            1 if self.links is None else Parallelism.of_host(host).copies,
+            whole_prompts,
+        )
+
+
+def start_moving(loaded: FilledModel[Model], runner: ModelRunner) -> HugePages | Relocation[Model] | None:
+    """Start moving a model's weights to where they are read faster."""
+    if loaded.pending is not None:
+        if isinstance(runner, PartRunner):
+            runner.balancer.may_write = False
+        return Relocation(loaded.pending, runner.replace_model)
+    return HugePages.start(loaded.memory)
+
+
+def choose_dtype(facts: CheckpointFacts, device: torch.device) -> torch.dtype:
+    return DTYPE_NAMES[choose_dtype_name(facts.num_parameters, frozenset(facts.dtypes), device.type == "cpu")]
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

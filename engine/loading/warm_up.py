@@ -1,0 +1,50 @@
+"""Compiles a model's kernels beside the reading of its weights, once in a process.
+
+A model whose dry run fails is served all the same: what it needs is compiled at its first use. Knows threads; refuses to know models and kernels.
+"""
+
+import logging
+import threading
+from collections.abc import Callable, Hashable
+
+import torch
+
+from pilotlight.engine.loading.dry_run import DryRun, dry_run_launches
+from pilotlight.kernels.dispatch import takes_triton
+from pilotlight.kernels.warm_up import compile_launches
+
+log = logging.getLogger(__name__)
+
+
+_ready: set[Hashable] = set()  # computations whose kernels this process has loaded onto its device
+
+
+class BackgroundWarmUp:
+    def __init__(
+        self, name: str, make_dry_run: Callable[[], DryRun], device: torch.device, computation: Hashable | None = None
+    ) -> None:
+        """`computation`: what tells the kernels from those of other loads; None: nothing does, and no later load finds them ready."""
+        self._name = name
+        self._make_dry_run = make_dry_run
+        self._device = device
+        self._computation = computation
+        self._thread: threading.Thread | None = None
+        if device.type == "cuda" and takes_triton() and computation not in _ready:
+            self._thread = threading.Thread(target=self._run, name="kernels-warm-up", daemon=True)
+            self._thread.start()
+
+    def wait(self) -> None:
+        if self._thread is not None:
+            self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            warmed = compile_launches(dry_run_launches(self._make_dry_run()), self._device)
+        except Exception:  # of whatever kind: it costs the first requests some time, and nothing else
+            log.warning(
+                "the dry run of %s failed; its kernels are compiled at their first use", self._name, exc_info=True
+            )
+        else:
+            if self._computation is not None:
+                _ready.add(self._computation)
+            log.info("%s: %d variants of kernels are ready after %.1f s", self._name, *warmed)

@@ -1,0 +1,94 @@
+"""Channels between ranks of several machines: TCP under TLS, on which each side proves that it has the key of this group.
+
+The first rank makes the key, and hands it to whoever starts the others: so nobody else gives orders to a rank, is taken for one, or reads what goes
+between them. Refuses to know what is said.
+"""
+
+import datetime
+import socket
+import ssl
+import tempfile
+
+from cryptography import x509
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.x509.oid import NameOID
+
+from pilotlight.engine.parallel.channel import RankChannel
+
+_HANDSHAKE_S = 10.0  # of another machine at work; a stranger who says nothing holds a group's start up for as long
+# A certificate lives as long as its group, whatever clocks say.
+_ALWAYS = (datetime.datetime(2000, 1, 1), datetime.datetime(2200, 1, 1))
+
+
+def new_group_key() -> bytes:
+    """Return a private key and its certificate, which all ranks of one group share (PEM)."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "ranks of one group")])
+    builder = x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number(), *_ALWAYS)
+    certificate = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+    pem = serialization.Encoding.PEM
+    plain = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    return plain + certificate.sign(key, SHA256()).public_bytes(pem)
+
+
+class RankListener:
+    """The port at which further ranks reach the first one. Use as `with`."""
+
+    def __init__(self, address: str, key: bytes) -> None:
+        """`address`: of this machine, as the others know it."""
+        self._context = _context(ssl.PROTOCOL_TLS_SERVER, key)
+        self._listener = socket.create_server(
+            (address, 0), family=socket.AF_INET6 if ":" in address else socket.AF_INET
+        )
+        self.port: int = self._listener.getsockname()[1]
+
+    def __enter__(self) -> "RankListener":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._listener.close()
+
+    def accept(self, within_s: float) -> RankChannel | None:
+        """Return the next channel to one who has the key. None: nobody came who has, so far."""
+        self._listener.settimeout(within_s)
+        try:
+            end, _ = self._listener.accept()
+        except TimeoutError:
+            return None
+        try:
+            return _secured(self._context, end, is_server=True)
+        except OSError:  # of a stranger
+            end.close()
+            return None
+
+
+def connect(address: str, port: int, key: bytes) -> RankChannel:
+    """Return a channel to the first rank. Raises OSError where it is not there, or has another key."""
+    end = socket.create_connection((address, port), timeout=_HANDSHAKE_S)
+    return _secured(_context(ssl.PROTOCOL_TLS_CLIENT, key), end, is_server=False)
+
+
+def _secured(context: ssl.SSLContext, end: socket.socket, is_server: bool) -> RankChannel:
+    end.settimeout(_HANDSHAKE_S)
+    end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # a step's values are small, and waited for
+    secured = context.wrap_socket(end, server_side=is_server)
+    secured.settimeout(None)
+    return RankChannel(secured)
+
+
+def _context(protocol: "ssl._SSLMethod", key: bytes) -> ssl.SSLContext:
+    """Return what trusts the one certificate that it shows."""
+    context = ssl.SSLContext(protocol)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_REQUIRED
+    if protocol is ssl.PROTOCOL_TLS_SERVER:
+        context.num_tickets = 0  # nothing is resumed, and the other side of a channel may never read
+    context.load_verify_locations(cadata=key[key.index(b"-----BEGIN CERTIFICATE") :].decode())
+    with tempfile.NamedTemporaryFile() as file:  # this user's alone; no other way leads there
+        file.write(key)
+        file.flush()
+        context.load_cert_chain(file.name)
+    return context

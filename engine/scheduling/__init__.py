@@ -1,0 +1,1 @@
+"""Which sequences compute which tokens next."""

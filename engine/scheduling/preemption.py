@@ -1,0 +1,89 @@
+"""Which sequence gives its blocks back, for an older one or for another model, and what becomes of it.
+
+No sequence is preempted for a younger one, whatever their priorities, so the oldest running one always advances, and an admission that ageing won is
+not lost to the next more urgent arrival. Knows who has blocks; refuses to know steps and tokens.
+"""
+
+from pilotlight.engine.core.sequence import Sequence
+from pilotlight.engine.core.stats import SchedulerCounts
+from pilotlight.engine.kv.lending.lease import Oldest
+from pilotlight.engine.kv.manager import BlockManager
+from pilotlight.engine.scheduling.plan import StepPlan
+from pilotlight.engine.scheduling.waiting import WaitingSequences
+
+
+class Preemption:
+    """A model's sequences as those see them who want its blocks (../kv/lending/lease.py's SlabUser)."""
+
+    def __init__(
+        self, running: list[Sequence], waiting: WaitingSequences, blocks: BlockManager, counts: SchedulerCounts
+    ) -> None:
+        """`running`: by arrival."""
+        self._running = running
+        self._waiting = waiting
+        self._blocks = blocks
+        self._counts = counts
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._running or self._waiting)
+
+    @property
+    def is_alone(self) -> bool:
+        """Tell whether no sequence runs beside the oldest, in its share."""
+        oldest = self._oldest()
+        return oldest is None or all([one is oldest or one.share != oldest.share for one in self.holders()])
+
+    def holders(self) -> list[Sequence]:
+        """Return the sequences that have blocks: they run, or await something with blocks in hand."""
+        return self._running + self._waiting.admitted
+
+    def oldest(self) -> Oldest | None:
+        sequence = self._oldest()
+        if sequence is None:
+            return None
+        return Oldest(sequence.arrival, _blocks_of(sequence), self._blocks.num_missing(sequence))
+
+    def preempt_youngest(self, keep_oldest: bool) -> bool:
+        """Preempt the youngest running sequence for another model. False if none may go."""
+        victim = self._running[-1] if self._running else None
+        if victim is None or (keep_oldest and victim is self._oldest()):
+            return False
+        self.preempt(victim)
+        return True
+
+    def preempt_holders(self, blocks: range) -> None:
+        """Preempt the sequences that hold one of these blocks, which leave the model."""
+        for sequence in [s for s in self.holders() if any(block in blocks for block in _blocks_of(s))]:
+            self.preempt(sequence)
+
+    def preempt_for(self, sequence: Sequence, plan: StepPlan) -> bool:
+        """Preempt the youngest running sequence of the same share that is not planned yet. False if that is the one itself: all that could yield
+        are older or already at work."""
+        of_share = (s for s in reversed(self._running) if s.share == sequence.share)
+        victim = next((s for s in of_share if s not in plan), sequence)
+        if victim is sequence:
+            return False
+        self.preempt(victim)
+        return True
+
+    def preempt(self, sequence: Sequence) -> None:
+        """Take the sequence's blocks. It keeps its tokens and waits before the others of its tenant."""
+        if not self._waiting.cancel_awaited(sequence):
+            self._running.remove(sequence)
+        self._counts.swaps += self._blocks.swap_out(sequence)
+        self._blocks.release(sequence, self.holders)
+        sequence.forget_computed()
+        self._waiting.ready.add(sequence)
+        self._counts.preemptions += 1
+
+    def _oldest(self) -> Sequence | None:
+        """Return the oldest sequence that has blocks. One that waits may be older (priorities), but can only start when these leave it room: it
+        counts when there is none."""
+        if holders := self.holders():
+            return min(holders, key=lambda sequence: sequence.arrival)
+        return self._waiting.ready.peek() if self._waiting.ready else None
+
+
+def _blocks_of(sequence: Sequence) -> list[int]:
+    return [block for table in sequence.tables for block in table.held]

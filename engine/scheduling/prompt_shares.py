@@ -1,0 +1,87 @@
+"""How a step's prompt tokens are divided among the tenants whose prompts are in work, and those that wait with none.
+
+Weighted fair queueing (Demers, Keshav and Shenker, 1989), twice. Between priorities, any but the most urgent one weighs 1 / AGEING_ADMISSIONS:
+the most urgent prompts get nearly all, and none starves. Between the tenants of a priority all weigh alike, and those without a prompt in work count
+as one. What was had too much is remembered: shares are right over several steps even where one step has fewer tokens than there are tenants, and who
+was away has saved up nothing. Knows tokens and owners; refuses to know sequences, blocks and who is admitted.
+"""
+
+from collections import Counter
+from collections.abc import Collection, Hashable, Iterable, Mapping
+from typing import Generic, TypeVar
+
+from pilotlight.engine.scheduling.fairness import AGEING_ADMISSIONS
+
+_PARTS = 16  # that a step's tokens are given away in
+_REMEMBERED = 64  # tenants without a prompt in work; what one of them had too much is less than a part
+
+Key = TypeVar("Key", bound=Hashable)
+Owner = tuple[int, bytes]  # priority and tenant
+
+
+class PromptShares:
+    def __init__(self, block_size: int) -> None:
+        self._block_size = block_size
+        self._priorities: _FairShares[int] = _FairShares()
+        # of each priority; None: those without a prompt in work
+        self._tenants: dict[int, _FairShares[bytes | None]] = {}
+
+    def divide(self, budget: int, wanted: Mapping[Owner, int], waiting: Collection[int] = ()) -> Counter[Owner]:
+        """Return how many tokens each owner gets of those that its prompts want, oldest first. `waiting`: priorities in which others wait, whose
+        share is left over."""
+        wants: dict[int, dict[bytes | None, int]] = {priority: {None: budget} for priority in waiting}
+        for (priority, name), tokens in wanted.items():
+            wants.setdefault(priority, {})[name] = tokens
+        part = max(self._block_size, budget // _PARTS)
+        shares: Counter[Owner] = Counter()
+        self._priorities.begin(wants)
+        for priority, tenants in wants.items():
+            self._tenants.setdefault(priority, _FairShares()).begin(tenants)
+        while budget and wants:
+            most_urgent = min(wants)
+            weights = {
+                priority: 1.0 if priority == most_urgent else 1 / AGEING_ADMISSIONS for priority in sorted(wants)
+            }
+            priority = self._priorities.next_of(weights)
+            left = wants[priority]
+            tenant = self._tenants[priority].next_of(left)
+            tokens = min(part, budget, left[tenant])
+            self._priorities.serve(priority, tokens, weights[priority], sum(weights.values()))
+            self._tenants[priority].serve(tenant, tokens, 1.0, len(left))
+            budget -= tokens
+            left[tenant] -= tokens
+            if tenant is not None:
+                shares[priority, tenant] += tokens
+            if not left[tenant]:
+                del left[tenant]
+            if not left:
+                del wants[priority]
+        return shares
+
+
+class _FairShares(Generic[Key]):
+    """Who of several is served next, so that all that want something get the same for their weight."""
+
+    def __init__(self) -> None:
+        self._now = 0.0  # what one of weight 1 has had that was always served fairly
+        # by each, for its weight; never less than `_now` when it began to want something
+        self._had: dict[Key, float] = {}
+        self._wanting: set[Key] = set()
+
+    def begin(self, keys: Iterable[Key]) -> None:
+        """Note who wants something now."""
+        wanting = set(keys)
+        for key in wanting - self._wanting:
+            self._had[key] = max(self._now, self._had.get(key, 0.0))
+        self._wanting = wanting
+        if len(self._had) > len(wanting) + _REMEMBERED:
+            self._had = {key: had for key, had in self._had.items() if key in wanting}
+
+    def next_of(self, keys: Iterable[Key]) -> Key:
+        """Return the one that had least; the first of equals."""
+        return min(keys, key=self._had.__getitem__)
+
+    def serve(self, key: Key, tokens: int, weight: float, total_weight: float) -> None:
+        """Note what one gets while all of `total_weight` want something."""
+        self._had[key] += tokens / weight
+        self._now += tokens / total_weight

@@ -1,0 +1,340 @@
+"""Which sequences compute which tokens in the next step, and which blocks they get for it.
+
+Knows lengths, blocks and order; refuses to know tensors, models and clients. Running decodes come first. Prompts share what is left
+(prompt_shares.py), so that a long one does not hold up another tenant's short one, and beside decodes they get no more than is computed in the time
+by which those may be held up. fairness.py says which sequence is admitted next. When blocks run out the youngest running sequence is preempted
+(preemption.py). A prompt's blocks that have left the device come back from the tiers behind it (kv/connector.py) while others compute, and a
+preempted sequence's may be kept there until it resumes.
+
+Where several models share an arena, blocks come and go through a lease (../kv/lending/lease.py): each schedule first hands over what other models
+are due, and
+waits a step for blocks that another model is about to leave rather than preempt for them.
+
+Where ranks have sequences of their own, a sequence is one rank's for as long as it has blocks: it takes those of that rank's share of the pool.
+"""
+
+import math
+import time
+from bisect import insort
+from collections import Counter
+from collections.abc import Callable
+from itertools import count
+from operator import attrgetter
+
+from pilotlight.engine.api.protocol import LAST_CHUNK_TOKENS
+from pilotlight.engine.core.bisection import Turn
+from pilotlight.engine.core.sequence import PENDING, Sequence
+from pilotlight.engine.core.stats import SchedulerCounts
+from pilotlight.engine.kv.connector import KVConnector
+from pilotlight.engine.kv.lending.lease import Lease
+from pilotlight.engine.kv.manager import BlockManager
+from pilotlight.engine.kv.pool.block_pool import BlockPool
+from pilotlight.engine.kv.pool.cached_prefix import CachedPrefix, PrefixLookup
+from pilotlight.engine.kv.tier_protocol import Tiers
+from pilotlight.engine.scheduling.awaited import Awaited
+from pilotlight.engine.scheduling.plan import Chunk, SchedulerLimits, Speculation, StepPlan
+from pilotlight.engine.scheduling.preemption import Preemption
+from pilotlight.engine.scheduling.prompt_shares import PromptShares
+from pilotlight.engine.scheduling.waiting import WaitingSequences
+
+
+class Scheduler:
+    def __init__(
+        self,
+        pool: BlockPool,
+        limits: SchedulerLimits,
+        lease: Lease | None = None,
+        tiers: Tiers | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+        speculation: Speculation | None = None,
+        counts: SchedulerCounts | None = None,
+        is_computable: "Callable[[Chunk, Scheduler], bool]" = lambda chunk, scheduler: True,
+    ) -> None:
+        """`lease`: where the pool's blocks come from; None: it has all that it will ever have. `counts`: to count on in. `is_computable`: whether a
+        prompt's sequence has what it needs for a chunk; others it defers, or ends."""
+        self.pool = pool
+        self.lease = lease
+        self.limits = limits
+        self.waiting = WaitingSequences(limits.max_num_batched_tokens)  # a turn is worth a step's prompt tokens
+        self.running: list[Sequence] = []  # ordered by arrival
+        self._shares = PromptShares(limits.block_size)
+        self.counts = SchedulerCounts() if counts is None else counts
+        tiers = tiers or Tiers()
+        self._blocks = BlockManager(pool, tiers, limits.groups)
+        self._prefixes = PrefixLookup(pool, tiers, limits.groups, shares_prefixes=not limits.whole_prompts)
+        self._connector = KVConnector(tiers, self._blocks, limits.groups, self.counts, clock)
+        self.preemption = Preemption(self.running, self.waiting, self._blocks, self.counts)
+        self._clock = clock
+        self._is_computable = is_computable
+        self._speculation = speculation
+        self._arrivals = count()
+        if lease is not None:
+            self._arrivals = lease.arrivals
+            lease.serve(self.preemption)
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.running or self.waiting)
+
+    @property
+    def is_full(self) -> bool:
+        return len(self.waiting) >= self.limits.max_waiting
+
+    @property
+    def waiting_tokens(self) -> int:
+        """Tokens to be computed before every sequence decodes."""
+        prefilling = sum(sequence.num_uncomputed_tokens for sequence in self.running if not sequence.is_decoding)
+        return prefilling + self.waiting.num_tokens
+
+    def add(self, sequence: Sequence, leader: Sequence | None = None, awaited: Awaited | None = None) -> None:
+        """Queue a new sequence. `leader`: one of the same prompt, which has not ended. `awaited`: what it needs before it can be admitted."""
+        sequence.arrival, sequence.added_at = next(self._arrivals), self._clock()
+        if leader is not None and (leader.has_computed_prompt or not self._prefixes.num_sharable(sequence)):
+            leader = None
+        self.waiting.add(sequence, leader, awaited)
+
+    def defer(self, awaited: Awaited) -> None:
+        """Let a sequence that was added wait for something, without blocks. It goes back to its old place; samples behind it wait on."""
+        self._forget(awaited.sequence)
+        awaited.sequence.forget_computed()
+        self.waiting.defer(awaited)
+
+    def schedule(self, most_beside_decodes: float = math.inf, turn: Turn | None = None) -> list[Chunk]:
+        """Return the next step's chunks, decodes before the rest: none when there is no work, when all that is running awaits
+        its end, or when there is no block for it yet: other models have them, or they are on their way from a tier.
+        `most_beside_decodes`: prompt tokens that a step may have where sequences decode: a block at least, less what would begin another
+        tile of rows. `turn`: of the sequences that are tried apart, or of the others; None: nothing is suspected."""
+        for sequence in self.waiting.take_admitted(self._clock()):
+            self._start(sequence)
+        if self.lease is not None:
+            self.lease.begin_schedule()
+        plan = StepPlan(self.limits.max_num_batched_tokens, self._reserve)
+        decoding: list[Sequence] = []
+        prefilling: list[Sequence] = []
+        for sequence in self.running:
+            if turn is not None and not turn.may_run(sequence):
+                continue
+            if ready := sequence.num_ready_tokens:
+                (decoding if ready == 1 and sequence.num_computed_tokens else prefilling).append(sequence)
+        if self.limits.stages > 1:
+            num_decoding = sum(sequence.is_decoding for sequence in self.running)
+            decoding = decoding[: -(-num_decoding // self.limits.stages)]
+        short = self._schedule_running(plan, decoding)
+        if not plan.is_empty or any(sequence.awaits_tokens for sequence in self.running):
+            plan.limit(max(self.limits.block_size, most_beside_decodes))
+        short |= self._schedule_prompts(plan, prefilling, keeps_share=True)
+        if not short:  # a sequence admitted now would take the blocks that were just cleared, or that are awaited
+            self._admit(plan, turn)
+            self._schedule_prompts(plan, prefilling, keeps_share=False)
+        awaits_lender = self.lease is not None and self.lease.num_short > 0
+        if plan.is_empty and not awaits_lender:  # those whose turn it was lack blocks that older ones hold, which go on
+            self._schedule_running(plan, prefilling)
+        self._add_drafts(plan)
+        if plan.is_empty and self.has_work and turn is None:
+            awaits = self.waiting.awaiting or awaits_lender
+            awaits_results = any(s.num_completed_tokens < s.num_computed_tokens for s in self.running)
+            assert awaits or awaits_results, "sequences wait and none of them can be scheduled"
+        return plan.chunks
+
+    def launch(self, chunk: Chunk, is_fed: bool = False) -> None:
+        """Note that the chunk is about to be computed: the next step goes on from its end. `is_fed`: the token that this one chooses can be the next
+        one's input before it is known."""
+        sequence = chunk.sequence
+        sequence.num_computed_tokens = chunk.end
+        if chunk.samples:
+            sequence.token_ids.append(PENDING)
+            sequence.awaits_tokens = bool(chunk.drafts) or not is_fed
+
+    def complete(self, chunk: Chunk, num_accepted: int = 0) -> None:
+        """Note that the chunk's results are here, and let others find the blocks it completed. `num_accepted`: of its drafts."""
+        sequence = chunk.sequence
+        sequence.num_completed_tokens = chunk.end + num_accepted
+        if num_accepted:
+            sequence.num_computed_tokens = sequence.num_completed_tokens
+        if sequence.token_ids[-1] != PENDING:  # else a later chunk of it is under way
+            sequence.awaits_tokens = False
+        self._blocks.complete(sequence, sequence.num_completed_tokens)
+        if chunk.start < sequence.num_prompt_tokens and sequence.has_computed_prompt:
+            self.waiting.release_samples(sequence)
+
+    def remove(self, sequence: Sequence) -> None:
+        """Forget a sequence that has ended, for whatever reason, and release its blocks."""
+        self._forget(sequence)
+        self._connector.on_end(sequence)
+        self.waiting.replace_leader(sequence)
+        if self._speculation is not None:
+            self._speculation.forget(sequence)
+
+    def _forget(self, sequence: Sequence) -> None:
+        if sequence in self.running:
+            self.running.remove(sequence)
+        else:
+            self.waiting.remove(sequence)
+        self._blocks.release(sequence, self.preemption.holders)
+
+    def discard(self, sequence: Sequence) -> list[int]:
+        """Let nobody find what the sequence has computed. Return the blocks that hold it and are nobody else's."""
+        return self._blocks.discard(sequence)
+
+    def _reclaim(self, num_blocks: int) -> bool:
+        return self.lease is not None and self.lease.reclaim(num_blocks)
+
+    def _schedule_prompts(self, plan: StepPlan, sequences: list[Sequence], *, keeps_share: bool) -> bool:
+        """Give each owner its share of the tokens that are left. `keeps_share`: and leave theirs to those that could be admitted. True if blocks
+        were short."""
+        sequences = [
+            sequence for sequence in sequences if sequence.tables
+        ]  # the others have lost their blocks in this schedule
+        if not sequences:
+            return False
+        wanted: Counter[tuple[int, bytes]] = Counter()
+        for sequence in sequences:
+            wanted[sequence.owner] += sequence.num_uncomputed_tokens - plan.length_of(sequence)
+        waiting: set[int] = set()
+        if keeps_share and len(self.preemption.holders()) < self.limits.max_num_seqs:
+            waiting = {priority for priority, _ in self.waiting.ready.owners() - wanted.keys()}
+        return self._schedule_running(plan, sequences, self._shares.divide(plan.budget, wanted, waiting))
+
+    def _schedule_running(
+        self, plan: StepPlan, sequences: list[Sequence], shares: Counter[tuple[int, bytes]] | None = None
+    ) -> bool:
+        """Give each sequence its next chunk, or more of it, oldest first. `shares`: tokens that each owner has for all of its sequences. True if
+        blocks were short: a sequence was preempted for them, or another model will leave some."""
+        short = False
+        for sequence in sequences:
+            planned = 0 if shares is None else plan.length_of(sequence)
+            length = min(_num_in_step(sequence) - planned, plan.budget)
+            if shares is not None:
+                length = min(length, shares[sequence.owner])
+            if length == 0 or not sequence.tables:  # preempted for an older one
+                continue
+            end = sequence.num_computed_tokens + planned + length
+            if not self._may_plan(sequence, sequence.num_computed_tokens, end):
+                plan.drop(sequence)
+                continue
+            while not self._blocks.grow(sequence, end):
+                if self._reclaim(self._blocks.num_lacking(sequence, end)):
+                    short = True
+                    break
+                if not self.preemption.preempt_for(sequence, plan):
+                    break  # wait a step, keep the blocks
+                short = True
+            else:
+                plan.add(sequence, length)
+                if shares is not None:
+                    shares[sequence.owner] -= length
+        return short
+
+    def _add_drafts(self, plan: StepPlan) -> None:
+        """Let decoding sequences check drafts too, by what the others leave of the budget and of the blocks."""
+        if self._speculation is None or plan.budget <= 0:
+            return
+        for sequence, drafts in self._speculation.drafts(plan).items():
+            if self._reserve(sequence, len(sequence.token_ids) + len(drafts)):
+                plan.add_drafts(sequence, drafts)
+
+    def _reserve(self, sequence: Sequence, end: int) -> bool:
+        """Give a sequence blocks for so many tokens, unless another would have to give them up."""
+        available = self.pool.num_available_in(sequence.share)
+        return self._blocks.num_lacking(sequence, end) <= available and self._blocks.grow(sequence, end)
+
+    def _admit(self, plan: StepPlan, turn: Turn | None) -> None:
+        while self.waiting.ready and len(self.preemption.holders()) < self.limits.max_num_seqs and plan.budget > 0:
+            sequence = self.waiting.ready.peek()
+            if turn is not None and not turn.may_admit(sequence):
+                return
+            if self.limits.whole_prompts and not plan.is_empty and len(sequence.token_ids) > plan.budget:
+                return
+            self._choose_share(sequence)
+            if awaited := self._ask_elsewhere(sequence):
+                self.waiting.ready.remove(sequence)
+                self.waiting.defer(awaited)
+                continue
+            prefix = self._prefixes.find_cached(sequence)
+            missing = self._num_short(sequence, prefix)
+            if missing > 0:
+                self._reclaim(missing)
+                return  # whose turn it is keeps it: a smaller sequence behind must not starve a larger one
+            if self._connector.may_wait(sequence):
+                longer = self._prefixes.find_in_tiers(sequence, prefix)
+                if longer is not prefix and self._num_short(sequence, longer) <= 0:
+                    prefix = longer
+            awaited = self._connector.defer(sequence, prefix)
+            if awaited is not None:  # those behind it may go first
+                self.waiting.ready.remove(sequence)
+                self.waiting.defer(awaited)
+                continue
+            start = prefix.num_blocks * self.limits.block_size
+            if not self._may_plan(sequence, start, min(len(sequence.token_ids), start + plan.budget)):
+                continue
+            self.waiting.ready.pop(len(sequence.token_ids) - start)
+            fresh = self._blocks.take(sequence, prefix)
+            if fresh:
+                self.waiting.defer(self._connector.fetch(sequence, prefix, fresh))
+                continue
+            self._start(sequence)
+            if turn is not None and not turn.may_run(sequence):
+                continue
+            length = sequence.num_uncomputed_tokens
+            if not self.limits.whole_prompts:
+                length = min(_num_in_step(sequence), plan.budget)
+            grown = self._blocks.grow(sequence, sequence.num_computed_tokens + length)
+            assert grown, "blocks counted as available were not"
+            plan.add(sequence, length)
+
+    def _may_plan(self, sequence: Sequence, start: int, end: int) -> bool:
+        """Tell whether a prompt's tokens may have a part of the step. Others than those that may have left the queues: they wait, or have ended."""
+        if start >= sequence.num_prompt_tokens:
+            return True
+        return self._is_computable(Chunk(sequence, start, end, samples=False), self)
+
+    def _choose_share(self, sequence: Sequence) -> None:
+        """Choose the rank of a sequence without blocks: of those with room for it the one that will hold fewest blocks. What is cached there of the
+        sequence counts for it, so that a prefix is found, until another rank has so much less to do that computing it there again pays."""
+        if len(self.pool.shares) == 1:
+            return
+
+        def cost(share: int) -> tuple[int, int]:
+            sequence.share = share
+            prefix = self._prefixes.find_cached(sequence)
+            held = self.pool.num_held_in(share) + self._blocks.num_needed(sequence, prefix)
+            return max(0, self._num_short(sequence, prefix)), held
+
+        sequence.share = min(self.pool.shares, key=cost)
+
+    def _ask_elsewhere(self, sequence: Sequence) -> Awaited | None:
+        """Ask the host that computes for the sequence, and then the store, once each. None: there is nothing to wait for."""
+        awaited = None
+        if sequence.source is not None:
+            awaited = self._connector.ask(sequence, self._prefixes.names_elsewhere(sequence))
+        if awaited is None and self._connector.may_look_up(sequence):
+            awaited = self._connector.look_up(sequence, self._prefixes.names_unknown(sequence))
+        return awaited
+
+    def _num_short(self, sequence: Sequence, prefix: CachedPrefix) -> int:
+        """Count the blocks that are missing before the sequence may be admitted."""
+        # What each running sequence still lacks, and a spare block at least: without it the newcomer would be preempted soon.
+        needed = self._blocks.num_needed(sequence, prefix)
+        share = sequence.share
+        others = [holder for holder in self.preemption.holders() if holder.share == share]
+        needed += sum([self._blocks.num_spare(holder) for holder in others])
+        self.pool.make_room(needed, share)
+        return needed - self.pool.num_available_in(share) + self.pool.num_evictable(prefix.cached)
+
+    def _start(self, sequence: Sequence) -> None:
+        """Let an admitted sequence run, behind its registered blocks."""
+        self._connector.on_start(sequence)
+        num_tokens = sequence.num_registered_blocks * self.limits.block_size
+        sequence.num_computed_tokens = sequence.num_completed_tokens = num_tokens
+        if sequence.num_cached_tokens is None:
+            sequence.num_cached_tokens = num_tokens
+            sequence.queue_us = int(1e6 * (self._clock() - sequence.added_at))
+            self.counts.prefix_queries += sequence.num_prompt_tokens
+            self.counts.prefix_hits += num_tokens
+        insort(self.running, sequence, key=attrgetter("arrival"))
+
+
+def _num_in_step(sequence: Sequence) -> int:
+    """Return how many tokens of a sequence a step may have. The last chunk of a prompt that is handed over is a short one."""
+    uncomputed = len(sequence.token_ids) - sequence.num_computed_tokens
+    return uncomputed - LAST_CHUNK_TOKENS if sequence.hands_over and uncomputed > LAST_CHUNK_TOKENS else uncomputed

@@ -1,0 +1,1 @@
+"""Text to tokens and back: tokenizer, chat template, formats of answers. Imports no torch."""

@@ -1,0 +1,181 @@
+"""A conversation to the one text a model was trained on, by the checkpoint's own Jinja template.
+
+Jinja takes 26 ms to import and a few more to compile a template, and a site that has just been started has better things to do: both happen when
+`compile` is called, or the first conversation comes. What templates see is template_environment.py's. The module refuses to know tokens and HTTP.
+"""
+
+import json
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pilotlight.engine.api.errors import TokenizerError
+from pilotlight.engine.api.plain_files import read_text
+from pilotlight.engine.text.content_parts import part_roles, with_parts
+from pilotlight.engine.text.tokenizer import read_json, read_special_tokens
+
+if TYPE_CHECKING:
+    from jinja2 import Template
+
+Messages = Sequence[dict[str, Any]]
+Tools = Sequence[dict[str, Any]]
+
+_MOST_CHARACTERS = 32 << 20  # of a text that a child sends back; a body of 8 MiB makes less
+_MOST_COMPILED = 16  # templates that a child keeps
+_WORDS = 1000  # characters of a template's own error
+
+
+class ChatTemplateError(Exception):
+    """The template refuses the conversation, or there is none; the message is a sentence for the user."""
+
+
+class BrokenTemplateError(ChatTemplateError):
+    """The template cannot be used with any conversation: the model's fault, not the user's."""
+
+
+class ChatTemplate:
+    """One model's template, or its named templates: `tool_use` is taken when tools are listed, `default` otherwise. For several threads."""
+
+    def __init__(self, sources: dict[str, str], special_tokens: dict[str, str]) -> None:
+        self._special_tokens = special_tokens
+        self.sources = sources
+        self.why_broken: str | None = None  # known once it has been compiled
+        self._templates: dict[str, Template] | None = None if sources else {}
+        self._part_roles: dict[str, frozenset[str]] = {}  # by template: whose content it reads as a list of parts
+        self._compiling = threading.Lock()
+
+    @classmethod
+    def from_directory(cls, directory: Path) -> "ChatTemplate":
+        """Read the templates. Files win over tokenizer_config.json, as in transformers. A model without any template can still complete texts."""
+        try:
+            config = read_json(directory / "tokenizer_config.json")
+            sources = _named_templates(config.get("chat_template"))
+            main = directory / "chat_template.jinja"
+            if main.exists():
+                sources["default"] = read_text(main)
+            for extra in sorted((directory / "additional_chat_templates").glob("*.jinja")):
+                sources[extra.stem] = read_text(extra)
+            return cls(sources, read_special_tokens(directory))
+        except (TokenizerError, OSError, UnicodeDecodeError) as error:
+            raise ChatTemplateError(str(error)) from None
+
+    @property
+    def is_compiled(self) -> bool:
+        """Tell whether the template is compiled, known to be broken, or not there: in each case `render` takes no longer than it must."""
+        return self._templates is not None or self.why_broken is not None
+
+    def compile(self) -> None:
+        """Compile the template, once for all threads. Raises BrokenTemplateError."""
+        with self._compiling:
+            if not self.is_compiled:
+                self._compile()
+        if self.why_broken is not None:
+            raise BrokenTemplateError(self.why_broken)
+
+    def render(
+        self,
+        messages: Messages,
+        tools: Tools | None = None,
+        *,
+        add_generation_prompt: bool = True,
+        variables: Mapping[str, Any] | None = None,
+    ) -> str:
+        """Render a conversation. `variables`: further ones that the template may read. Raises ChatTemplateError."""
+        self.compile()
+        name = self._choose(tools)
+        assert self._templates is not None
+        from jinja2 import TemplateError
+
+        try:
+            text: str = self._templates[name].render(
+                messages=with_parts(messages, self._part_roles[name]),
+                tools=tools,
+                documents=None,
+                add_generation_prompt=add_generation_prompt,
+                **{**(variables or {}), **self._special_tokens},
+            )
+            return text
+        except TemplateError as error:
+            raise ChatTemplateError(f"the model's chat template refuses this conversation: {_brief(error)}") from None
+        except (TypeError, ValueError, KeyError, ArithmeticError, RecursionError) as error:
+            # A template written for other messages fails like any program: say so instead of failing the server.
+            raise ChatTemplateError(
+                f"the model's chat template cannot render this conversation: {_brief(error)}"
+            ) from None
+
+    def mentions(self, text: str) -> bool:
+        return any(text in source for source in self.sources.values())
+
+    @cached_property
+    def as_json(self) -> str:
+        """The template as `render_template` takes it."""
+        return json.dumps([self.sources, self._special_tokens])
+
+    def _compile(self) -> None:
+        from pilotlight.engine.text.template_environment import ENVIRONMENT, NOT_COMPILED
+
+        try:
+            templates = {name: ENVIRONMENT.from_string(source) for name, source in self.sources.items()}
+        except NOT_COMPILED as error:
+            self.why_broken = f"the model's chat template is not valid Jinja: {_brief(error)}"
+            return
+        self._part_roles = {name: part_roles(template, self._special_tokens) for name, template in templates.items()}
+        self._templates = templates
+
+    def _choose(self, tools: Tools | None) -> str:
+        assert self._templates is not None
+        name = "tool_use" if tools and "tool_use" in self._templates else "default"
+        if name not in self._templates:
+            raise ChatTemplateError("this model has no chat template; use the completions endpoint with a text prompt")
+        return name
+
+
+def check_template(template: str) -> None:
+    """Compile a template, `ChatTemplate.as_json`, in a child process. Raises BrokenTemplateError."""
+    _template(template).compile()
+
+
+def render_template(
+    template: str, messages: Messages, tools: Tools | None, adds_prompt: bool, variables: Mapping[str, Any]
+) -> str:
+    """Render a conversation in a child process. Raises ChatTemplateError."""
+    text = _template(template).render(messages, tools, add_generation_prompt=adds_prompt, variables=variables)
+    if len(text) > _MOST_CHARACTERS:
+        raise ChatTemplateError(
+            f"the model's chat template makes {len(text)} characters of this conversation; shorten it"
+        )
+    return text
+
+
+@lru_cache(_MOST_COMPILED)
+def _template(template: str) -> ChatTemplate:
+    return ChatTemplate(*json.loads(template))
+
+
+def _brief(error: Exception) -> str:
+    return str(error)[:_WORDS]
+
+
+def _named_templates(value: Any) -> dict[str, str]:
+    if value is None:
+        return {}
+    if isinstance(value, str):
+        return {"default": value}
+    try:
+        return {str(entry["name"]): str(entry["template"]) for entry in value}
+    except (TypeError, KeyError):
+        message = "chat_template in tokenizer_config.json must be a string or a list of {name, template}"
+        raise ChatTemplateError(message) from None
+
+
+def import_ahead() -> None:
+    """Begin to import Jinja in a thread: a conversation that waits for its model will need both."""
+    if "pilotlight.engine.text.template_environment" not in sys.modules:
+        threading.Thread(target=import_environment, name="import jinja", daemon=True).start()
+
+
+def import_environment() -> None:
+    import pilotlight.engine.text.template_environment  # noqa: F401

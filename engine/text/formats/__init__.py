@@ -1,0 +1,21 @@
+"""How model families write reasoning and tool calls, and which way a checkpoint uses. No torch, no HTTP."""
+
+from pilotlight.engine.text.formats.answer_format import AnswerFormat, raw_parser
+from pilotlight.engine.text.formats.parser import AnswerParser
+from pilotlight.engine.text.formats.parts import (
+    AnswerRules,
+    ArgumentsPart,
+    CallableTool,
+    CallEndPart,
+    CallPart,
+    Part,
+    ReasoningPart,
+    TextPart,
+    Thinking,
+    merged,
+)
+
+__all__ = [
+    "AnswerFormat", "AnswerParser", "AnswerRules", "ArgumentsPart", "CallEndPart", "CallPart", "CallableTool", "Part", "ReasoningPart", "TextPart",
+    "Thinking", "merged", "raw_parser",
+]  # fmt: skip

@@ -1,0 +1,88 @@
+"""How one model writes its answers: its reasoning, its tool calls, and the markers that tell them from text."""
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from pilotlight.engine.text.chat_template import ChatTemplate
+from pilotlight.engine.text.formats.format_registry import FORMATS, ToolFormat, think_tags_of, tool_format_of
+from pilotlight.engine.text.formats.grammars import Grammar
+from pilotlight.engine.text.formats.markers import Markers
+from pilotlight.engine.text.formats.parser import AnswerParser, Reader, plain
+from pilotlight.engine.text.formats.parts import AnswerRules, Thinking
+from pilotlight.engine.text.formats.scanner import Reading, Scanner
+from pilotlight.engine.text.formats.tools import thinking as thinking_tags
+from pilotlight.engine.text.formats.tools.thinking import ThinkTags
+from pilotlight.engine.text.tokenizer import Tokenizer
+
+ENDING = 16  # tokens of a prompt that may tell where it leaves the reasoning
+
+
+class AnswerFormat:
+    def __init__(self, tokenizer: Tokenizer, tools: ToolFormat | None, think: ThinkTags | None) -> None:
+        self._tokenizer = tokenizer
+        self.tools = tools
+        self._think = None if tools is not None and tools.frames_all else think
+        self._markers = Markers(tokenizer, (*(tools.tags if tools else ()), *(self._think or ())))
+
+    @property
+    def _frames_all(self) -> bool:
+        return self.tools is not None and self.tools.frames_all
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer, template: ChatTemplate, tool_format: str | None = None) -> "AnswerFormat":
+        """Return a checkpoint's format. `tool_format`: that of its calls by name; None: as its template tells."""
+        named = next((each for each in FORMATS if each.name == tool_format), None)
+        return cls(tokenizer, named or tool_format_of(template), think_tags_of(template))
+
+    def thinking_after(self, prompt: Sequence[int], continued: str | None = None) -> Thinking:
+        """Return where a prompt leaves the reasoning. `continued`: the text of the message that the answer goes on with."""
+        if self._think is None:
+            return Thinking.CLOSED
+        if continued is not None:
+            is_open = continued.rfind(self._think.open) > continued.rfind(self._think.close)
+            return Thinking.OPEN if is_open else Thinking.CLOSED
+        return thinking_tags.state_of(self._markers.ending(prompt[-ENDING:]), self._think, self._markers)
+
+    def has_reasoning(self, thinking: Thinking) -> bool:
+        """Tell whether there may be reasoning before an answer."""
+        return self._frames_all or (self._think is not None and thinking is not Thinking.CLOSED)
+
+    @property
+    def marks_calls(self) -> bool:
+        """Tell whether calls begin with a token that begins nothing else: then a call can be told from text at once."""
+        return self.tools is not None and self.tools.is_marked and self._markers.is_token(self.tools.tags[0])
+
+    def parser(self, thinking: Thinking, schemas: Mapping[str, dict[str, Any]]) -> AnswerParser:
+        """`schemas`: of the arguments of the tools that may be called, by name; without any, calls are text."""
+        tools = self.tools if schemas or self._frames_all else None
+        also_ends = tuple(self._markers[tag] for tag in tools.ends_thinking) if tools else ()
+        reader = partial(
+            _read, thinking=thinking, think=self._think, also_ends=also_ends, body=tools.read if tools else plain
+        )
+        return AnswerParser(self._markers, self._tokenizer.detokenizer(), reader, schemas)
+
+    def grammar(self, thinking: Thinking, rules: AnswerRules) -> str:
+        """Return the grammar of an answer with its reasoning, in llguidance's dialect of Lark."""
+        grammar = Grammar()
+        before = thinking_tags.write(grammar, self._think, thinking, self._markers) if self._think else ""
+        grammar.rule("start", f"{before}answer")
+        if self.tools is not None and (rules.tools or self._frames_all):
+            self.tools.write(grammar, rules, self._markers)
+        else:
+            assert rules.document is not None, "without a format nobody can call"
+            grammar.rule("answer", rules.document)
+        return str(grammar)
+
+
+def raw_parser(tokenizer: Tokenizer) -> AnswerParser:
+    """Return a parser to which everything is text."""
+    return AnswerParser(Markers(tokenizer, ()), tokenizer.detokenizer(), plain, {})
+
+
+def _read(
+    s: Scanner, thinking: Thinking, think: ThinkTags | None, also_ends: Sequence[str], body: Reader
+) -> Reading[None]:
+    if think is not None:
+        yield from thinking_tags.read(s, think, thinking, also_ends)
+    yield from body(s)

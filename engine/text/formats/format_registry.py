@@ -1,0 +1,67 @@
+"""The formats of tool calls by name, and which of them a checkpoint was trained on. A new one is one file and one line here."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from pilotlight.engine.text.chat_template import ChatTemplate
+from pilotlight.engine.text.formats.grammars import Grammar
+from pilotlight.engine.text.formats.markers import Markers
+from pilotlight.engine.text.formats.parser import Reader
+from pilotlight.engine.text.formats.parts import AnswerRules
+from pilotlight.engine.text.formats.tools import (
+    deepseek,
+    glm,
+    harmony,
+    hermes,
+    kimi,
+    llama_tools,
+    mistral_tools,
+    pythonic,
+    qwen_coder,
+    thinking,
+)
+from pilotlight.engine.text.formats.tools.thinking import ThinkTags
+
+
+def _any_name(name: str) -> bool:
+    return True
+
+
+class ToolFormat(NamedTuple):
+    name: str
+    tags: tuple[str, ...]  # its markers
+    read: Reader  # of text and calls to the end of the answer
+    write: Callable[[Grammar, AnswerRules, Markers], None]  # the grammar of an answer that follows the rules
+    told_by: tuple[str, ...]  # texts that a template has, all of them, if its model writes calls so
+    allows: Callable[[str], bool] = _any_name  # whether a tool of this name can be called
+    ends_thinking: tuple[str, ...] = ()  # markers before which some models leave their reasoning open
+    frames_all: bool = False  # answers without calls stand in it as well, and their reasoning
+    is_marked: bool = True  # calls begin with the first marker, alone or in sections, and nothing else does
+    efforts: tuple[str, ...] = ()  # words for how much to think that its models know; none: their templates judge
+
+
+# The first that fits. Names are vLLM's, but for harmony and Mistral's newer form.
+FORMATS = (
+    ToolFormat("harmony", harmony.TAGS, harmony.read, harmony.write, (harmony.CHANNEL,), harmony.allows, frames_all=True, is_marked=False,
+               efforts=harmony.EFFORTS),
+    ToolFormat("kimi_k2", kimi.TAGS, kimi.read, kimi.write, (kimi.SECTION,), kimi.allows, (kimi.SECTION,)),
+    ToolFormat("deepseek_v3", deepseek.TAGS, deepseek.read, deepseek.write_v3, (deepseek.SECTION, deepseek.FENCE), deepseek.allows),
+    ToolFormat("deepseek_v31", deepseek.TAGS, deepseek.read, deepseek.write_v31, (deepseek.SECTION,), deepseek.allows),
+    ToolFormat("mistral_v11", mistral_tools.TAGS, mistral_tools.read, mistral_tools.write_named,
+               (mistral_tools.OPEN, mistral_tools.ARGUMENTS), mistral_tools.allows),
+    ToolFormat("mistral", mistral_tools.TAGS, mistral_tools.read, mistral_tools.write_list, (mistral_tools.OPEN,)),
+    ToolFormat("glm45", glm.TAGS, glm.read, glm.write, (glm.KEY,), glm.allows),
+    ToolFormat("qwen3_coder", qwen_coder.TAGS, qwen_coder.read, qwen_coder.write, (qwen_coder.FUNCTION, qwen_coder.PARAMETER), qwen_coder.allows),
+    ToolFormat("hermes", hermes.TAGS, hermes.read, hermes.write, (hermes.OPEN,)),
+    ToolFormat("llama3_json", llama_tools.TAGS, llama_tools.read, llama_tools.write, ("dictionary of argument name",), is_marked=False),
+    ToolFormat("pythonic", pythonic.TAGS, pythonic.read, pythonic.write, ("[func_name1(",), pythonic.allows, is_marked=False),
+)  # fmt: skip
+
+
+def tool_format_of(template: ChatTemplate) -> ToolFormat | None:
+    """Return the format in whose markers a checkpoint's template writes earlier calls."""
+    return next((each for each in FORMATS if all(map(template.mentions, each.told_by))), None)
+
+
+def think_tags_of(template: ChatTemplate) -> ThinkTags | None:
+    return next((tags for tags in thinking.TAGS if template.mentions(tags.open) or template.mentions(tags.close)), None)

@@ -1,0 +1,82 @@
+"""The markers of a format, in a model's vocabulary: those that are tokens are told from text by their ids.
+
+A marker that is one token stands in what parsers read as one character that no text can hold: a surrogate, which UTF-8 cannot spell. So the same
+characters, spelled by other tokens, are text. A marker that no token stands for is found by its spelling. Refuses to know what markers mean.
+"""
+
+import json
+import re
+from collections.abc import Sequence
+
+from pilotlight.engine.text.tokenizer import Detokenizer, Tokenizer
+
+_FIRST = 0xD800
+_TOKENS = re.compile("[\ud800-\udfff]")
+# A tag that may be quoted in a text; nobody writes `<|call|>` there.
+_MARKUP = re.compile(r"</?\w+=?>?|\[/?\w+\]", re.ASCII)
+
+
+class Markers:
+    """A format's markers as one model writes them. For several threads."""
+
+    def __init__(self, tokenizer: Tokenizer, tags: Sequence[str]) -> None:
+        found = {tag: tokenizer.added_token_id(tag) for tag in dict.fromkeys(tags)}
+        self._ids = {tag: token_id for tag, token_id in found.items() if token_id is not None}
+        self._written = {tag: chr(_FIRST + number) if tag in self._ids else tag for number, tag in enumerate(found)}
+        self._tags = {token_id: tag for tag, token_id in self._ids.items()}
+        self._spelling = {
+            ord(self._written[tag]): "" if tokenizer.is_special(token_id) else tag
+            for tag, token_id in self._ids.items()
+        }
+        self._quotable = {
+            self._written[tag]
+            for tag, token_id in self._ids.items()
+            if _MARKUP.fullmatch(tag) and not tokenizer.is_special(token_id)
+        }
+        self._tokenizer = tokenizer
+
+    def __getitem__(self, tag: str) -> str:
+        """Return the marker as it stands in what parsers read."""
+        return self._written[tag]
+
+    def all(self) -> tuple[str, ...]:
+        return tuple(self._written.values())
+
+    def lark(self, tag: str) -> str:
+        """Return the marker as it stands in a grammar: by its id, where it has one, for which no text stands then."""
+        return f"<[{self._ids[tag]}]>" if tag in self._ids else json.dumps(tag, ensure_ascii=False)
+
+    def is_token(self, tag: str) -> bool:
+        return tag in self._ids
+
+    def push(self, detokenizer: Detokenizer, token_id: int) -> str:
+        """Return what a token adds to what is read."""
+        tag = self._tags.get(token_id)
+        if tag is None:
+            return detokenizer.push(token_id)
+        before = detokenizer.finish()  # bytes that no longer become a character
+        detokenizer.push(token_id)
+        return before + self._written[tag]
+
+    def ending(self, token_ids: Sequence[int]) -> str:
+        """Return some tokens as they are read, without white space at their end."""
+        detokenizer = self._tokenizer.detokenizer()
+        return "".join(self.push(detokenizer, token_id) for token_id in token_ids).rstrip()
+
+    def as_text(self, text: str) -> str:
+        """Return what was read as a client may see it: of a special token, nothing."""
+        return text.translate(self._spelling) if _TOKENS.search(text) else text
+
+    def is_quotable(self, character: str) -> bool:
+        """Tell whether this marker, a token, is text inside a call's string; any other ends the call there."""
+        return character in self._quotable
+
+
+def held_suffix(text: str, tags: Sequence[str]) -> int:
+    """Return the length of the longest end of `text` that could be the beginning of one of `tags`."""
+    longest = max(map(len, tags), default=0)
+    for length in range(min(longest - 1, len(text)), 0, -1):
+        end = text[-length:]
+        if any(tag.startswith(end) for tag in tags):
+            return length
+    return 0

@@ -1,0 +1,67 @@
+"""An answer's tokens to its parts. What comes out does not depend on how many come at once."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from pilotlight.engine.text.formats.markers import Markers
+from pilotlight.engine.text.formats.parts import Part
+from pilotlight.engine.text.formats.scanner import Reading, Scanner
+from pilotlight.engine.text.tokenizer import Detokenizer
+
+Reader = Callable[[Scanner], Reading[None]]
+
+
+class AnswerParser:
+    """Push tokens, take parts."""
+
+    def __init__(
+        self, markers: Markers, detokenizer: Detokenizer, reader: Reader, schemas: Mapping[str, dict[str, Any]]
+    ) -> None:
+        self._detokenizer = detokenizer
+        self._scanner = Scanner(markers, schemas)
+        self._reading = reader(self._scanner)
+        next(self._reading, None)
+        self.num_pushed = 0  # characters, of which a marker that is a token is one
+
+    @property
+    def num_settled(self) -> int:
+        """Characters whose meaning is known: what they have to show has been put out."""
+        return self.num_pushed - self._scanner.num_held
+
+    @property
+    def is_pending(self) -> bool:
+        """Tell whether the last token's text is not whole yet."""
+        return self._detokenizer.is_pending
+
+    def start_of(self, token_id: int) -> int:
+        """Return how many characters stand before this token, if it is the next."""
+        return self.num_pushed + self._detokenizer.held_before(token_id)
+
+    @property
+    def is_reasoning(self) -> bool:
+        return self._scanner.is_reasoning
+
+    def push(self, token_id: int) -> list[Part]:
+        return self._read(self._scanner.markers.push(self._detokenizer, token_id))
+
+    def finish(self, *, is_cut: bool) -> list[Part]:
+        """Return what is left. `is_cut`: the model would have gone on, so what may be the beginning of a marker is nothing else."""
+        self._scanner.is_cut = is_cut
+        parts = self._read(self._detokenizer.finish())
+        self._scanner.has_ended = True
+        return parts + self._read("")
+
+    def _read(self, text: str) -> list[Part]:
+        self.num_pushed += len(text)
+        self._scanner.text += text
+        next(self._reading, None)
+        return self._scanner.out.take()
+
+
+def plain(s: Scanner) -> Reading[None]:
+    """Read an answer that is text to its end."""
+    while True:
+        s.out.put_text(s.read(len(s.text)))
+        if s.has_ended:
+            return
+        yield

@@ -1,0 +1,89 @@
+"""Answers of gpt-oss: messages on channels, of which one is reasoning, one calls tools and one is the answer.
+
+    <|channel|>analysis<|message|>The user wants ...<|end|>
+    <|start|>assistant<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>{"city": "Paris"}<|call|>
+
+Source: OpenAI's cookbook, "OpenAI harmony response format". The prompt ends with `<|start|>assistant`; `<|call|>` and `<|return|>` end the answer.
+Commentary that is addressed to nobody is for the user. Every answer stands in this form, tools or not.
+"""
+
+import re
+
+from pilotlight.engine.text.formats import values
+from pilotlight.engine.text.formats.grammars import TEXT, Grammar, quoted
+from pilotlight.engine.text.formats.markers import Markers
+from pilotlight.engine.text.formats.parts import AnswerRules, ReasoningPart
+from pilotlight.engine.text.formats.scanner import Reading, Scanner
+
+START, END, CHANNEL, MESSAGE = "<|start|>", "<|end|>", "<|channel|>", "<|message|>"
+CONSTRAIN, CALL, RETURN = "<|constrain|>", "<|call|>", "<|return|>"
+TAGS = (START, END, CHANNEL, MESSAGE, CONSTRAIN, CALL, RETURN)
+FUNCTIONS = "functions."
+EFFORTS = ("low", "medium", "high")  # the system message's "Reasoning: "; its template would write any word there
+
+_RECIPIENT = re.compile(r"to=([^\s<\ud800-\udfff]+)")
+
+
+def read(s: Scanner) -> Reading[None]:
+    """Read messages to the end of the answer."""
+    start, end, channel, message, _, call, returned = (s.markers[tag] for tag in TAGS)
+    ends = (end, call, returned, start, channel)
+    while (yield from s.first()):
+        if (yield from s.starts(" to=", "to=", start, channel)) is None:
+            yield from _text(s, ends)
+            continue
+        s.hold()
+        header: list[str] = []
+        yield from s.until((message,), header.append)
+        yield from s.skip(message)
+        s.release()
+        said = "".join(header)
+        recipient = _RECIPIENT.search(said)
+        if recipient and recipient[1].startswith(FUNCTIONS) and s.schemas and (yield from s.beyond_space()) == "{":
+            s.begin_call(recipient[1].removeprefix(FUNCTIONS))
+            yield from values.value(s, s.out.argue)
+            s.end_call()
+            yield from s.until(ends, values.drop)
+            yield from s.skip(end, call, returned)
+        elif recipient or said.partition(channel)[2].strip().startswith("analysis"):
+            s.is_reasoning = True
+            yield from _text(s, ends, is_reasoning=True)
+            s.is_reasoning = False
+        else:
+            yield from _text(s, ends)
+
+
+def _text(s: Scanner, ends: tuple[str, ...], *, is_reasoning: bool = False) -> Reading[None]:
+    """Read a message's text to its end, a marker that begins another left unread."""
+    ending = yield from s.text_until(ends, *((ReasoningPart,) if is_reasoning else ()))
+    if ending in ends[:3]:
+        s.release()
+        s.out.drop_space()
+    else:
+        s.give_back()
+
+
+def write(grammar: Grammar, rules: AnswerRules, markers: Markers) -> None:
+    """Write the grammar of an answer with its reasoning."""
+    channel, message, on = markers.lark(CHANNEL), markers.lark(MESSAGE), f'{markers.lark(START)} "assistant"'
+    is_token = markers.is_token(END)
+    thought = grammar.up_to("thought", markers.lark(END), is_token=is_token)
+    reasoning = grammar.rule("reasoning", f'{channel} "analysis" {message} {thought} {on}')
+    ways = []
+    if rules.tools:
+        calls = []
+        for number, tool in enumerate(rules.tools):
+            header = f'{quoted(f"commentary to={FUNCTIONS}{tool.name} ")} {markers.lark(CONSTRAIN)} "json" {message}'
+            arguments = grammar.arguments(number, tool)
+            calls.append(grammar.rule(f"call{number}", f"{channel} {header} {arguments}"))
+        ways.append(grammar.rule("call", " | ".join(calls)))
+    if rules.document is not None:
+        ways.append(f'{channel} "final" {message} {grammar.rule("document", rules.document)}')
+    elif rules.may_be_text:
+        ways.append(f'{channel} ("final" | "commentary") {message} {grammar.rule("text", TEXT)}')
+    grammar.rule("answer", f"{reasoning}* ({' | '.join(ways)})")
+
+
+def allows(name: str) -> bool:
+    """Tell whether a tool of this name can be called."""
+    return _RECIPIENT.fullmatch(f"to={FUNCTIONS}{name}") is not None

@@ -1,0 +1,37 @@
+"""Tool calls as Hermes 2 Pro, Qwen 2.5 and 3 and Ember write them: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, in tags of their own.
+
+Source: the model card of NousResearch/Hermes-2-Pro, "Prompt Format for Function Calling". What stands behind a tag and begins no call is text, the
+tag included: what a model wrote is not swallowed.
+"""
+
+from pilotlight.engine.text.formats import values
+from pilotlight.engine.text.formats.grammars import Grammar, quoted
+from pilotlight.engine.text.formats.markers import Markers
+from pilotlight.engine.text.formats.parts import AnswerRules
+from pilotlight.engine.text.formats.scanner import Reading, Scanner
+
+OPEN, CLOSE = "<tool_call>", "</tool_call>"
+TAGS = (OPEN, CLOSE)
+NEWLINE_BRACE = "}\n"  # what is between a call's arguments and its closing tag
+
+
+def read(s: Scanner) -> Reading[None]:
+    """Read text and calls to the end of the answer."""
+    opens, closes = s.markers[OPEN], s.markers[CLOSE]
+    while (yield from s.text_until((opens,))) is not None:
+        if (yield from values.call(s)):
+            yield from s.until((closes, opens), values.drop)
+            yield from s.skip(closes)
+        else:
+            s.unread(opens)
+
+
+def write(grammar: Grammar, rules: AnswerRules, markers: Markers) -> None:
+    """Write the grammar of an answer: calls stand on lines of their own, as in the templates."""
+    calls = []
+    for number, tool in enumerate(rules.tools):
+        begin = quoted('\n{"name": ' + quoted(tool.name) + ', "arguments": ')
+        arguments = grammar.arguments(number, tool)
+        calls.append(grammar.rule(f"call{number}", f"{begin} {arguments} {quoted(NEWLINE_BRACE)}"))
+    body = grammar.rule("body", " | ".join(calls))
+    grammar.answer(rules, markers, OPEN, f"{body} {markers.lark(CLOSE)}", between=r"/\n*/")

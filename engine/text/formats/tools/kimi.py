@@ -1,0 +1,61 @@
+"""Tool calls as Kimi K2 writes them: one section of calls, each with an id that has the function's name and the call's number.
+
+    <|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:0<|tool_call_argument_begin|>{"city": "Paris"}<|tool_call_end|>
+    <|tool_calls_section_end|>
+
+Source: moonshotai/Kimi-K2-Instruct, docs/tool_call_guidance.md. The ids are the client's too: the template writes results under them.
+"""
+
+import re
+
+from pilotlight.engine.text.formats import values
+from pilotlight.engine.text.formats.grammars import Grammar, quoted
+from pilotlight.engine.text.formats.markers import Markers
+from pilotlight.engine.text.formats.parts import AnswerRules
+from pilotlight.engine.text.formats.scanner import Reading, Scanner
+
+SECTION, SECTION_END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
+CALL, ARGUMENTS, CALL_END = "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"
+TAGS = (SECTION, SECTION_END, CALL, ARGUMENTS, CALL_END)
+
+_ID = re.compile(r"[^<\ud800-\udfff]+")
+
+
+def read(s: Scanner) -> Reading[None]:
+    """Read text and calls to the end of the answer."""
+    section, section_end, call, arguments, call_end = (s.markers[tag] for tag in TAGS)
+    while (yield from s.text_until((section,))) is not None:
+        before = s.out.num_calls
+        while True:
+            yield from s.beyond_space()
+            if not (yield from s.skip(call)):
+                break
+            call_id = (yield from s.run(_ID)).strip()
+            name = call_id.removeprefix("functions.").rpartition(":")[0] or call_id
+            if not name or not (yield from s.skip(arguments)) or (yield from s.beyond_space()) != "{":
+                break
+            s.begin_call(name, call_id)
+            yield from values.value(s, s.out.argue)
+            s.end_call()
+            yield from s.until((call_end, call, section_end), values.drop)
+            yield from s.skip(call_end)
+        if s.out.num_calls == before or s.was_cut:
+            s.unread(section)
+        else:
+            yield from s.skip(section_end)
+
+
+def write(grammar: Grammar, rules: AnswerRules, markers: Markers) -> None:
+    """Write the grammar of an answer."""
+    calls = []
+    for number, tool in enumerate(rules.tools):
+        begin = f"{quoted(f'functions.{tool.name}:')} /[0-9]{{1,3}}/ {markers.lark(ARGUMENTS)}"
+        calls.append(grammar.rule(f"call{number}", f"{begin} {grammar.arguments(number, tool)}"))
+    body = grammar.rule("body", f"{markers.lark(CALL)} ({' | '.join(calls)}) {markers.lark(CALL_END)}")
+    rest = f"{body if rules.is_single else f'{body}+'} {markers.lark(SECTION_END)}"
+    grammar.answer(rules, markers, SECTION, rest)
+
+
+def allows(name: str) -> bool:
+    """Tell whether a tool of this name can be called."""
+    return _ID.fullmatch(name) is not None and name == name.strip()

@@ -1,0 +1,81 @@
+"""Tool calls as Mistral's models write them, behind the token `[TOOL_CALLS]`.
+
+Up to version 7 of their tokenizers it is one list of objects with a name and arguments; from version 11 on each call has a token of its own, a name,
+at times an id, and its arguments: `[TOOL_CALLS]get_weather[ARGS]{"city": "Paris"}`. Both are read, whichever was expected. Ids are nine letters and
+digits, or the templates refuse them. Source: mistralai/mistral-common, tokens/tokenizers/instruct.py.
+"""
+
+import re
+import secrets
+import string
+
+from pilotlight.engine.text.formats import values
+from pilotlight.engine.text.formats.grammars import Grammar, quoted
+from pilotlight.engine.text.formats.markers import Markers
+from pilotlight.engine.text.formats.parts import AnswerRules
+from pilotlight.engine.text.formats.scanner import Reading, Scanner
+
+OPEN, ARGUMENTS, CALL_ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
+TAGS = (OPEN, ARGUMENTS, CALL_ID)
+
+_NAME = re.compile(r"[^\[{\n\ud800-\udfff]+")
+
+
+def new_id() -> str:
+    return "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(9))
+
+
+def read(s: Scanner) -> Reading[None]:
+    """Read text and calls to the end of the answer."""
+    opens = s.markers[OPEN]
+    while (yield from s.text_until((opens,))) is not None:
+        before = s.out.num_calls
+        if (yield from s.beyond_space()) == "[" and not (yield from s.starts(*s.markers.all())):
+            s.read(1)
+            while (yield from values.call(s, new_id=new_id)):
+                yield from s.beyond_space()
+                if not (yield from s.skip(",")):
+                    yield from s.skip("]")
+                    break
+        else:
+            yield from _call(s)
+        if s.out.num_calls == before or s.was_cut:
+            s.unread(opens)
+
+
+def _call(s: Scanner) -> Reading[None]:
+    name = (yield from s.run(_NAME)).strip()
+    call_id = ""
+    if (yield from s.skip(s.markers[CALL_ID])):
+        call_id = (yield from s.run(_NAME)).strip()
+    yield from s.skip(s.markers[ARGUMENTS])
+    if name and (yield from s.beyond_space()) == "{":
+        s.begin_call(name, call_id or new_id())
+        yield from values.value(s, s.out.argue)
+        s.end_call()
+
+
+def write_list(grammar: Grammar, rules: AnswerRules, markers: Markers) -> None:
+    """Write the grammar of an answer with a list of calls."""
+    calls = []
+    for number, tool in enumerate(rules.tools):
+        begin = quoted(f'{{"name": {quoted(tool.name)}, "arguments": ')
+        calls.append(grammar.rule(f"call{number}", f'{begin} {grammar.arguments(number, tool)} "}}"'))
+    call = grammar.rule("body", " | ".join(calls))
+    listed = call if rules.is_single else f'{call} (", " {call})*'
+    grammar.answer(rules, markers, OPEN, f'/ ?/ "[" {listed} "]"')
+
+
+def write_named(grammar: Grammar, rules: AnswerRules, markers: Markers) -> None:
+    """Write the grammar of an answer whose calls have a token each."""
+    calls = []
+    call_id = f"({markers.lark(CALL_ID)} /[a-zA-Z0-9]{{9}}/)? " if markers.is_token(CALL_ID) else ""
+    for number, tool in enumerate(rules.tools):
+        begin = f"{quoted(tool.name)} {call_id}{markers.lark(ARGUMENTS)}"
+        calls.append(grammar.rule(f"call{number}", f"{begin} {grammar.arguments(number, tool)}"))
+    grammar.answer(rules, markers, OPEN, grammar.rule("body", " | ".join(calls)), between='""')
+
+
+def allows(name: str) -> bool:
+    """Tell whether a tool of this name can be called."""
+    return _NAME.fullmatch(name) is not None and name == name.strip()

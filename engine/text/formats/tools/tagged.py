@@ -1,0 +1,190 @@
+"""Arguments between tags, a value each, which is text where the tool's schema says that it is a string, and else JSON.
+
+What two formats have in common (qwen_coder.py, glm.py). A closing tag inside a text is text, unless something follows that may follow a value.
+"""
+
+import re
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from pilotlight.engine.text.formats import values
+from pilotlight.engine.text.formats.grammars import Grammar, in_slashes, quoted, whole
+from pilotlight.engine.text.formats.parts import CallableTool
+from pilotlight.engine.text.formats.scanner import Reading, Scanner
+
+MOST_SPACE = 64  # characters behind a closing tag, before what tells whether it is one
+ANYTHING = r"(?:.|\n)*"
+NAME = re.compile(r"[^<>\n\ud800-\udfff]+")
+_KINDS = {"n": "null", "t": "boolean", "f": "boolean", '"': "string", "{": "object", "[": "array"}
+_REFUSED = ("format", "anyOf", "oneOf", "allOf", "not")
+
+
+class ValueTags(NamedTuple):
+    """What ends a value, and what may come behind that."""
+
+    close: str
+    padding: str  # between a value and its tags, on either side
+    followers: tuple[str, ...]
+
+
+def allows(name: str) -> bool:
+    """Tell whether a tool of this name can be called in such a format."""
+    return NAME.fullmatch(name) is not None and name == name.strip()
+
+
+def value(s: Scanner, key: str, schema: dict[str, Any], tags: ValueTags) -> Reading[None]:
+    """Read an argument's value to the end of its closing tag, and put it out as JSON: a text as it comes, another value at its end."""
+    kinds = kinds_of(properties_of(schema).get(key), schema)
+    if tags.padding:
+        yield from s.skip(tags.padding)
+    if kinds == {"string"}:
+        s.out.argue('"')
+        is_whole = yield from _to_end(s, tags, lambda text: s.out.argue(values.escaped(s.markers.as_text(text))))
+        if is_whole:
+            s.out.argue('"')
+        return
+    raw: list[str] = []
+    s.hold()
+    is_whole = yield from _to_end(s, tags, raw.append)
+    s.release()
+    if is_whole:
+        text = s.markers.as_text("".join(raw))
+        found = values.as_json(text, s)
+        is_other = _KINDS.get(found[0], "number") in kinds | ({"number"} if "integer" in kinds else set())
+        is_text = "string" in kinds and not is_other
+        s.out.argue(f'"{values.escaped(text)}"' if is_text else found)
+
+
+def _to_end(s: Scanner, tags: ValueTags, put: values.Put) -> Reading[bool]:
+    words = (tags.padding + tags.close, tags.close) if tags.padding else (tags.close,)
+    while True:
+        word = yield from s.until(words, put)
+        if word is None:
+            return not s.is_cut
+        is_end = yield from _is_followed(s, word, tags.followers)
+        text = s.read(len(word))
+        if is_end:
+            return True
+        put(text)
+
+
+def _is_followed(s: Scanner, word: str, followers: Sequence[str]) -> Reading[bool]:
+    while True:
+        behind = s.text[len(word) :]
+        rest = behind.lstrip()
+        if rest.startswith(tuple(followers)):
+            return True
+        if s.has_ended:
+            return not rest or any(each.startswith(rest) for each in followers)
+        if (rest and not any(each.startswith(rest) for each in followers)) or len(behind) - len(rest) > MOST_SPACE:
+            return False
+        yield
+
+
+def kinds_of(schema: Any, root: dict[str, Any]) -> set[str]:
+    """Return the types that a schema allows, as far as it says."""
+    if not isinstance(schema, dict):
+        return set()
+    if isinstance(reference := schema.get("$ref"), str):
+        *_, group, name = ["", "", *reference.split("/")]
+        shared = root.get(group)
+        return kinds_of(shared.get(name), {}) if isinstance(shared, dict) else set()
+    kinds: set[str] = set()
+    for part in (*listed(schema.get("anyOf")), *listed(schema.get("oneOf"))):
+        kinds |= kinds_of(part, root)
+    given = schema.get("type")
+    kinds |= {kind for kind in (given, *listed(given)) if isinstance(kind, str)}
+    known = [schema["const"]] if "const" in schema else listed(schema.get("enum"))
+    return kinds or {"string" if isinstance(each, str) else "object" for each in known}
+
+
+def properties_of(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return a schema's properties; none where it says what no schema may."""
+    properties = schema.get("properties")
+    return properties if isinstance(properties, dict) else {}
+
+
+def listed(value: Any) -> list[Any]:
+    """Return a schema's list; an empty one where it has something else."""
+    return value if isinstance(value, list) else []
+
+
+class ValueGrammar(NamedTuple):
+    """How a format writes an argument, as parts of Lark rules."""
+
+    begin: str  # with KEY for its key
+    free_begin: str  # of one whose key may be any
+    close: str
+    is_token: bool  # the closing tag
+    padding: str  # before it, behind JSON
+    behind: str  # it, as a part of a rule
+
+
+def write(grammar: Grammar, prefix: str, tool: CallableTool, tags: ValueGrammar) -> str:
+    """Write the rules of a tool's arguments, in the order of its schema, and return what stands for them."""
+    schema = tool.schema
+    properties = properties_of(schema)
+    if not properties:
+        if schema.get("additionalProperties") is False:
+            return ""
+        free = grammar.up_to(f"{prefix}_value", tags.close, is_token=tags.is_token)
+        return f"({tags.free_begin} {free} {tags.behind})*"
+    required = listed(schema.get("required"))
+    shared: dict[str, Any] = {name: schema[name] for name in ("$defs", "definitions") if name in schema}
+    arguments = []
+    for number, (key, given) in enumerate(properties.items()):
+        begin = tags.begin.replace("KEY", quoted(key)[1:-1])
+        argument = f"{begin} {_value(grammar, f'{prefix}_{number}', key, given, tool, shared, tags)} {tags.behind}"
+        arguments.append(argument if key in required else f"({argument})?")
+    return " ".join(arguments)
+
+
+def _value(
+    grammar: Grammar, rule: str, key: str, given: Any, tool: CallableTool, shared: dict[str, Any], tags: ValueGrammar
+) -> str:
+    root = tool.schema
+    padding = f"{quoted(tags.padding)} " if tags.padding else ""
+    if kinds_of(given, root) != {"string"} or not isinstance(given, dict):
+        schema = {**shared, **given} if isinstance(given, dict) else {}
+        return f"{grammar.json(rule, schema, is_lenient=tool.is_lenient)} {padding}{tags.close}"
+    if "$ref" in given:
+        given = root[given["$ref"].split("/")[1]][given["$ref"].split("/")[2]]
+    choices = [given["const"]] if "const" in given else listed(given.get("enum"))
+    if choices:
+        if not all(isinstance(choice, str) for choice in choices):
+            raise ValueError(f"the string {key!r} is to be what is none")
+        return f"({' | '.join(quoted(choice) for choice in choices)}) {padding}{tags.close}"
+    if refused := next((name for name in _REFUSED if name in given), None):
+        raise ValueError(f"{refused!r} of the string {key!r} cannot be enforced in this model's format of calls")
+    if any(name in given for name in ("minLength", "maxLength", "pattern")):
+        least, most = whole(given.get("minLength", 0)), whole(given.get("maxLength", ""))
+        if type(least) is not int or (most != "" and type(most) is not int):
+            raise ValueError(f"minLength and maxLength of {key!r} are numbers")
+        text = f"/[^<]{{{least},{most}}}/"
+        if "pattern" in given:
+            text = grammar.rule(rule.upper(), f"{text} & {in_slashes(_whole(given['pattern'], key))}")
+        return f"{text} {padding}{tags.close}"
+    return grammar.up_to(rule, tags.close, is_token=tags.is_token)
+
+
+def _whole(pattern: Any, key: str) -> str:
+    """Return a schema's pattern, which may match anywhere in a string unless it says where, as one of whole strings."""
+    if not isinstance(pattern, str):
+        raise ValueError(f"the pattern of {key!r} is no string")
+    begins, ends = pattern.startswith("^"), re.search(r"(?<!\\)(?:\\\\)*\$\Z", pattern) is not None
+    if (begins or ends) and _has_alternatives(pattern):
+        raise ValueError(
+            f"the pattern of {key!r} has alternatives that begin or end apart: put them in a group, as in ^(a|b)$"
+        )
+    middle = pattern[begins : len(pattern) - ends]
+    return f"{'' if begins else ANYTHING}(?:{middle}){'' if ends else ANYTHING}"
+
+
+def _has_alternatives(pattern: str) -> bool:
+    """Tell whether a pattern is several, outside of any group."""
+    depth = 0
+    for sign in re.sub(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]", "", pattern, flags=re.DOTALL):
+        depth += (sign == "(") - (sign == ")")
+        if sign == "|" and not depth:
+            return True
+    return False

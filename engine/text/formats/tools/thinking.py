@@ -1,0 +1,60 @@
+"""Reasoning between two tags, before an answer: `<think>` of Qwen 3, DeepSeek, Kimi and GLM, `[THINK]` of Magistral.
+
+Sources: the model cards of Qwen/Qwen3-8B, deepseek-ai/DeepSeek-R1, moonshotai/Kimi-K2-Thinking and mistralai/Magistral-Small-2507. A template may
+have written the first tag, or both: the end of the prompt tells. White space at either end of the reasoning belongs to the tags.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from pilotlight.engine.text.formats.grammars import Grammar
+from pilotlight.engine.text.formats.markers import Markers
+from pilotlight.engine.text.formats.parts import ReasoningPart, Thinking
+from pilotlight.engine.text.formats.scanner import Reading, Scanner
+
+
+class ThinkTags(NamedTuple):
+    open: str
+    close: str
+
+
+TAGS = (ThinkTags("<think>", "</think>"), ThinkTags("[THINK]", "[/THINK]"))
+GAP = r"/\n*/"  # between reasoning and answer
+
+
+def state_of(ending: str, tags: ThinkTags, markers: Markers) -> Thinking:
+    """Return where a prompt with this end leaves the reasoning."""
+    if ending.endswith(markers[tags.open]):
+        return Thinking.OPEN
+    return Thinking.CLOSED if ending.endswith(markers[tags.close]) else Thinking.MAYBE
+
+
+def read(s: Scanner, tags: ThinkTags, thinking: Thinking, also_ends: Sequence[str]) -> Reading[None]:
+    """Read the reasoning, if there is any. `also_ends`: markers of what follows it, which some models write without closing it."""
+    opens, closes = s.markers[tags.open], s.markers[tags.close]
+    if thinking is Thinking.CLOSED:
+        return
+    s.is_reasoning = thinking is Thinking.OPEN  # some models write the first tag once more all the same
+    s.hold()
+    yield from s.beyond_space()
+    if not (yield from s.skip(opens)) and thinking is Thinking.MAYBE:
+        s.give_back()
+        return
+    s.release()
+    s.is_reasoning = True
+    s.out.drop_space()
+    ending = yield from s.text_until((closes, *also_ends), ReasoningPart)
+    s.is_reasoning = False
+    if ending == closes:
+        s.release()
+        s.out.drop_space()
+    else:
+        s.give_back()
+
+
+def write(grammar: Grammar, tags: ThinkTags, thinking: Thinking, markers: Markers) -> str:
+    """Write the grammar of the reasoning, and return what stands for it before an answer."""
+    if thinking is Thinking.CLOSED:
+        return ""
+    thought = grammar.up_to("thought", markers.lark(tags.close), is_token=markers.is_token(tags.close))
+    return f"{thought} {GAP} " if thinking is Thinking.OPEN else f"({markers.lark(tags.open)} {thought} {GAP})? "

@@ -1,0 +1,256 @@
+"""JSON as models write it, piece by piece: a value comes out as it goes in, but for what no reader of JSON could take.
+
+Numbers and words that are no JSON come out as strings, Python's True, False and None by their JSON names; halves of surrogate pairs as U+FFFD; line
+ends and other control characters inside a string, and backslashes before anything else, are escaped. Brackets and commas stay as they are: where a
+model forgets one, its arguments are no JSON, as they are with every server. RFC 8259 has the grammar.
+"""
+
+import json
+import re
+from collections.abc import Callable, Container
+from contextlib import suppress
+
+import msgspec
+
+from pilotlight.engine.text.formats.scanner import Reading, Scanner
+
+Put = Callable[[str], object]
+
+MOST_OF_A_NAME = 512  # characters
+MOST_OF_A_SCALAR = 400  # characters that wait for their end: no number that anybody reads is longer
+CALL_KEYS = frozenset({"name", "arguments", "parameters", "id", "type"})
+
+_PLAIN = re.compile(r'[^"\'\\\x00-\x1f\ud800-\udfff]+')
+_SCALAR = re.compile(r"""[^\s,:{}\[\]()"'<\ud800-\udfff]+""")
+_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?")
+_WORDS = {"true": "true", "false": "false", "null": "null", "True": "true", "False": "false", "None": "null"}
+_HIGH = re.compile(r"\\u[dD][89abAB][0-9a-fA-F]{2}")
+_LOW = re.compile(r"\\u[dD][c-fC-F][0-9a-fA-F]{2}")
+_CODE = re.compile(r"\\u[0-9a-fA-F]{4}")
+_OPENING, _CLOSING, _STRUCTURE = "{[(", "}])", "}]),:<"
+_LISTS = {"(": "[", ")": "]"}  # Python's tuples
+_objects = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
+
+def value(s: Scanner, put: Put) -> Reading[bool]:
+    """Read a value and put it out. Returns whether it is whole; it is not where the answer ends, or a marker stands, outside its strings."""
+    depth = 0
+    while True:
+        first = yield from s.beyond_space(put if depth else None)
+        if not first or (yield from s.starts(*s.markers.all())) is not None:
+            return False
+        if first in "\"'":
+            if not (yield from string(s, put)):
+                return False
+        elif first in _OPENING:
+            depth += 1
+            put(_LISTS.get(first, first))
+            s.read(1)
+        elif not depth and first in _STRUCTURE:
+            return False
+        elif first in _STRUCTURE:
+            depth -= first in _CLOSING
+            put(_LISTS.get(first, first))
+            s.read(1)
+        else:
+            yield from _scalar(s, put)
+        if not depth:
+            return True
+
+
+def string(s: Scanner, put: Put) -> Reading[bool]:
+    """Read a string, in either kind of quotes, and put it out in JSON's. A tag inside, such as `</tool_call>`, is text."""
+    quote = s.read(1)
+    put('"')
+    while first := (yield from s.first()):
+        if run := _PLAIN.match(s.text):
+            put(s.read(run.end()))
+        elif first == quote:
+            s.read(1)
+            put('"')
+            return True
+        elif first == "\\":
+            put((yield from _escape(s)))
+        elif "\ud800" <= first <= "\udfff":
+            if not s.markers.is_quotable(first):
+                return False
+            put(escaped(s.markers.as_text(s.read(1))))
+        else:
+            put(escaped(s.read(1)))
+    return False
+
+
+def as_json(text: str, s: Scanner) -> str:
+    """Return the JSON value that a text stands for; a text that is none is a string."""
+    alone = Scanner(s.markers, {})
+    alone.text = text.strip()
+    alone.has_ended = True
+    found: list[str] = []
+    reading = value(alone, found.append)
+    try:
+        next(reading)
+    except StopIteration as ending:
+        if ending.value and not alone.text.strip():
+            with suppress(ValueError, RecursionError):
+                msgspec.json.decode("".join(found), type=msgspec.Raw)
+                return "".join(found)
+    return f'"{escaped(text)}"'
+
+
+def escaped(text: str) -> str:
+    """Return a text as it stands inside a JSON string."""
+    return json.dumps(text, ensure_ascii=False)[1:-1]
+
+
+def name(s: Scanner) -> Reading[str | None]:
+    """Read a short string that has to be there whole and right; None where it is not."""
+    raw = ""
+    if (yield from s.beyond_space()) != '"':
+        return None
+    raw = s.read(1)
+    while len(raw) < MOST_OF_A_NAME:
+        first = yield from s.first()
+        if first == '"':
+            break
+        if first == "\\":
+            while len(s.text) < 2 and not s.has_ended:
+                yield
+            raw += s.read(2)
+        elif run := _PLAIN.match(s.text):
+            raw += s.read(run.end())
+        elif first == "'":
+            raw += s.read(1)
+        else:
+            return None
+    try:
+        return msgspec.json.decode(raw + s.read(1), type=str) or None
+    except ValueError:
+        return None
+
+
+def call(s: Scanner, *, only: Container[str] | None = None, new_id: Callable[[], str] | None = None) -> Reading[bool]:
+    """Read a call as one object with a name and arguments, in either order, to its closing brace. Returns whether it is a call: of one that is none,
+    nothing has been put out. `only`: of these tools, and with arguments. `new_id`: for a call without an id."""
+    if (yield from s.beyond_space()) != "{":
+        return False
+    s.read(1)
+    called: str | None = None
+    call_id: str | None = None
+    arguments: list[str] | None = None  # that came before the name
+    has_begun = False
+    while (first := (yield from s.beyond_space())) not in ("", "}"):
+        if first == "," and s.read(1):
+            continue
+        key = yield from name(s)
+        if (yield from s.beyond_space()) != ":" or not (key in CALL_KEYS or has_begun):
+            return has_begun
+        s.read(1)
+        if key == "name" and called is None:
+            called = yield from name(s)
+            if called is None or (only is not None and called not in only):
+                return False
+        elif key == "id" and not has_begun:
+            call_id = yield from name(s)
+        elif key in ("arguments", "parameters") and not has_begun:
+            if called is None:
+                arguments = []
+                if not (yield from value(s, arguments.append)):
+                    return False
+            elif not (yield from _arguments(s, called, call_id or (new_id and new_id()))):
+                return False
+            else:
+                has_begun = True
+        elif not (yield from value(s, drop)):
+            return has_begun
+    if not has_begun:
+        given = _object_of("".join(arguments) if arguments is not None else "{}")
+        if called is None or given is None or first != "}" or (only is not None and arguments is None):
+            return False
+        s.begin_call(called, call_id or (new_id and new_id()))
+        s.out.argue(given)
+        s.end_call()
+    s.read(1)
+    return True
+
+
+def _arguments(s: Scanner, called: str, call_id: str | None) -> Reading[bool]:
+    """Put out a call's arguments as they come; some models write the object once more as a string, which is put out when it is whole."""
+    first = yield from s.beyond_space()
+    if first == "{":
+        s.begin_call(called, call_id)
+        yield from value(s, s.out.argue)
+        s.end_call()
+        return True
+    raw: list[str] = []
+    given = _object_of("".join(raw)) if (yield from value(s, raw.append)) else None
+    if given is not None:
+        s.begin_call(called, call_id)
+        s.out.argue(given)
+        s.end_call()
+    return given is not None
+
+
+def _object_of(text: str) -> str | None:
+    """Return the JSON object that a value stands for; None where it stands for none."""
+    try:
+        if text.startswith('"'):
+            text = msgspec.json.decode(text, type=str)
+        if text == "null":
+            text = "{}"
+        _objects.decode(text)
+    except (ValueError, RecursionError):
+        return None
+    return text
+
+
+def _scalar(s: Scanner, put: Put) -> Reading[None]:
+    text = ""
+    while len(text) < MOST_OF_A_SCALAR:
+        if run := _SCALAR.match(s.text):
+            text = run[0]
+        if run is None or run.end() < len(s.text) or s.has_ended:
+            break
+        yield
+    s.read(len(text))
+    if _NUMBER.fullmatch(text) or text in _WORDS:
+        put(_WORDS.get(text, text))
+        return
+    put('"' + escaped(text))
+    while len(text) >= MOST_OF_A_SCALAR and (yield from s.first()) and (run := _SCALAR.match(s.text)):
+        put(escaped(s.read(run.end())))
+    put('"')
+
+
+def _escape(s: Scanner) -> Reading[str]:
+    """Read what follows a backslash, which is there unread, and return it as JSON has it."""
+    while len(s.text) < (6 if s.text[1:2] == "u" else 2):
+        if s.has_ended:
+            s.read(len(s.text))
+            return ""
+        yield
+    if _HIGH.match(s.text):
+        while not s.has_ended and len(s.text) < 12 and _may_go_on(s.text[6:]):
+            yield
+        return s.read(12) if _LOW.match(s.text, 6) else _replaced(s)
+    if _LOW.match(s.text):
+        return _replaced(s)
+    if _CODE.match(s.text):
+        return s.read(6)
+    if s.text[1:2] == "'":
+        return s.read(2)[1]
+    if s.text[1:2] in tuple('"\\/bfnrt'):
+        return s.read(2)
+    return "\\" + s.read(1)
+
+
+def _may_go_on(text: str) -> bool:
+    return "\\u".startswith(text[:2]) and len(text) < 6
+
+
+def _replaced(s: Scanner) -> str:
+    s.read(6)
+    return "\\ufffd"
+
+
+def drop(text: str) -> None:
+    """Put out nothing: for what is between the parts of a format."""

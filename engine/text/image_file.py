@@ -1,0 +1,71 @@
+"""Image files as Pillow reads them: their size, and their pixels. Refuses to know what an encoder makes of them."""
+
+import io
+from base64 import b64decode
+from typing import TYPE_CHECKING
+
+from pilotlight.engine.api.errors import ImageError
+from pilotlight.engine.text.image_prompt import IMAGE_FORMATS, MOST_PIXELS
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+
+def check_image(encoded: str, most_pixels: int) -> tuple[int, int]:
+    """Return the width and height of a file in base64, which is decoded unless it has more pixels. For a child process, where native decoders meet it
+    first. Raises ImageError."""
+    data = b64decode(encoded)
+    width, height = size_of(data)
+    if width * height <= most_pixels:
+        decoded(data)
+    return width, height
+
+
+def size_of(data: bytes) -> tuple[int, int]:
+    """Return the width and height that a file's header tells. Raises ImageError for what is no image, or one that moves."""
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        with Image.open(io.BytesIO(data), formats=IMAGE_FORMATS) as image:
+            size, is_still = image.size, image.format == "MPO" or not getattr(image, "is_animated", False)
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning):
+        raise ImageError("has far too many pixels") from None
+    except UnidentifiedImageError:
+        raise ImageError(
+            f"is none of {', '.join(IMAGE_FORMATS[:-1])} and {IMAGE_FORMATS[-1]}, or it is broken"
+        ) from None
+    except MemoryError:
+        raise
+    except Exception as error:  # whatever else a reader of files finds wrong with one
+        raise ImageError(f"cannot be read: {error}") from None
+    if not is_still:
+        raise ImageError("is animated: send one of its pictures")
+    if not all(size):
+        raise ImageError("has no pixels")
+    return size
+
+
+def decoded(data: bytes) -> tuple[int, int, bytearray]:
+    """Return width, height and pixels, [height, width, 3]; of an image that moves the first picture, on white what can be seen through. Raises
+    ImageError."""
+    from PIL import Image  # not at the start of every host: few models read images
+
+    try:
+        with Image.open(io.BytesIO(data), formats=IMAGE_FORMATS) as image:
+            width, height = image.size
+            if width * height > MOST_PIXELS:
+                raise ImageError(f"has {width} x {height} pixels; at most {MOST_PIXELS} are decoded")
+            return width, height, bytearray(_opaque(image).tobytes())
+    except (ImageError, MemoryError):
+        raise
+    except Exception as error:  # a decoder raises whatever a broken file makes of it
+        raise ImageError(f"cannot be read as {', '.join(IMAGE_FORMATS)}: {error}") from error
+
+
+def _opaque(image: "Image.Image") -> "Image.Image":
+    if "A" in image.getbands() or image.info.get("transparency") is not None:
+        from PIL import Image
+
+        white = Image.new("RGBA", image.size, (255, 255, 255, 255))
+        image = Image.alpha_composite(white, image.convert("RGBA"))
+    return image.convert("RGB")

@@ -1,0 +1,125 @@
+"""From the one placeholder that a chat template writes for an image to the run of tokens that the model was trained on.
+
+The counts are those of the checkpoint's own processor, by the image's width and height (engine/description/image_sizes.py): no image is read.
+Knows token ids; refuses to know pixels, files and torch.
+"""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from pilotlight.engine.api.errors import CheckpointError
+from pilotlight.engine.api.protocol import PromptImage
+from pilotlight.engine.description.image_sizes import PatchedImages, TiledImages, read_image_sizes
+
+# What a file may be, as Pillow calls it; of one that moves the first picture counts.
+IMAGE_FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
+MOST_PIXELS = 64_000_000  # of one image; 192 MB as it is decoded
+
+
+class ImagePromptError(Exception):
+    """The prompt and its images do not belong together; the message is a sentence for the user."""
+
+
+class SizedImage(NamedTuple):
+    """A file whose header has been read."""
+
+    width: int
+    height: int
+    digest: bytes  # sha256 of the file
+    data: bytes
+
+
+class ImageRun(NamedTuple):
+    """The tokens that stand for one image."""
+
+    token_ids: tuple[int, ...]
+    first: int  # the run's first placeholder
+    last: int
+
+
+class ImageTokens(Protocol):
+    """One family's way to write an image."""
+
+    marker: int  # what a chat template writes for an image, as a token
+
+    def run(self, width: int, height: int) -> ImageRun: ...
+
+
+class TiledTokens:
+    """Llama 4's: tiles in rows, separated, then the whole image behind a token of its own."""
+
+    def __init__(self, sizes: TiledImages, token_id: Callable[[str], int]) -> None:
+        self._sizes = sizes
+        self.marker = token_id("<|image|>")
+        self._begin, self._end = token_id("<|image_start|>"), token_id("<|image_end|>")
+        self._next_tile, self._next_row = token_id("<|tile_x_separator|>"), token_id("<|tile_y_separator|>")
+
+    def run(self, width: int, height: int) -> ImageRun:
+        grid, tile = self._sizes.grid(width, height), (self._sizes.placeholder,) * self._sizes.tile_tokens
+        tiles: tuple[int, ...] = ()
+        if grid.num_tiles > 1:
+            row = ((*tile, self._next_tile) * grid.columns)[:-1]
+            tiles = (*row, self._next_row) * grid.rows
+        token_ids = (self._begin, *tiles, self.marker, *tile, self._end)
+        return ImageRun(token_ids, 1 if tiles else 2, len(token_ids) - 2)
+
+
+class PatchedTokens:
+    """Kimi's: the marker itself, once for each embedding."""
+
+    def __init__(self, sizes: PatchedImages) -> None:
+        self._sizes = sizes
+        self.marker = sizes.placeholder
+
+    def run(self, width: int, height: int) -> ImageRun:
+        count = self._sizes.num_tokens(width, height)
+        return ImageRun((self.marker,) * count, 0, count - 1)
+
+
+class ImagePlaceholders:
+    """Lays out prompts with images for one model."""
+
+    def __init__(self, tokens: ImageTokens) -> None:
+        self._tokens = tokens
+
+    @classmethod
+    def from_checkpoint(cls, folder: Path, added_token_id: Callable[[str], int | None]) -> "ImagePlaceholders | None":
+        """Read a checkpoint's configuration; None: the model takes no images. `added_token_id`: the Tokenizer's. Raises CheckpointError."""
+        sizes = read_image_sizes(folder)
+        if sizes is None:
+            return None
+
+        def token_id(text: str) -> int:
+            found = added_token_id(text)
+            if found is None:
+                raise CheckpointError(f"{folder} has no token {text}, by which images are written")
+            return found
+
+        return cls(PatchedTokens(sizes) if isinstance(sizes, PatchedImages) else TiledTokens(sizes, token_id))
+
+    def num_tokens(self, width: int, height: int) -> int:
+        """Count the tokens of a prompt that an image of this size takes, separators included."""
+        return len(self._tokens.run(width, height).token_ids)
+
+    def expand(
+        self, token_ids: Sequence[int], images: Sequence[SizedImage]
+    ) -> tuple[tuple[int, ...], tuple[PromptImage, ...]]:
+        """Replace each image's marker in an encoded prompt by its run. Raises ImagePromptError where there are not as many of them as images."""
+        found = token_ids.count(self._tokens.marker)
+        if found != len(images):
+            raise ImagePromptError(
+                f"the prompt has {found} image placeholders and {len(images)} images; "
+                "the model's chat template has to write one for each image part"
+            )
+        expanded: list[int] = []
+        placed: list[PromptImage] = []
+        for token_id in token_ids:
+            if token_id != self._tokens.marker:
+                expanded.append(token_id)
+                continue
+            image = images[len(placed)]
+            run = self._tokens.run(image.width, image.height)
+            placed.append(PromptImage(len(expanded) + run.first, run.last - run.first + 1, image.digest, image.data))
+            expanded += run.token_ids
+        return tuple(expanded), tuple(placed)

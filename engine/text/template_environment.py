@@ -1,0 +1,95 @@
+"""The Jinja environment that chat templates are written against, and run in.
+
+Templates come with checkpoints, so they are code from elsewhere: they run in Jinja's immutable sandbox, see plain JSON values only, and no operator
+makes much of little. Whatever else takes long or grows is ended with its process (runtime/generation/rendering.py). Round them are trimmed blocks,
+`raise_exception`, `strftime_now`, a `tojson` that leaves HTML alone, `{% generation %}`, break and continue. Imported when a template is compiled
+(chat_template.py), for Jinja is slow to import. Refuses to know messages.
+"""
+
+import json
+import re
+from datetime import datetime
+from typing import Any
+
+from jinja2 import TemplateError, nodes
+from jinja2.exceptions import SecurityError
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.runtime import Context
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+MOST_ITEMS = 1_000_000  # of a text or list that is a product
+MOST_BITS = 4096  # of a whole number
+_WIDE = re.compile(
+    r"%(?:\([^()]*\))?[^a-zA-Z%]*(?:\*|\d{5})"
+)  # a width or precision beyond 9,999, or one that is an argument
+
+
+class _Sandbox(ImmutableSandboxedEnvironment):
+    """The immutable sandbox, in which no one operator takes long or makes gigabytes."""
+
+    intercepted_binops = frozenset({"*", "**", "%"})
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        if _is_explosive(operator, left, right):
+            raise SecurityError(f"{operator!r} would make something too large")
+        return super().call_binop(context, operator, left, right)
+
+
+def _is_explosive(operator: str, left: Any, right: Any) -> bool:
+    if isinstance(left, int) and isinstance(right, int):
+        bits = left.bit_length() * abs(right) if operator == "**" else left.bit_length() + right.bit_length()
+        return operator != "%" and bits > MOST_BITS
+    if operator == "%":
+        return isinstance(left, str) and _WIDE.search(left) is not None
+    texts = [(left, right), (right, left)]
+    return any(
+        isinstance(times, int) and hasattr(items, "__len__") and len(items) * times > MOST_ITEMS
+        for items, times in texts
+    )
+
+
+class _Generation(Extension):
+    """`{% generation %}` marks the assistant's words for training; when serving it is transparent."""
+
+    tags = {"generation"}  # noqa: RUF012 - Jinja's interface
+
+    def parse(self, parser: Parser) -> nodes.Node | list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _raise_exception(message: str) -> None:
+    raise TemplateError(message)
+
+
+def _strftime_now(pattern: str) -> str:
+    return datetime.now().strftime(pattern)
+
+
+def _make_environment() -> _Sandbox:
+    environment = _Sandbox(
+        trim_blocks=True,
+        lstrip_blocks=True,
+        extensions=[_Generation, loopcontrols],
+        optimized=False,  # constants are computed where a template is rendered, and not while it is compiled
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _strftime_now
+    return environment
+
+
+ENVIRONMENT = _make_environment()
+# What the compiler raises for a template that is none; the last three are Python's, of one that nests too deep for what Jinja makes of it.
+NOT_COMPILED = (TemplateError, SyntaxError, RecursionError, ValueError)

@@ -1,0 +1,1 @@
+"""Programs that rewrite checkpoints: packing, quantizing."""

@@ -1,0 +1,76 @@
+"""Kimi K2.5's encoder, MoonViT, for still images: patches of an image of any size, learned positions stretched to it; 2 x 2 become one embedding.
+
+Names of tensors: moonshotai/Kimi-K2.5's (vision_tower, mm_projector). Over the time of a video it would also average: an image is one moment.
+"""
+
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+
+from pilotlight.engine.description.vision_config import PatchedVision
+from pilotlight.engine.layers.linear import Linear
+from pilotlight.engine.layers.norm import LayerNorm
+from pilotlight.engine.vision.tower import LayerNames, VisionLayer, frequencies, turns_of
+from pilotlight.engine.weights.loader import WeightLoader
+
+_ROOT = "vision_tower"
+
+
+class PatchEncoder:
+    def __init__(self, shape: PatchedVision, loader: WeightLoader, decoder_size: int) -> None:
+        hidden, patch = shape.hidden_size, shape.patch_size
+        self.shape = shape
+        stored = (hidden, 3, patch, patch)
+        self.patches = loader.empty(f"{_ROOT}.patch_embed.proj.weight", hidden, 3 * patch**2)
+        loader.read(f"{_ROOT}.patch_embed.proj.weight", self.patches, stored, lambda weight: weight.flatten(1))
+        self.patch_bias = loader.tensor(f"{_ROOT}.patch_embed.proj.bias", hidden)
+        self.positions = loader.tensor(f"{_ROOT}.patch_embed.pos_emb.weight", *shape.positions, hidden)
+        gelu = partial(F.gelu, approximate="tanh")
+        self.layers = [
+            VisionLayer.load(loader, _layer_names(i), hidden, shape.intermediate_size, shape.num_heads, gelu)
+            for i in range(shape.num_layers)
+        ]
+        self.last_norm = LayerNorm.load(loader, f"{_ROOT}.encoder.final_layernorm", hidden, 1e-5)
+        self.projection_norm = LayerNorm.load(loader, "mm_projector.pre_norm", hidden, shape.projection_eps)
+        joined = hidden * shape.merge**2
+        self.projections = [
+            Linear.load(loader, ["mm_projector.proj.0"], [joined], joined, bias=True),
+            Linear.load(loader, ["mm_projector.proj.2"], [decoder_size], joined, bias=True),
+        ]
+
+    def encode(self, patches: torch.Tensor) -> torch.Tensor:
+        """patches [rows, columns, numbers] of an image -> [tokens, hidden]"""
+        rows, columns, _ = patches.shape
+        x = F.linear(patches.flatten(0, 1), self.patches, self.patch_bias) + self._stretched(rows, columns)
+        turns = self._turns(rows, columns, x.device)
+        for layer in self.layers:
+            x = layer(x, turns)
+        x = self.projection_norm(self.last_norm(x))
+        merge = self.shape.merge
+        squares = x.view(rows // merge, merge, columns // merge, merge, -1).transpose(1, 2)
+        first, last = self.projections
+        return last.plain(F.gelu(first.plain(squares.reshape(rows * columns // merge**2, -1))))
+
+    def _stretched(self, rows: int, columns: int) -> torch.Tensor:
+        """Return the positions of so many patches: [rows * columns, hidden]"""
+        learned = self.positions
+        if learned.shape[:2] != (rows, columns):
+            table = learned.float().permute(2, 0, 1).unsqueeze(0)
+            learned = F.interpolate(table, (rows, columns), mode="bicubic")[0].permute(1, 2, 0)
+        return learned.flatten(0, 1).to(self.positions.dtype)
+
+    def _turns(self, rows: int, columns: int, device: torch.device) -> torch.Tensor:
+        """Return the turns of every patch, counted from 0: of a head's pairs every second by column, the others by row."""
+        by_step = frequencies(self.shape.head_dim, self.shape.theta, device)
+        row = torch.arange(rows, device=device).repeat_interleave(columns)
+        column = torch.arange(columns, device=device).repeat(rows)
+        angles = torch.stack([column, row], 1).float().unsqueeze(1) * by_step.unsqueeze(1)  # [patches, steps, 2]
+        return turns_of(angles.flatten(1))
+
+
+def _layer_names(i: int) -> LayerNames:
+    name = f"{_ROOT}.encoder.blocks.{i}"
+    return LayerNames(
+        f"{name}.norm0", [f"{name}.wqkv"], f"{name}.wo", f"{name}.norm1", f"{name}.mlp.fc0", f"{name}.mlp.fc1"
+    )

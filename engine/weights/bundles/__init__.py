@@ -1,0 +1,1 @@
+"""Bundles: a model's tensors in one file."""

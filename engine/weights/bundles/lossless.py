@@ -1,0 +1,116 @@
+"""A model's matrices in 12 bits, as a bundle has them: four tensors in the place of each, and the way back to a weight.
+
+Content decides which matrices are worth it and how long their parts are, so they are coded when the plain weights are there: while a model serves
+from them (relocation.py) or where a checkpoint is packed. A bundle is then laid out as it is found. Knows names and pieces; refuses to know files.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import NamedTuple
+
+import torch
+
+from pilotlight.engine.weights.bundles.bundle import Bundle, TensorSpec, WeightBundleError
+from pilotlight.engine.weights.filling import NAMES, Write, as_bytes
+from pilotlight.kernels.matrices.lossless import MOST_COLUMNS, PALETTE_ROWS, LosslessWeight, Survey, encode_lossless
+
+CODED = ", matrices in 12 bits"  # behind the type in a bundle's identity
+CODES, PALETTES, STARTS, ESCAPES = PARTS = ("~codes", "~palettes", "~starts", "~escapes")
+_WORTH = 0.9  # of the plain weight's bytes: coded ones take no more
+_PIECE_BYTES = 4 << 20
+
+Pieces = Callable[[], Iterator[torch.Tensor]]
+
+
+class Matrix(NamedTuple):
+    """A tensor that can be coded: rows, all experts' one below the other."""
+
+    columns: int
+    experts: int = 1
+
+    def takes(self, plain: torch.Tensor) -> bool:
+        rows = plain.numel() // self.columns
+        shares_no_palette = self.experts == 1 or rows // self.experts % PALETTE_ROWS == 0
+        return plain.dtype == torch.bfloat16 and 0 < self.columns <= MOST_COLUMNS and shares_no_palette
+
+
+class CodedTensors:
+    """A model's tensors, its matrices coded where that is worth it. `survey` first; then `specs` are the bundle's tensors, in order, and `pieces`
+    their bytes, each tensor's codes before its escapes."""
+
+    def __init__(self, tensors: Mapping[str, torch.Tensor], matrices: Mapping[str, Matrix]) -> None:
+        self.specs: list[TensorSpec] = []
+        self._tensors = tensors
+        self._matrices = matrices
+        self._pieces: dict[str, Pieces] = {}
+
+    def survey(self) -> Iterator[str]:
+        """Look at one tensor after another; yield their names."""
+        for name, tensor in self._tensors.items():
+            matrix = self._matrices.get(name)
+            if matrix is None or not matrix.takes(tensor) or not self._add_coded(name, tensor.view(-1, matrix.columns)):
+                self._add(name, tensor, lambda tensor=tensor: _cut(tensor))  # type: ignore[misc]
+            yield name
+
+    def pieces(self, name: str) -> Iterator[torch.Tensor]:
+        """Yield a tensor of the bundle in parts that follow one another."""
+        return self._pieces[name]()
+
+    def write(self, bundle: Bundle, write: Write) -> Iterator[int]:
+        """Write all tensors to where the bundle has them; yield the end of each piece that has been."""
+        for placed in bundle.tensors:
+            at = placed.start
+            for piece in self.pieces(placed.spec.name):
+                content = as_bytes(piece)
+                write(at, content)
+                at += len(content)
+                yield at
+
+    def _add(self, name: str, tensor: torch.Tensor, pieces: Pieces) -> None:
+        self.specs.append(TensorSpec(name, NAMES[tensor.dtype], tuple(tensor.shape)))
+        self._pieces[name] = pieces
+
+    def _add_coded(self, name: str, plain: torch.Tensor) -> bool:
+        survey = Survey.of(plain)
+        if survey.num_bytes > _WORTH * plain.nbytes:
+            return False
+        weight = survey.empty(on=torch.device("meta"))
+        escapes = torch.zeros_like(weight.escapes, device="cpu")
+        self._add(name + CODES, weight.codes, lambda: _encode(plain, survey, escapes))
+        for ending, part in ((PALETTES, survey.palettes), (STARTS, survey.starts), (ESCAPES, escapes)):
+            self._add(name + ending, part, lambda part=part: iter([part]))  # type: ignore[misc]
+        return True
+
+
+def plain_bytes(tensors: Mapping[str, torch.Tensor], matrices: Mapping[str, Matrix]) -> int:
+    """Return what the tensors of a bundle would take if none were coded."""
+    total = 0
+    for name, tensor in tensors.items():
+        if name.endswith(CODES):
+            total += tensor.shape[0] * matrices[name.removesuffix(CODES)].columns * 2
+        elif not name.endswith(PARTS):
+            total += tensor.nbytes
+    return total
+
+
+def check_coded(name: str, weight: LosslessWeight) -> None:
+    """Raise WeightBundleError for starts that would lead C out of a weight's escapes."""
+    starts = weight.starts
+    if int(starts[0]) or int(starts[-1]) > len(weight.escapes) or not bool((starts[1:] >= starts[:-1]).all()):
+        raise WeightBundleError(f"its {name}{STARTS} and {name}{ESCAPES} do not fit each other")
+
+
+def _encode(plain: torch.Tensor, survey: Survey, escapes: torch.Tensor) -> Iterator[torch.Tensor]:
+    step = max(1, _PIECE_BYTES // (PALETTE_ROWS * plain.shape[1])) * PALETTE_ROWS
+    for begin in range(0, plain.shape[0], step):
+        rows = plain[begin : begin + step]
+        groups = slice(begin // PALETTE_ROWS, -(-(begin + len(rows)) // PALETTE_ROWS))
+        starts = survey.starts[groups.start : groups.stop + 1]
+        part = Survey(survey.palettes[groups], starts, *rows.shape)
+        weight = part.empty(escapes=escapes)
+        encode_lossless(rows, weight)
+        yield weight.codes
+
+
+def _cut(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    flat = tensor.view(-1)
+    yield from torch.split(flat, max(1, _PIECE_BYTES // tensor.itemsize)) if tensor.numel() else ()

@@ -1,0 +1,275 @@
+"""Packs a checkpoint into a bundle on disk: named by its content, checked tensor by tensor, taken up again where an earlier run was cut off.
+
+A journal beside the unfinished file has a line for every tensor that is on the disk, with its checksum; a run that takes the file up reads those
+again before it believes them. Knows files and checksums; refuses to know families: it is given what a model asks for.
+"""
+
+import fcntl
+import os
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from hashlib import blake2b
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import IO
+
+import torch
+
+from pilotlight.engine.api.errors import CheckpointError
+from pilotlight.engine.weights.bundles.bundle import (
+    CHUNK_VALUES,
+    Bundle,
+    BundleIdentity,
+    PlacedTensor,
+    TensorSpec,
+    WeightBundleError,
+    config_digest,
+    content_digest,
+    difference,
+    encode_header,
+    encode_seal,
+    lay_out,
+)
+from pilotlight.engine.weights.bundles.bundle_file import BundleFile, BundleWriter, free_bytes
+from pilotlight.engine.weights.checkpoint import PACKED_SUFFIX
+from pilotlight.engine.weights.filling import Job, ReadingProgress, as_bytes, fill
+from pilotlight.engine.weights.storage import BundleMemory
+from pilotlight.kernels.cpu import durable
+
+_GROUP_BYTES = 256 << 20  # written, read back and journalled together: what a cut costs at most
+_READ_BYTES = 8 << 20
+_LEAST_CODED_BYTES = 64 << 10
+_CODED_TOGETHER = 32  # chunks, of at most 2 MiB each
+_WORTH = 0.95  # of a tensor's bytes: coded ones take no more
+
+
+def pack(bundle: Bundle, jobs: Sequence[Job], out: Path, on_progress: ReadingProgress) -> Path:
+    """Write a packed bundle and return its path. `jobs` fill places on `meta`, laid out as in `bundle`. Raises CheckpointError."""
+    finished = find_packed(out, bundle.identity)
+    if finished is not None:
+        on_progress(bundle.data_bytes, bundle.data_bytes)
+        return finished
+    partial = out / f".{bundle.identity.source[:16]}-{bundle.identity.dtype}.partial"
+    with _opened(partial) as fd:
+        try:
+            whole = _write(fd, _Journal(partial, bundle), bundle, jobs, on_progress)
+        except OSError as error:
+            free = free_bytes(out) / 2**20
+            raise CheckpointError(
+                f"{partial} cannot be written: {error.strerror}; {bundle.size / 2**20:.0f} MiB are needed in all and {free:.0f} MiB are left: "
+                "make room and run it again, it goes on where it was"
+            ) from error
+        path = out / f"{content_digest(whole)}{PACKED_SUFFIX}"
+        durable.replace(partial, path)
+        _Journal(partial, bundle).remove()
+    return path
+
+
+def pack_chunks(plain: BundleFile, identity: BundleIdentity, out: Path, on_progress: ReadingProgress) -> Path:
+    """Write a packed bundle of the tensors of `plain`, in coded chunks where that is worth it, and return its path. Raises CheckpointError."""
+    partial = out / f".{identity.source[:16]}-lossless.partial"
+    with _opened(partial) as fd:
+        try:
+            with TemporaryFile(dir=out) as spool:  # how long chunks are is known when they have been made
+                specs, coded = _spool(plain, spool, on_progress)
+                bundle = lay_out(identity, plain.bundle.facts, specs, with_checksums=True, coded=coded)
+                os.ftruncate(fd, bundle.size)
+                new = BundleWriter(fd, bundle.size)
+                spool.seek(0)
+                for placed in bundle.tensors:
+                    for at in range(placed.start, placed.end, _READ_BYTES):
+                        new.write(at, memoryview(spool.read(min(_READ_BYTES, placed.end - at))))
+            os.fdatasync(fd)
+            done = {placed.spec.name: checksum for placed, checksum in checksums(fd, bundle.tensors)}
+            whole = _sealed(fd, new, bundle, done)
+        except OSError as error:
+            raise CheckpointError(
+                f"{partial} cannot be written: {error.strerror}; make room and run it again"
+            ) from error
+        path = out / f"{content_digest(whole)}{PACKED_SUFFIX}"
+        durable.replace(partial, path)
+    return path
+
+
+def _spool(
+    plain: BundleFile, spool: IO[bytes], on_progress: ReadingProgress
+) -> tuple[list[TensorSpec], dict[str, tuple[int, ...]]]:
+    """Write the tensors one behind another, coded or as they are; return what each piece is, and the shapes of those that are coded."""
+    from pilotlight.engine.weights.bundles.coded_chunks import encode_chunk  # few models need Zstandard
+
+    memory = BundleMemory(plain.map(), plain.bundle)
+    specs: list[TensorSpec] = []
+    coded: dict[str, tuple[int, ...]] = {}
+    done = 0
+    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as threads:
+        for placed in plain.bundle.tensors:
+            spec, tensor = placed.spec, memory.tensor(placed)
+            begin, sizes = spool.tell(), []
+            if tensor.dtype == torch.bfloat16 and tensor.nbytes >= _LEAST_CODED_BYTES:
+                parts = torch.split(tensor.view(-1), CHUNK_VALUES)
+                for i in range(0, len(parts), _CODED_TOGETHER):
+                    for chunk in threads.map(encode_chunk, parts[i : i + _CODED_TOGETHER]):
+                        sizes.append(spool.write(chunk))
+            if sizes and sum(sizes) <= _WORTH * tensor.nbytes:
+                coded[spec.name] = spec.shape
+                specs += [TensorSpec(f"{spec.name}~{i}", "U8", (size,)) for i, size in enumerate(sizes)]
+            else:
+                spool.seek(begin)
+                spool.truncate()
+                spool.write(as_bytes(tensor))
+                specs.append(spec)
+            done += spec.num_bytes
+            on_progress(done, plain.bundle.data_bytes)
+    return specs, coded
+
+
+def find_packed(out: Path, identity: BundleIdentity) -> Path | None:
+    """Return a whole bundle of the same weights; None where there is none. Raises CheckpointError where the directory holds another one: it can be
+    the source of one model alone."""
+    for path in sorted(out.glob(f"*{PACKED_SUFFIX}")):
+        try:
+            with BundleFile.open(path) as file:
+                found = file.bundle.identity
+        except WeightBundleError as error:
+            raise CheckpointError(f"{path} is damaged: {error}; remove it") from error
+        if found == identity:
+            return path
+        raise CheckpointError(f"{path} is another bundle: {difference(found, identity)}; choose another directory")
+    return None
+
+
+def verify(path: Path, on_progress: ReadingProgress) -> None:
+    """Check every byte of a finished bundle against its checksums and its name, and the config.json beside it. Raises CheckpointError, which names
+    the damaged tensors."""
+    try:
+        file = BundleFile.open(path)
+    except (WeightBundleError, OSError) as error:
+        raise CheckpointError(f"{path} cannot be used: {error}") from error
+    with file:
+        bundle, done = file.bundle, 0
+        if not bundle.checksums:
+            raise CheckpointError(f"{path} has no checksums: it is an engine host's own, not packed")
+        config = path.with_name("config.json")
+        if not config.exists() or config_digest(config.read_bytes()) != bundle.identity.config:
+            raise CheckpointError(f"{config} is not the one that {path.name} was packed with; pack the model again")
+        damaged = []
+        for placed, checksum in checksums(file.fd, bundle.tensors):
+            done += placed.spec.num_bytes
+            on_progress(done, bundle.data_bytes)
+            if checksum != bundle.checksums.get(placed.spec.name):
+                damaged.append(placed.spec.name)
+    if damaged:
+        names = ", ".join(damaged[:3]) + (f" and {len(damaged) - 3} more" if len(damaged) > 3 else "")
+        raise CheckpointError(f"{path} is damaged in {names}; fetch or pack it again")
+    if path.name != f"{content_digest(bundle)}{PACKED_SUFFIX}":
+        raise CheckpointError(
+            f"{path} is whole, but should be called {content_digest(bundle)}{PACKED_SUFFIX}: it is something else's copy"
+        )
+
+
+def checksums(fd: int, places: Iterable[PlacedTensor]) -> Iterator[tuple[PlacedTensor, str]]:
+    """Yield the checksums of what is on the disk now, in order."""
+    places = list(places)
+    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as threads:
+        yield from zip(places, threads.map(lambda placed: _checksum(fd, placed), places), strict=True)
+
+
+def _write(fd: int, journal: "_Journal", bundle: Bundle, jobs: Sequence[Job], on_progress: ReadingProgress) -> Bundle:
+    done = journal.read(fd)
+    os.ftruncate(fd, bundle.size)
+    new = BundleWriter(fd, bundle.size)
+    jobs_of = _by_place(jobs, bundle.tensors)
+    num_done = sum(placed.spec.num_bytes for placed in bundle.tensors if placed.spec.name in done)
+    for group in _groups(placed for placed in bundle.tensors if placed.spec.name not in done):
+        fill([job for placed in group for job in jobs_of[placed.start]], write=new.write)
+        os.fdatasync(fd)
+        added = {placed.spec.name: checksum for placed, checksum in checksums(fd, group)}
+        journal.add(added)
+        done |= added
+        num_done += sum(placed.spec.num_bytes for placed in group)
+        on_progress(num_done, bundle.data_bytes)
+    return _sealed(fd, new, bundle, done)
+
+
+def _sealed(fd: int, new: BundleWriter, bundle: Bundle, done: Mapping[str, str]) -> Bundle:
+    """Write header and seal behind the tensors, whose checksums are known now."""
+    whole = bundle._replace(checksums={placed.spec.name: done[placed.spec.name] for placed in bundle.tensors})
+    header = encode_header(whole)
+    new.write(0, memoryview(header))
+    seal = encode_seal(header)
+    new.write(whole.size - len(seal), memoryview(seal))
+    os.fsync(fd)
+    return whole
+
+
+class _Journal:
+    """Lines of a checksum and a tensor's name, behind one that says which layout they are of."""
+
+    def __init__(self, partial: Path, bundle: Bundle) -> None:
+        self._path = partial.with_suffix(".journal")
+        self._layout = blake2b(encode_header(bundle), digest_size=16).hexdigest()
+        self._places = {placed.spec.name: placed for placed in bundle.tensors}
+
+    def read(self, fd: int) -> dict[str, str]:
+        """Return the checksums of the tensors that are on the disk as they were journalled."""
+        lines = self._path.read_text().splitlines() if self._path.exists() else []
+        if lines[:1] != [self._layout]:
+            self._path.write_text(f"{self._layout}\n")
+            return {}
+        noted = {name: checksum for checksum, _, name in (line.partition(" ") for line in lines[1:])}
+        known = [self._places[name] for name in noted if name in self._places]
+        return {placed.spec.name: found for placed, found in checksums(fd, known) if found == noted[placed.spec.name]}
+
+    def add(self, added: dict[str, str]) -> None:
+        with self._path.open("a") as file:
+            file.writelines(f"{checksum} {name}\n" for name, checksum in added.items())
+            file.flush()
+            os.fsync(file.fileno())
+
+    def remove(self) -> None:
+        self._path.unlink(missing_ok=True)
+
+
+@contextmanager
+def _opened(partial: Path) -> Iterator[int]:
+    """Open what an earlier run has left, or a new file, and lock it."""
+    fd = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise CheckpointError(f"another process is packing into {partial.parent}; wait for it") from None
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _groups(places: Iterable[PlacedTensor]) -> Iterator[list[PlacedTensor]]:
+    group: list[PlacedTensor] = []
+    for placed in places:
+        group.append(placed)
+        if sum(p.spec.num_bytes for p in group) >= _GROUP_BYTES:
+            yield group
+            group = []
+    if group:
+        yield group
+
+
+def _by_place(jobs: Sequence[Job], places: Sequence[PlacedTensor]) -> dict[int, list[Job]]:
+    """Return the jobs that fill each tensor, by its start."""
+    starts = [placed.start for placed in places]
+    found: dict[int, list[Job]] = defaultdict(list)
+    for job in jobs:
+        at = int(job.into.storage_offset()) * job.into.itemsize
+        found[starts[bisect_right(starts, at) - 1]].append(job)
+    return found
+
+
+def _checksum(fd: int, placed: PlacedTensor) -> str:
+    digest = blake2b(digest_size=16)
+    for start in range(placed.start, placed.end, _READ_BYTES):
+        digest.update(os.pread(fd, min(_READ_BYTES, placed.end - start), start))
+    return digest.hexdigest()

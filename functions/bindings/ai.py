@@ -1,0 +1,219 @@
+"""AI: a function's calls to the models of its site (inference.py).
+
+What a model says and refuses is the site's business, and its errors' codes are the site's. This adds who asks (each function is a tenant of its
+own), waiting for room, refusing to wait (`rejectIfBusy`), and batches that are answered later.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import orjson
+
+from pilotlight.functions.bindings.ai_batches import Batches
+from pilotlight.functions.bindings.binding import Binding, BindingError, Declaration, Services, method
+from pilotlight.functions.bindings.place import name_of
+from pilotlight.functions.bindings.usage import FunctionUsage
+from pilotlight.functions.channel import StreamingReply
+from pilotlight.functions.inference import EventStream, InferenceResponse
+from pilotlight.wire.errors import ApiError
+from pilotlight.wire.hop.headers import ACCOUNT, forwardable
+from pilotlight.wire.hop.meters import MeterSlot
+from pilotlight.wire.hop.usage import ResourceUse
+from pilotlight.wire.hop.usage_records import Outcome
+
+CAPACITY = 3040  # Workers AI's code for "no room"
+NO_MODEL = 5007  # its code for a name that no model has
+MAX_NAMED = 20  # models in a sentence
+BUSY_STATUS = 429
+QUEUE_FOR_S = 60.0  # a call waits so long for room before it is refused
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0
+MAX_INPUT_BYTES = 8 << 20
+
+Sleep = Callable[[float], Awaitable[None]]
+
+
+class Run(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    model: str
+    inputs: dict[str, Any]
+    raw: bool = False
+    queue: bool = False
+    reject_if_busy: bool = False
+    extra_headers: dict[str, str] = {}
+
+
+class Poll(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    model: str
+    request_id: str
+
+
+class ModelsQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    search: str = ""
+
+
+class AI(Binding):
+    kind = "ai"
+
+    def __init__(self, services: Services, batches: Batches | None, sleep: Sleep = asyncio.sleep) -> None:
+        """`batches`: without them nothing can be queued."""
+        assert services.inference is not None, "checked when it was opened"
+        self._inference = services.inference
+        self._account = f"function-{name_of(services.function)}"
+        self._function, self._usage = services.function, services.usage
+        self._sleep = sleep
+        self._batches = batches
+        if batches is not None:
+            batches.serve(self._result_of)
+
+    @classmethod
+    def open(cls, declaration: Declaration, state_dir: Path, services: Services) -> "AI":
+        if services.inference is None:
+            raise BindingError(
+                f"{declaration.name}: there are no models here to call; give the site a [[models]] table"
+            )
+        return cls(services, Batches.open(state_dir, services))
+
+    @method
+    async def run(self, request: Run) -> Any:
+        """Run a model: {status, headers} and the body, as `body` or streamed."""
+        if not request.model.isprintable():
+            raise _refusal(400, 5007, "no model has such a name")
+        if request.reject_if_busy and self._inference.is_busy(request.model):
+            raise _refusal(BUSY_STATUS, CAPACITY, "all of this model's room is taken, and the call asked not to wait")
+        if request.queue and self._batches is not None:
+            return await self._batches.put(request.model, request.inputs)
+        headers = dict(forwardable(request.extra_headers.items()))
+        response = await self._counted(request.model, request.inputs, headers, not request.reject_if_busy)
+        value = {"status": response.status, "headers": response.headers}
+        if response.events is not None:
+            return StreamingReply(value, response.events)
+        if response.status >= 400:
+            if request.raw:
+                return {**value, "body": response.body}
+            raise self._as_refusal(response)
+        return {**value, "body": response.body}
+
+    @method
+    async def poll(self, request: Poll) -> Any:
+        """Tell what has become of a batch."""
+        found = None if self._batches is None else await self._batches.get(request.request_id)
+        if found is None:
+            raise _refusal(404, 3042, f"there is no batch {request.request_id[:100]!r}, or it was kept for its time")
+        return found
+
+    @method
+    async def models(self, request: ModelsQuery) -> Any:
+        return self._inference.models(request.search)
+
+    def _as_refusal(self, response: InferenceResponse) -> BindingError:
+        error = msgspec.json.decode(response.body)["errors"][0]
+        code, sentence = error["code"], error["message"]
+        if code == NO_MODEL:
+            there = ", ".join(card["name"] for card in self._inference.models("")[:MAX_NAMED])
+            sentence = f"{sentence}; it has {there or 'none'}"
+        return _refusal(response.status, code, sentence)
+
+    async def close(self) -> None:
+        if self._batches is not None:
+            await self._batches.close()
+
+    async def _counted(
+        self, model: str, inputs: dict[str, Any], headers: dict[str, str], waits: bool
+    ) -> InferenceResponse:
+        """Run a model, and count what it uses before the function has it. Raises BindingError."""
+        body = _encoded(inputs)
+        if self._usage is None:
+            return await self._admitted(model, body, headers, waits)
+        if not self._inference.serves(model):  # a router counts it, if any site does
+            account = self._usage.account_of(self._function)
+            return await self._admitted(model, body, {**headers, ACCOUNT: account} if account else headers, waits)
+        name, adapter = self._inference.own_names(model)
+        lora = inputs.get("lora")
+        try:
+            meter = self._usage.begin(self._function, name, lora if isinstance(lora, str) else adapter, len(body))
+        except ApiError as error:
+            raise _refusal(BUSY_STATUS, CAPACITY, error.message) from None
+        response: InferenceResponse | None = None
+        outcome: Outcome = "cut"
+        try:
+            response = await self._admitted(model, body, headers, waits)
+            if meter is not None and response.events is not None:
+                return response._replace(events=CountedEvents(response.events, meter, self._usage))
+            if meter is not None:
+                meter.count(response.use)
+                meter.sends(len(response.body))
+            outcome = "complete"
+            return response
+        finally:
+            if response is None or response.events is None:
+                self._usage.end(meter, outcome)
+
+    async def _admitted(self, model: str, body: bytes, headers: dict[str, str], waits: bool) -> InferenceResponse:
+        """Run a model; by default the call waits for room, as on the platform."""
+        waited_s, pause_s = 0.0, FIRST_PAUSE_S
+        while True:
+            response = await self._inference.run(self._account, model, body, headers)
+            if response.status != BUSY_STATUS or not waits or waited_s >= QUEUE_FOR_S:
+                return response
+            await self._sleep(pause_s)
+            waited_s, pause_s = waited_s + pause_s, min(2 * pause_s, LONGEST_PAUSE_S)
+
+    async def _result_of(self, model: str, inputs: dict[str, Any]) -> tuple[bool, bytes]:
+        """Answer one request of a batch: whether it succeeded, and its result or error in JSON. Waits for room without an end."""
+        while True:
+            response = await self._counted(model, inputs, {}, True)
+            if response.status != BUSY_STATUS:
+                return response.status < 400, response.body
+
+
+class CountedEvents:
+    """A model's events for a function, each counted before it is passed on."""
+
+    def __init__(self, events: EventStream, meter: MeterSlot, usage: FunctionUsage) -> None:
+        self._events, self._meter, self._usage = events, meter, usage
+        self._has_ended = False
+
+    @property
+    def use(self) -> ResourceUse:
+        return self._events.use
+
+    def __aiter__(self) -> "CountedEvents":
+        return self
+
+    async def __anext__(self) -> bytes:
+        try:
+            chunk = await anext(self._events)
+        except StopAsyncIteration:
+            self._end("complete")
+            raise
+        self._meter.count(self._events.use)
+        self._meter.sends(len(chunk))
+        return chunk
+
+    async def aclose(self) -> None:
+        try:
+            await self._events.aclose()
+        finally:
+            self._end("cut")
+
+    def _end(self, outcome: Outcome) -> None:
+        if not self._has_ended:
+            self._has_ended = True
+            self._meter.count(self._events.use)  # what was generated and not read
+            self._usage.end(self._meter, outcome)
+
+
+def _encoded(inputs: dict[str, Any]) -> bytes:
+    try:
+        body = orjson.dumps(inputs)
+    except (TypeError, orjson.JSONEncodeError) as error:
+        raise _refusal(400, 5004, f"the inputs are not JSON: {error}; encode bytes as base64 text") from None
+    if len(body) > MAX_INPUT_BYTES:
+        raise _refusal(413, 3006, f"the inputs have {len(body)} bytes, of at most {MAX_INPUT_BYTES}")
+    return body
+
+
+def _refusal(status: int, code: int, sentence: str) -> BindingError:
+    return BindingError(f"{code}: {sentence}", code=code, status=status, name="InferenceUpstreamError")

@@ -1,0 +1,110 @@
+"""Cron triggers: a function's `scheduled` handler, called at the minutes that its manifest names.
+
+A firing is claimed on the disk before the handler runs, so no restart, reload or second process runs it twice. What was missed while the site was
+down runs once, for the latest of its minutes; a handler that a crash has cut off is not run again. Knows schedules and time; who runs is given.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from datetime import UTC, datetime
+from pathlib import Path
+
+from pilotlight.functions.bindings.binding import Services
+from pilotlight.functions.bindings.place import directory_of
+from pilotlight.functions.channel import Failure
+from pilotlight.functions.cron import Schedule
+from pilotlight.support.database import Connection, Database
+
+log = logging.getLogger("pilotlight.function")
+
+SCHEMA = "CREATE TABLE IF NOT EXISTS fired (cron TEXT PRIMARY KEY, at_s REAL NOT NULL)"
+CATCH_UP_S = 24 * 3600.0  # what was missed longer ago is forgotten
+LOOK_S = 30.0  # the clock may be set
+PAUSE_AFTER_ERROR_S = 5.0
+Run = Callable[[str, int], Awaitable[None]]
+"""Gets the expression and the minute in ms."""
+
+
+class Crons:
+    """The triggers of one function, until they are closed."""
+
+    def __init__(
+        self, schedules: Iterable[Schedule], run: Run, database: Database, now_s: Callable[[], float] = time.time
+    ) -> None:
+        self._run = run
+        self._database = database
+        self._now_s = now_s
+        self._runs: set[asyncio.Task[None]] = set()
+        self._tasks = [asyncio.create_task(self._follow(schedule)) for schedule in schedules]
+
+    @classmethod
+    def open(cls, schedules: Iterable[Schedule], run: Run, state_dir: Path, services: Services) -> "Crons":
+        path = directory_of(state_dir, "cron", services.function) / "fired.sqlite"
+        return cls(schedules, run, services.database(path, SCHEMA))
+
+    def stop(self) -> None:
+        """Begin nothing new; handlers under way are the function's own to end, and what is claimed is run."""
+        for task in self._tasks:
+            task.cancel()
+
+    async def close(self) -> None:
+        self.stop()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _follow(self, schedule: Schedule) -> None:
+        after: datetime | None = None
+        while True:
+            try:
+                if after is None:
+                    after = await self._since(schedule)
+                now = datetime.fromtimestamp(self._now_s(), UTC)
+                due = schedule.last_until(now, after)
+                if due is None:
+                    following = schedule.next_after(now)
+                    wait_s = LOOK_S if following is None else (following - now).total_seconds()
+                    await asyncio.sleep(min(LOOK_S, wait_s))
+                    continue
+                after = due
+                await asyncio.shield(self._begin(schedule, due))
+            except Exception:
+                log.exception("the cron trigger %s goes on after an error", schedule.text)
+                await asyncio.sleep(PAUSE_AFTER_ERROR_S)
+
+    async def _since(self, schedule: Schedule) -> datetime:
+        """Return when it last ran; a trigger that is new begins now."""
+        now_s = self._now_s()
+
+        def look(connection: Connection) -> float:
+            connection.execute("INSERT INTO fired VALUES (?, ?) ON CONFLICT DO NOTHING", (schedule.text, now_s))
+            return float(connection.execute("SELECT at_s FROM fired WHERE cron = ?", (schedule.text,)).fetchone()[0])
+
+        at_s = await self._database.run(look)
+        return datetime.fromtimestamp(max(at_s, now_s - CATCH_UP_S), UTC)
+
+    async def _claims(self, schedule: Schedule, due: datetime) -> bool:
+        values = (due.timestamp(), schedule.text, due.timestamp())
+        query = "UPDATE fired SET at_s = ? WHERE cron = ? AND at_s < ?"
+        return await self._database.run(lambda connection: connection.execute(query, values).rowcount == 1)
+
+    def _begin(self, schedule: Schedule, due: datetime) -> "asyncio.Task[None]":
+        """Claim a firing and start its run. The task ends when it is claimed; whoever waits for it may be closed meanwhile."""
+
+        async def claim() -> None:
+            if await self._claims(schedule, due):
+                self._keep(self._fire(schedule, due), schedule)
+
+        return self._keep(claim(), schedule)
+
+    def _keep(self, work: Coroutine[None, None, None], schedule: Schedule) -> "asyncio.Task[None]":
+        task = asyncio.create_task(work, name=f"cron {schedule.text}")
+        self._runs.add(task)
+        task.add_done_callback(self._runs.discard)
+        return task
+
+    async def _fire(self, schedule: Schedule, due: datetime) -> None:
+        try:
+            await self._run(schedule.text, int(due.timestamp() * 1000))
+        except Failure as failure:
+            log.error("the cron trigger %s of %s failed: %s", schedule.text, due.isoformat(), failure.message)

@@ -1,0 +1,1 @@
+"""Durable Objects: files, alarms, migrations."""

@@ -1,0 +1,206 @@
+"""Alarms of Durable Objects: each is called when its time has come, at least once, across restarts, and again with growing pauses where it fails.
+
+An object's own file says when its alarm is; the file here only lists where to look, and may list too much: it is written before the object can
+commit. Knows files and time; how an object is called is given.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from pilotlight.functions.bindings.objects.object_file import Alarm, ObjectFile
+from pilotlight.functions.bindings.objects.object_store import ObjectKey, ObjectStore
+from pilotlight.functions.channel import Failure
+from pilotlight.support.database import Connection, Database, create
+
+log = logging.getLogger("pilotlight.function")
+
+MAX_RETRIES = 6
+FIRST_PAUSE_MS = 2000  # doubled by each retry, as on the platform
+NOT_DELIVERED = ("overloaded", "closing", "not_found")
+AGAIN_MS = 1000  # where the object could not be asked at all
+LOOK_S = 30.0  # the clock may be set
+AT_ONCE = 32
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS alarms (class TEXT NOT NULL, id TEXT NOT NULL, at_ms INTEGER NOT NULL,
+  changes INTEGER NOT NULL DEFAULT 0, PRIMARY KEY (class, id)) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS alarms_by_time ON alarms (at_ms)
+"""
+MAX_BUSY = 10  # looks at an object that has not committed, after which it is asked to
+Ring = Callable[[ObjectKey, str, list[Any]], Awaitable[None]]
+"""A method of an object, as the runtime itself calls it."""
+
+
+class Alarms:
+    """The alarms of one function's objects. Begins at once."""
+
+    def __init__(
+        self, path: Path, store: ObjectStore, ring: Ring, now_ms: Callable[[], int] = lambda: int(time.time() * 1000)
+    ) -> None:
+        self._database = Database(path, lambda connection: create(connection, SCHEMA))
+        self._store = store
+        self._ring = ring
+        self._now_ms = now_ms
+        self._news = asyncio.Event()
+        self._busy: dict[ObjectKey, int] = {}
+        self._ringing: dict[ObjectKey, asyncio.Task[None]] = {}
+        # A file that is not there has no alarms, and need not be made to find that out.
+        self._has_file = path.is_file()
+        self._task = asyncio.create_task(self._run(), name=f"alarms of {path.parent.name}")
+
+    async def note(self, key: ObjectKey, at_ms: int) -> None:
+        """Note that the object's alarm may be at this time, or earlier."""
+
+        def write(connection: Connection) -> None:
+            sql = (
+                "INSERT INTO alarms (class, id, at_ms) VALUES (?, ?, ?) "
+                "ON CONFLICT DO UPDATE SET at_ms = min(at_ms, excluded.at_ms), changes = changes + 1"
+            )
+            connection.execute(sql, (*key, at_ms))
+
+        await self._database.run(write)
+        self._has_file = True
+        self._news.set()
+
+    async def rename(self, old: str, new: str) -> None:
+        """List the alarms of a class under its new name."""
+        await self._change("UPDATE OR REPLACE alarms SET class = ? WHERE class = ?", (new, old))
+
+    async def forget(self, class_name: str) -> None:
+        await self._change("DELETE FROM alarms WHERE class = ?", (class_name,))
+
+    async def close(self) -> None:
+        tasks = (self._task, *self._ringing.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._database.close()
+
+    async def _change(self, sql: str, values: tuple[str, ...]) -> None:
+        if self._has_file:
+            await self._database.run(lambda connection: connection.execute(sql, values).close())
+            self._news.set()
+
+    async def _run(self) -> None:
+        while True:
+            self._news.clear()
+            try:
+                wait_s = await self._ring_due() if self._has_file else LOOK_S
+            except Exception:
+                log.exception("the alarms go on after an error")
+                wait_s = 1.0
+            try:
+                async with asyncio.timeout(wait_s):
+                    await self._news.wait()
+            except TimeoutError:
+                continue
+
+    async def _ring_due(self) -> float:
+        """Begin what is due; return in how many seconds to look again."""
+        now_ms = self._now_ms()
+
+        def look(connection: Connection) -> list[tuple[str, str, int]]:
+            sql = "SELECT class, id, at_ms FROM alarms ORDER BY at_ms LIMIT ?"
+            return connection.execute(sql, (AT_ONCE + len(self._ringing) + 1,)).fetchall()
+
+        for class_name, id, at_ms in await self._database.run(look):
+            key = ObjectKey(class_name, id)
+            if key in self._ringing:
+                continue
+            if at_ms > now_ms:
+                return min(LOOK_S, (at_ms - now_ms) / 1000)
+            if len(self._ringing) >= AT_ONCE:
+                return LOOK_S  # one that ends is news
+            task = self._ringing[key] = asyncio.create_task(self._handle(key), name=f"alarm of {class_name}")
+            task.add_done_callback(lambda task, key=key: self._over(task, key))  # type: ignore[misc]
+        return LOOK_S
+
+    async def _handle(self, key: ObjectKey) -> None:
+        alarm = await self._store.run(key, self._begun)
+        if isinstance(alarm, Alarm):
+            await self._rung(key, alarm)
+        elif alarm == "busy":
+            return await self._wait(key)
+        self._busy.pop(key, None)
+        await self._correct(key)
+
+    async def _wait(self, key: ObjectKey) -> None:
+        """Wait for the object to commit, which takes moments, unless it has a long transaction, or its process died in between. Any event
+        for it ends both."""
+        self._busy[key] = self._busy.get(key, 0) + 1
+        if self._busy[key] <= MAX_BUSY:
+            return await asyncio.sleep(0.02)
+        del self._busy[key]
+        with suppress(Failure):
+            await self._ring(key, "_wake", [])  # no method has such a name: the event ends where it begins
+
+    def _begun(self, file: ObjectFile) -> Alarm | str:
+        """Return the object's alarm, marked as running, if it is due. Runs in the object's thread."""
+        if file.is_dirty:
+            return "busy"  # what the object has not committed may never be
+        alarm = file.alarm()
+        if alarm is None or alarm.at_ms > self._now_ms():
+            return "not due"
+        file.set_alarm(alarm.at_ms, alarm.retries, is_running=True)
+        file.commit()
+        return alarm
+
+    async def _rung(self, key: ObjectKey, alarm: Alarm) -> None:
+        info = {"retryCount": alarm.retries, "isRetry": alarm.retries > 0}
+        try:
+            await self._ring(key, "alarm", [info])
+        except Failure as failure:
+            if failure.code in NOT_DELIVERED:
+                await self._store.run(key, lambda file: self._again(file, alarm.retries, AGAIN_MS))
+                return
+            log.error("the alarm of a %s failed: %s", key.class_name, failure.detail or failure.message)
+            if alarm.retries < MAX_RETRIES:
+                pause_ms = FIRST_PAUSE_MS * 2**alarm.retries
+                await self._store.run(key, lambda file: self._again(file, alarm.retries + 1, pause_ms))
+                return
+            log.error("the alarm of a %s is given up after %d retries", key.class_name, MAX_RETRIES)
+        await self._store.run(key, _done)
+
+    def _again(self, file: ObjectFile, retries: int, pause_ms: int) -> None:
+        alarm = file.alarm()
+        if alarm is not None and alarm.is_running:  # else its handler has set another one, or none
+            file.set_alarm(self._now_ms() + pause_ms, retries)
+            file.commit()
+
+    async def _correct(self, key: ObjectKey) -> None:
+        """Note what the object's file says, unless an alarm is being set."""
+        changes = await self._database.run(lambda connection: _changes(connection, key))
+        alarm = await self._store.run(key, lambda file: "busy" if file.is_dirty else file.alarm())
+        if alarm == "busy":
+            return
+
+        def write(connection: Connection) -> None:
+            if isinstance(alarm, Alarm):
+                sql = "UPDATE alarms SET at_ms = ? WHERE class = ? AND id = ? AND changes = ?"
+                connection.execute(sql, (alarm.at_ms, *key, changes))
+            else:
+                connection.execute("DELETE FROM alarms WHERE class = ? AND id = ? AND changes = ?", (*key, changes))
+
+        await self._database.run(write)
+
+    def _over(self, task: "asyncio.Task[None]", key: ObjectKey) -> None:
+        self._ringing.pop(key, None)
+        self._news.set()
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("the alarm of a %s is tried again: %s", key.class_name, error)
+
+
+def _done(file: ObjectFile) -> None:
+    alarm = file.alarm()
+    if alarm is not None and alarm.is_running:
+        file.delete_alarm()
+        file.commit()
+
+
+def _changes(connection: Connection, key: ObjectKey) -> int:
+    row = connection.execute("SELECT changes FROM alarms WHERE class = ? AND id = ?", tuple(key)).fetchone()
+    return -1 if row is None else int(row[0])

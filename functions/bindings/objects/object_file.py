@@ -1,0 +1,222 @@
+"""The storage of one Durable Object: a SQLite file with its keys, its alarm, and the tables that its own SQL makes.
+
+Writes gather in one transaction until `commit`: what an object writes without waiting for anything else is kept whole or not at all. `begin` and
+`end` are savepoints inside. Runs in whatever thread its owner chooses, one piece of work at a time. Refuses to know who asks.
+"""
+
+import sqlite3
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from pilotlight.functions.bindings.storage.sql import Outcome, StatementGuard, execute, statements_of
+from pilotlight.support.database import BUSY_TIMEOUT_S, PAGE_BYTES, STEPS_BETWEEN_CHECKS, Connection, DatabaseError
+
+TIME_LIMIT_S = 10.0  # of one statement, during which the function's process waits
+MAX_DEPTH = 32  # transactions inside transactions
+MAX_STATEMENTS = 1000
+SCHEMA = (
+    "CREATE TABLE IF NOT EXISTS _cf_KV (key TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID",
+    "CREATE TABLE IF NOT EXISTS _cf_ALARM (one INTEGER PRIMARY KEY CHECK (one = 1), at_ms INTEGER NOT NULL, "
+    "retries INTEGER NOT NULL, is_running INTEGER NOT NULL)",
+)
+
+
+class Alarm(NamedTuple):
+    at_ms: int
+    retries: int
+    is_running: bool
+
+
+class StorageListing(NamedTuple):
+    """Which keys: from `start` on or behind `start_after`, before `end`, with a prefix."""
+
+    start: str | None = None
+    start_after: str | None = None
+    end: str | None = None
+    prefix: str = ""
+    reverse: bool = False
+    limit: int | None = None
+
+
+class ObjectFile:
+    def __init__(self, path: Path, max_bytes: int) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._depth = 0
+        self._deadline_s = float("inf")
+        # No cache of statements: one that was compiled while the guard trusted must not be found again by the same words.
+        self._connection = sqlite3.connect(
+            path, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False, cached_statements=0
+        )
+        try:
+            self._prepare(self._connection, max_bytes)
+            self._guard = StatementGuard(self._connection, "transactionSync()")
+        except BaseException:
+            self._connection.close()
+            raise
+        self._connection.set_progress_handler(self._is_over, STEPS_BETWEEN_CHECKS)
+
+    @property
+    def is_dirty(self) -> bool:
+        """Tell whether something is not committed."""
+        return self._connection.in_transaction
+
+    def close(self) -> None:
+        self._connection.close()
+
+    # -- keys ---------------------------------------------------------------------------------------------------------------------
+
+    def get(self, keys: Sequence[str]) -> dict[str, Any]:
+        """Return the values of the keys that are there."""
+        marks = ", ".join("?" * len(keys))
+        rows = self._trusted(f"SELECT key, value FROM _cf_KV WHERE key IN ({marks})", keys)
+        found = {key: msgspec.msgpack.decode(value) for key, value in rows}
+        return {key: found[key] for key in keys if key in found}
+
+    def put(self, entries: dict[str, bytes]) -> None:
+        self._write()
+        for entry in entries.items():
+            self._trusted("INSERT INTO _cf_KV VALUES (?, ?) ON CONFLICT DO UPDATE SET value = excluded.value", entry)
+
+    def delete(self, keys: Sequence[str]) -> int:
+        """Delete keys; return how many were there."""
+        self._write()
+        before = self._connection.total_changes
+        for key in keys:
+            self._trusted("DELETE FROM _cf_KV WHERE key = ?", (key,))
+        return self._connection.total_changes - before
+
+    def listed(self, listing: StorageListing, max_bytes: int) -> list[list[Any]]:
+        """List [key, value] in the order of the keys' bytes. Raises DatabaseError beyond `max_bytes`."""
+        bounds: list[tuple[str, str | None]] = [
+            ("key >= ?", listing.start),
+            ("key > ?", listing.start_after),
+            ("key < ?", listing.end),
+            ("key >= ?", listing.prefix or None),
+            ("substr(key, 1, length(?)) = ?", listing.prefix or None),
+        ]
+        where, values = ["1"], []
+        for condition, value in bounds:
+            if value is not None:
+                where.append(condition)
+                values += [value] * condition.count("?")
+        order = "DESC" if listing.reverse else "ASC"
+        sql = f"SELECT key, value FROM _cf_KV WHERE {' AND '.join(where)} ORDER BY key {order} LIMIT ?"
+        size, found = 0, []
+        for key, value in self._trusted(sql, (*values, -1 if listing.limit is None else listing.limit)):
+            size += len(key) + len(value)
+            if size > max_bytes:
+                sentence = f"the listed values have more than {max_bytes} bytes; ask for fewer with limit"
+                raise DatabaseError(sentence, "too_large")
+            found.append([key, msgspec.msgpack.decode(value)])
+        return found
+
+    def delete_all(self) -> None:
+        """Delete keys, alarm and tables: as if the object had never been."""
+        self._write()
+        with self._guard.trusting():
+            self._connection.execute("PRAGMA defer_foreign_keys = ON")
+        made = self._trusted(
+            "SELECT type, name FROM sqlite_master WHERE type IN ('table', 'view') AND name NOT LIKE 'sqlite\\_%' ESCAPE '\\' "
+            "AND name NOT LIKE '\\_cf\\_%' ESCAPE '\\' ORDER BY sql LIKE 'CREATE VIRTUAL%' DESC",
+            (),
+        )
+        for kind, name in made:
+            quoted = '"' + name.replace('"', '""') + '"'
+            self._trusted(f"DROP {kind.upper()} IF EXISTS {quoted}", ())
+        self._trusted("DELETE FROM _cf_KV", ())
+        self.delete_alarm()
+
+    # -- SQL ----------------------------------------------------------------------------------------------------------------------
+
+    def sql(self, script: str, parameters: Sequence[Any]) -> Outcome:
+        """Run one or more statements; the parameters are the last one's, and so is the outcome. Raises SqlError."""
+        statements = statements_of(script)
+        if not 1 <= len(statements) <= MAX_STATEMENTS:
+            raise DatabaseError(f"exec takes 1 to {MAX_STATEMENTS} statements, not {len(statements)}", "bad_sql")
+        if len(statements) > 1 or not _only_reads(statements[0]):
+            self._write()
+        self._deadline_s = time.monotonic() + TIME_LIMIT_S
+        try:
+            for statement in statements[:-1]:
+                execute(self._connection, self._guard, statement)
+            return execute(self._connection, self._guard, statements[-1], parameters)
+        finally:
+            self._deadline_s = float("inf")
+            self._guard.reset(self._connection)
+
+    def size_bytes(self) -> int:
+        query = "SELECT page_count * page_size FROM pragma_page_count, pragma_page_size"
+        return int(self._trusted(query, ())[0][0])
+
+    # -- transactions -------------------------------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        if self._depth >= MAX_DEPTH:
+            raise DatabaseError(f"{MAX_DEPTH} transactions are open inside each other already", "too_deep")
+        self._write()
+        self._trusted(f"SAVEPOINT _cf_{self._depth}", ())
+        self._depth += 1
+
+    def end(self, *, keep: bool) -> None:
+        if self._depth == 0:
+            raise DatabaseError("no transaction is open", "no_transaction")
+        self._depth -= 1
+        if not keep:
+            self._trusted(f"ROLLBACK TO _cf_{self._depth}", ())
+        self._trusted(f"RELEASE _cf_{self._depth}", ())
+
+    def commit(self) -> None:
+        """Put what was written on the disk. Inside a transaction of the object's own this waits for its end."""
+        if self._depth or not self._connection.in_transaction:
+            return
+        try:
+            self._trusted("COMMIT", ())
+        except BaseException:
+            self.rollback()
+            raise
+
+    def rollback(self) -> None:
+        self._depth = 0
+        if self._connection.in_transaction:
+            self._trusted("ROLLBACK", ())
+
+    # -- the alarm ----------------------------------------------------------------------------------------------------------------
+
+    def alarm(self) -> Alarm | None:
+        rows = self._trusted("SELECT at_ms, retries, is_running FROM _cf_ALARM", ())
+        return Alarm(rows[0][0], rows[0][1], bool(rows[0][2])) if rows else None
+
+    def set_alarm(self, at_ms: int, retries: int = 0, *, is_running: bool = False) -> None:
+        self._write()
+        self._trusted("INSERT OR REPLACE INTO _cf_ALARM VALUES (1, ?, ?, ?)", (at_ms, retries, is_running))
+
+    def delete_alarm(self) -> None:
+        self._write()
+        self._trusted("DELETE FROM _cf_ALARM", ())
+
+    def _prepare(self, connection: Connection, max_bytes: int) -> None:
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = FULL")
+        connection.execute(f"PRAGMA max_page_count = {max(64, max_bytes // PAGE_BYTES)}")
+        for statement in SCHEMA:
+            connection.execute(statement)
+
+    def _write(self) -> None:
+        if not self._connection.in_transaction:
+            self._trusted("BEGIN IMMEDIATE", ())
+
+    def _trusted(self, sql: str, parameters: Sequence[Any]) -> list[Any]:
+        with self._guard.trusting():
+            return self._connection.execute(sql, tuple(parameters)).fetchall()
+
+    def _is_over(self) -> bool:
+        return time.monotonic() > self._deadline_s
+
+
+def _only_reads(statement: str) -> bool:
+    """Guess by the first word; a wrong guess only costs an empty transaction."""
+    return statement.lstrip()[:6].upper() in ("SELECT", "PRAGMA", "EXPLAI", "VALUES")

@@ -1,0 +1,127 @@
+"""`[[migrations]]` of a manifest: classes of Durable Objects renamed or deleted, carried out once, in order, when a version takes the traffic.
+
+What has been done is kept by tag beside the objects, and what became of classes that are gone: a version that binds one of those is refused, since
+its objects would begin empty. Classes need not be announced here; naming new ones only makes a name that is gone usable again.
+"""
+
+import json
+import logging
+import shutil
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+import msgspec
+
+from pilotlight.functions.bindings.binding import BindingError
+from pilotlight.functions.bindings.objects.alarms import Alarms
+from pilotlight.functions.bindings.place import name_of
+from pilotlight.functions.manifest_tables import Migration
+from pilotlight.support import atomic_files
+
+log = logging.getLogger("pilotlight.bindings")
+
+
+class MigrationError(BindingError):
+    """A version does not go with the objects that are there."""
+
+
+class MigrationRecord(msgspec.Struct):
+    """What has been carried out."""
+
+    done: list[str] = []  # tags
+    gone: dict[str, str] = {}  # classes, and what became of each
+
+    def note(self, migration: Migration, bound: Collection[str]) -> None:
+        """Note a migration as done. A class that it deletes and that is `bound` all the same begins anew."""
+        self.done.append(migration.tag)
+        for name in (*migration.new_classes, *migration.new_sqlite_classes):
+            self.gone.pop(name, None)
+        for renamed in migration.renamed_classes:
+            self.gone[renamed.from_] = f"renamed to {renamed.to} by the migration {migration.tag}"
+            self.gone.pop(renamed.to, None)
+        for name in set(migration.deleted_classes).difference(bound):
+            self.gone[name] = f"deleted by the migration {migration.tag}"
+
+
+class ObjectMigrations:
+    """The migrations of one version, and the objects in a directory."""
+
+    def __init__(self, directory: Path, migrations: Sequence[Migration], classes: Collection[str]) -> None:
+        """`classes`: those that the version binds."""
+        self._directory = directory
+        self._migrations = migrations
+        self._classes = classes
+
+    @property
+    def pending(self) -> list[Migration]:
+        """Those that move or delete objects when this version takes the traffic, or only have to be noted."""
+        done = self.record().done
+        return [migration for migration in self._migrations if migration.tag not in done]
+
+    def after(self) -> MigrationRecord:
+        """Return what the record says once all is carried out."""
+        record = self.record()
+        for migration in self.pending:
+            record.note(migration, self._classes)
+        return record
+
+    def check(self) -> None:
+        """Raise MigrationError where a class would be renamed to one that has objects, or where the version binds a class that is gone."""
+        there = dict[str, bool]()
+
+        def has_objects(name: str) -> bool:
+            return there.get(name, self._of(name).exists())
+
+        for migration in self.pending:
+            for renamed in migration.renamed_classes:
+                if has_objects(renamed.from_) and has_objects(renamed.to):
+                    raise MigrationError(
+                        f"the migration {migration.tag} cannot rename the class {renamed.from_} to {renamed.to}, which has objects already"
+                    )
+                there[renamed.to] = has_objects(renamed.from_) or has_objects(renamed.to)
+                there[renamed.from_] = False
+            there |= dict.fromkeys(migration.deleted_classes, False)
+        gone = self.after().gone
+        for name in self._classes:
+            if name in gone:
+                raise MigrationError(
+                    f"the class {name} was {gone[name]}, so its objects would begin empty; bind what it is called now, or announce it by "
+                    "new_sqlite_classes in a migration with a tag of its own"
+                )
+
+    def move(self, migration: Migration) -> None:
+        """Move and delete the objects of a migration, of which none may be open. Raises OSError."""
+        for renamed in migration.renamed_classes:
+            self._rename(renamed.from_, renamed.to)
+        for deleted in migration.deleted_classes:
+            shutil.rmtree(self._of(deleted), ignore_errors=True)
+
+    def note(self, migration: Migration) -> None:
+        """Note a migration as done. A crash before this repeats it, and it then finds nothing to do."""
+        record = self.record()
+        record.note(migration, self._classes)
+        self._directory.mkdir(parents=True, exist_ok=True)
+        atomic_files.write(self._directory / "migrations.json", msgspec.json.encode(record))
+
+    def record(self) -> MigrationRecord:
+        """Read what has been done; before classes were noted it was a list of tags."""
+        path = self._directory / "migrations.json"
+        found = json.loads(path.read_bytes()) if path.is_file() else {}
+        return msgspec.convert({"done": found} if isinstance(found, list) else found, MigrationRecord)
+
+    def _of(self, name: str) -> Path:
+        return self._directory / name_of(name)
+
+    def _rename(self, old: str, new: str) -> None:
+        if not self._of(old).is_dir():
+            return
+        self._of(old).rename(self._of(new))
+        atomic_files.sync(self._directory)
+        log.info("the objects of the class %s are %s's now", old, new)
+
+
+async def move_alarms(alarms: Alarms, migration: Migration) -> None:
+    for renamed in migration.renamed_classes:
+        await alarms.rename(renamed.from_, renamed.to)
+    for deleted in migration.deleted_classes:
+        await alarms.forget(deleted)

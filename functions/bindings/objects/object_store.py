@@ -1,0 +1,167 @@
+"""The Durable Objects of one function: their files, of which a few are open, and who may use them.
+
+Of each object there is one instance. Starting another one, in whatever process, makes the one before it stale: its requests are refused, and what it
+had not committed is undone. So state is never written by two. Knows files and instances' numbers; alarms are functions/bindings/objects/alarms.py's.
+"""
+
+import asyncio
+import logging
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+from pilotlight.functions.bindings.objects.object_file import ObjectFile
+from pilotlight.functions.bindings.place import name_of
+from pilotlight.support.database import MAX_WAITING, DatabaseError
+
+log = logging.getLogger("pilotlight.bindings")
+T = TypeVar("T")
+MAX_OPEN = 128  # files; beyond, the longest unused is closed
+THREADS = 2
+MAX_INSTANCES = 100_000  # numbers of instances kept in memory
+
+
+class ObjectKey(NamedTuple):
+    class_name: str
+    id: str
+
+
+class Stale(Exception):
+    """Who asks is not the object's instance any more."""
+
+
+class ClassGone(Exception):
+    """The object's class was renamed or deleted, or could not be moved; the text says which."""
+
+
+class ObjectStore:
+    def __init__(self, directory: Path, max_bytes: int) -> None:
+        self._directory = directory
+        self._max_bytes = max_bytes
+        self._files: OrderedDict[ObjectKey, ObjectFile] = OrderedDict()
+        self._locks: dict[ObjectKey, asyncio.Lock] = {}
+        self._users: dict[ObjectKey, int] = {}
+        self._instances: OrderedDict[ObjectKey, int] = OrderedDict()
+        self._last_instance = 0
+        self._moving: frozenset[str] = frozenset()  # classes whose objects are being moved or deleted
+        self._move: asyncio.Task[None] | None = None
+        self.gone: Mapping[str, str] = {}  # classes whose objects must not be opened, and why
+        self._executor: ThreadPoolExecutor | None = None
+
+    async def start(self, key: ObjectKey) -> int:
+        """Return the number of a new instance; what the one before it left open is undone."""
+        self._last_instance += 1
+        number = self._instances[key] = self._last_instance
+        self._instances.move_to_end(key)
+        while len(self._instances) > MAX_INSTANCES:
+            self._instances.popitem(last=False)  # that instance is stale from now on, and is started anew
+        await self.run(key, lambda file: file.rollback())
+        return number
+
+    def is_current(self, key: ObjectKey, instance: int) -> bool:
+        return self._instances.get(key) == instance
+
+    async def reset(self, key: ObjectKey) -> None:
+        """Make its instance stale from now on, and undo what that has not committed."""
+        self._instances.pop(key, None)
+        await self.run(key, lambda file: file.rollback())
+
+    async def run(self, key: ObjectKey, work: Callable[[ObjectFile], T], instance: int | None = None) -> T:
+        """Do the work, in a thread, after all that was asked of this object before. `instance` None: it is the runtime's own work.
+        Raises Stale, and what the work raises."""
+        if self._users.get(key, 0) >= MAX_WAITING:
+            raise DatabaseError(f"{MAX_WAITING} requests wait for this object's storage already", "overloaded")
+        return await asyncio.shield(asyncio.ensure_future(self._alone(key, work, instance)))
+
+    def move(self, classes: Iterable[str], gone: Mapping[str, str], work: Callable[[], Awaitable[None]]) -> None:
+        """Begin to move or delete the objects of these classes: `work` finds none of them open. Their instances are stale from now on, requests for
+        others of these classes wait, and those in `gone` are refused from now on."""
+        before, moved = self._move, frozenset(classes)
+        self._moving, self.gone = self._moving | moved, {**self.gone, **gone}
+        for key in [key for key in self._instances if key.class_name in moved]:
+            del self._instances[key]
+        self._move = asyncio.create_task(self._moved(before, moved, work), name="migrations of objects")
+
+    def path_of(self, key: ObjectKey) -> Path:
+        return self._directory / name_of(key.class_name) / key.id[:2] / f"{key.id}.sqlite"
+
+    async def close(self) -> None:
+        if self._move is not None:
+            await asyncio.gather(self._move, return_exceptions=True)
+        executor, self._executor = self._executor, None
+        files, self._files = self._files, OrderedDict()
+        if executor is not None:
+            for file in files.values():
+                await asyncio.get_running_loop().run_in_executor(executor, file.close)
+            executor.shutdown(wait=False)
+
+    async def _moved(
+        self, before: "asyncio.Task[None] | None", classes: frozenset[str], work: Callable[[], Awaitable[None]]
+    ) -> None:
+        try:
+            if before is not None:
+                await asyncio.wait({before})
+            for key in {key for key in (*self._files, *self._locks) if key.class_name in classes}:
+                await self._close(key)
+            await work()
+        except Exception as error:
+            log.exception("objects could not be moved")
+            sentence = f"the objects of the class could not be moved ({error}); they are when the site starts again"
+            self.gone = {**self.gone, **dict.fromkeys(classes, sentence)}
+        finally:
+            if self._move is asyncio.current_task():
+                self._moving = frozenset()
+
+    async def _alone(self, key: ObjectKey, work: Callable[[ObjectFile], T], instance: int | None) -> T:
+        while instance is None and key.class_name in self._moving and key.class_name not in self.gone:
+            assert self._move is not None
+            await asyncio.wait({self._move})
+        lock = self._locks.setdefault(key, asyncio.Lock())
+        self._users[key] = self._users.get(key, 0) + 1
+        try:
+            async with lock:
+                if (why := self.gone.get(key.class_name)) is not None:
+                    raise ClassGone(why)
+                if key.class_name in self._moving or (instance is not None and self._instances.get(key) != instance):
+                    raise Stale
+                return await self._work(key, work, instance)
+        finally:
+            self._users[key] -= 1
+            if not self._users[key]:
+                del self._users[key], self._locks[key]
+
+    async def _work(self, key: ObjectKey, work: Callable[[ObjectFile], T], instance: int | None) -> T:
+        if self._executor is None:
+            self._executor = ThreadPoolExecutor(THREADS, thread_name_prefix="objects")
+        loop, file = asyncio.get_running_loop(), self._files.get(key)
+        if file is None:
+            file = await loop.run_in_executor(self._executor, ObjectFile, self.path_of(key), self._max_bytes)
+            self._files[key] = file
+        self._files.move_to_end(key)
+        was_dirty = file.is_dirty
+        try:
+            return await loop.run_in_executor(self._executor, work, file)
+        except BaseException:
+            if was_dirty and not file.is_dirty:
+                self._instances.pop(key, None)  # what it had written before is lost: whoever holds it must begin anew
+            raise
+        finally:
+            await self._close_unused()
+
+    async def _close_unused(self) -> None:
+        unused = (key for key, file in self._files.items() if key not in self._users and not file.is_dirty)
+        while len(self._files) > MAX_OPEN and (key := next(unused, None)) is not None:
+            await self._close(key)
+            unused = (key for key, file in self._files.items() if key not in self._users and not file.is_dirty)
+
+    async def _close(self, key: ObjectKey) -> None:
+        self._users[key] = self._users.get(key, 0) + 1  # until it is closed nobody opens it again
+        lock = self._locks.setdefault(key, asyncio.Lock())
+        async with lock:
+            if (file := self._files.pop(key, None)) is not None:
+                await asyncio.get_running_loop().run_in_executor(self._executor, file.close)
+        self._users[key] -= 1
+        if not self._users[key]:
+            del self._users[key], self._locks[key]

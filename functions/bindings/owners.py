@@ -1,0 +1,119 @@
+"""Owners: whose a store, a queue, a service or an object's class is. The functions of the site file are the site's, which shares all it has among
+them; each deployed function owns what is its own. Another's is refused, unless the site file shares it (`functions.shared`).
+
+A service and the classes of Durable Objects are the owner's of their function; anything else belongs to the first that is served with it, which is
+written beside its data and stays when the function goes.
+"""
+
+import logging
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from pilotlight.functions.bindings.binding import BindingError
+from pilotlight.functions.bindings.place import directory_of
+from pilotlight.functions.manifest import Manifest
+from pilotlight.support import atomic_files
+from pilotlight.support.database import Databases
+
+SITE = "@site"  # no function has this name
+log = logging.getLogger("pilotlight.bindings")
+
+OF_A_FUNCTION = ("service", "durable_object", "props")  # what is named by its function
+
+
+class Owners:
+    def __init__(self, state_dir: Path, own: Collection[str], shared: Mapping[str, Collection[str]]) -> None:
+        """`own`: the functions of the site file. `shared`: by KIND:ID, patterns of the functions that may use it beside its owner."""
+        self._state_dir = state_dir
+        self._own = own
+        self._shared = shared
+
+    def check(self, manifest: Manifest) -> None:
+        """Check all that a function names. Raises BindingError, whose sentence says whose it is and how it is shared."""
+        asker = self._of(manifest.name)
+        for kind, id in _named(manifest):
+            if kind in OF_A_FUNCTION and asker == SITE:  # whom they call is the operator's to say
+                continue
+            owner = self._of(id) if kind in OF_A_FUNCTION else _read(self._file(kind, id)) or asker
+            allowed = self._shared.get(f"{kind}:{id}", ())
+            if owner != asker and not any(fnmatchcase(manifest.name, pattern) for pattern in allowed):
+                whose = "the site's" if owner == SITE else f"the function {owner}'s"
+                raise BindingError(
+                    f"{manifest.name} may not use {kind}:{id}, which is {whose}; "
+                    f'the site file shares it by functions.shared = {{ "{kind}:{id}" = ["{manifest.name}"] }}'
+                )
+
+    def claim(self, manifest: Manifest) -> None:
+        """Check again, and give the function what was nobody's. For one that is served: a version that is refused claims nothing."""
+        self.check(manifest)
+        for kind, id in _named(manifest):
+            file = self._file(kind, id)
+            if kind not in OF_A_FUNCTION and not _read(file):
+                file.parent.mkdir(parents=True, exist_ok=True)
+                file.write_text(self._of(manifest.name), encoding="utf-8")
+
+    def take_over(self, kind: str, before: str, id: str, function: str, databases: Databases) -> None:
+        """Move a function's store from the name that it once had to the one it has now, where it was the function's alone and is not open. Of one
+        whose owner is not known, or that others may use as well, the log says what to move. Raises OSError."""
+        old, new = directory_of(self._state_dir, kind, before), directory_of(self._state_dir, kind, id)
+        if new.exists() or not old.is_dir() or (owner := _read(old / "owner")) not in ("", function):
+            return
+        if owner and f"{kind}:{before}" not in self._shared:
+            if databases.are_open_in(old):  # a version that names it is still served
+                return
+            old.rename(new)
+            atomic_files.sync(new.parent)
+            log.info("the %s store %s of %s is %s now: %s", kind, before, function, id, new)
+            return
+        why = f"others may use it, too (functions.shared, {kind}:{before})" if owner else "nobody knows whose it is"
+        log.warning(
+            "%s begins with an empty %s store %s; to keep what lies in %s, which it is not given because %s, move that folder to %s while the site "
+            "is stopped",
+            function, kind, id, old, why, new,
+        )  # fmt: skip
+
+    def _of(self, function: str) -> str:
+        return SITE if function in self._own else function
+
+    def _file(self, kind: str, id: str) -> Path:
+        return directory_of(self._state_dir, kind, id) / "owner"
+
+
+def _read(file: Path) -> str:
+    """Read an owner. Empty: it is nobody's, or it was being written when the machine stopped."""
+    with suppress(FileNotFoundError):
+        return file.read_text(encoding="utf-8")
+    return ""
+
+
+def _named(manifest: Manifest) -> Iterator[tuple[str, str]]:
+    for binding in manifest.bindings:
+        options, name = binding.options, binding.name
+        if binding.kind == "kv":
+            yield "kv", options.get("id") or name
+        elif binding.kind == "d1":
+            yield "d1", options.get("database_id") or options.get("database_name") or name
+        elif binding.kind == "r2":
+            yield "r2", options.get("bucket_name") or name
+        elif binding.kind == "queue_producer":
+            yield "queue", options["queue"]
+        elif binding.kind == "rate_limit" and options.get("namespace_id"):
+            yield "rate_limit", options["namespace_id"]
+        elif binding.kind == "vectorize":
+            yield "vectorize", options["index_name"]
+        elif binding.kind == "analytics_engine":
+            yield "analytics_engine", options.get("dataset") or name
+        elif binding.kind == "secrets_store":
+            yield "secrets_store", options["store_id"]
+        elif binding.kind in ("durable_object", "workflow") and options.get("script_name"):
+            yield "durable_object", options["script_name"]
+        elif binding.kind == "service" and not options["service"].startswith("@"):  # else a model
+            yield "service", options["service"]
+            if options.get("props"):  # which the function that is called believes
+                yield "props", options["service"]
+    for consumer in manifest.consumers:
+        yield "queue", consumer.queue
+        if consumer.dead_letter_queue:
+            yield "queue", consumer.dead_letter_queue

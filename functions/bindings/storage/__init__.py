@@ -1,0 +1,1 @@
+"""Bindings that keep data: KV, D1, R2."""

@@ -1,0 +1,134 @@
+"""What functions use at this site, until a router's ledger has it: what they ask of models, and the processor time of their processes.
+
+No router sees either. It is counted in a mapped file (wire/hop/meters.py), tokens before the function gets them, so a site that is killed leaves as
+much as had been used; routers ask for what has ended (wire/hop/usage_records.py). A record is handed to one ledger and stays with it, for it may
+be there
+already; a ledger that has not asked for a day is taken for gone. There is no file until a ledger has asked once. While all meters are in use, models
+refuse functions, as nothing may be lost. Refuses to know functions and models.
+"""
+
+import os
+import time
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from pilotlight.sites.config import ConfigError
+from pilotlight.wire.errors import ApiError
+from pilotlight.wire.hop.meters import MeterFile, MetersError, MeterSlot
+from pilotlight.wire.hop.usage import ResourceUse
+from pilotlight.wire.hop.usage_records import MeteredRequest, Outcome, UsageAsked, UsageRecord, UsageTold
+
+MAX_UNWRITTEN = 16_384  # records, of 1 KiB each
+BATCH = 1000
+CPU_RECORD_S = 10.0  # a function's processor time becomes a record after so long
+GONE_S = 86_400.0  # a ledger that has not asked
+NOTHING = ResourceUse()
+
+
+class FunctionUsage:
+    def __init__(
+        self, directory: Path, site: str, account_of: Callable[[str], str], clock: Callable[[], float] = time.time
+    ) -> None:
+        """`account_of`: a function's; `clock`: seconds since the epoch. Raises ConfigError for a file that cannot be used."""
+        self._path = directory / "function-usage"
+        self._site = site
+        self.account_of = account_of
+        self._clock = clock
+        self._start, self._numbers = os.urandom(12).hex(), count(1)  # an id is the site's start and a number
+        self._meters: MeterFile | None = None
+        self._ended: dict[
+            str, tuple[int, UsageRecord]
+        ] = {}  # by id, with their meters; a record's site is here the ledger that it was handed to
+        self._asked_s: dict[str, float] = {}  # by ledger
+        self._cpu: dict[str, MeterSlot] = {}  # by function
+        self._opened_s = clock()
+        if self._path.exists():
+            self._open()
+
+    def begin(self, function: str, model: str, adapter: str = "", bytes_in: int = 0) -> MeterSlot | None:
+        """Return a meter for a function's question to a model; None: nobody keeps a ledger. Raises ApiError where there is none left."""
+        if self._meters is None:
+            return None
+        meter = self._new_meter(function, model, adapter, bytes_in)
+        if meter is None:
+            sentence = "what functions use cannot be written down at the moment: ask again later"
+            raise ApiError("overloaded", sentence, retry_after_s=5)
+        return meter
+
+    def end(self, meter: MeterSlot | None, outcome: Outcome) -> None:
+        if meter is None or self._meters is None:
+            return
+        if meter.use == NOTHING and not meter.cpu_us:
+            return self._meters.free(meter.number)
+        ended_s = self._clock()
+        self._meters.end(meter.number, outcome, ended_s)
+        known = meter.request, "", ended_s, outcome, meter.use, meter.bytes_out
+        self._ended[meter.request.id] = meter.number, UsageRecord(*known, cpu_us=meter.cpu_us)
+
+    def computed(self, function: str, cpu_s: float) -> None:
+        """Count processor time of a function's processes."""
+        meter = self._cpu.get(function)
+        if meter is None and (meter := self._new_meter(function, "", "", 0)) is not None:
+            self._cpu[function] = meter
+        if meter is not None:
+            meter.computes(round(cpu_s * 1e6))
+
+    def hand_out(self, asked: UsageAsked) -> UsageTold:
+        """Return records for a ledger, without those that it has by now."""
+        if self._meters is None:
+            self._open()
+        assert self._meters is not None
+        now_s = self._clock()
+        self._asked_s[asked.ledger] = now_s
+        for id in asked.written:
+            if (found := self._ended.pop(id, None)) is not None:
+                self._meters.free(found[0])
+        for function, meter in [*self._cpu.items()]:
+            if now_s >= meter.request.started_s + CPU_RECORD_S:
+                self.end(self._cpu.pop(function), "complete")
+        handed = []
+        for id, (number, record) in [*self._ended.items()]:
+            if record.site != asked.ledger:
+                if not self._may_take(record.site, now_s):
+                    continue
+                self._meters.set_site(number, asked.ledger)
+                self._ended[id] = number, replace(record, site=asked.ledger)
+            handed.append(replace(record, site=self._site))
+            if len(handed) == BATCH:
+                break
+        return UsageTold(tuple(handed))
+
+    def close(self) -> None:
+        if self._meters is not None:
+            for function in [*self._cpu]:
+                self.end(self._cpu.pop(function), "complete")
+            self._meters.close()
+            self._meters = None
+
+    def _may_take(self, ledger: str, now_s: float) -> bool:
+        """Tell whether another ledger may have what this one was handed."""
+        return not ledger or now_s >= self._asked_s.get(ledger, self._opened_s) + GONE_S
+
+    def _new_meter(self, function: str, model: str, adapter: str, bytes_in: int) -> MeterSlot | None:
+        if self._meters is None:
+            return None
+        id = f"{self._start}.{next(self._numbers)}"
+        account = self.account_of(function)
+        known = MeteredRequest(id, id, account, "", model, self._clock(), "", adapter, bytes_in, function)
+        return self._meters.begin(known)
+
+    def _open(self) -> None:
+        """Raises ConfigError."""
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._meters = MeterFile(self._path, MAX_UNWRITTEN)
+        except (OSError, MetersError) as error:
+            raise ConfigError(f"what functions use cannot be counted in {self._path}: {error}") from None
+        for number, record in self._meters.left_behind():
+            if record.use == NOTHING and not record.cpu_us:
+                self._meters.free(number)
+            else:
+                self._ended[record.request.id] = number, record

@@ -1,0 +1,24 @@
+"""Channel: many exchanges over one socket, each a request, its reply, and a stream in either direction.
+
+Buffers are bounded: a stream's sender waits for credit, a reader gives it as it takes, and who sends beyond its credit is cut off. An exchange that
+its beginner leaves is cancelled at the other end. Both processes import this package, so it knows asyncio and frames.py, and
+neither bindings nor processes.
+"""
+
+from pilotlight.functions.channel.connection import Channel, current_request
+from pilotlight.functions.channel.exchanges import ExchangeResult, Handler, StreamingReply
+from pilotlight.functions.channel.failure import ChannelClosed, Failure, as_failure
+from pilotlight.functions.channel.streams import WINDOW_BYTES, Inbound
+
+__all__ = [
+    "WINDOW_BYTES",
+    "Channel",
+    "ChannelClosed",
+    "ExchangeResult",
+    "Failure",
+    "Handler",
+    "Inbound",
+    "StreamingReply",
+    "as_failure",
+    "current_request",
+]

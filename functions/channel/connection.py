@@ -1,0 +1,285 @@
+"""The connection under all exchanges: frames from and to one socket, sorted by whom they concern; pings, notes, and the end of everything.
+
+The same class serves both ends, the runtime's and an isolate's, which count their exchanges in even and in odd numbers. Knows asyncio and the socket;
+what may be said within an exchange is exchanges.py's.
+"""
+
+import asyncio
+import contextvars
+import socket
+import sys
+from collections.abc import AsyncIterator, Callable
+from typing import Any, cast
+
+from msgspec.structs import replace
+
+from pilotlight.functions.channel import frames
+from pilotlight.functions.channel.blocking import BlockingExchange
+from pilotlight.functions.channel.exchanges import ExchangeResult, Handler, IncomingExchange, OutgoingExchange
+from pilotlight.functions.channel.failure import ChannelClosed, Failure, as_failure, fail_frame
+from pilotlight.functions.channel.frames import (
+    AnyFrame,
+    BindingCall,
+    Fail,
+    FrameDecoder,
+    FrameError,
+    More,
+    Note,
+    Reply,
+    StreamChunk,
+    StreamEnd,
+)
+from pilotlight.functions.channel.open_exchanges import OpenExchanges
+from pilotlight.functions.channel.streams import WINDOW_BYTES
+
+MAX_FRAME_BYTES = 32 << 20  # a KV value of 25 MiB, and what is around it
+FRAMES_AT_ONCE = (
+    128  # before others have their turn: a small one takes 2 us, and a transport reads two megabytes of them at once
+)
+MAX_OPEN = 1024  # exchanges the other side may have begun here at once
+MAX_HELD_BYTES = (
+    128 << 20
+)  # of the other side's open requests, and of replies that it does not read; a KV value in each exchange would be 25 GiB
+
+_WITHIN = (StreamChunk, StreamEnd, More, Fail, Reply, frames.Cancel)  # of an exchange that is open
+
+current_request: contextvars.ContextVar[int] = contextvars.ContextVar("current_request", default=-1)
+
+
+class Channel(asyncio.Protocol):
+    def __init__(
+        self,
+        answer: Handler,
+        *,
+        is_runtime: bool,
+        describe: Callable[[BaseException], Failure] = as_failure,
+        on_note: Callable[[Note], None] | None = None,
+        max_frame_bytes: int = MAX_FRAME_BYTES,
+        max_open: int = MAX_OPEN,
+        max_held_bytes: int = MAX_HELD_BYTES,
+    ) -> None:
+        """`max_held_bytes` bounds the runtime's side, which many isolates share; an isolate's memory has a limit of its own."""
+        self._answer = answer
+        self.describe = describe
+        self._on_note = on_note
+        self._max_frame_bytes = max_frame_bytes
+        self._max_open = max_open
+        self._max_held_bytes = max_held_bytes if is_runtime else sys.maxsize
+        self._held_bytes = 0
+        self._open = OpenExchanges(0 if is_runtime else 1)
+        self._decoder = FrameDecoder(max_frame_bytes)
+        self._transport: asyncio.Transport | None = None
+        self._blocking: BlockingExchange | None = None
+        self._pings: dict[int, asyncio.Future[None]] = {}
+        self.room = asyncio.Event()
+        self.room.set()
+        self.closed = asyncio.Event()
+        self.why_closed = ""
+
+    @classmethod
+    async def open(cls, sock: socket.socket, answer: Handler, *, is_runtime: bool, **options: Any) -> "Channel":
+        """Open a channel on a connected socket, which belongs to it from now on."""
+        channel = cls(answer, is_runtime=is_runtime, **options)
+        sock.setblocking(False)
+        await asyncio.get_running_loop().create_connection(lambda: channel, sock=sock)
+        assert channel._transport is not None
+        channel._blocking = BlockingExchange(sock, channel._transport, channel)
+        return channel
+
+    # -- beginning an exchange --------------------------------------------------------------------------------------------------
+
+    async def call(self, binding: str, method: str, *args: Any, **kwargs: Any) -> Any:
+        """Call a binding's method and return its value. A stream that it answers with is dropped: `stream` and `begin` give those."""
+        result = await self.begin(binding, method, args, kwargs)
+        if result.body is not None:
+            result.body.cancel()
+        return result.value
+
+    async def begin(
+        self,
+        binding: str,
+        method: str,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+        body: AsyncIterator[bytes] | None = None,
+    ) -> ExchangeResult:
+        """Call a binding's method with a body sent along, or whose answer is a value and a stream."""
+        sent_args, sent_kwargs = frames.plain(list(args), f"{method}'s arguments"), frames.plain(kwargs or {}, method)
+        within, is_streamed = current_request.get(), body is not None
+        call = BindingCall(self.new_id(), binding, method, sent_args, sent_kwargs, is_streamed, within)
+        return await self.request(call, body)
+
+    def call_now(self, binding: str, method: str, **kwargs: Any) -> Any:
+        """Call a binding's method from code that cannot await: the event loop is blocked until the answer is here. Counts as part of no request."""
+        sent = self._outgoing_call(BindingCall(self.new_id(), binding, method, [], frames.plain(kwargs, method)))
+        try:
+            assert self._blocking is not None
+            self._blocking.exchange_until(sent.result.done)
+            result = sent.result.result()
+        finally:
+            self.forget(sent.id)
+            sent.end()
+        if result.body is not None:
+            result.body.cancel()
+        return result.value
+
+    async def stream(self, binding: str, method: str, *args: Any, **kwargs: Any) -> AsyncIterator[bytes]:
+        """Iterate over the stream that a binding's method answers with. Leaving the loop early cancels it at the other end (with `aclosing`, at
+        once)."""
+        result = await self.begin(binding, method, args, kwargs)
+        if result.body is None:
+            raise Failure(f"{binding}.{method} answered with a value and not with a stream", name="TypeError")
+        try:
+            async for chunk in result.body:
+                yield chunk
+        finally:
+            result.body.cancel()
+
+    async def request(self, frame: frames.Request, body: AsyncIterator[bytes] | None = None) -> ExchangeResult:
+        """Run an exchange; `frame`, its first message, is UNNUMBERED or has a new id. Cancelling this cancels it at the other end. Raises Failure."""
+        if frame.id == frames.UNNUMBERED:
+            frame = replace(frame, id=self.new_id())
+        sent = self._outgoing_call(frame)
+        if body is not None:
+            sent.send(body)
+        try:
+            return await sent.result
+        except BaseException:
+            if self.forget(sent.id):
+                self.write(frames.Cancel(sent.id))
+            sent.end()
+            raise
+
+    def new_id(self) -> int:
+        """Return the id of an exchange to be begun here. Raises ChannelClosed."""
+        if self.closed.is_set():
+            raise ChannelClosed(self.why_closed or "the connection to the other process is closed")
+        return self._open.new_id()
+
+    def _outgoing_call(self, frame: frames.Request) -> OutgoingExchange:
+        data = self.encode(frame)
+        sent = OutgoingExchange(self, frame.id)
+        self._open.begin(sent)
+        self.write_bytes(data)
+        return sent
+
+    def note(self, name: str, value: Any = None) -> None:
+        self.write(Note(0, name, value))
+
+    async def ping(self) -> None:
+        """Return when the other side's event loop has answered. Raises ChannelClosed."""
+        id = self.new_id()
+        self._pings[id] = asyncio.get_running_loop().create_future()
+        self.write(frames.Ping(id))
+        try:
+            await self._pings[id]
+        finally:
+            self._pings.pop(id, None)
+
+    def close(self, why: str = "") -> None:
+        """Close the channel at once; everything under way fails at both ends."""
+        self.why_closed = self.why_closed or why
+        if self._transport is not None:
+            self._transport.abort()
+
+    @property
+    def num_open(self) -> int:
+        """Exchanges begun at either side."""
+        return len(self._open)
+
+    # -- asyncio.Protocol ---------------------------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.set_write_buffer_limits(high=WINDOW_BYTES)
+
+    def data_received(self, data: bytes) -> None:
+        num_frames = 0
+        try:
+            for frame in self._decoder.feed(data):
+                self._take(frame)
+                num_frames += 1
+        except FrameError as error:
+            self.close(f"the other process broke the protocol: {error}")
+        if num_frames > FRAMES_AT_ONCE and self._transport is not None and not self._transport.is_closing():
+            self._transport.pause_reading()
+            asyncio.get_running_loop().call_soon(self._read_on)
+
+    def _read_on(self) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.resume_reading()
+
+    def pause_writing(self) -> None:
+        self.room.clear()
+
+    def resume_writing(self) -> None:
+        self.room.set()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.closed.set()
+        self.room.set()
+        gone = ChannelClosed(self.why_closed or "the other process closed the connection")
+        self._open.fail(gone)
+        for ping in self._pings.values():
+            if not ping.done():
+                ping.set_exception(gone)
+
+    # -- frames -------------------------------------------------------------------------------------------------------------------
+
+    def _take(self, frame: AnyFrame) -> None:
+        if isinstance(frame, _WITHIN):
+            if (
+                exchange := self._open.get(frame.id)
+            ) is not None:  # else it is over here, and the other side did not know yet
+                exchange.take(frame)
+        elif isinstance(frame, frames.Ping):
+            if self.room.is_set():  # who does not read its answers gets none
+                self.write(frames.Pong(frame.id))
+        elif isinstance(frame, frames.Pong):
+            if (ping := self._pings.get(frame.id)) is not None and not ping.done():
+                ping.set_result(None)
+        elif isinstance(frame, Note):
+            if self._on_note is not None:
+                self._on_note(frame)
+        else:
+            self._begin(frame)
+
+    def _begin(self, frame: frames.Request) -> None:
+        if self._open.is_ours(frame.id) or frame.id in self._open.taken:
+            raise FrameError(f"the id {frame.id} cannot begin an exchange")
+        try:
+            if len(self._open.taken) >= self._max_open:
+                sentence = f"{self._max_open} exchanges are open already; wait for some of them"
+                raise Failure(sentence, code="too_many_open", status=429)
+            self.hold(self._decoder.size)
+        except Failure as refusal:
+            if not self.room.is_set():
+                raise FrameError("exchanges are begun beyond all bounds, and their refusals are not read") from None
+            self.write(fail_frame(frame.id, refusal))
+            return
+        self._open.taken[frame.id] = IncomingExchange(self, frame, self._decoder.size, self._answer)
+
+    # -- what exchanges and streams ask for -------------------------------------------------------------------------------------------
+
+    def hold(self, size: int) -> None:
+        """Count bytes that stay in memory here for the other side, until `release`. Raises Failure beyond the bound."""
+        if self._held_bytes and self._held_bytes + size > self._max_held_bytes:
+            sentence = f"open calls hold {self._held_bytes} bytes here already, of at most {self._max_held_bytes}; wait for some of them"
+            raise Failure(sentence, code="overloaded", status=429)
+        self._held_bytes += size
+
+    def release(self, size: int) -> None:
+        self._held_bytes -= size
+
+    def write(self, frame: AnyFrame) -> None:
+        self.write_bytes(self.encode(frame))
+
+    def encode(self, frame: AnyFrame) -> bytes:
+        return frames.encode(frame, self._max_frame_bytes)
+
+    def write_bytes(self, data: bytes) -> None:
+        if self._transport is not None and not self.closed.is_set():
+            self._transport.write(data)
+
+    def forget(self, id: int) -> bool:
+        return self._open.forget(id)

@@ -1,0 +1,66 @@
+"""What went wrong on one side of a channel, as the other side is to hear of it: a sentence, a code, a status.
+
+Knows the frame that carries it; refuses to know who raised it and what it means to whom.
+"""
+
+from typing import Any
+
+from pilotlight.functions.channel.frames import Fail
+
+
+class Failure(Exception):
+    """An exchange failed at the other end, or should fail there: what is said of it."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        code: str | int = "internal_error",
+        status: int = 500,
+        name: str = "Error",
+        detail: str = "",
+        retry_after_s: int = 1,
+        value: Any = None,
+    ) -> None:
+        """`retry_after_s` is for callers of a function, where the status is 503. `value`: what the exchange gives all the same."""
+        super().__init__(message)
+        self.message = message
+        self.code = code
+        self.status = status
+        self.name = name
+        self.detail = detail
+        self.retry_after_s = retry_after_s
+        self.value = value
+
+    def giving(self, value: Any) -> "Failure":
+        """Return itself, with what the exchange gives all the same."""
+        self.value = value
+        return self
+
+
+class ChannelClosed(Failure):
+    """The connection to the other side is closed."""
+
+    def __init__(self, message: str = "the connection to the other process is closed") -> None:
+        super().__init__(message, code="closed", name="ChannelClosed")
+
+
+def as_failure(error: BaseException) -> Failure:
+    if isinstance(error, Failure):
+        return error
+    code, status = getattr(error, "code", "internal_error"), getattr(error, "status", 500)
+    return Failure(
+        str(error) or type(error).__name__,
+        code=code if isinstance(code, (str, int)) else "internal_error",
+        status=status if isinstance(status, int) else 500,
+        name=type(error).__name__,
+    )
+
+
+def fail_frame(id: int, failure: Failure) -> Fail:
+    message, detail = _sendable(failure.message[:8192]), _sendable(failure.detail[-65536:])
+    return Fail(id, failure.code, failure.status, message, failure.name, detail, failure.value)
+
+
+def _sendable(text: str) -> str:
+    return text.encode("utf-8", "replace").decode()

@@ -1,0 +1,190 @@
+"""`pilotlight d1`: SQL on databases, and the migrations that wrangler's projects keep beside them.
+
+A migration is a file of SQL in the database's `migrations_dir`; which have been applied is in a table of the database itself, under wrangler's names.
+"""
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, cast
+
+import typer
+
+from pilotlight.functions.cli.state import HERE, DirOption, SiteOption, State, contents
+from pilotlight.runtime.cli.cli_error import CliError
+
+if TYPE_CHECKING:
+    from pilotlight.functions.bindings.binding import Binding
+    from pilotlight.functions.bindings.storage.d1 import D1Database
+
+LocalOption = Annotated[bool, typer.Option("--local", help="The state of `pilotlight dev`, which is meant anyway.")]
+RemoteOption = Annotated[bool, typer.Option("--remote", help="A site's; name its file with --site.")]
+
+d1 = typer.Typer(help="SQL on a D1 database, by its binding's name, its database_name or its id.", no_args_is_help=True)
+migrations = typer.Typer(help="Changes of a database's tables, each applied once.", no_args_is_help=True)
+d1.add_typer(migrations, name="migrations")
+
+
+@d1.command("execute")
+def d1_execute(
+    database: str,
+    command: Annotated[str | None, typer.Option("--command", help="SQL.")] = None,
+    file: Annotated[Path | None, typer.Option("--file", help="A file of SQL.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+    site: SiteOption = None,
+    directory: DirOption = HERE,
+    local: LocalOption = False,
+    remote: RemoteOption = False,
+) -> None:
+    """Run a statement and print its rows, or run a script."""
+    if (command is None) == (file is None):
+        raise CliError("Give either --command or --file.")
+    sql = sql_in(file) if file is not None else command or ""
+
+    async def work(d1: "Binding") -> Any:
+        from pilotlight.functions.bindings.binding import BindingError
+        from pilotlight.functions.bindings.storage.d1 import Statement
+        from pilotlight.functions.bindings.storage.sql import statements_of
+
+        if file is not None and len(statements := statements_of(sql)) > 1:
+            return {"count": len(await _d1(d1).transaction(map(Statement, statements)))}
+        try:
+            return await d1.call("query", [], {"statement": {"sql": sql}})
+        except BindingError as error:
+            if "more than one statement" not in error.message:
+                raise
+            return await d1.call("exec", [sql], {})
+
+    check_place(site, local, remote)
+    answer = State(site, directory).bound("d1", database, work)
+    if "rows" not in answer:
+        print(f"{answer['count']} statements")
+    elif as_json:
+        rows = [dict(zip(answer["columns"], row, strict=True)) for row in answer["rows"]]
+        print(json.dumps(rows, default=lambda value: list(value)))
+    elif answer["rows"]:
+        from rich.console import Console
+        from rich.table import Table
+
+        table = Table(*answer["columns"], box=None, header_style="bold")
+        for row in answer["rows"]:
+            table.add_row(*("" if value is None else str(value) for value in row))
+        Console().print(table)
+    else:
+        print(f"{answer['meta']['changes']} rows changed")
+
+
+@migrations.command("create")
+def migrations_create(database: str, message: str, directory: DirOption = HERE) -> None:
+    """Make the next migration's file."""
+    folder = _Migrations(database, None, directory).folder
+    folder.mkdir(parents=True, exist_ok=True)
+    numbers = [int(found[1]) for path in folder.glob("*.sql") if (found := re.match(r"(\d+)_", path.name))]
+    path = folder / f"{max(numbers, default=0) + 1:04}_{re.sub(r'[^A-Za-z0-9]+', '_', message).strip('_')}.sql"
+    path.write_text(f"-- Migration: {message}\n")
+    print(path)
+
+
+@migrations.command("list")
+def migrations_list(
+    database: str,
+    site: SiteOption = None,
+    directory: DirOption = HERE,
+    local: LocalOption = False,
+    remote: RemoteOption = False,
+) -> None:
+    """List the migrations that are still to be applied."""
+    check_place(site, local, remote)
+    for path in _Migrations(database, site, directory).open():
+        print(path.name)
+
+
+@migrations.command("apply")
+def migrations_apply(
+    database: str,
+    site: SiteOption = None,
+    directory: DirOption = HERE,
+    local: LocalOption = False,
+    remote: RemoteOption = False,
+) -> None:
+    """Apply, in the order of their numbers, the migrations that have not been applied; each whole or not at all."""
+    check_place(site, local, remote)
+    known = _Migrations(database, site, directory)
+    if not (waiting := known.open()):
+        print("No migrations to apply")
+    for path in waiting:
+        known.apply(path)
+        print(f"{path.name}  applied")
+
+
+class _Migrations:
+    def __init__(self, database: str, site: Path | None, directory: Path) -> None:
+        self._state = State(site, directory)
+        self._database = database
+        options = self._state.declared("d1", database).options
+        self._table = str(options.get("migrations_table", "d1_migrations"))
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", self._table):
+            raise CliError(f"migrations_table is no name of a table: {self._table!r}")
+        self.folder = directory / str(options.get("migrations_dir", "migrations"))
+
+    def open(self) -> list[Path]:
+        """List the files of those that have not been applied."""
+        if not self.folder.is_dir():
+            raise CliError(f"There are no migrations in {self.folder}; `pilotlight d1 migrations create` makes one.")
+        table = (
+            f"CREATE TABLE IF NOT EXISTS {self._table} (id INTEGER PRIMARY KEY AUTOINCREMENT, name TEXT UNIQUE, "
+            "applied_at TIMESTAMP DEFAULT CURRENT_TIMESTAMP NOT NULL)"
+        )
+        self._run((table, []))
+        names = {row[0] for row in self._run((f"SELECT name FROM {self._table}", []))[0]["rows"]}
+        return [path for path in sorted(self.folder.glob("*.sql"), key=_order) if path.name not in names]
+
+    def apply(self, path: Path) -> None:
+        from pilotlight.functions.bindings.storage.sql import statements_of
+
+        sql = sql_in(path)
+        if re.search(r"(?im)^\s*PRAGMA\s+foreign_keys\s*=", sql):
+            print(
+                f"{path.name}: PRAGMA foreign_keys has no effect, as on D1: dropping a table deletes what references it by ON DELETE CASCADE; "
+                "defer_foreign_keys puts off the checks alone",
+                file=sys.stderr,
+            )
+        noted = (f"INSERT INTO {self._table} (name) VALUES (?)", [path.name])
+        try:
+            self._run(*((statement, []) for statement in statements_of(sql)), noted)
+        except CliError as error:
+            raise CliError(f"{path.name} was not applied: {error}") from None
+
+    def _run(self, *statements: tuple[str, list[Any]]) -> Any:
+        """Run statements in one transaction."""
+        from pilotlight.functions.bindings.storage.d1 import Statement
+
+        made = [Statement(*statement) for statement in statements]
+        return self._state.bound("d1", self._database, lambda d1: _d1(d1).transaction(made))
+
+
+def _order(path: Path) -> tuple[float, str]:
+    """Sort by the number that a name begins with; one without a number comes last."""
+    number = re.match(r"\d+", path.name)
+    return (int(number[0]) if number else float("inf"), path.name)
+
+
+def _d1(binding: "Binding") -> "D1Database":
+    return cast("D1Database", binding)
+
+
+def sql_in(path: Path) -> str:
+    """Return a file's text. Raises CliError."""
+    try:
+        return contents(path).decode()
+    except UnicodeDecodeError:
+        raise CliError(f"{path} is no text in UTF-8.") from None
+
+
+def check_place(site: Path | None, local: bool, remote: bool) -> None:
+    """Check wrangler's two words for where the data lies."""
+    if remote and site is None:
+        raise CliError("--remote means a site here: name its file with --site, on that site's machine.")
+    if local and site is not None:
+        raise CliError("--local and --site mean two different places.")

@@ -1,0 +1,178 @@
+"""`pilotlight deploy`, `rollback`, `delete`, `versions` and `tail`: a folder becomes a version that takes traffic, loses it, and is followed."""
+
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from rich.console import Console
+from rich.table import Table
+
+from pilotlight.functions.host.dependencies.layers import requirements_of
+from pilotlight.functions.manifest import load_manifest
+from pilotlight.runtime.cli.api import API_KEY_ENV, Api
+from pilotlight.runtime.cli.cli_error import CliError
+from pilotlight.wire.hop.bundles import BundleError, digest_of, pack
+from pilotlight.wire.hop.deployments import PATH
+from pilotlight.wire.hop.headers import DEPLOY_TOKEN_ENV
+
+PROGRESS_S = 10.0
+
+
+def deploy(
+    api: Api, directory: Path, environment: str | None, percent: float, message: str, health: str, home: str | None
+) -> None:
+    """`home`: the site where it is to run alone; empty: everywhere; None: as before, and at first as its bindings want."""
+    if not health.startswith("/"):
+        raise CliError(f"--health {health} is no path: it begins with /.")
+    manifest = load_manifest(directory, environment)
+    try:
+        data = pack(directory)
+    except (BundleError, OSError) as error:
+        raise CliError(f"{directory}: {error}") from None
+    digest = digest_of(data)
+    before = _of(api, manifest.name)
+    again = _served_now(before, digest, environment)
+    if again is not None and again["percent"] == percent and home in (None, before.get("home", "")):
+        print(f"{manifest.name}: this is version {again['number']} already, with {percent:g} % of the traffic")
+        return
+    print(f"{manifest.name}: {len(data)} bytes, SHA-256 {digest[:16]}")
+    for note in manifest.notes:
+        print(f"  {note}")
+    api.send("PUT", f"{PATH}/bundles/{digest}", data, _token(), "application/x-tar")
+    wanted = {
+        "digest": digest,
+        "expected_revision": before["revision"],
+        "percent": percent,
+        "message": message,
+        "environment": environment,
+        "health_path": health,
+        "keeps_data": manifest.keeps_data,
+        "services": manifest.services,
+        "home": home,
+    }
+    packages = requirements_of(directory)
+    installing = (
+        f"install {len(packages)} packages ({', '.join(packages[:3])}{', ...' if packages[3:] else ''}), "
+        if packages
+        else ""
+    )
+    with _progress(f"{manifest.name}: its sites {installing}start it and call GET {health}"):
+        after = api.send("POST", f"{PATH}/{manifest.name}", json.dumps(wanted).encode(), _token())
+    for line in _shares(after):
+        print(line)
+
+
+def rollback(api: Api, name: str, number: int | None) -> None:
+    before = _of(api, name)
+    _expect_versions(before)
+    wanted = {"expected_revision": before["revision"], "number": number}
+    after = api.send("POST", f"{PATH}/{quote(name, safe='')}/rollback", json.dumps(wanted).encode(), _token())
+    for line in _shares(after):
+        print(line)
+
+
+def delete(api: Api, name: str) -> None:
+    before = _of(api, name)
+    path = f"{PATH}/{quote(name, safe='')}"
+    after = api.send("DELETE", path, json.dumps({"expected_revision": before["revision"]}).encode(), _token())
+    newest = max(version["number"] for version in after["versions"])
+    print(
+        f"{name}: not served any more; its data is kept, and `pilotlight rollback {name} --version {newest}` brings it back"
+    )
+    for line in _shares(after):
+        print(line)
+
+
+def versions(api: Api, name: str, as_json: bool) -> None:
+    deployment = _of(api, name)
+    if as_json:
+        print(json.dumps(deployment, indent=2))
+        return
+    _expect_versions(deployment)
+    shares = {share["number"]: share["percent"] for share in deployment["shares"]}
+    table = Table("version", "traffic", "deployed", "SHA-256", "message", box=None, header_style="bold")
+    for version in reversed(deployment["versions"]):
+        share = f"{shares[version['number']]:g} %" if version["number"] in shares else ""
+        deployed = time.strftime("%Y-%m-%d %H:%M", time.localtime(version["created_s"]))
+        table.add_row(str(version["number"]), share, deployed, version["digest"][:16], version["message"])
+    Console().print(table)
+
+
+def tail(api: Api, name: str, as_json: bool) -> None:
+    """Print lines until Ctrl-C."""
+    if not _of(api, name)["versions"]:
+        print(
+            f"No function named {name} has been deployed; what a site's own of that name prints comes here.",
+            file=sys.stderr,
+        )
+    try:
+        for event in api.follow(f"{PATH}/{quote(name, safe='')}/tail", _token()):
+            print(json.dumps(event) if as_json else f"{event.get('site', '')}  {event.get('line', '')}", flush=True)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+@contextmanager
+def _progress(sentence: str) -> Iterator[None]:
+    """Say what is waited for, and every ten seconds that it goes on: a first install of packages may take minutes."""
+    done, started_at = threading.Event(), time.monotonic()
+
+    def tell() -> None:
+        print(sentence, flush=True)
+        while not done.wait(PROGRESS_S):
+            print(f"{sentence}: {time.monotonic() - started_at:.0f} s so far", flush=True)
+
+    telling = threading.Thread(target=tell, daemon=True)
+    telling.start()
+    try:
+        yield
+    finally:
+        done.set()
+        telling.join()
+
+
+def _of(api: Api, name: str) -> dict[str, Any]:
+    deployment: dict[str, Any] = api.send("GET", f"{PATH}/{quote(name, safe='')}", None, _token())
+    return deployment
+
+
+def _expect_versions(deployment: dict[str, Any]) -> None:
+    if not deployment["versions"]:
+        raise CliError(f"No function named {deployment['name']} has been deployed.")
+
+
+def _served_now(deployment: dict[str, Any], digest: str, environment: str | None) -> dict[str, Any] | None:
+    """Return the share of the same bytes, where they are the newest."""
+    newest = deployment["shares"][0] if deployment["shares"] else None
+    for version in deployment["versions"]:
+        if newest is not None and version["number"] == newest["number"]:
+            is_same = version["digest"] == digest and version.get("environment") == environment
+            return newest if is_same else None
+    return None
+
+
+def _shares(deployment: dict[str, Any]) -> list[str]:
+    name = deployment["name"]
+    lines = [f"{name}: version {share['number']} has {share['percent']:g} %" for share in deployment["shares"]]
+    if home := deployment.get("home", ""):
+        lines.append(f"{name}: runs at {home} alone, where its data lies")
+    return lines + [
+        f"{name}: not known to be served at {site} yet: {why}"
+        for site, why in deployment.get("unconfirmed", {}).items()
+    ]
+
+
+def _token() -> str:
+    token = os.environ.get(DEPLOY_TOKEN_ENV, "") or os.environ.get(API_KEY_ENV, "")
+    if not token:
+        raise CliError(
+            f"Deploying needs a key with the scope deploy in {API_KEY_ENV}, or in {DEPLOY_TOKEN_ENV} the token that the router was started with."
+        )
+    return token

@@ -1,0 +1,278 @@
+"""`pilotlight dev`: the function of a folder at `/` of a port, with its bindings, the embedded model, and a reload at each change.
+
+The whole is one site in this process; what the function prints, and why it failed, appears on the terminal.
+"""
+
+import asyncio
+import logging
+import os
+import time
+import traceback
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rich.console import Console
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
+
+from pilotlight.functions.channel import Failure
+from pilotlight.functions.channel.frames import UNNUMBERED, ScheduledEvent
+from pilotlight.functions.manifest import Manifest, ManifestError, load_manifest
+from pilotlight.functions.routes.invocations import FunctionRoute, at_paths
+from pilotlight.functions.served import ServedFunctions
+from pilotlight.runtime.app import SiteApp, build_app
+from pilotlight.runtime.cli.cli_error import CliError
+from pilotlight.runtime.serve import ShutdownHooks, StartError, serve_app
+from pilotlight.sites.config import parse
+from pilotlight.sites.rules import is_loopback
+from pilotlight.sites.site import SiteConfig
+from pilotlight.wire.http.listen import ListenError, bind, loop_factory, url_of
+
+STATE = ".pilotlight"  # in the function's folder: what its bindings keep between runs
+LOOK_S = 0.25
+# An author who stops his function wants his terminal back: a stream that does not end by itself is not worth the half minute that a site gives.
+GRACE_S, LAST_BYTES_S = 2.0, 0.2
+SKIPPED = ("__pycache__", "node_modules")
+_OUTPUTS = (1, 2)
+MODEL = "embedded:ember"
+
+Seen = dict[Path, tuple[int, int]]
+
+
+class DevOptions(NamedTuple):
+    host: str
+    port: int
+    environment: str | None = None
+    models: tuple[str, ...] = ()  # MODEL, or NAME=MODEL
+    egress_allow: tuple[str, ...] = ()
+    open_to_all: bool = False
+
+
+def dev(directory: Path, options: DevOptions) -> None:
+    """Serve until told to stop."""
+    host, port, environment = options.host, options.port, options.environment
+    if not (options.open_to_all or is_loopback(host)):
+        raise CliError(f"{host} can be reached from other machines: say --open-to-all to serve whoever comes.")
+    manifest = load_manifest(directory, environment)
+    console = Console()
+    _print_logs(console)
+    try:
+        listener = bind(host, port)
+        app = dev_app(manifest, site_of(manifest, options), url_of(listener))
+    except ListenError as error:
+        raise CliError(str(error).replace("set another listen.port", "choose another with --port")) from None
+
+    async def serve() -> None:
+        watching = asyncio.create_task(watch(app, directory, environment, lambda line: _say(console, line)))
+        try:
+            await serve_app(app, listener, hooks=shutdown_hooks(lambda line: _say(console, line)))
+        finally:
+            watching.cancel()
+
+    _say(console, f"{manifest.name}: {directory.resolve()}")
+    for note in manifest.notes:
+        _say(console, f"  {note}")
+    for mistake in syntax_errors(sorted(snapshot(manifest.main.parent))):
+        _say(console, mistake)
+    _say(console, f"Serving http://{host}:{port}/ (Ctrl-C stops)")
+    try:
+        with asyncio.Runner(loop_factory=loop_factory()) as runner:
+            runner.run(serve())
+    except StartError as error:
+        raise CliError(str(error)) from None
+
+
+def site_of(manifest: Manifest, options: DevOptions) -> SiteConfig:
+    """Return the site that serves one function, with the models that the command line and the manifest name."""
+    wants_model = any(binding.kind == "ai" for binding in manifest.bindings)
+    values = {
+        "name": "dev",
+        "place": {"city": "here", "latitude": 0.0, "longitude": 0.0},
+        "listen": {"host": options.host, "port": options.port},
+        "door": {"open_to_all": options.open_to_all},
+        "limits": {"drain_timeout_s": GRACE_S},
+        "models": models_of(options.models, manifest.model_aliases, "device" if wants_model else "disk"),
+        "functions": {
+            "serve": [{"name": manifest.name, "path": str(manifest.directory), "environment": options.environment}],
+            "show_errors": True,
+            "state_dir": str(manifest.directory / STATE),
+            "egress_allow": ["localhost", "127.0.0.1", *options.egress_allow],
+        },
+    }
+    return parse(SiteConfig, values, "pilotlight dev")
+
+
+def models_of(given: Iterable[str], aliases: Mapping[str, str], residency: str) -> list[dict[str, Any]]:
+    """Return the tables of the models: what several names mean is one of them. The command line's names win over the manifest's."""
+    pairs = [part.partition("=") if "=" in part else ("", "", part) for part in given]
+    wanted = {**aliases, **{name: source for name, _, source in pairs if name}}
+    sources = dict.fromkeys([_source(source) for name, _, source in pairs if not name])
+    sources |= dict.fromkeys(_source(source) for source in wanted.values())
+    tables = []
+    for source in sources or {MODEL: None}:
+        name = source.removeprefix("embedded:").rstrip("/").rsplit("/", 1)[-1]
+        further = [alias for alias, means in wanted.items() if _source(means) == source and alias != name]
+        tables.append(
+            {"name": name, "source": source, "aliases": [f"@pilotlight/{name}", *further], "residency": residency}
+        )
+    return tables
+
+
+def _source(model: str) -> str:
+    return MODEL if model == MODEL.removeprefix("embedded:") else model
+
+
+def dev_app(manifest: Manifest, site: SiteConfig, url: str | None = None) -> SiteApp:
+    """Return the site's application, with the function in front of all its paths."""
+    app = build_app(site, url=url)
+    served = _served(app)
+    route = FunctionRoute(
+        served,
+        app.site.admission,
+        request_mib=site.functions.request_mib,
+        show_errors=True,
+        name=manifest.name,
+    )
+    clock = _ScheduledTrigger(served, manifest.name)
+    app.router.routes[0:0] = [
+        app.routes_beside("/_pilotlight"),
+        Route("/cdn-cgi/handler/scheduled", clock.fire, methods=["GET", "POST"]),
+        *at_paths(route, "/{path:rest}"),
+    ]
+    app.functions_path = "/"
+    return app
+
+
+def _served(app: SiteApp) -> ServedFunctions:
+    assert app.functions is not None, "its site serves a function"
+    return app.functions.served
+
+
+def shutdown_hooks(say: Callable[[str], None]) -> ShutdownHooks:
+    def drained(num_open: int) -> None:
+        if num_open:
+            say(f"Stopping: {_requests(num_open)} may take {GRACE_S:g} s to end (Ctrl-C again ends them now)")
+
+    return ShutdownHooks(drained, lambda num_open: say(f"Ended {_requests(num_open)}"), LAST_BYTES_S)
+
+
+def _requests(count: int) -> str:
+    return "1 open request" if count == 1 else f"{count} open requests"
+
+
+class _ScheduledTrigger:
+    """`scheduled` now, as the platform's own local server calls it."""
+
+    def __init__(self, served: ServedFunctions, name: str) -> None:
+        self._served = served
+        self._name = name
+
+    async def fire(self, request: Request) -> Response:
+        given = request.query_params
+        at_ms = given.get("time", "")
+        scheduled_time_ms = int(at_ms) if at_ms.isascii() and at_ms.isdigit() else int(time.time() * 1000)
+        try:
+            event = ScheduledEvent(UNNUMBERED, given.get("cron", ""), scheduled_time_ms)
+            await self._served.functions.ask(self._name, event)
+        except Failure as failure:
+            return PlainTextResponse(failure.detail or failure.message, 500)
+        return PlainTextResponse("ok")
+
+
+async def watch(app: SiteApp, directory: Path, environment: str | None, say: Callable[[str], None]) -> None:
+    """Replace the function whenever its files change. A manifest with a mistake leaves the last good one in place."""
+    served = _served(app)
+    name, config = served.config.serve[0].name, served.config.serve[0]
+    layers = (Path(config.layer),) if config.layer else ()
+    seen = await asyncio.to_thread(snapshot, directory)
+    while True:
+        await asyncio.sleep(LOOK_S)
+        now = await asyncio.to_thread(snapshot, directory)
+        if now == seen:
+            continue
+        paths = (seen.keys() ^ now.keys()) | {path for path in now if seen.get(path) != now[path]}
+        changed = sorted({path.name for path in paths})
+        seen = now
+        for mistake in syntax_errors(sorted(paths & now.keys())):
+            say(mistake)
+        began = time.perf_counter()
+        try:
+            manifest = load_manifest(directory, environment)
+            served.add(manifest, name=name, layers=layers)
+        except ManifestError as error:
+            say(f"not reloaded: {error}")
+            continue
+        for note in manifest.notes if any(path.name.startswith("wrangler.") for path in paths) else ():
+            say(f"  {note}")
+        say(f"reloaded after {', '.join(changed[:3])} ({1e3 * (time.perf_counter() - began):.0f} ms)")
+
+
+def syntax_errors(paths: Iterable[Path]) -> list[str]:
+    """Say what is wrong with the author's Python files before a request finds out."""
+    found = []
+    for path in paths:
+        if path.suffix == ".py" and "python_modules" not in path.parts:
+            try:
+                compile(path.read_bytes(), str(path), "exec", dont_inherit=True)
+            except (SyntaxError, ValueError) as error:
+                found.append("".join(traceback.format_exception_only(error)).rstrip())
+            except OSError:
+                continue  # gone already
+    return found
+
+
+def snapshot(directory: Path) -> Seen:
+    """Return time and size of every file that may be part of the function: no log, nor what this process's own words go to, for a reload is told
+    there."""
+    found: Seen = {}
+    try:
+        paths = list(directory.iterdir())
+    except OSError:
+        return found  # gone already, or somebody else's
+    for path in paths:
+        if path.name in SKIPPED or (path.name.startswith(".") and not path.name.startswith((".dev.vars", ".env"))):
+            continue
+        if path.is_dir():
+            found |= snapshot(path)
+            continue
+        try:
+            status = path.stat()
+        except OSError:
+            continue  # gone already
+        if path.suffix == ".log" or _is_output(status):
+            continue
+        found[path] = status.st_mtime_ns, status.st_size
+    return found
+
+
+def _is_output(status: os.stat_result) -> bool:
+    with suppress(OSError):  # closed
+        return any(os.path.samestat(status, os.fstat(output)) for output in _OUTPUTS)
+    return False
+
+
+class _Lines(logging.Handler):
+    def __init__(self, console: Console) -> None:
+        super().__init__()
+        self._console = console
+
+    def emit(self, record: logging.LogRecord) -> None:
+        _say(self._console, record.getMessage())
+
+
+def _print_logs(console: Console) -> None:
+    """Print the function's own words, and the site's only where something is wrong with it."""
+    handler = _Lines(console)
+    function = logging.getLogger("pilotlight.function")
+    function.setLevel(logging.INFO)
+    function.addHandler(handler)
+    function.propagate = False
+    logging.getLogger("pilotlight").addHandler(handler)
+    logging.getLogger("pilotlight").setLevel(logging.ERROR)
+
+
+def _say(console: Console, line: str) -> None:
+    console.print(line, highlight=False, markup=False, soft_wrap=True)

@@ -1,0 +1,244 @@
+"""`pilotlight secret`, `kv` and `queues`: what bindings keep on this machine, read and changed without the function.
+
+Works on the state directory of a site's file, or of the folder that `pilotlight dev` serves. The bindings' own code does the work, so what they
+refuse is refused here, and a running site sees the change. What a command needs is imported when it runs.
+"""
+
+import asyncio
+import json
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from pilotlight.runtime.cli.cli_error import CliError
+
+if TYPE_CHECKING:
+    from pilotlight.functions.bindings.binding import Binding, Services
+    from pilotlight.functions.bindings.secrets.secret_store import SecretStore
+    from pilotlight.functions.manifest import BindingDeclaration, Manifest
+
+DEV_STATE = ".pilotlight"
+NAMES = ("database_name", "database_id", "id", "queue", "index_name", "dataset")  # options that name a store
+HERE = Path(".")
+SiteOption = Annotated[Path | None, typer.Option("--site", help="A site's file, on the machine of that site.")]
+DirOption = Annotated[Path, typer.Option("--dir", help="The folder of a function that `pilotlight dev` serves.")]
+
+FunctionArgument = Annotated[str, typer.Argument(help="A function's name, or, with --store, a secrets store's id.")]
+StoreOption = Annotated[bool, typer.Option("--store", help="Of a secrets store, which several functions may bind.")]
+
+secret = typer.Typer(help="Secrets of functions, sealed on this machine.", no_args_is_help=True)
+kv = typer.Typer(help="Keys of a KV namespace, by its binding's name or its id.", no_args_is_help=True)
+queues = typer.Typer(help="Messages that wait in queues.", no_args_is_help=True)
+
+
+class State:
+    """The state directory, and the manifest by whose names what lies there may be called."""
+
+    def __init__(self, site: Path | None, directory: Path) -> None:
+        from pilotlight.functions.manifest import FILES, load_manifest
+        from pilotlight.functions.state_dir import state_dir_of
+        from pilotlight.sites.site import load_site
+
+        self.directory = state_dir_of(load_site(site)) if site is not None else directory / DEV_STATE
+        has_manifest = any((directory / name).is_file() for name in FILES)
+        if site is None and not has_manifest:
+            raise CliError(
+                f"{directory} has no manifest: name a function's folder with --dir, or a site's file with --site."
+            )
+        self._manifest = load_manifest(directory) if has_manifest else None
+
+    def declared(self, kind: str, name: str) -> "BindingDeclaration":
+        """Return a declaration by the binding's name in the manifest, by the name that wrangler knows it by, or by its id. Raises CliError."""
+        from pilotlight.functions.manifest import BindingDeclaration
+
+        declared = [each for each in self._manifest.bindings if each.kind == kind] if self._manifest is not None else []
+        for declaration in declared:
+            if name in (declaration.name, *(declaration.options.get(key) for key in NAMES)):
+                return declaration
+        if self._manifest is not None and not self._is_store(self._manifest, kind, name):
+            known = ", ".join(each.name for each in declared) or "none"
+            raise CliError(f"There is no {kind.partition('_')[0]} {name!r}: the manifest's are {known}.")
+        return BindingDeclaration(kind, name, {"id": name, "database_id": name, "queue": name})
+
+    def _is_store(self, manifest: "Manifest", kind: str, name: str) -> bool:
+        """Tell whether there is a store of this id, or a queue that the function consumes: a misspelt name would make one."""
+        from pilotlight.functions.bindings.place import directory_of
+
+        folder = "queue" if kind == "queue_producer" else kind
+        consumed = {consumer.queue for consumer in manifest.consumers} if folder == "queue" else set()
+        return name in consumed or directory_of(self.directory, folder, name).is_dir()
+
+    def bound(self, kind: str, name: str, work: "Callable[[Binding], Awaitable[Any]]") -> Any:
+        """Do the work with an open binding."""
+        from pilotlight.functions.bindings.registry import open_binding
+
+        declaration = self.declared(kind, name)
+        return self._run(lambda services: work(open_binding(declaration, self.directory, services)))
+
+    def queue(self, name: str, method: str) -> int:
+        """Return what a method of the queue itself gives."""
+        from pilotlight.functions.bindings.queues import Queue
+
+        found: int = self._run(lambda services: getattr(Queue.of(name, self.directory, services), method)())
+        return found
+
+    def secrets(self, work: "Callable[[SecretStore], Any]") -> Any:
+        from pilotlight.functions.bindings.secrets.secret_store import SecretError, SecretStore
+
+        try:
+            return work(SecretStore(self.directory))
+        except SecretError as error:
+            raise CliError(str(error)) from None
+
+    def _run(self, work: "Callable[[Services], Awaitable[Any]]") -> Any:
+        from pilotlight.functions.bindings.binding import BindingError, Services
+
+        async def run() -> Any:
+            services = Services()
+            try:
+                return await work(services)
+            finally:
+                await services.databases.close()
+
+        try:
+            return asyncio.run(run())
+        except BindingError as error:
+            raise CliError(error.message) from None
+
+
+def contents(path: Path) -> bytes:
+    """Return a file's bytes. Raises CliError."""
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise CliError(f"{path} cannot be read: {error.strerror}.") from None
+
+
+@secret.command("put")
+def secret_put(
+    function: FunctionArgument,
+    name: str,
+    site: SiteOption = None,
+    directory: DirOption = HERE,
+    store: StoreOption = False,
+) -> None:
+    """Keep a secret; its value is read from standard input."""
+    state, function = State(site, directory), _owner(function, store)
+    value = sys.stdin.read().rstrip("\n") if not sys.stdin.isatty() else typer.prompt(name, hide_input=True)
+    if not value:
+        raise CliError("The secret is empty; give it on standard input.")
+    state.secrets(lambda kept: kept.put(function, name, value))
+    print(
+        f"{function}: {name} is kept at this site; if the site runs, the function's next requests have it in a few seconds"
+    )
+
+
+@secret.command("list")
+def secret_list(
+    function: FunctionArgument, site: SiteOption = None, directory: DirOption = HERE, store: StoreOption = False
+) -> None:
+    """List names, never values."""
+    for name in State(site, directory).secrets(lambda kept: kept.names(_owner(function, store))):
+        print(name)
+
+
+@secret.command("delete")
+def secret_delete(
+    function: FunctionArgument,
+    name: str,
+    site: SiteOption = None,
+    directory: DirOption = HERE,
+    store: StoreOption = False,
+) -> None:
+    """Forget a secret."""
+    function = _owner(function, store)
+    if not State(site, directory).secrets(lambda kept: kept.delete(function, name)):
+        raise CliError(f"{function} has no secret {name}.")
+
+
+def _owner(function: str, is_store: bool) -> str:
+    from pilotlight.functions.bindings.secrets.stored_secret import OWNER
+
+    return f"{OWNER}{function}" if is_store else function
+
+
+@kv.command("get")
+def kv_get(namespace: str, key: str, site: SiteOption = None, directory: DirOption = HERE) -> None:
+    """Write a key's value to standard output."""
+    answer = State(site, directory).bound("kv", namespace, lambda kv: kv.call("get", [key], {}))
+    if not answer["found"]:
+        raise CliError(f"{namespace} has no key {key!r}.")
+    sys.stdout.buffer.write(answer["value"])
+    sys.stdout.buffer.flush()
+
+
+@kv.command("put")
+def kv_put(
+    namespace: str,
+    key: str,
+    value: Annotated[str | None, typer.Argument()] = None,
+    path: Annotated[Path | None, typer.Option(help="Take the value from a file.")] = None,
+    ttl: Annotated[int | None, typer.Option(help="Seconds until it is gone.")] = None,
+    site: SiteOption = None,
+    directory: DirOption = HERE,
+) -> None:
+    """Set a key."""
+    if (value is None) == (path is None):
+        raise CliError("Give either a value or --path.")
+    data = contents(path) if path is not None else (value or "").encode()
+    given = {"key": key, "value": data, "expiration_ttl": ttl}
+    State(site, directory).bound("kv", namespace, lambda kv: kv.call("put", [], given))
+
+
+@kv.command("delete")
+def kv_delete(namespace: str, key: str, site: SiteOption = None, directory: DirOption = HERE) -> None:
+    """Remove a key."""
+    State(site, directory).bound("kv", namespace, lambda kv: kv.call("delete", [key], {}))
+
+
+@kv.command("list")
+def kv_list(namespace: str, prefix: str = "", site: SiteOption = None, directory: DirOption = HERE) -> None:
+    """List the names of all keys, one a line."""
+
+    async def all_of(kv: "Binding") -> list[str]:
+        names: list[str] = []
+        cursor: str | None = None
+        while True:
+            page = await kv.call("list", [], {"prefix": prefix, "cursor": cursor})
+            names += [key[0] for key in page["keys"]]
+            if (cursor := page.get("cursor")) is None:
+                return names
+
+    for name in State(site, directory).bound("kv", namespace, all_of):
+        print(name)
+
+
+@queues.command("list")
+def queues_list(site: SiteOption = None, directory: DirOption = HERE) -> None:
+    """List every queue, and how many messages wait in it."""
+    state = State(site, directory)
+    folder = state.directory / "bindings" / "queue"
+    for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+        print(f"{path.name}  {state.queue(path.name, 'depth')} messages")
+
+
+@queues.command("purge")
+def queues_purge(queue: str, site: SiteOption = None, directory: DirOption = HERE) -> None:
+    """Forget all messages of a queue."""
+    state = State(site, directory)
+    name = str(state.declared("queue_producer", queue).options["queue"])
+    print(f"{state.queue(name, 'purge')} messages are gone")
+
+
+@queues.command("send")
+def queues_send(queue: str, body: str, site: SiteOption = None, directory: DirOption = HERE) -> None:
+    """Send a message: JSON, or else text."""
+    try:
+        value = json.loads(body)
+    except ValueError:
+        value = body
+    message = {"messages": [{"body": value}]}
+    State(site, directory).bound("queue_producer", queue, lambda bound: bound.call("send", [], message))

@@ -1,0 +1,59 @@
+"""The headers of a function's answer, as the site sends them on: the function's process is not believed that it has checked them.
+
+Names become lower case; a name or value that RFC 9110 does not know is refused; what only a site or a connection may say is dropped.
+"""
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+from pilotlight.functions.channel import Failure
+from pilotlight.wire.hop.headers import HOP_BY_HOP, OURS
+
+_TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9a-z-]+")
+_FIELD_VALUE = re.compile(r"[\t\x20-\x7e\x80-\xff]*")
+OF_THE_ORIGIN = frozenset({"clear-site-data", "service-worker-allowed"})  # what functions under one host name share
+
+
+def checked_headers(pairs: Iterable[Any]) -> list[tuple[str, str]]:
+    """Check the headers of a function's answer. Raises Failure; TypeError and ValueError for what are no pairs."""
+    kept: list[tuple[str, str]] = []
+    length: str | None = None
+    for name, value in pairs:
+        name, value = str(name).lower(), str(value).strip(" \t")
+        if not _TOKEN.fullmatch(name) or not _FIELD_VALUE.fullmatch(value):
+            sentence = f"the function's response has a header that HTTP does not allow: {f'{name}: {value}'[:200]!r}"
+            raise Failure(sentence, code="wrong_type")
+        if name == "content-length":
+            if not (value.isascii() and value.isdigit()) or length not in (None, value):
+                raise Failure(f"the function's response has no usable length: {value[:200]!r}", code="wrong_type")
+            if length is not None:
+                continue
+            length = value
+        if name not in HOP_BY_HOP and not name.startswith(OURS):
+            kept.append((name, value))
+    return kept
+
+
+def confined_headers(pairs: Iterable[tuple[str, str]], prefix: str) -> list[tuple[str, str]]:
+    """Confine the headers of a function below a path of a host that others share: its cookies are sent to it alone, and what it may not say of the
+    whole origin is dropped. A path of its own is kept, with the prefix before it."""
+    return [
+        (name, _confined_cookie(value, prefix) if name == "set-cookie" else value)
+        for name, value in pairs
+        if name not in OF_THE_ORIGIN
+    ]
+
+
+def _confined_cookie(cookie: str, prefix: str) -> str:
+    pair, *attributes = cookie.split(";")
+    path, kept = "", [pair]
+    for attribute in attributes:
+        name, _, value = attribute.partition("=")
+        if name.strip(" \t").lower() == "path":
+            path = value.strip(" \t")  # of several the last counts, RFC 6265 section 5.3
+        else:
+            kept.append(attribute)
+    if path != prefix and not path.startswith(f"{prefix}/"):
+        path = prefix + path.rstrip("/") if path.startswith("/") else prefix
+    return ";".join([*kept, f" Path={path}"])

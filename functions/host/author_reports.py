@@ -1,0 +1,29 @@
+"""What a function's author hears of it: what it prints, and why it failed, in the site's log and at whoever follows."""
+
+import logging
+from collections.abc import Callable
+
+from pilotlight.functions.host.faults import Fault
+from pilotlight.functions.host.logs import FunctionLog
+
+log = logging.getLogger("pilotlight.function")
+
+
+class AuthorReports:
+    def __init__(self, function: str, kib_per_s: int, follow: Callable[[str], None] | None = None) -> None:
+        """`follow` is given every line, too."""
+        self.follow = follow
+        self._function = function
+        self._kib_per_s = kib_per_s
+
+    def new_log(self) -> FunctionLog:
+        """Return the log of one process."""
+        return FunctionLog(self._function, self._kib_per_s, self.follow)
+
+    def tell(self, fault: Fault) -> None:
+        """Report a fault. A client's leaving is no fault of the function's."""
+        if fault.code == "cancelled":
+            return
+        log.warning("%s: %s", self._function, fault.detail or fault.message)
+        if self.follow is not None:
+            self.follow(fault.detail or fault.message)

@@ -1,0 +1,1 @@
+"""Tiers of isolation, and how a process enters them."""

@@ -1,0 +1,227 @@
+"""What a process takes from itself before it runs somebody's code, by tiers.
+
+Tier 1: limits of resources, no privileges, no descriptors but its own. Tier 2: besides that its own user, mount, process and network namespaces, a
+root that holds nothing but the interpreter, the libraries and its folder, Landlock on top of it, and a seccomp filter. Tier 3: filter, limits and
+Landlock (where the kernel has it) in a container (oci.py). Runs in the child, once, before anything of the function is read; whatever fails ends
+the child. Knows paths and numbers; refuses to know what the code is for.
+"""
+
+import functools
+import os
+import resource
+import sys
+import sysconfig
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import msgspec
+
+from pilotlight.functions.host.confinement import system
+
+DENIED = (
+    "socket", "connect", "bind", "execve", "execveat", "shmget", "semget", "msgget", "mq_open", "memfd_create", "memfd_secret", "ptrace",
+    "process_vm_readv", "process_vm_writev", "kcmp", "pidfd_getfd", "unshare", "setns", "mount", "umount2", "pivot_root", "chroot", "open_tree",
+    "move_mount", "fsopen", "fsconfig", "fsmount", "mount_setattr", "mknod", "mknodat", "name_to_handle_at", "open_by_handle_at", "add_key",
+    "request_key", "keyctl", "bpf", "perf_event_open", "userfaultfd", "io_uring_setup", "io_uring_enter", "io_uring_register", "fanotify_init",
+    "init_module", "finit_module", "delete_module", "kexec_load", "kexec_file_load", "reboot", "swapon", "swapoff", "acct", "quotactl",
+    "syslog", "settimeofday", "clock_settime", "clock_adjtime", "adjtimex", "sethostname", "setdomainname", "iopl", "ioperm", "personality",
+    "setsockopt", "vmsplice", "move_pages", "migrate_pages", "sched_setattr", "sched_setscheduler", "sched_setparam",
+)  # fmt: skip
+EXTRA_ADDRESS_SPACE = 1 << 30  # mapped libraries are no memory of the function's
+SIGNALS = 1024  # that wait, and timers: kernel memory that no other limit counts
+AUTHORITIES = ("/etc/ssl/certs", "/etc/pki/tls", "/etc/pki/ca-trust", "/usr/share/ca-certificates")  # whom `ssl` trusts
+LIBRARIES = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/usr/share/zoneinfo", "/etc/localtime")
+NEW_ROOT = "/tmp"  # where the new root is put together; any directory serves
+
+
+class Confinement(msgspec.Struct, frozen=True):
+    """What the processes of one function may use and see."""
+
+    tier: int
+    folder: str  # read only
+    layers: list[str]  # likewise
+    scratch: str  # tier 1: its own directory to write to; tier 2 has /tmp in memory
+    uid: int | None  # None: the runtime's own, which is not root
+    memory_mib: int
+    disk_mib: int
+    open_files: int
+    threads: int
+    isolates: int = 4  # at once
+
+
+def namespaces(limits: Confinement) -> int:
+    """Return the flags for the clone that makes the process."""
+    if limits.tier < 2:
+        return 0
+    flags = system.CLONE_NEWNS | system.CLONE_NEWPID | system.CLONE_NEWNET
+    return flags if limits.uid is not None else flags | system.CLONE_NEWUSER
+
+
+def confine(limits: Confinement) -> int:
+    """Confine this process. Returns the descriptor by which its forks are asked for, which its code must not keep; -1 at tier 1, where none is.
+    Raises OSError where the machine does not allow it."""
+    os.umask(0o022)  # directories that are made below are the function's way to its files
+    readable = [*interpreter(), limits.folder, *limits.layers]
+    if limits.tier >= 3:
+        return _confine_contained(limits, readable)
+    if limits.tier >= 2:
+        proc = os.open("/proc", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        if limits.uid is None:
+            _map_users(proc, os.getuid(), os.getgid())
+        _private_root([*interpreter(), *opened(limits)], limits.disk_mib, limits.folder)
+    elif limits.uid is not None:
+        _reveal([*interpreter(), *opened(limits), limits.scratch])
+        os.makedirs(limits.folder, exist_ok=True)  # which may be closed and empty
+    _set_limits(limits)
+    if limits.uid is not None:
+        os.setgroups([])
+        os.setresgid(limits.uid, limits.uid, limits.uid)
+        os.setresuid(limits.uid, limits.uid, limits.uid)
+    if limits.tier >= 2:
+        system.prctl(system.PR_SET_DUMPABLE, 1)  # else /proc/self/uid_map is root's
+        if limits.uid is not None:
+            system.unshare(system.CLONE_NEWUSER)
+            _map_users(proc, limits.uid, limits.uid)
+        os.close(proc)
+    system.drop_capabilities()
+    system.prctl(system.PR_SET_NO_NEW_PRIVS)
+    os.chdir(limits.folder)
+    if limits.tier >= 2:
+        system.landlock([path for path in readable if os.path.exists(path)], ["/tmp", "/dev/null"])
+    os.environ.update(HOME=_scratch(limits), TMPDIR=_scratch(limits))
+    return system.seccomp(DENIED, asks=True) if limits.tier >= 2 else -1
+
+
+def _confine_contained(limits: Confinement, readable: list[str]) -> int:
+    """The container has its own root, user, processes and network already."""
+    _set_limits(limits)
+    system.prctl(system.PR_SET_NO_NEW_PRIVS)
+    os.chdir(limits.folder)
+    if system.landlock_abi():
+        system.landlock([path for path in readable if os.path.exists(path)], ["/tmp", "/dev/null"])
+    os.environ.update(HOME="/tmp", TMPDIR="/tmp")
+    return system.seccomp(DENIED, asks=True)
+
+
+def confine_copy(limits: Confinement) -> None:
+    """Confine a fork of the confined process further: no process comes from it."""
+    if limits.tier >= 2:
+        system.seccomp((), asks=False)
+
+
+@functools.cache  # sysconfig takes 4 ms
+def interpreter() -> tuple[str, ...]:
+    """The paths that Python needs to read."""
+    paths = {sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"), os.path.join(sys.base_prefix, "lib")}
+    told = [os.environ[name] for name in ("SSL_CERT_FILE", "SSL_CERT_DIR") if name in os.environ]
+    sdk = str(Path(__file__).parents[2] / "sdk")
+    return (*sorted(os.path.realpath(path) for path in paths), *LIBRARIES, *AUTHORITIES, *told, sdk)
+
+
+def opened(limits: Confinement) -> Iterator[str]:
+    """Return a function's folder and layers; in the place of a directory that is closed to the function's user, as root's home folder is (mode 0700),
+    the entries of that directory."""
+    paths = [os.path.realpath(path) for path in (limits.folder, *limits.layers)]
+    closed = [
+        path for path in paths if limits.uid is not None and os.path.isdir(path) and os.stat(path).st_mode & 5 != 5
+    ]
+    for path in paths:
+        inside = [entry.path for entry in os.scandir(path)] if path in closed else [path]
+        yield from sorted(each for each in inside if each not in closed)
+
+
+def _scratch(limits: Confinement) -> str:
+    return "/tmp" if limits.tier >= 2 else limits.scratch
+
+
+def _set_limits(limits: Confinement) -> None:
+    memory, disk = limits.memory_mib << 20, limits.disk_mib << 20
+    wanted = {
+        resource.RLIMIT_DATA: memory,  # private writable memory: beyond it Python raises MemoryError, which names the line
+        resource.RLIMIT_AS: memory + EXTRA_ADDRESS_SPACE,
+        resource.RLIMIT_FSIZE: disk,
+        resource.RLIMIT_NOFILE: limits.open_files,
+        resource.RLIMIT_CORE: 0,
+        resource.RLIMIT_MEMLOCK: 0,
+        resource.RLIMIT_MSGQUEUE: 0,
+        resource.RLIMIT_SIGPENDING: SIGNALS,
+    }
+    if limits.uid is not None or limits.tier >= 2:  # else it would count the runtime's own processes
+        wanted[resource.RLIMIT_NPROC] = limits.threads
+    for which, value in wanted.items():
+        resource.setrlimit(which, (value, value))
+
+
+def _map_users(proc: int, uid: int, gid: int) -> None:
+    """Map the user to the same number inside as outside, and no other."""
+    for name, text in (("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1")):
+        file = os.open(f"self/{name}", os.O_WRONLY | os.O_CLOEXEC, dir_fd=proc)
+        try:
+            os.write(file, text.encode())
+        finally:
+            os.close(file)
+
+
+def _private_root(readable: Iterable[str], disk_mib: int, folder: str) -> None:
+    system.mount("none", "/", "", system.MS_REC | system.MS_PRIVATE)
+    sources = [(path, os.open(path, os.O_PATH | os.O_CLOEXEC)) for path in top_most(readable)]
+    links = [(path, os.readlink(path)) for path in readable if os.path.islink(path)]
+    null = os.open("/dev/null", os.O_PATH | os.O_CLOEXEC)
+    options = f"size={disk_mib}m,nr_inodes={1024 + 64 * disk_mib},mode=755"
+    system.mount("none", NEW_ROOT, "tmpfs", system.MS_NOSUID | system.MS_NODEV, options)
+    for path, source in sources:
+        _bind(source, NEW_ROOT + path, system.MS_RDONLY | system.MS_NOSUID | system.MS_NODEV)
+    _bind(null, NEW_ROOT + "/dev/null", 0)
+    for path, target in links:
+        if not os.path.lexists(NEW_ROOT + path):
+            os.makedirs(os.path.dirname(NEW_ROOT + path), exist_ok=True)
+            os.symlink(target, NEW_ROOT + path)
+    os.makedirs(NEW_ROOT + folder, exist_ok=True)  # which may be closed and empty
+    os.makedirs(NEW_ROOT + "/tmp", exist_ok=True)
+    os.chmod(NEW_ROOT + "/tmp", 0o1777)
+    os.chdir(NEW_ROOT)
+    system.pivot_root_here()
+    os.chdir("/")
+
+
+def _reveal(needed: Iterable[str]) -> None:
+    """Where a directory above what is needed is closed to other users (an interpreter in /root), it is replaced, for this process, by one that holds
+    only what is needed. Nothing is done, and no namespace made, where all is open."""
+    closed: dict[str, list[str]] = {}
+    for path in top_most(needed):
+        for parent in [*reversed(Path(path).parents)]:
+            if not parent.stat().st_mode & 0o001:
+                closed.setdefault(str(parent), []).append(path)
+                break
+    if not closed:
+        return
+    system.unshare(system.CLONE_NEWNS)
+    system.mount("none", "/", "", system.MS_REC | system.MS_PRIVATE)
+    for hidden, paths in closed.items():
+        sources = [(path, os.open(path, os.O_PATH | os.O_CLOEXEC)) for path in paths]
+        system.mount("none", hidden, "tmpfs", system.MS_NOSUID | system.MS_NODEV, "size=1m,mode=755")
+        for path, source in sources:
+            _bind(source, path, 0)
+
+
+def _bind(source: int, target: str, flags: int) -> None:
+    """Closes the source."""
+    if os.path.isdir(f"/proc/self/fd/{source}"):
+        os.makedirs(target, exist_ok=True)
+    else:
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        os.close(os.open(target, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC))
+    system.mount(f"/proc/self/fd/{source}", target, "", system.MS_BIND | system.MS_REC)
+    if flags:
+        system.mount("none", target, "", system.MS_BIND | system.MS_REMOUNT | flags)
+    os.close(source)
+
+
+def top_most(paths: Iterable[str]) -> Iterator[str]:
+    """Return those of the paths that exist and lie within no other, as real paths."""
+    real = sorted({os.path.realpath(path) for path in paths if os.path.exists(path)}, key=len)
+    kept: list[str] = []
+    for path in real:
+        if not any(path == other or path.startswith(other.rstrip("/") + "/") for other in kept):
+            kept.append(path)
+    return iter(kept)

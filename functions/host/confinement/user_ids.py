@@ -1,0 +1,94 @@
+"""The user ids that a site's functions run under, each function's own, and apart from those of every other site on this machine: the kernel counts a
+user's processes, and lets it signal its own.
+
+Ids are reserved in blocks, each by a lock on a file that the kernel releases when the site's process ends, however it does. Knows files and numbers;
+refuses to know functions.
+"""
+
+import fcntl
+import os
+from collections import deque
+from pathlib import Path
+
+from pilotlight.sites.config import ConfigError
+
+FIRST_UID = 231_072  # above what systems give to people
+BLOCK_IDS = 256
+NUM_BLOCKS = 2048
+LOCKS = Path("/run/pilotlight/user-ids")
+
+
+class UserIds:
+    """Ids of one site."""
+
+    def __init__(self, locks: Path = LOCKS, *, is_root: bool = os.getuid() == 0) -> None:
+        """Without root there are none: nobody else may give a process another user."""
+        self._locks = locks
+        self._is_root = is_root
+        self._files: list[int] = []
+        self._fresh: deque[int] = deque()
+        self._freed: deque[int] = deque()  # the longest free first: what ran under an id may be ending still
+
+    def take(self) -> int | None:
+        """Return an id that nothing runs under; None without root. Raises ConfigError where none can be reserved."""
+        if not self._is_root:
+            return None
+        if not self._fresh and len(self._freed) < BLOCK_IDS // 2:
+            self._fresh.extend(self._next_block())
+        return (self._fresh or self._freed).popleft()
+
+    def give_back(self, uid: int) -> None:
+        self._freed.append(uid)
+
+    def close(self) -> None:
+        for file in self._files:
+            os.close(file)
+        self._files.clear()
+        self._fresh.clear()
+        self._freed.clear()
+
+    def _next_block(self) -> range:
+        try:
+            self._locks.mkdir(parents=True, exist_ok=True, mode=0o700)
+            for block in range(NUM_BLOCKS):
+                if (file := _locked(self._locks / str(block))) is not None:
+                    self._files.append(file)
+                    first = FIRST_UID + block * BLOCK_IDS
+                    return range(first, first + BLOCK_IDS)
+        except OSError as error:
+            raise ConfigError(
+                f"user ids for functions cannot be reserved in {self._locks}: {error}; make that folder writable for the site"
+            ) from None
+        raise ConfigError(f"all user ids for functions are in use on this machine ({self._locks}); stop a site")
+
+
+class FunctionUser:
+    """The user of one version of a function, from its first process on."""
+
+    def __init__(self, ids: UserIds) -> None:
+        self._ids = ids
+        self._id: int | None = None
+
+    @property
+    def id(self) -> int | None:
+        """The user id; None where functions run as the site's own user."""
+        if self._id is None:
+            self._id = self._ids.take()
+        return self._id
+
+    def release(self) -> None:
+        """Give the id back, once nothing runs under it."""
+        if self._id is not None:
+            self._ids.give_back(self._id)
+            self._id = None
+
+
+def _locked(path: Path) -> int | None:
+    """Return a descriptor with the file's lock; None where another site holds it."""
+    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(file)
+        return None
+    return file

@@ -1,0 +1,1 @@
+"""Packages and interpreters that functions ask for."""

@@ -1,0 +1,49 @@
+"""What a function's files import from elsewhere, found by reading them: nothing is run."""
+
+import ast
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+from pilotlight.functions.manifest import Manifest
+
+MAX_SOURCES = 500  # files looked through
+_parsing = threading.Lock()  # Python 3.11 counts the depth of all threads' trees together, and raises SystemError
+
+
+def imports_of(manifest: Manifest) -> list[str]:
+    """List what a function imports; its zygote imports that once, for all isolates."""
+    folder, own_root = manifest.directory, manifest.main.parent
+    local = {path.stem for path in own_root.iterdir()} | {path.stem for path in folder.iterdir()}
+    names: dict[str, None] = {}
+    for path in _sources(folder):
+        try:
+            with _parsing:
+                tree = ast.parse(path.read_bytes())
+        except (SyntaxError, ValueError, OSError, RecursionError):
+            continue  # its import tells the author
+        for name in _imported(tree):
+            top = name.partition(".")[0]
+            if top not in local and top not in ("workers", "js", "pyodide"):
+                names[name] = None
+    return list(names)[:200]
+
+
+def _sources(folder: Path) -> Iterator[Path]:
+    count = 0
+    for parent, folders, files in os.walk(folder):
+        folders[:] = [
+            name for name in folders if name not in ("python_modules", "node_modules", "__pycache__") and name[0] != "."
+        ]
+        for name in files:
+            if name.endswith(".py") and (count := count + 1) <= MAX_SOURCES:
+                yield Path(parent) / name
+
+
+def _imported(tree: ast.Module) -> Iterator[str]:
+    for node in tree.body:  # those at the top: what a function imports inside may never be wanted
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            yield node.module

@@ -1,0 +1,155 @@
+"""Which Python runs a function: the site's own, or one of this machine's others where `requires-python` asks for it.
+
+Looked for are `python3.N` on the path, pyenv's and uv's. Another Python has a zygote of its own, and the one package that ours needs beside the
+standard library is installed for it as a layer. Where none fits, the log says what was wanted, and the site's own runs the function.
+"""
+
+import asyncio
+import logging
+import os
+import platform
+import re
+import shutil
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.version import Version
+
+from pilotlight.functions.host.confinement.tiers import Confinement
+from pilotlight.functions.host.zygotes.site_zygote import SiteZygote
+from pilotlight.functions.host.zygotes.zygote_client import FunctionZygote
+from pilotlight.functions.manifest import ManifestError, read_toml
+
+log = logging.getLogger("pilotlight.function")
+
+MINORS = (11, 12, 13, 14)  # of Python 3, that functions may run on
+NEEDED = ("msgspec>=0.19",)  # of ours, by a zygote
+
+
+class Interpreter(NamedTuple):
+    path: str
+    version: str
+
+    @property
+    def tag(self) -> str:
+        """What its compiled packages are named by."""
+        major, minor = self.version.split(".")[:2]
+        return f"cpython-{major}{minor}"
+
+
+OWN = Interpreter(sys.executable, platform.python_version())
+
+
+class Installer(Protocol):
+    """What installs packages for an interpreter (layers.py)."""
+
+    async def get(self, requirements: tuple[str, ...], python: Interpreter) -> Path:
+        """Return a layer. Raises LayerError."""
+
+
+class InterpreterZygote:
+    """The zygotes of functions that run on another Python than the site."""
+
+    def __init__(self, python: Interpreter, site: SiteZygote, layers: Installer) -> None:
+        self._wanted = python
+        self._site = site
+        self._layers = layers
+        self._zygote: SiteZygote | None = None
+        self._has_failed = False
+        self._starting = asyncio.Lock()
+
+    @property
+    def python(self) -> Interpreter:
+        return OWN if self._has_failed else self._wanted
+
+    async def start(self) -> Interpreter:
+        """Start it, once. Returns the Python that functions get: the site's own, where the other lacks what it needs."""
+        async with self._starting:
+            if self._zygote is None and not self._has_failed:
+                try:
+                    libraries = await self._layers.get(NEEDED, self._wanted)
+                    self._zygote = SiteZygote(self._wanted.path, libraries)
+                    self._zygote.start()
+                except Exception as error:  # whatever another Python's installer says
+                    self._has_failed = True
+                    log.warning(
+                        "Python %s cannot be used: %s; the site's own runs instead", self._wanted.version, error
+                    )
+        return self.python
+
+    def create_zygote(
+        self, limits: Confinement, imports: list[str], sys_path: list[str], log_fd: int
+    ) -> FunctionZygote:
+        return (self._zygote or self._site).create_zygote(limits, imports, sys_path, log_fd)
+
+    def stop(self) -> None:
+        if self._zygote is not None:
+            self._zygote.stop()
+
+
+class Interpreters:
+    """The Pythons of one site."""
+
+    def __init__(self, site: SiteZygote, layers: Installer) -> None:
+        self._site = site
+        self._layers = layers
+        self._zygotes: dict[str, InterpreterZygote] = {}
+
+    def wanted_by(self, function: str, folder: Path) -> InterpreterZygote | None:
+        """Return the zygote of the Python that a function asks for; None: the site's own is one, or there is no other."""
+        wanted = requires_python(folder)
+        if not wanted or OWN.version in wanted:
+            return None
+        python = best(wanted, installed())
+        if python is None:
+            minors = ", ".join(f"3.{minor}" for minor in MINORS)
+            log.warning(
+                "%s asks for Python %s, which is not installed here (looked for are %s: on the path, of pyenv and uv); it runs on the site's own %s",
+                function, wanted, minors, OWN.version,
+            )  # fmt: skip
+            return None
+        if python.path not in self._zygotes:
+            self._zygotes[python.path] = InterpreterZygote(python, self._site, self._layers)
+        return self._zygotes[python.path]
+
+    def stop(self) -> None:
+        for zygote in self._zygotes.values():
+            zygote.stop()
+
+
+def requires_python(folder: Path) -> SpecifierSet | None:
+    """Read `project.requires-python`; None where nothing is said, or nothing that can be understood."""
+    try:
+        project = read_toml(folder / "pyproject.toml").get("project", {})
+        return SpecifierSet(str(project["requires-python"]))
+    except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError, InvalidSpecifier, ManifestError):
+        return None
+
+
+def best(wanted: SpecifierSet, found: Iterable[Interpreter]) -> Interpreter | None:
+    """Return the lowest minor version that fits, which is the nearest to what most packages have wheels for, in its newest release."""
+    fitting = [each for each in found if each.version in wanted]
+    return min(fitting, key=lambda each: (Version(each.version).minor, -Version(each.version).micro), default=None)
+
+
+def installed() -> Iterator[Interpreter]:
+    """List what is installed, by the names of files and folders: nothing is run."""
+    for minor in MINORS:
+        found = shutil.which(f"python3.{minor}")
+        if found is not None and "pyenv/shims" not in found and os.access(found, os.X_OK):
+            yield Interpreter(os.path.realpath(found), f"3.{minor}.0")
+    home = Path.home()
+    pyenv = Path(os.environ.get("PYENV_ROOT") or home / ".pyenv") / "versions"
+    uv = Path(os.environ.get("UV_PYTHON_INSTALL_DIR") or home / ".local/share/uv/python")
+    for folder in (*_folders(pyenv), *_folders(uv)):
+        version = re.match(r"(?:cpython-)?(3\.(\d+)\.\d+)(?:-|\Z)", folder.name)
+        path = folder / "bin" / "python3"
+        if version is not None and int(version[2]) in MINORS and path.exists():
+            yield Interpreter(str(path.resolve()), version[1])
+
+
+def _folders(parent: Path) -> list[Path]:
+    return sorted(parent.iterdir()) if parent.is_dir() else []

@@ -1,0 +1,265 @@
+"""Layers: the packages that functions depend on, installed once and shared by every version that asks for the same.
+
+A layer is a directory named by the digest of what was asked for and of the interpreter that it is for; it appears whole or not at all. Wheels only:
+to build a source distribution is to run its author's code with the site's rights. Knows pip and uv; refuses to know processes and pools.
+"""
+
+import asyncio
+import fcntl
+import hashlib
+import logging
+import os
+import platform
+import re
+import shutil
+import sys
+import sysconfig
+import tempfile
+import time
+import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from importlib.util import find_spec
+from pathlib import Path
+from typing import NamedTuple
+
+from pilotlight.functions.host.dependencies.interpreters import OWN, Interpreter
+from pilotlight.functions.manifest import ManifestError, read_toml
+from pilotlight.support import atomic_files
+
+log = logging.getLogger("pilotlight.function")
+
+PROJECT, LIST = "pyproject.toml", "requirements.txt"
+# This site's own SDK stands for the first; the others are parts of the standard library that Pyodide has as packages.
+PROVIDED = frozenset(
+    {"workers-py", "workers-runtime-sdk", "webtypy", "pyodide-py"}
+    | {"ssl", "sqlite3", "lzma", "hashlib", "distutils", "pydecimal", "pydoc-data"}
+)
+INSTALL_S = 300.0
+PRUNE_S = 600.0
+YOUNG_S = 3600.0  # since its last use, in which no layer is deleted: requests to what has just been replaced may still import from it
+DAY_S = 86_400.0
+LAST_LINES = 12
+MAX_REQUIREMENTS = 200
+# A name, extras, versions, a marker: https://peps.python.org/pep-0508. No URL, no path, no option of the installer's.
+_REQUIREMENT = re.compile(
+    r"(?P<name>[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?)\s*(\[[A-Za-z0-9._,\s-]*\])?\s*"
+    r"\(?(?:(?:===?|[<>~!]=|[<>])\s*[A-Za-z0-9.*+!_-]+\s*,?\s*)*\)?\s*(;.*)?"
+)
+
+
+class LayerError(Exception):
+    """The packages cannot be had; the message says why, in the installer's words."""
+
+
+def requirements_of(folder: Path) -> tuple[str, ...]:
+    """Read the requirements of a function's pyproject.toml, else of its requirements.txt; sorted. Raises ManifestError."""
+    project, listed = folder / PROJECT, folder / LIST
+    if project.is_file():
+        found = _of_project(project)
+        if found is not None:
+            return _checked(found, project)
+    if listed.is_file():
+        lines = (line.split(" #")[0].strip() for line in listed.read_text(encoding="utf-8").splitlines())
+        return _checked([line for line in lines if line and not line.startswith("#")], listed)
+    return ()
+
+
+class LayerBudget(NamedTuple):
+    """The disk space that unused layers may keep, so that a rollback need not install them again."""
+
+    mib: int = 4096
+    days: float = 30.0
+
+
+class Layers:
+    """The layers of one site, in a directory of its own."""
+
+    def __init__(self, directory: Path, budget: LayerBudget = LayerBudget()) -> None:  # noqa: B008 - it is frozen
+        self.directory = directory
+        self._budget = budget
+        self._making: dict[str, asyncio.Task[Path]] = {}
+        self._used: dict[object, str] = {}  # digests, by user: one pool
+
+    def keep_in(self, directory: Path) -> None:
+        """Keep them there from now on: a site without a state directory has one only while it serves."""
+        self.directory = directory
+
+    def use(self, user: object, requirements: tuple[str, ...], python: Interpreter = OWN) -> None:
+        """Note that a pool's functions import from the layer of these requirements, until they are released."""
+        self._used[user] = digest_of(requirements, python)
+
+    def is_used_by(self, user: object) -> bool:
+        return user in self._used
+
+    def release(self, user: object) -> None:
+        if (digest := self._used.pop(user, None)) is not None:
+            with suppress(OSError):  # it was in use until now
+                os.utime(self.directory / digest)
+
+    async def keep_pruned(self) -> None:
+        """Prune now and then. Never returns."""
+        while True:
+            await asyncio.sleep(PRUNE_S)
+            await self.prune()
+
+    async def get(self, requirements: tuple[str, ...], python: Interpreter = OWN) -> Path:
+        """Return a layer, installed if need be. Several callers at once wait for one installation. Raises LayerError."""
+        digest = digest_of(requirements, python)
+        path = self.directory / digest
+        if path.is_dir():
+            os.utime(path)
+            return path
+        task = self._making.get(digest)
+        if task is None:
+            task = self._making[digest] = asyncio.create_task(
+                self._make(requirements, path, python), name=f"layer {digest}"
+            )
+            task.add_done_callback(lambda done: self._made(digest, done))
+        return await asyncio.shield(task)
+
+    async def prune(self) -> None:
+        """Delete layers that are not used: those whose last use is too long ago, then the longest unused until the rest has room."""
+        found, budget = await asyncio.to_thread(self._measured), self._budget
+        in_use, doomed = set(self._used.values()), []
+        spare = [layer for layer in found if layer.path.name not in in_use]
+        size = sum(layer.size for layer in spare)
+        for layer in found:
+            if layer.path.name in in_use:
+                os.utime(layer.path)
+        for layer in sorted(spare, key=lambda layer: layer.used_at):
+            age_s = time.time() - layer.path.stat().st_mtime  # it may have been asked for since
+            if age_s > YOUNG_S and (age_s > budget.days * DAY_S or size > budget.mib << 20):
+                size -= layer.size
+                doomed.append(layer.path.rename(self.directory / f".gone-{layer.path.name}"))
+        for path in doomed:
+            log.info("the packages %s are used by no function any more and deleted", path.name.removeprefix(".gone-"))
+            await asyncio.to_thread(shutil.rmtree, path, ignore_errors=True)
+
+    def _measured(self) -> list["_Layer"]:
+        """Measure all that is there whole; what an earlier life left halfway is deleted."""
+        found = []
+        for path in self.directory.iterdir() if self.directory.is_dir() else ():
+            used_at = path.stat().st_mtime
+            if path.name.startswith(".gone-") or (
+                path.name.startswith(".making-") and time.time() - used_at > 2 * INSTALL_S
+            ):
+                shutil.rmtree(path, ignore_errors=True)
+            elif path.is_dir() and not path.name.startswith("."):
+                found.append(_Layer(path, used_at, _size_of(path)))
+        return found
+
+    async def close(self) -> None:
+        tasks = tuple(self._making.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _made(self, digest: str, task: "asyncio.Task[Path]") -> None:
+        self._making.pop(digest, None)
+        if not task.cancelled():
+            task.exception()  # whoever waited has been told
+
+    async def _make(self, requirements: tuple[str, ...], path: Path, python: Interpreter) -> Path:
+        self.directory.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=self.directory, prefix=".making-", ignore_cleanup_errors=True) as name:
+            made = Path(name) / "layer"
+            made.mkdir(mode=0o755)
+            (listed := Path(name) / LIST).write_text("".join(f"{each}\n" for each in requirements))
+            await _install(listed, made, python)
+            (made / "layer-requirements.txt").write_text(listed.read_text())
+            await asyncio.to_thread(atomic_files.let_others_read, made)
+            await asyncio.to_thread(atomic_files.sync_all, made)
+            self._publish(made, path)
+        return path
+
+    def _publish(self, made: Path, path: Path) -> None:
+        with _locked(self.directory / ".lock"):
+            if not path.is_dir():  # another process may have made the same
+                os.rename(made, path)
+                atomic_files.sync(path.parent)
+
+
+class _Layer(NamedTuple):
+    path: Path
+    used_at: float
+    size: int
+
+
+def _size_of(folder: Path) -> int:
+    total = 0
+    for parent, _, files in os.walk(folder):
+        for name in files:
+            with suppress(OSError):
+                total += os.lstat(os.path.join(parent, name)).st_blocks * 512
+    return total
+
+
+def digest_of(requirements: tuple[str, ...], python: Interpreter = OWN) -> str:
+    built_for = (python.tag, sysconfig.get_platform(), platform.libc_ver()[0])
+    return hashlib.sha256("\n".join((*map(str, built_for), *requirements)).encode()).hexdigest()[:32]
+
+
+async def _install(listed: Path, target: Path, python: Interpreter) -> None:
+    command = [*_installer(python), "--target", str(target), "--only-binary", ":all:", "-r", str(listed)]
+    process = await asyncio.create_subprocess_exec(
+        *command, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
+    )
+    try:
+        async with asyncio.timeout(INSTALL_S):
+            output, _ = await process.communicate()
+    except TimeoutError:
+        raise LayerError(f"the installation has not ended within {INSTALL_S:g} s") from None
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    if process.returncode:
+        lines = output.decode("utf-8", "replace").strip().splitlines()
+        raise LayerError("\n".join(lines[-LAST_LINES:]) or f"the installer ended with status {process.returncode}")
+
+
+def _installer(python: Interpreter) -> list[str]:
+    if (uv := shutil.which("uv")) is not None:
+        return [uv, "pip", "install", "--quiet", "--python", python.path, "--compile-bytecode"]
+    if find_spec("pip") is not None:
+        other = [] if python is OWN else ["--python", python.path]
+        return [sys.executable, "-m", "pip", *other, "install", "--quiet", "--disable-pip-version-check", "--no-input"]
+    raise LayerError("functions with dependencies need uv or pip; install one of them where this site runs")
+
+
+def _of_project(path: Path) -> list[str] | None:
+    """Read a pyproject.toml; None where it says nothing of dependencies."""
+    try:
+        project = read_toml(path).get("project", {})
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ManifestError(f"{path}: {error}") from None
+    found = project.get("dependencies") if isinstance(project, dict) else None
+    if found is not None and not (isinstance(found, list) and all(isinstance(each, str) for each in found)):
+        raise ManifestError(f"{path}: project.dependencies must be a list of strings")
+    return found
+
+
+def _checked(requirements: list[str], path: Path) -> tuple[str, ...]:
+    if len(requirements) > MAX_REQUIREMENTS:
+        raise ManifestError(f"{path}: {len(requirements)} requirements, of at most {MAX_REQUIREMENTS}")
+    kept: set[str] = set()
+    for requirement in requirements:
+        found = _REQUIREMENT.fullmatch(requirement.strip())
+        if found is None or "\n" in requirement:
+            raise ManifestError(
+                f"{path}: {requirement!r} is no name with versions; paths, URLs and options of the installer are not taken"
+            )
+        if re.sub(r"[-_.]+", "-", found["name"]).lower() not in PROVIDED:
+            kept.add(requirement.strip())
+    return tuple(sorted(kept))
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)

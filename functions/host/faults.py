@@ -1,0 +1,41 @@
+"""Faults: what a function's author is told when it fails, and how the end of its process is put into words."""
+
+import os
+import signal
+
+from pilotlight.functions.channel import Failure
+from pilotlight.functions.host.logs import printable
+from pilotlight.functions.host.zygotes.control_messages import Died
+
+
+class Fault(Failure):
+    """A failure of the function itself; not of its neighbours, and not of the site."""
+
+
+def manner_of(report: Died | None) -> str:
+    if report is None:
+        return "is gone, and nobody knows why"
+    if os.WIFSIGNALED(report.status):
+        number = os.WTERMSIG(report.status)
+        return f"was killed by signal {number} ({signal.strsignal(number)})"
+    return f"ended its process with exit status {os.waitstatus_to_exitcode(report.status)}"
+
+
+def fault_of(failure: Failure) -> Fault:
+    """Turn what an isolate says of itself into what logs and terminals may show."""
+    message, name, detail = printable(failure.message), printable(failure.name), printable(failure.detail, keep="\n\t")
+    return Fault(message, code=failure.code, status=500, name=name, detail=detail, value=failure.value)
+
+
+def authors_frames(text: str) -> str:
+    """Keep of each thread the frames before the first one of the event loop's or of ours."""
+    kept: list[str] = []
+    is_skipping = False
+    for line in text.splitlines():
+        if not line.startswith("  "):
+            is_skipping = False
+        elif "/asyncio/" in line or "/runtime/functions/" in line:
+            is_skipping = True
+        if not is_skipping and line.strip():
+            kept.append(line)
+    return "\n".join(kept)

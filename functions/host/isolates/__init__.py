@@ -1,0 +1,1 @@
+"""Isolates: the processes in which functions run."""

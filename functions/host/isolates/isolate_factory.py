@@ -1,0 +1,105 @@
+"""IsolateFactory: what the isolates of one version of a function are made from, and how: its zygote, its packages, its scratch directory, what they
+are to run.
+"""
+
+import asyncio
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from pilotlight.functions.host.author_reports import AuthorReports
+from pilotlight.functions.host.faults import Fault
+from pilotlight.functions.host.isolates import priority
+from pilotlight.functions.host.isolates.isolate_handle import IsolateHandle
+from pilotlight.functions.host.isolates.priority import PriorityClass
+from pilotlight.functions.host.isolates.scratch import Scratch
+from pilotlight.functions.host.limits import FunctionLimits
+from pilotlight.functions.host.packages import Packages
+from pilotlight.functions.host.response_stream import StreamThrottle
+from pilotlight.functions.host.subrequests import SubrequestHandler
+from pilotlight.functions.host.zygotes.control_messages import Boot
+from pilotlight.functions.host.zygotes.pool_zygote import PoolContext, PoolZygote
+from pilotlight.functions.host.zygotes.zygote_client import ZygoteError
+from pilotlight.functions.manifest import Manifest
+
+_numbers = itertools.count(1)
+
+
+class IsolateFactory:
+    def __init__(
+        self,
+        manifest: Manifest,
+        limits: FunctionLimits,
+        context: PoolContext,
+        packages: Packages,
+        on_subrequest: SubrequestHandler,
+        reports: AuthorReports,
+    ) -> None:
+        self.limits = replace(
+            limits,
+            cpu_ms=min(limits.cpu_ms, manifest.cpu_ms or limits.cpu_ms),
+            subrequests=min(limits.subrequests, manifest.subrequests or limits.subrequests),
+        )
+        self._manifest = manifest
+        self._packages = packages
+        self._on_subrequest = on_subrequest
+        self._reports = reports
+        self._throttle = StreamThrottle(self.limits.response_mib_per_s * 2**20)
+        self._scratch = Scratch(context.scratch / f"{manifest.name}-{next(_numbers)}", limits.disk_mib, context.user)
+        self._user = context.user
+        self._has_own_files = context.tier >= 2  # a file system of its own for each isolate
+        self._enforcing: asyncio.Future[None] | None = None
+        self._is_closed = False
+        self.zygote = PoolZygote(manifest, self.limits, context, packages, self._scratch, reports.new_log)
+
+    async def prepare(self) -> None:
+        """Make the zygote before anybody waits for it. Raises ZygoteError and OSError."""
+        await self.zygote.read_imports()
+        self.zygote.get()
+
+    def new(self, on_fault: Callable[[IsolateHandle, Fault], None], *, is_on_probation: bool) -> IsolateHandle:
+        """Return an isolate that is still to be started."""
+        return IsolateHandle(
+            self._manifest.name,
+            self.limits,
+            self._on_subrequest,
+            self._reports.new_log(),
+            self._throttle,
+            on_fault,
+            is_on_probation=is_on_probation,
+        )
+
+    async def start(self, isolate: IsolateHandle, *, is_on_probation: bool) -> None:
+        """Raises ZygoteError and OSError."""
+        await self.zygote.read_imports()  # in a thread: up to 500 files are parsed
+        if self._is_closed:
+            raise ZygoteError("this version is being replaced")
+        zygote = self.zygote.get()
+        if priority.MAY_RETURN:
+            zygote.set_priority(PriorityClass.BACKGROUND if is_on_probation else PriorityClass.NORMAL)
+        await isolate.start(zygote, self._boot())
+
+    def enforce_disk(self, isolates: Sequence[IsolateHandle]) -> None:
+        """Look at what the isolates have written, where nothing else bounds it, unless the last look is still going on."""
+        if isolates and not self._has_own_files and (self._enforcing is None or self._enforcing.done()):
+            self._enforcing = asyncio.ensure_future(self._scratch.enforce(isolates))
+
+    async def close(self) -> None:
+        self._is_closed = True
+        if self._enforcing is not None:
+            self._enforcing.cancel()
+            await asyncio.gather(self._enforcing, return_exceptions=True)
+        self.zygote.close()
+        await self._scratch.remove()
+        self._user.release()
+
+    def _boot(self) -> Boot:
+        main, directory = self._manifest.main, self._manifest.directory
+        path = [str(main.parent), *self._packages.layers]
+        if main.parent != directory:
+            path.insert(1, str(directory))
+        bindings = [
+            (binding.kind, binding.name, {key: value for key, value in binding.options.items() if key != "directory"})
+            for binding in self._manifest.bindings
+        ]
+        return Boot(str(main), path, bindings)

@@ -1,0 +1,217 @@
+"""The runtime's handle of one isolate. Requests go in, answers come out, and an isolate that exceeds a limit is ended with a sentence that says
+which, and where in the code it was.
+
+What it uses is watched from here and not in the isolate (isolate_watch.py).
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import ExitStack, suppress
+
+from msgspec.structs import replace
+
+from pilotlight.functions.channel import Channel, ChannelClosed, ExchangeResult, Failure, frames
+from pilotlight.functions.host.faults import Fault, fault_of
+from pilotlight.functions.host.isolates.isolate_process import EXIT_REPORT_S, IsolateProcess
+from pilotlight.functions.host.isolates.isolate_watch import IsolateWatch
+from pilotlight.functions.host.isolates.isolate_work import IsolateWork
+from pilotlight.functions.host.isolates.priority import CpuHistory
+from pilotlight.functions.host.limits import FunctionLimits
+from pilotlight.functions.host.logs import FunctionLog
+from pilotlight.functions.host.network.socket_broker import SocketBroker
+from pilotlight.functions.host.response_stream import ResponseStream, StreamThrottle
+from pilotlight.functions.host.subrequests import SubrequestHandler, Subrequests
+from pilotlight.functions.host.zygotes.control_messages import Boot
+from pilotlight.functions.host.zygotes.zygote_client import FunctionZygote
+
+LAG_S = 0.1  # a loop that is silent for so long is busy: another isolate takes the next request
+STOPPED = "stopped"  # the code of a fault that is none of the function's: its process stood still
+
+
+class IsolateHandle:
+    def __init__(
+        self,
+        function: str,
+        limits: FunctionLimits,
+        on_subrequest: SubrequestHandler,
+        log: FunctionLog,
+        throttle: StreamThrottle,
+        on_fault: Callable[["IsolateHandle", Fault], None] = lambda isolate, fault: None,
+        *,
+        is_on_probation: bool = False,
+    ) -> None:
+        """`on_fault` hears of answers that fail after they have begun. `is_on_probation`: an isolate of this function computes for long, or has just
+        been ended for what it did, so this one starts in the background class."""
+        self.limits = limits
+        self.process = IsolateProcess(function, log, CpuHistory(is_on_probation=is_on_probation))
+        self.work = IsolateWork(asyncio.get_running_loop().time())
+        self.watcher = IsolateWatch(limits, self.process, self.work)
+        self.started = asyncio.Event()  # or failed
+        self.is_ready = False
+        self.is_retiring = False
+        self.is_tainted = False  # it has shown that it must be replaced
+        self._subrequests = Subrequests(on_subrequest, limits.subrequests, self.work)
+        self._throttle = throttle  # of its streams, in bytes
+        self._on_fault = on_fault
+        self._channel: Channel | None = None
+        self._broker: SocketBroker | None = None
+        self._ending: asyncio.Task[None] | None = None
+        self._why_ended: Fault | None = None
+
+    async def start(self, zygote: FunctionZygote, boot: Boot) -> None:
+        """Fork the isolate. Raises ZygoteError and OSError, and then it is to be closed. The module is imported later: requests may be sent at once
+        and wait for it."""
+        try:
+            ours, asked = self.process.start(zygote, boot)
+            self._broker = SocketBroker(asked, self._subrequests)
+            try:
+                self._channel = await Channel.open(
+                    ours, self._subrequests.answer, is_runtime=True, on_note=self._on_note
+                )
+            except BaseException:
+                ours.close()
+                raise
+        finally:
+            self.started.set()
+
+    # -- requests ---------------------------------------------------------------------------------------------------------------
+
+    @property
+    def is_usable(self) -> bool:
+        return self._channel is not None and not self._channel.closed.is_set() and self._ending is None
+
+    @property
+    def lags(self) -> bool:
+        return self.watcher.probe.silent_s() > LAG_S
+
+    @property
+    def has_answered(self) -> bool:
+        return self.process.history.num_answers > 0
+
+    async def ask(
+        self,
+        event: frames.FunctionEvent,
+        body: AsyncIterator[bytes] | None = None,
+        *,
+        is_socket: bool = False,
+        on_end: Callable[[], None] = lambda: None,
+    ) -> ExchangeResult:
+        """Have the isolate handle an event. Raises Fault with what the function's author should know. The answer's stream counts as part of the
+        request, unless it is a WebSocket's: read it or cancel it. `on_end` is called once, when the request is over."""
+        assert self._channel is not None
+        ends_at = asyncio.get_running_loop().time() + self.limits.wall_s
+        try:
+            with ExitStack() as request:
+                request.callback(on_end)
+                id = self._channel.new_id()
+                self.work.begin(id)
+                self._subrequests.begin(id)
+                request.callback(self._done, id)
+                async with asyncio.timeout_at(ends_at):
+                    result = await self._channel.request(replace(event, id=id), body)
+                self.process.history.answered()
+                if result.body is None:
+                    return result
+                if is_socket and result.value.get("web_socket") is True:
+                    # It may last for hours, and what it computes is counted with the isolate's other sockets.
+                    stream = ResponseStream(self, result.body, None, self.work.close_socket)
+                    self.work.open_sockets.add(stream)
+                else:
+                    end = request.pop_all().close
+                    stream = ResponseStream(self, result.body, ends_at, lambda _: end())
+                return ExchangeResult(result.value, stream)  # type: ignore[arg-type]
+        except TimeoutError:
+            sentence = f"the function has not answered within {self.limits.wall_s:g} s"
+            raise Fault(sentence, code="wall_time", status=500) from None
+        except ChannelClosed:
+            raise await self.exit_fault() from None
+        except Failure as failure:
+            raise fault_of(failure) from None
+
+    async def sent_chunk(self, size: int) -> None:
+        """Count a piece of a stream, and wait until the next one may be sent."""
+        self.process.history.sent_piece(size)
+        await self._throttle.take(size)
+
+    def stream_failed(self, fault: Fault) -> None:
+        self._on_fault(self, fault)
+
+    def _done(self, id: int) -> None:
+        self.work.end(id)
+        self._subrequests.forget(id)
+
+    def _on_note(self, note: frames.Note) -> None:
+        if note.name in ("ready", "broken"):
+            self.is_ready = True
+            self.is_retiring = self.is_retiring or note.name == "broken"
+        elif note.name == "background" and isinstance(note.value, int):
+            self.work.set_background(note.value)
+        elif note.name == "object_background":
+            match note.value:
+                case [str(class_name), str(id), int(count)]:
+                    self.work.set_object_background((class_name, id), count)
+
+    # -- the watch --------------------------------------------------------------------------------------------------------------
+
+    def watch(self) -> None:
+        """Look at what it uses, and end it beyond a limit. Called every few hundredths of a second while there is work."""
+        if self._ending is not None or not self.process.is_running:
+            return
+        exceeded = self.watcher.look(self._channel) if self.is_ready else self.watcher.look_at_start()
+        if exceeded is not None:
+            self.end(*exceeded)
+        elif self.watcher.is_spent:
+            self.is_retiring = True
+
+    def watch_idle(self) -> None:
+        """Look at an isolate that has nothing to do, without waking it."""
+        if self._ending is None and self.process.is_running and (exceeded := self.watcher.look_idle()) is not None:
+            self.end(*exceeded)
+
+    # -- the end ----------------------------------------------------------------------------------------------------------------
+
+    def end(self, why: str, code: str) -> None:
+        """Find out where it is, then kill it. Everything under way fails with the reason."""
+        if self._ending is None:
+            self._ending = asyncio.ensure_future(self._end(why, code))
+
+    async def _end(self, why: str, code: str) -> None:
+        if code == "blocked" and self.process.is_stopped:
+            code, why = STOPPED, f"a signal stopped its process for more than {self.limits.blocked_s:g} s"
+        stack = ""
+        with suppress(OSError):  # a report without a stack is better than an isolate that lives on
+            stack = await self.process.stack() if self.is_ready or code == "start_time" else ""
+        sentence = f"the function {self.process.function!r} was ended: {why}"
+        detail = f"{sentence}\n{stack}" if stack else sentence
+        self._why_ended = Fault(sentence, code=code, status=500, name="LimitExceeded", detail=detail)
+        self.process.kill()
+        if self._channel is not None:
+            self._channel.close(sentence)
+
+    async def exit_fault(self) -> Fault:
+        """The reason for which it is gone, after the channel has closed."""
+        if self._ending is not None:
+            await self._ending
+        if self._why_ended is None:
+            assert self._channel is not None
+            broke = self._channel.why_closed if "protocol" in self._channel.why_closed else ""
+            self._why_ended = await self.process.crash_fault(broke, was_ready=self.is_ready)
+        return self._why_ended
+
+    async def close(self) -> None:
+        """End the isolate; what is under way fails."""
+        if self._channel is not None:
+            if not self._channel.closed.is_set() and self._ending is None:
+                sentence = f"the site has ended this isolate of {self.process.function!r}"
+                self._why_ended = self._why_ended or Fault(sentence, code="closing")
+            self._channel.close("the site has ended this isolate")
+        if self._broker is not None:
+            self._broker.close()
+        self.watcher.probe.close()
+        if self._ending is not None:
+            await self._ending
+        await self.process.close(EXIT_REPORT_S if self._channel is not None and self.work.load == 0 else 0.05)
+
+    async def until_gone(self) -> None:
+        assert self._channel is not None
+        await self._channel.closed.wait()

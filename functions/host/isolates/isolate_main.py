@@ -1,0 +1,314 @@
+"""Isolate: the process in which a function runs. It imports the function's module and answers what the runtime asks, many requests at once.
+
+Runs behind its confinement (tiers.py). Knows the SDK, the author's module and one channel; holds no credentials. A mistake of
+the author's goes to the runtime as a failure with the author's traceback.
+"""
+
+import asyncio
+import faulthandler
+import gc
+import importlib
+import importlib.util
+import inspect
+import os
+import signal
+import socket
+import sys
+from collections.abc import Awaitable, Callable
+from functools import partial
+from types import ModuleType
+from typing import Any
+
+import workers
+from pilotlight.functions.channel import Channel, Failure, Inbound, StreamingReply, current_request, frames
+from pilotlight.functions.host.zygotes.control_messages import Boot
+from workers import bindings, entrypoint, host, trouble, workflows
+from workers.durable.objects import Objects
+from workers.entrypoint import Context, WorkerEntrypoint
+from workers.events import MessageBatch, ScheduledController
+from workers.face import Record, as_record
+from workers.http import outbound
+from workers.http.request import Request, received
+from workers.http.response import Response
+from workers.remote.rpc_session import SESSION, RpcSession
+from workers.sockets.joints import bridged
+
+RESERVED = frozenset(
+    {"fetch", "scheduled", "queue", "alarm", "env", "ctx", "tail", "test", "trace", "connect", "dup", "constructor"}
+    | {"webSocketMessage", "webSocketClose", "webSocketError"}
+)
+UNKNOWN_OF_CF: dict[str, Any] = {  # what the platform's documentation names and nobody here knows
+    "asn": None, "asOrganization": None, "city": None, "continent": None, "country": None, "latitude": None, "longitude": None,
+    "metroCode": None, "postalCode": None, "region": None, "regionCode": None, "timezone": None, "tlsCipher": None, "tlsVersion": None,
+}  # fmt: skip
+ANSWER_IN_ONE = 64 << 10  # bytes: a larger body goes in pieces, so that it cannot hold up others
+
+
+def run(channel_fd: int, trace_fd: int, boot: Boot) -> None:
+    """Serve the function until the runtime closes the channel."""
+    # Works while the loop is blocked.
+    faulthandler.register(signal.SIGUSR1, file=trace_fd, all_threads=True, chain=False)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    sys.path[:0] = boot.sys_path
+    sock = socket.socket(fileno=channel_fd)
+    asyncio.run(serve(sock, boot))
+
+
+async def serve(sock: socket.socket, boot: Boot) -> None:
+    function = Function()
+    function.load(boot)
+    gc.freeze()  # a module and what it made at its import stay; to look at them again takes 10 ms, in the middle of an answer
+    channel = await Channel.open(sock, function.answer, is_runtime=False, describe=trouble.describe)
+    host.connect(channel)
+    entrypoint.on_background = lambda count: channel.note("background", count)
+    entrypoint.on_object_background = lambda object, count: channel.note("object_background", [*object, count])
+    channel.note(
+        "ready" if function.broken is None else "broken", None if function.broken is None else function.broken.detail
+    )
+    await channel.closed.wait()
+
+
+class Function:
+    """The author's module."""
+
+    def __init__(self) -> None:
+        self.broken: Failure | None = None
+        self._module = ModuleType("nothing")
+        self._objects = Objects()
+
+    def load(self, boot: Boot) -> None:
+        """Import the module. What goes wrong is kept, and every request fails with it."""
+        try:
+            for kind, name, options in boot.bindings:
+                setattr(workers.env, name, bindings.open_face(host.LateChannel(), kind, name, options))
+            self._module = _imported(boot.main)
+        except (Exception, SystemExit) as error:
+            what = "called exit while it was imported" if isinstance(error, SystemExit) else "cannot be imported"
+            name, detail = type(error).__name__, trouble.text_of(error)
+            sentence = f"{os.path.basename(boot.main)} {what}: {name}: {error}"
+            if isinstance(error, PermissionError):
+                sentence += "; functions run as a user of their own: run chmod -R go+rX on the function's folder"
+            self.broken = Failure(sentence, code="import_failed", name=name, detail=detail)
+
+    async def answer(self, frame: frames.Request, body: Inbound | None) -> Any:
+        if self.broken is not None:
+            raise self.broken
+        current_request.set(frame.id)
+        try:
+            if isinstance(frame, frames.FetchEvent):
+                return await self._fetch(frame, body)
+            if isinstance(frame, frames.RpcEvent):
+                return await self._rpc(frame, body)
+            if isinstance(frame, frames.ScheduledEvent):
+                return await self._scheduled(frame)
+            if isinstance(frame, frames.QueueEvent):
+                return await self._queue(frame)
+        except SystemExit as error:
+            raise _exited(error) from None
+        raise Failure(f"a function does not answer {type(frame).__name__}", code="unsupported")
+
+    async def _fetch(self, frame: frames.FetchEvent, body: Inbound | None) -> StreamingReply:
+        is_socket = body is not None and isinstance(frame.options.get("websocket"), int)
+        if is_socket:
+            host.max_message_bytes = frame.options["websocket"]
+        request = received(frame.method, frame.url, frame.headers, frame.body, None if is_socket else body)
+        request.cf = Record({**UNKNOWN_OF_CF, **frame.options.get("cf", {})})
+        if "object" in frame.options:
+            response = await self._in_object(
+                frame.options, lambda target: _fetched_by(target, request, workers.env, getattr(target, "ctx", None))
+            )
+        else:
+            response = await self._respond(frame, request)
+        if not isinstance(response, Response):
+            kind = type(response).__name__
+            sentence = f"fetch gave back a value of the type {kind}; it must return a Response"
+            raise Failure(sentence, code="wrong_type", name="TypeError")
+        if response.status == 101 or response.web_socket is not None:
+            return _switched(response, body if is_socket else None)
+        return _answer_of(response, frame.method)
+
+    async def _respond(self, frame: frames.FetchEvent, request: Request) -> Any:
+        context = Context(frame.options.get("props"))
+        kind = self._entrypoint(frame.entrypoint)
+        if kind is not None:
+            return await _fetched_by(_made(kind, context), request, workers.env, context)
+        on_fetch = getattr(self._module, "on_fetch", None) or getattr(self._module, "fetch_handler", None)
+        if frame.entrypoint != "default" or on_fetch is None:
+            raise Failure(self._no_entrypoint(frame.entrypoint), code="no_handler", name="TypeError")
+        return await _awaited(_with_wanted(on_fetch, request, workers.env, context))
+
+    async def _rpc(self, frame: frames.RpcEvent, body: Inbound | None) -> Any:
+        """Call a method. Where functions or streams come with its arguments, or with what it returns, a session follows the call."""
+        session = RpcSession()
+        args, kwargs = session.unpack(frame.args), session.unpack(frame.kwargs)
+        is_begun = session.is_used
+
+        async def work() -> Any:
+            try:
+                return await self._called(frame, session, args.value, kwargs.value, is_begun)
+            finally:
+                args.release()
+                kwargs.release()
+
+        if is_begun and body is not None:
+            return StreamingReply({SESSION: True}, session.serve(work, body))
+        value = await work()
+        if session.is_used and body is not None:
+            return StreamingReply({SESSION: True}, session.serve(partial(_at_once, value), body))
+        return value
+
+    async def _called(
+        self, frame: frames.RpcEvent, session: RpcSession, args: list[Any], kwargs: dict[str, Any], is_begun: bool
+    ) -> Any:
+        """Return what crosses for what the method returns; where the session has not begun, a Response or a stream goes by itself."""
+
+        async def act(target: Any) -> Any:
+            is_internal = frame.options.get("internal") is True
+            value = await _called(target, frame.method, args, kwargs, is_internal)
+            if isinstance(value, Response) and value.web_socket is None and not is_begun:
+                told = _answer_of(value, "GET")
+                return StreamingReply({frames.RESPONSE: told.value}, told.body)
+            is_stream = hasattr(value, "__aiter__") and not is_begun
+            return value if is_stream else session.pack(value, "what it returned")
+
+        if "object" in frame.options:
+            return await self._in_object(frame.options, act)
+        kind = self._entrypoint(frame.entrypoint)
+        if kind is None:
+            raise Failure(self._no_entrypoint(frame.entrypoint), code="no_handler", name="TypeError")
+        return await act(_made(kind, Context(frame.options.get("props"))))
+
+    async def _scheduled(self, frame: frames.ScheduledEvent) -> None:
+        controller = ScheduledController(frame.cron, frame.scheduled_time_ms)
+        await self._event("scheduled", controller)
+
+    async def _queue(self, frame: frames.QueueEvent) -> dict[str, Any]:
+        batch = MessageBatch(frame.queue, frame.messages)
+        try:
+            await self._event("queue", batch)
+        except (Exception, SystemExit) as error:
+            failure = _exited(error) if isinstance(error, SystemExit) else trouble.describe(error)
+            raise failure.giving(batch.outcome(has_failed=True)) from None
+        return batch.outcome()
+
+    async def _event(self, name: str, event: Any) -> None:
+        context, kind = Context(), self._entrypoint("default")
+        if kind is not None and (handler := getattr(kind, name, None) or getattr(kind, f"on_{name}", None)) is not None:
+            handler = getattr(_made(kind, context), handler.__name__)
+            await _awaited(_with_wanted(handler, event, workers.env, context))
+        elif (plain := getattr(self._module, f"on_{name}", None)) is not None:
+            await _awaited(_with_wanted(plain, event, workers.env, context))
+        else:
+            raise Failure(f"the function has no {name} handler", code="no_handler", name="TypeError")
+
+    def _entrypoint(self, name: str) -> type[Any] | None:
+        """Return a class of the module; `Default` need not say that it is an entrypoint."""
+        kind = getattr(self._module, "Default" if name == "default" else name, None)
+        is_one = isinstance(kind, type) and (name == "default" or issubclass(kind, WorkerEntrypoint))
+        return kind if is_one else None
+
+    def _no_entrypoint(self, name: str) -> str:
+        found = [key for key, value in vars(self._module).items() if _is_entrypoint(value)]
+        there_is = ", ".join(found) or "none"
+        if name == "default":
+            return f"the module has no `class Default(WorkerEntrypoint)` and no on_fetch; its entrypoints: {there_is}"
+        return f"the module has no entrypoint {name!r}; its entrypoints: {there_is}"
+
+    async def _in_object(self, options: dict[str, Any], act: Callable[[Any], Awaitable[Any]]) -> Any:
+        name = str(options["object"])
+        is_workflow = name.startswith(workflows.PREFIX)
+        kind = workflows.object_class(self._module, name) if is_workflow else getattr(self._module, name, None)
+        return await self._objects.run(kind, options, act)
+
+
+def _exited(error: SystemExit) -> Failure:
+    return Failure(f"the function called exit({error.code!r})", code="exit", detail=trouble.text_of(error))
+
+
+def _imported(main: str) -> ModuleType:
+    name = os.path.splitext(os.path.basename(main))[0]
+    if name in sys.modules:
+        name = f"{name}_function"  # queue.py, say: the library's stays what it is
+    spec = importlib.util.spec_from_file_location(name, main)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _is_entrypoint(value: Any) -> bool:
+    return isinstance(value, type) and issubclass(value, WorkerEntrypoint) and value is not WorkerEntrypoint
+
+
+async def _called(target: Any, name: str, args: list[Any], kwargs: dict[str, Any], is_internal: bool) -> Any:
+    """Call a method as another function does; `is_internal`: as the runtime itself does."""
+    method = None if name.startswith("_") else getattr(target, name, None)
+    if not callable(method) or (name in RESERVED and not is_internal):
+        sentence = f"{type(target).__name__} has no method {name!r} that can be called"
+        raise Failure(sentence, code="no_method", name="TypeError")
+    if is_internal:
+        return await _awaited(_with_wanted(method, *as_record(args)))
+    return await _awaited(method(*args, **kwargs))
+
+
+def _made(kind: type[Any], context: Context) -> Any:
+    """Return an entrypoint; one of no base may do without a constructor."""
+    if issubclass(kind, WorkerEntrypoint):
+        return kind(context, workers.env)
+    made = kind() if kind.__init__ is object.__init__ else _with_wanted(kind, context, workers.env)
+    made.ctx, made.env = context, workers.env
+    return made
+
+
+async def _fetched_by(target: Any, *arguments: Any) -> Any:
+    """Call `fetch` with as many of the arguments as it takes, as the platform does."""
+    fetch = getattr(target, "fetch", None) or getattr(target, "on_fetch", None)
+    if fetch is None:
+        raise Failure(f"{type(target).__name__} has no fetch method", code="no_handler", name="TypeError")
+    return await _awaited(_with_wanted(fetch, *arguments))
+
+
+async def _at_once(value: Any) -> Any:
+    return value
+
+
+async def _awaited(value: Any) -> Any:
+    """A handler may give back what `fetch` gives without having awaited it, so there may be two to wait for."""
+    while inspect.isawaitable(value):
+        value = await value
+    return value
+
+
+def _with_wanted(function: Any, *arguments: Any) -> Any:
+    """Handlers may take none, one, two or three arguments."""
+    parameters = inspect.signature(function).parameters.values()
+    if any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters):
+        return function(*arguments)
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    return function(*arguments[: len(positional)])
+
+
+def _answer_of(response: Response, method: str) -> StreamingReply:
+    whole, stream = response.taken()
+    value = {"status": response.status, "headers": response.headers.multi_items()}
+    if stream is not None and method != "HEAD":
+        return StreamingReply(value, stream)
+    if stream is not None:
+        Context().wait_until(stream.aclose())  # nobody reads it
+    if whole and len(whole) > ANSWER_IN_ONE:
+        return StreamingReply(value, outbound.pieces(whole))
+    return StreamingReply({**value, "body": whole or b""})
+
+
+def _switched(response: Response, body: Inbound | None) -> StreamingReply:
+    """Answer with 101: from now on the exchange's two streams carry a WebSocket's messages."""
+    if response.web_socket is None:
+        sentence = "a response with the status 101 needs the end of a WebSocketPair: Response(None, status=101, web_socket=client)"
+        raise Failure(sentence, code="wrong_type", name="TypeError")
+    if body is None:
+        sentence = "the request did not ask for a WebSocket (upgrade: websocket); answer it with the status 426"
+        raise Failure(sentence, code="no_upgrade", name="TypeError")
+    value = {"status": 101, "headers": response.headers.multi_items(), "web_socket": True}
+    return StreamingReply(value, bridged(response.web_socket, body))

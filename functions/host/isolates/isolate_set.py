@@ -1,0 +1,191 @@
+"""IsolateSet: the isolates of one version of a function: started, watched, retired, and what the ends of the last ones mean for the next.
+
+What they are made from is isolate_factory.py's; which one answers a request is pool.py's.
+"""
+
+import asyncio
+import logging
+import math
+from collections.abc import Coroutine
+
+from pilotlight.functions.channel import Failure
+from pilotlight.functions.host.author_reports import AuthorReports
+from pilotlight.functions.host.faults import Fault
+from pilotlight.functions.host.isolates.isolate_factory import IsolateFactory
+from pilotlight.functions.host.isolates.isolate_handle import IsolateHandle
+from pilotlight.functions.host.isolates.restarts import MAX_WAIT_S, Restarts
+from pilotlight.functions.host.waiters import Waiters
+from pilotlight.functions.host.zygotes.zygote_client import ZygoteError
+
+log = logging.getLogger("pilotlight.function")
+
+
+class IsolateSet:
+    def __init__(self, function: str, factory: IsolateFactory, reports: AuthorReports, waiters: Waiters) -> None:
+        """`waiters` hear of every start that fails and of every end."""
+        self.living: list[IsolateHandle] = []  # the oldest first
+        self.num_started = 0
+        self.restarts = Restarts()
+        self._function = function
+        self._factory = factory
+        self._reports = reports
+        self._waiters = waiters
+        self._not_imported: Fault | None = None  # what came of the last try
+        self._gone_cpu_s = 0.0  # of isolates that are gone
+        self._told_cpu_s = 0.0
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def usable(self) -> list[IsolateHandle]:
+        """Those that may take requests. One that is only now being started counts: two requests at once must not start two."""
+        return [
+            isolate
+            for isolate in self.living
+            if not isolate.is_retiring and (isolate.is_usable or not isolate.started.is_set())
+        ]
+
+    @property
+    def load(self) -> int:
+        return sum(isolate.work.load for isolate in self.living)
+
+    @property
+    def sockets(self) -> int:
+        return sum(isolate.work.sockets for isolate in self.living)
+
+    @property
+    def is_at_work(self) -> bool:
+        return any(isolate.work.load or isolate.work.background for isolate in self.living)
+
+    def are_at_work_for(self, object: tuple[str, str]) -> bool:
+        """Tell whether background work of this Durable Object, by class and id, is left."""
+        return any(object in isolate.work.objects for isolate in self.living)
+
+    async def start(self) -> IsolateHandle | None:
+        """Start an isolate. None: the next one was not due, and has been waited for. Raises Fault, and Failure where it would be due too late."""
+        now = asyncio.get_running_loop().time()
+        if (pause_s := self.restarts.pause_s(now)) > 0:
+            await self._pause(pause_s)
+            return None
+        is_on_probation = self.restarts.is_on_probation(now)
+        is_on_probation |= any(isolate.process.is_deprioritized or isolate.lags for isolate in self.living)
+        self._not_imported = None
+        isolate = self._factory.new(self.failed, is_on_probation=is_on_probation)
+        self.living.append(isolate)
+        try:
+            await self._factory.start(isolate, is_on_probation=is_on_probation)
+        except BaseException as error:  # of the client's, too, that left at this very moment
+            self._retire(isolate)
+            self._waiters.notify()
+            if isinstance(error, ZygoteError | OSError):
+                sentence = f"the function {self._function!r} cannot be started: {error}"
+                raise Fault(sentence, code="no_isolate") from None
+            raise
+        self.num_started += 1
+        self._keep(self._attend(isolate))
+        return isolate
+
+    def watch(self) -> bool:
+        """Look at zygote and isolates once. Returns whether there is work."""
+        is_busy = False
+        now = asyncio.get_running_loop().time()
+        if why := self._factory.zygote.watch(is_asleep=not self.living):
+            self._end_zygote(why)
+        for isolate in tuple(self.living):
+            try:
+                is_busy = self._look(isolate, now) or is_busy
+            except Exception:  # one whose use cannot be measured has no limits
+                log.exception("%s: an isolate cannot be watched and is ended", self._function)
+                isolate.end("what it uses cannot be measured", "unwatched")
+        self._factory.enforce_disk(self.living)
+        return is_busy
+
+    def _look(self, isolate: IsolateHandle, now: float) -> bool:
+        """Look at one isolate, or retire it. Returns whether it has work."""
+        if isolate.work.load or isolate.work.background or not isolate.is_ready:
+            isolate.watch()
+            return True
+        if isolate.is_retiring or (
+            not isolate.work.sockets and now - isolate.work.idle_since > self._factory.limits.idle_s
+        ):
+            self._retire(isolate)
+        elif isolate.work.sockets:
+            isolate.watch()
+        else:
+            isolate.watch_idle()
+        return False
+
+    def failed(self, isolate: IsolateHandle, fault: Fault) -> None:
+        """Tell the author what became of a request, and replace an isolate that has shown that it must be."""
+        self._reports.tell(fault)
+        if fault.code == "import_failed":
+            self._not_imported = fault
+            self._taint(isolate)
+        elif fault.name == "MemoryError" and not isolate.work.sockets and not isolate.work.has_objects:
+            self._taint(isolate)  # whatever it was doing, a part of it may be missing
+
+    def spent_cpu_s(self) -> float:
+        """Return the isolates' processor time since this was asked last."""
+        total_s = self._gone_cpu_s + sum(isolate.watcher.total_s for isolate in self.living)
+        spent_s, self._told_cpu_s = total_s - self._told_cpu_s, total_s
+        return spent_s
+
+    def close_sockets(self) -> None:
+        """End all WebSockets: a client that comes again gets the version that is served now."""
+        for isolate in self.living:
+            for stream in tuple(isolate.work.open_sockets):
+                stream.end(Fault(f"the function {self._function!r} is being replaced", code="closing"))
+
+    async def close(self) -> None:
+        for isolate in tuple(self.living):
+            self._retire(isolate)
+        while self._tasks:
+            await asyncio.gather(*tuple(self._tasks), return_exceptions=True)
+
+    async def _pause(self, pause_s: float) -> None:
+        """Wait until the next isolate may start. Raises Fault and Failure where that would take too long or be in vain."""
+        if (last := self._not_imported) is not None:  # the author has been told
+            raise Fault(last.message, code=last.code, name=last.name, detail=last.detail)
+        if pause_s > MAX_WAIT_S:
+            sentence = f"the processes of {self._function!r} end one after the other without an answer; the next one starts in {pause_s:.0f} s"
+            raise Failure(sentence, code="overloaded", status=503, retry_after_s=math.ceil(pause_s))
+        await self._waiters.wait(pause_s)
+
+    def _end_zygote(self, why: str) -> None:
+        """End the zygote, and with it all isolates, which may run what it runs."""
+        self._factory.zygote.fail(why)
+        if not self.living:  # else their ends are counted
+            self.restarts.ended_badly(asyncio.get_running_loop().time(), had_answered=False)
+        sentence = f"the function {self._function!r} was ended: {why}"
+        self._reports.tell(Fault(sentence, code="packages", name="LimitExceeded"))
+
+    def _taint(self, isolate: IsolateHandle) -> None:
+        """Replace an isolate: it answers what it has taken, and the next request gets another one."""
+        if isolate in self.living and not isolate.is_tainted:
+            isolate.is_tainted = isolate.is_retiring = True
+            self.restarts.ended_badly(asyncio.get_running_loop().time(), had_answered=isolate.has_answered)
+
+    def _retire(self, isolate: IsolateHandle) -> None:
+        if isolate in self.living:
+            self._remove(isolate)
+            self._keep(isolate.close())
+
+    def _remove(self, isolate: IsolateHandle) -> None:
+        isolate.watcher.last_look()
+        self._gone_cpu_s += isolate.watcher.total_s
+        self.living.remove(isolate)
+
+    async def _attend(self, isolate: IsolateHandle) -> None:
+        """Wait until the isolate is gone by itself, and clean up."""
+        await isolate.until_gone()
+        if isolate in self.living:
+            if not isolate.is_tainted:  # which has been counted
+                now = asyncio.get_running_loop().time()
+                self.restarts.ended_badly(now, had_answered=isolate.has_answered)
+            self._remove(isolate)
+            await isolate.close()
+        self._waiters.notify()
+
+    def _keep(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)

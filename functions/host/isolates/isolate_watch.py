@@ -1,0 +1,86 @@
+"""IsolateWatch: what one isolate uses, looked at from outside: its CPU time, charged to its open work, its memory, its event loop's silence.
+
+Says which limit is exceeded; to end the isolate is its handle's. Code that loops for ever cannot be asked to look at a clock: nothing is asked of it.
+"""
+
+import asyncio
+
+from pilotlight.functions.channel import Channel
+from pilotlight.functions.host.isolates.isolate_process import IsolateProcess
+from pilotlight.functions.host.isolates.isolate_work import CpuMeter, IsolateWork
+from pilotlight.functions.host.isolates.loop_probe import LoopProbe
+from pilotlight.functions.host.limits import FunctionLimits, IsolateUsage, first_exceeded
+
+IDLE_LOOK_S = 0.2  # between two looks at one that has nothing to do: there may be thousands
+
+Exceeded = tuple[str, str]
+"""The sentence for the author, and the limit's code."""
+
+
+class IsolateWatch:
+    def __init__(self, limits: FunctionLimits, process: IsolateProcess, work: IsolateWork) -> None:
+        self.probe = LoopProbe()
+        self._limits = limits
+        self._process = process
+        self._work = work
+        self._meter = CpuMeter(work, asyncio.get_running_loop().time())
+        self._looked_at = 0.0
+
+    @property
+    def total_s(self) -> float:
+        """Processor time of its whole life, at the last look."""
+        return self._meter.total_s
+
+    def last_look(self) -> None:
+        """Look before it is ended: afterwards nobody can."""
+        self._spent()
+
+    @property
+    def is_spent(self) -> bool:
+        """Tell whether it has computed for so long that it is to be replaced."""
+        return self._meter.total_s > self._limits.cpu_total_s
+
+    def look_at_start(self) -> Exceeded | None:
+        now = asyncio.get_running_loop().time()
+        self._spent()  # an import may take long, once
+        if now - self._process.created_at > self._limits.start_s:
+            return f"its module was not imported within {self._limits.start_s:g} s", "start_time"
+        return None
+
+    def look(self, channel: Channel | None) -> Exceeded | None:
+        """Look at one that is at work."""
+        now = asyncio.get_running_loop().time()
+        spent_s = self._spent()
+        self._process.history.spent(spent_s, now)
+        self._process.update_priority()
+        self._meter.charge(spent_s, now)
+        exceeded = first_exceeded(self._usage(), self._limits)
+        if exceeded is None and channel is not None and not self.is_spent:
+            self.probe.begin(channel)
+        return exceeded
+
+    def look_idle(self) -> Exceeded | None:
+        """Look at one that has nothing to do, without waking it: what the author left running counts."""
+        now = asyncio.get_running_loop().time()
+        if now - self._looked_at < IDLE_LOOK_S:
+            return None
+        self._looked_at = now
+        spent_s = self._spent()
+        self._process.history.spent(spent_s, now)
+        self._process.update_priority()
+        self._meter.charge_idle(spent_s)
+        return first_exceeded(IsolateUsage(idle_cpu_s=self._meter.idle_s), self._limits)
+
+    def _spent(self) -> float:
+        """CPU seconds since the last look."""
+        return self._meter.spent(self._process.cpu_s())
+
+    def _usage(self) -> IsolateUsage:
+        return IsolateUsage(
+            idle_cpu_s=self._meter.idle_s,
+            request_cpu_s=max(self._work.requests.values(), default=0.0),
+            sockets_cpu_s=self._meter.sockets_s,
+            memory_mib=self._process.memory_mib(),
+            silent_s=self.probe.silent_s(),
+            background_s=self._work.background_s(),
+        )

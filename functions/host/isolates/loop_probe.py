@@ -1,0 +1,34 @@
+"""Tell whether an isolate's event loop answers: one ping at a time, and since when its answer is owed."""
+
+import asyncio
+
+from pilotlight.functions.channel import Channel, ChannelClosed
+
+
+class LoopProbe:
+    def __init__(self) -> None:
+        self._owed_since: float | None = None
+        self._ping: asyncio.Task[None] | None = None
+
+    def silent_s(self) -> float:
+        """Seconds for which an answer is owed."""
+        return 0.0 if self._owed_since is None else asyncio.get_running_loop().time() - self._owed_since
+
+    def begin(self, channel: Channel) -> None:
+        """Send a ping, unless one is under way."""
+        if self._ping is None:
+            self._owed_since = asyncio.get_running_loop().time()
+            self._ping = asyncio.ensure_future(self._pinged(channel))
+
+    async def _pinged(self, channel: Channel) -> None:
+        try:
+            await channel.ping()
+            self._owed_since = None
+        except ChannelClosed:
+            return
+        finally:
+            self._ping = None
+
+    def close(self) -> None:
+        if self._ping is not None:
+            self._ping.cancel()

@@ -1,0 +1,68 @@
+"""The directory that a function's isolates write to at tier 1, and how much is in it. Tier 2 has a file system of that size instead."""
+
+import asyncio
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+from pilotlight.functions.host.confinement.user_ids import FunctionUser
+
+LOOK_S = 0.25  # between two looks at what was written
+
+
+class WritingIsolate(Protocol):
+    def end(self, why: str, code: str, /) -> None: ...
+
+    async def until_gone(self) -> None: ...
+
+
+class Scratch:
+    def __init__(self, path: Path, limit_mib: int, user: FunctionUser) -> None:
+        self.path = path
+        self._limit_mib = limit_mib
+        self._user = user
+
+    def make(self) -> None:
+        self.path.mkdir(parents=True, exist_ok=True)
+        if (uid := self._user.id) is not None:
+            os.chown(self.path, uid, uid)
+
+    async def enforce(self, isolates: Sequence[WritingIsolate]) -> None:
+        """Look once, and pause. Beyond the limit end all isolates, whichever of them has written, and empty the directory."""
+        limit_bytes = self._limit_mib << 20
+        if await asyncio.to_thread(bytes_below, self.path, limit_bytes) > limit_bytes:
+            guilty = tuple(isolates)
+            for isolate in guilty:
+                isolate.end(f"its files have more than {self._limit_mib} MiB", "disk")
+            await asyncio.gather(*(isolate.until_gone() for isolate in guilty))
+            await asyncio.to_thread(empty, self.path)
+        await asyncio.sleep(LOOK_S)
+
+    async def remove(self) -> None:
+        await asyncio.to_thread(shutil.rmtree, self.path, ignore_errors=True)
+
+
+def bytes_below(folder: Path, enough: int) -> int:
+    """Count the bytes that files take on the disk; not counted further than `enough`."""
+    total = 0
+    for parent, _, files in os.walk(folder):
+        for name in files:
+            try:
+                total += os.lstat(os.path.join(parent, name)).st_blocks * 512
+            except OSError:
+                continue  # gone already
+        total += 512 * len(files)  # a file's own place, however empty
+        if total > enough:
+            break
+    return total
+
+
+def empty(folder: Path) -> None:
+    """Delete what is in a folder. The folder itself stays: processes that live there have it mounted."""
+    for entry in os.scandir(folder):
+        if entry.is_dir(follow_symlinks=False):
+            shutil.rmtree(entry.path, ignore_errors=True)
+        else:
+            os.unlink(entry.path)

@@ -1,0 +1,1 @@
+"""Functions' requests and sockets to the world."""

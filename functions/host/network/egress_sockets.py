@@ -1,0 +1,92 @@
+"""A function's own WebSockets to the world: the far side's frames on one side, the messages of an exchange on the other.
+
+Where they may lead is the egress policy's to say (functions/host/network/egress.py), which has opened the connection. Who does not read holds up the
+other: at most one message is on its way in each direction.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import suppress
+
+import aiohttp
+from aiohttp import ClientWebSocketResponse, WSMessage, WSMsgType
+
+from pilotlight.functions.channel import Failure, StreamingReply
+from pilotlight.functions.channel.socket_messages import (
+    ABNORMAL,
+    NO_STATUS,
+    MessageDecoder,
+    MessageError,
+    SocketClose,
+    encode,
+)
+
+MAX_MESSAGE_BYTES = 16 << 20
+PING_S = 20.0  # a far side that answers none of them is gone
+CLOSE_S = 5.0
+HANDSHAKES = frozenset(
+    {"sec-websocket-key", "sec-websocket-version", "sec-websocket-extensions", "sec-websocket-protocol"}
+)
+
+
+async def opened(
+    session: aiohttp.ClientSession, url: str, headers: list[tuple[str, str]], messages: AsyncIterator[bytes]
+) -> StreamingReply:
+    """Open a WebSocket for a function. Raises what the session raises, and WSServerHandshakeError where the far side does not switch."""
+    protocols = [value for name, value in headers if name.lower() == "sec-websocket-protocol"]
+    socket = await session.ws_connect(
+        url,
+        headers=[pair for pair in headers if pair[0].lower() not in HANDSHAKES],
+        protocols=[each.strip() for value in protocols for each in value.split(",") if each.strip()],
+        max_msg_size=MAX_MESSAGE_BYTES,
+        heartbeat=PING_S,
+        autoclose=False,
+    )
+    chosen = [("sec-websocket-protocol", socket.protocol)] if socket.protocol else []
+    return StreamingReply(
+        {"status": 101, "headers": chosen, "web_socket": True, "url": url}, _relayed(socket, messages)
+    )
+
+
+async def _relayed(socket: ClientWebSocketResponse, messages: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    sending = asyncio.ensure_future(_sent(socket, messages))
+    try:
+        while True:
+            message = _understood(await socket.receive(), socket)
+            yield encode(message)
+            if isinstance(message, SocketClose):
+                break
+        with suppress(TimeoutError):
+            async with asyncio.timeout(CLOSE_S):
+                await asyncio.shield(sending)
+    finally:
+        sending.cancel()
+        with suppress(asyncio.CancelledError, Exception):
+            await sending
+        with suppress(Exception):  # nobody is left to be told
+            async with asyncio.timeout(CLOSE_S):
+                await socket.close(code=1001)
+
+
+async def _sent(socket: ClientWebSocketResponse, messages: AsyncIterator[bytes]) -> None:
+    decoder = MessageDecoder(MAX_MESSAGE_BYTES)
+    try:
+        async for chunk in messages:
+            for message in decoder.feed(chunk):
+                if isinstance(message, SocketClose):
+                    code = 1000 if message.code in (NO_STATUS, ABNORMAL) else message.code
+                    await socket.close(code=code, message=message.reason.encode())
+                    return
+                await (socket.send_str(message) if isinstance(message, str) else socket.send_bytes(message))
+    except (Failure, MessageError, aiohttp.ClientError, OSError):
+        await socket.close(code=1001)
+
+
+def _understood(message: WSMessage, socket: ClientWebSocketResponse) -> str | bytes | SocketClose:
+    if message.type is WSMsgType.TEXT:
+        return str(message.data)
+    if message.type is WSMsgType.BINARY:
+        return bytes(message.data)
+    if message.type is WSMsgType.CLOSE:
+        return SocketClose(int(message.data or NO_STATUS), str(message.extra or ""))
+    return SocketClose(socket.close_code or ABNORMAL)

@@ -1,0 +1,107 @@
+"""The runtime's end of functions' TCP: names are resolved and connections made here, by the egress policy, and the connected socket is handed over.
+
+An isolate asks in packets, each with a socket to be answered on (sdk/brokered_sockets.py); what it says is not believed but for the
+name it wants. A connection has small buffers, which are memory of the kernel's that no limit of the function counts.
+"""
+
+import asyncio
+import errno
+import os
+import socket
+from contextlib import suppress
+
+import msgspec
+
+from pilotlight.functions.channel import Failure
+from pilotlight.functions.host.subrequests import Dial, Subrequests
+
+MAX_QUESTION_BYTES = 2048
+MAX_OPEN = 64  # questions of one isolate that wait for their answers
+READ_AT_ONCE = 16
+
+
+class BrokerQuestion(msgspec.Struct, frozen=True):
+    """As sdk/brokered_sockets.py has it."""
+
+    host: str
+    port: int
+    within: int = -1
+    connects: bool = True
+
+
+class SocketBroker:
+    def __init__(self, asked: socket.socket, subrequests: Subrequests) -> None:
+        """`asked` belongs to the broker from now on."""
+        self._socket = asked
+        self._subrequests = subrequests
+        self._answers: set[asyncio.Task[None]] = set()
+        asked.setblocking(False)
+        asyncio.get_running_loop().add_reader(asked.fileno(), self._read)
+
+    def close(self) -> None:
+        if self._socket.fileno() < 0:
+            return
+        asyncio.get_running_loop().remove_reader(self._socket.fileno())
+        self._socket.close()
+        for task in self._answers:
+            task.cancel()
+
+    def _read(self) -> None:
+        for _ in range(READ_AT_ONCE):
+            try:
+                data, fds, _, _ = socket.recv_fds(self._socket, MAX_QUESTION_BYTES, 1)
+            except BlockingIOError:
+                return
+            except OSError:
+                data, fds = b"", []
+            if not data:
+                for fd in fds:
+                    os.close(fd)
+                return self.close()
+            for fd in fds:
+                self._begin(data, fd)
+
+    def _begin(self, data: bytes, fd: int) -> None:
+        try:
+            reply = socket.socket(fileno=fd)
+        except OSError:  # it is no socket
+            os.close(fd)
+            return
+        reply.setblocking(False)
+        if len(self._answers) >= MAX_OPEN:
+            _send(reply, error=f"{MAX_OPEN} connections are being made already", number=errno.EAGAIN)
+            return reply.close()
+        task = asyncio.ensure_future(self._answer(data, reply))
+        self._answers.add(task)
+        task.add_done_callback(self._answers.discard)
+
+    async def _answer(self, data: bytes, reply: socket.socket) -> None:
+        with reply:
+            try:
+                question = msgspec.msgpack.decode(data, type=BrokerQuestion)
+                dial = Dial(question.host, question.port, question.within, question.connects)
+                found = await self._subrequests.dial(dial)
+            except Failure as failure:
+                number = {"egress_denied": errno.EACCES, "too_many_subrequests": errno.EPERM}.get(str(failure.code), 0)
+                return _send(reply, error=failure.message, number=number)
+            except TimeoutError:
+                return _send(reply, error="the connection was not made in time", number=errno.ETIMEDOUT)
+            except (OSError, ValueError, msgspec.MsgspecError) as error:
+                return _send(reply, error=str(error), number=getattr(error, "errno", 0) or 0)
+            if isinstance(found, socket.socket):
+                with found:
+                    return _send(reply, connected=found)
+            _send(reply, addresses=found)
+
+
+def _send(
+    reply: socket.socket,
+    *,
+    error: str = "",
+    number: int = 0,
+    addresses: list[str] | None = None,
+    connected: socket.socket | None = None,
+) -> None:
+    data = msgspec.msgpack.encode({"error": error, "errno": max(0, number), "addresses": addresses or []})
+    with suppress(OSError):  # who asked has not waited
+        socket.send_fds(reply, [data], [connected.fileno()] if connected is not None else [])

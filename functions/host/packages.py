@@ -1,0 +1,42 @@
+"""What a function's module is found with: its own layers, and the one of the packages that it asks for, once they are installed."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from pilotlight.functions.host.dependencies.layers import LayerError
+from pilotlight.functions.host.faults import Fault
+from pilotlight.functions.manifest import Manifest
+
+REFUSED_FOR_S = 20.0  # packages that could not be installed are not tried again at once
+
+
+class Packages:
+    def __init__(
+        self, manifest: Manifest, layers: tuple[Path, ...], install: Callable[[], Awaitable[Path | None]] | None
+    ) -> None:
+        """`install` gives the layer of what the function depends on, if it depends on packages; None: nothing is to be done before it runs."""
+        vendored = manifest.directory / "python_modules"
+        self.layers = [str(path.resolve()) for path in (*layers, *((vendored,) if vendored.is_dir() else ()))]
+        self._function = manifest.name
+        self._install = install
+        self._refused: tuple[float, Fault] | None = None
+
+    async def install(self) -> None:
+        """Install what is missing. Raises Fault."""
+        if self._install is None:
+            return
+        now = asyncio.get_running_loop().time()
+        if self._refused is not None and now < self._refused[0]:
+            raise self._refused[1]
+        try:
+            layer = await self._install()
+        except LayerError as error:
+            sentence = f"the packages of {self._function!r} cannot be installed"
+            fault = Fault(sentence, code="dependencies", name="LayerError", detail=f"{sentence}:\n{error}")
+            self._refused = now + REFUSED_FOR_S, fault
+            raise fault from None
+        if self._install is not None:  # else another request was first
+            self._install = None
+            if layer is not None:
+                self.layers.insert(0, str(layer.resolve()))

@@ -1,0 +1,220 @@
+"""FunctionPool: one version of one function, with as many isolates as it needs now: none while nobody asks, several while they are busy.
+
+Chooses an isolate for each request and has one started where none is free; how isolates come and go is isolate_set.py's. A version owns the bindings
+that its isolates were started with, and what it has taken: replaced by another of its name, it is closed only when all of that has ended.
+"""
+
+import logging
+import sys
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+from pilotlight.functions.channel import ExchangeResult, Failure, Inbound, frames
+from pilotlight.functions.host.author_reports import AuthorReports
+from pilotlight.functions.host.faults import Fault
+from pilotlight.functions.host.isolates.isolate_factory import IsolateFactory
+from pilotlight.functions.host.isolates.isolate_handle import STOPPED, IsolateHandle
+from pilotlight.functions.host.isolates.isolate_set import IsolateSet
+from pilotlight.functions.host.limits import FunctionLimits
+from pilotlight.functions.host.packages import Packages
+from pilotlight.functions.host.subrequests import Dial
+from pilotlight.functions.host.waiters import Waiters
+from pilotlight.functions.host.zygotes.pool_zygote import PoolContext
+from pilotlight.functions.host.zygotes.zygote_client import ZygoteError
+from pilotlight.functions.manifest import Manifest
+
+log = logging.getLogger("pilotlight.function")
+ObjectAddress = tuple[str, str]  # a Durable Object's class and id
+
+
+class OpenBindings(Protocol):
+    """The runtime's half of a function's bindings."""
+
+    async def answer(self, call: frames.BindingCall, body: AsyncIterator[bytes] | None = None) -> Any: ...
+
+    async def static(self, method: str, url: str, headers: list[tuple[str, str]]) -> Any:
+        """Return what one of its files answers; None: none does."""
+
+    @property
+    def moves(self) -> tuple[str, ...]:
+        """The tags of migrations that will rename or delete classes of objects when it starts."""
+
+    def start(self, ask: Callable[[frames.FunctionEvent], Awaitable[ExchangeResult]]) -> None:
+        """Consume its queues, run its clock and carry out its migrations from now on. `ask` has this version handle an event."""
+
+    def stop(self) -> None:
+        """Take no more from queues and clock; finish what was taken."""
+
+    async def close(self) -> None: ...
+
+
+class FunctionPool:
+    def __init__(
+        self,
+        manifest: Manifest,
+        limits: FunctionLimits,
+        context: PoolContext,
+        on_subrequest: Callable[["FunctionPool", frames.Request | Dial, Inbound | None], Awaitable[Any]],
+        *,
+        layers: tuple[Path, ...] = (),
+        packages: Callable[[], Awaitable[Path | None]] | None = None,
+        follow: Callable[[str], None] | None = None,
+        release: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`packages` does what must be done before the function runs, and gives the layer of what it depends on; `release` gives that back."""
+        self.manifest = manifest
+        self.bindings: OpenBindings | None = None
+        self.release = release
+        self._num_open = 0  # requests from when they are taken until their streams have ended, and holds
+        self._objects: Counter[ObjectAddress] = Counter()  # that have open calls here
+        self.num_asked = self.num_failed = 0
+        self.waiters = Waiters(manifest.name, limits.max_waiting)
+        self.reports = AuthorReports(manifest.name, limits.log_kib_per_s, follow)
+        self._packages = Packages(manifest, layers, packages)
+        self.factory = IsolateFactory(
+            manifest, limits, context, self._packages, partial(on_subrequest, self), self.reports
+        )
+        self.isolates = IsolateSet(manifest.name, self.factory, self.reports, self.waiters)
+
+    def own(self, bindings: OpenBindings) -> None:
+        """Have these as its bindings, which are closed with it."""
+        self.bindings = bindings
+
+    @property
+    def is_at_work(self) -> bool:
+        """Tell whether something that it has taken is open: requests, streams, background work. WebSockets are not waited for."""
+        return bool(self._num_open) or self.isolates.is_at_work
+
+    def is_home_of(self, object: ObjectAddress) -> bool:
+        """Tell whether the object is at work here: its instance must not be started elsewhere meanwhile."""
+        return object in self._objects or self.isolates.are_at_work_for(object)
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Open a scope in which the version is not closed, though it may be replaced."""
+        self._num_open += 1
+        try:
+            yield
+        finally:
+            self._num_open -= 1
+
+    async def ask(
+        self, event: frames.FunctionEvent, body: AsyncIterator[bytes] | None = None, *, is_socket: bool = False
+    ) -> ExchangeResult:
+        """Have an isolate handle an event: one for a Durable Object the oldest, since objects of which there is one live there. A request that may be
+        repeated goes to another isolate where the first one's process was stopped. Raises Fault."""
+        self.num_asked += 1
+        is_repeatable = body is None and _is_repeatable(event)
+        while True:
+            try:
+                return await self._ask(event, body, is_socket=is_socket)
+            except Fault as fault:
+                if fault.code != STOPPED or not is_repeatable:
+                    self.num_failed += 1
+                    raise
+                is_repeatable = False
+
+    async def _ask(
+        self, event: frames.FunctionEvent, body: AsyncIterator[bytes] | None, *, is_socket: bool
+    ) -> ExchangeResult:
+        object = object_of(event)
+        with ExitStack() as work:
+            work.enter_context(self.held())
+            if object is not None:
+                work.enter_context(self._occupied(object))
+            await self._packages.install()
+            isolate = await (self._acquire(is_socket) if object is None else self._acquire_oldest())
+            if is_socket and isolate.work.sockets >= self.factory.limits.sockets:
+                sentence = f"{self.manifest.name!r} has as many WebSockets open as it may"
+                raise Failure(sentence, code="overloaded", status=503)
+            isolate.work.has_objects = isolate.work.has_objects or object is not None
+            try:
+                return await isolate.ask(event, body, is_socket=is_socket, on_end=work.pop_all().close)
+            except Fault as fault:
+                self.isolates.failed(isolate, fault)
+                raise
+            finally:
+                self.waiters.notify()
+
+    async def prepare(self) -> None:
+        """Do at deployment what no request should wait for: packages are installed, and a zygote has imported them."""
+        try:
+            await self._packages.install()
+            if not self.waiters.is_closed:
+                await self.factory.prepare()
+        except (Fault, ZygoteError, OSError) as error:
+            log.warning("%s: %s", self.manifest.name, getattr(error, "detail", "") or error)
+
+    async def close(self) -> None:
+        self.waiters.close()
+        await self.isolates.close()
+        await self.factory.close()
+        if self.bindings is not None:
+            await self.bindings.close()  # which may end functions that it has loaded
+        self.release()
+
+    @contextmanager
+    def _occupied(self, object: ObjectAddress) -> Iterator[None]:
+        self._objects[object] += 1
+        try:
+            yield
+        finally:
+            self._objects[object] -= 1
+            if not self._objects[object]:
+                del self._objects[object]
+
+    async def _acquire(self, is_socket: bool) -> IsolateHandle:
+        limits = self.factory.limits
+        while True:
+            usable = self.isolates.usable
+            open_ones = [isolate for isolate in usable if isolate.work.load < limits.concurrency]
+            may_start = len(usable) < limits.max_isolates and not self.waiters.is_closed
+            best = min(open_ones, key=lambda isolate: (isolate.lags, isolate.work.load), default=None)
+            if is_socket and open_ones:  # which stay for long: they are spread
+                best = min(open_ones, key=lambda isolate: (isolate.lags, isolate.work.sockets, isolate.work.load))
+                may_start = may_start and (best.work.sockets >= limits.sockets or best.lags)
+                best = best if not may_start else None
+            if may_start and (best is None or best.lags):
+                if (started := await self.isolates.start()) is not None:
+                    return started
+            elif best is None:
+                await self.waiters.wait()
+            elif await _is_started(best):
+                return best
+
+    async def _acquire_oldest(self) -> IsolateHandle:
+        while True:
+            usable = self.isolates.usable
+            if not usable:
+                if (started := await self.isolates.start()) is not None:
+                    return started
+            elif await _is_started(usable[0]):
+                return usable[0]
+
+
+def object_of(event: frames.FunctionEvent) -> ObjectAddress | None:
+    """Return the Durable Object that an event is for."""
+    options = event.options if isinstance(event, frames.FetchEvent | frames.RpcEvent) else {}
+    return (str(options["object"]), str(options.get("id", ""))) if "object" in options else None
+
+
+def _is_repeatable(event: frames.FunctionEvent) -> bool:
+    return isinstance(event, frames.FetchEvent) and event.method in ("GET", "HEAD") and object_of(event) is None
+
+
+async def _is_started(isolate: IsolateHandle) -> bool:
+    """Wait until an isolate has started, as one of its requests. Returns whether it can take them."""
+    if not isolate.started.is_set():
+        isolate.work.num_waiting += 1
+        try:
+            await isolate.started.wait()
+        finally:
+            isolate.work.num_waiting -= 1
+    return isolate.is_usable
+
+
+assert sys.platform == "linux", "isolates need Linux"

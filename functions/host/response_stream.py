@@ -1,0 +1,101 @@
+"""The stream of an isolate's answer, within the limits of its function. It ends with `aclose`, also when nobody has read from it yet."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Protocol
+
+from pilotlight.functions.channel import ChannelClosed, Failure, Inbound
+from pilotlight.functions.host.faults import Fault, fault_of
+from pilotlight.functions.host.limits import FunctionLimits
+
+BURST_S = 0.004  # of the rate, at once: what is sent in one go holds up everybody else
+
+
+class StreamingIsolate(Protocol):
+    """The isolate of a stream, as the stream uses it."""
+
+    limits: FunctionLimits
+
+    async def sent_chunk(self, size: int, /) -> None:
+        """Count a piece of a stream as an answer, and wait until the next one may be sent."""
+
+    def stream_failed(self, fault: Fault, /) -> None: ...
+
+    async def exit_fault(self) -> Fault:
+        """Return the reason for which it is gone, after the channel has closed."""
+
+
+class ResponseStream:
+    def __init__(
+        self,
+        isolate: StreamingIsolate,
+        body: Inbound,
+        ends_at: float | None,
+        on_end: Callable[["ResponseStream"], None],
+    ) -> None:
+        """`ends_at` is None for a WebSocket's, which has no end and no size."""
+        self._isolate = isolate
+        self._body = body
+        self._ends_at = ends_at
+        self._on_end = on_end
+        self._size = 0
+        self._is_over = False
+        self._why_ended: Fault | None = None
+
+    def __aiter__(self) -> "ResponseStream":
+        return self
+
+    async def __anext__(self) -> bytes:
+        if self._is_over:
+            raise StopAsyncIteration
+        try:
+            return await self._next()
+        except BaseException as error:
+            await self.aclose()
+            if isinstance(error, Fault):
+                self._isolate.stream_failed(error)
+            raise
+
+    async def aclose(self) -> None:
+        if not self._is_over:
+            self._is_over = True
+            self._body.cancel()
+            self._on_end(self)
+
+    def end(self, why: Fault) -> None:
+        """End the stream by the site's decision: its reader gets the reason, and the isolate hears that nobody reads on."""
+        self._why_ended = why
+        self._body.cancel()
+
+    async def _next(self) -> bytes:
+        limits = self._isolate.limits
+        try:
+            async with asyncio.timeout_at(self._ends_at):
+                chunk = await self._body.__anext__()
+        except TimeoutError:
+            sentence = f"the function's stream has not ended within {limits.wall_s:g} s"
+            raise Fault(sentence, code="wall_time") from None
+        except ChannelClosed:
+            raise await self._isolate.exit_fault() from None
+        except Failure as failure:
+            raise self._why_ended or fault_of(failure) from None
+        self._size += len(chunk)
+        await self._isolate.sent_chunk(len(chunk))
+        if self._size > limits.response_mib * 2**20 and self._ends_at is not None:
+            sentence = f"the response is larger than {limits.response_mib:g} MiB"
+            raise Fault(sentence, code="response_too_large")
+        return chunk
+
+
+class StreamThrottle:
+    """A rate that several streams share, with a short burst. Who would go beyond it waits; nobody is refused."""
+
+    def __init__(self, per_s: float) -> None:
+        self._per_s = per_s
+        self._paid_until = 0.0
+
+    async def take(self, amount: float) -> None:
+        now = asyncio.get_running_loop().time()
+        self._paid_until = max(now, self._paid_until) + amount / self._per_s
+        if self._paid_until - now > BURST_S:
+            await asyncio.sleep(self._paid_until - now - BURST_S / 2)

@@ -1,0 +1,315 @@
+"""SiteFunctions: all functions of a site, and what they reach through their sockets: bindings, each other, and the world through the egress policy.
+
+Use as `async with`. What their processes are made from is process_supply.py's.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import AbstractContextManager, AsyncExitStack, nullcontext, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+from weakref import WeakSet
+
+from msgspec.structs import replace
+
+from pilotlight.functions.channel import ExchangeResult, Failure, Inbound, StreamingReply, frames
+from pilotlight.functions.host.answer_headers import checked_headers
+from pilotlight.functions.host.confinement.isolation import Isolation
+from pilotlight.functions.host.dependencies.layers import LayerBudget
+from pilotlight.functions.host.isolates.priority import PriorityClass, apply_priority
+from pilotlight.functions.host.limits import FunctionLimits
+from pilotlight.functions.host.network.egress import Egress
+from pilotlight.functions.host.pool import FunctionPool, OpenBindings, object_of
+from pilotlight.functions.host.subrequests import Dial
+from pilotlight.functions.host.tails import Tails
+from pilotlight.functions.host.zygotes.process_supply import ProcessSupply
+from pilotlight.functions.host.zygotes.zygote_budget import ZygoteBudget
+from pilotlight.functions.manifest import Manifest
+from pilotlight.support import background
+
+log = logging.getLogger("pilotlight.function")
+
+WATCH_S = 0.05
+IDLE_S = 0.2  # more while nobody asks
+TRIGGERS: dict[type[frames.FunctionEvent], str] = {  # OpenTelemetry's words for what invokes a function
+    frames.FetchEvent: "http", frames.RpcEvent: "other", frames.QueueEvent: "pubsub", frames.ScheduledEvent: "timer",
+}  # fmt: skip
+
+
+class Opener(Protocol):
+    def __call__(self, manifest: Manifest, functions: "SiteFunctions") -> OpenBindings: ...
+
+
+class Response(NamedTuple):
+    status: int
+    headers: list[tuple[str, str]]
+    body: bytes
+    stream: AsyncIterator[bytes] | None
+
+
+Trace = Callable[[str, str], AbstractContextManager[object]]  # of a function's name and what has triggered it
+
+
+class SiteFunctions:
+    def __init__(
+        self,
+        *,
+        limits: FunctionLimits | None = None,
+        min_tier: int = 1,
+        max_tier: int = 3,
+        oci_runtime: str | None = None,
+        state_dir: Path | None = None,
+        egress_allow: Iterable[str] = (),
+        own_ports: Callable[[], Iterable[int]] = lambda: (),
+        open_bindings: Opener | None = None,
+        zygotes_mib: int = 1024,
+        layer_budget: LayerBudget = LayerBudget(),  # noqa: B008 - it is frozen
+        on_cpu: Callable[[str, float], None] = lambda function, seconds: None,
+        trace: Trace | None = None,
+    ) -> None:
+        """`on_cpu` hears of the processor time that functions use. `trace` is the scope of an invocation."""
+        self.limits = limits or FunctionLimits()
+        self.pools: dict[str, FunctionPool] = {}
+        self.names: dict[str, str] = {}  # of functions with several versions: the pool that bindings mean
+        self.tails = Tails()
+        self._trace = trace or (lambda function, trigger: nullcontext())
+        self._versions: dict[
+            str, list[FunctionPool]
+        ] = {}  # by function, those included that are replaced and not closed yet
+        self._open_bindings = open_bindings
+        self._on_cpu = on_cpu
+        self._egress = Egress(tuple(egress_allow), lambda: tuple(own_ports()))
+        self._supply = ProcessSupply((min_tier, max_tier), oci_runtime, state_dir, layer_budget)
+        self._zygote_budget = ZygoteBudget(zygotes_mib)
+        self._stack = AsyncExitStack()
+        self._unwatched: WeakSet[FunctionPool] = WeakSet()  # whose error has been logged
+        self._requested = asyncio.Event()  # there is a request
+        self._tasks: set[asyncio.Future[Any]] = set()
+
+    @property
+    def isolation(self) -> Isolation:
+        return self._supply.isolation
+
+    async def __aenter__(self) -> "SiteFunctions":
+        async with AsyncExitStack() as stack:
+            apply_priority(0, PriorityClass.INTERACTIVE)  # the loop that carries every request and answer
+            stack.callback(apply_priority, 0, PriorityClass.NORMAL)
+            await stack.enter_async_context(self._supply)
+            await stack.enter_async_context(self._egress)
+            stack.push_async_callback(self._close_all)
+            served = self.pools.values()
+            preparing = partial(self._zygote_budget.prepare, lambda pool: pool in served)
+            await stack.enter_async_context(background.running(self._watch, "the watch over functions' limits"))
+            await stack.enter_async_context(background.running(preparing, "preparing functions"))
+            self._stack = stack.pop_all()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._stack.aclose()
+
+    def add(self, manifest: Manifest, *, name: str | None = None, layers: tuple[Path, ...] = ()) -> None:
+        """Serve a function from its next request on; one of that name before it is replaced. With a name of its own it is one version of the
+        function that the manifest names, which has queues and clock once it is made `live`. `layers`: directories with its packages; without them,
+        what it asks for is installed. Raises ManifestError."""
+        served = name or manifest.name
+        provision = self._supply.provide(served, manifest, layers)
+        pool = FunctionPool(
+            manifest,
+            self.limits,
+            provision.context,
+            self._answer_subrequest,
+            layers=layers,
+            packages=provision.install,
+            follow=partial(self.tails.publish, manifest.name),
+            release=provision.release,
+        )
+        try:
+            if self._open_bindings is not None:
+                pool.own(self._open_bindings(manifest, self))
+            if served == manifest.name:
+                self._start(pool)
+        except Exception:
+            self._keep(pool.close())
+            raise
+        self.remove(served)
+        self.pools[served] = pool
+        self._versions.setdefault(manifest.name, []).append(pool)
+        provision.use()
+        if provision.takes_long:
+            self._keep(pool.prepare())
+        else:
+            self._zygote_budget.add(pool)
+
+    def live(self, function: str, pool: str) -> None:
+        """Make this version what bindings, queues and clocks mean by the function's name."""
+        before = self.names.get(function)
+        if before == pool:
+            return
+        self.names[function] = pool
+        if pool in self.pools:
+            self._start(self.pools[pool])
+        if before in self.pools and (bindings := self.pools[before].bindings) is not None:
+            bindings.stop()
+
+    def remove(self, name: str) -> None:
+        """Stop serving a pool. What it has taken goes on to its end, for `wall_s` at most."""
+        old = self.pools.pop(name, None)
+        self.names = {plain: pool for plain, pool in self.names.items() if pool != name}
+        if old is not None:
+            if old.bindings is not None:
+                old.bindings.stop()
+            self._keep(self._end(old))
+
+    def version(self, function: str) -> FunctionPool:
+        """Return the version that a function's name, or a pool's, means now. Raises Failure with status 404 where there is none."""
+        pool = self.pools.get(self.names.get(function, function))
+        if pool is None:
+            sentence = f"this site has no function named {function[:64]!r}"
+            raise Failure(sentence, code="not_found", status=404)
+        return pool
+
+    async def ask(
+        self,
+        function: str | FunctionPool,
+        event: frames.FunctionEvent,
+        body: AsyncIterator[bytes] | None = None,
+        *,
+        is_socket: bool = False,
+    ) -> ExchangeResult:
+        """Have a function handle an event, or one version of it; an object's is handled where the object is at work. Raises Failure with status 404
+        where there is no such function, Fault where it failed."""
+        pool = self.version(function) if isinstance(function, str) else function
+        if (object := object_of(event)) is not None:
+            versions = self._versions.get(pool.manifest.name, ())
+            pool = next((version for version in versions if version.is_home_of(object)), pool)
+        self._requested.set()
+        with self._trace(pool.manifest.name, TRIGGERS[type(event)]):
+            return await pool.ask(event, body, is_socket=is_socket)
+
+    async def fetch(
+        self,
+        function: str | FunctionPool,
+        event: frames.FetchEvent,
+        body: AsyncIterator[bytes] | None = None,
+        *,
+        is_socket: bool = False,
+    ) -> Response:
+        """Send a request to a function. With `is_socket` the body is a WebSocket's messages, and so is the stream of a response with the status 101.
+        Raises as `ask` does."""
+        if body is not None:
+            options = {**event.options, "websocket": self.limits.socket_message_bytes} if is_socket else event.options
+            event = replace(event, streamed=True, options=options)
+        result = await self.ask(function, event, body, is_socket=is_socket)
+        try:
+            response = _response_of(result)
+            if response.status == 101 and not (is_socket and response.stream is not None):
+                raise Failure("the function switched protocols, and nobody asked for it", code="wrong_type")
+        except Failure:
+            if result.body is not None:
+                await result.body.aclose()
+            raise
+        return response
+
+    async def static(self, pool: FunctionPool, event: frames.FetchEvent) -> Response | None:
+        """Return what a file of the version answers without it; None: the function is to be asked."""
+        bindings = pool.bindings
+        found = None if bindings is None else await bindings.static(event.method, event.url, event.headers)
+        if found is None:
+            return None
+        value, stream = (found.value, found.body) if isinstance(found, StreamingReply) else (found, None)
+        return Response(value["status"], checked_headers(value["headers"]), value.get("body", b""), stream)
+
+    async def _answer_subrequest(self, pool: FunctionPool, frame: frames.Request | Dial, body: Inbound | None) -> Any:
+        """Answer what an isolate of this version asks for."""
+        if isinstance(frame, (frames.FetchEvent, Dial)) and not pool.manifest.has_egress:
+            raise Failure("this function was loaded without access to the network", code="egress_denied", status=403)
+        if isinstance(frame, Dial):
+            return await self._egress.dial(frame)
+        if isinstance(frame, frames.FetchEvent):
+            return await self._egress.fetch(frame, body)
+        if not isinstance(frame, frames.BindingCall):
+            raise Failure("an isolate cannot ask for this", code="unsupported", status=400)
+        if pool.bindings is None:
+            raise Failure(f"the binding {frame.binding!r} is not served here", code="no_binding", status=501)
+        return await pool.bindings.answer(frame, body)
+
+    def _start(self, pool: FunctionPool) -> None:
+        """Consume a version's queues and run its clock. Raises Failure."""
+        if pool.bindings is not None:
+            pool.bindings.start(partial(self.ask, pool))
+
+    async def _watch(self) -> None:
+        while True:
+            is_busy = False
+            for pool in tuple(self.pools.values()):
+                is_busy = self._look(pool) or is_busy
+            self._zygote_budget.trim(self.pools.values())
+            if not is_busy:
+                self._requested.clear()
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(IDLE_S):
+                        await self._requested.wait()
+            await asyncio.sleep(WATCH_S)
+
+    def _look(self, pool: FunctionPool) -> bool:
+        """Look at one function. Returns whether it has work. An error is logged once and does not end the watch over the others."""
+        try:
+            is_busy = pool.isolates.watch()
+            self._tell_cpu(pool)
+        except Exception:
+            if pool not in self._unwatched:
+                log.exception("%s: its limits cannot be watched", pool.manifest.name)
+            self._unwatched.add(pool)
+            return True
+        return is_busy
+
+    def _tell_cpu(self, pool: FunctionPool) -> None:
+        if spent_s := pool.isolates.spent_cpu_s():
+            self._on_cpu(pool.manifest.name, spent_s)
+
+    async def _end(self, pool: FunctionPool) -> None:
+        loop = asyncio.get_running_loop()
+        ends_at = loop.time() + pool.factory.limits.wall_s
+        try:
+            pool.isolates.close_sockets()
+            while pool.is_at_work and loop.time() < ends_at:
+                pool.isolates.watch()
+                await asyncio.sleep(WATCH_S)
+        finally:
+            versions = self._versions[pool.manifest.name]
+            versions.remove(pool)
+            if not versions:
+                del self._versions[pool.manifest.name]
+            await pool.close()
+            self._tell_cpu(pool)
+
+    async def _close_all(self) -> None:
+        ending = tuple(self._tasks)
+        for task in ending:
+            task.cancel()
+        await asyncio.gather(*ending, return_exceptions=True)
+        while self.pools:
+            _, pool = self.pools.popitem()
+            await pool.close()
+            self._tell_cpu(pool)
+        await asyncio.gather(*tuple(self._tasks), return_exceptions=True)
+
+    def _keep(self, work: Any) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def _response_of(result: ExchangeResult) -> Response:
+    """Check a response that comes from an isolate. Raises Failure."""
+    value = result.value
+    try:
+        status, headers, body = value["status"], value["headers"], value.get("body", b"")
+        pairs = checked_headers(headers)
+        if not isinstance(status, int) or not (status == 101 or 200 <= status <= 599) or not isinstance(body, bytes):
+            raise TypeError
+    except (TypeError, KeyError, ValueError, AttributeError):
+        raise Failure("the function's response cannot be read", code="wrong_type") from None
+    return Response(status, pairs, body, result.body)

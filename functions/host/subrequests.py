@@ -1,0 +1,69 @@
+"""What a function asks of the runtime, calls of bindings and fetches, counted against the request on whose behalf they are made."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any, NamedTuple
+
+from pilotlight.functions.channel import Failure, Inbound, StreamingReply, frames
+from pilotlight.functions.host.isolates.isolate_work import IsolateWork
+from pilotlight.wire.tracing import CURRENT, Parent
+
+OUTSIDE = -1  # the request of what belongs to none
+OUTSIDE_S = 1.0  # in which an isolate without an open request may make as many subrequests as a request: its WebSockets may be open for hours
+
+
+class Dial(NamedTuple):
+    """A wish for a TCP connection, which gives a connected socket; or, without `connects`, for the addresses of a name. It crosses no channel."""
+
+    host: str
+    port: int
+    within: int = OUTSIDE
+    connects: bool = True
+
+
+SubrequestHandler = Callable[[frames.Request | Dial, Inbound | None], Awaitable[Any]]
+
+
+class Subrequests:
+    def __init__(self, handler: SubrequestHandler, limit: int, work: IsolateWork) -> None:
+        """`limit`: subrequests of one request."""
+        self._handler = handler
+        self._limit = limit
+        self._work = work
+        self._counts: dict[int, int] = {}  # by request
+        self._parents: dict[int, Parent] = {}  # of spans, by request; none where nothing is traced
+        self._outside_since = 0.0
+
+    async def answer(self, frame: frames.Request, body: Inbound | None) -> Any:
+        """Answer a subrequest. Raises Failure."""
+        within = getattr(frame, "within", OUTSIDE)
+        self._count(within)
+        CURRENT.set(self._parents.get(within, {}))  # each is answered in a task of its own
+        answer = await self._handler(frame, body)
+        if isinstance(answer, StreamingReply) or not isinstance(answer, tuple):
+            return answer
+        return StreamingReply(*answer)
+
+    async def dial(self, wanted: Dial) -> Any:
+        """Connect, or resolve, for the function. Raises Failure and OSError."""
+        self._count(wanted.within)
+        return await self._handler(wanted, None)
+
+    def begin(self, id: int) -> None:
+        """Note whose work a request's subrequests are a part of."""
+        if parent := CURRENT.get():
+            self._parents[id] = parent
+
+    def forget(self, id: int) -> None:
+        self._counts.pop(id, None)
+        self._parents.pop(id, None)
+
+    def _count(self, within: int) -> None:
+        if within not in self._work.requests:  # what works on behind its response, and what only says so
+            within = next(iter(self._work.requests), OUTSIDE)
+            if within == OUTSIDE and (now := asyncio.get_running_loop().time()) - self._outside_since > OUTSIDE_S:
+                self._outside_since, self._counts[OUTSIDE] = now, 0
+        count = self._counts[within] = self._counts.get(within, 0) + 1
+        if count > self._limit:
+            sentence = f"this request has made {self._limit} subrequests, which is the limit"
+            raise Failure(sentence, code="too_many_subrequests", status=429)

@@ -1,0 +1,38 @@
+"""Requests that wait for an isolate to be free: how many may, and what wakes them."""
+
+import asyncio
+
+from pilotlight.functions.channel import Failure
+from pilotlight.functions.host.faults import Fault
+
+
+class Waiters:
+    def __init__(self, function: str, most: int) -> None:
+        self.count = 0
+        self.is_closed = False
+        self._function = function
+        self._most = most
+        self._freed = asyncio.Event()
+
+    async def wait(self, most_s: float | None = None) -> None:
+        """Wait until something has changed, or for so long. Raises Failure where as many wait already as may, and Fault once it is closed."""
+        if self.is_closed:
+            raise Fault(f"the function {self._function!r} is being replaced", code="closing")
+        if self.count >= self._most:
+            raise Failure(f"all isolates of {self._function!r} are busy", code="overloaded", status=503)
+        self.count += 1
+        self._freed.clear()
+        try:
+            async with asyncio.timeout(most_s):
+                await self._freed.wait()
+        except TimeoutError:
+            return
+        finally:
+            self.count -= 1
+
+    def close(self) -> None:
+        """Let nobody begin to wait."""
+        self.is_closed = True
+
+    def notify(self) -> None:
+        self._freed.set()

@@ -1,0 +1,1 @@
+"""Zygotes: processes that have imported and wait to be forked."""

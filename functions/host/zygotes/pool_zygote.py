@@ -1,0 +1,119 @@
+"""The zygote of one version of a function: made when it is first wanted, watched, and kept for a while when the function sleeps."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from pilotlight.functions.host.confinement.tiers import Confinement
+from pilotlight.functions.host.confinement.user_ids import FunctionUser
+from pilotlight.functions.host.dependencies.imports import imports_of
+from pilotlight.functions.host.isolates.scratch import Scratch
+from pilotlight.functions.host.limits import FunctionLimits
+from pilotlight.functions.host.logs import FunctionLog
+from pilotlight.functions.host.packages import Packages
+from pilotlight.functions.host.zygotes.zygote_client import FunctionZygote, ZygoteFactory
+from pilotlight.functions.manifest import Manifest
+
+SETTLED_S = 3.0  # after which a function that sleeps has imported what it will
+
+
+@dataclass(frozen=True)
+class PoolContext:
+    """What the site gives to each function's pool."""
+
+    zygotes: ZygoteFactory
+    tier: int
+    user: FunctionUser
+    scratch: Path
+
+
+class PoolZygote:
+    def __init__(
+        self,
+        manifest: Manifest,
+        limits: FunctionLimits,
+        context: PoolContext,
+        packages: Packages,
+        scratch: Scratch,
+        new_log: Callable[[], FunctionLog],
+    ) -> None:
+        self.current: FunctionZygote | None = None
+        self.asleep_since: float | None = None  # with its zygote in memory
+        self.asleep_mib: int | None = (
+            None  # what that holds, once it has imported all; measured once: there may be thousands
+        )
+        self._manifest = manifest
+        self._limits = limits
+        self._context = context
+        self._packages = packages
+        self._scratch = scratch
+        self._new_log = new_log
+        self._imports: list[str] | None = None  # of its files, once they have been read
+        self._log: FunctionLog | None = None
+
+    @property
+    def is_alive(self) -> bool:
+        return self.current is not None and self.current.is_alive
+
+    async def read_imports(self) -> None:
+        """Read what the function imports in a thread, so that `get` need not."""
+        if self._imports is None:
+            self._imports = await asyncio.to_thread(imports_of, self._manifest)
+
+    def get(self) -> FunctionZygote:
+        """Return a living zygote, made if need be. Raises ZygoteError and OSError."""
+        if self.current is None or not self.current.is_alive:
+            self.current = self._create()
+        return self.current
+
+    def watch(self, *, is_asleep: bool) -> str:
+        """Look at the zygote once. Returns why it is to be ended; empty: it is not."""
+        now = asyncio.get_running_loop().time()
+        if not is_asleep or self.current is None:
+            self.asleep_since = self.asleep_mib = None
+        elif self.asleep_since is None:
+            self.asleep_since = now
+        elif self.asleep_mib is None and now - self.asleep_since > SETTLED_S:
+            self.asleep_mib = self.current.memory_mib
+        return "" if self.current is None else self.current.why_ended(self._limits, is_asleep=is_asleep)
+
+    def fail(self, why: str) -> None:
+        """End it, and with it all isolates, which may run what it runs."""
+        if self.current is not None:
+            self.current.fail(why)
+            self.current.close()
+            self.current = None
+
+    def close(self) -> None:
+        if self.current is not None:
+            self.current.close()
+            self.current = self.asleep_since = self.asleep_mib = None
+        if self._log is not None:
+            self._log.close()
+            self._log = None
+
+    def _create(self) -> FunctionZygote:
+        self.close()
+        context, limits = self._context, self._limits
+        if context.tier < 2:  # else it has a file system of its own
+            self._scratch.make()
+        confinement = Confinement(
+            tier=context.tier,
+            folder=str(self._manifest.directory),
+            layers=self._packages.layers,
+            scratch=str(self._scratch.path.resolve()),
+            uid=context.user.id,
+            memory_mib=limits.memory_mib,
+            disk_mib=limits.disk_mib,
+            open_files=limits.open_files,
+            threads=limits.threads,
+            isolates=limits.max_isolates,
+        )
+        self._log = self._new_log()
+        try:
+            if self._imports is None:
+                self._imports = imports_of(self._manifest)
+            return context.zygotes.create_zygote(confinement, self._imports, self._packages.layers, self._log.write_fd)
+        finally:
+            self._log.close_write_end()

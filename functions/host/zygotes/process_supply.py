@@ -1,0 +1,103 @@
+"""ProcessSupply: where the processes of a site's functions come from: the tier of isolation that this machine offers, zygotes, and the Pythons and
+packages that functions ask for.
+
+Use as `async with`. Tiers are tried at the start; below what the site file demands nothing is started.
+"""
+
+import tempfile
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+from pilotlight.functions.host.confinement.isolation import Isolation, IsolationTrial
+from pilotlight.functions.host.confinement.user_ids import FunctionUser, UserIds
+from pilotlight.functions.host.dependencies.interpreters import OWN, Interpreters, InterpreterZygote
+from pilotlight.functions.host.dependencies.layers import LayerBudget, Layers, requirements_of
+from pilotlight.functions.host.zygotes.pool_zygote import PoolContext
+from pilotlight.functions.host.zygotes.site_zygote import SiteZygote
+from pilotlight.functions.host.zygotes.zygote_client import ZygoteFactory
+from pilotlight.functions.manifest import Manifest
+from pilotlight.support import background
+
+
+class Provision(NamedTuple):
+    """What a pool is made with."""
+
+    context: PoolContext
+    install: Callable[[], Awaitable[Path | None]] | None  # before it runs; gives the layer of what it depends on
+    takes_long: bool  # to have its first process, which no request should wait for
+    use: Callable[[], None]  # notes that it is served
+    release: Callable[[], None]  # notes that it has ended
+
+
+class ProcessSupply:
+    def __init__(
+        self, tiers: tuple[int, int], oci_runtime: str | None, state_dir: Path | None, layer_budget: LayerBudget
+    ) -> None:
+        """`tiers`: the least that will do, and the most that is tried."""
+        self.isolation = Isolation(0, "not tried yet")
+        self._tiers = tiers
+        self._oci_runtime = oci_runtime
+        self._state_dir = state_dir
+        self._layers = Layers(Path(), layer_budget)
+        self._user_ids = UserIds()
+        self._zygote = SiteZygote()
+        self._zygotes: ZygoteFactory = self._zygote
+        self._interpreters = Interpreters(self._zygote, self._layers)
+        self._stack = AsyncExitStack()
+
+    async def __aenter__(self) -> "ProcessSupply":
+        """Raises IsolationError."""
+        async with AsyncExitStack() as stack:
+            if self._state_dir is None:
+                self._state_dir = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="pilotlight-functions-")))
+                self._state_dir.chmod(0o755)
+            self._layers.keep_in(self._state_dir / "layers")
+            stack.push_async_callback(self._layers.close)
+            self._zygote.start()
+            stack.callback(self._zygote.stop)
+            stack.callback(self._interpreters.stop)
+            stack.callback(self._user_ids.close)
+            trial = IsolationTrial(
+                self._zygote, FunctionUser(self._user_ids), self._oci_runtime, self._state_dir, stack
+            )
+            self.isolation, self._zygotes = await trial.best(*self._tiers)
+            await stack.enter_async_context(background.running(self._layers.keep_pruned, "deleting unused packages"))
+            self._stack = stack.pop_all()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._stack.aclose()
+
+    def provide(self, pool: str, manifest: Manifest, layers: tuple[Path, ...]) -> Provision:
+        """`layers`: directories with a function's packages; without them, what it asks for is installed. Raises ManifestError. What it gives is of
+        this one pool, also where another of its name is still at work."""
+        assert self._state_dir is not None
+        requirements = () if layers else requirements_of(manifest.directory)
+        is_contained = self.isolation.tier == 3
+        other = None if layers or is_contained else self._interpreters.wanted_by(pool, manifest.directory)
+        context = PoolContext(
+            other or self._zygotes, self.isolation.tier, FunctionUser(self._user_ids), self._state_dir / "scratch"
+        )
+        user = object()
+        install = partial(self._install, user, requirements, other) if requirements or other else None
+
+        def use() -> None:
+            if requirements:
+                self._layers.use(user, requirements, OWN if other is None else other.python)
+
+        release = partial(self._layers.release, user)
+        return Provision(context, install, bool(layers or install or is_contained), use, release)
+
+    async def _install(
+        self, user: object, requirements: tuple[str, ...], other: InterpreterZygote | None
+    ) -> Path | None:
+        """Start the Python that a function asks for, and install what it depends on for that one. Raises LayerError."""
+        python = OWN if other is None else await other.start()
+        if not requirements:
+            return None
+        if self._layers.is_used_by(user):
+            self._layers.use(user, requirements, python)  # it may be another than was wanted
+        return await self._layers.get(requirements, python)

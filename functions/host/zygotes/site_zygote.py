@@ -1,0 +1,91 @@
+"""SiteZygote: the process from which all functions' zygotes of one Python come, the site's own or another's. Started here, and asked for them."""
+
+import importlib.util
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+from pilotlight.functions.host.confinement.tiers import Confinement
+from pilotlight.functions.host.isolates.processes import memory_mib
+from pilotlight.functions.host.zygotes.control_messages import CreateZygote
+from pilotlight.functions.host.zygotes.zygote_client import FunctionZygote, ZygoteConnection
+
+ROOT = Path(__file__).parents[4]
+SDK = Path(__file__).parents[2] / "sdk"
+
+
+class SiteZygote:
+    """A zygote from which all others of one Python come: the site's own, or another's."""
+
+    def __init__(self, python: str = sys.executable, libraries: Path | None = None) -> None:
+        """`libraries`: where another Python finds what it needs of ours beside the standard library."""
+        self._python = python
+        self._libraries = libraries
+        self._process: subprocess.Popen[bytes] | None = None
+        self._connection: ZygoteConnection | None = None
+        self._memory_mib = 0
+
+    def start(self) -> None:
+        """Start the process. It imports what functions need for a fraction of a second; commands wait for it."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        paths = [str(SDK), str(ROOT), str(self._libraries or _own_libraries())]
+        script = (
+            f"import sys; sys.path += {paths!r}; import brokered_sockets; brokered_sockets.install(); "
+            f"from pilotlight.functions.host.zygotes.zygote_main import main; main({theirs.fileno()})"
+        )
+        with theirs:
+            self._process = subprocess.Popen(
+                [self._python, "-I", "-S", "-X", "utf8", "-c", script],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                env={"LANG": "C.UTF-8", "MALLOC_ARENA_MAX": "2", "TZ": os.environ.get("TZ", "UTC"), **authorities()},
+                process_group=0,
+            )
+        process = self._process
+        self._connection = ZygoteConnection(ours, lambda: process.pid, lambda why: None)
+
+    def create_zygote(
+        self, limits: Confinement, imports: list[str], sys_path: list[str], log_fd: int
+    ) -> FunctionZygote:
+        if self._connection is None or self._connection.closed:
+            self.stop()
+            self.start()
+        assert self._connection is not None
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            child = self._connection.ask(
+                lambda id: CreateZygote(id, limits, imports, sys_path), [theirs.fileno(), log_fd]
+            )
+        return FunctionZygote(child, ours, self._settled_mib)
+
+    def _settled_mib(self) -> int:
+        """Return the memory that its children share with it. Asked only once a child of it is there, and then it has imported all that it will."""
+        if self._memory_mib == 0 and self._process is not None:
+            self._memory_mib = memory_mib(self._process.pid)
+        return self._memory_mib
+
+    def stop(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+        if self._process is not None:
+            try:
+                self._process.wait(2.0)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+            self._process = None
+
+
+def _own_libraries() -> Path:
+    spec = importlib.util.find_spec("msgspec")
+    assert spec is not None
+    assert spec.origin is not None
+    return Path(spec.origin).parents[1]
+
+
+def authorities() -> dict[str, str]:
+    """Return the environment by which functions trust whom the site itself was told to trust: `ssl` reads the first two, requests the third."""
+    told = {name: os.environ[name] for name in ("SSL_CERT_FILE", "SSL_CERT_DIR") if name in os.environ}
+    return {**told, "REQUESTS_CA_BUNDLE": told["SSL_CERT_FILE"]} if "SSL_CERT_FILE" in told else told

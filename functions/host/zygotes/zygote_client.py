@@ -1,0 +1,372 @@
+"""The runtime's end of the zygotes: ask one for processes, hear of their deaths. The site's own is started by site_zygote.py.
+
+What a function's zygote says is not believed: it has run an author's imports. A pidfd from it counts only when it names a new child of its own, a
+death only when the process is dead; who says anything else is ended. From tier 2 on it asks for each of its forks, and gets one for each order. When
+the runtime dies the sockets close, and every process here ends with them.
+"""
+
+import asyncio
+import os
+import signal
+import socket
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Protocol
+
+import msgspec
+
+from pilotlight.functions.host.confinement import system
+from pilotlight.functions.host.confinement.tiers import Confinement
+from pilotlight.functions.host.isolates.priority import PriorityClass, apply_priority, cpu_s
+from pilotlight.functions.host.isolates.processes import descendants, has_ended, memory_mib, parent_of, pid_of
+from pilotlight.functions.host.limits import FunctionLimits
+from pilotlight.functions.host.zygotes.control_messages import (
+    MAX_MESSAGE_BYTES,
+    Boot,
+    Command,
+    Confined,
+    Died,
+    Failed,
+    ForkIsolate,
+    Imported,
+    Started,
+    report_decoder,
+)
+
+AGAIN_S = 0.002
+COPIED_MIB = 3  # of the pages that a zygote shares with the site's, what it has written to
+FORK_TIMEOUT_S = 10.0  # for a process to be there
+FORK_CPU_S = 0.05  # that a fork, and the news of a death, may cost a zygote; measured: 0.01
+BESIDE_SHARE = 0.01  # of a core, for threads that packages keep
+LOOK_S = 0.5  # between two looks at what a zygote does
+SELDOM_S = 5.0  # the same while its function sleeps: there may be thousands
+MAX_DENIED = 64  # forks that were not ordered: some packages try a few when they are imported, and go on without
+READ_AT_ONCE = 64  # messages, while others wait
+FORGED = "its packages forged what its zygote says"
+
+
+class ZygoteError(Exception):
+    """A process cannot be made; the message says why."""
+
+
+class ProtocolViolation(Exception):
+    """A zygote reports what cannot be."""
+
+
+class ChildProcess:
+    """A process that a zygote made. `died` is set with its end."""
+
+    def __init__(self) -> None:
+        self.pidfd = -1
+        self.pid = 0  # as this process sees it
+        self.died: asyncio.Future[Died | None] = asyncio.get_running_loop().create_future()
+        self.started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def signal(self, number: int) -> None:
+        if self.pidfd >= 0:
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self.pidfd, number)
+
+    def kill(self) -> None:
+        self.signal(signal.SIGKILL)
+
+    def set_priority(self, priority_class: PriorityClass) -> None:
+        if self.pid > 0:  # 0, one that was never started, would be this process
+            apply_priority(self.pid, priority_class)
+
+    def cpu_s(self) -> float:
+        """CPU seconds used so far."""
+        try:
+            return cpu_s(self.pid) if self.pidfd >= 0 else 0.0
+        except OSError:
+            return 0.0
+
+    def memory_mib(self) -> int:
+        return memory_mib(self.pid)
+
+    def ended(self, report: Died | None) -> None:
+        if not self.died.done():
+            self.died.set_result(report)
+        if not self.started.done():
+            self.started.set_exception(ZygoteError("it ended before it was there"))
+            self.started.exception()  # perhaps nobody asks
+        if self.pidfd >= 0:
+            os.close(self.pidfd)
+            self.pidfd = -1
+
+
+class ZygoteConnection:
+    """One zygote's socket."""
+
+    def __init__(self, control: socket.socket, parent_pid: Callable[[], int], on_failed: Callable[[str], None]) -> None:
+        self._control = control
+        self._parent_pid = parent_pid
+        self._on_failed = on_failed
+        self._children: dict[int, ChildProcess] = {}
+        self._unverified: set[int] = set()  # children whose start is handled again, once their parent is known
+        self._next_id = 0
+        self.num_settled = 0  # of the commands
+        self.num_forks = 0  # that were allowed
+        self._listener = -1  # of the forks
+        self._num_denied = 0
+        self.is_confined = self.is_imported = False
+        self.closed = False
+        control.setblocking(False)
+        asyncio.get_running_loop().add_reader(control.fileno(), self._read)
+
+    def ask(self, command: Callable[[int], Command], fds: list[int]) -> ChildProcess:
+        """Ask for a process. Returns before it is there: what is written to its sockets waits for it. Raises ZygoteError."""
+        if self.closed:
+            raise ZygoteError("the zygote is gone")
+        self._next_id += 1
+        data = msgspec.msgpack.encode(command(self._next_id))
+        if len(data) > MAX_MESSAGE_BYTES:
+            raise ZygoteError(f"vars and options of bindings have {len(data)} bytes, of at most {MAX_MESSAGE_BYTES}")
+        try:
+            socket.send_fds(self._control, [data], fds)
+        except OSError as error:
+            self.close()
+            raise ZygoteError(f"the zygote takes no commands: {error.strerror}") from None
+        child = self._children[self._next_id] = ChildProcess()
+        return child
+
+    def close(self) -> None:
+        if self.closed:
+            return
+        self.closed = True
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(self._control.fileno())
+        self._control.close()
+        if self._listener >= 0:
+            loop.remove_reader(self._listener)
+            os.close(self._listener)
+            self._listener = -1
+        for child in self._children.values():
+            child.kill()
+            child.ended(None)
+        self._children.clear()
+
+    @property
+    def is_guarded(self) -> bool:
+        """Tell whether the zygote asks for its forks."""
+        return self._listener >= 0
+
+    @property
+    def is_settled(self) -> bool:
+        """Tell whether no command waits for its process."""
+        return self.num_settled == self._next_id
+
+    @property
+    def pids(self) -> set[int]:
+        return {child.pid for child in self._children.values()}
+
+    def _read(self) -> None:
+        for _ in range(READ_AT_ONCE):
+            if self.closed:
+                return
+            try:
+                data, fds, _, _ = socket.recv_fds(self._control, MAX_MESSAGE_BYTES, 4)
+            except BlockingIOError:
+                return
+            except OSError:
+                data, fds = b"", []
+            try:
+                if not data:
+                    return self.close()
+                self._handle_report(data, fds)
+            except (msgspec.ValidationError, msgspec.DecodeError, ProtocolViolation):
+                self._on_failed(FORGED)
+                return self.close()
+            finally:
+                for fd in fds:
+                    os.close(fd)
+
+    def _handle_report(self, data: bytes, fds: list[int]) -> None:
+        """Handle a report; a descriptor that is kept is taken out of `fds`. Raises ProtocolViolation."""
+        report = report_decoder.decode(data)
+        if isinstance(report, Confined):
+            if self.is_confined:
+                raise ProtocolViolation
+            self.is_confined = True
+            if fds:
+                self._listener = fds.pop(0)
+                asyncio.get_running_loop().add_reader(self._listener, self._on_fork_request)
+            return
+        if isinstance(report, Imported):
+            self.is_imported = True
+            return
+        if isinstance(report, Failed) and report.id < 0:
+            self._on_failed(report.why)
+            return
+        child = self._children.get(report.id)
+        if child is None or (not isinstance(report, Died) and (child.pidfd >= 0 or report.id in self._unverified)):
+            raise ProtocolViolation
+        if isinstance(report, Started):
+            if not fds:
+                raise ProtocolViolation
+            self.num_settled += 1
+            self._on_started(report.id, fds.pop(0))
+        elif isinstance(report, Failed):
+            self.num_settled += 1
+            del self._children[report.id]
+            if not child.started.done():
+                child.started.set_exception(ZygoteError(report.why))
+                child.started.exception()
+            child.ended(None)
+        else:
+            if not (report.id in self._unverified if child.pidfd < 0 else has_ended(child.pidfd)):
+                raise ProtocolViolation
+            del self._children[report.id]
+            child.ended(report)
+
+    def _on_started(self, id: int, pidfd: int) -> None:
+        """Note that a child is there. Raises ProtocolViolation."""
+        self._unverified.discard(id)
+        if self.closed or (child := self._children.get(id)) is None:  # dead by now
+            os.close(pidfd)
+        elif not self._parent_pid():  # the report of its own start is still to be read, from another socket
+            self._unverified.add(id)
+            asyncio.get_running_loop().call_later(AGAIN_S, self._on_started_late, id, pidfd)
+        else:
+            pid = pid_of(pidfd)
+            if parent_of(pid) not in (self._parent_pid(), None) or (pid > 0 and pid in self.pids):
+                os.close(pidfd)
+                raise ProtocolViolation
+            child.pidfd, child.pid = pidfd, pid
+            if not child.started.done():
+                child.started.set_result(None)
+
+    def _on_started_late(self, id: int, pidfd: int) -> None:
+        try:
+            self._on_started(id, pidfd)
+        except ProtocolViolation:
+            self._on_failed(FORGED)
+            self.close()
+
+    def _on_fork_request(self) -> None:
+        """Answer the zygote's wish to fork: once for each command, one after the other, when it has imported all."""
+        try:
+            question = system.asked(self._listener)
+        except OSError:
+            return
+        self._read()  # of the process before it may be told there
+        if self.closed:
+            return
+        is_allowed = self.is_imported and self.num_forks <= self.num_settled < self._next_id
+        if is_allowed:
+            self.num_forks = self.num_settled + 1
+        else:
+            self._num_denied += 1
+        system.answer(self._listener, question, is_allowed)
+        if self._num_denied > MAX_DENIED:
+            self._on_failed("its packages start processes again and again")
+            self.close()
+
+
+class FunctionZygote:
+    """One version of a function, confined, waiting to be forked."""
+
+    def __init__(self, child: ChildProcess, control: socket.socket, shared_mib: Callable[[], int] = lambda: 0) -> None:
+        """`shared_mib`: of what counts as its memory, what it has from the process that it was forked from."""
+        self._child = child
+        self._shared_mib = shared_mib
+        self.why_failed = ""
+        self._created_at = self._looked_at = self._settled_at = asyncio.get_running_loop().time()
+        self._imported_cpu_s: float | None = None  # used when it had imported all
+        self._priority = PriorityClass.NORMAL
+        self._connection = ZygoteConnection(control, lambda: child.pid, self.fail)
+
+    @property
+    def is_alive(self) -> bool:
+        return not self._connection.closed and not self.why_failed and not self._child.died.done()
+
+    @property
+    def memory_mib(self) -> int:
+        """Memory that ending it would free."""
+        if (all_mib := self._child.memory_mib()) == 0 or (shared_mib := self._shared_mib()) == 0:
+            return all_mib
+        return max(0, all_mib - shared_mib) + COPIED_MIB
+
+    async def started(self) -> None:
+        """Wait until it is there. Raises ZygoteError."""
+        await asyncio.shield(self._child.started)
+
+    def fork(self, boot: Boot, fds: list[int]) -> ChildProcess:
+        return self._connection.ask(lambda id: ForkIsolate(id, boot), fds)
+
+    def set_priority(self, priority_class: PriorityClass) -> None:
+        """Set the priority that its children start with."""
+        if priority_class is not self._priority and self._child.pid > 0:
+            self._priority = priority_class
+            self._child.set_priority(priority_class)
+
+    def why_ended(self, limits: FunctionLimits, *, is_asleep: bool) -> str:
+        """Return what imported code does beyond a function's limits, for which it is to be closed then. Empty: nothing, or it is not yet time to
+        look."""
+        now = asyncio.get_running_loop().time()
+        if now - self._looked_at < (SELDOM_S if is_asleep else LOOK_S) or not self.is_alive or self._child.pid <= 0:
+            return ""
+        self._looked_at = now
+        if self._connection.is_settled:
+            self._settled_at = now
+        cpu_s = (
+            self._child.cpu_s() - FORK_CPU_S * self._connection.num_settled - BESIDE_SHARE * (now - self._created_at)
+        )
+        if not self._connection.is_imported:
+            is_late = now - self._created_at > limits.start_s
+            return f"its packages were not imported within {limits.start_s:g} s" if is_late else ""
+        if self._imported_cpu_s is None:
+            self._imported_cpu_s = cpu_s
+        if cpu_s - self._imported_cpu_s > limits.cpu_ms / 1e3:
+            return f"its packages used more than {limits.cpu_ms} ms of CPU time beside its requests"
+        if now - self._settled_at > limits.start_s:
+            return f"its packages kept its isolates from starting for {limits.start_s:g} s"
+        if (memory_mib := self._child.memory_mib()) > limits.memory_mib:
+            return f"its packages used {memory_mib} MiB of memory, of at most {limits.memory_mib}"
+        if (
+            self._connection.is_settled
+            and self._connection.is_guarded
+            and descendants(self._child.pid) - self._connection.pids
+        ):
+            return "its packages started processes"
+        return ""
+
+    @property
+    def is_closed(self) -> bool:
+        return self._connection.closed
+
+    def close(self) -> None:
+        self._connection.close()
+        self._child.kill()
+
+    def fail(self, why: str) -> None:
+        self.why_failed = self.why_failed or why
+
+
+class ZygoteFactory(Protocol):
+    """What makes functions' zygotes."""
+
+    def create_zygote(
+        self, limits: Confinement, imports: list[str], sys_path: list[str], log_fd: int
+    ) -> FunctionZygote: ...
+
+
+async def try_tier(factory: ZygoteFactory, limits: Confinement) -> str:
+    """Try a tier. Returns why the machine does not offer it; empty where it does."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    try:
+        made = factory.create_zygote(limits, [], [], nowhere)
+    except ZygoteError as error:
+        return str(error)
+    finally:
+        os.close(nowhere)
+    try:
+        async with asyncio.timeout(FORK_TIMEOUT_S):
+            await made.started()
+            probe = made.fork(Boot("", [], []), [])  # it cannot run without descriptors: that it starts is enough
+            await asyncio.wait({probe.started})
+            return made.why_failed or ("" if probe.started.exception() is None else str(probe.started.exception()))
+    except (TimeoutError, ZygoteError) as error:
+        return made.why_failed or str(error) or "it takes too long"
+    finally:
+        made.close()

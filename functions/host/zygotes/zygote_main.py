@@ -1,0 +1,249 @@
+"""Zygotes: processes that have imported and wait to be forked.
+
+The site's zygote has the SDK imported and is trusted; it forks a zygote for each version of a function, which confines itself, imports what the
+function depends on, and forks the isolates. All of them speak the same small protocol with the runtime over a SOCK_SEQPACKET socket: a message
+with descriptors in it asks for a child, and the answer carries the child's pidfd. Started with `python -I -S`, so that nothing of the runtime's own
+packages can be imported.
+"""
+
+import array
+import gc
+import importlib
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+
+import brokered_sockets
+from pilotlight.functions.channel import current_request
+from pilotlight.functions.host.confinement import system, tiers
+from pilotlight.functions.host.isolates import isolate_main
+from pilotlight.functions.host.zygotes import prefork
+from pilotlight.functions.host.zygotes.control_messages import (
+    MAX_DESCRIPTORS,
+    MAX_MESSAGE_BYTES,
+    Command,
+    Confined,
+    CreateZygote,
+    Died,
+    Failed,
+    ForkIsolate,
+    Imported,
+    Report,
+    Started,
+    command_decoder,
+)
+
+OURS = ("pilotlight",)
+THREAD_STACK = 1 << 20  # the usual 8 MiB each would count as memory of the function
+
+
+def main(control_fd: int) -> None:
+    """Run the site's zygote."""
+    system.prctl(system.PR_SET_CHILD_SUBREAPER)
+    system.give_up_terminal()
+    _settle()
+    ForkServer(socket.socket(fileno=control_fd), _function_zygote).run()
+
+
+def contained(control_fd: int = 3) -> None:
+    """Run a function's zygote in a container of its own; what it is to be comes as the first message."""
+    for name in set(os.environ) - {"LANG", "MALLOC_ARENA_MAX", "TZ"}:
+        del os.environ[name]  # what the OCI runtime has put there
+    _settle()
+    control = socket.socket(fileno=control_fd)
+    command = command_decoder.decode(control.recv(MAX_MESSAGE_BYTES))
+    _function_zygote(command, [control.detach(), os.dup(1)])
+
+
+def _settle() -> None:
+    brokered_sockets.install_in_asyncio()
+    _import_for_all()
+    paths = tiers.interpreter()
+    sys.path[:] = [path for path in sys.path if path.startswith(sys.base_prefix)] + [paths[-1]]
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    sys.path_importer_cache.clear()
+    threading.stack_size(THREAD_STACK)
+    prefork.warm_up()
+    for name in [name for name in sys.modules if name.partition(".")[0] in OURS]:
+        del sys.modules[name]  # an author may have a module of that name
+
+
+def _import_for_all() -> None:
+    """Import what most functions want, once for all."""
+    for name in (
+        "asgi", "wsgi", "js", "pyodide.ffi", "pyodide.http", "workers", "workers.bindings", "workers.rpc",
+        "asyncio", "base64", "collections", "concurrent.futures.thread",
+        "contextlib", "copy",
+        "dataclasses", "datetime", "decimal", "email.message", "email.utils", "enum", "functools", "hashlib", "hmac", "html", "http", "inspect",
+        "io", "itertools", "json", "logging", "math", "pathlib", "random", "re", "secrets", "string", "struct", "textwrap", "time", "traceback",
+        "typing", "urllib.parse", "uuid", "zoneinfo", "encodings.idna", "encodings.latin_1", "sqlite3", "ssl", "stringprep", "tempfile", "zlib",
+    ):  # fmt: skip
+        with suppress(ImportError):  # a Python built without one of them
+            importlib.import_module(name)
+
+
+class ForkServer:
+    """A server that forks children on command, reports their deaths, and takes them all along when its socket closes."""
+
+    def __init__(self, control: socket.socket, child: Callable[[Any, list[int]], None]) -> None:
+        self._control = control
+        self._child = child
+        self._children: dict[int, tuple[int, int]] = {}  # by pidfd: process, the command's id
+        self._poll = select.poll()
+        self._poll.register(control, select.POLLIN)
+
+    def run(self) -> None:
+        gc.collect()
+        gc.freeze()  # a collection in a child would write to, and so copy, every page
+        while True:
+            for fd, _ in self._poll.poll():
+                if fd != self._control.fileno():
+                    self._reap(fd)
+                elif not self._handle_command():
+                    self._end()
+                    return
+
+    def _handle_command(self) -> bool:
+        try:
+            data, fds, _, _ = socket.recv_fds(self._control, MAX_MESSAGE_BYTES, MAX_DESCRIPTORS)
+        except ConnectionError:
+            return False
+        if not data:
+            return False
+        command = command_decoder.decode(data)
+        try:
+            flags = tiers.namespaces(command.limits) if isinstance(command, CreateZygote) else 0
+            pid = system.clone(flags)
+        except OSError as error:
+            self.send_report(Failed(command.id, str(error)))
+            pid = -1
+        if pid == 0:
+            self._be_child(command, fds)
+        for fd in fds:
+            os.close(fd)
+        if pid > 0:
+            pidfd = os.pidfd_open(pid)
+            self._children[pidfd] = pid, command.id
+            self._poll.register(pidfd, select.POLLIN)
+            self.send_report(Started(command.id), pidfd)
+        return True
+
+    def _be_child(self, command: Command, fds: list[int]) -> None:
+        """Run as the forked child. Never returns."""
+        status = 1
+        try:
+            os.setpgid(0, 0)  # no session of its own: see priority.py
+            _keep_only(fds)
+            self._child(command, fds)
+            status = 0
+        except BaseException as error:
+            with suppress(BaseException):
+                sys.stderr.write(f"{type(error).__name__}: {error}\n")
+        finally:
+            with suppress(BaseException):
+                sys.stdout.flush()
+                sys.stderr.flush()
+            os._exit(status)
+
+    def _reap(self, pidfd: int) -> None:
+        pid, id = self._children.pop(pidfd)
+        self._poll.unregister(pidfd)
+        os.close(pidfd)
+        _, status, usage = os.wait4(pid, 0)
+        self.send_report(Died(id, status, usage.ru_utime + usage.ru_stime, usage.ru_maxrss))
+        self._kill_orphans()
+
+    def _kill_orphans(self) -> None:
+        """Kill the processes that a dead child left behind, which are this one's children now."""
+        known = {pid for pid, _ in self._children.values()}
+        with suppress(ChildProcessError, OSError):
+            for pid in _children_of_this():
+                if pid not in known:
+                    os.kill(pid, signal.SIGKILL)
+                    os.waitpid(pid, 0)
+
+    def _end(self) -> None:
+        for pidfd in self._children:
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        for pid, _ in self._children.values():
+            with suppress(ChildProcessError):
+                os.waitpid(pid, 0)
+        self._kill_orphans()
+
+    def send_report(self, report: Report, fd: int | None = None) -> None:
+        send_report(self._control, report, fd)
+
+
+def send_report(control: socket.socket, report: Report, fd: int | None = None) -> None:
+    ancillary = [] if fd is None else [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))]
+    with suppress(OSError):  # the runtime is gone, and so are we at the next poll
+        control.sendmsg([msgspec.msgpack.encode(report)], ancillary)
+
+
+def _function_zygote(command: Command, fds: list[int]) -> None:
+    assert isinstance(command, CreateZygote)
+    control_fd, log = fds
+    control = socket.socket(fileno=control_fd)
+    _use_log(log)
+    try:
+        listener = tiers.confine(command.limits)
+    except OSError as error:
+        send_report(control, Failed(-1, f"this machine does not allow tier {command.limits.tier}: {error}"))
+        return
+    system.prctl(system.PR_SET_PDEATHSIG, signal.SIGKILL)  # after the change of user, which clears it
+    if command.limits.tier < 2:
+        system.prctl(system.PR_SET_CHILD_SUBREAPER)
+    send_report(control, Confined(), listener if listener >= 0 else None)
+    if listener >= 0:
+        os.close(listener)
+    path = list(sys.path)
+    sys.path[:0] = command.sys_path
+    for name in command.imports:
+        with suppress(BaseException):  # the isolate meets it again, and tells the author
+            importlib.import_module(name)
+    sys.path[:] = path
+    send_report(control, Imported())
+
+    def be_isolate(command: Command, fds: list[int]) -> None:
+        assert isinstance(command, ForkIsolate)
+        system.prctl(system.PR_SET_PDEATHSIG, signal.SIGKILL)
+        tiers.confine_copy(limits)
+        channel, log, trace, broker = fds
+        _use_log(log)
+        brokered_sockets.use(broker, current_request.get)
+        isolate_main.run(channel, trace, command.boot)
+
+    limits = command.limits
+    ForkServer(control, be_isolate).run()
+
+
+def _keep_only(fds: list[int]) -> None:
+    """Keep of the parent's descriptors these, as they are numbered, and nothing at standard input."""
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    last = 3
+    for fd in sorted(fds):
+        os.closerange(last, fd)
+        last = fd + 1
+    os.closerange(last, 1 << 20)
+
+
+def _use_log(log: int) -> None:
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)
+
+
+def _children_of_this() -> list[int]:
+    with open(f"/proc/self/task/{os.getpid()}/children") as file:
+        return [int(pid) for pid in file.read().split()]

@@ -1,0 +1,46 @@
+"""What functions are given of their site's models: Workers AI's inputs in, its results, errors and events out. A site implements it."""
+
+from collections.abc import AsyncIterator, Mapping
+from typing import Any, NamedTuple, Protocol
+
+from pilotlight.wire.hop.usage import ResourceUse
+
+
+class EventStream(Protocol):
+    """Server-sent events. Closing it, at any time, aborts the generation."""
+
+    @property
+    def use(self) -> ResourceUse:
+        """What has been used for all that it has given so far, at least."""
+
+    def __aiter__(self) -> AsyncIterator[bytes]: ...
+
+    async def __anext__(self) -> bytes: ...
+
+    async def aclose(self) -> None: ...
+
+
+class InferenceResponse(NamedTuple):
+    status: int
+    headers: list[tuple[str, str]]
+    body: bytes = b""  # JSON: the result, or Workers AI's envelope of errors where the status is 400 or above
+    events: EventStream | None = None  # in place of a body
+    use: ResourceUse = ResourceUse()  # of a body
+
+
+class Inference(Protocol):
+    def serves(self, model: str) -> bool:
+        """Tell whether this site has a model of this name, and so counts what it uses."""
+
+    def is_busy(self, model: str) -> bool:
+        """Tell whether a request for the model would have to wait or be refused."""
+
+    async def run(self, account: str, model: str, inputs: bytes, headers: Mapping[str, str]) -> InferenceResponse:
+        """Answer `inputs`, a JSON object, for the tenant of this account (and of the key in `headers`, if any). Cancelling it aborts the generation.
+        Refusals are responses too."""
+
+    def own_names(self, model: str) -> tuple[str, str]:
+        """Return a model's own name, and the name of the adapter that was asked for behind it; empty: none was."""
+
+    def models(self, search: str) -> list[dict[str, Any]]:
+        """The cards of all models whose name contains `search`."""

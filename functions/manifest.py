@@ -1,0 +1,374 @@
+"""A function's manifest: wrangler.toml, wrangler.jsonc or wrangler.json read into frozen values, with what `.dev.vars` or `.env` adds.
+
+`load_manifest` is the only reader. A misspelt key and a kind of binding that is not offered are refused with the nearest valid name. Keys that
+speak of somebody else's platform (routes, account_id, ...) are taken and kept by name in `ignored`. Knows files; refuses to know what is bound.
+"""
+
+import json
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from pilotlight.functions import cron, jsonc
+from pilotlight.functions.manifest_tables import (
+    AssetsTable,
+    ConsumerDeclaration,
+    ManifestSection,
+    Migration,
+    SimpleTable,
+    prune,
+)
+from pilotlight.sites.config import ConfigError, parse
+from pilotlight.sites.table import Table
+
+FILES = ("wrangler.jsonc", "wrangler.json", "wrangler.toml")
+DEV_VARS, DOT_ENV = ".dev.vars", ".env"
+WORKFLOW_PREFIX = "$workflow$"  # of the objects that a workflow's instances are; no class of Python's has such a name
+
+
+# What is kept on the site's disk. A rate limit is each site's own on the platform, too, and secrets are put where they are wanted.
+_KEPT = frozenset(("kv", "d1", "r2", "queue_producer", "durable_object", "workflow", "vectorize", "analytics_engine"))
+
+
+class ManifestError(ConfigError):
+    """The folder is no function; the message says which file, where, and what to change."""
+
+
+class MisfitError(ManifestError):
+    """The function does not go with the Durable Objects that it has here: their classes were renamed or deleted."""
+
+
+class BindingDeclaration(NamedTuple):
+    """`kind` is one of bindings/registry.py's, var, secret, or not_offered."""
+
+    kind: str
+    name: str  # as in `self.env.NAME`
+    options: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Manifest:
+    name: str
+    directory: Path
+    main: Path  # absolute
+    bindings: tuple[BindingDeclaration, ...] = ()
+    crons: tuple[str, ...] = ()
+    consumers: tuple[ConsumerDeclaration, ...] = ()
+    migrations: tuple[Migration, ...] = ()
+    assets: "ManifestAssets | None" = None
+    cpu_ms: int | None = None
+    subrequests: int | None = None
+    compatibility_date: str = ""
+    compatibility_flags: tuple[str, ...] = ()
+    model_aliases: Mapping[str, str] = field(default_factory=dict)  # what answers by these names in development
+    ignored: tuple[str, ...] = ()  # keys without an effect here
+    has_egress: bool = True  # a dynamic worker may be cut off from the world
+
+    @property
+    def keeps_data(self) -> bool:
+        """Tell whether two sites that served it would have different data, or both do what is to be done once."""
+        return bool(self.crons or self.consumers) or any(binding.kind in _KEPT for binding in self.bindings)
+
+    @property
+    def services(self) -> list[str]:
+        """Return the other functions that it calls, or has objects of."""
+        named = {binding.options.get("service") or binding.options.get("script_name") for binding in self.bindings}
+        return sorted(name for name in named if name and not name.startswith("@") and name != self.name)
+
+    @property
+    def notes(self) -> list[str]:
+        """What its author should hear of it, each a line: what has no effect, and what is not offered."""
+        lines = [f"{key} in the manifest has no effect here" for key in self.ignored if key != "$schema"]  # an editor's
+        return lines + [
+            f"{binding.name}: {binding.options['kind']} is not offered here; it fails when it is used"
+            for binding in self.bindings
+            if binding.kind == "not_offered"
+        ]
+
+
+class ManifestAssets(NamedTuple):
+    """Files that are answered without the function, where the path is none of `worker_first`."""
+
+    declaration: BindingDeclaration
+    worker_first: tuple[str, ...]  # patterns with *; one that begins with ! takes paths out again
+
+
+# What a published manifest may say about the platform it was written for; it means nothing here.
+_FOREIGN = """
+    $schema account_id alias base_dir build cache cloudchamber containers define dev env_vars
+    find_additional_modules first_party_worker jsx_factory jsx_fragment keep_names keep_vars legacy_env logfwdr
+    logpush minify no_bundle observability pages_build_output_dir placement preserve_file_names
+    preview_urls python_modules route routes rules secrets send_metrics site tail_consumers topology tsconfig
+    upload_source_maps usage_model userconfigpath workers_dev zone_id
+"""
+_UNKNOWN_BINDINGS = """
+    browser dispatch_namespaces images mtls_certificates pipelines send_email text_blobs vpc_services wasm_modules
+"""
+MAX_BYTES = 128 << 10  # of a manifest or a pyproject.toml
+_MOST_PARTS = 32
+# A key of 8,000 parts, 16 KB, takes tomllib six seconds, and the time grows with the square. Each part is tried from its beginning alone.
+_PART = r"""(?:[A-Za-z0-9_-]+|"[^"\n]*"|'[^'\n]*')"""
+_DEEP_KEY = re.compile(rf"(?<![A-Za-z0-9_-]){_PART}(?:[ \t]*\.[ \t]*{_PART}){{{_MOST_PARTS}}}")
+IGNORED, NOT_OFFERED = frozenset(_FOREIGN.split()), frozenset(_UNKNOWN_BINDINGS.split())
+
+
+def load_manifest(directory: Path, environment: str | None = None) -> Manifest:
+    """Load the manifest of a folder, or of one of its `[env.NAME]` sections. Raises ManifestError."""
+    path = manifest_file(directory)
+    values = _read(path)
+    sections = values.pop("env", {})
+    top, ignored, not_offered = _section(values, str(path))
+    chosen, name = top, top.name
+    if not isinstance(sections, dict):
+        raise ManifestError(f"{path}: env must be a table of tables")
+    named = {key: _section(section, f"{path}: env.{key}") for key, section in sections.items()}
+    if environment is not None:
+        if environment not in named:
+            raise ManifestError(f"{path}: there is no [env.{environment}]; there is: {', '.join(named) or 'none'}")
+        chosen, more, not_offered = named[environment]
+        ignored += more
+        name = chosen.name or (f"{top.name}-{environment}" if top.name else None)
+        # https://developers.cloudflare.com/workers/wrangler/configuration: these are inherited, bindings and vars are not
+        inherited = ("main", "migrations", "compatibility_date", "compatibility_flags", "triggers", "limits", "assets")
+        chosen = msgspec.structs.replace(
+            chosen, **{key: getattr(top, key) for key in inherited if not getattr(chosen, key)}
+        )
+    manifest = _manifest(chosen, not_offered, name or directory.resolve().name.lower(), directory.resolve(), path)
+    manifest = replace(manifest, ignored=tuple(sorted(ignored)))
+    return _with_dev_vars(manifest, environment)
+
+
+def manifest_file(directory: Path) -> Path:
+    for name in FILES:
+        if (directory / name).is_file():
+            return directory / name
+    raise ManifestError(f"{directory}: there is no {' or '.join(FILES)}; `pilotlight init` writes one")
+
+
+def parse_dev_vars(text: str, origin: str) -> dict[str, str]:
+    """NAME=value lines: quotes, comments and `export` as dotenv files have them."""
+    values: dict[str, str] = {}
+    for number, raw in enumerate(text.splitlines(), 1):
+        line = raw.strip().removeprefix("export ").strip()
+        if not line or line.startswith("#"):
+            continue
+        name, equals, value = line.partition("=")
+        name, value = name.strip(), value.strip()
+        if not equals or not name.isidentifier():
+            raise ManifestError(f"{origin}: line {number} is not NAME=value")
+        if value[:1] in ("'", '"', "`") and value[-1:] == value[:1] and len(value) > 1:
+            escaped = value[0] == '"'
+            value = value[1:-1]
+            value = value.replace("\\n", "\n").replace('\\"', '"') if escaped else value
+        else:
+            value = value.split(" #")[0].rstrip()
+        values[name] = value
+    return values
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Read a TOML file of a stranger's. Raises ManifestError for one that would take long, OSError, UnicodeDecodeError, RecursionError and
+    tomllib.TOMLDecodeError."""
+    text = _small_text(path)
+    if _DEEP_KEY.search(text):
+        raise ManifestError(f"{path}: has a key of more than {_MOST_PARTS} parts; nothing here has such keys")
+    return tomllib.loads(text)
+
+
+def _small_text(path: Path) -> str:
+    with path.open("rb") as file:
+        content = file.read(MAX_BYTES + 1)
+    if len(content) > MAX_BYTES:
+        raise ManifestError(f"{path}: has more than {MAX_BYTES >> 10} KiB; keep large values in files or bindings")
+    return content.decode("utf-8-sig")  # editors of Windows begin a file with a mark
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        values = read_toml(path) if path.suffix == ".toml" else jsonc.loads(_small_text(path))
+    except tomllib.TOMLDecodeError as error:
+        raise ManifestError(f"{path}: not valid TOML: {error}") from None
+    except json.JSONDecodeError as error:
+        raise ManifestError(f"{path}: not valid JSON: {error}") from None
+    except (OSError, UnicodeDecodeError, RecursionError) as error:
+        raise ManifestError(f"{path}: cannot be read: {error}") from None
+    if not isinstance(values, dict):
+        raise ManifestError(f"{path}: must be an object")
+    return values
+
+
+class _ReadSection(NamedTuple):
+    section: ManifestSection
+    ignored: list[str]
+    not_offered: tuple[BindingDeclaration, ...]
+
+
+def _section(values: Any, origin: str) -> _ReadSection:
+    if not isinstance(values, dict):
+        raise ManifestError(f"{origin}: must be a table")
+    ignored = [key for key in values if key in IGNORED]
+    not_offered = tuple(each for key in values if key in NOT_OFFERED for each in _not_offered(key, values[key]))
+    wanted = {key: value for key, value in values.items() if key not in IGNORED | NOT_OFFERED}
+    unknown = prune(wanted, ManifestSection)
+    ignored += unknown
+    try:
+        return _ReadSection(parse(ManifestSection, wanted, origin), ignored, not_offered)
+    except ManifestError:
+        raise
+    except ConfigError as error:
+        hint = f"; unknown keys: {', '.join(unknown)}" if unknown else ""
+        if str(error).endswith("must be an array, not a table"):
+            hint = "; each of its tables begins with [[...]]" + hint
+        raise ManifestError(f"{error}{hint}") from None
+
+
+def _not_offered(kind: str, value: Any) -> Iterator[BindingDeclaration]:
+    """Bindings that fail when they are used, and only then."""
+    for table in value if isinstance(value, list) else [value]:
+        if isinstance(table, dict):
+            named = table.get("binding") or table.get("name")
+            for name in [named] if named else table:
+                yield BindingDeclaration("not_offered", str(name), {"kind": kind})
+
+
+def _manifest(
+    section: ManifestSection, not_offered: tuple[BindingDeclaration, ...], name: str, directory: Path, path: Path
+) -> Manifest:
+    if section.main is None:
+        raise ManifestError(f'{path}: main is missing; it names the Python file, such as main = "src/entry.py"')
+    main = (directory / section.main).resolve()
+    if not main.is_relative_to(directory):
+        raise ManifestError(f"{path}: main leads out of the function's folder: {section.main!r}")
+    if main.suffix != ".py":
+        raise ManifestError(f"{path}: main must be a Python file; {section.main!r} is none")
+    if not main.is_file():
+        raise ManifestError(f"{path}: main names {section.main!r}, which does not exist")
+    bindings = (*_bindings(section, directory, path), *not_offered)
+    seen: set[str] = set()
+    for binding in bindings:
+        if binding.name in seen:
+            raise ManifestError(f"{path}: the binding name {binding.name!r} is used twice")
+        seen.add(binding.name)
+    crons = section.triggers.crons if section.triggers else ()
+    for expression in crons:
+        try:
+            cron.parse(expression)
+        except cron.CronError as error:
+            raise ManifestError(f"{path}: triggers.crons: {error}") from None
+    return Manifest(
+        name,
+        directory,
+        main,
+        bindings,
+        crons=crons,
+        consumers=section.queues.consumers,
+        migrations=section.migrations,
+        assets=_assets(section.assets, directory, path) if section.assets is not None else None,
+        cpu_ms=section.limits.cpu_ms if section.limits else None,
+        subrequests=section.limits.subrequests if section.limits else None,
+        compatibility_date=section.compatibility_date or "",
+        compatibility_flags=section.compatibility_flags or (),
+        model_aliases=section.ai.aliases if section.ai is not None else {},
+    )
+
+
+def _bindings(section: ManifestSection, directory: Path, path: Path) -> Iterator[BindingDeclaration]:
+    for name, value in section.vars.items():
+        yield BindingDeclaration("var", name, {"value": value})
+    if section.ai is not None:
+        yield BindingDeclaration("ai", section.ai.binding, {})
+    named: list[tuple[str, tuple[Any, ...]]] = [
+        ("kv", section.kv_namespaces), ("d1", section.d1_databases), ("r2", section.r2_buckets),
+        ("queue_producer", section.queues.producers), ("service", section.services),
+        ("secrets_store", section.secrets_store_secrets), ("analytics_engine", section.analytics_engine_datasets),
+        ("vectorize", section.vectorize), ("hyperdrive", section.hyperdrive), ("worker_loader", section.worker_loaders),
+    ]  # fmt: skip
+    for kind, tables in named:
+        for table in tables:
+            options = _options(table, "binding", "remote")
+            yield BindingDeclaration(kind, table.binding, _of_environment(options, "service", path))
+    if section.version_metadata is not None:
+        yield BindingDeclaration("version_metadata", section.version_metadata.binding, {})
+    for workflow in section.workflows:
+        options = {"name": workflow.name, "script_name": workflow.script_name}
+        yield BindingDeclaration(
+            "workflow", workflow.binding, {**options, "class_name": WORKFLOW_PREFIX + workflow.class_name}
+        )
+    for durable in section.durable_objects.bindings:
+        options = _of_environment(_options(durable, "name"), "script_name", path)
+        yield BindingDeclaration("durable_object", durable.name, options)
+    for limit in section.ratelimits:
+        yield _rate_limit(limit.name, limit.namespace_id, limit.simple)
+    for unsafe in section.unsafe.bindings:
+        if unsafe.type != "ratelimit" or unsafe.simple is None:
+            raise ManifestError(
+                f'{path}: unsafe.bindings: of these only type "ratelimit" with `simple` is offered here'
+            )
+        yield _rate_limit(unsafe.name, unsafe.namespace_id, unsafe.simple)
+    if section.assets is not None and section.assets.binding is not None:
+        yield _assets(section.assets, directory, path).declaration
+
+
+def _of_environment(options: dict[str, Any], key: str, path: Path) -> dict[str, Any]:
+    """Name the function of another's environment as that is served here: NAME-ENVIRONMENT."""
+    environment = options.pop("environment", None)
+    if environment is None:
+        return options
+    if not options.get(key) or options[key].startswith("@"):
+        raise ManifestError(f"{path}: environment = {environment!r} needs {key}, the name of a function")
+    return {**options, key: f"{options[key]}-{environment}"}
+
+
+def _options(table: Table, *without: str) -> dict[str, Any]:
+    return {name: value for name, value in msgspec.structs.asdict(table).items() if name not in without}
+
+
+def _assets(assets: AssetsTable, directory: Path, path: Path) -> ManifestAssets:
+    folder = (directory / assets.directory).resolve()
+    if not folder.is_relative_to(directory):
+        raise ManifestError(f"{path}: assets.directory leads out of the function's folder")
+    if not folder.is_dir():
+        raise ManifestError(
+            f"{path}: assets.directory names {assets.directory!r}, which does not exist; is it to be built first?"
+        )
+    options = _options(assets, "binding", "directory") | {"directory": str(folder)}
+    first = assets.run_worker_first
+    patterns = ("/*",) if first is True else () if first is False else first
+    return ManifestAssets(BindingDeclaration("assets", assets.binding or "ASSETS", options), patterns)
+
+
+def _rate_limit(name: str, namespace_id: str | int, simple: SimpleTable) -> BindingDeclaration:
+    options = {"namespace_id": str(namespace_id), "limit": simple.limit, "period": simple.period}
+    return BindingDeclaration("rate_limit", name, options)
+
+
+def _with_dev_vars(manifest: Manifest, environment: str | None) -> Manifest:
+    """Add local secrets; as on the platform, they win over vars of the same name, and `.env` files count where there is no `.dev.vars`."""
+    paths = _secret_files(manifest.directory, environment)
+    if not paths:
+        return manifest
+    secrets: dict[str, str] = {}
+    for path in paths:
+        secrets |= parse_dev_vars(path.read_text(encoding="utf-8"), str(path))
+    taken = {binding.name for binding in manifest.bindings if binding.kind not in ("var", "secret")}
+    if clash := sorted(taken & secrets.keys()):
+        raise ManifestError(f"{path}: {clash[0]} is the name of a binding already")
+    kept = tuple(binding for binding in manifest.bindings if binding.name not in secrets)
+    added = tuple(BindingDeclaration("secret", name, {"value": value}) for name, value in secrets.items())
+    return replace(manifest, bindings=kept + added)
+
+
+def _secret_files(directory: Path, environment: str | None) -> list[Path]:
+    """Return the files with local secrets that are there; a later one wins."""
+    of_environment = [f"{DEV_VARS}.{environment}"] if environment else []
+    for name in (*of_environment, DEV_VARS):
+        if (directory / name).is_file():
+            return [directory / name]
+    names = [DOT_ENV, *([f"{DOT_ENV}.{environment}"] if environment else []), f"{DOT_ENV}.local"]
+    names += [f"{DOT_ENV}.{environment}.local"] if environment else []
+    return [directory / name for name in names if (directory / name).is_file()]

@@ -1,0 +1,106 @@
+"""What a router asks a site about deployed functions: try a version before it has traffic, serve it once it has, and follow what a function prints.
+
+All must be signed where the network has a secret; what is printed may be private, so without one it needs the deploy token.
+"""
+
+import os
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import TypeVar
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from pilotlight.functions.host.deployed import DeployedFunctions
+from pilotlight.functions.host.tails import Tails
+from pilotlight.functions.served import ServedFunctions
+from pilotlight.runtime.api.connection import header, json_response, read_json, response_start, until_disconnect
+from pilotlight.runtime.api.middleware import GENUINE_HOP
+from pilotlight.wire.errors import ApiError
+from pilotlight.wire.hop.deployments import SERVE_PATH, TAIL_PATH, TRY_PATH, Serve, Try, encode
+from pilotlight.wire.hop.headers import DEPLOY_TOKEN_ENV, HOP, REQUEST_ID, Hop, hop_is_genuine
+from pilotlight.wire.sse import CONTENT_TYPE, encode_event
+
+MAX_BODY = 64 << 10
+WantedT = TypeVar("WantedT", Try, Serve)
+
+
+class FunctionDeploymentRoutes:
+    def __init__(self, served: ServedFunctions, hop_secret: str | None, site: str) -> None:
+        self._served = served
+        self._site = site
+        self._hop_secret = hop_secret
+        self._token = os.environ.get(DEPLOY_TOKEN_ENV, "")
+
+    def routes(self) -> list[Route]:
+        return [
+            Route(TRY_PATH, self.try_version, methods=["POST"]),
+            Route(SERVE_PATH, self.serve, methods=["POST"]),
+            Route(TAIL_PATH + "/{name}", self.tail),
+        ]
+
+    async def try_version(self, request: Request) -> Response:
+        deployed, wanted = await self._wanted(request, Try)
+        return json_response(encode(await deployed.tried(wanted.name, wanted.version)))
+
+    async def serve(self, request: Request) -> Response:
+        deployed, wanted = await self._wanted(request, Serve)
+        return json_response(encode(await deployed.served(wanted.name, wanted.revision)))
+
+    async def _wanted(self, request: Request, kind: type[WantedT]) -> tuple[DeployedFunctions, WantedT]:
+        """Read what a router asks for. Raises ApiError where it is no router's to ask, or makes no sense here."""
+        if (self._hop_secret or self._token) and not self._is_from_router(request.scope):
+            raise ApiError("forbidden", "a version is tried and served for one of the network's routers only")
+        if self._served.deployed is None:
+            raise ApiError("not_found", "this site serves no deployed functions: its file has no functions.deployments")
+        return self._served.deployed, await read_json(request, kind, MAX_BODY, "the body is not what a router asks for")
+
+    async def tail(self, request: Request) -> Response:
+        if not self._is_from_router(request.scope):
+            raise ApiError("forbidden", "a function is followed through one of the network's routers only")
+        name, tails = request.path_params["name"], self._served.functions.tails
+        if tails.is_full(name):
+            raise ApiError("overloaded", "too many follow this function already", retry_after_s=5)
+        return _Tail(tails, name, self._site)
+
+    def _is_from_router(self, scope: Scope) -> bool:
+        """Where the network has no secret, its routers sign with the deploy token."""
+        if self._hop_secret is not None or not self._token:
+            return bool(scope.get(GENUINE_HOP, False))
+        id, signature = header(scope, REQUEST_ID) or "", header(scope, HOP) or ""
+        return hop_is_genuine(signature, self._token, time.time(), Hop(scope["method"], scope["path"], id, self._site))
+
+
+def deployment_routes(served: ServedFunctions, hop_secret: str | None, site: str) -> list[Route]:
+    return FunctionDeploymentRoutes(served, hop_secret, site).routes()
+
+
+class _Tail(Response):
+    """A stream of what a function prints, until the client leaves."""
+
+    def __init__(self, tails: Tails, name: str, site: str) -> None:
+        super().__init__()
+        self._tails, self._name, self._site = tails, name, site
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await until_disconnect(receive, self._follow(send))
+
+    async def _follow(self, send: Send) -> None:
+        await send(response_start(200, [("content-type", CONTENT_TYPE), ("cache-control", "no-store")]))
+        async with aclosing(events_of(self._tails, self._name, self._site)) as events:
+            async for event in events:
+                await send({"type": "http.response.body", "body": event, "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
+
+
+async def events_of(tails: Tails, name: str, site: str) -> AsyncGenerator[bytes, None]:
+    """Iterate over what a function prints at this site, as events: {"site", "at_s", "line"}."""
+    yield b": following\n\n"
+    async with aclosing(tails.follow(name)) as lines:
+        async for line in lines:
+            event = {"site": site, "at_s": round(line.at_s, 3), "line": line.text}
+            yield encode_event(msgspec.json.encode(event))

@@ -1,0 +1,312 @@
+"""The names of JavaScript that functions import: `Object.fromEntries`, `JSON`, `console`, and those that are the SDK's own.
+
+One that is not here is refused by a sentence of its own: there is no JavaScript behind them.
+"""
+
+import asyncio as _asyncio
+import json as _json
+import sys
+from collections.abc import Callable, Iterable
+from typing import Any
+from urllib.parse import quote as _quote
+from urllib.parse import unquote as _unquote
+
+from workers.face import Buffer, Items, Record, as_record
+from workers.host import env
+from workers.http.abort_signal import AbortController, AbortSignal
+from workers.http.caches import CacheStorage
+from workers.http.forms import Blob, File, FormData
+from workers.http.headers import Headers
+from workers.http.html_rewriter import HTMLRewriter
+from workers.http.outbound import fetch
+from workers.http.request import Request
+from workers.http.response import Response
+from workers.http.streams import ReadableStream, TransformStream, WritableStream
+from workers.http.urls import URL, URLSearchParams
+from workers.javascript import (
+    Crypto,
+    Date,
+    Performance,
+    TextDecoder,
+    TextEncoder,
+    Uint8Array,
+    atob,
+    btoa,
+    clear_timer,
+    set_interval,
+    set_timeout,
+)
+from workers.javascript import json_text as _json_text
+from workers.sockets.websockets import WebSocket, WebSocketPair, WebSocketRequestResponsePair
+
+__all__ = [
+    "JSON",
+    "URL",
+    "AbortController",
+    "AbortSignal",
+    "Array",
+    "ArrayBuffer",
+    "Blob",
+    "Boolean",
+    "Date",
+    "Error",
+    "File",
+    "FormData",
+    "HTMLRewriter",
+    "Headers",
+    "Map",
+    "Number",
+    "Object",
+    "Promise",
+    "ReadableStream",
+    "Request",
+    "Response",
+    "Set",
+    "String",
+    "TextDecoder",
+    "TextEncoder",
+    "TransformStream",
+    "URLSearchParams",
+    "Uint8Array",
+    "WebSocket",
+    "WebSocketPair",
+    "WebSocketRequestResponsePair",
+    "WritableStream",
+    "atob",
+    "btoa",
+    "caches",
+    "clearInterval",
+    "clearTimeout",
+    "console",
+    "crypto",
+    "decodeURIComponent",
+    "encodeURIComponent",
+    "env",
+    "fetch",
+    "globalThis",
+    "performance",
+    "queueMicrotask",
+    "setInterval",
+    "setTimeout",
+    "structuredClone",
+    "undefined",
+]
+
+
+class Object:
+    @staticmethod
+    def new() -> Record:
+        return Record()
+
+    @staticmethod
+    def fromEntries(entries: Iterable[Any]) -> Record:
+        return Record(as_record(dict(entries)))
+
+    @staticmethod
+    def entries(value: Any) -> list[list[Any]]:
+        return [[key, item] for key, item in dict(value).items()]
+
+    @staticmethod
+    def keys(value: Any) -> list[str]:
+        return list(value)
+
+    @staticmethod
+    def values(value: Any) -> list[Any]:
+        return list(dict(value).values())
+
+    @staticmethod
+    def assign(target: Any, *sources: Any) -> Any:
+        for source in sources:
+            target.update(source or {})
+        return target
+
+
+class Array(Items):
+    @classmethod
+    def new(cls, *values: Any) -> "Array":
+        return cls([None] * values[0] if len(values) == 1 and isinstance(values[0], int) else values)
+
+    @staticmethod
+    def of(*values: Any) -> Items:
+        return Items(as_record(list(values)))
+
+    @staticmethod
+    def isArray(value: Any) -> bool:
+        return isinstance(value, (list, tuple))
+
+    def push(self, *values: Any) -> int:
+        self.extend(values)
+        return len(self)
+
+
+setattr(Array, "from", staticmethod(lambda values, *_: Items(as_record(list(values)))))  # a word of Python's
+
+
+class Map(dict[Any, Any]):
+    @classmethod
+    def new(cls, entries: Iterable[Any] = ()) -> "Map":
+        return cls(entries)
+
+    def set(self, key: Any, value: Any) -> "Map":
+        self[key] = value
+        return self
+
+    def has(self, key: Any) -> bool:
+        return key in self
+
+    @property
+    def size(self) -> int:
+        return len(self)
+
+    def to_py(self, **_: Any) -> dict[Any, Any]:
+        return dict(self)
+
+
+class Set(set[Any]):
+    @classmethod
+    def new(cls, values: Iterable[Any] = ()) -> "Set":
+        return cls(values)
+
+    def has(self, value: Any) -> bool:
+        return value in self
+
+    @property
+    def size(self) -> int:
+        return len(self)
+
+    def to_py(self, **_: Any) -> set[Any]:
+        return set(self)
+
+
+class Error(Exception):
+    name = "Error"
+
+    @classmethod
+    def new(cls, message: Any = "", *_: Any) -> "Error":
+        return cls(message)
+
+    @property
+    def message(self) -> str:
+        return str(self)
+
+
+class ArrayBuffer(Buffer):
+    @classmethod
+    def new(cls, length: int = 0) -> "ArrayBuffer":
+        return cls(length)
+
+
+class Promise:
+    """An awaitable is one: these gather them."""
+
+    @staticmethod
+    async def resolve(value: Any = None) -> Any:
+        return await value if hasattr(value, "__await__") else value
+
+    @staticmethod
+    async def reject(reason: Any = None) -> Any:
+        raise reason if isinstance(reason, BaseException) else Error(str(reason))
+
+    @staticmethod
+    async def all(values: Iterable[Any]) -> Items:
+        return Items(await _asyncio.gather(*map(Promise.resolve, values)))
+
+    @staticmethod
+    async def allSettled(values: Iterable[Any]) -> Items:
+        results = await _asyncio.gather(*map(Promise.resolve, values), return_exceptions=True)
+        return Items(
+            Record(status="rejected", reason=result)
+            if isinstance(result, BaseException)
+            else Record(status="fulfilled", value=result)
+            for result in results
+        )
+
+    @staticmethod
+    async def race(values: Iterable[Any]) -> Any:
+        tasks = [_asyncio.ensure_future(Promise.resolve(value)) for value in values]
+        try:
+            done, _ = await _asyncio.wait(tasks, return_when=_asyncio.FIRST_COMPLETED)
+            return next(iter(done)).result()
+        finally:
+            for task in tasks:
+                task.cancel()
+
+
+def Number(value: Any = 0) -> int | float:
+    """Convert to a number, as JavaScript does with text."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        return float("nan")
+    return int(number) if number.is_integer() else number
+
+
+def String(value: Any = "") -> str:
+    return str(value)
+
+
+def Boolean(value: Any = None) -> bool:
+    return bool(value)
+
+
+def encodeURIComponent(text: Any) -> str:
+    return _quote(str(text), safe="-_.!~*'()")
+
+
+def decodeURIComponent(text: Any) -> str:
+    return _unquote(str(text), errors="strict")
+
+
+def structuredClone(value: Any) -> Any:
+    return as_record(_copied(value))
+
+
+def queueMicrotask(call: Callable[[], Any]) -> None:
+    _asyncio.get_running_loop().call_soon(call)
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _copied(item) for key, item in value.items()}
+    return [_copied(item) for item in value] if isinstance(value, list) else value
+
+
+class JSON:
+    @staticmethod
+    def parse(text: str) -> Any:
+        return as_record(_json.loads(text))
+
+    @staticmethod
+    def stringify(value: Any, replacer: Any = None, space: Any = None) -> str:
+        return _json_text(value, "JSON.stringify", space)
+
+
+class _Console:
+    def log(self, *values: Any) -> None:
+        print(*values, flush=True)
+
+    info = debug = log
+
+    def error(self, *values: Any) -> None:
+        print(*values, file=sys.stderr, flush=True)
+
+    warn = error
+
+
+caches = CacheStorage()
+console = _Console()
+crypto = Crypto()
+performance = Performance()
+undefined = None
+globalThis = sys.modules[__name__]
+setTimeout, setInterval, clearTimeout, clearInterval = set_timeout, set_interval, clear_timer, clear_timer
+
+
+def __getattr__(name: str) -> Any:
+    if name.startswith("_"):
+        raise AttributeError(name)
+    raise ImportError(
+        f"js.{name} is not offered: functions are CPython here, with no JavaScript behind them; use Python's own, "
+        f"or one of {', '.join(__all__)}",
+        name="js",
+    )

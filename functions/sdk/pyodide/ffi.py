@@ -1,0 +1,77 @@
+"""`to_js` and its kin, for code that converts because it had to: dicts become records, whose keys are attributes, too."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from pilotlight.functions.channel import Failure as JsException
+from workers.face import Items, Record, as_record
+from workers.host import can_run_sync, run_sync
+
+__all__ = [
+    "JsException",
+    "JsProxy",
+    "can_run_sync",
+    "create_once_callable",
+    "create_proxy",
+    "destroy_proxies",
+    "jsnull",
+    "run_sync",
+    "to_js",
+    "to_py",
+]
+
+jsnull = None
+
+
+class JsProxy:
+    """Nothing is one; `isinstance(value, JsProxy)` is how functions ask whether they must convert."""
+
+
+class ConversionError(Exception):
+    """Nothing raises it: nothing is converted."""
+
+
+JsArray = JsAsyncGenerator = JsAsyncIterable = JsAsyncIterator = JsBuffer = JsCallable = JsDoubleProxy = JsGenerator = (
+    JsProxy
+)
+JsIterable = JsIterator = JsMap = JsMutableMap = JsOnceCallable = JsPromise = JsTypedArray = JsProxy
+
+
+class PyProxy:
+    """A value that JavaScript was to call; `destroy` frees nothing here."""
+
+    def __init__(self, value: Any) -> None:
+        self.__wrapped__ = value
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.__wrapped__(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "__wrapped__":
+            raise AttributeError(name)
+        return getattr(self.__wrapped__, name)
+
+    def destroy(self) -> None:
+        """Do nothing."""
+
+
+def to_js(
+    value: Any, *, depth: int = -1, dict_converter: Callable[[Iterable[Any]], Any] | None = None, **_: Any
+) -> Any:
+    return as_record(value)
+
+
+def create_proxy(value: Any, **_: Any) -> Any:
+    """Return what answers as the value does, and can be destroyed; what is iterated is left as it is."""
+    return value if hasattr(value, "__iter__") or hasattr(value, "__aiter__") else PyProxy(value)
+
+
+create_once_callable = create_proxy
+
+
+def destroy_proxies(proxies: Any) -> None:
+    """Do nothing: there are none."""
+
+
+def to_py(value: Any, **_: Any) -> Any:
+    return value.to_py() if isinstance(value, (Record, Items)) else value

@@ -1,0 +1,14 @@
+"""Rate limits, as functions see them."""
+
+from typing import Any
+
+from workers.face import Face, Record, options_of
+
+
+class RateLimit(Face):
+    async def limit(self, options: Any = None, **named: Any) -> Record:
+        """`limit({"key": key})` or `limit(key=key)` gives {success}."""
+        given = options_of(options, named, ("key",), "limit")
+        if "key" not in given:
+            raise TypeError("limit needs a key: limit({'key': ...})")
+        return Record(await self._call("limit", key=str(given["key"])))

@@ -1,0 +1,1 @@
+"""Durable Objects inside an isolate."""

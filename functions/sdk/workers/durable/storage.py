@@ -1,0 +1,351 @@
+"""`ctx.storage` of a Durable Object: keys, SQL, transactions and the alarm, on the object's own SQLite file at the runtime.
+
+Every request is answered while this process waits, so nothing else happens in the object between a request of its storage and the answer. What it
+writes before it awaits anything else is committed together, and before anybody outside can learn of it. Refuses to know how instances begin and end.
+"""
+
+import asyncio
+import contextvars
+import inspect
+from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, Mapping
+from contextlib import suppress
+from datetime import datetime
+from typing import Any, Protocol
+
+from workers import host
+from workers.face import Items, Named, Record, as_record, key_of, options_of
+from workers.javascript import Date
+from workers.values import pack, unpack
+
+STORAGE = "@objects"
+LIST_OPTIONS = ("start", "start_after", "end", "prefix", "reverse", "limit")
+IGNORED = ("allow_concurrency", "allow_unconfirmed", "no_cache", "scheduled_time")
+
+_within: contextvars.ContextVar["Transaction | None"] = contextvars.ContextVar("transaction", default=None)
+
+
+class Owner(Protocol):
+    """The instance whose storage it is."""
+
+    @property
+    def broken(self) -> BaseException | None: ...
+
+    def reset(self, why: BaseException) -> None: ...
+
+    def hold(self) -> None: ...
+
+    def release(self) -> None: ...
+
+
+class Ready:
+    """The result of what is done already; awaiting it gives it."""
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        return self._value
+        yield
+
+
+class Asker:
+    """Sends an instance's requests, and remembers whether it has written."""
+
+    def __init__(self, class_name: str, id: str, owner: Owner) -> None:
+        self._who = {"class_name": class_name, "id": id}
+        self._owner = owner
+        self._is_written = False
+        self.transaction: Transaction | None = None
+        self._who["instance"] = host.call_now(STORAGE, "start", **self._who)
+
+    @property
+    def is_foreign(self) -> bool:
+        """Tell whether another event's transaction is open."""
+        return self.transaction is not None and _within.get() is not self.transaction
+
+    def ask(self, method: str, **kwargs: Any) -> Any:
+        if self._owner.broken is not None:
+            raise self._owner.broken
+        if self.is_foreign:
+            raise RuntimeError(
+                "another event's transaction is open in this object; await it, or use storage.transaction"
+            )
+        try:
+            return host.call_now(STORAGE, method, **self._who, **kwargs)
+        except Exception as error:
+            if getattr(error, "code", "") == "object_reset":
+                self._owner.reset(error)
+            raise
+
+    def write(self, method: str, **kwargs: Any) -> Any:
+        if not self._is_written:
+            self._is_written = True
+            host.before_leaving.add(self._settle)
+            asyncio.get_running_loop().call_soon(self._settle)
+        return self.ask(method, **kwargs)
+
+    def flush(self) -> None:
+        """Wait until what was written is kept. Raises where it could not be."""
+        if self._is_written and self.transaction is None and self._owner.broken is None:
+            self._is_written = False
+            host.before_leaving.discard(self._settle)
+            try:
+                host.call_now(STORAGE, "commit", **self._who)
+            except Exception as error:
+                self._owner.reset(error)
+                raise
+
+    def abandon(self) -> None:
+        """Undo what is not committed; nothing more comes of this instance."""
+        host.before_leaving.discard(self._settle)
+        with suppress(Exception):  # then the next instance's start undoes it
+            host.call_now(STORAGE, "abandon", **self._who)
+
+    def _settle(self) -> None:
+        try:
+            self.flush()
+        except Exception:
+            return  # the instance is reset, and every event in it ends with the reason
+
+
+class Keys:
+    """`get`, `put`, `delete` and `list`, as plain calls."""
+
+    def __init__(self, asker: Asker) -> None:
+        self._asker = asker
+
+    def get(self, key: Any) -> Any:
+        keys = _keys(key)
+        found = self._asker.ask("get", keys=keys)
+        return _unpacked(found) if _are_several(key) else unpack(found.get(keys[0]))
+
+    def put(self, key: Any, value: Any) -> None:
+        entries = dict(key) if isinstance(key, Mapping) else {key_of(key, "storage.put"): value}
+        self._asker.write("put", entries={name: pack(each, f"the value of {name!r}") for name, each in entries.items()})
+
+    def delete(self, key: Any) -> Any:
+        count = self._asker.write("delete", keys=_keys(key))
+        return count if _are_several(key) else bool(count)
+
+    def list(self, options: Any, named: Mapping[str, Any]) -> Record:
+        given = options_of(options, named, LIST_OPTIONS + IGNORED, "list")
+        wanted = {name: value for name, value in given.items() if name in LIST_OPTIONS}
+        return _unpacked(dict(self._asker.ask("list", **wanted)))
+
+
+class SyncKv(Named):
+    """`ctx.storage.kv`: the same without await."""
+
+    def __init__(self, keys: Keys) -> None:
+        self._keys = keys
+
+    def get(self, key: str) -> Any:
+        return self._keys.get(key)
+
+    def put(self, key: str, value: Any) -> None:
+        self._keys.put(key, value)
+
+    def delete(self, key: str) -> Any:
+        return self._keys.delete(key)
+
+    def list(self, options: Any = None, **named: Any) -> Items:
+        """[key, value] each."""
+        return Items(Items(pair) for pair in self._keys.list(options, named).items())
+
+
+class SqlCursor(Named):
+    """What `sql.exec` gives: rows as records, read once."""
+
+    def __init__(self, answer: Mapping[str, Any]) -> None:
+        self.column_names = Items(answer["columns"])
+        self.rows_read = answer["rows_read"]
+        self.rows_written = answer["rows_written"]
+        self._rows = iter(answer["rows"])
+
+    def __iter__(self) -> Iterator[Record]:
+        return self
+
+    def __next__(self) -> Record:
+        return Record(zip(self.column_names, as_record(next(self._rows)), strict=True))
+
+    def next(self) -> Record:
+        """Return {done, value}, as a JavaScript iterator does."""
+        row = next(self, None)
+        return Record(done=row is None, value=row)
+
+    def to_array(self) -> Items:
+        return Items(self)
+
+    def one(self) -> Record:
+        rows = list(self)
+        if len(rows) != 1:
+            raise ValueError(f"Expected exactly one result from SQL query, but got {len(rows) or 'no results'}.")
+        return rows[0]
+
+    def raw(self) -> "_Raw":
+        return _Raw(as_record(list(self._rows)))
+
+
+class _Raw(Items):
+    def to_array(self) -> Items:
+        return Items(self)
+
+    toArray = to_array
+
+
+class Sql(Named):
+    def __init__(self, asker: Asker) -> None:
+        self._asker = asker
+
+    def exec(self, query: str, *bindings: Any) -> SqlCursor:
+        for value in bindings:
+            if value is not None and not isinstance(value, (bool, int, float, str, bytes, bytearray, memoryview)):
+                kind = type(value).__name__
+                raise TypeError(f"sql.exec cannot bind {kind}; bind None, bool, int, float, str or bytes")
+        given = list(bindings)
+        send = self._asker.ask if _only_reads(query) else self._asker.write
+        return SqlCursor(send("sql", sql=query, parameters=given))
+
+    @property
+    def database_size(self) -> int:
+        return int(self._asker.ask("size"))
+
+
+class Storage(Named):
+    def __init__(self, asker: Asker) -> None:
+        self._asker = asker
+        self._keys = Keys(asker)
+        self._turn = asyncio.Lock()  # of transactions
+        self.kv = SyncKv(self._keys)
+        self.sql = Sql(asker)
+
+    def get(self, key: Any, options: Any = None, **named: Any) -> Awaitable[Any]:
+        """Return a value, None where there is none; of a list of keys, those that are there."""
+        return self._do(lambda: self._keys.get(key))
+
+    def put(self, key: Any, value: Any = None, options: Any = None, **named: Any) -> Awaitable[None]:
+        return self._do(lambda: self._keys.put(key, value))
+
+    def delete(self, key: Any, options: Any = None, **named: Any) -> Awaitable[Any]:
+        """Tell whether it was there; of a list of keys, how many were."""
+        return self._do(lambda: self._keys.delete(key))
+
+    def list(self, options: Any = None, **named: Any) -> Awaitable[Record]:
+        return self._do(lambda: self._keys.list(options, named))
+
+    def delete_all(self, options: Any = None) -> Awaitable[None]:
+        return self._do(lambda: self._asker.write("delete_all"))
+
+    def get_alarm(self, options: Any = None) -> Awaitable[int | None]:
+        """Return the alarm's time in milliseconds; None where none is set."""
+        return self._do(lambda: self._asker.ask("get_alarm"))
+
+    def set_alarm(self, scheduled_time: Any, options: Any = None) -> Awaitable[None]:
+        """Set the alarm: milliseconds, or a datetime."""
+        if isinstance(scheduled_time, datetime):
+            scheduled_time = scheduled_time.timestamp() * 1000
+        if not isinstance(scheduled_time, (int, float, Date)):
+            kind = type(scheduled_time).__name__
+            raise TypeError(f"setAlarm takes milliseconds since 1970, a datetime or a Date, and not {kind}")
+        at_ms = int(scheduled_time)
+        return self._do(lambda: self._asker.write("set_alarm", at_ms=max(0, at_ms)))
+
+    def delete_alarm(self, options: Any = None) -> Awaitable[None]:
+        return self._do(lambda: self._asker.write("delete_alarm"))
+
+    def sync(self) -> Awaitable[None]:
+        """Return when all that was written is on the disk."""
+        return self._do(self._asker.flush)
+
+    def transaction_sync(self, callback: Callable[[], Any]) -> Any:
+        """Keep all that the callback writes, or nothing of it."""
+        self._asker.write("begin")
+        try:
+            value = callback()
+            if inspect.isawaitable(value):
+                raise TypeError("transactionSync takes a plain function; use transaction for one that awaits")
+        except BaseException:
+            self._asker.ask("end", keep=False)
+            raise
+        self._asker.ask("end", keep=True)
+        return value
+
+    async def transaction(self, closure: Callable[["Transaction"], Any]) -> Any:
+        """Do the same for a closure that awaits. Until its end no other event begins in this object."""
+        if self._asker.transaction is not None and not self._asker.is_foreign:
+            raise RuntimeError("a transaction is open already; transactions do not nest, except transactionSync")
+        async with self._turn:
+            return await self._transact(closure)
+
+    async def _transact(self, closure: Callable[["Transaction"], Any]) -> Any:
+        asker = self._asker
+        asker.flush()  # what other events have written is not this transaction's to undo
+        asker.write("begin")
+        transaction = asker.transaction = Transaction(self._keys)
+        token = _within.set(transaction)
+        asker._owner.hold()
+        keep = False
+        try:
+            value = closure(transaction)
+            value = await value if inspect.isawaitable(value) else value
+            keep = not transaction.is_over
+            return value
+        finally:
+            try:
+                asker.ask("end", keep=keep)
+            finally:
+                asker.transaction = None
+                _within.reset(token)
+                asker._owner.release()
+                asker.flush()
+
+    def _do(self, work: Callable[[], Any]) -> Awaitable[Any]:
+        return self._later(work) if self._asker.is_foreign else Ready(work())
+
+    async def _later(self, work: Callable[[], Any]) -> Any:
+        async with self._turn:
+            return work()
+
+
+class Transaction(Named):
+    """What `transaction`'s closure gets."""
+
+    def __init__(self, keys: Keys) -> None:
+        self._keys = keys
+        self.is_over = False
+
+    def get(self, key: Any, options: Any = None) -> Awaitable[Any]:
+        return Ready(self._keys.get(key))
+
+    def put(self, key: Any, value: Any = None, options: Any = None) -> Awaitable[None]:
+        self._keys.put(key, value)
+        return Ready(None)
+
+    def delete(self, key: Any, options: Any = None) -> Awaitable[Any]:
+        return Ready(self._keys.delete(key))
+
+    def list(self, options: Any = None, **named: Any) -> Awaitable[Record]:
+        return Ready(self._keys.list(options, named))
+
+    def rollback(self) -> None:
+        """Keep nothing of it, however the closure ends."""
+        self.is_over = True
+
+
+def _unpacked(entries: Mapping[str, Any]) -> Record:
+    return Record({key: unpack(value) for key, value in entries.items()})
+
+
+def _are_several(key: Any) -> bool:
+    return isinstance(key, Iterable) and not isinstance(key, (str, bytes, Mapping))
+
+
+def _keys(key: Any) -> list[str]:
+    if _are_several(key):
+        return [key_of(each, "storage") for each in key]
+    return [key_of(key, "storage")]
+
+
+def _only_reads(query: str) -> bool:
+    """Tell whether a statement surely only reads; everything else is followed by a commit."""
+    return query.lstrip()[:6].upper() == "SELECT" and ";" not in query.rstrip().removesuffix(";")

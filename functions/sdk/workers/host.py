@@ -1,0 +1,135 @@
+"""What this process is: the one function it runs, its environment, and the channel to the runtime that everything else goes through."""
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, TypeVar
+
+from pilotlight.functions.channel import Channel
+
+T = TypeVar("T")
+
+
+class Env:
+    """`self.env`: every binding, var and secret of the manifest by its name."""
+
+    def __getattr__(self, name: str) -> Any:
+        known = ", ".join(sorted(vars(self))) or "nothing"
+        raise AttributeError(f"the manifest binds no {name!r}; it binds {known}", name=name, obj=self)
+
+    def __getitem__(self, name: str) -> Any:
+        return getattr(self, name)
+
+    def __contains__(self, name: object) -> bool:
+        return name in vars(self)
+
+    def __repr__(self) -> str:
+        return f"Env({', '.join(sorted(vars(self)))})"
+
+
+env = Env()
+
+
+@contextmanager
+def patch_env(given: Mapping[str, Any] | None = None, **named: Any) -> Iterator[None]:
+    """Give names of the environment other values for a while; tests do."""
+    before = dict(vars(env))
+    vars(env).update({**dict(given or {}), **named})
+    try:
+        yield
+    finally:
+        vars(env).clear()
+        vars(env).update(before)
+
+
+before_leaving: set[Callable[[], None]] = set()
+"""Called before anything else is asked of the runtime: an object's writes are on the disk before others can learn of them."""
+EventRunner = Callable[[Callable[[], Awaitable[Any]]], Awaitable[Any]]
+event_runner: ContextVar[EventRunner | None] = ContextVar("event_runner", default=None)
+"""Inside a Durable Object: how a handler that is called later becomes an event of the object."""
+max_message_bytes = 1 << 20  # of a WebSocket's message; the site says how many
+_channel: Channel | None = None
+
+
+_loop: asyncio.AbstractEventLoop | None = None
+
+
+def connect(channel: Channel | None) -> None:
+    global _channel, _loop
+    _channel = channel
+    _loop = None if channel is None else asyncio.get_running_loop()
+
+
+def leave() -> None:
+    """Note that something is about to be told to the world outside."""
+    while before_leaving:
+        before_leaving.pop()()
+
+
+def channel() -> Channel:
+    leave()
+    if _channel is None:
+        raise RuntimeError("bindings and fetch work inside a handler, and not while the module is imported")
+    return _channel
+
+
+def call_now(binding: str, method: str, **kwargs: Any) -> Any:
+    """Call without awaiting: for storage, which answers at once."""
+    if _channel is None:
+        raise RuntimeError("storage works inside a handler, and not while the module is imported")
+    return _channel.call_now(binding, method, **kwargs)
+
+
+def can_run_sync() -> bool:
+    return _loop is not None
+
+
+def run_sync(awaitable: Awaitable[T]) -> T:
+    """Return what an awaitable gives, from code that cannot await.
+
+    On the loop's own thread everything else runs meanwhile, within this call: one such call returns after those that began while it waited.
+    """
+    if _loop is None:
+        raise RuntimeError("run_sync works inside a handler, and not while the module is imported")
+    if threading.current_thread() is not threading.main_thread():
+        return asyncio.run_coroutine_threadsafe(_awaited(awaitable), _loop).result()
+    caller, loop = asyncio.current_task(), _loop
+    ready = loop._ready  # type: ignore[attr-defined]  # this and _run_once are of asyncio's own loops, 3.11 to 3.14
+    owed = len(ready)  # at most so many the turn of the loop that this call is part of still takes from it
+    task = asyncio.ensure_future(awaitable)
+    if caller is not None:
+        asyncio.tasks._leave_task(loop, caller)
+    try:
+        while not task.done():
+            loop._run_once()  # type: ignore[attr-defined]
+    finally:
+        if caller is not None:
+            asyncio.tasks._enter_task(loop, caller)
+        ready.extend(_nothing(loop) for _ in range(owed))
+    return task.result()
+
+
+def _nothing(loop: asyncio.AbstractEventLoop) -> asyncio.Handle:
+    """Return a handle that a loop takes and does not run."""
+    handle = asyncio.Handle(lambda: None, (), loop)
+    handle.cancel()
+    return handle
+
+
+async def _awaited(awaitable: Awaitable[T]) -> T:
+    return await awaitable
+
+
+class LateChannel:
+    """The same for faces, which are made before there is an event loop."""
+
+    async def call(self, binding: str, method: str, *args: Any, **kwargs: Any) -> Any:
+        return await channel().call(binding, method, *args, **kwargs)
+
+    async def begin(self, *args: Any, **kwargs: Any) -> Any:
+        return await channel().begin(*args, **kwargs)
+
+    def stream(self, binding: str, method: str, *args: Any, **kwargs: Any) -> Any:
+        return channel().stream(binding, method, *args, **kwargs)

@@ -1,0 +1,1 @@
+"""The Fetch standard's classes: requests, responses, headers, bodies, streams."""

@@ -1,0 +1,189 @@
+"""What Request and Response share: a body that is bytes or a stream, given in many forms, read once in one of several.
+
+A stream may be any asynchronous or plain iterator of str or bytes. Whoever reads it twice is told so.
+"""
+
+import asyncio
+import json as json_module
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+from workers.face import Buffer, as_record
+from workers.http.forms import Blob, FormData, decode_form, encode_multipart
+from workers.http.headers import Headers
+from workers.http.streams import Readable
+from workers.http.urls import URLSearchParams
+
+
+class BodyUsedError(OSError, TypeError):
+    """A body was read twice: an OSError as in the platform's SDK, and a TypeError as in JavaScript."""
+
+
+class ByteStream(Readable):
+    """`response.body`: an asynchronous iterator of bytes."""
+
+    def __init__(self, pieces: AsyncIterator[Any]) -> None:
+        self._pieces = pieces
+
+    def __aiter__(self) -> "ByteStream":
+        return self
+
+    async def __anext__(self) -> bytes:
+        while True:
+            piece = as_bytes(await self._pieces.__anext__())
+            if piece:
+                return piece
+
+    async def aclose(self) -> None:
+        if (aclose := getattr(self._pieces, "aclose", None)) is not None:
+            await aclose()
+
+    async def cancel(self, reason: Any = None) -> None:
+        await self.aclose()
+
+
+class Body:
+    headers: Headers
+
+    def __init__(self, source: Any) -> None:
+        self._whole: bytes | None = None
+        self._stream: ByteStream | None = None
+        self.body_used = False
+        if isinstance(source, Body):
+            source.body_used, self._whole, self._stream = True, source._whole, source._stream
+        else:
+            self._whole, self._stream, content_type = _parts(source)
+            if content_type and "content-type" not in self.headers:
+                self.headers["content-type"] = content_type
+
+    @property
+    def body(self) -> Any:
+        """A stream, None where there is no body. Reading from it uses the body up."""
+        if self._stream is not None:
+            self.body_used = True
+            return self._stream
+        return None if self._whole is None else ByteStream(_once(self._whole))
+
+    @property
+    def js_object(self) -> Any:
+        """The object that the platform's SDK wraps; here it is the thing itself."""
+        return self
+
+    _js_request = js_object
+
+    @property
+    def is_streamed(self) -> bool:
+        return self._stream is not None
+
+    async def bytes(self) -> bytes:
+        if self.body_used:
+            raise BodyUsedError("the body has been read already; read it once, or clone() before")
+        self.body_used = self._whole is not None or self._stream is not None
+        if self._stream is not None:
+            return b"".join([piece async for piece in self._stream])
+        return self._whole or b""
+
+    async def text(self) -> str:
+        return (await self.bytes()).decode("utf-8", "replace")
+
+    async def json(self) -> Any:
+        return as_record(json_module.loads(await self.bytes()))
+
+    async def form_data(self) -> FormData:
+        return decode_form(await self.bytes(), self.headers.get("content-type", ""))
+
+    async def blob(self) -> Blob:
+        return Blob([await self.bytes()], self.headers.get("content-type", ""))
+
+    async def array_buffer(self) -> Buffer:
+        return Buffer(await self.bytes())
+
+    buffer = arrayBuffer = array_buffer
+    string = text
+    formData = form_data
+
+    @property
+    def bodyUsed(self) -> bool:
+        return self.body_used
+
+    def taken(self) -> tuple[Any, Any]:
+        """Take the body to send it on: (bytes or None, stream or None)."""
+        if self.body_used:
+            raise BodyUsedError("the body has been read already and cannot be sent")
+        self.body_used = self._whole is not None or self._stream is not None
+        return self._whole, self._stream
+
+    def _shared_with_clone(self) -> Any:
+        """Return a body for a clone. A stream is split: what one has read waits in memory for the other."""
+        if self.body_used:
+            raise BodyUsedError("the body has been read already and cannot be cloned")
+        if self._stream is None:
+            return self._whole
+        left, right = _tee(self._stream)
+        self._stream = ByteStream(left)
+        return right
+
+
+def as_bytes(piece: Any) -> bytes:
+    if isinstance(piece, bytes):
+        return piece
+    if isinstance(piece, str):
+        return piece.encode()
+    if isinstance(piece, (bytearray, memoryview)):
+        return bytes(piece)
+    raise TypeError(f"a body's stream gave {type(piece).__name__}; it must give str or bytes")
+
+
+def _parts(source: Any) -> tuple[bytes | None, ByteStream | None, str]:
+    if source is None:
+        return None, None, ""
+    if isinstance(source, str):
+        return source.encode(), None, "text/plain;charset=UTF-8"
+    if isinstance(source, (bytes, bytearray, memoryview)):
+        return bytes(source), None, ""
+    if isinstance(source, FormData):
+        data, content_type = encode_multipart(source)
+        return data, None, content_type
+    if isinstance(source, Blob):
+        return source.raw(), None, source.type
+    if isinstance(source, URLSearchParams):
+        return source.toString().encode(), None, "application/x-www-form-urlencoded;charset=UTF-8"
+    if isinstance(source, ByteStream):
+        return None, source, ""
+    if hasattr(source, "__aiter__"):
+        return None, ByteStream(source.__aiter__()), ""
+    if isinstance(source, Iterator):
+        return None, ByteStream(_each(source)), ""
+    kind = type(source).__name__
+    raise TypeError(
+        f"a body cannot be of type {kind}; give str, bytes, a stream, FormData or Blob"
+        + ("; Response.json(...) makes one of JSON" if isinstance(source, (dict, list)) else "")
+    )
+
+
+async def _once(data: bytes) -> AsyncIterator[bytes]:
+    yield data
+
+
+async def _each(source: Iterator[Any]) -> AsyncIterator[Any]:
+    for piece in source:
+        yield piece
+
+
+def _tee(stream: ByteStream) -> tuple[AsyncIterator[bytes], AsyncIterator[bytes]]:
+    queues: tuple[list[bytes], list[bytes]] = ([], [])
+    reading = asyncio.Lock()
+
+    async def side(mine: int) -> AsyncIterator[bytes]:
+        while True:
+            async with reading:
+                if not queues[mine]:
+                    try:
+                        piece = await stream.__anext__()
+                    except StopAsyncIteration:
+                        return
+                    queues[0].append(piece)
+                    queues[1].append(piece)
+            yield queues[mine].pop(0)
+
+    return side(0), side(1)

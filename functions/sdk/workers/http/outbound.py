@@ -1,0 +1,90 @@
+"""fetch: requests from a function to the world. The runtime makes them, by its egress policy; this process has no network."""
+
+from collections.abc import AsyncIterator, Awaitable
+from typing import Any
+
+from pilotlight.functions.channel import Failure, current_request, frames
+from workers import host
+from workers.http.abort_signal import AbortedStream, AbortSignal, until_aborted
+from workers.http.request import Request
+from workers.http.response import Response
+from workers.sockets.joints import Joint, asks_for_socket
+from workers.sockets.websockets import ErrorEvent, Event, WebSocket
+
+
+async def fetch(resource: Any, options: Any = None, **named: Any) -> Response:
+    """`fetch(url_or_request, method=, headers=, body=, redirect=, signal=)`, the options in a dict or by name."""
+    is_whole = isinstance(resource, Request) and not options and not named
+    request = resource if is_whole else Request(resource, options, **named)
+    whole, stream = request.taken()
+    headers, within = request.headers.multi_items(), current_request.get()
+    further: dict[str, Any] = {"redirect": request.redirect}
+    joint = Joint() if asks_for_socket(request.headers) else None
+    if joint is not None:
+        stream, further = joint.body, {**further, "websocket": True}
+    sent = (str(request.method), request.url, headers, whole or b"", stream is not None)
+    event = frames.FetchEvent(frames.UNNUMBERED, *sent, options=further, within=within)
+    return await answered(host.channel().request(event, stream), joint, request.signal)
+
+
+def connect(url: str, protocols: list[str]) -> WebSocket:
+    """Return a socket that is connecting, as the WebSocket of a browser is: its events tell what comes of it."""
+    headers = [("upgrade", "websocket"), *([("sec-websocket-protocol", ", ".join(protocols))] if protocols else [])]
+    joint, request = Joint(), Request(url, headers=headers)
+    socket, within = joint.socket, current_request.get()
+    socket.url = url
+    socket.accept()
+    sent = ("GET", url, request.headers.multi_items(), b"", True)
+    options = {"redirect": "manual", "websocket": True}
+    event = frames.FetchEvent(frames.UNNUMBERED, *sent, options=options, within=within)
+
+    async def opened() -> None:
+        try:
+            response = await answered(host.channel().request(event, joint.body), joint)
+        except Failure as failure:
+            await socket._fire(ErrorEvent(socket, failure.message))
+            return
+        if response.status != 101:
+            await socket._fire(ErrorEvent(socket, f"{url} answered {response.status} instead of switching"))
+            return
+        await socket._fire(Event("open", socket))
+
+    socket._handle(opened())
+    return socket
+
+
+async def answered(asking: Awaitable[Any], joint: Joint | None, signal: AbortSignal | None = None) -> Response:
+    """Return the response. `joint` is there where a WebSocket was asked for. Raises the signal's error when it is aborted, and so does the stream."""
+    try:
+        result = await (asking if signal is None else until_aborted(asking, signal))
+    except BaseException:
+        if joint is not None:
+            joint.refused()
+        raise
+    if joint is not None and result.body is not None and result.value.get("web_socket"):
+        headers = [tuple(pair) for pair in result.value["headers"]]
+        socket = joint.opened(result.body)
+        response = Response(None, 101, headers=headers, web_socket=socket, url=result.value.get("url", ""))
+        socket.protocol = response.headers.get("sec-websocket-protocol", "")
+        return response
+    if joint is not None:
+        joint.refused()
+    body = result.body if signal is None or result.body is None else AbortedStream(result.body, signal)
+    return response_of(result.value, body)
+
+
+def response_of(value: Any, body: Any) -> Response:
+    """Return a response of what crosses the channel: {status, headers, body?, url?, redirected?} and a stream."""
+    whole = value.get("body") or (None if body is None and value["status"] in (101, 204, 205, 304) else b"")
+    return Response(
+        body if body is not None else whole,
+        value["status"],
+        headers=[tuple(pair) for pair in value["headers"]],
+        url=value.get("url", ""),
+        redirected=value.get("redirected", False),
+    )
+
+
+async def pieces(whole: bytes, size: int = 64 << 10) -> AsyncIterator[bytes]:
+    for start in range(0, len(whole), size):
+        yield whole[start : start + size]

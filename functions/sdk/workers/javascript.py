@@ -1,0 +1,249 @@
+"""What older functions import from `js` because Pyodide's Python had it from there: dates, bytes and text, timers, a little of `crypto`.
+
+Each is a thin face over Python's own. Refuses to be a JavaScript: nothing here evaluates, and what is not here is refused by name (js.py).
+"""
+
+import asyncio
+import base64
+import hashlib
+import inspect
+import json
+import math
+import os
+import time
+import uuid
+from collections.abc import Callable, Iterable
+from datetime import UTC, date, datetime
+from email.utils import format_datetime
+from typing import Any
+
+from workers.face import Buffer
+from workers.trouble import text_of
+
+DIGESTS = {"SHA-1": "sha1", "SHA-256": "sha256", "SHA-384": "sha384", "SHA-512": "sha512", "MD5": "md5"}
+
+
+class Date:
+    """A moment in milliseconds; the time zone is UTC, as on the platform."""
+
+    def __init__(self, value: Any = None) -> None:
+        if value is None:
+            self._ms = Date.now()
+        elif isinstance(value, str):
+            self._ms = Date.parse(value)
+        elif isinstance(value, date):
+            moment = value if isinstance(value, datetime) else datetime(value.year, value.month, value.day)
+            self._ms = round((moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)).timestamp() * 1e3)
+        else:
+            self._ms = int(value)
+
+    @classmethod
+    def new(cls, value: Any = None) -> "Date":
+        return cls(value)
+
+    @staticmethod
+    def now() -> int:
+        return time.time_ns() // 1_000_000
+
+    @staticmethod
+    def parse(text: str) -> int:
+        moment = datetime.fromisoformat(text)
+        return round((moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)).timestamp() * 1e3)
+
+    def getTime(self) -> int:
+        return self._ms
+
+    valueOf = __int__ = getTime
+
+    def __float__(self) -> float:
+        return float(self._ms)
+
+    def to_py(self, **_: Any) -> datetime:
+        return datetime.fromtimestamp(self._ms / 1e3, UTC)
+
+    def toISOString(self) -> str:
+        return self.to_py().isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+    def toUTCString(self) -> str:
+        return format_datetime(self.to_py(), usegmt=True)
+
+    toJSON = __str__ = toISOString
+
+    def getUTCFullYear(self) -> int:
+        return self.to_py().year
+
+    def getUTCMonth(self) -> int:
+        return self.to_py().month - 1
+
+    def getUTCDate(self) -> int:
+        return self.to_py().day
+
+    def getUTCDay(self) -> int:
+        return self.to_py().isoweekday() % 7
+
+    def getUTCHours(self) -> int:
+        return self.to_py().hour
+
+    def getUTCMinutes(self) -> int:
+        return self.to_py().minute
+
+    def getUTCSeconds(self) -> int:
+        return self.to_py().second
+
+    getFullYear, getMonth, getDate, getDay = getUTCFullYear, getUTCMonth, getUTCDate, getUTCDay
+    getHours, getMinutes, getSeconds = getUTCHours, getUTCMinutes, getUTCSeconds
+
+
+def json_text(value: Any, where: str, indent: Any = None) -> str:
+    """Write a value as JSON.stringify does: moments are texts, and whole numbers have no fraction. Raises TypeError."""
+
+    def other(item: Any) -> Any:
+        if isinstance(item, (date, Date)):
+            return Date(item).toISOString()
+        raise TypeError(f"{where} has a value of the type {type(item).__name__}, which JSON has not")
+
+    separators = (",", ":") if not indent else (",", ": ")
+    return json.dumps(_numbers(value), separators=separators, ensure_ascii=False, default=other, indent=indent or None)
+
+
+def _numbers(value: Any) -> Any:
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            return None
+        return int(value) if value.is_integer() and abs(value) < 1e21 else value
+    if isinstance(value, dict):
+        return {key: _numbers(item) for key, item in value.items()}
+    return [_numbers(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+class Uint8Array(bytearray):
+    """Bytes that can be written to."""
+
+    @classmethod
+    def new(cls, source: Any = 0) -> "Uint8Array":
+        return cls(source)
+
+    @property
+    def length(self) -> int:
+        return len(self)
+
+    byteLength = length
+
+    @property
+    def buffer(self) -> Buffer:
+        return Buffer(self)
+
+    def to_py(self, **_: Any) -> memoryview:
+        return memoryview(self)
+
+    def to_bytes(self) -> bytes:
+        return bytes(self)
+
+
+class TextEncoder:
+    encoding = "utf-8"
+
+    @classmethod
+    def new(cls) -> "TextEncoder":
+        return cls()
+
+    def encode(self, text: str = "") -> Uint8Array:
+        return Uint8Array(text.encode())
+
+
+class TextDecoder:
+    def __init__(self, encoding: str = "utf-8", options: Any = None) -> None:
+        self.encoding = encoding
+        self.fatal = bool((options or {}).get("fatal"))
+
+    @classmethod
+    def new(cls, encoding: str = "utf-8", options: Any = None, **named: Any) -> "TextDecoder":
+        return cls(encoding, {**(options or {}), **named})
+
+    def decode(self, data: Any = b"") -> str:
+        return bytes(data).decode(self.encoding, "strict" if self.fatal else "replace")
+
+
+def btoa(text: str) -> str:
+    return base64.b64encode(text.encode("latin-1")).decode()
+
+
+def atob(text: str) -> str:
+    return base64.b64decode(text).decode("latin-1")
+
+
+class _Timers:
+    """Numbers for what is to run later, within the limits of a function's background work."""
+
+    def __init__(self) -> None:
+        self._last = 0
+        self._running: dict[int, asyncio.TimerHandle] = {}
+
+    def start(self, call: Callable[..., Any], delay_ms: float, args: Iterable[Any], *, again: bool) -> int:
+        self._last += 1
+        self._arm(self._last, call, max(0.0, delay_ms or 0.0) / 1e3, tuple(args), again)
+        return self._last
+
+    def stop(self, number: Any) -> None:
+        if (handle := self._running.pop(number, None)) is not None:
+            handle.cancel()
+
+    def _arm(self, number: int, call: Callable[..., Any], delay_s: float, args: tuple[Any, ...], again: bool) -> None:
+        def fire() -> None:
+            self._running.pop(number, None)
+            if again:
+                self._arm(number, call, max(delay_s, 0.001), args, again)
+            if inspect.isawaitable(made := call(*args)):
+                asyncio.ensure_future(made).add_done_callback(_logged)
+
+        self._running[number] = asyncio.get_running_loop().call_later(delay_s, fire)
+
+
+def _logged(task: "asyncio.Future[Any]") -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        print(text_of(error), flush=True)
+
+
+_timers = _Timers()
+
+
+def set_timeout(call: Callable[..., Any], delay_ms: float = 0, *args: Any) -> int:
+    return _timers.start(call, delay_ms, args, again=False)
+
+
+def set_interval(call: Callable[..., Any], delay_ms: float = 0, *args: Any) -> int:
+    return _timers.start(call, delay_ms, args, again=True)
+
+
+def clear_timer(number: Any = None) -> None:
+    _timers.stop(number)
+
+
+class _Subtle:
+    async def digest(self, algorithm: Any, data: Any) -> Buffer:
+        name = (algorithm if isinstance(algorithm, str) else algorithm["name"]).upper()
+        if name not in DIGESTS:
+            raise TypeError(f"crypto.subtle.digest: {name!r} is none of {', '.join(DIGESTS)}")
+        return Buffer(hashlib.new(DIGESTS[name], bytes(data), usedforsecurity=False).digest())
+
+    def __getattr__(self, name: str) -> Any:
+        sentence = f"crypto.subtle has only digest here, and no {name!r}; use Python's hmac, hashlib or `cryptography`"
+        raise AttributeError(sentence, name=name, obj=self)
+
+
+class Crypto:
+    subtle = _Subtle()
+
+    def randomUUID(self) -> str:
+        return str(uuid.uuid4())
+
+    def getRandomValues(self, array: Any) -> Any:
+        array[:] = os.urandom(len(array))
+        return array
+
+
+class Performance:
+    timeOrigin = time.time() * 1e3
+
+    def now(self) -> float:
+        return time.time() * 1e3 - self.timeOrigin

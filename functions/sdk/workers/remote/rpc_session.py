@@ -1,0 +1,405 @@
+"""A session: the two streams of one call between functions, over which each side calls what the other has sent of functions, targets and streams.
+
+Begins with the call and lasts until nothing that came with it is held any more. The site relays bytes and reads none of them. A message is its length
+and a msgpack list. Knows stubs and values; refuses to know bindings.
+"""
+
+import asyncio
+import inspect
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from typing import Any
+
+import msgspec
+
+from pilotlight.functions.channel import Failure
+from workers import host
+from workers.http.body import as_bytes
+from workers.remote.rpc_values import pack_sent, unpack_sent
+from workers.remote.stubs import Handle, RpcStub, RpcTarget
+from workers.trouble import describe, remote_error
+from workers.values import DataCloneError
+
+SESSION = (
+    "$session"  # the only key of a reply whose value comes over the session, and what a caller that can hold one says
+)
+MAX_MESSAGE_BYTES = 32 << 20
+MAX_CALLS = 128  # of one side at once; further ones wait
+PIECE_BYTES = 256 << 10  # of a stream, at once
+HIDDEN = frozenset({"dup", "dispose", "constructor"})  # of a target
+FIRST = 0  # the number of the call that began the session
+
+
+class RpcSession:
+    def __init__(self) -> None:
+        self._exports: dict[int, _Export] = {}
+        self._imports: set[int] = set()
+        self._asked: dict[int, asyncio.Future[Any]] = {}
+        self._answering: set[asyncio.Task[Any]] = set()
+        self._outbox: deque[bytes] = deque()
+        self._news = asyncio.Event()
+        self._room = asyncio.Semaphore(MAX_CALLS)
+        self._last_id = FIRST
+        self._has_reader = False
+        self._why_over: Failure | None = None
+
+    @property
+    def is_used(self) -> bool:
+        """Tell whether either side may call something of the other's."""
+        return bool(self._exports or self._imports)
+
+    # -- the caller's side ------------------------------------------------------------------------------------------------------------
+
+    async def outgoing(self) -> AsyncIterator[bytes]:
+        """Give what is to be sent. Its end is the session's, unless an answer is read, of which some may still have to be."""
+        try:
+            while True:
+                while self._outbox:
+                    yield self._outbox.popleft()
+                self._news.clear()
+                await self._news.wait()
+        finally:
+            if not self._has_reader:
+                self.close(Failure("the call is over, and what was sent with it", code="session_over"))
+
+    async def result(self, incoming: Any) -> Any:
+        """Return what the call gives, of which `incoming` is the answer's stream. Raises what it raised."""
+        first = self._asked[FIRST] = asyncio.get_running_loop().create_future()
+        self._has_reader = True
+        reading = asyncio.ensure_future(self._read(incoming))
+        _reading.add(reading)
+        reading.add_done_callback(_reading.discard)
+        try:
+            return await first
+        except BaseException:
+            self.close(Failure("the call that this belongs to was given up", code="session_over"))
+            await incoming.aclose()
+            raise
+        finally:
+            del self._asked[FIRST], first  # the result may hold stubs
+
+    # -- the called side --------------------------------------------------------------------------------------------------------------
+
+    async def serve(self, work: Callable[[], Coroutine[Any, Any, Any]], incoming: Any) -> AsyncIterator[bytes]:
+        """Give what is to be sent while `work` runs, its packed result, and what follows from that. Raises what the work raises."""
+        first, reading = asyncio.ensure_future(work()), asyncio.ensure_future(self._read(incoming))
+        first.add_done_callback(lambda _: self._news.set())
+        is_told = False
+        try:
+            while True:
+                if first.done() and not is_told:
+                    is_told = True
+                    self._send("result", FIRST, first.result())
+                while self._outbox:
+                    yield self._outbox.popleft()
+                if is_told and not self._exports and not self._imports and not self._outbox:
+                    return
+                if not self._outbox and first.done() == is_told:
+                    self._news.clear()
+                    await self._news.wait()
+        finally:
+            self.close(Failure("the call is over, and what was sent with it", code="session_over"))
+            for task in (first, reading):
+                task.cancel()
+            await asyncio.gather(first, reading, return_exceptions=True)
+
+    # -- values -----------------------------------------------------------------------------------------------------------------------
+
+    def pack(self, value: Any, where: str) -> Any:
+        return pack_sent(value, where, self)
+
+    def unpack(self, value: Any) -> "Received":
+        """Return a value that came, and what it brought."""
+        received = Received(self)
+        received.value = unpack_sent(value, received)
+        return received
+
+    def export(self, value: Any) -> int | None:
+        kind = _exported(value)
+        if kind is None:
+            return None
+        if self._why_over is not None:
+            raise self._why_over
+        self._last_id += 1
+        self._exports[self._last_id] = kind
+        return self._last_id
+
+    def import_(self, id: Any) -> Handle:
+        self._imports.add(id)
+        return Handle(_Remote(self, id))
+
+    # -- calls ------------------------------------------------------------------------------------------------------------------------
+
+    async def call(self, id: int, what: str, name: str | None, args: Any = (), kwargs: Any = None) -> Any:
+        """Ask something of what the other side has sent: to `call` it, or to `read` a property."""
+        async with self._room:
+            if self._why_over is not None:
+                raise remote_error(self._why_over)
+            self._last_id += 1
+            number, answer = self._last_id, asyncio.get_running_loop().create_future()
+            packed = [self.pack(list(args), "the arguments"), self.pack(dict(kwargs or {}), "the arguments")]
+            host.leave()
+            self._asked[number] = answer
+            self._send(what, number, id, name, *packed)
+            try:
+                return await answer
+            except asyncio.CancelledError:
+                self._send("cancel", number)
+                raise
+            finally:
+                self._asked.pop(number, None)
+
+    def release(self, id: int) -> None:
+        if id in self._imports:
+            self._imports.discard(id)
+            self._send("drop", id)
+
+    def close(self, why: Failure) -> None:
+        """End it: what waits for the other side fails, what was sent to it is given back."""
+        if self._why_over is None:
+            self._why_over = why
+            self._imports.clear()
+            for answer in tuple(self._asked.values()):
+                if not answer.done():
+                    answer.set_exception(remote_error(why))
+            for task in tuple(self._answering):
+                task.cancel()
+            for id in tuple(self._exports):
+                self._drop(id)
+        self._news.set()
+
+    def _send(self, *message: Any) -> None:
+        if self._why_over is None:
+            data = msgspec.msgpack.encode(message)
+            if len(data) > MAX_MESSAGE_BYTES:
+                raise DataCloneError(f"{len(data)} bytes in one call, of at most {MAX_MESSAGE_BYTES}; send a stream")
+            self._outbox.append(len(data).to_bytes(4, "big") + data)
+            self._news.set()
+
+    async def _read(self, incoming: Any) -> None:
+        why = Failure("the call is over, and what came with it", code="session_over")
+        buffer = bytearray()
+        try:
+            async for chunk in incoming:
+                buffer += chunk
+                while len(buffer) >= 4 and len(buffer) >= (end := 4 + int.from_bytes(buffer[:4], "big")):
+                    message = bytes(memoryview(buffer)[4:end])
+                    del buffer[:end]
+                    self._take(*msgspec.msgpack.decode(message))
+                if len(buffer) > MAX_MESSAGE_BYTES + 4:
+                    raise Failure("the other function sent a message beyond all bounds", code="session_broken")
+        except Failure as failure:
+            why = failure
+        except Exception as error:
+            why = Failure(f"the other function broke the protocol of calls: {error!r}", code="session_broken")
+        finally:
+            self.close(why)
+            await incoming.aclose()
+
+    def _take(self, what: str, number: int, *rest: Any) -> None:
+        if what in ("call", "read"):
+            if len(self._answering) >= 2 * MAX_CALLS:
+                raise Failure("the other function made calls beyond all bounds", code="session_broken")
+            task = asyncio.ensure_future(self._answer(what, number, *rest))
+            task.set_name(str(number))
+            self._answering.add(task)
+            task.add_done_callback(self._answering.discard)
+        elif what == "drop":
+            self._drop(number)
+        elif what == "cancel":
+            for task in tuple(self._answering):
+                if task.get_name() == str(number):
+                    task.cancel()
+        elif (answer := self._asked.get(number)) is not None and not answer.done():
+            if what == "result":
+                answer.set_result(self.unpack(rest[0]).value)
+            else:
+                code, status, name, message, detail = rest
+                answer.set_exception(remote_error(Failure(message, code=code, status=status, name=name, detail=detail)))
+
+    async def _answer(self, what: str, number: int, id: int, name: str | None, args: Any, kwargs: Any) -> None:
+        brought = Received(self)
+        try:
+            export = self._exports.get(id)
+            if export is None:
+                raise Failure("what is called was disposed of", code="disposed")
+            args, kwargs = unpack_sent(args, brought), unpack_sent(kwargs, brought)
+
+            async def act() -> Any:
+                value = export.asked(what, name, args, kwargs)
+                while inspect.isawaitable(value):
+                    value = await value
+                return self.pack(value, "what it returned")
+
+            self._send("result", number, await (act() if export.runner is None else export.runner(act)))
+        except Exception as error:
+            told = describe(error)
+            self._send("error", number, told.code, told.status, told.name, told.message, told.detail[-65536:])
+        finally:
+            brought.release()
+
+    def _drop(self, id: int) -> None:
+        export = self._exports.pop(id, None)
+        if export is not None and not any(other.value is export.value for other in self._exports.values()):
+            export.dispose()
+        self._news.set()
+
+
+class Received:
+    """What came with one message, and the stubs in it."""
+
+    def __init__(self, session: RpcSession) -> None:
+        self.value: Any = None
+        self._session = session
+        self._stubs: list[RpcStub] = []
+
+    def stub(self, id: int) -> RpcStub:
+        stub = RpcStub(self._session.import_(id))
+        self._stubs.append(stub)
+        return stub
+
+    def stream(self, id: int) -> "_Pulled":
+        return _Pulled(self._session.import_(id))
+
+    def release(self) -> None:
+        """Give the stubs back, as at the end of the call that they came with."""
+        for stub in self._stubs:
+            stub.dispose()
+
+
+class _Remote:
+    """What has a number at the other side."""
+
+    def __init__(self, session: RpcSession, id: int) -> None:
+        self._session = session
+        self._id = id
+
+    def call(self, name: str | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Awaitable[Any]:
+        return self._session.call(self._id, "call", name, args, kwargs)
+
+    def read(self, name: str) -> Awaitable[Any]:
+        return self._session.call(self._id, "read", name)
+
+    def release(self) -> None:
+        self._session.release(self._id)
+
+
+class _Pulled:
+    """A stream of the other side, asked for piece by piece."""
+
+    def __init__(self, handle: Handle) -> None:
+        handle.hold()
+        self._handle: Handle | None = handle
+
+    def __aiter__(self) -> "_Pulled":
+        return self
+
+    async def __anext__(self) -> bytes:
+        piece = None if self._handle is None else await self._handle.remote.call(None, (), {})
+        if piece is None:
+            await self.aclose()
+            raise StopAsyncIteration
+        return bytes(piece)
+
+    async def aclose(self) -> None:
+        handle, self._handle = self._handle, None
+        if handle is not None:
+            handle.release()
+
+    def __del__(self) -> None:
+        if self._handle is not None:
+            self._handle.release_soon()
+
+
+class _Export:
+    """Something of this side that the other may call, as an event of the Durable Object that sent it."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+        self.runner = host.event_runner.get()
+
+    def asked(self, what: str, name: str | None, args: Any, kwargs: Any) -> Any:
+        raise NotImplementedError
+
+    def dispose(self) -> None:
+        """Give back what it holds."""
+
+
+class _Function(_Export):
+    def asked(self, what: str, name: str | None, args: Any, kwargs: Any) -> Any:
+        if name is not None or what != "call":
+            raise _no_member(name)
+        return self.value(*args, **kwargs)
+
+
+class _Target(_Export):
+    """An RpcTarget, of which what its class defines can be asked; or a stub of a third function, which knows itself."""
+
+    def asked(self, what: str, name: str | None, args: Any, kwargs: Any) -> Any:
+        if name is None and isinstance(self.value, RpcStub):
+            return self.value(*args, **kwargs)
+        if name is None or name.startswith("_"):
+            raise _no_member(name)
+        if isinstance(self.value, RpcTarget) and (name in HIDDEN or not hasattr(type(self.value), name)):
+            raise _no_member(name)
+        found = getattr(self.value, name)
+        if what == "read":
+            return found
+        if not callable(found):
+            raise _no_member(name)
+        return found(*args, **kwargs)
+
+    def dispose(self) -> None:
+        if callable(dispose := getattr(self.value, "dispose", None)) and isinstance(self.value, (RpcTarget, RpcStub)):
+            dispose()
+
+
+class _Source(_Export):
+    """A stream, of which each call gives a piece, and then None."""
+
+    def __init__(self, value: Any) -> None:
+        super().__init__(value)
+        self.runner = None
+        self._iterator = aiter(value)
+        self._left = b""
+
+    async def asked(self, what: str, name: str | None, args: Any, kwargs: Any) -> Any:
+        while not self._left:
+            try:
+                self._left = as_bytes(await anext(self._iterator))
+            except StopAsyncIteration:
+                return None
+        piece, self._left = self._left[:PIECE_BYTES], self._left[PIECE_BYTES:]
+        return piece
+
+    def dispose(self) -> None:
+        if (aclose := getattr(self._iterator, "aclose", None)) is not None:
+            closing = asyncio.ensure_future(aclose())
+            _reading.add(closing)
+            closing.add_done_callback(_ended)
+
+
+def _exported(value: Any) -> _Export | None:
+    if isinstance(value, RpcStub):
+        return _Target(value.dup())
+    if isinstance(value, RpcTarget) or hasattr(type(value), "__is_stub__"):
+        return _Target(value)
+    if hasattr(value, "__aiter__"):
+        return _Source(value)
+    if callable(value) and not isinstance(value, type):
+        return _Function(value)
+    return None
+
+
+def _no_member(name: str | None) -> Failure:
+    sentence = "it is no function" if name is None else f"it has no method or property {name!r} that can be reached"
+    return Failure(f"the RPC receiver does not do this: {sentence}", code="no_method", name="TypeError")
+
+
+_reading: set["asyncio.Future[Any]"] = set()  # tasks that nobody else holds
+
+
+def _ended(task: "asyncio.Future[Any]") -> None:
+    _reading.discard(task)
+    if not task.cancelled():
+        task.exception()  # its reader has left

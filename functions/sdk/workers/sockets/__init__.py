@@ -1,0 +1,1 @@
+"""WebSockets inside a function."""

@@ -1,0 +1,90 @@
+"""An author's mistake as it is told: as text, the traceback from the author's own code on, as what crosses a channel, and as what the caller of
+another function's method catches.
+"""
+
+import builtins
+import resource
+import sys
+import traceback
+from functools import cache
+from pathlib import Path
+
+from pilotlight.functions.channel import Failure
+
+_OURS = str(Path(__file__).parents[2])  # the SDK and what serves it
+
+
+def text_of(error: BaseException) -> str:
+    told = traceback.TracebackException(type(error), error, error.__traceback__)
+    _keep_authors_frames(told)
+    text = "".join(told.format())
+    for each in _chain(error):
+        if isinstance(each, Failure):  # a class of ours, which has the name of what went wrong
+            ours = f"{type(each).__module__}.{type(each).__qualname__}: "
+            text = text.replace(ours, "" if each.message.startswith(f"{each.name}:") else f"{each.name}: ")
+    return text
+
+
+def print_trouble(where: str, error: BaseException) -> None:
+    print(f"{where}: {text_of(error).rstrip()}", file=sys.stderr, flush=True)
+
+
+def describe(error: BaseException) -> Failure:
+    """Describe an error to the author: the name, the message and the traceback from the author's own code on."""
+    if isinstance(error, Failure) and error.detail:
+        return error
+    code, status = getattr(error, "code", "exception"), getattr(error, "status", 500)
+    if isinstance(error, MemoryError):
+        sentence = f"a function may use {resource.getrlimit(resource.RLIMIT_DATA)[0] >> 20} MiB of memory"
+        return Failure(
+            sentence, code="exception", name="MemoryError", detail=f"{text_of(error).rstrip()}: {sentence}\n"
+        )
+    return Failure(
+        str(error) or type(error).__name__,
+        code=code if isinstance(code, (str, int)) else "exception",
+        status=status if isinstance(status, int) else 500,
+        name=error.name if isinstance(error, Failure) else type(error).__name__,
+        detail=text_of(error),
+    )
+
+
+def remote_error(failure: Failure) -> Failure:
+    """Return what a caller catches for a failure of a method elsewhere: a Failure that is, too, the exception of Python's that it is named after."""
+    remote = _remote_kind(failure.name) if type(failure) is Failure else None
+    if remote is None:
+        return failure
+    return remote(failure.message, code=failure.code, status=failure.status, name=failure.name, detail=failure.detail)
+
+
+@cache
+def _remote_kind(name: str) -> type[Failure] | None:
+    """Return the class; None where there is no such exception, or it is not made of a sentence, as a UnicodeDecodeError."""
+    kind = getattr(builtins, name, None)
+    if not (isinstance(kind, type) and issubclass(kind, Exception)):
+        return None
+    try:
+        remote = type(kind.__name__, (Failure, kind), {"__str__": _sentence, "__module__": "builtins"})
+        remote("")
+    except TypeError:
+        return None
+    return remote
+
+
+def _sentence(failure: Failure) -> str:
+    return failure.message
+
+
+def _keep_authors_frames(told: traceback.TracebackException | None) -> None:
+    """Drop the frames of this SDK, of what serves it, and of the import; where none is left, the exception itself says where."""
+    if told is None:
+        return
+    kept = [frame for frame in told.stack or () if not frame.filename.startswith((_OURS, "<frozen importlib"))]
+    told.stack = traceback.StackSummary.from_list(kept) if kept else None  # type: ignore[assignment]  # as without a traceback
+    for other in (told.__cause__, told.__context__, *(told.exceptions or ())):
+        _keep_authors_frames(other)
+
+
+def _chain(error: BaseException | None) -> list[BaseException]:
+    if error is None:
+        return []
+    return [error, *_chain(error.__cause__ or (None if error.__suppress_context__ else error.__context__))]

@@ -1,0 +1,26 @@
+"""`import_from_javascript`: the two modules of the platform's own that Python has under another name."""
+
+from types import SimpleNamespace
+from typing import Any
+
+from workers import entrypoint, host
+from workers.remote.stubs import RpcStub, RpcTarget
+
+
+def import_from_javascript(name: str) -> Any:
+    """Return `cloudflare:workers`, as far as Python has it. Raises ImportError: there is no JavaScript to import from."""
+    if name != "cloudflare:workers":
+        raise ImportError(
+            f"{name!r} cannot be imported: functions are CPython here, with no JavaScript behind them; "
+            "only 'cloudflare:workers' is there, for sockets use Python's `socket` or asyncio.open_connection",
+            name=name,
+        )
+    return SimpleNamespace(
+        env=host.env,
+        waitUntil=entrypoint.wait_until,
+        WorkerEntrypoint=entrypoint.WorkerEntrypoint,
+        DurableObject=entrypoint.DurableObject,
+        WorkflowEntrypoint=entrypoint.WorkflowEntrypoint,
+        RpcTarget=RpcTarget,
+        RpcStub=RpcStub,
+    )

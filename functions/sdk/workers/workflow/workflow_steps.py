@@ -1,0 +1,420 @@
+"""The steps of a workflow: done, repeated after failures, remembered; sleeps and events to wait for.
+
+A step is known by its name and by how many of that name came before it. https://developers.cloudflare.com/workflows/python and /build/sleeping-and-
+retrying. Knows an object's storage; who wakes the workflow is workflows.py's.
+"""
+
+import asyncio
+import inspect
+import math
+import re
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any, NamedTuple
+
+from pilotlight.functions.channel import Failure
+from workers.face import Record, snake_case
+from workers.javascript import Date
+from workers.trouble import remote_error
+from workers.values import pack, unpack
+
+UNITS = {
+    "second": 1.0,
+    "minute": 60.0,
+    "hour": 3600.0,
+    "day": 86_400.0,
+    "week": 604_800.0,
+    "month": 2_592_000.0,
+    "year": 31_536_000.0,
+}
+STAYS_S = 5.0  # a wait that is shorter is waited for in memory
+QUIET_S = 0.05  # in which nothing of the workflow has begun to run, before it is put aside
+TURN_S = 60.0  # of one run, which is a request with a limit of its own
+FOREVER = float("inf")
+UNKEPT = object()
+
+
+class NonRetryableError(Exception):
+    """What a step raises that is not to be repeated."""
+
+
+class WorkflowTimeoutError(Exception):
+    """A step has taken too long, or an event has not come."""
+
+
+class RetryPolicy(NamedTuple):
+    limit: float = 5  # may be infinite
+    delay_s: float = 10.0
+    backoff: str = "exponential"
+    timeout_s: float = 600.0
+
+    @classmethod
+    def of(cls, config: Any) -> "RetryPolicy":
+        given = {snake_case(name): value for name, value in dict(config or {}).items()}
+        retries = dict(given.get("retries") or {})
+        backoff = retries.get("backoff", cls._field_defaults["backoff"])
+        if backoff not in ("constant", "linear", "exponential"):
+            raise ValueError(f"backoff is constant, linear or exponential, and not {backoff!r}")
+        return cls(
+            _limit(retries.get("limit", 5)),
+            seconds_of(retries.get("delay", 10_000)),
+            backoff,
+            seconds_of(given.get("timeout", 600_000)),
+        )
+
+    def pause_s(self, attempt: int) -> float:
+        """Seconds after this failed attempt, counted from 1."""
+        factor: float = {"constant": 1, "linear": attempt, "exponential": 2.0 ** (attempt - 1)}[self.backoff]
+        return self.delay_s * factor
+
+    def as_config(self) -> Record:
+        retries = Record(limit=self.limit, delay=int(self.delay_s * 1000), backoff=self.backoff)
+        return Record(retries=retries, timeout=int(self.timeout_s * 1000))
+
+
+class StepLog:
+    """What became of steps, and the events that nobody has taken, in an object's storage."""
+
+    def __init__(self, storage: Any) -> None:
+        self._storage = storage
+
+    def get(self, kind: str, key: str) -> Any:
+        return self._storage.kv.get(f"{kind}:{key}")
+
+    async def put(self, kind: str, key: str, value: Any) -> None:
+        """Return when it is on the disk."""
+        self._storage.kv.put(f"{kind}:{key}", value)
+        await self._storage.sync()
+
+    def add_event(self, type: str, payload: Any) -> None:
+        number = int(self._storage.kv.get("events") or 0) + 1
+        self._storage.kv.put("events", number)
+        event = {"type": type, "payload": payload, "timestamp_ms": int(time.time() * 1000)}
+        self._storage.kv.put(f"event:{number:09}", event)
+
+    async def take_event(self, type: str, key: str, until_s: float) -> Any:
+        """Give the oldest event of a type that came in time to a step; None where there is none."""
+        for name, event in self._storage.kv.list(prefix="event:"):
+            if event["type"] == type and event["timestamp_ms"] <= until_s * 1000:
+                self._storage.kv.delete(name)
+                await self.put("step", key, {"value": event})
+                return event
+        return None
+
+    def clear(self) -> None:
+        for name, _ in self._storage.kv.list():
+            if name != "instance":
+                self._storage.kv.delete(name)
+
+
+class WorkflowStep:
+    """`step`, in one run."""
+
+    def __init__(self, log: StepLog) -> None:
+        self._log = log
+        self._counts: Counter[str] = Counter()
+        self._steps: dict[str, Any] = {}  # what was decorated, by the function's name and by the step's
+        self._at_work = 0  # steps that compute
+        self._waits: dict[object, float] = {}  # until when, seconds since 1970
+        self._changed = asyncio.Event()
+        self._began_s = time.monotonic()
+        self._is_tired = False  # no further step begins in this run
+
+    # -- what a workflow calls ----------------------------------------------------------------------------------------------------------
+
+    def do(self, name: Any = None, depends: Any = None, concurrent: bool = False, config: Any = None) -> Any:
+        """Decorate a step. It is done when what this returns is called and awaited; its parameters are the results of the steps that `depends` names,
+        or of those that they are named like, and `ctx`."""
+        if callable(depends):  # as in JavaScript: do(name, callback)
+            return self._once(str(name), depends, (), RetryPolicy.of(config))
+
+        def decorate(function: Callable[..., Any]) -> Callable[[], Any]:
+            title = str(name) if name is not None else function.__name__
+            step = _Step(self, title, function, depends, concurrent, RetryPolicy.of(config))
+            self._steps[function.__name__] = self._steps[title] = step
+            return step
+
+        return decorate(name) if callable(name) else decorate
+
+    async def sleep(self, name: str, duration: Any) -> None:
+        """Wait for milliseconds, or for a text such as "2 hours"."""
+        await self._sleep_until(name, time.time() + seconds_of(duration))
+
+    async def sleep_until(self, name: str, timestamp: Any) -> None:
+        """Wait until a datetime, a Date, or milliseconds since 1970."""
+        if isinstance(timestamp, str):
+            timestamp = datetime.fromisoformat(timestamp)
+        is_time = isinstance(timestamp, datetime)
+        until_s = (
+            timestamp.timestamp() if is_time else (int(timestamp) if isinstance(timestamp, Date) else timestamp) / 1000
+        )
+        await self._sleep_until(name, until_s)
+
+    async def wait_for_event(self, name: str, event_type: Any, /, timeout: Any = "24 hours") -> Record:
+        """Wait for `send_event` of this type: {type, payload, timestamp}. Raises WorkflowTimeoutError."""
+        if isinstance(event_type, dict):  # as in JavaScript: {type, timeout}
+            event_type, timeout = event_type["type"], event_type.get("timeout", timeout)
+        key = self._key(name)
+        done = self._log.get("step", key) or {}
+        if (error := done.get("error")) is not None:
+            raise restored(error)
+        found = done.get("value")
+        ends_s = await self._deadline(key, time.time() + seconds_of(timeout))
+        while found is None and (found := await self._log.take_event(event_type, key, ends_s)) is None:
+            if time.time() >= ends_s:
+                late = WorkflowTimeoutError(f"no event {event_type!r} has come for the step {name!r} in time")
+                await self._log.put("step", key, {"error": recorded(late)})
+                raise late
+            await self._wait(ends_s, is_event=True)
+        stamp = datetime.fromtimestamp(found["timestamp_ms"] / 1000)
+        return Record(type=found["type"], payload=unpack(found["payload"]), timestamp=stamp)
+
+    sleepUntil, waitForEvent = sleep_until, wait_for_event
+
+    # -- what its instance calls --------------------------------------------------------------------------------------------------------
+
+    def on_event(self) -> None:
+        self._changed.set()
+
+    @property
+    def has_news(self) -> bool:
+        """Tell whether something has happened since `parked` looked last."""
+        return self._changed.is_set()
+
+    async def parked(self) -> float | None:
+        """Return when nothing computes and every wait is long: until when the first of them lasts, None where it is for an event alone."""
+        while True:
+            self._changed.clear()
+            if self._is_tired and not self._at_work:
+                return time.time()
+            until_s = min(self._waits.values(), default=0.0)
+            if not self._at_work and until_s > time.time() + STAYS_S:
+                try:
+                    async with asyncio.timeout(QUIET_S):
+                        await self._changed.wait()
+                except TimeoutError:
+                    return None if until_s == FOREVER else until_s
+            else:
+                await self._changed.wait()
+
+    # -- a step -------------------------------------------------------------------------------------------------------------------------
+
+    async def _once(
+        self, name: str, function: Callable[..., Any], results: tuple[Any, ...], policy: RetryPolicy
+    ) -> Any:
+        key = self._key(name)
+        if (done := self._log.get("step", key)) is not None:
+            if (error := done.get("error")) is not None:
+                raise restored(error)
+            return unpack(done["value"])
+        attempt = int(self._log.get("attempts", key) or 0)
+        while True:
+            await self._rest_of_pause(key)
+            await self._turn()
+            attempt += 1
+            await self._log.put("attempts", key, attempt)
+            step = Record(name=name, count=int(key.rpartition("#")[2]))
+            context = Record(step=step, attempt=attempt, config=policy.as_config())
+            try:
+                value = await self._attempt(function, results, context, policy)
+                plain = pack(value, f"what the step {name!r} returned")
+            except Exception as error:
+                if isinstance(error, NonRetryableError) or attempt > policy.limit:
+                    kept = recorded(error)
+                    await self._log.put("step", key, {"error": kept})
+                    raise restored(kept) from error  # as every later run raises it
+                await self._log.put("pause", key, time.time() + policy.pause_s(attempt))
+                continue
+            await self._log.put("step", key, {"value": plain})
+            return unpack(plain)
+
+    async def _attempt(
+        self, function: Callable[..., Any], results: tuple[Any, ...], context: Record, policy: RetryPolicy
+    ) -> Any:
+        arguments = [context if result is CONTEXT else result for result in results]
+        self._at_work += 1
+        self._changed.set()
+        try:
+            async with asyncio.timeout(policy.timeout_s) as deadline:
+                value = function(*arguments)
+                return await value if inspect.isawaitable(value) else value
+        except TimeoutError:
+            if deadline.expired():
+                raise WorkflowTimeoutError(
+                    f"the step {context.step.name!r} took more than {policy.timeout_s:g} s"
+                ) from None
+            raise
+        finally:
+            self._at_work -= 1
+            self._changed.set()
+
+    async def _turn(self) -> None:
+        """Begin no step where the run has lasted long: the next run goes on with it, and has its own time."""
+        if self._is_tired or time.monotonic() - self._began_s > TURN_S:
+            self._is_tired = True
+            self._changed.set()
+            await asyncio.get_running_loop().create_future()
+
+    async def _rest_of_pause(self, key: str) -> None:
+        until_s = float(self._log.get("pause", key) or 0)
+        while time.time() < until_s:
+            await self._wait(until_s)
+
+    async def _sleep_until(self, name: str, until_s: float) -> None:
+        until_s = await self._deadline(self._key(name), until_s)
+        while time.time() < until_s:
+            await self._wait(until_s)
+
+    async def _deadline(self, key: str, until_s: float) -> float:
+        """Return the deadline that was noted when the step began for the first time."""
+        if (noted := self._log.get("until", key)) is not None:
+            return float(noted)
+        await self._log.put("until", key, until_s)
+        return until_s
+
+    async def _wait(self, until_s: float, *, is_event: bool = False) -> None:
+        token = object()
+        self._waits[token] = until_s
+        self._changed.set()
+        try:
+            if is_event:
+                changed = asyncio.ensure_future(self._news())
+                await asyncio.wait({changed}, timeout=max(0.0, until_s - time.time()))
+                changed.cancel()
+            else:
+                await asyncio.sleep(max(0.0, until_s - time.time()))
+        finally:
+            del self._waits[token]
+            self._changed.set()
+
+    async def _news(self) -> None:
+        await asyncio.sleep(QUIET_S)
+        await self._changed.wait()
+
+    def _key(self, name: str) -> str:
+        self._counts[name] += 1
+        return f"{name}#{self._counts[name]}"
+
+
+class _Context:
+    """Stands where a step's `ctx` goes."""
+
+
+CONTEXT = _Context()
+
+
+class _Step:
+    """A decorated step: called, it is done once for all who depend on it."""
+
+    def __init__(
+        self,
+        steps: WorkflowStep,
+        name: str,
+        function: Callable[..., Any],
+        depends: Any,
+        concurrent: bool,
+        policy: RetryPolicy,
+    ) -> None:
+        self._steps = steps
+        self._name = name
+        self._function = function
+        self._depends = depends
+        self._is_concurrent = concurrent
+        self._policy = policy
+        self._shared: asyncio.Task[Any] | None = None
+
+    async def __call__(self) -> Any:
+        sources = self._sources()
+        if self._is_concurrent:
+            results = await asyncio.gather(*map(_given, sources))
+        else:
+            results = [await _given(source) for source in sources]
+        self._shared = asyncio.ensure_future(
+            self._steps._once(self._name, self._function, tuple(results), self._policy)
+        )
+        return await self._shared
+
+    async def result(self) -> Any:
+        """Return what it gave, or do it: for a step that depends on it."""
+        return await (self() if self._shared is None else asyncio.shield(self._shared))
+
+    def _sources(self) -> list[Any]:
+        names = list(inspect.signature(self._function).parameters)
+        wanted = [name for name in names if name != "ctx"]
+        if self._depends is None:
+            if unknown := [name for name in wanted if name not in self._steps._steps]:
+                raise TypeError(f"the step {self._name!r} has the parameter {unknown[0]!r}, and no step has that name")
+            return [CONTEXT if name == "ctx" else self._steps._steps[name] for name in names]
+        if len(self._depends) != len(wanted):
+            raise TypeError(
+                f"the step {self._name!r} has {len(wanted)} parameters, and depends on {len(self._depends)} steps"
+            )
+        left = iter(self._depends)
+        return [CONTEXT if name == "ctx" else next(left) for name in names]
+
+
+async def _given(source: Any) -> Any:
+    return await source.result() if isinstance(source, _Step) else source
+
+
+def seconds_of(duration: Any) -> float:
+    """Return the seconds of milliseconds, or of a text such as "5 minutes"."""
+    if isinstance(duration, (int, float)):
+        return max(0.0, duration / 1000)
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+?)s?\s*", str(duration))
+    if found is None or found[2] not in UNITS:
+        raise ValueError(f"{duration!r} is no duration: give milliseconds, or a number and one of {', '.join(UNITS)}")
+    return float(found[1]) * UNITS[found[2]]
+
+
+def _limit(given: Any) -> float:
+    limit = float(given)
+    return int(limit) if math.isfinite(limit) else limit
+
+
+def recorded(error: Exception) -> dict[str, Any]:
+    """Return a step's failure as it is kept: by the nearest of its classes that a later run can find, with its arguments and attributes."""
+    kind = next(kind for kind in type(error).__mro__ if _found(kind.__module__, kind.__qualname__) is kind)
+    made_of = error.__reduce__()[1] if isinstance(error, OSError) else error.args  # its args lack the file's name
+    args = [_plain(each) for each in made_of]
+    return {
+        "name": type(error).__name__,
+        "message": str(error),
+        "kind": [kind.__module__, kind.__qualname__],
+        "args": [str(error)] if UNKEPT in args else args,
+        "attributes": {name: plain for name, each in vars(error).items() if (plain := _plain(each)) is not UNKEPT},
+    }
+
+
+def restored(error: dict[str, Any]) -> Exception:
+    """Return a step's failure, the same in every run: of the kind that was raised, where that is a class of a module."""
+    module, name = error.get("kind") or ("builtins", error["name"])
+    kind, text = _found(module, name), f"{error['name']}: {error['message']}"
+    if not (isinstance(kind, type) and issubclass(kind, Exception)) or kind is Exception:
+        return Exception(error["message"] if error["name"] == "Exception" else text)
+    args = [unpack(each) for each in error.get("args") or [error["message"]]]
+    try:
+        # The author's constructor may take something else than what the exception is made of.
+        found: Exception = kind(*args) if kind.__module__ == "builtins" else kind.__new__(kind, *args)
+        vars(found).update({name: unpack(each) for name, each in error.get("attributes", {}).items()})
+        str(found)
+    except Exception:  # whatever the author's class does there
+        return Exception(text)
+    return remote_error(found) if isinstance(found, Failure) else found
+
+
+def _found(module: str, name: str) -> Any:
+    found: Any = sys.modules.get(module)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return found
+
+
+def _plain(value: Any) -> Any:
+    try:
+        return pack(value, "a part of an exception")
+    except Exception:  # it cannot be kept
+        return UNKEPT

@@ -1,0 +1,284 @@
+"""The functions of a site file: which folders are served under which names, within which limits, with which bindings, with what status.
+
+Knows the site file; processes, pools and bindings are built here and known by their own modules.
+"""
+
+import asyncio
+import logging
+import os
+import uuid
+from collections.abc import Callable
+from contextlib import AsyncExitStack, closing
+from dataclasses import fields, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from msgspec.structs import asdict
+from starlette.types import Scope
+
+from pilotlight.functions.bindings.binding import BindingError, Services
+from pilotlight.functions.bindings.objects.object_migrations import MigrationError
+from pilotlight.functions.bindings.owners import Owners
+from pilotlight.functions.bindings.secrets.secret_store import SecretError, SecretStore
+from pilotlight.functions.bindings.storage.s3 import S3Place
+from pilotlight.functions.bindings.usage import FunctionUsage
+from pilotlight.functions.channel import Failure
+from pilotlight.functions.function_bindings import FunctionBindings
+from pilotlight.functions.host.dependencies.layers import LayerBudget
+from pilotlight.functions.host.deployed import DeployedFunctions
+from pilotlight.functions.host.limits import FunctionLimits
+from pilotlight.functions.host.pool import FunctionPool
+from pilotlight.functions.host.router_client import RouterClient
+from pilotlight.functions.host.site_functions import SiteFunctions, Trace
+from pilotlight.functions.inference import Inference
+from pilotlight.functions.manifest import (
+    FILES,
+    BindingDeclaration,
+    Manifest,
+    ManifestError,
+    MisfitError,
+    load_manifest,
+)
+from pilotlight.functions.network_inference import NetworkInference
+from pilotlight.runtime.api.connection import header
+from pilotlight.runtime.api.middleware import GENUINE_HOP
+from pilotlight.sites.site import FunctionsConfig
+from pilotlight.support import background
+from pilotlight.wire.hop.headers import CLIENT_ADDRESS, DEPLOY_TOKEN_ENV, HOP_SECRET_ENV, HOPS, SESSION_AFFINITY
+
+log = logging.getLogger("pilotlight.function")
+
+SECRETS_S = 1.0  # between two looks at what `pilotlight secret` has changed
+UNNAMED = {  # options that name a store
+    "kv": ("id",), "d1": ("database_id", "database_name"), "r2": ("bucket_name",), "analytics_engine": ("dataset",),
+}  # fmt: skip
+
+
+class ServedFunctions:
+    """The functions that a site serves; use as `async with`."""
+
+    def __init__(
+        self,
+        config: FunctionsConfig,
+        state_dir: Path,
+        inference: Inference,
+        own_ports: Callable[[], list[int]],
+        site: str,
+        trace: Trace | None = None,
+    ) -> None:
+        """`inference` answers AI bindings; no function may connect to this machine's `own_ports`; `trace` is the scope of an invocation. Raises
+        ManifestError."""
+        self.config = config
+        self.manifests = _manifests(config)
+        self.deployed: DeployedFunctions | None = None
+        self.usage: FunctionUsage | None = None  # while it serves
+        self._inference = inference
+        self._state_dir, self._site = state_dir, site
+        self._secrets = SecretStore(state_dir)
+        # By pool: the manifest without the secrets that were put into this site, and the layers.
+        self._declared: dict[str, tuple[Manifest, tuple[Path, ...]]] = {}
+        self._services = Services()
+        self._stack = AsyncExitStack()  # of what runs while it serves
+        self._owners = Owners(state_dir, self.manifests, config.shared)
+        shared = {field.name for field in fields(FunctionLimits)} & set(FunctionsConfig.__struct_fields__)
+        limits = FunctionLimits(**{name: getattr(config, name) for name in shared})
+        self.functions = SiteFunctions(
+            limits=limits,
+            min_tier=config.min_tier,
+            oci_runtime=config.oci_runtime,
+            state_dir=state_dir,
+            egress_allow=config.egress_allow,
+            own_ports=own_ports,
+            zygotes_mib=config.zygotes_mib,
+            layer_budget=LayerBudget(config.layers_mib, config.layers_days),
+            on_cpu=self._computed,
+            trace=trace,
+            open_bindings=lambda manifest, functions: FunctionBindings.open(
+                state_dir, self._services, manifest, functions
+            ),
+        )
+
+    async def __aenter__(self) -> "ServedFunctions":
+        async with AsyncExitStack() as stack:
+            self.usage = stack.enter_context(closing(FunctionUsage(self._state_dir, self._site, self._account_of)))
+            secret, token = os.environ.get(HOP_SECRET_ENV, ""), os.environ.get(DEPLOY_TOKEN_ENV, "")
+            inference, router = self._inference, None
+            if self.config.deployments is not None:
+                router = RouterClient(self.config.deployments.rstrip("/"), secret or token)
+                stack.push_async_callback(router.close)
+                inference = NetworkInference(inference, router)
+            self._services = Services(inference=inference, r2=r2_stores(self.config), usage=self.usage)
+            stack.push_async_callback(self._services.databases.close)
+            await stack.enter_async_context(self.functions)
+            if router is not None:
+                kept, taken = self._state_dir / "deployed", frozenset(self.manifests)
+                self.deployed = DeployedFunctions(router, kept, self, self._site, taken)
+                stack.push_async_exit(self.deployed)
+            revision = self._secrets.revision()
+            for name, (manifest, layers) in self.manifests.items():
+                self.add(manifest, name=name, layers=layers)
+            await stack.enter_async_context(
+                background.running(lambda: self._follow_secrets(revision), "following secrets")
+            )
+            if self.deployed is not None:
+                await self.deployed.__aenter__()
+            self._stack = stack.pop_all()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._stack.aclose()
+
+    def _computed(self, function: str, cpu_s: float) -> None:
+        if self.usage is not None:
+            self.usage.computed(function, cpu_s)
+
+    def _account_of(self, function: str) -> str:
+        loader = function.partition("+")[0]  # of a dynamic worker
+        return "" if self.deployed is None else self.deployed.account_of(loader)
+
+    def add(
+        self,
+        manifest: Manifest,
+        *,
+        name: str | None = None,
+        layers: tuple[Path, ...] = (),
+        pool: str | None = None,
+    ) -> None:
+        """Serve a function from its next request on, in the place of one of that name; `pool`: as one version beside others, which owns what it names
+        once it is accepted (`claim`). Raises ManifestError, and then nothing has changed."""
+        served = name or manifest.name
+        named = _with_version(replace(manifest, name=served), pool)  # as its bindings and its consumers call it
+        try:
+            if pool is not None:
+                named = self._with_own_stores(named)
+            self._owners.check(named)
+            self.functions.add(_with_secrets(named, self._secrets), name=pool, layers=layers)
+            self._declared[pool or served] = named, layers
+            if pool is None:
+                self._owners.claim(named)
+        except MigrationError as error:
+            raise MisfitError(f"{manifest.directory}: {error}") from None
+        except (BindingError, SecretError, OSError) as error:
+            raise ManifestError(f"{manifest.directory}: {error}") from None
+
+    def _with_own_stores(self, manifest: Manifest) -> Manifest:
+        """Name the stores that a deployed function does not name `FUNCTION/BINDING`: those of two functions are two."""
+        bindings = []
+        for binding in manifest.bindings:
+            names = UNNAMED.get(binding.kind, ())
+            if names and not any(binding.options.get(name) for name in names):
+                id = f"{manifest.name}/{binding.name}"
+                self._owners.take_over(binding.kind, binding.name, id, manifest.name, self._services.databases)
+                binding = binding._replace(options={**binding.options, names[0]: id})
+            bindings.append(binding)
+        return replace(manifest, bindings=tuple(bindings))
+
+    async def _follow_secrets(self, revision: int) -> None:
+        """Give functions the secrets that were put or deleted since `revision`. Never returns."""
+        while True:
+            await asyncio.sleep(SECRETS_S)
+            if (now := self._secrets.revision()) != revision:
+                await self._renew_secrets()
+                revision = now
+
+    async def _renew_secrets(self) -> None:
+        pools = self.functions.pools
+        self._declared = {name: declared for name, declared in self._declared.items() if name in pools}
+        for name, declared in [*self._declared.items()]:
+            manifest, layers = declared
+            try:
+                manifest = await asyncio.to_thread(_with_secrets, manifest, self._secrets)
+                if self._declared.get(name) is declared and name in pools and manifest != pools[name].manifest:
+                    self._replace(name, manifest, layers)
+            except (SecretError, ManifestError, Failure, OSError) as error:
+                log.error("%s keeps its old secrets: %s", name, error)
+
+    def _replace(self, name: str, manifest: Manifest, layers: tuple[Path, ...]) -> None:
+        """Serve a pool with another manifest from its next request on. Raises ManifestError, Failure and OSError."""
+        function = manifest.name
+        is_live = self.functions.names.get(function) == name
+        self.functions.add(manifest, name=name, layers=layers)
+        if is_live:
+            self.functions.live(function, name)
+        log.info("%s starts anew with the secrets that were changed", name)
+
+    def moves(self, pool: str) -> tuple[str, ...]:
+        """Return the migrations that will rename or delete classes of objects when this version takes the traffic."""
+        bindings = self.functions.pools[pool].bindings
+        return () if bindings is None else bindings.moves
+
+    def claim(self, pool: str) -> None:
+        """Make the function the owner of what this version names and nobody owns. Raises BindingError where another was quicker."""
+        self._owners.claim(self.functions.pools[pool].manifest)
+
+    async def version_of(self, name: str, scope: Scope) -> FunctionPool:
+        """Return the version that answers a request to the function: of one that was deployed, the one that this client gets. Raises Failure."""
+        if (
+            "+" in name or "@" in name
+        ):  # a dynamic worker, its loader's alone, or one version, which has its share of the traffic
+            raise Failure(f"this site has no function named {name[:64]!r}", code="not_found", status=404)
+        pool = None
+        if self.deployed is not None and name not in self.functions.pools:
+            pool = await self.deployed.pool_of(name, client_key(scope))
+        return self.functions.version(pool or name)
+
+
+def client_key(scope: Scope) -> str:
+    """Return what tells a client from others: its session, its credentials, its address."""
+    addresses = (CLIENT_ADDRESS,) if scope.get(GENUINE_HOP, False) else ()  # a router's word; anybody else may lie
+    for name in (SESSION_AFFINITY, "authorization", *addresses, "x-forwarded-for"):
+        if (value := header(scope, name)) is not None:
+            return f"{name}={value}"
+    client = scope.get("client")
+    is_direct = header(scope, HOPS) is None and client is not None
+    return f"address={client[0]}" if is_direct and client is not None else uuid.uuid4().hex
+
+
+def _manifests(config: FunctionsConfig) -> dict[str, tuple[Manifest, tuple[Path, ...]]]:
+    found: dict[str, tuple[Manifest, tuple[Path, ...]]] = {}
+    for function in config.serve:
+        layers = (Path(function.layer).expanduser(),) if function.layer is not None else ()
+        for layer in layers:
+            if not layer.is_dir():
+                raise ManifestError(
+                    f"functions.serve: the layer {function.layer!r} of {function.name!r} is no directory"
+                )
+        found[function.name] = load_manifest(Path(function.path).expanduser(), function.environment), layers
+    if config.directory is not None:
+        folder = Path(config.directory).expanduser()
+        for child in sorted(folder.iterdir()) if folder.is_dir() else ():
+            if any((child / name).is_file() for name in FILES):
+                manifest = load_manifest(child)
+                if manifest.name in found:
+                    raise ManifestError(f"{child}: a function named {manifest.name!r} is served already")
+                found[manifest.name] = manifest, ()
+    return found
+
+
+def _with_version(manifest: Manifest, pool: str | None) -> Manifest:
+    """Make a value of a binding of the version's metadata: `id` is the same for the same bytes, of what was deployed."""
+    since = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    version = {
+        "id": str(uuid.uuid5(uuid.NAMESPACE_OID, pool or f"{manifest.name} {since}")),
+        "tag": "",
+        "timestamp": since,
+    }
+    bindings = (
+        BindingDeclaration("var", each.name, {"value": version}) if each.kind == "version_metadata" else each
+        for each in manifest.bindings
+    )
+    return replace(manifest, bindings=tuple(bindings))
+
+
+def _with_secrets(manifest: Manifest, secrets: SecretStore) -> Manifest:
+    """Add the secrets that were put into this site, which win over a var or a local secret of the same name."""
+    kept = secrets.values(manifest.name)
+    if not kept:
+        return manifest
+    declared = tuple(binding for binding in manifest.bindings if binding.name not in kept)
+    put = tuple(BindingDeclaration("secret", name, {"value": value}) for name, value in kept.items())
+    return replace(manifest, bindings=declared + put)
+
+
+def r2_stores(config: FunctionsConfig) -> dict[str, S3Place]:
+    return {name: S3Place(**{**asdict(store), "bucket": store.bucket or name}) for name, store in config.r2.items()}

@@ -1,0 +1,138 @@
+"""The functions of a site as the site sees them: a scope in which they are served, routes to mount, and a status.
+
+Nothing else of this package is a site's business; what a site gives is named in the constructor.
+"""
+
+import fcntl
+import logging
+import os
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import AsyncExitStack, contextmanager
+from pathlib import Path
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+from pilotlight.functions.host.pool import FunctionPool
+from pilotlight.functions.host.site_functions import Trace
+from pilotlight.functions.inference import Inference
+from pilotlight.functions.routes.deployments import deployment_routes, events_of
+from pilotlight.functions.routes.invocations import AdmissionGate, function_routes
+from pilotlight.functions.served import ServedFunctions
+from pilotlight.functions.state_dir import state_dir_of
+from pilotlight.runtime.api.connection import json_response, read_json
+from pilotlight.runtime.api.middleware import GENUINE_HOP
+from pilotlight.sites.config import ConfigError, state_directory
+from pilotlight.sites.site import SiteConfig
+from pilotlight.support import atomic_files
+from pilotlight.wire.errors import ApiError
+from pilotlight.wire.hop.status import FunctionsStatus, FunctionStatus
+from pilotlight.wire.hop.usage_records import USAGE_PATH, UsageAsked
+
+MAX_BODY = 256 << 10
+
+log = logging.getLogger("pilotlight.function")
+
+
+class FunctionsService:
+    """The functions of one site; use as `async with`. It drains as `admission` does, which gives each request its permit."""
+
+    def __init__(
+        self,
+        config: SiteConfig,
+        inference: Inference,
+        admission: AdmissionGate,
+        own_ports: Callable[[], list[int]],
+        hop_secret: str | None,
+        trace: Trace | None = None,
+    ) -> None:
+        """`trace` is the scope of an invocation. Raises ManifestError."""
+        self.served = ServedFunctions(config.functions, state_dir_of(config), inference, own_ports, config.name, trace)
+        self._admission = admission
+        self._site = config.name
+        self._named_state = state_directory(config.name) if config.functions.state_dir is None else None
+        self._address = f"{config.listen.host}:{config.listen.port}"
+        self._stack = AsyncExitStack()
+        self._hop_secret = hop_secret
+
+    async def __aenter__(self) -> "FunctionsService":
+        """Raises ConfigError."""
+        async with AsyncExitStack() as stack:
+            if self._named_state is not None:
+                stack.enter_context(_alone_in(self._named_state, self._site))
+                _note_address(self._named_state / "address", self._address)
+            await stack.enter_async_context(self.served)
+            self._stack = stack.pop_all()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._stack.aclose()
+
+    def routes(self) -> list[BaseRoute]:
+        """The routes of requests to functions, and of what routers ask about deployed ones."""
+        return [
+            *function_routes(self.served, self._admission),
+            *deployment_routes(self.served, self._hop_secret, self._site),
+            Route(USAGE_PATH, self.usage, methods=["POST"]),
+        ]
+
+    async def usage(self, request: Request) -> Response:
+        """Hand a router's ledger what functions have used. Raises ApiError."""
+        if not request.scope.get(GENUINE_HOP, False) or self.served.usage is None:
+            raise ApiError(
+                "forbidden", "what functions have used is told to routers that share a secret with this site"
+            )
+        asked = await read_json(request, UsageAsked, MAX_BODY, "the body is not what a router asks for")
+        return json_response(msgspec.json.encode(self.served.usage.hand_out(asked)))
+
+    def versions(self) -> bytes:
+        """Return none: a site alone serves each function as it lies there."""
+        return b"[]"
+
+    def lines(self, name: str) -> AsyncGenerator[bytes, None]:
+        """Iterate over what a function prints from now on, as events. Raises ApiError."""
+        if name not in self.served.functions.pools:
+            raise ApiError("not_found", f"this site has no function {name[:64]!r}")
+        return events_of(self.served.functions.tails, name, self._site)
+
+    def status(self) -> FunctionsStatus:
+        isolation, pools = self.served.functions.isolation, self.served.functions.pools
+        states = tuple(_state(name, pool) for name, pool in sorted(pools.items()))
+        takes_deployed = self.served.config.deployments is not None
+        return FunctionsStatus(isolation.tier, isolation.why_not_more, states, takes_deployed)
+
+
+def _state(name: str, pool: FunctionPool) -> FunctionStatus:
+    isolates, asked, failed = pool.isolates, pool.num_asked, pool.num_failed
+    return FunctionStatus(
+        name, len(isolates.living), isolates.load, isolates.num_started, isolates.sockets, asked, failed
+    )
+
+
+@contextmanager
+def _alone_in(state: Path, site: str) -> Iterator[None]:
+    """Keep other sites of this name, as those of another network of the same user, out of a directory while this one serves. Raises ConfigError."""
+    state.mkdir(parents=True, exist_ok=True)
+    directory = os.open(state, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        try:
+            fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            sentence = f"another site named {site!r} keeps the data of its functions in {state}: set functions.state_dir in this site's file"
+            raise ConfigError(sentence) from None
+        yield
+    finally:
+        os.close(directory)
+
+
+def _note_address(file: Path, address: str) -> None:
+    """Warn where the site that kept its data here before had another address: it may be another network's."""
+    before = file.read_text() if file.is_file() else address
+    if before != address:
+        log.warning(
+            "%s holds what a site at %s has kept, and this one is at %s: if that is another network's, set functions.state_dir in this site's file",
+            file.parent, before, address,
+        )  # fmt: skip
+    atomic_files.write(file, address.encode())

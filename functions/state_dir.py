@@ -1,0 +1,13 @@
+"""Where the bindings of a site's functions keep their data. Imports nothing of the site, since commands start with it."""
+
+from pathlib import Path
+
+from pilotlight.sites.config import state_directory
+from pilotlight.sites.site import SiteConfig
+
+
+def state_dir_of(site: SiteConfig) -> Path:
+    """Return the directory in which the site's bindings keep their data."""
+    if site.functions.state_dir is not None:
+        return Path(site.functions.state_dir).expanduser()
+    return state_directory(site.name)

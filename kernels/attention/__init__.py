@@ -1,0 +1,1 @@
+"""Paged attention: decode, prefill, verify, latent."""

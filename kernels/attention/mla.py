@@ -1,0 +1,191 @@
+"""Multi-head latent attention in absorbed form (DeepSeek-V2, arXiv 2405.04434, section 2.1): all heads of a token share one latent vector, which is
+key and value at once, and one rotary key.
+
+The cache holds both side by side, [num_blocks, block_size, latent + rotary] (512 + 64 in DeepSeek-V2 and V3). Queries arrive with the keys'
+up-projection multiplied into them; the result is still latent, and the values' up-projection is the caller's. Refuses to know projections.
+"""
+
+import torch
+import torch.nn.functional as F
+
+from pilotlight.kernels import checks
+from pilotlight.kernels.attention.attention_rule import AttentionRule
+from pilotlight.kernels.attention.decode_attention import attend_by_torch as decode_by_torch
+from pilotlight.kernels.attention.paged import (
+    can_read,
+    can_read_batch,
+    check_blocks,
+    check_slots,
+    require_batch,
+    require_tables,
+)
+from pilotlight.kernels.attention.prefill_by_torch import attend_by_torch as prefill_by_torch
+from pilotlight.kernels.attention.varlen import VarlenBatch
+from pilotlight.kernels.checks import FLOATS, ArgumentCheck, placed
+from pilotlight.kernels.dispatch import operation
+from pilotlight.kernels.elementwise.rotary import turned
+
+
+def _check_decode(
+    operation: str,
+    q_latent: torch.Tensor,
+    q_rotary: torch.Tensor,
+    cache: torch.Tensor,
+    block_tables: torch.Tensor,
+    context_lens: torch.Tensor,
+    max_context_len: int,
+    scale: float,
+) -> None:
+    if checks.DEBUG or not (
+        _can_attend(q_latent, q_rotary, cache, scale)
+        and can_read(q_latent, block_tables, context_lens, max_context_len, cache.shape[1])
+    ):
+        check = _require(operation, "seqs", q_latent, q_rotary, cache, scale)
+        require_tables(check, block_tables, context_lens, max_context_len, cache.shape[1])
+        if checks.DEBUG:
+            check_blocks(operation, block_tables, context_lens, cache)
+
+
+def _check_prefill(
+    operation: str,
+    q_latent: torch.Tensor,
+    q_rotary: torch.Tensor,
+    cache: torch.Tensor,
+    batch: VarlenBatch,
+    scale: float,
+) -> None:
+    if checks.DEBUG or not (
+        _can_attend(q_latent, q_rotary, cache, scale) and can_read_batch(q_latent, batch, cache.shape[1])
+    ):
+        check = _require(operation, "tokens", q_latent, q_rotary, cache, scale)
+        require_batch(check, batch, q_latent.shape[0], cache.shape[1])
+        if checks.DEBUG:
+            check_blocks(operation, batch.block_tables, batch.context_lens, cache, "batch.")
+
+
+def _can_attend(q_latent: torch.Tensor, q_rotary: torch.Tensor, cache: torch.Tensor, scale: float) -> bool:
+    return (
+        q_latent.dim() == q_rotary.dim() == cache.dim() == 3
+        and q_latent.dtype in FLOATS
+        and q_latent.dtype == q_rotary.dtype == cache.dtype
+        and q_latent.shape[:2] == q_rotary.shape[:2]
+        and q_latent.shape[1] > 0
+        and q_latent.shape[2] > 0
+        and q_rotary.shape[2] > 0
+        and q_latent.shape[2] + q_rotary.shape[2] == cache.shape[2]
+        and q_latent.stride(2) == q_rotary.stride(2) == cache.stride(2) == 1
+        and scale > 0
+        and placed(q_latent, q_rotary, cache)
+    )
+
+
+def _require(
+    operation: str, rows: str, q_latent: torch.Tensor, q_rotary: torch.Tensor, cache: torch.Tensor, scale: float
+) -> ArgumentCheck:
+    check = ArgumentCheck(operation)
+    check.tensor("q_latent", q_latent, f"{rows} heads latent", dense=1)
+    check.tensor("q_rotary", q_rotary, f"{rows} heads rotary", (q_latent.dtype,), dense=1)
+    check.derive("latent+rotary", check.size("latent") + check.size("rotary"), "q_latent and q_rotary")
+    check.tensor("cache", cache, "blocks block_size latent+rotary", (q_latent.dtype,), dense=1)
+    for name, size in (("heads", "heads"), ("latent", "values"), ("rotary", "rotary values")):
+        check.require("q_rotary" if name == "rotary" else "q_latent", check.size(name) > 0, f"has no {size}")
+    check.require("scale", scale > 0, f"is {scale}, wanted a positive number")
+    return check
+
+
+def _check_write(
+    operation: str,
+    x: torch.Tensor,
+    norm: torch.Tensor,
+    eps: float,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    cache: torch.Tensor,
+    slot_mapping: torch.Tensor,
+) -> None:
+    if not (
+        x.dim() == 2
+        and cache.dim() == 3
+        and norm.dim() == 1
+        and x.dtype in FLOATS
+        and x.dtype == cache.dtype
+        and (norm.dtype == x.dtype or norm.dtype == torch.float32)
+        and x.shape[1] == cache.shape[2]
+        and 0 < norm.shape[0] < x.shape[1]
+        and cos.shape == sin.shape == (x.shape[0], (x.shape[1] - norm.shape[0]) >> 1)
+        and not (x.shape[1] - norm.shape[0]) & 1
+        and cos.dtype == sin.dtype == torch.float32
+        and slot_mapping.shape == x.shape[:1]
+        and slot_mapping.dtype == torch.int64
+        and x.stride(1) == cache.stride(2) == cos.stride(1) == sin.stride(1) == 1
+        and norm.is_contiguous()
+        and slot_mapping.is_contiguous()
+        and placed(x, norm, cos, sin, cache, slot_mapping)
+    ):
+        check = ArgumentCheck(operation)
+        check.tensor("x", x, "tokens latent+rotary", dense=1)
+        check.tensor("cache", cache, "blocks block_size latent+rotary", (x.dtype,), dense=1)
+        check.tensor("norm", norm, "latent", (x.dtype, torch.float32), dense=1)
+        rotary = x.shape[1] - norm.shape[0]
+        fits = norm.shape[0] > 0 and rotary > 0 and rotary % 2 == 0
+        check.require("norm", fits, f"is of {norm.shape[0]} of {x.shape[1]} values: the others must turn in pairs")
+        check.derive("rotary/2", rotary // 2, "x and norm")
+        for name, values in (("cos", cos), ("sin", sin)):
+            check.tensor(name, values, "tokens rotary/2", (torch.float32,), dense=1)
+        check.tensor("slot_mapping", slot_mapping, "tokens", (torch.int64,), dense=1)
+    if checks.DEBUG:
+        check_slots(operation, slot_mapping, cache)
+
+
+@operation(_check_write, triton="attention.mla")
+def mla_write(
+    x: torch.Tensor,
+    norm: torch.Tensor,
+    eps: float,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    cache: torch.Tensor,
+    slot_mapping: torch.Tensor,
+) -> None:
+    """x [tokens, latent + rotary] as projected, norm [latent], cos and sin [tokens, rotary / 2] fp32, slot_mapping [tokens] int64; cache [num_blocks,
+    block_size, latent + rotary]: the latent vector is normalised and the rotary key turned, whose pairs lie side by side, before both are written."""
+    latent, rotary = x[:, : norm.shape[0]], x[:, None, norm.shape[0] :]
+    normed = (F.rms_norm(latent.float(), norm.shape, None, eps) * norm).to(x.dtype)
+    key = turned(rotary, cos, sin, is_interleaved=True).squeeze(1)
+    block_size = cache.shape[1]
+    cache[slot_mapping // block_size, slot_mapping % block_size] = torch.cat((normed, key), dim=1)
+
+
+@operation(_check_decode, triton="attention.mla")
+def mla_decode(
+    q_latent: torch.Tensor,
+    q_rotary: torch.Tensor,
+    cache: torch.Tensor,
+    block_tables: torch.Tensor,
+    context_lens: torch.Tensor,
+    max_context_len: int,
+    scale: float,
+) -> torch.Tensor:
+    """q_latent [seqs, heads, latent], q_rotary [seqs, heads, rotary]; cache [num_blocks, block_size, latent + rotary];
+    tables and lengths as decode_attention's -> [seqs, heads, latent]."""
+    if not q_latent.shape[0]:
+        return torch.empty_like(q_latent)
+    q = torch.cat((q_latent, q_rotary), dim=-1)[:, None]
+    keys, values = _keys_and_values(cache, q_latent.shape[2])
+    return decode_by_torch(q, keys, values, block_tables, context_lens, max_context_len, AttentionRule(scale))[:, 0]
+
+
+@operation(_check_prefill, triton="attention.mla")
+def mla_prefill(
+    q_latent: torch.Tensor, q_rotary: torch.Tensor, cache: torch.Tensor, batch: VarlenBatch, scale: float
+) -> torch.Tensor:
+    """q_latent [tokens, heads, latent], q_rotary [tokens, heads, rotary], causal over prefix and chunk as
+    prefill_attention's -> [tokens, heads, latent]."""
+    keys, values = _keys_and_values(cache, q_latent.shape[2])
+    return prefill_by_torch(torch.cat((q_latent, q_rotary), dim=-1), keys, values, batch, AttentionRule(scale))
+
+
+def _keys_and_values(cache: torch.Tensor, latent: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the cache as the keys and the values of one kv head."""
+    one = cache.unsqueeze(2)
+    return one, one[..., :latent]

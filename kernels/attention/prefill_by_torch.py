@@ -1,0 +1,121 @@
+"""Torch's form of the attention of prompt chunks. It reads prefix and chunk alike from the cache, so that a chunked prompt sees exactly what a whole
+one would.
+"""
+
+import torch
+import torch.nn.functional as F
+
+from pilotlight.kernels.attention.attention_rule import AttentionRule
+from pilotlight.kernels.attention.naive_attention import naive_attention
+from pilotlight.kernels.attention.varlen import VarlenBatch
+
+# Queries that go through a window at once: a tile meets the window and itself only, so that a long prompt costs
+# tokens * (window + tile).
+_TILE = 256
+# Scores that are written out at once, with sinks for instance: 64 heads over 128k keys are 34 MB for each query.
+_SCORE_BYTES = {"cpu": 32 << 20, "cuda": 512 << 20}
+
+
+def attend_by_torch(
+    q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, batch: VarlenBatch, rule: AttentionRule
+) -> torch.Tensor:
+    """Compute `prefill_attention` by torch -> [tokens, heads, head_dim of v]."""
+    if not len(q):
+        return q.new_empty((0, q.shape[1], v_cache.shape[3]))
+    pieces = torch.split(q, list(batch.host_q_lens))
+    outputs = [
+        _attend(piece, k_cache, v_cache, batch.block_tables[i], context_len, rule)
+        for i, (piece, context_len) in enumerate(zip(pieces, batch.host_context_lens, strict=True))
+        if len(piece)
+    ]
+    return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+
+
+def _attend(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    block_table: torch.Tensor,
+    context_len: int,
+    rule: AttentionRule,
+) -> torch.Tensor:
+    tokens, heads, _ = q.shape
+    _, block_size, kv_heads, _ = k_cache.shape
+    window = rule.window
+    if window is not None and window >= context_len:
+        window = None
+    # Blocks before the first query's window are not read; positions are counted from the first that is.
+    skipped = 0 if window is None else max(0, context_len - tokens - window + 1) // block_size
+    blocks = block_table[skipped : -(-context_len // block_size)]
+    before = skipped * block_size
+    context_len -= before
+    k, v = (
+        cache.index_select(0, blocks).view(-1, kv_heads, cache.shape[3])[:context_len].transpose(0, 1)
+        for cache in (k_cache, v_cache)
+    )
+    if window is None and not rule.is_naive:
+        return _attend_fused(q, k, v, rule.scale)
+    prefix = context_len - tokens
+    rows = _TILE
+    if rule.is_naive:
+        keys = context_len if window is None else min(context_len, window + _TILE)
+        rows = max(1, min(_TILE, _SCORE_BYTES[q.device.type] // (4 * heads * keys)))
+    outputs = []
+    for start in range(0, tokens, rows):
+        tile = q[start : start + rows]
+        end = prefix + start + len(tile)  # keys up to the tile's last query
+        first = 0 if window is None else max(0, prefix + start - window + 1)
+        mask = _causal(len(tile), end - first, window, q.device)
+        if window is not None and rule.is_chunked:
+            mask &= _of_own_chunk(len(tile), torch.arange(before + first, before + end, device=q.device), window)
+        outputs.append(_attend_tile(tile, k[:, first:end], v[:, first:end], mask, rule))
+    return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+
+
+def _attend_fused(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
+    """q [tokens, heads, head_dim], the last of the context; k, v [kv_heads, context, head_dim]."""
+    tokens, heads, _ = q.shape
+    kv_heads, context_len, _ = k.shape
+    prefix = context_len - tokens
+    mask = None
+    if prefix and tokens > 1:  # query i may look at the prefix and at the chunk up to itself
+        mask = _causal(tokens, context_len, None, q.device)
+    out = F.scaled_dot_product_attention(
+        q.transpose(0, 1).unsqueeze(0),
+        k.unsqueeze(0),
+        v.unsqueeze(0),
+        attn_mask=mask,
+        is_causal=prefix == 0,
+        scale=scale,
+        enable_gqa=heads != kv_heads,
+    )
+    return out.squeeze(0).transpose(0, 1)
+
+
+def _attend_tile(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, rule: AttentionRule
+) -> torch.Tensor:
+    """As _attend_fused, where `mask` [tokens, context] says what is seen."""
+    tokens, heads, head_dim = q.shape
+    kv_heads = k.shape[0]
+    if not rule.is_naive:
+        queries = q.transpose(0, 1).unsqueeze(0)
+        gqa = heads != kv_heads
+        out = F.scaled_dot_product_attention(
+            queries, k[None], v[None], attn_mask=mask, scale=rule.scale, enable_gqa=gqa
+        )
+        return out.squeeze(0).transpose(0, 1)
+    grouped = q.view(tokens, kv_heads, heads // kv_heads, head_dim).permute(1, 2, 0, 3)
+    out = naive_attention(grouped[None], k[None], v[None], mask[None], rule)
+    return out.squeeze(0).permute(2, 0, 1, 3).reshape(tokens, heads, -1)
+
+
+def _causal(tokens: int, context_len: int, window: int | None, device: torch.device) -> torch.Tensor:
+    """[tokens, context_len]: the queries are the last of the context."""
+    mask = torch.ones(tokens, context_len, dtype=torch.bool, device=device).tril_(context_len - tokens)
+    return mask if window is None else mask.triu_(context_len - tokens - window + 1)
+
+
+def _of_own_chunk(tokens: int, positions: torch.Tensor, chunk: int) -> torch.Tensor:
+    """[tokens, context_len]: the queries are the last of the positions."""
+    return positions >= (positions[len(positions) - tokens :] // chunk * chunk).unsqueeze(1)

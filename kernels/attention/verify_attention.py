@@ -1,0 +1,30 @@
+"""Paged attention of the last few tokens of each sequence: what checks drafts and adds a token, in one pass over the cache.
+
+Decode attention with more rows: a CPU computes, to the bit, what decoding one token after the other would.
+"""
+
+from typing import Any
+
+import torch
+
+from pilotlight.kernels.attention.attention_rule import AttentionRule
+from pilotlight.kernels.attention.prefill_attention import check as _check
+from pilotlight.kernels.attention.prefill_by_torch import attend_by_torch
+from pilotlight.kernels.attention.varlen import VarlenBatch
+from pilotlight.kernels.cpu import ops
+from pilotlight.kernels.cpu.c_library import Library
+from pilotlight.kernels.dispatch import operation
+
+
+def _native(library: Library, *args: Any) -> torch.Tensor | None:
+    _check("verify_attention", *args)
+    return ops.verify_attention(library, *args)
+
+
+@operation(_check, triton="attention.verify_attention", native=_native)
+def verify_attention(
+    q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, batch: VarlenBatch, rule: AttentionRule
+) -> torch.Tensor:
+    """q [tokens, heads, head_dim], the last tokens of each context, already written; all else as prefill_attention has it, for few tokens of each
+    sequence -> [tokens, heads, head_dim]."""
+    return attend_by_torch(q, k_cache, v_cache, batch, rule)

@@ -1,0 +1,1 @@
+"""Norms, rotations, activations and cache writes."""

@@ -1,0 +1,72 @@
+"""Writes new keys and values into the paged cache.
+
+A slot is a token's place in the cache: block * block_size + offset. The caches are views of one layer of an arena, strided alike; only the values
+of a head lie side by side.
+"""
+
+import torch
+
+from pilotlight.kernels import checks
+from pilotlight.kernels.attention.fp8_cache import quantize
+from pilotlight.kernels.attention.paged import check_slots, fits_cache, is_cache, kinds_for, require_cache
+from pilotlight.kernels.checks import INDICES, ArgumentCheck, placed
+from pilotlight.kernels.dispatch import operation
+
+
+def _check(
+    operation: str,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    kv_scales: torch.Tensor | None = None,
+) -> None:
+    if not (
+        is_cache(k_cache, v_cache, kv_scales)
+        and k.shape == v.shape == (slot_mapping.numel(), *k_cache.shape[2:])
+        and fits_cache(k, k_cache, kv_scales)
+        and k.dtype == v.dtype
+        and slot_mapping.dtype in INDICES
+        and slot_mapping.dim() == 1
+        and placed(k_cache, v_cache, k, v, slot_mapping)
+    ):
+        check = ArgumentCheck(operation)
+        require_cache(check, k_cache, v_cache, kv_scales)
+        check.tensor("k", k, "tokens kv_heads head_dim", kinds_for(k_cache, kv_scales))
+        check.tensor("v", v, "tokens kv_heads head_dim", (k.dtype,))
+        check.tensor("slot_mapping", slot_mapping, "tokens", INDICES)
+    if checks.DEBUG:
+        check_slots(operation, slot_mapping, k_cache)
+
+
+@operation(_check, triton="elementwise.kv_write")
+def kv_write(
+    k: torch.Tensor,
+    v: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    kv_scales: torch.Tensor | None = None,
+) -> None:
+    """k, v [tokens, kv_heads, head_dim]; caches [num_blocks, block_size, kv_heads, head_dim]; slot_mapping [tokens]
+    int64; kv_scales [2] fp32: of caches in FP8, what a stored key and a stored value are multiplied by."""
+    store(k, v, k_cache, v_cache, slot_mapping, kv_scales)
+
+
+def store(
+    k: torch.Tensor,
+    v: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    kv_scales: torch.Tensor | None = None,
+) -> None:
+    """Compute `kv_write` by torch, for arguments that have been checked."""
+    if kv_scales is not None:  # torch indexes bytes, and no FP8
+        k, v = quantize(k, kv_scales[0]).view(torch.uint8), quantize(v, kv_scales[1]).view(torch.uint8)
+        k_cache, v_cache = k_cache.view(torch.uint8), v_cache.view(torch.uint8)
+    block_size = k_cache.shape[1]
+    blocks, offsets = slot_mapping // block_size, slot_mapping % block_size
+    k_cache[blocks, offsets] = k
+    v_cache[blocks, offsets] = v

@@ -1,0 +1,62 @@
+"""Root-mean-square normalisation, alone and fused with the residual addition before it.
+
+Knows one row at a time; refuses to know which layer it serves. Statistics are taken in fp32 whatever the storage type.
+"""
+
+import torch
+import torch.nn.functional as F
+
+from pilotlight.kernels.checks import FLOATS, ArgumentCheck, placed
+from pilotlight.kernels.cpu import ops
+from pilotlight.kernels.dispatch import operation
+
+
+def _check(operation: str, x: torch.Tensor, weight: torch.Tensor, eps: float) -> None:
+    _check_sum(operation, x, None, weight, eps)
+
+
+def _check_sum(operation: str, x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, _: float) -> None:
+    dtype, weight_dtype = x.dtype, weight.dtype
+    row = "heads head_dim" if operation == "head_rms_norm" else "hidden"
+    if not (
+        dtype in FLOATS
+        and x.ndim == 2 + (row != "hidden")
+        and x.shape[1:] == weight.shape
+        and weight.numel()
+        and x.stride()[-1] == 1
+        and weight.is_contiguous()
+        and (weight_dtype == dtype or weight_dtype == torch.float32)
+        and (residual is None or (residual.dtype == dtype and residual.shape == x.shape and residual.is_contiguous()))
+        and placed(x, residual, weight)
+    ):
+        check = ArgumentCheck(operation)
+        check.tensor("x", x, f"tokens {row}", dense=1)
+        if residual is not None:
+            check.tensor("residual", residual, f"tokens {row}", (dtype,), dense=1)
+        check.tensor("weight", weight, row, (dtype, torch.float32), dense=weight.dim())
+        check.require("x", x.shape[-1] > 0, f"has shape {list(x.shape)}: a row without values has no mean")
+
+
+@operation(_check, triton="elementwise.norm", native=ops.rms_norm)
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """x [tokens, hidden], weight [hidden] -> [tokens, hidden] in x's dtype."""
+    if x.dtype == torch.float32:
+        return F.rms_norm(x, weight.shape, weight, eps)
+    return (F.rms_norm(x.float(), weight.shape, None, eps) * weight).to(x.dtype)
+
+
+@operation(_check_sum, triton="elementwise.norm", native=ops.add_rms_norm)
+def add_rms_norm(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """residual += x, then normalise: returns (normalised, new residual). The sum is rounded to the storage type first,
+    as every unfused implementation does, so that fusing changes no bit of the residual stream."""
+    residual = x + residual
+    return rms_norm(residual, weight, eps), residual
+
+
+@operation(_check, triton="elementwise.norm")
+def head_rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """x [tokens, heads, head_dim], strided or not; weight [heads, head_dim] -> the same shape as x, each head
+    normalised for itself."""
+    return (F.rms_norm(x.float(), x.shape[-1:], None, eps) * weight).to(x.dtype)

@@ -1,0 +1,46 @@
+"""Rotary position embedding in the half-split (GPT-NeoX) layout that Hugging Face checkpoints of the Llama family use, and of heads whose pairs lie
+side by side (RoFormer, arXiv 2104.09864), as DeepSeek-V3 and Llama 4 have them.
+
+Knows how to rotate; refuses to know frequencies: cos and sin arrive per token, so scaling rules stay in the engine's
+layer.
+"""
+
+import torch
+
+from pilotlight.kernels.checks import FLOATS, ArgumentCheck, placed
+from pilotlight.kernels.dispatch import operation
+
+
+def _check(operation: str, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, _: bool = False) -> None:
+    if not (
+        x.dim() == 3
+        and x.dtype in FLOATS
+        and not x.shape[2] & 1
+        and cos.shape == sin.shape == (x.shape[0], x.shape[2] >> 1)
+        and cos.dtype == sin.dtype == torch.float32
+        and placed(x, cos, sin)
+    ):
+        check = ArgumentCheck(operation)
+        check.tensor("x", x, "tokens heads head_dim")
+        check.require("x", x.shape[2] % 2 == 0, f"has heads of {x.shape[2]} values, which cannot turn in pairs")
+        check.derive("head_dim/2", x.shape[2] // 2, "x")
+        for name, values in (("cos", cos), ("sin", sin)):
+            check.tensor(name, values, "tokens head_dim/2", (torch.float32,))
+
+
+@operation(_check, triton="elementwise.rotary")
+def rotary(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, is_interleaved: bool = False) -> torch.Tensor:
+    """x [tokens, heads, head_dim]; cos, sin [tokens, head_dim / 2] in fp32 -> rotated x, in x's dtype.
+
+    Dimension i turns together with i + head_dim / 2, or, interleaved, 2i with 2i + 1; either way the result has the first of each pair in its first
+    half, which changes no product of a query and a key. Products are taken in fp32: bf16 cosines cost three digits of the angle.
+    """
+    return turned(x, cos, sin, is_interleaved)
+
+
+def turned(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, is_interleaved: bool = False) -> torch.Tensor:
+    """Compute `rotary` by torch, for arguments that have been checked."""
+    half = x.shape[2] >> 1
+    first, second = (x[..., 0::2], x[..., 1::2]) if is_interleaved else (x[..., :half], x[..., half:])
+    cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)

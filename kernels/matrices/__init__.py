@@ -1,0 +1,1 @@
+"""Matrix products and the formats of weights."""

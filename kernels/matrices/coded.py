@@ -1,0 +1,37 @@
+"""Weights in codes of four or eight bits under scales, which the C library multiplies by as they are (kernels/cpu/coded.py)."""
+
+from abc import abstractmethod
+from functools import partial
+
+from torch import Tensor
+
+from pilotlight.kernels.cpu import coded
+from pilotlight.kernels.cpu.c_library import Library
+from pilotlight.kernels.dispatch import operation
+from pilotlight.kernels.matrices.weight import Weight, check_product
+
+
+class CodedWeight(Weight):
+    """A weight that C multiplies by without unpacking it."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def codes_of_rows(self) -> coded.Codes:
+        """Return the tensors and sizes of a weight that is one matrix."""
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return coded_logits(hidden, self)
+
+
+def native_linear(
+    library: Library, x: Tensor, weight: CodedWeight, bias: Tensor | None = None, wide_output: bool = False
+) -> Tensor | None:
+    """As coded.linear, of the weight's own parts."""
+    return coded.linear(library, x, weight.codes_of_rows(), bias, wide_output)
+
+
+@operation(check_product, native=partial(native_linear, wide_output=True))
+def coded_logits(hidden: Tensor, weight: CodedWeight) -> Tensor:
+    """hidden [rows, columns] -> fp32 [rows, vocab], rounded to the storage type before."""
+    return weight.linear(hidden).float()

@@ -1,0 +1,147 @@
+"""Eight-bit floats (e4m3) and their scales: of weights one per block, of activations, which are rounded on the way, one per group of columns.
+
+Knows how both are scaled; refuses to know checkpoints. Scales are what values are multiplied by. Activations have a scale per row and
+group of columns: 128 of them where the weight's scales change along columns, else the whole row; or one scale for all, where a checkpoint has
+measured it beforehand.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from pilotlight.kernels.checks import FLOATS, ArgumentCheck, placed
+from pilotlight.kernels.dispatch import operation
+from pilotlight.kernels.matrices.weight import FP8, Operands, Weight, check_product, lay_operands, num_groups
+
+LARGEST = 448.0  # of e4m3
+GROUP = 128  # columns of activations under one scale
+TINY = 1e-12  # the least that the largest of a group is taken for: zeros have a scale too
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Fp8Weight(Weight):
+    of_rows = ("values", "scales")
+    values: torch.Tensor  # [..., rows, columns] float8_e4m3fn
+    scales: torch.Tensor  # [..., row groups, column groups] fp32
+    row_group: int
+    column_group: int  # a multiple of 128 unless it is all columns
+    input_scale: torch.Tensor | None = None  # [1] fp32, of the activations
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.values.shape)
+
+    def linear(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        return fp8_linear(x, self, bias)
+
+    def rows(self, numbers: torch.Tensor, dtype: torch.dtype, scale: float = 1.0) -> torch.Tensor:
+        values = self.values.view(torch.uint8)[numbers].view(torch.float8_e4m3fn)
+        return unpack_blocks(values, self.scales[numbers // self.row_group], 1, self.column_group, dtype) * scale
+
+    def unpack(self, dtype: torch.dtype) -> torch.Tensor:
+        return unpack_fp8(self, dtype)
+
+    def is_sound(self, dtype: torch.dtype) -> bool:
+        if self.values.dim() < 2:
+            return False
+        *lead, rows, columns = self.values.shape
+        return (
+            self.values.dtype == torch.float8_e4m3fn
+            and self.values.stride()[-1] == 1
+            and self.scales.dtype == torch.float32
+            and self.scales.shape == (*lead, num_groups(rows, self.row_group), num_groups(columns, self.column_group))
+            and (self.column_group % GROUP == 0 or self.column_group >= columns)
+            and (self.input_scale is None or _is_one_number(self.input_scale))
+        )
+
+    def require(self, check: ArgumentCheck, name: str, shape: str, dtype: torch.dtype) -> None:
+        *lead, rows, columns = shape.split()
+        check.tensor(f"{name}.values", self.values, shape, (torch.float8_e4m3fn,), dense=1)
+        group = self.column_group
+        fits = group > 0 and self.row_group > 0 and (group % GROUP == 0 or group >= check.size(columns))
+        check.require(f"{name}.column_group", fits, f"is {group}, wanted a multiple of {GROUP}, or all columns")
+        check.derive(f"{name}.row_groups", num_groups(check.size(rows), self.row_group), name)
+        check.derive(f"{name}.column_groups", num_groups(check.size(columns), group), name)
+        groups = " ".join([*lead, f"{name}.row_groups", f"{name}.column_groups"])
+        check.tensor(f"{name}.scales", self.scales, groups, (torch.float32,))
+        if self.input_scale is not None:
+            is_one = _is_one_number(self.input_scale)
+            check.require(f"{name}.input_scale", is_one, "is not one fp32 number")
+            check.tensor(f"{name}.input_scale", self.input_scale.reshape(1), "1", (torch.float32,))
+
+    def operands(self) -> Operands:
+        columns = self.values.shape[-1]
+        group = columns + 1 if self.column_group >= columns else self.column_group
+        values, scales = self.values.view(torch.uint8), self.scales.contiguous()
+        return lay_operands(values, scales, None, columns, (self.row_group, group), FP8)
+
+
+def unpack_fp8(weight: Fp8Weight, dtype: torch.dtype) -> torch.Tensor:
+    return unpack_blocks(weight.values, weight.scales, weight.row_group, weight.column_group, dtype)
+
+
+def unpack_blocks(
+    values: torch.Tensor, scales: torch.Tensor, row_group: int, column_group: int, dtype: torch.dtype
+) -> torch.Tensor:
+    """[..., rows, columns] as plain numbers, computed in fp32 and rounded once."""
+    rows, columns = values.shape[-2:]
+    return (values.float() * spread(scales, row_group, column_group, rows, columns)).to(dtype)
+
+
+def activation_group(weight: Fp8Weight) -> int:
+    columns = weight.values.shape[-1]
+    return columns if weight.column_group >= columns else GROUP
+
+
+def spread(scales: torch.Tensor, row_group: int, column_group: int, rows: int, columns: int) -> torch.Tensor:
+    """Return one scale for each value."""
+    if row_group > 1:
+        scales = scales.repeat_interleave(row_group, -2)[..., :rows, :]
+    if scales.shape[-1] > 1:
+        scales = scales.repeat_interleave(column_group, -1)[..., :columns]
+    return scales
+
+
+def _is_one_number(x: torch.Tensor) -> bool:
+    return x.numel() == 1 and x.dtype == torch.float32
+
+
+@operation(check_product, triton="matrices.fp8_linear")
+def fp8_linear(x: torch.Tensor, weight: Fp8Weight, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """x [tokens, columns] -> [tokens, rows]"""
+    values, scales = quantise_fp8(x, activation_group(weight), weight.input_scale)
+    wide = unpack_blocks(values, scales, 1, activation_group(weight), torch.float32)
+    product = F.linear(wide, unpack_fp8(weight, torch.float32), None if bias is None else bias.float())
+    return product.to(x.dtype)
+
+
+def _check_activations(operation: str, x: torch.Tensor, group: int, scale: torch.Tensor | None = None) -> None:
+    if not (
+        x.dim() == 2
+        and x.dtype in FLOATS
+        and group > 0
+        and (scale is None or (scale.numel() == 1 and scale.dtype == torch.float32))
+        and placed(x, scale)
+    ):
+        check = ArgumentCheck(operation)
+        check.tensor("x", x, "tokens columns")
+        check.require("group", group > 0, f"is {group}, wanted at least one column under a scale")
+        if scale is not None:
+            check.require("scale", scale.numel() == 1, f"has {scale.numel()} numbers, wanted one for all")
+            check.tensor("scale", scale.reshape(1), "1", (torch.float32,))
+
+
+@operation(_check_activations, triton="matrices.fp8_linear")
+def quantise_fp8(x: torch.Tensor, group: int, scale: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+    """x [tokens, columns] -> values [tokens, columns] float8_e4m3fn, scales [tokens, groups] fp32. With a `scale` given, it is everybody's, and what
+    lies beyond the largest number becomes that."""
+    tokens, columns = x.shape
+    groups = -(-columns // group)
+    if scale is None:
+        padded = F.pad(x.float(), (0, groups * group - columns)).view(tokens, groups, group)
+        scales = padded.abs().amax(-1).clamp(min=TINY) / LARGEST
+    else:
+        scales = scale.expand(tokens, groups).contiguous()
+    wide = x.float() / spread(scales, 1, group, tokens, columns)
+    return wide.clamp(-LARGEST, LARGEST).to(torch.float8_e4m3fn), scales

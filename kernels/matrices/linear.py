@@ -1,0 +1,70 @@
+"""Matrix products with a plain weight as checkpoints keep it, [outputs, inputs]: a projection, a gated pair with its activation, a head.
+
+Knows which activations may be fused; refuses to know what is projected. On a CPU a few rows read the weight where it lies, once.
+"""
+
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+
+from pilotlight.kernels import tuning
+from pilotlight.kernels.checks import FLOATS, ArgumentCheck, placed
+from pilotlight.kernels.cpu import ops
+from pilotlight.kernels.cpu.c_library import Library
+from pilotlight.kernels.dispatch import operation
+from pilotlight.kernels.elementwise.activation import FUSED
+from pilotlight.kernels.matrices.weight import GatedActivation
+
+
+def _check(operation: str, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, *_: object) -> None:
+    if not (
+        x.ndim == weight.ndim == 2
+        and x.dtype in FLOATS
+        and x.dtype == weight.dtype
+        and x.shape[1] == weight.shape[1]
+        and (bias is None or (bias.dtype == x.dtype and bias.shape == weight.shape[:1]))
+        and placed(x, weight, bias)
+    ):
+        check = ArgumentCheck(operation)
+        check.tensor("hidden" if operation == "logits" else "x", x, "tokens inputs")
+        check.tensor("weight", weight, "outputs inputs", (x.dtype,))
+        if bias is not None:
+            check.tensor("bias", bias, "outputs", (x.dtype,))
+
+
+def _gated_native(
+    library: Library, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, activation: GatedActivation
+) -> torch.Tensor | None:
+    fused = FUSED.get(activation, 0)
+    y = ops.linear(library, x, weight, bias, fused)
+    return y if y is None or fused else activation(y)
+
+
+@operation(_check, native=ops.linear)
+def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """x [tokens, inputs], weight [outputs, inputs], bias [outputs] -> [tokens, outputs]."""
+    return _product(x, weight, bias)
+
+
+@operation(_check, native=_gated_native)
+def gated_linear(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, activation: GatedActivation
+) -> torch.Tensor:
+    """x [tokens, inputs], weight [2 * intermediate, inputs], gate rows above up rows -> [tokens, intermediate]."""
+    return activation(_product(x, weight, bias))
+
+
+@operation(_check, native=partial(ops.linear, wide_output=True))
+def logits(hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """hidden [rows, inputs], weight [vocab, inputs] -> fp32 [rows, vocab], rounded to the storage type before."""
+    return _product(hidden, weight, None).float()
+
+
+def _product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    if x.is_cuda and x.shape[0] <= tuning.MOST_TOKENS and x.dtype != torch.float32:
+        chosen = tuning.best_tile(x.shape[0], weight.shape[0], weight.shape[1], x.device)
+        dense = x.stride(1) == weight.stride(1) == 1 and (bias is None or bias.is_contiguous())
+        if chosen is not None and dense:
+            return tuning.run(chosen, x, weight, bias)
+    return F.linear(x, weight, bias)

@@ -1,0 +1,295 @@
+"""Weights of 12 bits that are bf16 to the bit: each value's low byte, and four bits that say where its high byte stands in a palette.
+
+A high byte is the sign and seven bits of the exponent. The values of eight rows have few of them: 16, their palette, are all but some in ten
+thousand; those that it lacks, the *escapes*, are listed apart. Knows the layout and its inverse; refuses to know which weights are worth it.
+"""
+
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from pilotlight.kernels.checks import ArgumentCheck
+from pilotlight.kernels.cpu import lossless as native
+from pilotlight.kernels.cpu.c_library import Library
+from pilotlight.kernels.dispatch import operation
+from pilotlight.kernels.elementwise.activation import FUSED
+from pilotlight.kernels.matrices.weight import GatedActivation, Weight, check_product
+
+GROUP = 128  # columns; the last group of a row is padded to all of them, or to 64
+PALETTE = 16
+PALETTE_ROWS = 8
+MOST_COLUMNS = 1 << 20
+_GROUP_BYTES = GROUP * 3 // 2
+_COMPUTED = (torch.bfloat16, torch.float32)  # types that a value is the same in
+_ROWS_AT_A_TIME = 1024
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LosslessWeight(Weight):
+    """Rows of all experts lie one below the other. `experts`: 0 for a weight that is one matrix."""
+
+    of_rows = ("codes", "palettes", "starts")
+    # [rows, row_bytes(columns)] uint8: of each group 64 bytes of places, two in each, and 128 low bytes (_columns has their order). The last one
+    # lacks the low bytes of its second half where it has no columns there
+    codes: Tensor
+    palettes: Tensor  # [ceil(rows / 8), 16] uint8; the first is of no infinity
+    starts: Tensor  # [ceil(rows / 8) + 1] int32: where the escapes of a palette's rows begin, and the last one's end
+    escapes: Tensor  # int32: row % 8 << 29 | column << 8 | high byte, row behind row
+    columns: int
+    experts: int = 0
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        rows = self.codes.shape[0]
+        return (self.experts, rows // self.experts, self.columns) if self.experts else (rows, self.columns)
+
+    def linear(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        return lossless_linear(x, self, bias)
+
+    def gated(self, x: Tensor, bias: Tensor | None, activation: GatedActivation) -> Tensor:
+        return lossless_gated_linear(x, self, bias, activation)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return lossless_logits(hidden, self)
+
+    def rows(self, numbers: Tensor, dtype: torch.dtype, scale: float = 1.0) -> Tensor:
+        return lossless_rows(numbers, self, dtype, scale)
+
+    def unpack(self, dtype: torch.dtype) -> Tensor:
+        return unpack_lossless(self.codes, self, dtype)
+
+    def by_expert(self, experts: int) -> "LosslessWeight":
+        return replace(self, experts=experts)
+
+    def expert(self, i: int) -> "LosslessWeight":
+        size = self.codes.shape[0] // self.experts
+        assert size % PALETTE_ROWS == 0, "rows of two experts share a palette"
+        begin, end = i * size, (i + 1) * size
+        return LosslessWeight(
+            self.codes[begin:end],
+            self.palettes[begin // PALETTE_ROWS : end // PALETTE_ROWS],
+            self.starts[begin // PALETTE_ROWS : end // PALETTE_ROWS + 1],
+            self.escapes,
+            self.columns,
+        )
+
+    def is_sound(self, dtype: torch.dtype) -> bool:
+        codes, palettes, starts, escapes = self.codes, self.palettes, self.starts, self.escapes
+        rows = codes.shape[0]
+        return (
+            dtype in _COMPUTED
+            and codes.dtype == palettes.dtype == torch.uint8
+            and starts.dtype == escapes.dtype == torch.int32
+            and codes.device == palettes.device == starts.device == escapes.device
+            and codes.ndim == 2
+            and escapes.ndim == 1
+            and codes.shape[1] == row_bytes(self.columns)
+            and palettes.shape == (num_palettes(rows), PALETTE)
+            and starts.shape == (palettes.shape[0] + 1,)
+            and codes.is_contiguous()
+            and palettes.is_contiguous()
+            and starts.is_contiguous()
+            and escapes.is_contiguous()
+        )
+
+    def require(self, check: ArgumentCheck, name: str, shape: str, dtype: torch.dtype) -> None:
+        rows, words = self.codes.shape[0], shape.split()
+        check.require(
+            "x", dtype in _COMPUTED, f"has dtype {str(dtype).removeprefix('torch.')}, wanted bfloat16 or float32"
+        )
+        check.agree(f"{name}.columns", words[-1], self.columns)
+        check.derive(f"{name}.bytes", row_bytes(self.columns), f"{name}.columns")
+        check.derive(f"{name}.palettes", num_palettes(rows), f"{name}.codes")
+        check.derive(f"{name}.bounds", num_palettes(rows) + 1, f"{name}.codes")
+        check.tensor(
+            f"{name}.codes", self.codes, f"{words[0] if len(words) == 2 else '_'} {name}.bytes", (torch.uint8,), dense=2
+        )
+        check.tensor(f"{name}.palettes", self.palettes, f"{name}.palettes {PALETTE}", (torch.uint8,), dense=2)
+        check.tensor(f"{name}.starts", self.starts, f"{name}.bounds", (torch.int32,), dense=1)
+        check.tensor(f"{name}.escapes", self.escapes, "_", (torch.int32,), dense=1)
+
+
+def row_bytes(columns: int) -> int:
+    rest = columns % GROUP
+    return columns // GROUP * _GROUP_BYTES + (_GROUP_BYTES if rest > GROUP // 2 else GROUP if rest else 0)
+
+
+def num_palettes(rows: int) -> int:
+    return -(-rows // PALETTE_ROWS)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Survey:
+    """What a plain weight [rows, columns] needs in 12 bits."""
+
+    palettes: Tensor
+    starts: Tensor
+    rows: int
+    columns: int
+
+    @classmethod
+    def of(cls, plain: Tensor) -> "Survey":
+        palettes, starts = survey_lossless(plain)
+        return cls(palettes, starts, *plain.shape)
+
+    @property
+    def num_escapes(self) -> int:
+        return int(self.starts[-1]) - int(self.starts[0])
+
+    @property
+    def num_bytes(self) -> int:
+        return self.rows * row_bytes(self.columns) + self.palettes.nbytes + self.starts.nbytes + 4 * self.num_escapes
+
+    def empty(self, on: torch.device | None = None, escapes: Tensor | None = None) -> LosslessWeight:
+        """Return a weight to be filled by `encode_lossless`. `escapes`: those of the weight that these are rows of."""
+        codes = self.palettes.new_empty((self.rows, row_bytes(self.columns)), device=on)
+        if escapes is None:
+            escapes = self.starts.new_zeros(self.num_escapes or 1, device=on)  # what is empty has no address
+        return LosslessWeight(codes, self.palettes, self.starts, escapes, self.columns)
+
+
+def pack_lossless(plain: Tensor) -> LosslessWeight:
+    """plain [rows, columns] bf16 -> the same in 12 bits and more for each escape."""
+    weight = Survey.of(plain).empty()
+    encode_lossless(plain, weight)
+    return weight
+
+
+def _check_plain(operation: str, plain: Tensor, *_: object) -> None:
+    check = ArgumentCheck(operation)
+    check.tensor("plain", plain, "rows columns", (torch.bfloat16,), dense=2)
+    check.require(
+        "plain", 0 < plain.shape[1] <= MOST_COLUMNS, f"has {plain.shape[1]} columns, wanted 1 to {MOST_COLUMNS}"
+    )
+
+
+@operation(_check_plain, native=native.survey)
+def survey_lossless(plain: Tensor) -> tuple[Tensor, Tensor]:
+    """plain [rows, columns] bf16 -> palettes, starts."""
+    high = (plain.view(torch.int16).int() >> 8) & 255
+    rows = plain.shape[0]
+    counted = [torch.bincount(part.flatten(), minlength=256) for part in torch.split(high, PALETTE_ROWS)]
+    counts = torch.stack(counted) if rows else high.new_empty((0, 256))
+    of_numbers = counts.index_fill(1, torch.tensor([0x7F, 0xFF], device=counts.device), -1)
+    ranked = counts.scatter(1, of_numbers.argmax(1, keepdim=True), plain.numel() + 1)  # as in lossless.c
+    palettes = ranked.sort(dim=1, descending=True, stable=True).indices[:, :PALETTE]
+    starts = F.pad((counts.sum(1) - counts.gather(1, palettes).sum(1)).cumsum(0), (1, 0))
+    return palettes.to(torch.uint8), starts.to(torch.int32)
+
+
+@operation(_check_plain, native=native.encode)
+def encode_lossless(plain: Tensor, into: LosslessWeight) -> bool:
+    """Fill codes and escapes of a weight that has its palettes and starts."""
+    rows = plain.shape[0]
+    bits = F.pad(plain.view(torch.int16).int() & 0xFFFF, (0, -plain.shape[1] % GROUP))
+    high, low = bits >> 8, bits & 255
+    palettes = into.palettes.long().repeat_interleave(PALETTE_ROWS, 0)[:rows]
+    place_of = torch.full((rows, 256), PALETTE, dtype=torch.int64, device=plain.device)
+    for place in reversed(range(PALETTE)):
+        place_of.scatter_(1, palettes[:, place : place + 1], place)
+    places = place_of.gather(1, high.long())
+    places[:, plain.shape[1] :] = 0
+    is_escape = places == PALETTE
+    found = is_escape.nonzero()
+    begin = int(into.starts[0])
+    entries = found[:, 0] % PALETTE_ROWS << 29 | found[:, 1] << 8 | high[is_escape]
+    into.escapes[begin : begin + len(found)].copy_(entries.to(torch.int32))
+    order = _columns().to(plain.device)
+    arranged = torch.where(places == PALETTE, 0, places).view(rows, -1, GROUP)[..., order]
+    pairs = arranged[..., : GROUP // 2] | arranged[..., GROUP // 2 :] << 4
+    groups = torch.cat((pairs, low.view(rows, -1, GROUP)[..., order]), dim=-1)
+    into.codes.copy_(groups.flatten(1)[:, : into.codes.shape[1]])
+    return True
+
+
+def _check_unpacked(operation: str, codes: Tensor, weight: LosslessWeight, dtype: torch.dtype) -> None:
+    if not weight.is_sound(dtype):
+        weight.require(ArgumentCheck(operation), "weight", "rows columns", dtype)
+
+
+@operation(_check_unpacked, triton="matrices.lossless", native=native.unpack)
+def unpack_lossless(codes: Tensor, weight: LosslessWeight, dtype: torch.dtype) -> Tensor:
+    """-> the plain weight [..., rows, columns]. `codes`: the weight's, whose device decides about the form."""
+    every_row = torch.arange(codes.shape[0], device=codes.device)
+    parts = [_decode(weight, numbers) for numbers in torch.split(every_row, _ROWS_AT_A_TIME)]
+    return torch.cat([*parts, parts[0][:0]] if parts else []).view(weight.shape).to(dtype)
+
+
+def _check_rows(
+    operation: str, numbers: Tensor, weight: LosslessWeight, dtype: torch.dtype, scale: float = 1.0
+) -> None:
+    check = ArgumentCheck(operation)
+    check.tensor("numbers", numbers, "n", (torch.int64, torch.int32))
+    if not weight.is_sound(dtype):
+        weight.require(check, "weight", "rows columns", dtype)
+
+
+@operation(_check_rows, triton="matrices.lossless", native=native.rows)
+def lossless_rows(numbers: Tensor, weight: LosslessWeight, dtype: torch.dtype, scale: float = 1.0) -> Tensor:
+    """numbers [n] -> [n, columns], times `scale`."""
+    found = _decode(weight, numbers).to(dtype)
+    return found if scale == 1.0 else found * scale
+
+
+@operation(check_product, triton="matrices.lossless", native=native.linear)
+def lossless_linear(x: Tensor, weight: LosslessWeight, bias: Tensor | None = None) -> Tensor:
+    """x [tokens, columns] -> [tokens, rows]."""
+    return F.linear(x, weight.unpack(x.dtype), bias)
+
+
+def _gated_native(
+    library: Library, x: Tensor, weight: LosslessWeight, bias: Tensor | None, activation: GatedActivation
+) -> Tensor | None:
+    fused = FUSED.get(activation, 0)
+    y = native.linear(library, x, weight, bias, fused)
+    return y if y is None or fused else activation(y)
+
+
+def _check_gated(operation: str, x: Tensor, weight: LosslessWeight, bias: Tensor | None, _: GatedActivation) -> None:
+    check_product(operation, x, weight, bias)
+
+
+@operation(_check_gated, triton="matrices.lossless", native=_gated_native)
+def lossless_gated_linear(
+    x: Tensor, weight: LosslessWeight, bias: Tensor | None, activation: GatedActivation
+) -> Tensor:
+    """x [tokens, columns], weight [2 * intermediate, columns], gate rows above up rows -> [tokens, intermediate]."""
+    return activation(F.linear(x, weight.unpack(x.dtype), bias))
+
+
+@operation(check_product, triton="matrices.lossless", native=partial(native.linear, wide_output=True))
+def lossless_logits(hidden: Tensor, weight: LosslessWeight) -> Tensor:
+    """hidden [rows, columns], weight [vocab, columns] -> fp32 [rows, vocab], rounded to the storage type before."""
+    return F.linear(hidden, weight.unpack(hidden.dtype)).float()
+
+
+def _columns() -> Tensor:
+    """[128]: the column within a group whose low byte comes at each place. Of 16 bytes eight belong to one run of 32 columns and eight to the next,
+    so that a CPU joins bytes to values without moving any between 16-byte lanes (kernels/cpu/lossless.h)."""
+    place = torch.arange(GROUP)
+    return place // 64 * 64 + place % 16 // 8 * 32 + place % 64 // 16 * 8 + place % 8
+
+
+def _decode(weight: LosslessWeight, numbers: Tensor) -> Tensor:
+    """Rows `numbers` as bf16 [n, columns]."""
+    codes = weight.codes[numbers]
+    groups = F.pad(codes, (0, -codes.shape[1] % _GROUP_BYTES)).view(len(numbers), -1, _GROUP_BYTES)
+    pairs, low = groups[..., : GROUP // 2], groups[..., GROUP // 2 :]
+    places = torch.cat((pairs & 15, pairs >> 4), dim=-1).flatten(1).long()
+    high = weight.palettes[numbers // PALETTE_ROWS].gather(1, places).view_as(low)
+    decoded = torch.empty_like(low, dtype=torch.int32)
+    decoded[..., _columns().to(low.device)] = high.int() << 8 | low.int()
+    bits = decoded.flatten(1)
+    group = numbers // PALETTE_ROWS
+    counts = weight.starts[group + 1] - weight.starts[group]
+    row = torch.arange(len(numbers), device=numbers.device).repeat_interleave(counts)
+    within = torch.arange(len(row), device=row.device) - (counts.cumsum(0) - counts).repeat_interleave(counts)
+    escapes = weight.escapes[weight.starts[group].long()[row] + within]
+    is_its = escapes >> 29 & 7 == numbers[row] % PALETTE_ROWS  # a palette's rows have theirs together
+    row, escapes = row[is_its], escapes[is_its]
+    column = (escapes >> 8 & (1 << 21) - 1).long()
+    bits[row, column] = (escapes & 255) << 8 | bits[row, column] & 255
+    return (bits << 16 >> 16).to(torch.int16).view(torch.bfloat16)[:, : weight.columns]

@@ -1,0 +1,80 @@
+"""Whether this machine multiplies by weights in 12 bits at least as fast as by plain ones: measured once, and kept beside the C library.
+
+Knows one matrix, too large for any cache, and some numbers of rows that are multiplied with it; refuses to know models.
+"""
+
+import json
+import logging
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pilotlight.kernels.cpu import library
+from pilotlight.kernels.matrices.lossless import pack_lossless
+from pilotlight.kernels.matrices.plain import PlainWeight
+from pilotlight.kernels.matrices.weight import Weight
+
+log = logging.getLogger(__name__)
+
+_ROWS = (1, 4, 16, 64)  # of activations
+_OUTPUTS, _COLUMNS = 8192, 4096  # of 64 MiB in bf16
+_TIMES = 7  # by turns, of which the least counts
+_LEAST_GAIN = 1.05  # of one row
+_MOST_LOSS = 1.03  # of more rows: what two measurements of the same differ by
+
+
+def known() -> bool | None:
+    """Return what was measured here; None: nothing."""
+    file = _file()
+    if file is None:
+        return False  # torch would unpack a weight for every product
+    try:
+        kept = json.loads(file.read_bytes())
+        return bool(kept["is_faster"]) if kept["of"] == _circumstances() else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None  # never measured here, or by another version
+
+
+def measure() -> bool:
+    """Measure, for half a second, and keep it."""
+    gains = {rows: _gain(rows, *weights) for weights in [_weights()] for rows in _ROWS}
+    is_faster = gains[1] >= _LEAST_GAIN and min(gains.values()) >= 1 / _MOST_LOSS
+    shown = ", ".join(f"{rows}: {gain:.2f}" for rows, gain in gains.items())
+    log.info(
+        "weights in 12 bits are %s here; times as fast by rows, %s", "faster" if is_faster else "not faster", shown
+    )
+    file = _file()
+    if file is not None:
+        with suppress(OSError):  # it is measured again when it is asked for again
+            unfinished = file.with_suffix(".measured")
+            unfinished.write_text(json.dumps({"of": _circumstances(), "is_faster": is_faster, "gains": gains}))
+            unfinished.replace(file)
+    return is_faster
+
+
+def _weights() -> tuple[Weight, Weight]:
+    plain = torch.randn(_OUTPUTS, _COLUMNS, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
+    return PlainWeight(plain), pack_lossless(plain)
+
+
+@torch.inference_mode()
+def _gain(rows: int, plain: Weight, coded: Weight) -> float:
+    x = torch.ones(rows, _COLUMNS, dtype=torch.bfloat16)
+    least = [float("inf"), float("inf")]
+    for _ in range(_TIMES):
+        for i, weight in enumerate((plain, coded)):
+            began = time.perf_counter()
+            weight.linear(x)
+            least[i] = min(least[i], time.perf_counter() - began)
+    return least[0] / least[1]
+
+
+def _file() -> Path | None:
+    return None if library.loaded is None else library.loaded.path.with_suffix(".lossless.json")
+
+
+def _circumstances() -> list[Any]:
+    return [torch.__version__, torch.get_num_threads(), *_ROWS]

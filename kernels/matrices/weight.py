@@ -1,0 +1,157 @@
+"""A weight matrix in the form that it is kept in, and what every form can do: be multiplied by, give rows, be one expert's, be unpacked.
+
+Plain ones are in kernels/matrices/plain.py, packed ones in files of their formats' names. Another form is another subclass: nothing lists them.
+Refuses to
+know checkpoints (engine/weights/formats brings theirs here).
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import fields, replace
+from typing import ClassVar, NamedTuple, Self
+
+import torch
+from torch import Tensor
+
+from pilotlight.kernels.checks import FLOATS, ArgumentCheck, placed
+
+GatedActivation = Callable[[Tensor], Tensor]  # [tokens, 2 * intermediate] -> [tokens, intermediate]
+PLAIN, FP8, INT4, MXFP4 = range(4)  # as in kernels/triton/matrices/tiles.py
+
+
+class Operands(NamedTuple):
+    """What Triton's products read of a weight. Strides are counted in elements; those of experts are 0 for a weight that is one matrix."""
+
+    weight: Tensor
+    scales: Tensor
+    zeros: Tensor
+    rows: int
+    columns: int
+    weight_expert: int
+    weight_row: int
+    scales_expert: int
+    scales_row: int
+    row_group: int
+    column_group: int
+    format: int
+    has_zeros: bool
+    is_permuted: bool
+
+
+class Weight(ABC):
+    """One matrix [rows, columns], or with another dimension in front one per expert. Subclasses are frozen dataclasses."""
+
+    __slots__ = ()
+    of_rows: ClassVar[tuple[str, ...]]  # its tensors that have the rows' dimension, and the experts' before it
+
+    @property
+    @abstractmethod
+    def shape(self) -> tuple[int, ...]:
+        """The plain weight's: [..., rows, columns]."""
+
+    @abstractmethod
+    def linear(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        """x [tokens, columns] -> [tokens, rows]"""
+
+    @abstractmethod
+    def unpack(self, dtype: torch.dtype) -> Tensor:
+        """Return the plain weight, columns as x has them."""
+
+    @abstractmethod
+    def is_sound(self, dtype: torch.dtype) -> bool:
+        """Tell whether its parts have types and sizes that go with each other, and with x's type."""
+
+    @abstractmethod
+    def require(self, check: ArgumentCheck, name: str, shape: str, dtype: torch.dtype) -> None:
+        """Name the part that is wrong. `shape`: the words of its dimensions, such as "rows columns"."""
+
+    def rows(self, numbers: Tensor, dtype: torch.dtype, scale: float = 1.0) -> Tensor:
+        """numbers [n] -> [n, columns], times `scale`"""
+        return self._each(lambda part: part[numbers]).unpack(dtype) * scale
+
+    def expert(self, i: int) -> Self:
+        """Return one expert's matrix of a weight with experts in its first dimension."""
+        return self._each(lambda part: part[i])
+
+    def by_expert(self, experts: int) -> Self:
+        """[experts * rows, columns] -> [experts, rows, columns]"""
+        return self._each(lambda part: torch.unflatten(part, 0, (experts, -1)))
+
+    def operands(self) -> Operands:
+        """Return what Triton's products read. Raises NotImplementedError for a form that they do not know."""
+        raise NotImplementedError(f"Triton's products read no {type(self).__name__}")
+
+    def gated(self, x: Tensor, bias: Tensor | None, activation: GatedActivation) -> Tensor:
+        """x [tokens, columns] -> activation of gate and up, which are one matrix, gate rows above up rows"""
+        return activation(self.linear(x, bias))
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """hidden [rows, columns] -> fp32 [rows, vocab], rounded to the storage type before"""
+        return self.linear(hidden).float()
+
+    @property
+    def parts(self) -> list[Tensor]:
+        """The tensors that it is kept in."""
+        values = (getattr(self, field.name) for field in fields(self))  # type: ignore[arg-type]
+        return [value for value in values if isinstance(value, Tensor)]
+
+    @property
+    def expert_parts(self) -> list[Tensor]:
+        """Those of the tensors whose first dimension is the experts'."""
+        return [part for name in self.of_rows if (part := getattr(self, name)) is not None]
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(part.nbytes for part in self.parts)
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> Self:
+        parts = {name: getattr(self, name) for name in self.of_rows}
+        changed = {name: None if part is None else change(part) for name, part in parts.items()}
+        return replace(self, **changed)  # type: ignore[type-var]
+
+
+def check_product(operation: str, x: Tensor, weight: Weight, bias: Tensor | None = None) -> None:
+    """The check of an operation that multiplies by a packed weight."""
+    shape = weight.shape
+    if not (
+        x.dim() == len(shape) == 2
+        and x.dtype in FLOATS
+        and x.shape[1] == shape[1]
+        and x.stride()[1] == 1
+        and weight.is_sound(x.dtype)
+        and (bias is None or (bias.dtype == x.dtype and bias.shape == shape[:1] and bias.is_contiguous()))
+        and placed(x, bias, *weight.parts)
+    ):
+        check = ArgumentCheck(operation)
+        check.tensor("x", x, "tokens columns", dense=1)
+        weight.require(check, "weight", "rows columns", x.dtype)
+        if bias is not None:
+            check.tensor("bias", bias, "rows", (x.dtype,), dense=1)
+
+
+def lay_operands(
+    values: Tensor,
+    scales: Tensor,
+    zeros: Tensor | None,
+    columns: int,
+    groups: tuple[int, int],
+    format: int,
+    is_permuted: bool = False,
+) -> Operands:
+    """Describe tensors of [..., rows, bytes or values], [..., row groups, column groups]. `groups`: rows and columns under one scale."""
+    experts = values.dim() == 3
+    return Operands(
+        values, scales, values if zeros is None else zeros, values.shape[-2], columns,
+        values.stride(0) if experts else 0, values.stride(-2),
+        scales.stride(0) if experts else 0, scales.stride(-2),
+        *groups, format, zeros is not None, is_permuted,
+    )  # fmt: skip
+
+
+def plain_operands(values: Tensor) -> Operands:
+    assert values.stride(-1) == 1, "columns must be contiguous"
+    return lay_operands(values, values, None, values.shape[-1], (1, 1), PLAIN)
+
+
+def num_groups(size: int, group: int) -> int:
+    return -(-size // group) if group > 0 else 0

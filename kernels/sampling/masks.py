@@ -1,0 +1,43 @@
+"""Masks over a vocabulary: a bit for each token that a grammar allows next. The logits of all others become the lowest number, which weighs nothing
+in the choice.
+
+A row's bits lie in words of 32, the first token lowest, as grammar libraries write them; tokens behind the last word are not allowed.
+"""
+
+import torch
+
+from pilotlight.kernels import checks
+from pilotlight.kernels.checks import ArgumentCheck, check_indices, placed
+from pilotlight.kernels.cpu import masks
+from pilotlight.kernels.dispatch import operation
+
+LOWEST = torch.finfo(torch.float32).min
+
+
+def _check(operation: str, logits: torch.Tensor, rows: torch.Tensor, bits: torch.Tensor) -> None:
+    if not (
+        logits.dim() == bits.dim() == 2
+        and rows.dim() == 1
+        and bits.shape[0] == rows.shape[0]
+        and (logits.dtype, rows.dtype, bits.dtype) == (torch.float32, torch.int64, torch.int32)
+        and logits.is_contiguous()
+        and bits.is_contiguous()
+        and placed(logits, rows, bits)
+    ):
+        check = ArgumentCheck(operation)
+        check.tensor("logits", logits, "rows vocab", (torch.float32,), dense=2)
+        check.tensor("rows", rows, "masks", (torch.int64,))
+        check.tensor("bits", bits, "masks words", (torch.int32,), dense=2)
+    if checks.DEBUG:
+        check_indices(operation, "rows", rows, logits.shape[0], "the rows of logits")
+
+
+@operation(_check, triton="sampling.masks", native=masks.mask_)
+def mask_(logits: torch.Tensor, rows: torch.Tensor, bits: torch.Tensor) -> None:
+    """Forbid tokens, in place: logits [rows, vocab] fp32, contiguous; rows [masks] int64, no two equal; bits [masks, words] int32."""
+    vocab = logits.shape[1]
+    places = torch.arange(32, dtype=torch.int32, device=logits.device)
+    allowed = ((bits.unsqueeze(2) >> places) & 1).bool().flatten(1)[:, :vocab]
+    forbidden = torch.ones(len(rows), vocab, dtype=torch.bool, device=logits.device)
+    forbidden[:, : allowed.shape[1]] = ~allowed
+    logits.index_copy_(0, rows, logits.index_select(0, rows).masked_fill_(forbidden, LOWEST))

@@ -1,0 +1,85 @@
+"""Logit bias and the penalties against repeating, at the few entries of the logits that they touch.
+
+In this order, which is vLLM's (its sampler's docstring), before temperature and truncation:
+
+1. logit bias (OpenAI): `logit += bias`.
+2. repetition penalty (Keskar et al., "CTRL", 2019, as Hugging Face and vLLM have it), of every token in the prompt or
+   the output: `logit = logit / r if logit > 0 else logit * r`.
+3. frequency and presence penalty (OpenAI), of every token in the output:
+   `logit -= frequency * times it was put out + presence`.
+
+Entries are sparse: a conversation of 4,000 tokens touches about a thousand of 128,000 logits, so a gather and a
+scatter of them replace counts over the whole vocabulary (32 MB a step for 64 rows). Each entry is computed by itself:
+neighbours in the batch change nothing.
+"""
+
+from typing import NamedTuple
+
+import torch
+
+from pilotlight.kernels import checks
+from pilotlight.kernels.checks import ArgumentCheck, check_indices, placed
+from pilotlight.kernels.dispatch import operation
+
+
+class LogitEntries(NamedTuple):
+    """Which logits to change, and by what. No (row, token) occurs twice."""
+
+    rows: torch.Tensor  # [entries] int64
+    token_ids: torch.Tensor  # [entries] int64
+    bias: torch.Tensor  # [entries] fp32
+    seen: torch.Tensor  # [entries] fp32: 1 for a token of the prompt or the output, else 0
+    num_outputs: torch.Tensor  # [entries] fp32: how often the token was put out
+    repetition: torch.Tensor  # [entries] fp32 > 0 (1: off)
+    presence: torch.Tensor  # [entries] fp32 (0: off)
+    frequency: torch.Tensor  # [entries] fp32 (0: off)
+
+
+def _check(operation: str, logits: torch.Tensor, entries: LogitEntries, before: torch.Tensor | None = None) -> None:
+    count = entries.rows.shape
+    if not (
+        logits.dim() == 2
+        and logits.dtype == torch.float32
+        and logits.is_contiguous()
+        and len(count) == 1
+        and all(values.shape == count for values in entries)
+        and all(values.dtype == torch.float32 for values in entries[2:])
+        and entries.rows.dtype == entries.token_ids.dtype == torch.int64
+        and (before is None or (before.shape == count and before.dtype == torch.float32))
+        and placed(logits, before, *entries)
+    ):
+        check = ArgumentCheck(operation)
+        check.tensor("logits", logits, "rows vocab", (torch.float32,), dense=2)
+        for name, values in entries._asdict().items():
+            dtype = torch.int64 if name in ("rows", "token_ids") else torch.float32
+            check.tensor(f"entries.{name}", values, "entries", (dtype,))
+        if before is not None:
+            check.tensor("before", before, "entries", (torch.float32,))
+    if checks.DEBUG:
+        check_indices(operation, "entries.rows", entries.rows, logits.shape[0], "the rows of logits")
+        check_indices(operation, "entries.token_ids", entries.token_ids, logits.shape[1], "the vocabulary")
+
+
+@operation(_check, triton="sampling.penalties")
+def penalize_(logits: torch.Tensor, entries: LogitEntries) -> torch.Tensor:
+    """Change logits [rows, vocab] fp32, contiguous, in place -> the entries' former values [entries], which `restore_`
+    puts back."""
+    places = _places(logits, entries)
+    before = logits.view(-1).index_select(0, places)
+    biased = before + entries.bias
+    factor = torch.where(biased > 0, entries.repetition.reciprocal(), entries.repetition)
+    repeated = torch.where(entries.seen > 0, biased * factor, biased)
+    penalty = entries.frequency * entries.num_outputs + entries.presence * (entries.num_outputs > 0)
+    logits.view(-1).scatter_(0, places, repeated - penalty)
+    return before
+
+
+@operation(_check, triton="sampling.penalties")
+def restore_(logits: torch.Tensor, entries: LogitEntries, before: torch.Tensor) -> None:
+    """Undo `penalize_`."""
+    logits.view(-1).scatter_(0, _places(logits, entries), before)
+
+
+def _places(logits: torch.Tensor, entries: LogitEntries) -> torch.Tensor:
+    # One flat index: on a CPU a quarter of the time of indexing by pairs (0.09 ms against 0.65 for 100,000 entries).
+    return entries.rows * logits.shape[1] + entries.token_ids

@@ -1,0 +1,181 @@
+"""Picks one token per row from logits: temperature, min-p, top-k, top-p, then inversion of the cumulative distribution; rows of temperature 0 take
+the likeliest token, of equals the first.
+
+A logit's distance from its row's highest is rounded to a *cost*, in 2**-24 of a factor of two, and a cost has a *weight*, an integer. Behind the cost
+all is integers: sums come out the same in any order, so that a token depends on no device, form, batch or split of the vocabulary. Before it are one
+subtraction and one product, which IEEE 754 rounds alike everywhere. Tokens of equal cost are kept or dropped together, so neither sort order nor
+device decides what is kept. One uniform number per token instead of one Gumbel number per vocabulary entry: 64 rows over 128k entries would need 8 M
+Philox calls a step.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from pilotlight.kernels.checks import ArgumentCheck, placed
+from pilotlight.kernels.cpu import sampling
+from pilotlight.kernels.dispatch import operation
+from pilotlight.kernels.sampling.philox import uniform
+from pilotlight.kernels.sampling.sampling_batch import MAX_VOCAB, POWER, SamplingBatch
+from pilotlight.kernels.sampling.sampling_scale import FAR, PIECE
+
+# Enough for nearly every nucleus: finding the largest 256 of 128k logits takes 0.3 ms a row on a CPU core, sorting them all 10 ms.
+NUM_CANDIDATES = 256
+_MASK32 = 0xFFFFFFFF
+
+
+def _check(operation: str, logits: Tensor, batch: SamplingBatch) -> None:
+    integers, reals = batch.integers, batch.reals
+    if not (
+        logits.dim() == 2
+        and logits.dtype == torch.float32
+        and 0 < logits.shape[1] <= MAX_VOCAB
+        and logits.stride(1) == 1
+        and integers.shape == (4, len(logits))
+        and reals.shape == (2, len(logits))
+        and integers.dtype == torch.int64
+        and reals.dtype == torch.float64
+        and integers.is_contiguous()
+        and reals.is_contiguous()
+        and placed(logits, integers, reals)
+    ):
+        check = ArgumentCheck(operation)
+        check.tensor("logits", logits, "rows vocab", (torch.float32,), dense=1)
+        vocab = logits.shape[1]
+        check.require("logits", 0 < vocab <= MAX_VOCAB, f"has {vocab} entries a row, wanted 1 to {MAX_VOCAB}")
+        check.tensor("batch.integers", integers, "4 rows", (torch.int64,), dense=2)
+        check.tensor("batch.reals", reals, "2 rows", (torch.float64,), dense=2)
+
+
+def _check_logits(operation: str, logits: Tensor) -> None:
+    if not (logits.dim() == 2 and logits.dtype == torch.float32 and logits.shape[1]):
+        check = ArgumentCheck(operation)
+        check.tensor("logits", logits, "rows vocab", (torch.float32,))
+        check.require("logits", logits.shape[1] > 0, "has no entry to choose from")
+
+
+@operation(_check, triton="sampling.sample")
+def sample(logits: Tensor, batch: SamplingBatch) -> tuple[Tensor, Tensor]:
+    """logits [rows, vocab] fp32 -> ids [rows] int64, each row's highest logit [rows]: NaN where any is."""
+    ids, tops = argmax(logits)
+    if len(batch.drawn) == len(logits):
+        return draw(logits, tops, batch), tops
+    if not batch.drawn:
+        return ids, tops
+    rows = torch.tensor(batch.drawn, device="cpu")
+    rows = rows.pin_memory().to(logits.device, non_blocking=True) if logits.is_cuda else rows
+    drawn = draw(logits.index_select(0, rows), tops.index_select(0, rows), batch.select(rows))
+    return ids.index_copy(0, rows, drawn), tops
+
+
+@operation(_check_logits, native=sampling.argmax)
+def argmax(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """`sample` where nothing is drawn: the first of the highest of each row [rows], and that logit: NaN where any is."""
+    best = logits.max(dim=-1)
+    return best.indices, best.values
+
+
+def draw(logits: Tensor, tops: Tensor, batch: SamplingBatch) -> Tensor:
+    """logits [rows, vocab], all of which are drawn, and the highest of each row -> ids [rows]."""
+    seed, position, top_k, floor = batch.integers
+    scale, top_p = batch.reals
+    rows = _Rows(logits, tops, scale)
+    if batch.truncates:
+        vocab = logits.shape[1]
+        # A second look at flat rows would make the host wait for a GPU, which sorts everything at once instead.
+        candidates = vocab if logits.is_cuda else min(vocab, max(NUM_CANDIDATES, batch.largest_top_k))
+        floor = rows.truncated(top_k, top_p, floor, candidates)
+    return pick(
+        rows.sums(floor),
+        uniform(seed & _MASK32, seed >> 32 & _MASK32, position),
+        lambda entries: rows.weights_of(entries, floor),
+    )
+
+
+class _Rows:
+    """Logits as costs and weights, computed when they are asked for."""
+
+    def __init__(self, logits: Tensor, tops: Tensor, scale: Tensor) -> None:
+        self._logits = logits  # [rows, vocab]
+        self._tops = tops.contiguous()  # [rows]
+        self._scale = scale.contiguous()  # [rows]
+        self._all: tuple[Tensor, Tensor] | None = None
+
+    def sums(self, floor: Tensor) -> Tensor:
+        """The weights of what costs at most `floor` [rows], summed in pieces -> [rows, pieces]."""
+        native = sampling.sampling_sums(self._logits, self._tops, self._scale, floor)
+        if native is not None:
+            return native
+        if self._all is None:
+            self._all = weigh(self._logits, self._tops, self._scale)
+        costs, weights = self._all
+        # a product, not masked_fill: on a CPU that branches per entry and is five times slower
+        return piece_sums(weights * (costs <= floor.unsqueeze(1)))
+
+    def weights_of(self, entries: Tensor, floor: Tensor) -> Tensor:
+        """The weights of entries [rows, n]; what costs more than `floor` [rows], and what lies behind the vocabulary, weighs nothing."""
+        vocab = self._logits.shape[1]
+        logits = self._logits.gather(1, entries.clamp(max=vocab - 1)).masked_fill_(entries >= vocab, -torch.inf)
+        costs, weights = weigh(logits, self._tops, self._scale)
+        return weights * (costs <= floor.unsqueeze(1))
+
+    def truncated(self, top_k: Tensor, top_p: Tensor, floor: Tensor, candidates: int) -> Tensor:
+        """Return the highest cost [rows] that survives min-p, which is `floor`, top-k and top-p, each applied to what the one before left."""
+        vocab = self._logits.shape[1]
+        ordered = self._logits.topk(candidates, dim=-1).values  # the cheapest first
+        costs, weights = weigh(ordered, self._tops, self._scale)
+        kth = costs.gather(1, (top_k - 1).clamp(max=candidates - 1).unsqueeze(1)).squeeze(1)
+        floor = torch.where(top_k < vocab, torch.minimum(floor, kth), floor)
+        total = self.sums(floor).sum(-1)
+        wanted = (top_p * total.double()).long().clamp(min=1)
+        cumulative = (weights * (costs <= floor.unsqueeze(1))).cumsum(-1)
+        last = (cumulative < wanted.unsqueeze(1)).sum(-1)
+        reached = last < candidates
+        nucleus = costs.gather(1, last.clamp(max=candidates - 1).unsqueeze(1)).squeeze(1)
+        floor_of_all = torch.where((top_p < 1.0) & reached, torch.minimum(floor, nucleus), floor)
+        if candidates < vocab:
+            open_rows = ((top_p < 1.0) & ~reached).nonzero().squeeze(1)
+            if open_rows.numel():  # a distribution flatter than the candidates: look at more of those rows
+                rest = _Rows(self._logits[open_rows], self._tops[open_rows], self._scale[open_rows])
+                floor_of_all[open_rows] = rest.truncated(
+                    top_k[open_rows], top_p[open_rows], floor[open_rows], min(vocab, 8 * candidates)
+                )
+        return floor_of_all
+
+
+def weigh(logits: Tensor, tops: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+    """logits [rows, n], the highest of each row and its scale [rows] -> costs [rows, n] int32, weights [rows, n] int64"""
+    distance = (tops.unsqueeze(1) - logits).mul_(scale.float().unsqueeze(1)).nan_to_num_(nan=FAR).clamp_(max=FAR)
+    costs = distance.int()
+    part = (costs & (1 << 24) - 1).float().mul_(2.0**-24)
+    power = part * POWER[0]
+    for factor in POWER[1:-1]:
+        power.add_(factor).mul_(part)
+    return costs, (power.add_(POWER[-1]).long() << 18) >> (costs >> 24)
+
+
+def piece_sums(weights: Tensor) -> Tensor:
+    """weights [rows, vocab] int64 -> [rows, pieces]"""
+    rows, vocab = weights.shape
+    whole = vocab // PIECE * PIECE
+    sums = weights[:, :whole].view(rows, whole // PIECE, PIECE).sum(-1)
+    return sums if whole == vocab else torch.cat((sums, weights[:, whole:].sum(-1, keepdim=True)), dim=1)
+
+
+def pick(sums: Tensor, uniform: Tensor, weights_of: Callable[[Tensor], Tensor]) -> Tensor:
+    """sums [rows, pieces] int64; uniform [rows] float64 in [0, 1); weights_of: of entries [rows, PIECE], some behind the vocabulary -> ids [rows]
+    drawn in proportion to weight: the first whose cumulative weight, in vocabulary order, exceeds the number's share of the total."""
+    ends = sums.cumsum(1)
+    total = ends[:, -1:]
+    # Rounded to float64, a product may reach the total itself.
+    target = (uniform.unsqueeze(1) * total.double()).long().minimum(total - 1)
+    piece = _first_above(ends, target)
+    start = ends.gather(1, piece) - sums.gather(1, piece)
+    entries = piece * PIECE + torch.arange(PIECE, device=sums.device)
+    return entries.gather(1, _first_above(weights_of(entries).cumsum(1), target - start)).squeeze(1)
+
+
+def _first_above(ends: Tensor, target: Tensor) -> Tensor:
+    """Index of the first cumulative sum beyond the target: it ends a positive weight, whatever zeros lie around it."""
+    return (ends <= target).sum(1, keepdim=True).clamp(max=ends.shape[1] - 1)

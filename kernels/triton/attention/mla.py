@@ -1,0 +1,215 @@
+"""Latent attention in absorbed form: the cache's write, decode and prefill. Rows of attention are (query, head) pairs, because all heads meet the
+same latent vectors, which are read once as keys and as values. Decode splits each context among programs.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from pilotlight.kernels.attention.varlen import VarlenBatch
+from pilotlight.kernels.triton.attention import hopper_mla
+from pilotlight.kernels.triton.attention.paged_tiles import LOG2_E, load_rows, weigh
+from pilotlight.kernels.triton.attention.split_kv import Splits, join, keys_of, split, write_part
+from pilotlight.kernels.triton.attention.varlen import sequence_of
+from pilotlight.kernels.triton.elementwise.kv_write import place_of
+from pilotlight.kernels.triton.elementwise.rotary import load_pairs, turn
+from pilotlight.kernels.triton.jit import jit
+
+_OF_BATCH = ("tables", "starts", "lens", "tables_seq", "seqs", "tiles", "splits")  # as decode_attention's
+
+
+@jit(of_batch=_OF_BATCH)
+def _attend(
+    q_latent, q_rotary, cache, tables, starts, lens, out, tops, sums,
+    latent_token, latent_head, rotary_token, rotary_head, cache_block, cache_offset, tables_seq,
+    scale, heads, seqs, tiles, splits,
+    LATENT: tl.constexpr, LATENT_DIM: tl.constexpr, ROTARY: tl.constexpr, ROTARY_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    ROWS: tl.constexpr, TILE: tl.constexpr, IS_PREFILL: tl.constexpr, DIRECT: tl.constexpr,
+):  # fmt: skip
+    program = tl.program_id(0)
+    if IS_PREFILL:
+        seq, tile = sequence_of(tiles - 1 - program, starts, seqs, heads, tl.arange(0, 128), ROWS)
+        first = tl.load(starts + seq)
+        num_queries, split_index = tl.load(starts + seq + 1) - first, 0
+    else:  # tiles of one sequence's heads side by side
+        tile, split_index, seq = program % tiles, program // tiles % splits, program // tiles // splits
+        first, num_queries = seq, 1
+    if tile * ROWS < num_queries * heads:
+        row = tile * ROWS + tl.arange(0, ROWS)
+        query, head = row // heads, row % heads
+        is_row = query < num_queries
+        latent, rotary = tl.arange(0, LATENT_DIM), tl.arange(0, ROTARY_DIM)
+        token = (first + query).to(tl.int64)
+        rows = tl.load(
+            q_latent + (token * latent_token + head * latent_head)[:, None] + latent[None, :],
+            mask=is_row[:, None] & (latent < LATENT)[None, :], other=0.0,
+        )  # fmt: skip
+        turned_rows = tl.load(
+            q_rotary + (token * rotary_token + head * rotary_head)[:, None] + rotary[None, :],
+            mask=is_row[:, None] & (rotary < ROTARY)[None, :], other=0.0,
+        )  # fmt: skip
+        context = tl.load(lens + seq).to(tl.int32)
+        last = context - num_queries + (tile * ROWS + ROWS - 1) // heads  # of the tile's last query
+        begin, end = keys_of(split_index, splits, 0, tl.minimum(context, last + 1), TILE)
+        top = tl.full([ROWS], float("-inf"), tl.float32)
+        total = tl.zeros([ROWS], tl.float32)
+        result = tl.zeros([ROWS, LATENT_DIM], tl.float32)
+        table = tables + seq.to(tl.int64) * tables_seq
+        # One loop, which masks all tiles: with a second for those that are seen whole, ptxas spills 284 bytes a thread for sm_90, and 52 without.
+        for start in range(begin, end, TILE):
+            at = start + tl.arange(0, TILE)
+            is_key = at < end
+            block = tl.load(table + at // BLOCK_SIZE, mask=is_key, other=0)
+            place = (block.to(tl.int64) * cache_block + at % BLOCK_SIZE * cache_offset)[:, None]
+            shared = load_rows(cache, place + latent[None, :], is_key, latent, LATENT, LATENT_DIM, True)
+            turned = load_rows(cache + LATENT, place + rotary[None, :], is_key, rotary, ROTARY, ROTARY_DIM, True)
+            scores = tl.dot(rows, tl.trans(shared), input_precision="ieee")
+            scores = tl.dot(turned_rows, tl.trans(turned), scores, input_precision="ieee")
+            seen = at[None, :] <= (context - num_queries + query)[:, None]
+            weights, fade, top, total = weigh(tl.where(seen, scores, float("-inf")), scale, top, total, True)
+            result = tl.dot(weights.to(shared.dtype), shared, result * fade[:, None], input_precision="ieee")
+        write_part(
+            out, tops, sums, out, token * heads + head, head, is_row, top, total, result, 1.0, split_index, splits, latent,
+            LATENT, LATENT_DIM, False, DIRECT,
+        )  # fmt: skip
+
+
+@jit(of_batch=("slots",))
+def _write(
+    x, norm, cos, sin, cache, slots, x_token, cos_token, sin_token, cache_block, cache_offset, eps,
+    LATENT: tl.constexpr, LATENT_DIM: tl.constexpr, HALF: tl.constexpr, PAIRS: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+):  # fmt: skip
+    token = tl.program_id(0).to(tl.int64)
+    column, pair = tl.arange(0, LATENT_DIM), tl.arange(0, PAIRS)
+    inside, is_pair = column < LATENT, pair < HALF
+    place = cache + place_of(slots, token, cache_block, cache_offset, BLOCK_SIZE)
+    row = tl.load(x + token * x_token + column, mask=inside, other=0.0)
+    wide = row.to(tl.float32)
+    scale = tl.rsqrt(tl.sum(wide * wide, axis=0) / LATENT + eps)
+    factor = tl.load(norm + column, mask=inside, other=0.0).to(tl.float32)
+    tl.store(place + column, (wide * scale * factor).to(row.dtype), mask=inside)
+    first, second = load_pairs(x + token * x_token + LATENT, pair, HALF, is_pair, True)
+    c = tl.load(cos + token * cos_token + pair, mask=is_pair, other=0.0)
+    s = tl.load(sin + token * sin_token + pair, mask=is_pair, other=0.0)
+    turned_first, turned_second = turn(first.to(tl.float32), second.to(tl.float32), c, s)
+    tl.store(place + LATENT + pair, turned_first.to(row.dtype), mask=is_pair)
+    tl.store(place + LATENT + HALF + pair, turned_second.to(row.dtype), mask=is_pair)
+
+
+def mla_write(
+    x: torch.Tensor,
+    norm: torch.Tensor,
+    eps: float,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    cache: torch.Tensor,
+    slot_mapping: torch.Tensor,
+) -> None:
+    """Compute as kernels/attention/mla.py."""
+    tokens, latent, half = x.shape[0], norm.shape[0], cos.shape[1]
+    if tokens:
+        _write[(tokens,)](
+            x, norm, cos, sin, cache, slot_mapping, x.stride(0), cos.stride(0), sin.stride(0), *cache.stride()[:2], eps,
+            LATENT=latent, LATENT_DIM=triton.next_power_of_2(latent), HALF=half, PAIRS=triton.next_power_of_2(half),
+            BLOCK_SIZE=cache.shape[1], num_warps=2,
+        )  # fmt: skip
+
+
+def mla_decode(
+    q_latent: torch.Tensor,
+    q_rotary: torch.Tensor,
+    cache: torch.Tensor,
+    block_tables: torch.Tensor,
+    context_lens: torch.Tensor,
+    max_context_len: int,
+    scale: float,
+) -> torch.Tensor:
+    """Compute as kernels/attention/mla.py; whatever lies in padded positions is never read."""
+    seqs, heads, _ = q_latent.shape
+    out = torch.empty(q_latent.shape, dtype=q_latent.dtype, device=q_latent.device)
+    if not out.numel():
+        return out
+    rows = _rows(heads, q_latent, q_rotary, cache)
+    tiles = triton.cdiv(heads, rows)
+    splits = split(out, seqs * tiles, max_context_len, hopper_mla.takes(q_latent, q_rotary, cache.shape[1]))
+    programs = seqs * tiles * splits.number
+    _launch(
+        programs,
+        q_latent,
+        q_rotary,
+        cache,
+        block_tables,
+        context_lens,
+        context_lens,
+        splits,
+        scale,
+        seqs,
+        tiles,
+        rows,
+        False,
+    )
+    join(splits, None, heads, out)
+    return out
+
+
+def mla_prefill(
+    q_latent: torch.Tensor, q_rotary: torch.Tensor, cache: torch.Tensor, batch: VarlenBatch, scale: float
+) -> torch.Tensor:
+    """Compute as kernels/attention/mla.py."""
+    tokens, heads, _ = q_latent.shape
+    out = torch.empty(q_latent.shape, dtype=q_latent.dtype, device=q_latent.device)
+    if not out.numel():
+        return out
+    tables, starts, lens = batch[:3]
+    rows = _rows(max(batch.host_q_lens) * heads, q_latent, q_rotary, cache)
+    seqs = len(batch.host_q_lens)
+    tiles = tokens * heads // rows + seqs
+    whole = Splits(1, out, out, out)
+    _launch(tiles, q_latent, q_rotary, cache, tables, starts, lens, whole, scale, seqs, tiles, rows, True)
+    return out
+
+
+def _launch(
+    programs: int,
+    q_latent: torch.Tensor,
+    q_rotary: torch.Tensor,
+    cache: torch.Tensor,
+    block_tables: torch.Tensor,
+    starts: torch.Tensor,
+    context_lens: torch.Tensor,
+    splits: Splits,
+    scale: float,
+    seqs: int,
+    tiles: int,
+    rows: int,
+    is_prefill: bool,
+) -> None:
+    _, heads, latent = q_latent.shape
+    rotary = q_rotary.shape[2]
+    assert q_latent.stride(2) == q_rotary.stride(2) == cache.stride(2) == 1, "vectors must be contiguous"
+    if hopper_mla.takes(q_latent, q_rotary, cache.shape[1]):
+        hopper_mla.attend(
+            programs, q_latent, q_rotary, cache, block_tables, starts, context_lens, splits, scale, seqs, tiles, is_prefill
+        )  # fmt: skip
+        return
+    _attend[(programs,)](
+        q_latent, q_rotary, cache, block_tables, starts, context_lens, splits.parts, splits.tops, splits.sums,
+        *q_latent.stride()[:2], *q_rotary.stride()[:2], *cache.stride()[:2], block_tables.stride(0),
+        scale * LOG2_E.value, heads, seqs, tiles, splits.number,
+        LATENT=latent, LATENT_DIM=max(16, triton.next_power_of_2(latent)),
+        ROTARY=rotary, ROTARY_DIM=max(16, triton.next_power_of_2(rotary)), BLOCK_SIZE=cache.shape[1],
+        ROWS=rows, TILE=_tile(q_latent.dtype), IS_PREFILL=is_prefill, DIRECT=splits.number == 1,
+        num_warps=8, num_stages=3 if rows == 64 else 5,
+    )  # fmt: skip
+
+
+def _rows(wanted: int, q_latent: torch.Tensor, q_rotary: torch.Tensor, cache: torch.Tensor) -> int:
+    """16 rows fill the smallest tensor-core product; 64, one of Hopper's warp groups, whose sums over 512 columns are 128 registers a thread."""
+    if hopper_mla.takes(q_latent, q_rotary, cache.shape[1]):
+        return hopper_mla.ROWS
+    return min(16 if q_latent.dtype == torch.float32 else 64, max(16, triton.next_power_of_2(wanted)))
+
+
+def _tile(dtype: torch.dtype) -> int:
+    """Keys: 32 of 576 values of two bytes are 36 KiB, and two such tiles lie in shared memory beside 72 KiB of queries."""
+    return 16 if dtype == torch.float32 else 32

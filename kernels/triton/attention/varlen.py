@@ -1,0 +1,20 @@
+"""Finding out, inside a kernel, to which sequence of a varlen batch a tile belongs."""
+
+import triton.language as tl
+
+from pilotlight.kernels.triton.jit import jit
+
+
+@jit
+def sequence_of(tile, starts, seqs, rows_per_token, lanes, ROWS: tl.constexpr):
+    """-> the sequence and which of its tiles it is; lanes: 0 to 127.
+
+    Sequence i's tiles are numbered from starts[i] * rows_per_token // ROWS + i on: so far apart that its tiles fit, and found without a table. The
+    last number is below tokens * rows_per_token // ROWS + seqs; numbers that are left over lie behind their sequence's rows."""
+    before = 0
+    for first in range(0, seqs, 128):
+        seq = first + lanes
+        start = tl.load(starts + seq, mask=seq < seqs, other=0).to(tl.int64)
+        before += tl.sum(((start * rows_per_token // ROWS + seq <= tile) & (seq < seqs)).to(tl.int32), axis=0)
+    seq = before - 1
+    return seq, (tile - tl.load(starts + seq).to(tl.int64) * rows_per_token // ROWS - seq).to(tl.int32)

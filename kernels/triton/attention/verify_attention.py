@@ -1,0 +1,19 @@
+"""Verify attention is decode attention with more rows, where all sequences have as many; else that of prompts."""
+
+import torch
+
+from pilotlight.kernels.attention.attention_rule import AttentionRule
+from pilotlight.kernels.attention.varlen import VarlenBatch
+from pilotlight.kernels.triton.attention.decode_attention import attend
+from pilotlight.kernels.triton.attention.prefill_attention import prefill_attention
+
+
+def verify_attention(
+    q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, batch: VarlenBatch, rule: AttentionRule
+) -> torch.Tensor:
+    """Compute as kernels/attention/verify_attention.py."""
+    tables, _, lens, q_lens, context_lens = batch
+    if len(set(q_lens)) != 1:
+        return prefill_attention(q, k_cache, v_cache, batch, rule)
+    rows = torch.unflatten(q, 0, (len(q_lens), q_lens[0]))
+    return attend(rows, k_cache, v_cache, tables, lens, max(context_lens), rule).flatten(0, 1)

@@ -1,0 +1,54 @@
+"""Gated activations, computed in fp32 and rounded once."""
+
+import torch
+import triton
+import triton.language as tl
+
+from pilotlight.kernels.triton.jit import jit
+from pilotlight.kernels.triton.launch import check_launch
+
+SILU, GELU_TANH, CLAMPED_SWIGLU = 0, 1, 2
+
+
+@jit
+def _gated(x, out, x_token, columns, alpha, limit, KIND: tl.constexpr, BLOCK: tl.constexpr):
+    token = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < columns
+    stored = tl.load(x + token * x_token + column, mask=inside, other=0.0)
+    gate = stored.to(tl.float32)
+    up = tl.load(x + token * x_token + columns + column, mask=inside, other=0.0).to(tl.float32)
+    if KIND == 0:
+        value = gate * tl.sigmoid(gate) * up
+    elif KIND == 1:
+        inner = 0.7978845608028654 * (gate + 0.044715 * gate * gate * gate)  # sqrt(2 / pi)
+        value = gate * tl.sigmoid(2.0 * inner) * up  # 0.5 * (1 + tanh(y)) = sigmoid(2 y)
+    else:
+        gate = tl.minimum(gate, limit)
+        up = tl.minimum(tl.maximum(up, -limit), limit)
+        value = gate * tl.sigmoid(gate * alpha) * (up + 1.0)
+    tl.store(out + token * columns + column, value.to(stored.dtype), mask=inside)
+
+
+def silu_and_mul(x: torch.Tensor) -> torch.Tensor:
+    """x [tokens, 2 * intermediate] -> [tokens, intermediate]"""
+    return _run(x, SILU)
+
+
+def gelu_tanh_and_mul(x: torch.Tensor) -> torch.Tensor:
+    return _run(x, GELU_TANH)
+
+
+def clamped_swiglu(x: torch.Tensor, alpha: float, limit: float) -> torch.Tensor:
+    return _run(x, CLAMPED_SWIGLU, alpha, limit)
+
+
+def _run(x: torch.Tensor, kind: int, alpha: float = 0.0, limit: float = 0.0) -> torch.Tensor:
+    tokens, columns = x.shape[0], x.shape[1] // 2
+    out = torch.empty((tokens, columns), dtype=x.dtype, device=x.device)
+    block = min(1024, triton.next_power_of_2(max(1, columns)))
+    check_launch("gated activation", "x", triton.cdiv(columns, block), f"pieces of {block} columns")
+    if out.numel():
+        grid = (tokens, triton.cdiv(columns, block))
+        _gated[grid](x, out, x.stride(0), columns, alpha, limit, KIND=kind, BLOCK=block, num_warps=4)
+    return out

@@ -1,0 +1,153 @@
+"""The inner loop of every matrix product with a weight as it is stored: rows of x times rows of the weight, a tile of columns at a time.
+
+Knows the storage formats, and decodes a tile in registers; refuses to know which rows and why. A tile of columns comes in two halves, because that is
+how four-bit values lie: in every block of 32 columns, byte j holds column j in its low half and column j + 16 in its high one, so that no value has
+to change its thread. Weights that are not packed take the columns behind each other, in two halves as well.
+"""
+
+import triton.language as tl
+
+from pilotlight.kernels.triton.jit import jit
+
+PLAIN, FP8, INT4, MXFP4 = (tl.constexpr(i) for i in range(4))  # from INT4 on packed
+
+
+@jit
+def half_columns(k, FORMAT: tl.constexpr, HALF: tl.constexpr):
+    """The columns of the first half of the tile that begins at column k, and how far behind them those of the second are."""
+    i = tl.arange(0, HALF)
+    columns = k + (i // 16 * 32 + i % 16 if FORMAT >= INT4 else i)
+    behind = 16 if FORMAT >= INT4 else HALF
+    return columns, behind
+
+
+@jit
+def factors(
+    scales, zeros, row, is_row, k, columns, scales_row, row_group, column_group,
+    FORMAT: tl.constexpr, HAS_ZEROS: tl.constexpr, HALF: tl.constexpr,
+):  # fmt: skip
+    """What `weights` wants beside the weights themselves, as it is stored: scales and zeros [ROWS, blocks of 32 columns]; of FP8 the scales of both
+    halves [ROWS]. `row_group` rows and `column_group` columns have one scale in common."""
+    if FORMAT >= INT4:
+        block = k // 32 + tl.arange(0, HALF // 16)
+        inside = is_row[:, None] & (block * 32 < columns)[None, :]
+        group = row[:, None] * scales_row + (block * 32 // column_group)[None, :]
+        scale = tl.load(scales + group, mask=inside, other=0)
+        zero = tl.load(zeros + group, mask=inside, other=0) if HAS_ZEROS else 8
+    elif FORMAT == FP8:
+        # a group is no narrower than half a tile, and begins where one begins
+        group = scales + row // row_group * scales_row
+        scale = tl.load(group + k // column_group, mask=is_row & (k < columns), other=0.0)
+        zero = tl.load(group + (k + HALF) // column_group, mask=is_row & (k + HALF < columns), other=0.0)
+    else:
+        scale, zero = 0, 0
+    return scale, zero
+
+
+@jit
+def weights(
+    weight, scale, zero, row, is_row, k, columns, weight_row,
+    FORMAT: tl.constexpr, ROWS: tl.constexpr, HALF: tl.constexpr, TYPE: tl.constexpr,
+):  # fmt: skip
+    """Both halves of weight[row, k : k + 2 * HALF], [ROWS, HALF] each, as numbers of type TYPE."""
+    if FORMAT >= INT4:
+        block, byte = k // 32 + tl.arange(0, HALF // 16), tl.arange(0, 16)
+        inside = is_row[:, None] & (block * 32 < columns)[None, :]
+        # [ROWS, blocks, 16]: the last block of a row is there whole
+        start = weight + row[:, None] * weight_row + block[None, :] * 16
+        codes = tl.load(start[:, :, None] + byte[None, None, :], mask=inside[:, :, None], other=0).to(tl.int32)
+        low, high = codes & 15, codes >> 4
+        if FORMAT == INT4:
+            factor = scale.to(tl.float32)[:, :, None]
+            centre = (tl.zeros([ROWS, HALF // 16], tl.int32) + zero)[:, :, None]
+            first = (low - centre).to(tl.float32) * factor
+            second = (high - centre).to(tl.float32) * factor
+        else:
+            factor = power_of_two(scale)[:, :, None]
+            first, second = e2m1(low) * factor, e2m1(high) * factor
+        first, second = tl.reshape(first, (ROWS, HALF)), tl.reshape(second, (ROWS, HALF))
+    else:
+        column = k + tl.arange(0, HALF)
+        start = weight + row[:, None] * weight_row + column[None, :]
+        first = tl.load(start, mask=is_row[:, None] & (column < columns)[None, :], other=0)
+        second = tl.load(start + HALF, mask=is_row[:, None] & (column + HALF < columns)[None, :], other=0)
+        if FORMAT == FP8:
+            first = first.to(tl.float8e4nv, bitcast=True).to(tl.float32) * scale[:, None]
+            second = second.to(tl.float8e4nv, bitcast=True).to(tl.float32) * zero[:, None]
+    return first.to(TYPE), second.to(TYPE)
+
+
+@jit
+def e2m1(code):
+    """Four-bit floats: a sign, two bits of exponent, one of mantissa. 0 and 0.5 have no leading one."""
+    magnitude = code & 7
+    ordinary = ((magnitude << 22) + (126 << 23)).to(tl.float32, bitcast=True)
+    value = tl.where(magnitude < 2, magnitude.to(tl.float32) * 0.5, ordinary)
+    return tl.where(code > 7, -value, value)
+
+
+@jit
+def power_of_two(scale):
+    """e8m0: the exponent of a float and nothing else; 0 is the one power that only a denormal holds. Loaders refuse 255, which is no number."""
+    bits = scale.to(tl.int32)
+    return tl.where(bits == 0, 1 << 22, bits << 23).to(tl.float32, bitcast=True)
+
+
+@jit
+def multiply(
+    x, is_token, weight, scales, zeros, row, is_row, up_row, begin, end, columns, weight_row, scales_row, row_group, column_group,
+    FORMAT: tl.constexpr, HAS_ZEROS: tl.constexpr, GATED: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr, HALF: tl.constexpr,
+):  # fmt: skip
+    """x [TOKENS] pointers to rows, row [ROWS] -> fp32 [TOKENS, ROWS] over the columns from begin to end; gated, the products with the rows that lie
+    `up_row` behind as well."""
+    type = x.dtype.element_ty
+    sums = tl.zeros([TOKENS, ROWS], tl.float32)
+    up_sums = tl.zeros([TOKENS, ROWS], tl.float32)
+    for k in range(begin, end, 2 * HALF):
+        column, behind = half_columns(k, FORMAT, HALF)
+        x_first = tl.load(x[:, None] + column[None, :], mask=is_token[:, None] & (column < columns)[None, :], other=0.0)
+        x_second = tl.load(
+            x[:, None] + (column + behind)[None, :],
+            mask=is_token[:, None] & (column + behind < columns)[None, :],
+            other=0.0,
+        )
+        scale, zero = factors(
+            scales, zeros, row, is_row, k, columns, scales_row, row_group, column_group, FORMAT, HAS_ZEROS, HALF
+        )  # fmt: skip
+        first, second = weights(weight, scale, zero, row, is_row, k, columns, weight_row, FORMAT, ROWS, HALF, type)
+        sums = tl.dot(x_first, tl.trans(first), sums, input_precision="ieee")
+        sums = tl.dot(x_second, tl.trans(second), sums, input_precision="ieee")
+        if GATED:
+            scale, zero = factors(
+                scales, zeros, row + up_row, is_row, k, columns, scales_row, row_group, column_group, FORMAT, HAS_ZEROS, HALF
+            )  # fmt: skip
+            first, second = weights(
+                weight, scale, zero, row + up_row, is_row, k, columns, weight_row, FORMAT, ROWS, HALF, type
+            )
+            up_sums = tl.dot(x_first, tl.trans(first), up_sums, input_precision="ieee")
+            up_sums = tl.dot(x_second, tl.trans(second), up_sums, input_precision="ieee")
+    return sums, up_sums
+
+
+@jit
+def multiply_few(
+    x, x_token, tokens, weight, row, is_row, begin, end, columns, weight_row,
+    TOKENS: tl.constexpr, ROWS: tl.constexpr, HALF: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """The same for a few rows of x and a plain weight, without tensor cores: what they multiply would first have to change its thread through shared
+    memory. For the same reason sums are put together for every tile, and of one row of x after the other: Triton gives whatever has a third dimension
+    a layout of its own."""
+    token = tl.arange(0, TOKENS)
+    sums = tl.zeros([TOKENS, ROWS], tl.float32)
+    # said here: loops without tensor cores fetch ahead only if they are told to
+    for k in tl.range(begin, end, 2 * HALF, num_stages=STAGES):
+        column, behind = half_columns(k, 0, HALF)
+        first, second = weights(weight, 0, 0, row, is_row, k, columns, weight_row, 0, ROWS, HALF, tl.float32)
+        for i in tl.static_range(TOKENS):
+            start = x + i * x_token + column
+            is_there = i < tokens
+            x_first = tl.load(start, mask=is_there & (column < columns), other=0.0).to(tl.float32)
+            x_second = tl.load(start + behind, mask=is_there & (column + behind < columns), other=0.0).to(tl.float32)
+            its_sums = tl.sum(first * x_first[None, :] + second * x_second[None, :], axis=1)
+            sums += tl.where((token == i)[:, None], its_sums[None, :], 0.0)
+    return sums

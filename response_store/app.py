@@ -1,0 +1,532 @@
+"""Responses that outlive their request, as an ASGI application round the one that answers: `store`, `previous_response_id`, `background`, and what
+is read, cancelled or deleted by id.
+
+The application inside gets a body with the whole conversation and keeps nothing, so its stream goes on at another site as any other does. A router
+has this before its sites, and a site that is asked without a router before its engine. Responses are kept on this process's disk, where another
+router does not know them, or in a database that routers share (storage.py).
+"""
+
+import asyncio
+import contextlib
+import logging
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
+from urllib.parse import parse_qs
+
+import orjson
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from pilotlight.response_store.asked_responses import AskedResponse, Fields, read_fields
+from pilotlight.response_store.kept_responses import KeptResponse
+from pilotlight.response_store.response_database import RetentionPolicy
+from pilotlight.wire.credentials import Access, owner_of, tenant_of
+from pilotlight.wire.errors import ApiError, Dialect
+from pilotlight.wire.sse import HEARTBEAT, EventDecoder, encode_event, parse_event
+
+if TYPE_CHECKING:
+    from pilotlight.response_store.storage import ResponseStore
+
+INPUT_TOKENS, COMPACT = "input_tokens", "compact"  # what may be asked below the path instead of an id
+BODY_TIMEOUT_S = 60.0
+AT_ONCE_BYTES = 256 << 10  # a body up to here is read in a few milliseconds, on the loop
+REFUSED_WITHIN_S = 1.0  # a background response that is refused so soon is refused with its status
+HEARTBEAT_S = 10.0
+MOST_LISTED = 100
+SWEEP_EVERY_S = 600.0
+WRITTEN_WITHIN_S = 5.0  # the end of a response that is cancelled
+_PATH = re.compile(
+    r"^(?:/client/v4/accounts/(?P<account>[^/]+))?(?:/ai)?/v1/responses"
+    rf"(?:/(?:(?P<task>{INPUT_TOKENS}|{COMPACT})|(?P<id>[^/]+)(?:/(?P<verb>cancel|input_items))?))?$"
+)
+_LIFECYCLE = (
+    b"response.created", b"response.queued", b"response.in_progress", b"response.completed", b"response.incomplete", b"response.failed",
+)  # fmt: skip
+_LAST = (b"event: response.completed\n", b"event: response.incomplete\n")  # of what is kept
+
+EventsAfter = Callable[[int], Awaitable[tuple[list[bytes], bool]]]  # from a place on, and whether they are the last
+
+log = logging.getLogger("pilotlight.http")
+
+
+ReadBody = Callable[[int], Awaitable[bytes]]  # of at most so many bytes; raises ApiError, ClientGone
+
+
+class ClientGone(Exception):
+    """The client has left."""
+
+
+class Door(Protocol):
+    """Limits that stand before all requests: decides which are taken, and how their bodies are read."""
+
+    def admitted(self, scope: Scope, receive: Receive, send: Send) -> AbstractAsyncContextManager[ReadBody]:
+        """Open a scope for the time that a request is at work. Raises ApiError."""
+        ...
+
+    def held(self, scope: Scope) -> AbstractContextManager[object]:
+        """Open a scope for what goes on in the background after its request."""
+        ...
+
+
+class OpenDoor:
+    """Takes every request: what stands before an engine has limits of its own."""
+
+    @asynccontextmanager
+    async def admitted(self, scope: Scope, receive: Receive, send: Send) -> AsyncIterator[ReadBody]:
+        yield partial(_read_body, receive)
+
+    def held(self, scope: Scope) -> AbstractContextManager[object]:
+        return contextlib.nullcontext()
+
+
+class ResponsesApp:
+    """Run `run()` as a task; `close()` behind it."""
+
+    def __init__(
+        self, app: ASGIApp, access: Access, max_body_bytes: int, keeping: RetentionPolicy, door: Door | None = None
+    ) -> None:
+        """`app` answers what the door has admitted."""
+        self._door = door or OpenDoor()
+        self._app = app
+        self._access = access
+        self._max_body_bytes = max_body_bytes
+        self._keeping = keeping
+        self._store: ResponseStore | None = None
+
+    @property
+    def store(self) -> "ResponseStore":
+        if self._store is None:
+            from pilotlight.response_store.response_file import (
+                ResponseFile,  # SQLite's import takes 9 ms, which no start waits for
+            )
+            from pilotlight.response_store.storage import ResponseStore
+
+            kept = self._keeping
+            self._store = ResponseStore(kept, kept.database or ResponseFile(kept.path, kept.max_bytes))
+        return self._store
+
+    @property
+    def is_failing(self) -> bool:
+        """Tell whether responses could not be read or written when that was last tried."""
+        return self._store is not None and self._store.fault is not None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await self._answer(scope, receive, send)
+        except ApiError as error:
+            body = orjson.dumps(error.body(Dialect.OPENAI_RESPONSES))
+            await _send_json(send, body, error.status(Dialect.OPENAI_RESPONSES), error.headers())
+        except ClientGone:
+            return
+
+    async def run(self) -> None:
+        """Delete what is past its time, again and again."""
+        while True:
+            await asyncio.sleep(SWEEP_EVERY_S)
+            if self._keeping.database is not None or self._keeping.path.exists():
+                with contextlib.suppress(ApiError):  # which the log tells
+                    await self.store.sweep()
+
+    async def close(self) -> None:
+        """End what is being made in the background."""
+        if self._store is not None:
+            await self._store.close()
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        found = _PATH.match(scope["path"])
+        if found is None:
+            raise ApiError("not_found", f"there is nothing at {scope['path'][:200]}")
+        async with self._door.admitted(scope, receive, send) as read_body:
+            await self._admitted(found, read_body, scope, receive, send)
+
+    async def _admitted(
+        self, found: re.Match[str], read_body: ReadBody, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        authorization = _header(scope, b"authorization")
+        holder = self._access.holder(authorization)
+        owner = owner_of(authorization, holder.account.name if holder is not None else "")
+        tenant = tenant_of(owner, found["account"]).id
+        method, verb, task = scope["method"], found["verb"], found["task"]
+        if found["id"] is None:
+            if method != "POST":
+                raise ApiError(
+                    "method_not_allowed", f"{scope['path']} does not take {method}: POST asks for a response"
+                )
+            if task == COMPACT:
+                sentence = (
+                    "conversations are not compacted here: ask for a summary as for any response, and go on from it"
+                )
+                raise ApiError("not_implemented", sentence)
+            ask = self._create if task is None else self._count
+            return await ask(tenant, read_body, scope, receive, send)
+        kept = await self.store.find(found["id"], tenant)
+        query = {name: values[-1] for name, values in parse_qs(scope["query_string"].decode("latin-1")).items()}
+        if (method, verb) == ("GET", None) and query.get("stream") == "true":
+            place = _number(query, "starting_after", -1) + 1
+            return await _send_events(self._events(kept), place, receive, send)
+        if (method, verb) == ("GET", None):
+            return await _send_json(send, orjson.dumps(kept.fields))
+        if (method, verb) == ("GET", "input_items"):
+            items = await self.store.input_items(kept)
+            return await _send_json(send, await asyncio.to_thread(_listed, items, query))
+        if (method, verb) == ("DELETE", None):
+            await self.store.delete(kept)
+            return await _send_json(send, orjson.dumps({"id": kept.id, "object": "response", "deleted": True}))
+        if (method, verb) == ("POST", "cancel"):
+            return await self._cancel(kept, send)
+        raise ApiError("method_not_allowed", f"{scope['path'][:200]} does not take {method}")
+
+    async def _create(self, tenant: str, read_body: ReadBody, scope: Scope, receive: Receive, send: Send) -> None:
+        raw, fields = await self._asked(read_body)
+        if not isinstance(fields, dict) or not isinstance(fields.get("input"), str | list):
+            return await self._app(_sized(scope, raw), _replayed(raw, receive), send)  # which has the words for that
+        asked = AskedResponse(fields, tenant, is_kept=self._keeping.is_on)
+        body = await self._gathered(asked)
+        if asked.is_background:
+            return await self._begin(asked, _sized(scope, body), body, receive, send)
+        patched = _Patched(asked, send, self.store.keep if asked.is_stored else None)
+        await self._app(_sized(scope, body), _replayed(body, receive), patched)
+
+    async def _count(self, tenant: str, read_body: ReadBody, scope: Scope, receive: Receive, send: Send) -> None:
+        """Count the tokens of the prompt that a response would have."""
+        raw, fields = await self._asked(read_body)
+        if isinstance(fields, dict) and isinstance(fields.setdefault("input", []), str | list):
+            raw = await self._gathered(AskedResponse({**fields, "background": None}, tenant))
+        await self._app(_sized(scope, raw), _replayed(raw, receive), send)
+
+    async def _asked(self, read_body: ReadBody) -> tuple[bytes, Any]:
+        """Return a body, and its fields if it has any. Raises ApiError."""
+        raw = await read_body(self._max_body_bytes)
+        return raw, read_fields(raw) if len(raw) <= AT_ONCE_BYTES else await asyncio.to_thread(read_fields, raw)
+
+    async def _gathered(self, asked: AskedResponse) -> bytes:
+        """Return the body with the whole conversation. Raises ApiError."""
+        await asked.gather(self.store)
+        body = orjson.dumps(asked.inner())
+        if len(body) > self._max_body_bytes:
+            raise ApiError(
+                "body_too_large",
+                f"with the responses before it, the body is larger than {self._max_body_bytes >> 20} MiB",
+            )
+        return body
+
+    async def _begin(self, asked: AskedResponse, scope: Scope, body: bytes, receive: Receive, send: Send) -> None:
+        """Begin a background response, and tell of it, unless it is refused at once."""
+        kept = asked.queued()
+        recorded = _Recorded(asked, kept, self.store)
+        kept.task = asyncio.create_task(self._make(recorded, scope, body), name="background response")
+        await recorded.is_kept.wait()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(REFUSED_WITHIN_S):
+                await recorded.has_begun.wait()
+        if recorded.refusal is not None:
+            with contextlib.suppress(ApiError):
+                await self.store.delete(kept)
+            status, headers, refused = recorded.refusal
+            return await _send_json(send, refused, status, headers)
+        if asked.wants_stream:
+            return await _send_events(kept.after, 0, receive, send)
+        await _send_json(send, orjson.dumps(kept.fields))
+
+    async def _make(self, recorded: "_Recorded", scope: Scope, body: bytes) -> None:
+        error = ApiError("internal_error", "the response ended before its end")
+        try:
+            await self.store.begin(recorded.kept)
+            recorded.is_kept.set()
+            with self._door.held(scope):
+                await self._app(scope, _replayed(body, None), recorded)
+        except asyncio.CancelledError:
+            recorded.kept.end_as("cancelled")
+            raise
+        except ApiError as refused:
+            recorded.refuse(refused)
+        except Exception:
+            log.exception("the response %s failed", recorded.kept.id)
+        finally:
+            recorded.is_kept.set()
+            recorded.has_begun.set()
+            recorded.kept.end_as("failed", recorded.error or error)
+            await self.store.settle(recorded.kept)
+
+    async def _cancel(self, kept: KeptResponse, send: Send) -> None:
+        if kept.fields["background"] is not True:
+            raise ApiError(
+                "invalid_request", "only a response that was asked for with background: true can be cancelled"
+            )
+        if not kept.is_ended and kept.task is not None:
+            kept.task.cancel()
+            await asyncio.wait({kept.task}, timeout=WRITTEN_WITHIN_S)
+        elif not kept.is_ended:
+            kept = await self.store.cancel(kept)
+        await _send_json(send, orjson.dumps(kept.fields))
+
+    def _events(self, kept: KeptResponse) -> EventsAfter:
+        """Return where the events of a response come from: from here, or from where it is kept."""
+        if kept.fields["background"] is not True:
+            raise ApiError(
+                "invalid_request", "only a response that was asked for with background: true can be streamed again"
+            )
+        return kept.after if kept.task is not None else partial(self.store.after, kept)
+
+
+async def _read_body(receive: Receive, limit: int) -> bytes:
+    parts: list[bytes] = []
+    size, more = 0, True
+    try:
+        async with asyncio.timeout(BODY_TIMEOUT_S):
+            while more:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise ClientGone
+                parts.append(message.get("body", b""))
+                size += len(parts[-1])
+                if size > limit:
+                    raise ApiError("body_too_large", f"the body is larger than {limit >> 20} MiB")
+                more = message.get("more_body", False)
+    except TimeoutError:
+        raise ApiError("request_timeout", f"the body did not arrive within {BODY_TIMEOUT_S:g} s") from None
+    return b"".join(parts)
+
+
+class _Patched:
+    """An ASGI `send` behind the inner application: its response and lifecycle events become the client's, and are kept at the end."""
+
+    def __init__(
+        self, asked: AskedResponse, send: Send, keep: Callable[[KeptResponse], Awaitable[bool]] | None
+    ) -> None:
+        self._asked = asked
+        self._send = send
+        self._keep = keep
+        self._start: Message = {}
+        self._is_stream = False
+        self._decoder = EventDecoder()
+        self._whole = bytearray()
+        self._num_events = 0
+
+    async def __call__(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self._start = message
+            self._is_stream = _content_type(message) == "text/event-stream"
+            if self._is_stream:
+                await self._send(message)
+        elif self._is_stream:
+            await self._send_events(message)
+        else:
+            self._whole += message.get("body", b"")
+            if not message.get("more_body", False):
+                await self._send_whole()
+
+    async def _send_events(self, message: Message) -> None:
+        events = self.events(message.get("body", b""))
+        last = next((i for i, event in enumerate(events) if self._keep is not None and event.startswith(_LAST)), None)
+        if last is not None:
+            if last:  # nothing that was said waits for the disk
+                await self._send({**message, "body": b"".join(events[:last]), "more_body": True})
+            events = [await self._kept(events[last]), *events[last + 1 :]]
+        await self._send({**message, "body": b"".join(events)})
+
+    async def _kept(self, last: bytes) -> bytes:
+        """Keep the response of the last event, and return the event that tells whether it is kept."""
+        event = parse_event(last)
+        assert event.data is not None
+        assert event.name is not None
+        fields = orjson.loads(event.data)
+        await self._keep_or_say(fields["response"])
+        return encode_event(orjson.dumps(fields), name=event.name.decode())
+
+    async def _keep_or_say(self, response: Fields) -> None:
+        if self._keep is not None and not await self._keep(self._asked.kept(response)):
+            response["store"] = False
+
+    def events(self, chunk: bytes) -> list[bytes]:
+        """Return the client's events for some bytes of the inner application's."""
+        return [self._event(raw) for raw in self._decoder.split(chunk)] if chunk else []
+
+    def _event(self, raw: bytes) -> bytes:
+        event = parse_event(raw)
+        if event.data is None:
+            return raw
+        self._num_events += 1
+        if event.name == b"error":
+            return _numbered_error(raw, self._num_events - 1)
+        if event.name not in _LIFECYCLE:
+            return raw
+        fields = orjson.loads(event.data)
+        fields["response"] = self._asked.patched(fields["response"])
+        return encode_event(orjson.dumps(fields), name=event.name.decode())
+
+    async def _send_whole(self) -> None:
+        body = bytes(self._whole)
+        if self._start["status"] == 200:
+            response = self._asked.patched(orjson.loads(body))
+            await self._keep_or_say(response)
+            body = orjson.dumps(response)
+        headers = [pair for pair in self._start["headers"] if pair[0] != b"content-length"]
+        await self._send({**self._start, "headers": [*headers, (b"content-length", b"%d" % len(body))]})
+        await self._send({"type": "http.response.body", "body": body})
+
+
+class _Recorded(_Patched):
+    """The same where nobody waits: events are kept, and the response as far as it is known."""
+
+    def __init__(self, asked: AskedResponse, kept: KeptResponse, store: "ResponseStore") -> None:
+        super().__init__(asked, self._ignored, None)
+        self._store = store
+        self.kept = kept
+        self.is_kept = asyncio.Event()  # or it never will be
+        self.has_begun = asyncio.Event()
+        self.refusal: tuple[int, list[tuple[str, str]], bytes] | None = None
+        self.error: ApiError | None = None
+
+    async def __call__(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self._start = message
+            self._is_stream = _content_type(message) == "text/event-stream"
+        elif self._is_stream:
+            await self._record(message.get("body", b""))
+        else:
+            self._whole += message.get("body", b"")
+            if not message.get("more_body", False):
+                self._refused()
+
+    async def _record(self, chunk: bytes) -> None:
+        for raw in self.events(chunk):
+            event = parse_event(raw)
+            if event.data is None:
+                continue
+            self.has_begun.set()
+            fields = orjson.loads(event.data)
+            if raw.startswith(_LAST):
+                await self._store.end(self.kept, fields["response"], raw)
+                continue
+            if event.name in _LIFECYCLE:
+                self.kept.fields = fields["response"]
+            elif event.name == b"error":
+                word = fields["code"] if fields.get("code") else "internal_error"
+                self.error = ApiError(word, fields["message"])
+            self.kept.add_event(raw)
+
+    def refuse(self, error: ApiError) -> None:
+        """Note that the inner application has raised a refusal."""
+        body = orjson.dumps(error.body(Dialect.OPENAI_RESPONSES))
+        self.error, self.refusal = error, (error.status(Dialect.OPENAI_RESPONSES), error.headers(), body)
+
+    def _refused(self) -> None:
+        error = orjson.loads(bytes(self._whole)).get("error") or {}
+        self.error = ApiError(error.get("code") or "internal_error", str(error.get("message")))
+        headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in self._start["headers"]]
+        kept = [pair for pair in headers if pair[0] not in ("content-length", "content-type")]
+        self.refusal = (self._start["status"], kept, bytes(self._whole))
+        self.has_begun.set()
+
+    async def _ignored(self, message: Message) -> None:
+        pass
+
+
+def _listed(items: bytes, query: dict[str, str]) -> bytes:
+    """Return a page of a response's input, newest first unless asked otherwise."""
+    found = orjson.loads(b"[" + items + b"]")
+    if query.get("order", "desc") != "asc":
+        found.reverse()
+    ids = [item.get("id") for item in found]
+    if (after := query.get("after")) is not None:
+        if after not in ids:
+            raise ApiError("invalid_request", f"after: there is no item {after[:100]!r}", param="after")
+        found = found[ids.index(after) + 1 :]
+    limit = min(MOST_LISTED, _number(query, "limit", 20))
+    page = found[:limit]
+    first, last = (page[0].get("id"), page[-1].get("id")) if page else (None, None)
+    listed = {"object": "list", "data": page, "first_id": first, "last_id": last, "has_more": len(found) > limit}
+    return orjson.dumps(listed)
+
+
+def _number(query: dict[str, str], name: str, default: int) -> int:
+    value = query.get(name)
+    if value is None:
+        return default
+    if not (value.isascii() and value.isdigit() and len(value) < 10):
+        raise ApiError("invalid_request", f"{name}: must be a whole number", param=name)
+    return int(value)
+
+
+def _numbered_error(raw: bytes, number: int) -> bytes:
+    told = {**orjson.loads(parse_event(raw).data or b""), "sequence_number": number}
+    return encode_event(orjson.dumps(told), name="error")
+
+
+async def _send_events(after: EventsAfter, place: int, receive: Receive, send: Send) -> None:
+    headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+
+    async def tell() -> None:
+        while True:
+            try:
+                async with asyncio.timeout(HEARTBEAT_S):
+                    batch, is_last = await after(place)
+            except TimeoutError:
+                batch, is_last = [HEARTBEAT], False
+            except ApiError as error:
+                batch, is_last = [_numbered_error(error.event(Dialect.OPENAI_RESPONSES), place)], True
+            else:
+                told(len(batch))
+            await send({"type": "http.response.body", "body": b"".join(batch), "more_body": not is_last})
+            if is_last:
+                return
+
+    def told(number: int) -> None:
+        nonlocal place
+        place += number
+
+    async def leave() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+    telling, leaving = asyncio.ensure_future(tell()), asyncio.ensure_future(leave())
+    try:
+        await asyncio.wait({telling, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if telling.done():
+            telling.result()
+    finally:
+        for task in (telling, leaving):
+            task.cancel()
+        await asyncio.gather(telling, leaving, return_exceptions=True)
+
+
+async def _send_json(send: Send, body: bytes, status: int = 200, headers: list[tuple[str, str]] | None = None) -> None:
+    pairs = [("content-type", "application/json"), ("content-length", str(len(body))), *(headers or ())]
+    encoded = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in pairs]
+    await send({"type": "http.response.start", "status": status, "headers": encoded})
+    await send({"type": "http.response.body", "body": body})
+
+
+def _sized(scope: Scope, body: bytes) -> Scope:
+    headers = [pair for pair in scope["headers"] if pair[0] not in (b"content-length", b"transfer-encoding")]
+    return {**scope, "headers": [*headers, (b"content-length", b"%d" % len(body))]}
+
+
+def _replayed(body: bytes, receive: Receive | None) -> Receive:
+    """Return a `receive` with a body that has been read. Without the client's own behind it, that client never leaves."""
+    is_told = False
+
+    async def replayed() -> Message:
+        nonlocal is_told
+        if not is_told:
+            is_told = True
+            return {"type": "http.request", "body": body, "more_body": False}
+        if receive is not None:
+            return await receive()
+        await asyncio.Event().wait()
+        raise AssertionError("nobody sets it")
+
+    return replayed
+
+
+def _content_type(start: Message) -> str:
+    value = next((value for name, value in start["headers"] if name == b"content-type"), b"")
+    return bytes(value).decode("latin-1").partition(";")[0].strip().lower()
+
+
+def _header(scope: Scope, name: bytes) -> str | None:
+    return next((bytes(value).decode("latin-1") for key, value in scope["headers"] if key == name), None)

@@ -1,0 +1,132 @@
+"""What a request for a response asks, and what is asked of those who answer instead: the whole conversation, with nothing to be kept."""
+
+import os
+import time
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import orjson
+
+from pilotlight.dialects.body.exact_json import exact_loads
+from pilotlight.response_store.kept_responses import KeptResponse, PreviousResponse, joined
+from pilotlight.wire.chat import MAX_MESSAGES
+from pilotlight.wire.errors import ApiError
+
+if TYPE_CHECKING:
+    from pilotlight.response_store.storage import ResponseStore
+
+Fields = dict[str, Any]
+
+
+class _InputItem(msgspec.Struct, gc=False):
+    """Some object."""
+
+
+class _InputShape(msgspec.Struct, gc=False):
+    input: str | list[_InputItem] | None = None
+
+
+_shape_decoder = msgspec.json.Decoder(_InputShape)
+
+
+def read_fields(raw: bytes) -> Any:
+    """Return a body, or None for what is no JSON object. Raises ApiError for an input that is none before objects are made of it."""
+    if not raw.lstrip().startswith(b"{"):
+        return None
+    try:
+        shape = _shape_decoder.decode(raw)
+    except msgspec.ValidationError as error:
+        raise ApiError(
+            "invalid_request", f"input: must be a text or a list of objects: {error}", param="input"
+        ) from None
+    except msgspec.DecodeError:
+        return None
+    if isinstance(shape.input, list) and len(shape.input) > MAX_MESSAGES:
+        sentence = f"input: has {len(shape.input)} items; send at most {MAX_MESSAGES}"
+        raise ApiError("invalid_request", sentence, param="input")
+    try:
+        return exact_loads(raw)
+    except orjson.JSONDecodeError:
+        return None
+
+
+class AskedResponse:
+    """A request, and what the application inside is asked instead."""
+
+    def __init__(self, fields: Fields, tenant: str, *, is_kept: bool = False) -> None:
+        """`is_kept`: whether responses are kept here at all. Raises ApiError."""
+        self.tenant = tenant
+        self.fields = fields
+        self.previous = fields.get("previous_response_id")
+        self.is_background = fields.get("background") is True
+        self.is_stored = is_kept and fields.get("store") is not False
+        self.wants_stream = fields.get("stream") is True
+        self.before: PreviousResponse | None = None
+        self.own = b""
+        self.id = f"resp_{os.urandom(12).hex()}" if self.is_background else None
+        if self.is_background and not self.is_stored:
+            said = "leave store out" if is_kept else "none is kept here"
+            raise ApiError("invalid_request", f"background: such a response is kept: {said}", param="background")
+        if self.previous is not None and not isinstance(self.previous, str):
+            raise ApiError("invalid_request", "previous_response_id: must be a string", param="previous_response_id")
+
+    async def gather(self, store: "ResponseStore") -> None:
+        """Find all that is referred to. Raises ApiError."""
+        if self.previous is not None:
+            self.before = await store.conversation(self.previous, self.tenant, "previous_response_id")
+        given = self.fields["input"]
+        items = [{"type": "message", "role": "user", "content": given}] if isinstance(given, str) else given
+        found = await store.items([name for item in items if (name := _reference(item)) is not None], self.tenant)
+        self.own = joined(*(found.get(_reference(item) or "") or _kept_item(item) for item in items))
+
+    def inner(self) -> Fields:
+        """Return the body that the application inside gets."""
+        named = ("previous_response_id", "background")
+        inner = {name: value for name, value in self.fields.items() if name not in named}
+        inner["store"] = False
+        if self.is_background:
+            inner["stream"] = True
+        if self.before is not None or not isinstance(self.fields["input"], str):
+            before = b"" if self.before is None else self.before.items
+            inner["input"] = orjson.Fragment(b"[" + joined(before, self.own) + b"]")
+        return inner
+
+    def patched(self, response: Fields) -> Fields:
+        """Return the inner application's response as the client is to see it."""
+        told = {"previous_response_id": self.previous, "store": self.is_stored, "background": self.is_background}
+        return {**response, **told, **({"id": self.id} if self.id is not None else {})}
+
+    def queued(self) -> KeptResponse:
+        """Return a background response that has not begun."""
+        return self.kept(self.patched({
+            "object": "response", "created_at": int(time.time()), "status": "queued", "error": None, "incomplete_details": None,
+            "model": self.fields.get("model"), "output": [], "usage": None, "parallel_tool_calls": True, "tool_choice": "auto", "tools": [],
+        }))  # fmt: skip
+
+    def kept(self, response: Fields) -> KeptResponse:
+        return KeptResponse(self.tenant, response, self.own, self.before)
+
+
+def _reference(item: Any) -> str | None:
+    is_one = isinstance(item, dict) and item.get("type") == "item_reference" and isinstance(item.get("id"), str)
+    return item["id"] if is_one else None
+
+
+def _kept_item(item: Any) -> bytes:
+    """Return an item as it is listed: with an id and a type, and a message's text as a part."""
+    if not isinstance(item, dict):
+        return orjson.dumps(item)
+    kept = (
+        {"id": f"item_{os.urandom(12).hex()}", "type": "message", **item}
+        if "id" not in item
+        else {"type": "message", **item}
+    )
+    if kept["type"] == "message" and isinstance(text := kept.get("content"), str):
+        is_answer = kept.get("role") == "assistant"
+        part = (
+            {"type": "output_text", "text": text, "annotations": []}
+            if is_answer
+            else {"type": "input_text", "text": text}
+        )
+        kept["content"] = [part]
+    return orjson.dumps(kept)

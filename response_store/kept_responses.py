@@ -1,0 +1,105 @@
+"""A response that outlives its request: what was asked and answered, and the events of one that is made in the background, which readers follow.
+
+Knows no HTTP, and not where responses are kept (storage.py).
+"""
+
+import asyncio
+from typing import Any, NamedTuple
+
+import orjson
+
+from pilotlight.wire.errors import ApiError
+from pilotlight.wire.sse import encode_event
+
+LOST = ApiError("aborted", "the process that made this response ended before it: ask again")
+
+
+_FAILED = "response.failed"
+
+
+class PreviousResponse(NamedTuple):
+    """A kept response that another one goes on from, with all that was said until its end."""
+
+    number: int  # the row of it; 0: it is not written yet
+    id: str
+    items: bytes  # JSON, with commas between
+    is_ended: bool = True  # as one must have that another goes on from
+
+
+class KeptResponse:
+    """One response: of a background one, as far as it is made."""
+
+    def __init__(
+        self, tenant: str, fields: dict[str, Any], own: bytes = b"", before: PreviousResponse | None = None
+    ) -> None:
+        """`fields`: the response itself, as clients see it. `own`: the items of its input that it does not have from `before`, as JSON."""
+        self.tenant = tenant
+        self.fields = fields
+        self.own = own
+        self.before = before
+        self.events: list[bytes] = []
+        self.task: asyncio.Task[None] | None = None
+        self.is_begun = False  # in a database where others may end or delete it
+        self.is_settled = False  # on the disk, as it ended
+        self.is_deleted = False
+        self.told: tuple[int, Any] = (0, None)  # the events and the fields of it that others know
+        self._changed = asyncio.Event()
+
+    @property
+    def id(self) -> str:
+        return str(self.fields["id"])
+
+    @property
+    def is_ended(self) -> bool:
+        return self.fields["status"] not in ("queued", "in_progress")
+
+    @property
+    def input(self) -> bytes:
+        return joined(b"" if self.before is None else self.before.items, self.own)
+
+    @property
+    def output(self) -> bytes:
+        return orjson.dumps(self.fields["output"])[1:-1]
+
+    def add_event(self, event: bytes) -> None:
+        self.events.append(event)
+        self.notify()
+
+    def end_as(self, status: str, error: ApiError | None = None) -> None:
+        """End it from outside, unless it has ended."""
+        self.end_with(ended_fields(self.fields, status, error))
+
+    def end_with(self, fields: dict[str, Any]) -> None:
+        if not self.is_ended:
+            self.fields = fields
+            if fields["status"] == "failed":
+                self.events.append(failed_event(fields, len(self.events)))
+        self.notify()
+
+    def notify(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def after(self, place: int) -> tuple[list[bytes], bool]:
+        """Return the events from the one of that number on, once there are any, and whether they are the last."""
+        while len(self.events) <= place and not self.is_ended:
+            await self._changed.wait()
+        return self.events[place:], self.is_ended
+
+
+def ended_fields(fields: dict[str, Any], status: str, error: ApiError | None) -> dict[str, Any]:
+    told = None if error is None else {"code": error.word, "message": error.message}
+    return {**fields, "status": status, "error": told}
+
+
+def failed_event(fields: dict[str, Any], number: int) -> bytes:
+    """Return the last event of a response that was ended from outside."""
+    return encode_event(orjson.dumps({"type": _FAILED, "sequence_number": number, "response": fields}), name=_FAILED)
+
+
+def is_failed_event(event: bytes) -> bool:
+    return event.startswith(f"event: {_FAILED}\n".encode())
+
+
+def joined(*items: bytes) -> bytes:
+    return b",".join(part for part in items if part)

@@ -1,0 +1,53 @@
+"""The database that responses are kept in, as their store sees it: SQLite's file of one process, or PostgreSQL, which routers share."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+
+class Cursor(Protocol):
+    def fetchone(self) -> Any: ...
+
+    def fetchall(self) -> list[Any]: ...
+
+
+class RowConnection(Protocol):
+    def execute(self, sql: str, values: Sequence[Any] = ..., /) -> Cursor: ...
+
+
+Result = TypeVar("Result")
+Work = Callable[[RowConnection], Result]
+
+
+class ResponsesFault(Exception):
+    """The database cannot be read or written at the moment: the message says why, and `told` as much of it as clients may know."""
+
+    def __init__(self, message: str, told: str | None = None) -> None:
+        super().__init__(message)
+        self.told = message if told is None else told
+
+
+class ResponseDatabase(Protocol):
+    is_shared: bool  # with other processes
+    name: str  # for the log
+
+    async def run(self, work: Work[Result], within_s: float, *, is_write: bool) -> Result:
+        """Do work in one transaction: the only one at that time, if it writes. Raises ResponsesFault."""
+
+    async def tidy(self, keep_s: float) -> None:
+        """Delete what lies beside it, and has for so long."""
+
+    async def close(self) -> None: ...
+
+
+class RetentionPolicy(NamedTuple):
+    """The place that responses are kept in, how much of them, and for how long."""
+
+    path: Path  # of a file of this process's own
+    max_bytes: int  # 0: none is kept
+    keep_s: float
+    database: ResponseDatabase | None = None  # which routers share, instead of a file
+
+    @property
+    def is_on(self) -> bool:
+        return self.max_bytes > 0

@@ -1,0 +1,371 @@
+"""Responses as rows of a database: of SQLite, which one process has, or of PostgreSQL, which routers share. A row has what its response has beyond
+the one that it goes on from, so a conversation lies there once however many responses it has. One that is deleted, or whose time is over, stays
+without what only it says for as long as others go on from it.
+
+A row is found with its tenant alone. What is being made is its maker's to write, until somebody has ended or deleted it. Functions of a connection,
+each for a transaction of its own, in SQL that both databases read: `?` is a value, `now_s()` the time by the database's clock.
+"""
+
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import orjson
+
+from pilotlight.response_store.kept_responses import LOST, KeptResponse, PreviousResponse, ended_fields, joined
+from pilotlight.response_store.response_database import RowConnection
+from pilotlight.wire.errors import ApiError
+from pilotlight.wire.sse import EventDecoder
+
+MADE, ENDED, GONE = range(3)  # states: it is being made, it has ended, only others need it
+ROW_BYTES = 500  # what a row costs beside its bytes, with its places in the indexes
+SWEPT = 200  # rows at once: some milliseconds
+DEFLATE = 1  # the fastest: events repeat their names, and shrink to a twelfth
+EXPIRES_S = 10.0  # a maker that is not heard of
+NAMES_AT_ONCE = 500  # in a statement
+FOREVER_S = 1e12
+
+Name = tuple[str, str]  # of a response: its tenant and its id
+
+
+class ResponseRow(NamedTuple):
+    """A response as it is written."""
+
+    tenant: str
+    id: str
+    state: int
+    before: PreviousResponse | None
+    input: bytes
+    output: bytes
+    item_ids: tuple[str, ...]
+    fields: bytes
+    events: tuple[bytes, ...]
+    is_begun: bool  # it is there already, where nobody has deleted it
+
+    @classmethod
+    def of(cls, response: KeptResponse) -> "ResponseRow":
+        state = ENDED if response.is_ended else MADE
+        ids = tuple(str(item["id"]) for item in response.fields["output"])
+        return cls(
+            response.tenant, response.id, state, response.before, response.own, response.output, ids, _fields(response),
+            tuple(response.events), response.is_begun,
+        )  # fmt: skip
+
+
+class Progress(NamedTuple):
+    """News of a response that is made, for others than its maker."""
+
+    name: Name
+    fields: bytes | None  # None: as they were
+    events: tuple[bytes, ...]  # new ones
+    till: int  # the number of the one behind them
+
+    @classmethod
+    def of(cls, response: KeptResponse) -> "Progress":
+        name = (response.tenant, response.id)
+        if response.is_ended:  # which is told as a whole
+            return cls(name, None, (), len(response.events))
+        till, fields = response.told
+        changed = None if fields is response.fields else _fields(response)
+        return cls(name, changed, tuple(response.events[till:]), len(response.events))
+
+
+class FoundResponse(NamedTuple):
+    """A response without its events."""
+
+    number: int
+    maker: str | None
+    response: KeptResponse
+
+
+class EventPage(NamedTuple):
+    """The events of a response from a place on."""
+
+    response: KeptResponse
+    events: list[bytes]
+    till: int  # the number of the one behind the last that there is
+
+
+class Confirmed(NamedTuple):
+    made: set[Name]  # by this maker, as far as is known here
+    taken: dict[Name, KeptResponse | None]  # what others have made of those that it told of; None: deleted
+
+
+def schema(number: str, blob: str) -> str:
+    """Return statements that make the tables, but for the triggers that count bytes by tenant. `number`, `blob`: types of the database's own."""
+    return f"""
+CREATE TABLE IF NOT EXISTS responses (
+    number {number}, tenant TEXT NOT NULL, id TEXT NOT NULL, state INTEGER NOT NULL, kept_s DOUBLE PRECISION NOT NULL,
+    before BIGINT, input {blob} NOT NULL, output {blob} NOT NULL, fields {blob}, events {blob}, maker TEXT,
+    num_bytes BIGINT GENERATED ALWAYS AS (
+        length(input) + length(output) + COALESCE(length(fields), 0) + COALESCE(length(events), 0) + {ROW_BYTES}
+    ) STORED
+);
+CREATE UNIQUE INDEX IF NOT EXISTS responses_named ON responses (tenant, id) WHERE state < {GONE};
+CREATE INDEX IF NOT EXISTS responses_made ON responses (number) WHERE state = {MADE};
+CREATE INDEX IF NOT EXISTS responses_of ON responses (tenant, number) WHERE state = {ENDED};
+CREATE INDEX IF NOT EXISTS responses_old ON responses (kept_s) WHERE state = {ENDED};
+CREATE INDEX IF NOT EXISTS responses_behind ON responses (before) WHERE before IS NOT NULL;
+CREATE TABLE IF NOT EXISTS response_items (tenant TEXT NOT NULL, id TEXT NOT NULL, response BIGINT NOT NULL, PRIMARY KEY (tenant, id));
+CREATE INDEX IF NOT EXISTS response_items_of ON response_items (response);
+CREATE TABLE IF NOT EXISTS response_tenants (tenant TEXT PRIMARY KEY, num_bytes BIGINT NOT NULL);
+CREATE INDEX IF NOT EXISTS response_tenants_largest ON response_tenants (num_bytes);
+CREATE TABLE IF NOT EXISTS response_events (response BIGINT NOT NULL, till INTEGER NOT NULL, events {blob} NOT NULL, PRIMARY KEY (response, till));
+CREATE TABLE IF NOT EXISTS response_makers (maker TEXT PRIMARY KEY, since_s DOUBLE PRECISION NOT NULL, seen_s DOUBLE PRECISION NOT NULL)
+"""
+
+
+def add(
+    connection: RowConnection, rows: Iterable[ResponseRow], maker: str, max_bytes: int
+) -> dict[Name, KeptResponse | None]:
+    """Write responses, or what they are by now. Whoever has most makes room, of its own the oldest. Return what others have made of those that were
+    not this maker's to write any more, and were not written; None: deleted."""
+    first, taken = None, dict[Name, KeptResponse | None]()
+    for row in rows:
+        found = find(connection, row.tenant, row.id)
+        if row.is_begun and (found is None or found.maker != maker):
+            taken[row.tenant, row.id] = None if found is None else found.response
+            continue
+        if row.state == MADE:
+            _confirm_maker(connection, maker)
+        if found is not None:
+            _forget(connection, found.number)
+        number = _insert(connection, row, maker)
+        first = number if first is None else first
+    while first is not None and _total(connection) > max_bytes and (victim := _victim(connection, first)) is not None:
+        _forget(connection, victim)
+    return taken
+
+
+def confirm(connection: RowConnection, maker: str, told: Iterable[Progress]) -> Confirmed:
+    """Say that a maker is there, and how far it is. What those were making that have not been heard of for EXPIRES_S has failed, once this one was
+    heard of for as long without a gap: a database that was away has heard of nobody."""
+    if _confirm_maker(connection, maker):
+        _end_lost(connection)
+    chosen = f"SELECT tenant, id, number FROM responses WHERE state = {MADE} AND maker = ?"
+    made = {(tenant, id): number for tenant, id, number in connection.execute(chosen, (maker,)).fetchall()}
+    taken = dict[Name, KeptResponse | None]()
+    for one in told:
+        number = made.get(one.name)
+        if number is not None:
+            _tell(connection, number, one)
+        elif (found := find(connection, *one.name)) is None or found.maker != maker:
+            taken[one.name] = None if found is None else found.response
+    return Confirmed(set(made), taken)
+
+
+def end_all(connection: RowConnection) -> None:
+    """End what earlier processes were making: it has failed."""
+    _end_made(connection, "TRUE", ())
+
+
+def find(connection: RowConnection, tenant: str, name: str, keep_s: float = FOREVER_S) -> FoundResponse | None:
+    chosen = f"SELECT number, maker, fields, output FROM responses WHERE tenant = ? AND id = ? AND state < {GONE} AND kept_s > now_s() - ?"
+    row = connection.execute(chosen, (tenant, name, keep_s)).fetchone()
+    return None if row is None else FoundResponse(row[0], row[1], _response(tenant, row[2], row[3]))
+
+
+def events(connection: RowConnection, tenant: str, name: str, place: int) -> EventPage | None:
+    """Return what was told of a response, as far as it is known here."""
+    chosen = f"SELECT number, fields, output, events FROM responses WHERE tenant = ? AND id = ? AND state < {GONE}"
+    row = connection.execute(chosen, (tenant, name)).fetchone()
+    if row is None:
+        return None
+    response = _response(tenant, row[1], row[2])
+    if row[3] is not None:
+        told = _split(row[3])
+        return EventPage(response, told[place:], len(told))
+    told = list(_pieces(connection, row[0], place))
+    return EventPage(response, told, place + len(told) if told else 0)
+
+
+def input_items(connection: RowConnection, tenant: str, name: str) -> bytes:
+    """Return all that a response was asked, as JSON with commas between."""
+    found = find(connection, tenant, name)
+    return b"" if found is None else joined(*_chain(connection, tenant, found.number)[:-1])
+
+
+def conversation(connection: RowConnection, tenant: str, name: str, keep_s: float) -> PreviousResponse | None:
+    """Return all that was said until a response's end."""
+    found = find(connection, tenant, name, keep_s)
+    if found is None:
+        return None
+    said = joined(*_chain(connection, tenant, found.number))
+    return PreviousResponse(found.number, name, said, found.response.is_ended)
+
+
+def items(connection: RowConnection, tenant: str, names: Sequence[str], keep_s: float) -> dict[str, bytes]:
+    """Return those items of answers that are there."""
+    found = dict[str, bytes]()
+    for start in range(0, len(names), NAMES_AT_ONCE):
+        wanted = names[start : start + NAMES_AT_ONCE]
+        chosen = f"""SELECT output FROM responses WHERE kept_s > now_s() - ? AND number IN (
+                SELECT response FROM response_items WHERE tenant = ? AND id IN ({", ".join("?" * len(wanted))})
+            )"""
+        for (output,) in connection.execute(chosen, (keep_s, tenant, *wanted)).fetchall():
+            found |= {item["id"]: orjson.dumps(item) for item in _items(output) if item["id"] in wanted}
+    return found
+
+
+def cancel(connection: RowConnection, tenant: str, name: str) -> KeptResponse | None:
+    """End a response that is being made, whoever makes it. Return it as it has ended."""
+    chosen = f"tenant = ? AND id = ? AND state < {GONE}"
+    _end_made(connection, chosen, (tenant, name), "cancelled", None)
+    found = find(connection, tenant, name)
+    return None if found is None else found.response
+
+
+def delete(connection: RowConnection, tenant: str, name: str) -> None:
+    if (found := find(connection, tenant, name)) is not None:
+        _forget(connection, found.number)
+
+
+def delete_all(connection: RowConnection, names: Iterable[Name]) -> None:
+    for tenant, name in names:
+        delete(connection, tenant, name)
+
+
+def drop(connection: RowConnection, maker: str, names: Iterable[Name]) -> None:
+    """Delete what a maker is not making after all."""
+    chosen = f"SELECT number FROM responses WHERE tenant = ? AND id = ? AND state = {MADE} AND maker = ?"
+    for name in names:
+        if (row := connection.execute(chosen, (*name, maker)).fetchone()) is not None:
+            _forget(connection, row[0])
+
+
+def sweep(connection: RowConnection, keep_s: float) -> bool:
+    """Delete some of what has been kept for so long. Return whether there may be more."""
+    chosen = f"SELECT number FROM responses WHERE state = {ENDED} AND kept_s <= now_s() - ? LIMIT {SWEPT}"
+    over = connection.execute(chosen, (keep_s,)).fetchall()
+    for (number,) in over:
+        _forget(connection, number)
+    return len(over) == SWEPT
+
+
+def _confirm_maker(connection: RowConnection, maker: str) -> bool:
+    """Return whether it was heard of again and again, for EXPIRES_S."""
+    row = connection.execute(
+        f"""INSERT INTO response_makers AS known (maker, since_s, seen_s) VALUES (?, now_s(), now_s()) ON CONFLICT (maker) DO UPDATE SET
+            since_s = CASE WHEN known.seen_s < excluded.seen_s - {EXPIRES_S / 2} THEN excluded.seen_s ELSE known.since_s END,
+            seen_s = excluded.seen_s
+            RETURNING since_s <= seen_s - {EXPIRES_S}""",
+        (maker,),
+    ).fetchone()
+    return bool(row[0])
+
+
+def _end_lost(connection: RowConnection) -> None:
+    connection.execute(f"DELETE FROM response_makers WHERE seen_s < now_s() - {EXPIRES_S}")
+    _end_made(
+        connection, "NOT EXISTS (SELECT 1 FROM response_makers WHERE response_makers.maker = responses.maker)", ()
+    )
+
+
+def _end_made(
+    connection: RowConnection, which: str, values: Sequence[Any], status: str = "failed", error: ApiError | None = LOST
+) -> None:
+    """End some of what is being made, with the events that are known here."""
+    found = connection.execute(f"SELECT number, fields FROM responses WHERE state = {MADE} AND {which}", values)
+    for number, fields in found.fetchall():
+        told = orjson.dumps(ended_fields(orjson.loads(fields), status, error))
+        events = _packed(tuple(_pieces(connection, number)))
+        changed = f"UPDATE responses SET state = {ENDED}, maker = NULL, fields = ?, events = ? WHERE number = ?"
+        connection.execute(changed, (told, events, number))
+        connection.execute("DELETE FROM response_events WHERE response = ?", (number,))
+
+
+def _tell(connection: RowConnection, number: int, progress: Progress) -> None:
+    if progress.fields is not None:
+        connection.execute("UPDATE responses SET fields = ? WHERE number = ?", (progress.fields, number))
+    if progress.events:  # which may be there, where the answer to that was lost
+        added = "INSERT INTO response_events (response, till, events) VALUES (?, ?, ?) ON CONFLICT (response, till) DO NOTHING"
+        connection.execute(added, (number, progress.till, _packed(progress.events)))
+
+
+def _pieces(connection: RowConnection, number: int, place: int = 0) -> Iterator[bytes]:
+    """Yield events from a place on of what is being made."""
+    chosen = "SELECT till, events FROM response_events WHERE response = ? AND till > ? ORDER BY till"
+    for till, packed in connection.execute(chosen, (number, place)).fetchall():
+        told = _split(packed)
+        yield from told[max(0, place - (till - len(told))) :]
+        place = till
+
+
+def _insert(connection: RowConnection, row: ResponseRow, maker: str) -> int:
+    before, given = None, row.input
+    if row.before is not None:
+        # It may have been deleted meanwhile, and with it its row.
+        known = "SELECT 1 FROM responses WHERE number = ? AND tenant = ? AND id = ?"
+        if connection.execute(known, (row.before.number, row.tenant, row.before.id)).fetchone() is not None:
+            before = row.before.number
+        else:
+            given = joined(row.before.items, given)
+    inserted = """INSERT INTO responses (tenant, id, state, kept_s, before, input, output, fields, events, maker)
+        VALUES (?, ?, ?, now_s(), ?, ?, ?, ?, ?, ?) RETURNING number"""
+    values = (row.tenant, row.id, row.state, before, given, row.output, row.fields, _packed(row.events), maker)
+    (number,) = connection.execute(inserted, values).fetchone()
+    named = """INSERT INTO response_items (tenant, id, response) VALUES (?, ?, ?)
+        ON CONFLICT (tenant, id) DO UPDATE SET response = excluded.response"""
+    for item in row.item_ids:
+        connection.execute(named, (row.tenant, item, number))
+    return int(number)
+
+
+def _forget(connection: RowConnection, forgotten: int) -> None:
+    """Delete a response; and its row, with those before it that are deleted too, up to one that others still need."""
+    number: int | None = forgotten
+    connection.execute(f"UPDATE responses SET state = {GONE}, fields = NULL, events = NULL WHERE number = ?", (number,))
+    connection.execute("DELETE FROM response_items WHERE response = ?", (number,))
+    connection.execute("DELETE FROM response_events WHERE response = ?", (number,))
+    needless = f"""SELECT before FROM responses WHERE number = ? AND state = {GONE}
+        AND NOT EXISTS (SELECT 1 FROM responses AS later WHERE later.before = responses.number)"""
+    while number is not None and (row := connection.execute(needless, (number,)).fetchone()) is not None:
+        connection.execute("DELETE FROM responses WHERE number = ?", (number,))
+        number = row[0]
+
+
+def _chain(connection: RowConnection, tenant: str, number: int) -> list[bytes]:
+    """Return input and output of a response and of those before it, the oldest first."""
+    chosen = """WITH RECURSIVE chain (number, before, input, output, back) AS (
+            SELECT number, before, input, output, 0 FROM responses WHERE number = ? AND tenant = ?
+            UNION ALL SELECT earlier.number, earlier.before, earlier.input, earlier.output, back + 1
+            FROM chain JOIN responses AS earlier ON earlier.number = chain.before AND earlier.tenant = ?
+        ) SELECT input, output FROM chain ORDER BY back DESC"""
+    return [part for row in connection.execute(chosen, (number, tenant, tenant)).fetchall() for part in row]
+
+
+def _total(connection: RowConnection) -> int:
+    return int(connection.execute("SELECT COALESCE(SUM(num_bytes), 0) FROM response_tenants").fetchone()[0])
+
+
+def _victim(connection: RowConnection, first: int) -> int | None:
+    """Return the oldest response of the tenant that has most, but none of those from `first` on."""
+    chosen = f"""SELECT MIN(number) FROM responses WHERE state = {ENDED} AND number < ? AND tenant = (
+            SELECT tenant FROM response_tenants WHERE EXISTS (
+                SELECT 1 FROM responses AS theirs WHERE theirs.tenant = response_tenants.tenant AND theirs.state = {ENDED} AND theirs.number < ?
+            ) ORDER BY num_bytes DESC LIMIT 1
+        )"""
+    found: int | None = connection.execute(chosen, (first, first)).fetchone()[0]
+    return found
+
+
+def _response(tenant: str, fields: bytes, output: bytes) -> KeptResponse:
+    return KeptResponse(tenant, {**orjson.loads(fields), "output": _items(output)})
+
+
+def _fields(response: KeptResponse) -> bytes:
+    return orjson.dumps({**response.fields, "output": None})
+
+
+def _items(output: bytes) -> list[Any]:
+    found: list[Any] = orjson.loads(b"[" + output + b"]")
+    return found
+
+
+def _packed(events: Sequence[bytes]) -> bytes | None:
+    return zlib.compress(b"".join(events), DEFLATE) if events else None
+
+
+def _split(packed: bytes) -> list[bytes]:
+    told = zlib.decompress(packed)
+    return EventDecoder(len(told) + 1).split(told)

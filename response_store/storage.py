@@ -1,0 +1,299 @@
+"""Responses that are kept: there after a restart, for their tenants and for some time; those that are being made are here.
+
+A response is in the database before its end is told, together with others that end meanwhile: nothing before its last event waits for that. A
+database that is full, or does not answer, costs what ends meanwhile, and whoever asks is told. Where processes share it, each tells there how far it
+is with what it makes, and that it is there: what one makes that is gone has failed, and what is ended or deleted through another one ends here. Knows
+no HTTP, and not which database it is.
+"""
+
+import asyncio
+import logging
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any, NamedTuple
+
+from pilotlight.response_store import response_rows as rows
+from pilotlight.response_store.kept_responses import (
+    LOST,
+    KeptResponse,
+    PreviousResponse,
+    failed_event,
+    is_failed_event,
+    joined,
+)
+from pilotlight.response_store.response_database import ResponseDatabase, ResponsesFault, Result, RetentionPolicy, Work
+from pilotlight.response_store.response_rows import Name, Progress, ResponseRow
+from pilotlight.support import background
+from pilotlight.wire.errors import ApiError
+
+ANSWERS_WITHIN_S = 5.0  # the database
+FAILING_WITHIN_S = 0.2  # once it has not: nobody's end waits for it each time
+TRY_AGAIN_S = 5.0
+TELL_EVERY_S = 0.5  # how far one is
+SEEN_EVERY_S = rows.EXPIRES_S / 4
+FOLLOW_EVERY_S = 0.25  # what another process makes
+
+log = logging.getLogger("pilotlight.responses")
+
+
+class ResponseStore:
+    """`sweep()` it from time to time; `close()` it."""
+
+    def __init__(self, keeping: RetentionPolicy, database: ResponseDatabase) -> None:
+        self.fault: str | None = None  # why the database could not be read or written when that was last tried
+        self._is_unwritable = False
+        self._keeping = keeping
+        self._database = database
+        self._maker = os.urandom(8).hex()
+        self._made: dict[Name, KeptResponse] = {}  # in the background; until it is written
+        self._unwritten: list[_Write] = []
+        self._writing: asyncio.Task[None] | None = None
+        self._confirming: asyncio.Task[None] | None = None
+        self._refused: set[Name] = (
+            set()
+        )  # whose clients were told that they are not kept, and that may be there all the same
+        self._taking_back: asyncio.Task[None] | None = None
+        self._has_begun = asyncio.Event()
+        self._is_closed = False
+
+    async def keep(self, response: KeptResponse, row: ResponseRow | None = None) -> bool:
+        """Write a response, as a row or as it is by now, unless others have ended it. Return whether that could be done."""
+        row = row or ResponseRow.of(response)
+        write = _Write(response, row, asyncio.get_running_loop().create_future())
+        self._unwritten.append(write)
+        if self._writing is None:
+            self._writing = asyncio.create_task(self._write(), name="responses")
+        return await asyncio.shield(write.is_kept)
+
+    async def begin(self, response: KeptResponse) -> None:
+        """Keep a response that is going to be made. Raises ApiError where it cannot be found afterwards."""
+        name = (response.tenant, response.id)
+        self._made[name] = response
+        if not await self.keep(response):
+            del self._made[name]
+            raise self._failing()
+        response.is_begun = self._database.is_shared
+        self._has_begun.set()
+
+    async def end(self, response: KeptResponse, fields: dict[str, Any], event: bytes) -> None:
+        """End one that is made in the background, with its last event: on the disk first, if that is possible."""
+        row = ResponseRow.of(KeptResponse(response.tenant, fields, response.own, response.before))
+        row = row._replace(events=(*response.events, event), is_begun=response.is_begun)
+        response.is_settled = await self.keep(response, row)
+        if not response.is_ended:
+            response.fields = fields
+            response.add_event(event)
+
+    async def settle(self, response: KeptResponse) -> None:
+        """Write a response that has ended, however often that has to be tried: until then it is read from memory."""
+        while not (response.is_deleted or response.is_settled or await self.keep(response)) and not self._is_closed:
+            await asyncio.sleep(TRY_AGAIN_S)
+        self._made.pop((response.tenant, response.id), None)
+
+    async def find(self, name: str, tenant: str, param: str | None = None) -> KeptResponse:
+        """Return a response. Raises ApiError: somebody else's is none."""
+        if (made := self._made.get((tenant, name))) is not None:
+            return made
+        if (tenant, name) in self._refused:
+            raise _unknown(name, param)
+        found = await self._do(partial(rows.find, tenant=tenant, name=name, keep_s=self._keeping.keep_s))
+        if found is None:
+            raise _unknown(name, param)
+        return found.response
+
+    async def conversation(self, name: str, tenant: str, param: str) -> PreviousResponse:
+        """Return all that was said until a response's end. Raises ApiError."""
+        found: PreviousResponse | None
+        if (made := self._made.get((tenant, name))) is not None:
+            found = PreviousResponse(0, name, joined(made.input, made.output), made.is_ended)
+        elif (tenant, name) in self._refused:
+            found = None
+        else:
+            found = await self._do(partial(rows.conversation, tenant=tenant, name=name, keep_s=self._keeping.keep_s))
+        if found is None:
+            raise _unknown(name, param)
+        if not found.is_ended:
+            raise ApiError("conflict", f"the response {name[:100]!r} has not ended yet", param=param)
+        return found
+
+    async def input_items(self, response: KeptResponse) -> bytes:
+        """Return all that a response was asked, as JSON with commas between. Raises ApiError."""
+        if (response.tenant, response.id) in self._made:
+            return response.input
+        return await self._do(partial(rows.input_items, tenant=response.tenant, name=response.id))
+
+    async def after(self, response: KeptResponse, place: int) -> tuple[list[bytes], bool]:
+        """Return the events from the one of that number on, once there are any, and whether they are the last: of one that is not made here. Of one
+        whose process was lost the last is that it has failed, wherever its reader was. Raises ApiError."""
+        work = partial(rows.events, tenant=response.tenant, name=response.id, place=place)
+        while (told := await self._do(work)) is not None:
+            if told.response.fields["status"] == "failed" and not (told.events and is_failed_event(told.events[-1])):
+                return [*told.events, failed_event(told.response.fields, max(place, told.till))], True
+            if told.events or told.response.is_ended:
+                return told.events, told.response.is_ended
+            await asyncio.sleep(FOLLOW_EVERY_S)
+        return [], True
+
+    async def items(self, names: Sequence[str], tenant: str) -> dict[str, bytes]:
+        """Return those items of answers that are kept. Raises ApiError."""
+        if not names:
+            return {}
+        return await self._do(partial(rows.items, tenant=tenant, names=names, keep_s=self._keeping.keep_s))
+
+    async def cancel(self, response: KeptResponse) -> KeptResponse:
+        """Cancel one that another process makes, which stops when it hears of it. Return it as it has ended. Raises ApiError."""
+        found = await self._do(partial(rows.cancel, tenant=response.tenant, name=response.id), is_write=True)
+        if found is None:
+            raise _unknown(response.id, None)
+        return found
+
+    async def delete(self, response: KeptResponse) -> None:
+        """Raises ApiError."""
+        response.is_deleted = True
+        if response.task is not None:
+            response.task.cancel()
+            await asyncio.wait({response.task})
+        self._made.pop((response.tenant, response.id), None)
+        await self._do(partial(rows.delete, tenant=response.tenant, name=response.id), is_write=True)
+
+    async def sweep(self) -> None:
+        """Delete what is past its time. Raises ApiError."""
+        while await self._do(partial(rows.sweep, keep_s=self._keeping.keep_s), is_write=True):
+            continue
+        await self._database.tidy(self._keeping.keep_s)
+
+    async def close(self) -> None:
+        """End those that are being made."""
+        self._is_closed = True
+        if self._confirming is not None:
+            await background.stop(self._confirming)
+        tasks = [made.task for made in self._made.values() if made.task is not None]
+        for made in tuple(self._made.values()):
+            made.end_as("failed", LOST)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._writing is not None:
+            await self._writing
+        if self._taking_back is not None:
+            await background.stop(self._taking_back)
+        await self._database.close()
+
+    async def _write(self) -> None:
+        try:
+            while self._unwritten:
+                batch, self._unwritten = self._unwritten, []
+                is_kept = False
+                try:
+                    is_kept = await self._add([write for write in batch if not write.response.is_deleted])
+                except Exception:
+                    log.exception("responses cannot be kept")
+                finally:  # each of them is waited for
+                    for write in batch:
+                        write.is_kept.set_result(is_kept)
+        finally:
+            self._writing = None
+
+    async def _add(self, batch: "list[_Write]") -> bool:
+        """Write them all or none, but for those that others have ended."""
+        found = [write.row for write in batch]
+        add = partial(rows.add, rows=found, maker=self._maker, max_bytes=self._keeping.max_bytes)
+        try:
+            taken = await self._do(add, is_write=True)
+        except ApiError:  # which the log tells
+            # The database may commit all the same, once it goes on. What is made in the background is tried again.
+            self._refused |= {(row.tenant, row.id) for row in found} - self._made.keys()
+            if self._refused and (self._taking_back is None or self._taking_back.done()):
+                self._taking_back = background.start(self._take_back, "deleting responses that were not to be kept")
+            return False
+        for write in batch:
+            if (name := (write.row.tenant, write.row.id)) in taken:
+                _end_elsewhere(write.response, taken[name])
+        return True
+
+    async def _take_back(self) -> None:
+        """Delete what was kept though its client was told that it is not."""
+        while self._refused:
+            await asyncio.sleep(TRY_AGAIN_S)
+            refused = frozenset(self._refused)
+            with suppress(ResponsesFault):  # which the next request finds, too; and a full disk is no less full by this
+                delete = partial(rows.delete_all, names=refused)
+                await self._database.run(delete, ANSWERS_WITHIN_S, is_write=True)
+                self._refused -= refused
+
+    async def _confirm_often(self) -> None:
+        """Tell other processes that this one is there, and how far it is."""
+        while True:
+            await asyncio.sleep(TELL_EVERY_S)
+            self._has_begun.clear()
+            with suppress(ApiError):  # which the log tells
+                await self._confirm()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(0 if self._made else SEEN_EVERY_S):
+                    await self._has_begun.wait()
+
+    async def _confirm(self) -> None:
+        begun = [made for made in self._made.values() if made.is_begun and not made.is_settled]
+        progress = [Progress.of(made) for made in begun]
+        shown = [made.fields for made in begun]
+        work = partial(rows.confirm, maker=self._maker, told=progress)
+        confirmed = await self._do(work, is_write=True, within_s=ANSWERS_WITHIN_S)
+        for made, fields, one in zip(begun, shown, progress, strict=True):
+            made.told = (one.till, fields)
+            if one.name in confirmed.taken:
+                _end_elsewhere(made, confirmed.taken[one.name])
+        # What was refused when it began, for want of an answer, may have been written all the same.
+        unknown = confirmed.made - self._made.keys()
+        if unknown:
+            await self._do(partial(rows.drop, maker=self._maker, names=unknown), is_write=True)
+
+    async def _do(self, work: Work[Result], *, is_write: bool = False, within_s: float | None = None) -> Result:
+        """Raises ApiError."""
+        if not self._keeping.is_on:
+            raise ApiError("not_found", "responses are not kept here")
+        if self._database.is_shared and self._confirming is None and not self._is_closed:
+            self._confirming = background.start(self._confirm_often, "telling of responses that are made")
+        if within_s is None:
+            within_s = ANSWERS_WITHIN_S if self.fault is None else FAILING_WITHIN_S
+        try:
+            result = await self._database.run(work, within_s, is_write=is_write)
+        except ResponsesFault as error:
+            if self.fault is None:
+                log.error("responses cannot be read or written in %s: %s", self._database.name, error)
+            self.fault = error.told
+            self._is_unwritable = self._is_unwritable or is_write
+            raise self._failing() from None
+        if self.fault is not None and (is_write or not self._is_unwritable):  # what is full can be read
+            log.warning("responses are read and written again in %s", self._database.name)
+            self.fault, self._is_unwritable = None, False
+        return result
+
+    def _failing(self) -> ApiError:
+        sentence = f"kept responses cannot be read or written at the moment: {self.fault}"
+        return ApiError("overloaded", sentence, retry_after_s=5)
+
+
+class _Write(NamedTuple):
+    response: KeptResponse
+    row: ResponseRow
+    is_kept: asyncio.Future[bool]
+
+
+def _end_elsewhere(response: KeptResponse, found: KeptResponse | None) -> None:
+    """End a response as others have: `found` is what they have made of it, None where they have deleted it."""
+    was_made = not response.is_ended
+    if found is None:
+        response.is_deleted = True
+        response.end_as("cancelled")
+    else:
+        response.is_settled = True
+        response.end_with(found.fields)
+    if was_made and response.task is not None:
+        response.task.cancel()
+
+
+def _unknown(name: str, param: str | None) -> ApiError:
+    sentence = f"there is no response {name[:100]!r} here: it was never kept, was never yours, or its time is over"
+    return ApiError("not_found", sentence, param=param)

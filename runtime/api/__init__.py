@@ -1,0 +1,1 @@
+"""The HTTP API of a site: middleware, connections, routes, response builders."""

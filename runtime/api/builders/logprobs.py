@@ -1,0 +1,130 @@
+"""Logprobs as the two endpoints write them: OpenAI's lists of chosen tokens, and vLLM's table of the prompt's.
+
+Knows token texts and offsets; refuses to know where a number comes from.
+"""
+
+from collections.abc import Sequence
+from itertools import accumulate
+
+from pilotlight.engine.api.protocol import TokenLogprobs
+from pilotlight.engine.text.tokenizer import Tokenizer
+from pilotlight.runtime.generation.output_processor import DeliveredToken
+from pilotlight.wire.chat import (
+    ChatLogprobs,
+    CompletionLogprobs,
+    PromptLogprob,
+    PromptLogprobs,
+    TokenLogprob,
+    TopLogprob,
+)
+
+
+def chat_logprobs(tokens: Sequence[DeliveredToken], tokenizer: Tokenizer) -> ChatLogprobs:
+    return ChatLogprobs(tuple(_token_logprob(token, tokenizer) for token in tokens if token.is_shown))
+
+
+def text_logprobs(texts: Sequence[str], tokens: Sequence[DeliveredToken], tokenizer: Tokenizer) -> list[ChatLogprobs]:
+    """Return the logprobs of each of an answer's texts: other tokens were reasoning, calls or their markup."""
+    spelled = [tokenizer.token_bytes(token.token_id) for token in tokens]
+    ends = list(accumulate(map(len, spelled)))
+    written, behind, found = b"".join(spelled), 0, []
+    for text in texts:
+        start = max(written.find(text.encode(), behind), behind)
+        behind = start + len(text.encode())
+        own = [
+            token
+            for token, piece, end in zip(tokens, spelled, ends, strict=True)
+            if end > start and end - len(piece) < behind
+        ]
+        found.append(chat_logprobs(own, tokenizer))
+    return found
+
+
+def completion_logprobs(tokens: Sequence[DeliveredToken], tokenizer: Tokenizer, offset: int) -> CompletionLogprobs:
+    """`offset`: characters of the prompt before them, when it is echoed."""
+    shown = [token for token in tokens if token.is_shown and token.logprobs is not None]
+    return CompletionLogprobs(
+        tokens=tuple(tokenizer.token_text(token.token_id) for token in shown),
+        token_logprobs=tuple(token.logprobs.logprob for token in shown if token.logprobs),
+        top_logprobs=tuple(
+            _top_by_text(token.token_id, token.logprobs, None, tokenizer) for token in shown if token.logprobs
+        ),
+        text_offset=tuple(offset + token.text_offset for token in shown),
+    )
+
+
+def echoed_logprobs(
+    token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs], num_top: int, tokenizer: Tokenizer
+) -> CompletionLogprobs:
+    """Return the prompt's part of an echo. Nothing comes before the first token, so it has no probability."""
+    return CompletionLogprobs(
+        tokens=tuple(tokenizer.token_text(token_id) for token_id in token_ids),
+        token_logprobs=(None, *(reported.logprob for reported in logprobs)),
+        top_logprobs=(
+            None,
+            *(
+                _top_by_text(token_id, reported, num_top, tokenizer)
+                for token_id, reported in zip(token_ids[1:], logprobs, strict=True)
+            ),
+        ),
+        text_offset=tuple(_offsets(token_ids, tokenizer)),
+    )
+
+
+def prompt_logprobs(
+    token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs], num_top: int, tokenizer: Tokenizer
+) -> PromptLogprobs:
+    """Return for each token a table by token id: the token itself, and the likeliest in its place."""
+    return (
+        None,
+        *(
+            _by_id(token_id, reported, num_top, tokenizer)
+            for token_id, reported in zip(token_ids[1:], logprobs, strict=True)
+        ),
+    )
+
+
+def joined_logprobs(first: CompletionLogprobs, second: CompletionLogprobs) -> CompletionLogprobs:
+    return CompletionLogprobs(
+        first.tokens + second.tokens,
+        first.token_logprobs + second.token_logprobs,
+        first.top_logprobs + second.top_logprobs,
+        first.text_offset + second.text_offset,
+    )
+
+
+def _by_id(token_id: int, reported: TokenLogprobs, num_top: int, tokenizer: Tokenizer) -> dict[str, PromptLogprob]:
+    table = {str(token_id): PromptLogprob(reported.logprob, reported.rank, tokenizer.token_text(token_id))}
+    for rank, (other, logprob) in enumerate(reported.top[:num_top], 1):
+        if other != token_id:
+            table[str(other)] = PromptLogprob(logprob, rank, tokenizer.token_text(other))
+    return table
+
+
+def _top_by_text(token_id: int, reported: TokenLogprobs, num_top: int | None, tokenizer: Tokenizer) -> dict[str, float]:
+    """Return the likeliest tokens, and the token that is there: one more, where it is none of them."""
+    there = (token_id, reported.logprob)
+    return {tokenizer.token_text(other): logprob for other, logprob in (there, *reported.top[:num_top])}
+
+
+def _offsets(token_ids: Sequence[int], tokenizer: Tokenizer) -> list[int]:
+    """Characters before each token. One that begins in the middle of a character counts from that character's start."""
+    detokenizer = tokenizer.detokenizer()
+    offsets, decoded = [], 0
+    for token_id in token_ids:
+        offsets.append(decoded + detokenizer.held_before(token_id))
+        decoded += len(detokenizer.push(token_id))
+    return offsets
+
+
+def _token_logprob(token: DeliveredToken, tokenizer: Tokenizer) -> TokenLogprob:
+    chosen, top = (token.logprobs.logprob, token.logprobs.top) if token.logprobs is not None else (0.0, ())
+    return TokenLogprob(
+        tokenizer.token_text(token.token_id),
+        chosen,
+        tuple(tokenizer.token_bytes(token.token_id)),
+        tuple(
+            TopLogprob(tokenizer.token_text(token_id), logprob, tuple(tokenizer.token_bytes(token_id)))
+            for token_id, logprob in top
+        ),
+    )

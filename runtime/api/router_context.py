@@ -1,0 +1,146 @@
+"""A router's own words beside the client's request: whose it is, which answer this is, what the client has of it already, and how long it may wait
+here.
+
+Believed on a genuine hop only. From anybody else no word is heard (a site that has no secret may stand behind a router that has one), and what is
+said to have been delivered is refused. Knows the request's headers and the part of its body that is the router's; refuses to know how an answer is
+continued.
+"""
+
+from collections.abc import Iterable
+from typing import NamedTuple, TypeVar
+
+from msgspec.structs import replace
+from starlette.types import Scope
+
+from pilotlight.dialects.requests import ValidGeneration
+from pilotlight.engine.api.protocol import ModelLoad
+from pilotlight.runtime.api.connection import header
+from pilotlight.runtime.api.middleware import ACCOUNT, GENUINE_HOP, HOLDER
+from pilotlight.wire.credentials import Key, Tenant, owner_of, tenant_of
+from pilotlight.wire.errors import ApiError
+from pilotlight.wire.hop.continuation import (
+    ANSWER,
+    MAX_DELIVERED_BYTES,
+    NOTHING_DELIVERED,
+    AnswerName,
+    ContinuationError,
+    Delivery,
+    decode_answer,
+    decode_delivery,
+)
+from pilotlight.wire.hop.data_sites import DATA_SITES, NO_OTHERS, DataSites, decode_data_sites
+from pilotlight.wire.hop.headers import MAX_QUEUE_WAIT, PREFIXES, QUEUE
+from pilotlight.wire.hop.prefixes import decode_prompt_prefixes
+
+RETRY_AFTER_S = 1.0
+
+RequestT = TypeVar("RequestT", bound=ValidGeneration)
+
+
+class Declined(ApiError):
+    """A refusal with the queue's length, so that the router ranks anew with fresh news instead of waiting behind what it could not know of."""
+
+    def __init__(self, queued_tokens: int, queue_ms: float, max_wait_ms: int) -> None:
+        message = f"the queue is {queue_ms:.0f} ms long, longer than the {max_wait_ms} ms that {MAX_QUEUE_WAIT} allows"
+        super().__init__("overloaded", message, retry_after_s=RETRY_AFTER_S)
+        self.queued_tokens = queued_tokens
+
+    def headers(self) -> list[tuple[str, str]]:
+        return [*super().headers(), (QUEUE, str(self.queued_tokens))]
+
+
+class RouterContext(NamedTuple):
+    name: AnswerName | None = None  # None: nobody goes on with this answer elsewhere
+    delivery: Delivery = NOTHING_DELIVERED
+    prefixes: tuple[tuple[int, int], ...] = ()  # the digests by which the router knows the prompt's beginnings
+    data_sites: DataSites = NO_OTHERS  # that may see the request beside this one
+    max_queue_wait_ms: int | None = None  # with a longer queue this site would no longer be the router's first choice
+
+    def applied_to(self, request: RequestT, num_bytes: int) -> RequestT:
+        """Return the request with what the router says of it. `num_bytes`: of the client's own body. Raises ApiError."""
+        choices = self.delivery.choices
+        if len(choices) > request.num_choices:
+            raise ApiError("invalid_request", f"{len(choices)} choices were delivered of {request.num_choices}")
+        if choices and not request.stream:
+            raise ApiError("invalid_request", "only a stream can be continued")
+        if len(choices) == request.num_choices and all(choice.finish_reason is not None for choice in choices):
+            raise ApiError("invalid_request", "all of this answer was delivered: nothing is left to continue")
+        return replace(
+            request,
+            num_bytes=num_bytes,
+            answer_name=self.name or request.answer_name,
+            delivery=self.delivery,
+            prefixes=self.prefixes,
+            data_sites=self.data_sites,
+        )
+
+    def check_queue(self, load: ModelLoad | None) -> None:
+        """Raise Declined where the queue is longer than the router allows. A site that has not measured its speed yet takes what comes."""
+        if self.max_queue_wait_ms is None or load is None or load.prefill_tokens_per_s <= 0:
+            return
+        queue_ms = 1000 * load.waiting_tokens / load.prefill_tokens_per_s
+        if queue_ms > self.max_queue_wait_ms:
+            raise Declined(load.waiting_tokens, queue_ms, self.max_queue_wait_ms)
+
+
+def router_context(scope: Scope, raw: bytes) -> tuple[RouterContext, bytes]:
+    """Return the router's words and the client's own body. Raises ApiError."""
+    if not scope.get(GENUINE_HOP, False):
+        return RouterContext(), raw
+    wait = header(scope, MAX_QUEUE_WAIT) or ""
+    context = RouterContext(
+        prefixes=_prefixes(header(scope, PREFIXES)),
+        data_sites=decode_data_sites(header(scope, DATA_SITES)),
+        max_queue_wait_ms=int(wait) if wait.isascii() and wait.isdigit() and len(wait) < 10 else None,
+    )
+    answer = header(scope, ANSWER)
+    if answer is None:
+        return context, raw
+    try:
+        name, length = decode_answer(answer)
+        if not length:
+            return context._replace(name=name), raw
+        if length > len(raw):
+            raise ContinuationError(f"{ANSWER} announces {length} bytes before a body of {len(raw)}")
+        return context._replace(name=name, delivery=decode_delivery(raw[:length])), raw[length:]
+    except ContinuationError as error:
+        raise ApiError("invalid_request", str(error)) from None
+
+
+def tenant_in(scope: Scope) -> Tenant:
+    """Return the tenant of a request: by the router's word, by the key where it is known here, or by the key itself."""
+    owner = owner_of(header(scope, "authorization"), scope.get(ACCOUNT, ""))
+    return tenant_of(owner, scope["path_params"].get("account_id"))
+
+
+def may_see(scope: Scope, names: Iterable[str]) -> bool:
+    """Tell whether a model of these names is in the lists for the request's key. What goes through a router is chosen there."""
+    holder: Key | None = scope.get(HOLDER)
+    return holder is None or holder.account.may_use(*names)
+
+
+def check_model(scope: Scope, model: str) -> None:
+    """Raise ApiError for a model that is not the key's to use. What comes through a router was judged there."""
+    holder: Key | None = scope.get(HOLDER)
+    if holder is not None:
+        holder.account.check_model(model)
+
+
+def body_limit(scope: Scope, limit_bytes: int) -> int:
+    """Return the limit of a body whose first part may be the router's: the client's own part has `limit_bytes`. Raises ApiError for a stranger's."""
+    answer = header(scope, ANSWER)
+    if answer is None:
+        return limit_bytes
+    if scope.get(GENUINE_HOP, False):
+        return limit_bytes + MAX_DELIVERED_BYTES
+    if answer.count(".") > 2:
+        raise ApiError("forbidden", f"only the network's routers may continue an answer; leave {ANSWER} out")
+    return limit_bytes
+
+
+def _prefixes(value: str | None) -> tuple[tuple[int, int], ...]:
+    """Decode prefixes. Invalid ones are no harm: they only say where a cache is."""
+    try:
+        return decode_prompt_prefixes(value) if value is not None else ()
+    except ValueError:
+        return ()

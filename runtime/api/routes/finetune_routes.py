@@ -1,0 +1,238 @@
+"""Workers AI's fine-tunes: accounts list, create, upload and remove adapters; and what routers ask about all of them.
+
+An account is known by its key, or by a router's word; whatever account a path names, it has the same ones. Requests use an adapter by its id or
+name (`lora`), or as MODEL:NAME.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from pilotlight.dialects.workers_ai_api import parse_finetune
+from pilotlight.engine.adapters.peft import CONFIG, WEIGHTS
+from pilotlight.engine.api.errors import CheckpointError
+from pilotlight.engine.planning.model_plan import read_model
+from pilotlight.runtime.api.connection import json_response, read_body
+from pilotlight.runtime.api.middleware import ACCOUNT, GENUINE_HOP
+from pilotlight.runtime.api.router_context import check_model, tenant_in
+from pilotlight.runtime.models.adapters import AdapterRegistry, is_name
+from pilotlight.runtime.models.finetunes import FinetuneStore, Shapes, as_api_errors
+from pilotlight.runtime.models.model_view import ModelRegistry
+from pilotlight.runtime.models.sources import SourceError, directory_of, local_directory
+from pilotlight.wire.errors import ApiError
+from pilotlight.wire.hop.finetunes import INTERNAL_PATH, packed, unpacked
+from pilotlight.wire.workers_ai import Envelope, FinetuneAsset, ResultInfo
+
+PREFIX = "/client/v4/accounts/{account_id}/ai/finetunes"
+MOST_LISTED = 1000
+LISTED = 50  # where the client does not say how many
+BODY_BYTES = 64 << 10  # of what is no file
+FORM_BYTES = 16 << 10  # round a file
+CONFIG_BYTES = 1 << 20
+MOST_UPLOADS = 8  # at once: what has come of each lies on the disk
+UPLOAD_S = 600.0  # for a whole file: 500 kB/s for the largest one by default
+REREAD_S = 30.0  # after which a model that had not been loaded yet may have been
+
+_encoder = msgspec.json.Encoder()
+
+
+class FinetuneRoutes:
+    def __init__(self, models: ModelRegistry, adapters: AdapterRegistry) -> None:
+        self._models = models
+        self._adapters = adapters
+        self._num_uploads = 0
+
+    def routes(self) -> list[Route]:
+        return [
+            Route(f"{PREFIX}/public", self.public),
+            Route(PREFIX, self.all, methods=["GET"]),
+            Route(PREFIX, self.create, methods=["POST"]),
+            Route(f"{PREFIX}/{{id}}", self.remove, methods=["DELETE"]),
+            Route(f"{PREFIX}/{{id}}/finetune-assets", self.upload, methods=["POST"]),
+            Route(INTERNAL_PATH, self.told, methods=["GET"]),
+            Route(f"{INTERNAL_PATH}/{{id}}", self.one, methods=["GET", "PUT", "DELETE"]),
+        ]
+
+    async def all(self, request: Request) -> Response:
+        store = self._adapters.finetunes
+        found = [] if store is None else store.of(tenant_in(request.scope).owner)
+        return _enveloped([finetune.listed() for finetune in found])
+
+    async def public(self, request: Request) -> Response:
+        """The adapters that the site has for everybody, in order of models and names."""
+        limit, offset = (_number(request, name, default) for name, default in (("limit", LISTED), ("offset", 0)))
+        found = await asyncio.to_thread(self._adapters.public)
+        shown = [each.listed() for each in found[offset : offset + min(limit, MOST_LISTED)]]
+        info = ResultInfo(offset // max(1, limit) + 1, limit, len(shown), len(found))
+        return json_response(_encoder.encode(Envelope(shown, result_info=info)))
+
+    async def create(self, request: Request) -> Response:
+        store = self._store()
+        asked = parse_finetune(await read_body(request.scope, request.receive, BODY_BYTES))
+        model = self._model(asked.model)
+        if not is_name(asked.name):
+            sentence = f"{asked.name[:100]!r} is no fine-tune's name: letters, digits, '.', '_' and '-', 100 at most, a letter or digit first"
+            raise ApiError("invalid_request", sentence, param="name")
+        check_model(request.scope, f"{asked.model}:{asked.name}")
+        if self._adapters.has_public(model, asked.name):
+            raise ApiError("conflict", f"{model!r} has an adapter named {asked.name!r} for everybody", param="name")
+        owner, account = tenant_in(request.scope).owner, request.scope.get(ACCOUNT, "")
+        new = await asyncio.to_thread(store.create, owner, account, model, asked.name, asked.description)
+        return _enveloped(new.listed())
+
+    async def upload(self, request: Request) -> Response:
+        from pilotlight.wire.forms import file_in, read_form  # not at a site's start
+
+        store = self._store()
+        finetune = store.get(tenant_in(request.scope).owner, request.path_params["id"])
+        base = await self._base(finetune.model)
+        with self._uploading(), as_api_errors():
+            form = await read_form(request.headers.get("content-type", ""), self._file_bytes(request, store))
+        try:
+            file, named = file_in(form), form.get("file_name")
+            name = _file_name(named if isinstance(named, str) and named else file.filename or "")
+            if name == CONFIG and (file.size or 0) > CONFIG_BYTES:
+                raise ApiError("body_too_large", f"{CONFIG} has more than {CONFIG_BYTES >> 20} MiB", param="file")
+            kept = await asyncio.to_thread(store.put, finetune, name, file.file, base)
+        finally:
+            await form.close()
+        told = kept.listed()
+        return _enveloped(FinetuneAsset(kept.id, name, told.created_at, told.modified_at))
+
+    async def remove(self, request: Request) -> Response:
+        store = self._store()
+        finetune = store.get(tenant_in(request.scope).owner, request.path_params["id"])
+        await asyncio.to_thread(store.remove, finetune.id)
+        return _enveloped(finetune.listed())
+
+    async def told(self, request: Request) -> Response:
+        _require_router(request)
+        return json_response(_encoder.encode(await asyncio.to_thread(self._store().everything)))
+
+    async def one(self, request: Request) -> Response:
+        """One of them with its files, to be brought to another site; one that comes from there; one that was removed there."""
+        _require_router(request)
+        store, id = self._store(), request.path_params["id"]
+        if request.method == "DELETE":
+            await asyncio.to_thread(store.remove, _id(id))
+            return Response(status_code=204)
+        if request.method == "GET":
+            return Response(await asyncio.to_thread(_packed, store, id), media_type="application/octet-stream")
+        most = self._file_limit(store) + CONFIG_BYTES
+        try:
+            finetune, config, weights = unpacked(await read_body(request.scope, request.receive, most))
+            _id(finetune.id)
+        except ValueError as error:
+            raise ApiError("invalid_request", f"this is no fine-tune: {error}") from None
+        finetune = msgspec.structs.replace(finetune, model=self._model(finetune.model))
+        await asyncio.to_thread(store.bring, finetune, config, weights, await self._base(finetune.model))
+        return Response(status_code=204)
+
+    @contextmanager
+    def _uploading(self) -> Iterator[None]:
+        if self._num_uploads >= MOST_UPLOADS:
+            raise ApiError(
+                "overloaded", f"{MOST_UPLOADS} files are coming in at this site: send it again", retry_after_s=5
+            )
+        self._num_uploads += 1
+        try:
+            yield
+        finally:
+            self._num_uploads -= 1
+
+    def _store(self) -> FinetuneStore:
+        if self._adapters.finetunes is None:
+            sentence = "this site takes no fine-tunes: finetunes.directory of its file says where they would be kept"
+            raise ApiError("not_found", sentence)
+        return self._adapters.finetunes
+
+    def _model(self, name: str) -> str:
+        """Return the own name of a model that may have adapters."""
+        model = self._models.resolve(name)
+        if model is None or self._adapters.named_in(name, model) is not None:
+            raise ApiError("model_not_found", f"this site has no model named {name[:200]!r}", param="model")
+        return model
+
+    async def _base(self, model: str) -> Shapes:
+        """Return what a model's adapters may change. Raises ApiError."""
+        config = next(config for config in self._models.configs if config.name == model)
+        try:
+            directory = await asyncio.to_thread(local_directory, config.source)
+            if directory is None and self._models.info(model) is not None:  # it has been downloaded
+                directory = await directory_of(config.source)
+            if directory is None:
+                sentence = f"{model!r} has not been loaded here yet, so nobody knows what fits it: ask it something, and send this again"
+                raise ApiError("overloaded", sentence, retry_after_s=REREAD_S)
+            planned = await asyncio.to_thread(read_model, directory)
+        except (SourceError, CheckpointError) as error:
+            raise ApiError("model_load_failed", f"{model!r} cannot be read: {error}") from None
+        if planned.is_encoder:
+            raise ApiError("invalid_request", f"{model!r} makes embeddings, and adapters make none", param="model")
+        return planned.adapted_shapes()
+
+    def _file_limit(self, store: FinetuneStore) -> int:
+        return int(store.config.max_mib * 2**20)
+
+    async def _file_bytes(self, request: Request, store: FinetuneStore) -> AsyncGenerator[bytes, None]:
+        """Iterate over a body with a file. Raises ApiError, ClientDisconnect."""
+        limit, size = self._file_limit(store), 0
+        try:
+            async with asyncio.timeout(UPLOAD_S):
+                async for chunk in request.stream():
+                    size += len(chunk)
+                    if size > limit + FORM_BYTES:
+                        sentence = f"a file of a fine-tune may have {store.config.max_mib:g} MiB (finetunes.max_mib)"
+                        raise ApiError("body_too_large", sentence, param="file")
+                    yield chunk
+        except TimeoutError:
+            raise ApiError("request_timeout", f"the file did not arrive within {UPLOAD_S:g} s") from None
+
+
+def _packed(store: FinetuneStore, id: str) -> bytes:
+    found = next((each for each in store.everything().kept if each.id == id and each.is_whole), None)
+    if found is None:
+        raise ApiError("not_found", f"there is no fine-tune {id[:100]!r}")
+    place = store.place(found)
+    try:
+        return packed(found, (place / CONFIG).read_bytes(), (place / WEIGHTS).read_bytes())
+    except OSError as error:
+        raise ApiError("overloaded", f"the fine-tune {id} cannot be read: {error.strerror}") from None
+
+
+def _file_name(name: str) -> str:
+    if name in (CONFIG, WEIGHTS):
+        return name
+    if name.endswith((".bin", ".pt", ".pth", ".pkl", ".ckpt")):
+        sentence = f"{name[:100]} is a pickled file, which may run any code: save the adapter as {WEIGHTS}"
+    else:
+        sentence = f"file_name must be {CONFIG} or {WEIGHTS}, and not {name[:100]!r}"
+    raise ApiError("invalid_request", sentence, param="file_name")
+
+
+def _id(id: str) -> str:
+    """Return an id that may be a file's name. Raises ApiError."""
+    if not is_name(id):
+        raise ApiError("invalid_request", f"{id[:100]!r} is no fine-tune's id")
+    return id
+
+
+def _require_router(request: Request) -> None:
+    if not request.scope.get(GENUINE_HOP, False):
+        raise ApiError("forbidden", "only a router that shares a secret with this site may ask for its fine-tunes")
+
+
+def _number(request: Request, name: str, default: int) -> int:
+    value = request.query_params.get(name, str(default)).removesuffix(".0")
+    if not (value.isascii() and value.isdigit() and len(value) < 10):
+        raise ApiError("invalid_request", f"{name} must be a whole number from 0 on", param=name)
+    return int(value)
+
+
+def _enveloped(result: Any) -> Response:
+    return json_response(_encoder.encode(Envelope(result)))

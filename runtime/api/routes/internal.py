@@ -1,0 +1,64 @@
+"""Routes for the network's own parts: POST /internal/wake (a request for this model is on its way), POST /internal/sleep (an operator wants it to
+sleep), GET /timeline (what took how long).
+
+A hint changes what the site does, so where the network has a secret it must be signed like any hop. It is only a hint: it is never refused for
+want of room, and says where the model is.
+"""
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from pilotlight.runtime.api.connection import json_response, read_json
+from pilotlight.runtime.api.middleware import GENUINE_HOP
+from pilotlight.runtime.models.registry import Models
+from pilotlight.runtime.telemetry.timeline import Timeline
+from pilotlight.wire.errors import ApiError
+from pilotlight.wire.hop.hints import SLEEP_PATH, WAKE_PATH, WakeAnswer, WakeHint
+
+MAX_BODY = 4096
+
+
+class Internal:
+    def __init__(self, models: Models, timeline: Timeline, hop_secret: str | None) -> None:
+        self._models = models
+        self._timeline = timeline
+        self._needs_signature = hop_secret is not None
+
+    def routes(self) -> list[Route]:
+        return [
+            Route(WAKE_PATH, self.wake, methods=["POST"]),
+            Route(SLEEP_PATH, self.sleep, methods=["POST"]),
+            Route("/timeline", self.timeline),
+        ]
+
+    async def wake(self, request: Request) -> Response:
+        if self._needs_signature and not request.scope.get(GENUINE_HOP, False):
+            raise ApiError("forbidden", "a hint must be signed by one of the network's routers")
+        name = await self._model(request)
+        self._models.hint(name)
+        return self._told(name)
+
+    async def sleep(self, request: Request) -> Response:
+        """Unlike a hint this takes something away: never without a signature."""
+        if not request.scope.get(GENUINE_HOP, False):
+            raise ApiError("forbidden", "only a router that shares a secret with this site may put its models to sleep")
+        name = await self._model(request)
+        await self._models.put_to_sleep(name)
+        return self._told(name)
+
+    async def _model(self, request: Request) -> str:
+        """Return the model's own name."""
+        hint = await read_json(request, WakeHint, MAX_BODY, 'the body must be {"model": NAME}')
+        name = self._models.registry.resolve(hint.model)
+        if name is None:
+            raise ApiError("model_not_found", f"this site has no model named {hint.model[:200]!r}", param="model")
+        return name
+
+    def _told(self, name: str) -> Response:
+        answer = WakeAnswer(name, self._models.registry.residency(name))
+        return json_response(msgspec.json.encode(answer), 202)
+
+    async def timeline(self, request: Request) -> Response:
+        return json_response(msgspec.json.encode({"spans": self._timeline.spans}))

@@ -1,0 +1,53 @@
+"""OpenAI's Responses: /v1/responses and what is kept below it. A router of the network keeps responses itself: what one sends is only answered."""
+
+from functools import partial
+
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from pilotlight.dialects.openai_responses import ResponsesWriter, parse_response
+from pilotlight.response_store.app import INPUT_TOKENS, ResponsesApp
+from pilotlight.response_store.response_database import RetentionPolicy
+from pilotlight.runtime.api.builders.blocks import BlockBuilder
+from pilotlight.runtime.api.middleware import GENUINE_HOP
+from pilotlight.runtime.api.routes.endpoint import MIB, PREFIXES, Endpoint
+from pilotlight.runtime.api.routes.token_count import TokenCount
+from pilotlight.runtime.generation.generator import Generator
+from pilotlight.sites.site import SiteConfig
+from pilotlight.wire.credentials import Access
+from pilotlight.wire.errors import Dialect
+
+
+class ResponsesEndpoint:
+    """A pure ASGI application for all of these paths. Run `run()` as a task; `close()` behind it."""
+
+    def __init__(self, generator: Generator, config: SiteConfig, access: Access) -> None:
+        limits, kept = config.limits, config.responses
+        build = partial(BlockBuilder, ResponsesWriter)
+        self._endpoint = Endpoint(generator, Dialect.OPENAI_RESPONSES, parse_response, build, limits)
+        self._count = TokenCount(generator, parse_response, limits, object="response.input_tokens")
+        keeping = RetentionPolicy(kept.file_of(config.name), int(kept.max_gib * 2**30), kept.keep_days * 86_400)
+        self._keeping = ResponsesApp(self._answer, access, int(limits.max_body_mib * MIB), keeping)
+
+    def routes(self) -> list[Route]:
+        methods = ["GET", "POST", "DELETE"]
+        return [
+            Route(f"{prefix}/responses{rest}", self, methods=methods)
+            for prefix in PREFIXES
+            for rest in ("", "/{rest:path}")
+        ]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        app = self._answer if scope.get(GENUINE_HOP, False) else self._keeping
+        await app(scope, receive, send)
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request that has all of its conversation."""
+        app = self._count if scope["path"].endswith(f"/{INPUT_TOKENS}") else self._endpoint
+        await app(scope, receive, send)
+
+    async def run(self) -> None:
+        await self._keeping.run()
+
+    async def close(self) -> None:
+        await self._keeping.close()

@@ -1,0 +1,260 @@
+"""Cloudflare Workers AI's native paths: .../ai/run/{model}, what models, tasks and schemas there are, and whether a token works.
+
+Same generation as OpenAI's paths, other shapes: an envelope round one object, a stream of `{"response": ...}` whose last event has the usage. An
+answer that is asked for as JSON is a document there, not its text; in a stream it is text, and so is one that was cut short.
+"""
+
+import re
+from collections.abc import Callable, Iterator
+from hashlib import sha256
+from typing import Any, Literal
+
+import msgspec
+import orjson
+from msgspec import UNSET
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from pilotlight.dialects.body.json_schemas import schema_of
+from pilotlight.dialects.openai_responses import ResponsesWriter, parse_response
+from pilotlight.dialects.requests import ValidGeneration
+from pilotlight.dialects.workers_ai_api import RunBody, RunEmbeddingBody, ValidRun, parse_run, parse_run_embedding
+from pilotlight.engine.text.formats import CallPart, ReasoningPart, TextPart
+from pilotlight.runtime.api.builders.blocks import BlockBuilder
+from pilotlight.runtime.api.connection import header, json_response, read_body
+from pilotlight.runtime.api.router_context import body_limit, may_see, router_context
+from pilotlight.runtime.api.routes.embeddings import EmbeddingEndpoint, as_workers_ai
+from pilotlight.runtime.api.routes.endpoint import MIB, Endpoint, parsed
+from pilotlight.runtime.generation.admission import RETRY_AFTER_S
+from pilotlight.runtime.generation.generator import Generation, Generator
+from pilotlight.runtime.generation.output_processor import Delta
+from pilotlight.sites.site import LimitsConfig
+from pilotlight.wire.chat import FinishReason, Usage
+from pilotlight.wire.credentials import bearer_token
+from pilotlight.wire.errors import ApiError, Dialect
+from pilotlight.wire.sse import DONE, encode_event
+from pilotlight.wire.workers_ai import (
+    EMBEDDING_TASK,
+    Call,
+    EmbeddingResult,
+    Envelope,
+    ModelCard,
+    Property,
+    Task,
+    TextResult,
+    TokenState,
+    page_of,
+)
+
+_encoder = msgspec.json.Encoder()
+_PREFIX = "/client/v4/accounts/{account_id}/ai"
+_REFUSED_OPTIONS = (b"queueRequest", b"queue_request")
+_BUSY = re.compile(rb"(?:^|&)rejectIfBusy=(?:true|1)(?:&|$)")
+
+
+def workers_ai_routes(generator: Generator, limits: LimitsConfig, is_busy: Callable[[str], bool]) -> list[Route]:
+    """`is_busy` tells whether a request for a model would have to wait."""
+    endpoints: dict[str, Endpoint[Any] | EmbeddingEndpoint] = {
+        "run": Endpoint(generator, Dialect.WORKERS_AI, parse_run, RunBuilder, limits),
+        "response": Endpoint(generator, Dialect.WORKERS_AI, parse_response, run_responses, limits),
+        "embedding": EmbeddingEndpoint(generator, parse_run_embedding, as_workers_ai, limits),
+    }
+    endpoint = _Run(endpoints, limits, is_busy)
+    search = ModelCatalog(generator)
+    return [
+        Route(f"{_PREFIX}/run/{{model:path}}", endpoint, methods=["POST"]),
+        Route(f"{_PREFIX}/models/search", search.answer),
+        Route(f"{_PREFIX}/models/schema", search.schema),
+        Route(f"{_PREFIX}/tasks/search", _tasks),
+        Route("/client/v4/user/tokens/verify", _token),
+        Route("/fn/@{model:path}", _AsFunction(endpoint), methods=["POST"]),
+    ]
+
+
+class _AsFunction:
+    """A model at a function's path: POST /fn/@org/model with its inputs. For callers of functions, all of them one account."""
+
+    def __init__(self, endpoint: "_Run") -> None:
+        self._endpoint = endpoint
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        named = {"account_id": "functions", "model": f"@{scope['path_params']['model']}"}
+        await self._endpoint({**scope, "path_params": named}, receive, send)
+
+
+class _Run:
+    """One path for every task: what is asked of a model shows in the body alone."""
+
+    def __init__(
+        self,
+        endpoints: dict[str, Endpoint[Any] | EmbeddingEndpoint],
+        limits: LimitsConfig,
+        is_busy: Callable[[str], bool],
+    ) -> None:
+        self._is_busy = is_busy
+        self._endpoints = endpoints
+        self._max_body_bytes = int(limits.max_body_mib * MIB)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if any(option in scope["query_string"] for option in _REFUSED_OPTIONS):
+            message = "queueRequest is for a router with a ledger, which keeps the queue; a site alone has none"
+            raise ApiError("unsupported_parameter", message, param="queueRequest")
+        if _BUSY.search(scope["query_string"]) and self._is_busy(scope["path_params"]["model"]):
+            message = "all of this model's room is taken, and the request asked not to wait"
+            raise ApiError("overloaded", message, retry_after_s=RETRY_AFTER_S)
+        raw = await read_body(scope, receive, body_limit(scope, self._max_body_bytes))
+        _, asked = router_context(scope, raw)
+        await self._endpoints[await parsed(task_of, asked)].answer(
+            raw, scope, receive, send, scope["path_params"]["model"]
+        )
+
+
+def task_of(raw: bytes) -> Literal["run", "response", "embedding"]:
+    """Return what a body asks for: an answer, one in the Responses API's form, or embeddings. Most that hold these words have them inside a message's
+    parts; what is not JSON is another's to refuse."""
+    if b'"text"' not in raw and b'"input"' not in raw:
+        return "run"
+    try:
+        values = orjson.loads(raw)
+    except orjson.JSONDecodeError:
+        return "run"
+    if not isinstance(values, dict) or values.get("messages") is not None or values.get("prompt") is not None:
+        return "run"
+    if values.get("input") is not None:
+        return "response"
+    return "embedding" if values.get("text") is not None else "run"
+
+
+class RunResponsesWriter(ResponsesWriter):
+    """A response in an envelope, as `run` gives one, with its text in one place."""
+
+    def _response(self, status: str, usage: Usage | None, finish_reason: FinishReason | None) -> dict[str, Any]:
+        text = "".join(block.text for block in self.blocks if block.kind == "text")
+        return {**super()._response(status, usage, finish_reason), "output_text": text}
+
+    def whole(self, usage: Usage, finish_reason: FinishReason, stop_string: str | None) -> bytes:
+        response = msgspec.Raw(super().whole(usage, finish_reason, stop_string))
+        return _encoder.encode(Envelope(response))
+
+
+def run_responses(request: ValidGeneration, generator: Generator) -> BlockBuilder:
+    return BlockBuilder(RunResponsesWriter, request, generator)
+
+
+class RunBuilder:
+    num_events = 0
+
+    def __init__(self, request: ValidRun, generator: Generator) -> None:
+        self._is_document = request.constraint is not None and request.constraint.kind == "json_schema"
+
+    def events(self, delta: Delta, generation: Generation) -> bytes:
+        return b"".join(encode_event(_encoder.encode(result)) for result in _results(delta))
+
+    def ending(self, generation: Generation) -> bytes:
+        last = TextResult("", usage=generation.usage, finish_reason=generation.finish_reason or UNSET)
+        return encode_event(_encoder.encode(last)) + encode_event(DONE)
+
+    def whole(self, deltas: list[Delta], generation: Generation) -> bytes:
+        (delta,) = deltas
+        calls = tuple(_call(call, arguments) for call, arguments in delta.calls)
+        result = TextResult(
+            delta.text, calls or UNSET, generation.usage, delta.reasoning or UNSET, delta.finish_reason or UNSET
+        )
+        if not self._is_document or calls or not _is_json(delta.text):
+            return _encoder.encode(Envelope(result))
+        return _encoder.encode(Envelope({**msgspec.to_builtins(result), "response": msgspec.Raw(delta.text.encode())}))
+
+
+class ModelCatalog:
+    """The site's models as cards, a page at a time; `?search=` keeps those whose name contains it, `?task=` those of a task, by its name or id."""
+
+    def __init__(self, generator: Generator) -> None:
+        self._models = generator.models.registry
+
+    async def answer(self, request: Request) -> Response:
+        query = request.query_params
+        task = query.get("task", "").lower()
+        cards = [
+            card
+            for card in self.cards(query.get("search", ""))
+            if task in ("", card.task.name.lower(), card.task.id)
+            and may_see(request.scope, self._models.names_of(card.id))
+        ]
+        shown, info = page_of(cards, query)
+        return json_response(_encoder.encode(Envelope(tuple(shown), result_info=info)))
+
+    async def schema(self, request: Request) -> Response:
+        """What a model's inputs and its result are, as JSON Schema; `?model=` names it."""
+        asked = request.query_params.get("model", "")
+        name = self._models.resolve(asked)
+        if name is None or not may_see(request.scope, self._models.names_of(asked)):
+            raise ApiError("model_not_found", f"this site has no model named {asked[:200]!r}", param="model")
+        info = self._models.info(name)
+        inputs, result = (RunEmbeddingBody, EmbeddingResult) if info and info.pooling else (RunBody, TextResult)
+        schemas = {"input": schema_of(inputs), "output": schema_of(result)}
+        return json_response(_encoder.encode(Envelope(schemas)))
+
+    def cards(self, search: str) -> list[ModelCard]:
+        """The models whose name, or one of whose aliases, contains `search`."""
+        wanted = search.lower()
+        return [
+            self._card(config.name)
+            for config in self._models.configs
+            if any(wanted in name.lower() for name in (config.name, *config.aliases))
+        ]
+
+    def _card(self, name: str) -> ModelCard:
+        info = self._models.info(name)
+        description = f"{name}, served by this site"
+        if info is None:
+            return ModelCard(name, name, description)
+        if info.pooling is None:
+            return ModelCard(name, name, description, (Property("context_window", str(info.context_length)),))
+        properties = (
+            Property("max_input_tokens", str(info.context_length)),
+            Property("output_dimensions", str(info.embedding_size)),
+        )
+        return ModelCard(name, name, description, properties, EMBEDDING_TASK)
+
+
+async def _tasks(request: Request) -> Response:
+    return json_response(_encoder.encode(Envelope((Task(), EMBEDDING_TASK))))
+
+
+async def _token(request: Request) -> Response:
+    """Tell a key that works that it does: any other was refused before."""
+    key = bearer_token(header(request.scope, "authorization"))
+    if not key:
+        raise ApiError("unauthorized", "send the key to be verified as `Authorization: Bearer KEY`")
+    return json_response(_encoder.encode(Envelope(TokenState(sha256(key.encode()).hexdigest()[:32]))))
+
+
+def _results(delta: Delta) -> Iterator[TextResult]:
+    """Yield an event for each part; a call, which comes whole, is one."""
+    calls = iter(delta.calls)
+    for part in delta.parts:
+        if isinstance(part, TextPart):
+            yield TextResult(part.text)
+        elif isinstance(part, ReasoningPart):
+            yield TextResult("", reasoning_content=part.text)
+        elif isinstance(part, CallPart):
+            yield TextResult("", (_call(*next(calls)),))
+
+
+def _call(call: CallPart, arguments: str) -> Call:
+    """Arguments that are no JSON are told as the text they are."""
+    if not _is_json(arguments):
+        arguments = msgspec.json.encode(arguments).decode()
+    # An event has one line; in JSON a line end can only be white space.
+    return Call(call.name, msgspec.Raw(arguments.replace("\r", " ").replace("\n", " ").encode()))
+
+
+def _is_json(text: str) -> bool:
+    """Tell whether a text is a whole document; a number in it may be one that Python has no float for."""
+    try:
+        msgspec.json.decode(text, type=msgspec.Raw)
+    except ValueError:
+        return False
+    return True

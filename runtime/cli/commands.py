@@ -1,0 +1,538 @@
+"""The `pilotlight` command: names, options and help; each command's work is in a file of its own, imported when it runs."""
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pilotlight.functions.cli import d1_commands, state
+from pilotlight.runtime.cli.api import API_KEY_ENV, DEFAULT_URL, Api
+from pilotlight.runtime.cli.cli_error import CliError
+from pilotlight.runtime.cli.keys.key_commands import keys
+from pilotlight.runtime.cli.models.adapter_commands import adapters
+from pilotlight.sites.config import SERVER_ENV, ConfigError
+from pilotlight.sites.network import NETWORK_FILE
+from pilotlight.sites.site import LOCAL
+
+app = typer.Typer(
+    help="Serverless LLM inference for a network of sites.",
+    invoke_without_command=True,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+UrlOption = Annotated[
+    str, typer.Option("--url", envvar="PILOTLIGHT_URL", help="A router, or a site that serves alone.")
+]
+OpenOption = Annotated[bool, typer.Option("--open-to-all", help="Listen beyond this machine, and serve whoever comes.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="For programs.")]
+INFERENCE, FUNCTIONS, OPERATIONS = "Inference", "Functions", "Operations"  # headings of --help
+
+app.add_typer(keys, name="keys", rich_help_panel=OPERATIONS)
+app.add_typer(adapters, name="adapters", rich_help_panel=INFERENCE)
+for name, commands in (("secret", state.secret), ("kv", state.kv), ("d1", d1_commands.d1), ("queues", state.queues)):
+    app.add_typer(commands, name=name, rich_help_panel=FUNCTIONS)
+
+
+@app.callback()
+def pilotlight(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and end.")] = False,
+) -> None:
+    if version:
+        from importlib.metadata import version as installed
+
+        print(f"pilotlight {installed('pilotlight')}")
+        raise typer.Exit
+
+
+ServerOption = Annotated[
+    str | None,
+    typer.Option("--server", help="What speaks HTTP: own, hypercorn or uvicorn; instead of the files' door.server."),
+]
+
+
+@app.command(rich_help_panel=OPERATIONS)
+def up(
+    network: Annotated[Path, typer.Option(help="The router's file.")] = NETWORK_FILE,
+    sites: Annotated[Path, typer.Option(help="A folder with one NAME.toml per site of the network.")] = LOCAL,
+    port: Annotated[
+        int | None, typer.Option(min=1, max=65535, help="The router's port, instead of the file's.")
+    ] = None,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show what the processes log.")] = False,
+    server: ServerOption = None,
+    open_page: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
+) -> None:
+    """Start a router and its sites on this machine; Ctrl-C stops them all."""
+    from pilotlight.runtime.cli.up import up as run
+
+    _serve_by(server)
+    run(network, sites, port, verbose, open_page=open_page)
+
+
+@app.command(rich_help_panel=OPERATIONS)
+def site(
+    file: Annotated[Path, typer.Argument(help="A site file, such as sites/local/ams1.toml.")],
+    server: ServerOption = None,
+) -> None:
+    """Run one site: its HTTP server and its engine."""
+    _serve_by(server)
+    _become("pilotlight.runtime", str(file))
+
+
+@app.command(rich_help_panel=OPERATIONS)
+def router(
+    file: Annotated[Path, typer.Argument(help="A network file, such as sites/network.toml.")] = NETWORK_FILE,
+    port: Annotated[int | None, typer.Option(min=1, max=65535, help="Instead of the file's.")] = None,
+    server: ServerOption = None,
+) -> None:
+    """Run an edge router."""
+    _serve_by(server)
+    _become("pilotlight.edge_router.serve", str(file), *(() if port is None else ("--port", str(port))))
+
+
+@app.command(rich_help_panel=OPERATIONS)
+def store(
+    address: Annotated[str, typer.Option(help="HOST:PORT on which Mooncake's master listens.")] = "127.0.0.1:50051",
+    gib: Annotated[float, typer.Option(min=0.01, help="Of memory, for KV blocks of all models.")] = 4.0,
+) -> None:
+    """Run a store for the KV blocks of all sites that name it; they may be restarted meanwhile."""
+    _become("pilotlight.engine.kv.store.store_node", "--address", address, "--gib", str(gib))
+
+
+def _serve_by(server: str | None) -> None:
+    """Choose the server of this process and of those that it starts."""
+    if server is not None:
+        os.environ[SERVER_ENV] = server
+
+
+@app.command(rich_help_panel=INFERENCE)
+def serve(
+    model: Annotated[
+        str,
+        typer.Argument(
+            help="A checkpoint's directory, a GGUF file, a packed model's URL, a Hugging Face hub id, or ember, which is here already."
+        ),
+    ],
+    host: Annotated[str, typer.Option(help="The address to listen at.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=1, max=65535)] = 8000,
+    name: Annotated[
+        str | None,
+        typer.Option(
+            "--name", "--served-model-name", help="What requests call the model; its last path part by default."
+        ),
+    ] = None,
+    dtype: Annotated[str, typer.Option(help="auto, float32 or bfloat16.")] = "auto",
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="CPU threads of one operation; torch's choice by default.")
+    ] = None,
+    kv_gib: Annotated[
+        float | None,
+        typer.Option(help="KV cache in GiB, of each device; 1 on a CPU by default, all that is left of a GPU."),
+    ] = None,
+    tool_format: Annotated[
+        str | None, typer.Option(help="How the model writes tool calls, such as hermes; as its chat template tells.")
+    ] = None,
+    prefill: Annotated[
+        int, typer.Option(min=0, help="Engine hosts that compute prompts for the others (with --decode).")
+    ] = 0,
+    decode: Annotated[int, typer.Option(min=0, help="Engine hosts that answer (with --prefill).")] = 0,
+    max_model_len: Annotated[
+        int | None,
+        typer.Option(min=16, help="Tokens of a prompt and its answer together; what the model allows by default."),
+    ] = None,
+    tp: Annotated[
+        int, typer.Option(min=1, help="Devices that share every matrix of the model; on a CPU, processes.")
+    ] = 1,
+    adapter: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=DIRECTORY", help="A low-rank adapter, asked for as MODEL:NAME; may be repeated."),
+    ] = None,
+    lossless: Annotated[
+        str,
+        typer.Option(
+            help="bf16 weights in 12 bits, with the same answers: auto (on a CPU, where faster), off, always."
+        ),
+    ] = "auto",
+    kv_dtype: Annotated[
+        str, typer.Option(help="The KV cache's numbers: auto (as the model computes), or fp8 (half of bf16's bytes).")
+    ] = "auto",
+    pp: Annotated[int, typer.Option(min=1, help="Stages, of --tp devices each, with a run of the model's layers.")] = 1,
+    expert_parallel: Annotated[
+        bool,
+        typer.Option(
+            "--expert-parallel", help="Devices of --tp or --dp have some of each layer's experts, not a part of all."
+        ),
+    ] = False,
+    redundant_experts: Annotated[
+        int, typer.Option(min=0, help="Copies of each layer's busiest experts, beside --expert-parallel.")
+    ] = 0,
+    dp: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            help="Copies of the attention, each on --tp devices and with sequences of its own, beside --expert-parallel: so many times the KV cache.",
+        ),
+    ] = 1,
+    speculate: Annotated[
+        str | None,
+        typer.Option(
+            help="Guess tokens and check them, the same answers sooner: auto, off, or drafters (suffix,grammar,draft:DIR)."
+        ),
+    ] = None,
+    ray: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ADDRESS",
+            help="Devices of --tp and --pp beyond this machine's, where a Ray cluster has some: its HOST:PORT; auto: "
+            "this machine is a node of it; start: its first one.",
+        ),
+    ] = None,
+    api_key: Annotated[
+        str | None, typer.Option(envvar=API_KEY_ENV, help="Serve only clients with this key.", show_envvar=True)
+    ] = None,
+    keys: Annotated[
+        Path | None, typer.Option(help="Serve only clients whose keys this file knows (`pilotlight keys create`).")
+    ] = None,
+    open_to_all: OpenOption = False,
+) -> None:
+    """Serve one model from one site, without a router."""
+    from pilotlight.runtime.cli.serve_command import Clients, Served
+    from pilotlight.runtime.cli.serve_command import serve as run
+
+    clients = Clients(api_key, keys, open_to_all)
+    if bool(prefill) != bool(decode):
+        raise CliError(
+            "Hosts that compute prompts need hosts that answer: give both --prefill and --decode, or neither."
+        )
+    served = Served(
+        model,
+        host,
+        port,
+        name=name,
+        dtype=dtype,
+        device=device,
+        threads=threads,
+        kv_gib=kv_gib,
+        num_prefill=prefill,
+        num_decode=decode,
+        tool_format=tool_format,
+        max_model_len=max_model_len,
+        tp=tp,
+        lossless=lossless,
+        kv_dtype=kv_dtype,
+        pp=pp,
+        adapters=tuple(adapter or ()),
+        expert_parallel=expert_parallel,
+        redundant_experts=redundant_experts,
+        dp=dp,
+        speculate=speculate,
+        ray=ray,
+    )
+    raise typer.Exit(run(served, clients))
+
+
+@app.command(rich_help_panel=INFERENCE)
+def plan(
+    model: Annotated[
+        str,
+        typer.Argument(
+            help="A checkpoint's directory, a config.json, or a Hugging Face hub id; no weights are needed."
+        ),
+    ],
+    devices: Annotated[str, typer.Option(help="Such as 8xh100, 2xh200, cpu, or this-machine.")] = "this-machine",
+    context: Annotated[
+        int | None, typer.Option(help="Tokens of a sequence; the model's own by default, up to 131,072.")
+    ] = None,
+    tp: Annotated[int | None, typer.Option(min=1, help="Ranks that share every matrix; all splits by default.")] = None,
+    pp: Annotated[int | None, typer.Option(min=1, help="Stages, one behind another.")] = None,
+    ep: Annotated[int | None, typer.Option(min=1, help="Ranks that share a layer's experts.")] = None,
+    dtype: Annotated[str, typer.Option(help="auto, float32 or bfloat16.")] = "auto",
+    kv_dtype: Annotated[str, typer.Option(help="Of the KV cache: auto (as dtype) or fp8.")] = "auto",
+    batch: Annotated[int, typer.Option(min=1, help="Sequences that decode at once, where speed is predicted.")] = 64,
+    price: Annotated[float | None, typer.Option(min=0.0, help="Of one device for an hour.")] = None,
+    link: Annotated[
+        float | None, typer.Option(help="Gbit/s to another site: says when its prefill is worth borrowing.")
+    ] = None,
+    rtt: Annotated[float, typer.Option(min=0.0, help="Of that link, in ms.")] = 20.0,
+    lossless: Annotated[bool, typer.Option("--lossless", help="With bf16 matrices in 12 bits, on a CPU.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Say what fits of a model on which devices, and how fast that would be."""
+    from pilotlight.runtime.cli.models.plan import PlanRequest
+    from pilotlight.runtime.cli.models.plan import plan as run
+
+    run(PlanRequest(model, devices, context, dtype, batch, price, tp, pp, ep, kv_dtype, link, rtt, lossless), as_json)
+
+
+@app.command(rich_help_panel=FUNCTIONS)
+def init(
+    directory: Annotated[Path, typer.Argument(help="A folder; made where it is not there.")] = Path("."),
+    name: Annotated[str | None, typer.Option(help="Of the function; the folder's by default.")] = None,
+) -> None:
+    """Write a first function into a folder."""
+    from pilotlight.runtime.cli.init import init as run
+
+    run(directory, name)
+
+
+@app.command(rich_help_panel=FUNCTIONS)
+def dev(
+    directory: Annotated[Path, typer.Argument(help="A folder with a wrangler.toml or wrangler.jsonc.")] = Path("."),
+    port: Annotated[int, typer.Option(min=1, max=65535)] = 8787,
+    host: Annotated[str, typer.Option(help="The address to listen at.")] = "127.0.0.1",
+    env: Annotated[str | None, typer.Option(help=r"An \[env.NAME] of the manifest.")] = None,
+    model: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="What AI bindings answer with, as in `serve`, or NAME=MODEL: what answers by this name. Several times, too; ember by default."
+        ),
+    ] = None,
+    egress_allow: Annotated[
+        list[str] | None, typer.Option(help="HOST or HOST:PORT that functions may reach although it is not public.")
+    ] = None,
+    open_to_all: OpenOption = False,
+) -> None:
+    """Serve a folder's function here, with its bindings, and reload it at each change."""
+    from pilotlight.functions.cli.dev import DevOptions
+    from pilotlight.functions.cli.dev import dev as run
+
+    run(directory, DevOptions(host, port, env, tuple(model or ()), tuple(egress_allow or ()), open_to_all))
+
+
+@app.command(rich_help_panel=FUNCTIONS)
+def types(
+    directory: Annotated[Path, typer.Argument(help="A folder with a wrangler.toml or wrangler.jsonc.")] = Path("."),
+    env: Annotated[str | None, typer.Option(help=r"An \[env.NAME] of the manifest.")] = None,
+) -> None:
+    """Print the manifest's bindings as an annotated class, for editors: `pilotlight types > src/env_types.py`."""
+    from pilotlight.functions.cli.types_command import types as run
+
+    print(run(directory, env), end="")
+
+
+@app.command(rich_help_panel=FUNCTIONS)
+def deploy(
+    directory: Annotated[Path, typer.Argument(help="A folder with a wrangler.toml or wrangler.jsonc.")] = Path("."),
+    env: Annotated[str | None, typer.Option(help=r"An \[env.NAME] of the manifest.")] = None,
+    percent: Annotated[
+        float, typer.Option(min=0.01, max=100.0, help="Of the clients; the version before keeps the others.")
+    ] = 100.0,
+    message: Annotated[str, typer.Option("--message", "-m", help="Kept beside the version.")] = "",
+    health: Annotated[str, typer.Option(help="Asked before the version takes traffic; below 500 is healthy.")] = "/",
+    home: Annotated[
+        str | None,
+        typer.Option(help="The site where a function that keeps data runs alone. Moving it leaves the data."),
+    ] = None,
+    everywhere: Annotated[
+        bool, typer.Option("--everywhere", help="Run at every site, each with data of its own.")
+    ] = False,
+    url: UrlOption = DEFAULT_URL,
+) -> None:
+    """Make a folder's function a version that the network serves. Needs PILOTLIGHT_DEPLOY_TOKEN."""
+    from pilotlight.functions.cli.deploy import deploy as run
+
+    if home is not None and everywhere:
+        raise CliError("--home names the one site where it runs, --everywhere has it run at all of them: choose.")
+    run(Api(url), directory, env, percent, message, health, "" if everywhere else home)
+
+
+@app.command(rich_help_panel=FUNCTIONS)
+def rollback(
+    name: Annotated[str, typer.Argument(help="Of the function.")],
+    version: Annotated[int | None, typer.Option(help="The one before by default.")] = None,
+    url: UrlOption = DEFAULT_URL,
+) -> None:
+    """Give all traffic of a deployed function back to an earlier version."""
+    from pilotlight.functions.cli.deploy import rollback as run
+
+    run(Api(url), name, version)
+
+
+@app.command(rich_help_panel=FUNCTIONS)
+def delete(name: Annotated[str, typer.Argument(help="Of the function.")], url: UrlOption = DEFAULT_URL) -> None:
+    """Take a deployed function off the network. Its versions and its data are kept."""
+    from pilotlight.functions.cli.deploy import delete as run
+
+    run(Api(url), name)
+
+
+@app.command(rich_help_panel=FUNCTIONS)
+def versions(
+    name: Annotated[str, typer.Argument(help="Of the function.")],
+    as_json: JsonOption = False,
+    url: UrlOption = DEFAULT_URL,
+) -> None:
+    """List the versions of a deployed function, and their traffic."""
+    from pilotlight.functions.cli.deploy import versions as run
+
+    run(Api(url), name, as_json)
+
+
+@app.command(rich_help_panel=FUNCTIONS)
+def tail(
+    name: Annotated[str, typer.Argument(help="Of the function.")],
+    as_json: JsonOption = False,
+    url: UrlOption = DEFAULT_URL,
+) -> None:
+    """Follow what a function prints, at every site, and why it fails."""
+    from pilotlight.functions.cli.deploy import tail as run
+
+    run(Api(url), name, as_json)
+
+
+@app.command(rich_help_panel=INFERENCE)
+def pack(
+    model: Annotated[
+        str,
+        typer.Argument(
+            help="A checkpoint's directory, a Hugging Face hub id, embedded:ember, or a directory packed with --lossless."
+        ),
+    ],
+    dtype: Annotated[str, typer.Option(help="auto, float32 or bfloat16.")] = "auto",
+    out: Annotated[
+        Path | None,
+        typer.Option(help="The directory to make; NAME.packed here by default. A model's source from then on."),
+    ] = None,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Make nothing: check every byte of a packed directory.")
+    ] = False,
+    lossless: Annotated[
+        bool,
+        typer.Option(
+            "--lossless",
+            help="bf16 a third smaller, to be decoded at each load; packed again without, it is plain again.",
+        ),
+    ] = False,
+) -> None:
+    """Lay a model's weights out once as the engine holds them, so that it loads by mapping one file."""
+    from pilotlight.runtime.cli.models.pack import pack as run
+    from pilotlight.runtime.cli.models.pack import verify as check
+
+    check(model) if verify else run(model, dtype, out, lossless)
+
+
+@app.command(rich_help_panel=INFERENCE)
+def quantize(
+    model: Annotated[str, typer.Argument(help="A checkpoint's directory, a Hugging Face hub id, or embedded:ember.")],
+    to: Annotated[str, typer.Option(help="int8 or int4.")],
+    group: Annotated[int, typer.Option(min=0, help="Columns under one scale, a multiple of 32; 0: a row's.")] = 32,
+    out: Annotated[Path | None, typer.Option(help="The directory to make; NAME.int4 here by default.")] = None,
+    calibrate: Annotated[
+        Path | None,
+        typer.Option(help="A file of text such as the model will see: what is rounded is fitted to it (GPTQ)."),
+    ] = None,
+) -> None:
+    """Round a model's matrices to eight or four bits: a checkpoint that vLLM and transformers read, too."""
+    from pilotlight.runtime.cli.models.quantize import quantize as run
+
+    run(model, to, group, out, calibrate)
+
+
+@app.command(rich_help_panel=INFERENCE)
+def pull(
+    model: Annotated[str, typer.Argument(help="A Hugging Face hub id, or a packed model's URL.")],
+) -> None:
+    """Download a model ahead of its first use, and print where it lies."""
+    from pilotlight.runtime.cli.models.pull import pull as run
+
+    run(model)
+
+
+@app.command(rich_help_panel=INFERENCE)
+def chat(
+    prompt: Annotated[str | None, typer.Argument(help="Ask once; without it, a conversation.")] = None,
+    model: Annotated[str | None, typer.Option(help="The first that is served by default.")] = None,
+    system: Annotated[str | None, typer.Option(help="A system message.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(min=1)] = None,
+    temperature: Annotated[float | None, typer.Option(min=0.0, max=2.0)] = None,
+    url: UrlOption = DEFAULT_URL,
+) -> None:
+    """Talk to a model on the terminal."""
+    from pilotlight.runtime.cli.chat import chat as run
+
+    options = {"max_tokens": max_tokens, "temperature": temperature}
+    run(Api(url), prompt, model, system, {key: value for key, value in options.items() if value is not None})
+
+
+@app.command(rich_help_panel=INFERENCE)
+def models(as_json: JsonOption = False, url: UrlOption = DEFAULT_URL) -> None:
+    """List the models that are served."""
+    from pilotlight.runtime.cli.status import print_models
+
+    print_models(Api(url, timeout_s=10.0), as_json)
+
+
+@app.command(rich_help_panel=OPERATIONS)
+def usage(
+    by: Annotated[str, typer.Option(help="Of account, model, key, site, outcome, day, with commas.")] = "account,model",
+    since: Annotated[str | None, typer.Option("--from", help="A date, or a time.")] = None,
+    until: Annotated[str | None, typer.Option("--to", help="Likewise; what begins then is no part of it.")] = None,
+    account: Annotated[str | None, typer.Option(help="This account's alone.")] = None,
+    as_json: JsonOption = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="For spreadsheets.")] = False,
+    url: UrlOption = DEFAULT_URL,
+) -> None:
+    """Say what accounts have used, and what it cost."""
+    from pilotlight.runtime.cli.usage import print_usage
+
+    asked = {"by": by, "from": since, "to": until, "account": account}
+    print_usage(Api(url), {name: value for name, value in asked.items() if value is not None}, as_json, as_csv)
+
+
+@app.command(rich_help_panel=OPERATIONS)
+def slo(as_json: JsonOption = False, url: UrlOption = DEFAULT_URL) -> None:
+    """Say how a router's objectives stand: burn rates, and what is left of the error budget."""
+    from pilotlight.runtime.cli.slo import print_slo
+
+    print_slo(Api(url, timeout_s=10.0), as_json)
+
+
+@app.command(rich_help_panel=OPERATIONS)
+def status(as_json: JsonOption = False, url: UrlOption = DEFAULT_URL) -> None:
+    """List every process: role, site, pid and URL."""
+    from pilotlight.runtime.cli.status import print_status
+
+    print_status(Api(url, timeout_s=10.0), as_json)
+
+
+@app.command(hidden=True)
+def run(
+    model: Annotated[str, typer.Argument(help="One that is served.")],
+    prompt: Annotated[str | None, typer.Argument()] = None,
+    url: UrlOption = DEFAULT_URL,
+) -> None:
+    """Talk to a model, as `chat --model`."""
+    from pilotlight.runtime.cli.chat import chat as talk
+
+    talk(Api(url), prompt, model, None, {})
+
+
+app.command("list", hidden=True)(models)
+app.command("ps", hidden=True)(status)
+
+
+def _become(module: str, *arguments: str) -> None:
+    """Replace this process by the server: no parent stays behind, and signals reach it directly."""
+    os.execv(sys.executable, [sys.executable, "-m", module, *arguments])
+
+
+def main() -> None:
+    try:
+        app()
+    except (CliError, ConfigError) as error:
+        print(f"pilotlight: {error}", file=sys.stderr)
+        sys.exit(1)
+    except BrokenPipeError:
+        # The reader left; do not complain at exit either.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,64 @@
+"""`pilotlight keys`: names, options and help; the work is in key_files.py, imported when it runs."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+keys = typer.Typer(help="The keys of clients.", no_args_is_help=True)
+KeyName = Annotated[str, typer.Argument(help="Of the key; stands in usage and logs.")]
+KeysFileOption = Annotated[
+    Path, typer.Option(help="A network's or a site's file, or one for `serve --keys`, that knows the key.")
+]
+
+
+@keys.command("create")
+def create_key(
+    name: KeyName,
+    file: Annotated[
+        Path | None, typer.Option(help="A network's or a site's file, or one for `serve --keys`, that is to know it.")
+    ] = None,
+    scope: Annotated[
+        list[str] | None,
+        typer.Option(help="models (the default), deploy, metrics or admin; several times, too."),
+    ] = None,
+    account: Annotated[
+        str | None, typer.Option(help="Whose it is, by its name in the file; one of the key's own name by default.")
+    ] = None,
+    expires_days: Annotated[float | None, typer.Option(min=0.0, help="Known for so long; for good by default.")] = None,
+) -> None:
+    """Make a key, show it once, and keep its digest."""
+    from pilotlight.runtime.cli.keys.key_files import NewKey
+    from pilotlight.runtime.cli.keys.key_files import create as run
+
+    run(NewKey(name, tuple(scope or ("models",)), account, expires_days), file)
+
+
+@keys.command("list")
+def list_keys(
+    file: KeysFileOption, as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False
+) -> None:
+    """List a file's keys: whose they are, what they open, and until when."""
+    from pilotlight.runtime.cli.keys.key_files import list_keys as run
+
+    run(file, as_json)
+
+
+@keys.command("revoke")
+def revoke_key(name: KeyName, file: KeysFileOption) -> None:
+    """Refuse a key from the next SIGHUP on."""
+    from pilotlight.runtime.cli.keys.key_files import revoke as run
+
+    run(file, name)
+
+
+@keys.command("rotate")
+def rotate_key(
+    name: KeyName,
+    file: KeysFileOption,
+    grace_hours: Annotated[float, typer.Option(min=0.0, help="The key before it is known for so long.")] = 24.0,
+) -> None:
+    """Make a new key in the place of another."""
+    from pilotlight.runtime.cli.keys.key_files import rotate as run
+
+    run(file, name, grace_hours)

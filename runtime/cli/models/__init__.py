@@ -1,0 +1,1 @@
+"""Commands for models' files: pull, pack, quantize, plan, adapters."""

@@ -1,0 +1,40 @@
+"""`pilotlight adapters`: names, options and help; the work is in adapter_folder.py, imported when it runs."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+adapters = typer.Typer(help="The adapters of a model, in the folder that its adapters_dir names.", no_args_is_help=True)
+AdapterName = Annotated[str, typer.Argument(help="What requests call it: MODEL:NAME, or lora = NAME.")]
+FolderOption = Annotated[Path, typer.Option("--dir", help="The model's adapters_dir.")]
+
+
+@adapters.command("add")
+def add_adapter(
+    name: AdapterName,
+    directory: Annotated[
+        Path, typer.Argument(help="As PEFT writes it: adapter_config.json, adapter_model.safetensors.")
+    ],
+    folder: FolderOption,
+) -> None:
+    """Check an adapter and copy it into the folder: it is served from then on."""
+    from pilotlight.runtime.cli.models.adapter_folder import add as run
+
+    run(name, directory, folder)
+
+
+@adapters.command("list")
+def list_adapters(folder: FolderOption) -> None:
+    """List the folder's adapters, their ranks and sizes."""
+    from pilotlight.runtime.cli.models.adapter_folder import show as run
+
+    run(folder)
+
+
+@adapters.command("remove")
+def remove_adapter(name: AdapterName, folder: FolderOption) -> None:
+    """Remove an adapter; what it is answering is answered to its end."""
+    from pilotlight.runtime.cli.models.adapter_folder import remove as run
+
+    run(name, folder)

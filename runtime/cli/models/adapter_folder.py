@@ -1,0 +1,95 @@
+"""`pilotlight adapters`: the folder that sites read adapters from (`adapters_dir` of a model), to which one is added whole or not at all.
+
+A site looks at the folder for every request, so nothing has to be told to it. An adapter that is removed while it answers is on its device already,
+and ends its answers.
+"""
+
+import shutil
+import tempfile
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from pilotlight.engine.adapters.peft import CONFIG, WEIGHTS, AdapterDescription, AdapterError, check, describe
+from pilotlight.runtime.cli.cli_error import CliError
+from pilotlight.runtime.models.adapters import is_name
+
+
+def add(name: str, directory: Path, folder: Path) -> None:
+    """Copy an adapter into the folder. Raises CliError for a name or an adapter that a site would refuse."""
+    _require_name(name)
+    place = folder / name
+    if place.exists():
+        raise CliError(f"{folder} has an adapter {name} already; remove it first, or choose another name.")
+    described = _described(directory)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        partial = Path(tempfile.mkdtemp(prefix=f".{name}.", dir=folder))
+        try:
+            for file in (CONFIG, WEIGHTS):
+                shutil.copyfile(directory / file, partial / file)
+            partial.chmod(0o755)
+            partial.rename(place)
+        except OSError:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise
+    except OSError as error:
+        raise CliError(f"{place} cannot be written: {error.strerror}.") from None
+    _say(f"{name}: {_size(described)}, in {place}")
+
+
+def show(folder: Path) -> None:
+    """List the folder's adapters, those too that a site would refuse, and why."""
+    if not folder.is_dir():
+        raise CliError(f"there is no folder {folder}.")
+    table = Table("adapter", "what it is")
+    for place in sorted(folder.iterdir()):
+        if is_name(place.name) and (place / CONFIG).is_file():
+            try:
+                said = _size(describe(place))
+            except AdapterError as error:
+                said = f"cannot be used: {error}"
+            table.add_row(place.name, said)
+    Console().print(table)
+
+
+def remove(name: str, folder: Path) -> None:
+    """Remove an adapter: requests that name it from now on are refused."""
+    _require_name(name)
+    place = folder / name
+    if not (place / CONFIG).is_file():
+        raise CliError(f"{folder} has no adapter {name}.")
+    try:
+        gone = Path(tempfile.mkdtemp(prefix=f".{name}.", dir=folder))
+        try:
+            place.rename(gone / name)  # at once: never half of it
+        finally:
+            shutil.rmtree(gone, ignore_errors=True)
+    except OSError as error:
+        raise CliError(f"{place} cannot be removed: {error.strerror}.") from None
+    _say(f"{name} is removed")
+
+
+def _described(directory: Path) -> AdapterDescription:
+    try:
+        return check(directory)
+    except AdapterError as error:
+        raise CliError(f"{directory} cannot be used as an adapter: {error}.") from None
+    except OSError as error:
+        raise CliError(f"{directory} cannot be read: {error.strerror}.") from None
+
+
+def _require_name(name: str) -> None:
+    if not is_name(name):
+        raise CliError(
+            f"{name!r} is no adapter's name: letters, digits, '.', '_' and '-', 100 at most, a letter or digit first."
+        )
+
+
+def _size(described: AdapterDescription) -> str:
+    return f"rank {described.rank}, {len(described.projections)} projections, {described.num_bytes / 2**20:.1f} MiB"
+
+
+def _say(words: str) -> None:
+    Console().print(words, highlight=False, markup=False, soft_wrap=True)

@@ -1,0 +1,166 @@
+"""`pilotlight plan`: what fits of a model on which devices, before anything is bought or downloaded but a config.json."""
+
+from pathlib import Path
+from typing import Any, NamedTuple, cast, get_args
+
+import orjson
+from rich.console import Console
+from rich.table import Table
+
+from pilotlight.engine.api.errors import CheckpointError
+from pilotlight.engine.api.protocol import KvDtype
+from pilotlight.engine.planning.devices import GIB, GPUS, Device, DeviceSet, cpu, parse_devices
+from pilotlight.engine.planning.link import Link, plan_link
+from pilotlight.engine.planning.model_plan import PlannedModel, read_model
+from pilotlight.engine.planning.parallelism import Parallelism
+from pilotlight.engine.planning.planner import ModelPlan, Workload, described, make_plan
+from pilotlight.runtime.cli.cli_error import CliError
+from pilotlight.runtime.hosts.gpus import installed_gpus
+from pilotlight.runtime.models.sources import SourceError, local_directory
+
+_SHOWN = 5  # splits
+_WIDTH = 110  # columns of the terminal, at least
+
+
+class PlanRequest(NamedTuple):
+    """What is asked of a plan."""
+
+    model: str
+    devices: str = "this-machine"
+    context_length: int | None = None
+    dtype: str = "auto"
+    batch: int = 64
+    price_per_hour: float | None = None  # of one device
+    tp: int | None = None
+    pp: int | None = None
+    ep: int | None = None
+    kv_dtype: str = "auto"
+    link_gbits: float | None = None  # a second, to another site
+    rtt_ms: float = 0.0
+    is_lossless: bool = False
+
+    @property
+    def wanted(self) -> Parallelism | None:
+        """The split that was asked for; None: the best is looked for."""
+        if self.tp is self.pp is self.ep is None:
+            return None
+        return Parallelism(*(degree or 1 for degree in (self.tp, self.pp, self.ep)))
+
+
+def plan(question: PlanRequest, as_json: bool = False) -> None:
+    """Print the plan. Raises CliError."""
+    try:
+        devices = parse_devices(question.devices, this_machine)
+        model = read_model(_config_of(question.model), question.dtype, on_cpu=devices.device.is_cpu)
+        if question.kv_dtype not in get_args(KvDtype):
+            raise CliError(f"--kv-dtype {question.kv_dtype} is none of {', '.join(get_args(KvDtype))}.")
+        model = model._replace(kv_dtype=cast(KvDtype, question.kv_dtype))
+        if question.is_lossless:
+            model = _in_12_bits(model, devices)
+        if question.link_gbits is not None and question.link_gbits <= 0:
+            raise CliError(
+                f"--link {question.link_gbits:g} moves nothing; say the gigabits a second of the way to the other site."
+            )
+        found = make_plan(model, devices, Workload.of(model, question.context_length, question.batch), question.wanted)
+    except (CheckpointError, SourceError) as error:
+        raise CliError(str(error)) from None
+    told = described(found, question.price_per_hour)
+    link = None
+    if question.link_gbits is not None:
+        link = plan_link(found.best, Link(question.link_gbits * 1e9 / 8, question.rtt_ms / 1e3))
+        told["link"] = None if link is None else link._asdict() | {"reason": link.reason}
+    if as_json:
+        print(orjson.dumps(told, option=orjson.OPT_INDENT_2).decode())
+    else:
+        _show(found, told)
+        if link is not None:
+            Console().print(f"Over that link {link.reason}.", highlight=False, soft_wrap=True)
+
+
+def _in_12_bits(model: PlannedModel, devices: DeviceSet) -> PlannedModel:
+    """Return the model with its matrices in 12 bits. Raises CliError where a site would leave them as they are."""
+    if not devices.device.is_cpu or model.dtype != "bfloat16" or model.quantization is not None:
+        format = model.quantization.method if model.quantization else model.dtype
+        raise CliError(
+            f"--lossless is for plain bfloat16 weights on a CPU, and this plan is of {format} on {devices}; leave it out, or say --dtype bfloat16 "
+            "--devices cpu."
+        )
+    return model._replace(is_lossless=True)
+
+
+def this_machine() -> DeviceSet:
+    """Return this machine's devices: its GPUs, of the first one's kind, else its CPU. Raises CheckpointError."""
+    gpus = installed_gpus() or ()
+    if not gpus:
+        return DeviceSet(1, cpu())
+    known = next((device for name, device in GPUS.items() if name in gpus[0].name.lower()), None)
+    if known is None:
+        raise CheckpointError(f"nothing is known of the speed of {gpus[0].name}; say --devices, of {', '.join(GPUS)}")
+    device: Device = known._replace(memory_bytes=gpus[0].total_bytes)
+    return DeviceSet(len(gpus), device)
+
+
+def _config_of(source: str) -> Path:
+    """Return the directory or file that describes the model; of a hub id its config.json, which is fetched where it is not here."""
+    path = Path(source).expanduser()
+    if path.suffix == ".json" and path.is_file():
+        return path
+    directory = local_directory(source)
+    if directory is not None:
+        return directory
+    from huggingface_hub import hf_hub_download
+
+    try:
+        return Path(hf_hub_download(source, "config.json"))
+    except Exception as error:  # of the hub's many: each says what is wrong with the id or the way to it
+        raise SourceError(f"the config.json of {source} cannot be had: {error}") from error
+
+
+def _show(found: ModelPlan, told: dict[str, Any]) -> None:
+    console = Console()
+    console = Console(width=max(console.width, _WIDTH))
+    billions = told["parameters"] / 1e9
+    console.print(
+        f"{told['architecture']}: {billions:,.1f} billion parameters, {told['dtype']}, {told['format']}; on {told['devices']} with a context of "
+        f"{told['context_length']:,} tokens",
+        highlight=False, soft_wrap=True,
+    )  # fmt: skip
+    table = Table(
+        "split",
+        "weights/rank",
+        "step",
+        "reserved",
+        "KV/rank",
+        "KV tokens",
+        "ms to first",
+        "ms/token",
+        "tokens/s",
+        "$/M tokens",
+    )
+    for split in told["splits"][:_SHOWN]:
+        rank, speed = min(split["ranks"], key=lambda one: one["kv_bytes"]), split.get("speed")
+        taken = rank["activations_bytes"] + rank["tables_bytes"]
+        sizes = [
+            f"{size / GIB:.2f}" for size in (rank["weights_bytes"], taken, rank["reserved_bytes"], rank["kv_bytes"])
+        ]
+        paces = ["-"] * 3
+        if speed is not None:
+            paces = [f"{speed['ttft_s'] * 1e3:,.0f}", f"{speed['token_s'] * 1e3:,.1f}", f"{speed['tokens_per_s']:,.0f}"]
+        cost = split.get("cost_per_million_tokens")
+        name = f"tp {split['tp']} pp {split['pp']} ep {split['ep']}" + (f" dp {split['dp']}" if split["dp"] > 1 else "")
+        table.add_row(name, *sizes, f"{split['total_kv_tokens']:,}", *paces, "-" if cost is None else f"{cost:.2f}")
+    console.print(table)
+    console.print("Sizes in GiB, of the fullest rank.", highlight=False)
+    for split in found.splits[:_SHOWN]:
+        console.print(f"- {split.parallelism}: {found.reason(split)}", highlight=False, soft_wrap=True)
+    for refused in told["refused"][:_SHOWN]:
+        console.print(
+            f"- tp {refused['tp']}, pp {refused['pp']}, ep {refused['ep']}: {refused['reason']}",
+            highlight=False,
+            soft_wrap=True,
+        )
+    device = found.devices.device
+    console.print(
+        f"Speeds are predicted from {device.source} and shares of them that are {device.efficiency.source}.",
+        highlight=False, soft_wrap=True,
+    )  # fmt: skip

@@ -1,0 +1,33 @@
+"""`pilotlight pull`: a model's files on this machine before it is served."""
+
+import asyncio
+
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+from pilotlight.runtime.cli.cli_error import CliError
+from pilotlight.runtime.cli.serve_command import Served
+from pilotlight.runtime.models.sources import SourceError, directory_of, local_directory
+
+
+def pull(model: str) -> None:
+    """Download, and print the model's directory; what is here already is only named. Raises CliError."""
+    source = Served(model, "127.0.0.1", 0).source  # as `serve` reads it
+    console = Console(stderr=True)
+    try:
+        place = local_directory(source)
+        if place is not None:
+            console.print(
+                f"{model} is here already: nothing to download.", highlight=False, markup=False, soft_wrap=True
+            )
+        else:
+            with Progress(
+                TextColumn(model, markup=False), BarColumn(), DownloadColumn(), TransferSpeedColumn(), console=console
+            ) as bar:
+                task = bar.add_task(model, total=None)
+                place = asyncio.run(
+                    directory_of(source, lambda done, total: bar.update(task, completed=done, total=total))
+                )
+    except SourceError as error:
+        raise CliError(str(error)) from None
+    print(place)

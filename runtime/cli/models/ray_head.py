@@ -1,0 +1,74 @@
+"""The first node of a Ray cluster on this machine, for as long as a command runs: other machines join it, and lend it devices.
+
+It has none itself: whoever runs it names this machine's own. Refuses to know what the cluster is for.
+"""
+
+import importlib.util
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import IO
+
+from pilotlight.runtime.cli.cli_error import CliError
+
+PORT = 6379  # where Ray's clusters are looked for
+_STORE_BYTES = 80 << 20  # about the least that Ray takes: nothing is kept there
+_START_S = 60.0
+_END_S = 10.0
+_LOOK_S = 0.1
+
+
+@contextmanager
+def ray_head(address: str | None = None, port: int = PORT) -> Iterator[str]:
+    """Run it, and yield its HOST:PORT. `address`: of this machine, as others reach it. Raises CliError."""
+    if importlib.util.find_spec("ray") is None:
+        raise CliError("Ray is not installed: pip install 'pilotlight[cluster]'")
+    address = address or own_address()
+    with socket.socket() as probe:
+        if probe.connect_ex((address, port)) == 0:
+            raise CliError(f"{address}:{port} is taken, perhaps by a Ray cluster: --ray {address}:{port} joins it.")
+    command = [
+        *(sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block"),
+        *(f"--node-ip-address={address}", f"--port={port}"),
+        *("--num-cpus=0", "--num-gpus=0", f"--object-store-memory={_STORE_BYTES}"),
+        *("--include-dashboard=false", "--disable-usage-stats"),
+    ]
+    with tempfile.TemporaryFile("w+") as said:
+        head = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=said, stderr=said)
+        try:
+            _await(head, address, port, said)
+            yield f"{address}:{port}"
+        finally:
+            head.terminate()
+            try:
+                head.wait(_END_S)
+            except subprocess.TimeoutExpired:
+                head.kill()
+                head.wait()
+
+
+def own_address() -> str:
+    """Return this machine's address on the way to others; its own loopback where there is no such way."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # an address of nobody's; nothing is sent
+        except OSError:
+            return "127.0.0.1"
+        address: str = probe.getsockname()[0]
+        return address
+
+
+def _await(head: "subprocess.Popen[bytes]", address: str, port: int, said: IO[str]) -> None:
+    deadline = time.monotonic() + _START_S
+    while head.poll() is None and time.monotonic() < deadline:
+        with socket.socket() as probe:
+            if probe.connect_ex((address, port)) == 0:
+                return
+        time.sleep(_LOOK_S)
+    said.seek(0)
+    lines = said.read().strip().splitlines() or ["it said nothing"]
+    raise CliError(f"A Ray cluster cannot be started at {address}:{port}: {lines[-1]}")

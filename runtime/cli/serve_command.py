@@ -1,0 +1,276 @@
+"""`pilotlight serve`: one site with one model and no router, for people who come from other engines."""
+
+import logging
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import orjson
+from msgspec.structs import replace
+from rich.console import Console
+
+from pilotlight.runtime.cli.api import Api
+from pilotlight.runtime.cli.cli_error import CliError
+from pilotlight.runtime.cli.keys.key_files import key_config, new_key
+from pilotlight.runtime.cli.models.ray_head import ray_head
+from pilotlight.runtime.cli.start_progress import ServerStart, StartProgress
+from pilotlight.runtime.cli.up import POLL_S, require_free
+from pilotlight.runtime.hosts.gpus import installed_gpus
+from pilotlight.runtime.models.sources import EMBEDDED, PREFIX
+from pilotlight.sites.accounts import KeysFile
+from pilotlight.sites.config import parse
+from pilotlight.sites.rules import is_loopback
+from pilotlight.sites.site import SiteConfig, load_keys
+from pilotlight.wire.credentials import bearer_token
+
+_PATHS = {"chat": "chat/completions", "completion": "completions", "embedding": "embeddings"}
+_ASKED: dict[str, dict[str, Any]] = {
+    "chat": {"messages": [{"role": "user", "content": "Hello"}]},
+    "completion": {"prompt": "Once upon a time", "max_tokens": 32},
+    "embedding": {"input": "Hello"},
+}
+
+
+_CPU_KV_GIB = 1.0
+NO_KEYS = KeysFile()
+
+
+class Served(NamedTuple):
+    """One model and the address it is served at."""
+
+    model: str
+    host: str
+    port: int
+    name: str | None = None  # that requests give it; its last path part unless given
+    dtype: str = "auto"
+    device: str = "auto"
+    threads: int | None = None
+    kv_gib: float | None = None
+    num_prefill: int = 0  # hosts that compute prompts for the others
+    num_decode: int = 0  # and hosts that answer; 0 of both: one host that does both
+    tool_format: str | None = None  # None: as its chat template tells
+    max_model_len: int | None = None
+    tp: int = 1
+    lossless: str = "auto"
+    kv_dtype: str = "auto"
+    pp: int = 1
+    adapters: tuple[str, ...] = ()  # NAME=DIRECTORY of each
+    expert_parallel: bool = False
+    redundant_experts: int = 0
+    dp: int = 1
+    speculate: str | None = None  # None: as a site's file that says nothing
+    ray: str | None = None  # HOST:PORT of a cluster that has further devices; auto, start; None: all are here
+
+    @property
+    def engine(self) -> dict[str, Any]:
+        """The table of a site's file that says where the model is computed. Raises CliError for ranks that have no device each."""
+        ranks = self.tp * self.pp * self.dp
+        split: dict[str, Any] = {
+            "stages": self.pp,
+            "expert_parallel": self.expert_parallel,
+            "redundant_experts": self.redundant_experts,
+            "data_parallel": self.dp,
+        }
+        if self.redundant_experts and not self.expert_parallel:
+            raise CliError("--redundant-experts are copies beside --expert-parallel: give that as well.")
+        if self.expert_parallel and self.tp == self.dp == 1:
+            raise CliError(
+                "--expert-parallel divides a layer's experts among the devices of --tp or --dp: give either more than one."
+            )
+        if self.dp > 1 and not self.expert_parallel:
+            raise CliError("--dp spreads whole experts over its devices: give --expert-parallel as well.")
+        if self.is_split and ranks > 1:
+            raise CliError(
+                "--tp, --pp and --dp share a model among devices of one host, and --prefill and --decode name hosts of one device: drop either."
+            )
+        if self.is_split:
+            return {"hosts": self._hosts(), "kv_host_gib": self.kv_gib or _CPU_KV_GIB}
+        if self.ray is not None:
+            split["ray_address"] = self.ray
+        elif ranks == 1:
+            return {"device": self.device}
+        if self.device not in ("auto", "cpu", "cuda"):
+            raise CliError(
+                f"--tp {self.tp} --pp {self.pp} --dp {self.dp} computes on {ranks} devices, and --device {self.device} is one: leave it out."
+            )
+        return {"devices": [self._group(ranks)], **split}
+
+    def _group(self, ranks: int) -> list[str]:
+        """Return the devices of all ranks. Raises CliError where Ray is to find some, and none is missing."""
+        if self.ray is None:
+            return ["cpu"] * ranks if self._is_on_cpu else [f"cuda:{i}" for i in range(ranks)]
+        here = ["cpu"] if self._is_on_cpu else [f"cuda:{i}" for i in range(len(installed_gpus() or ()))]
+        if not here or len(here) >= ranks:
+            raise CliError(
+                f"--ray finds devices on other machines, and this one has {len(here)} of the {ranks} of --tp {self.tp} --pp {self.pp}: "
+                + ("leave it out." if here else "say --device cpu.")
+            )
+        return here + ["ray:cpu" if self._is_on_cpu else "ray:cuda"] * (ranks - len(here))
+
+    @property
+    def _is_on_cpu(self) -> bool:
+        return self.device == "cpu" or (self.device == "auto" and not installed_gpus())
+
+    @property
+    def source(self) -> str:
+        """The model's source; the name of an embedded model alone is one, unless a folder here has it."""
+        is_embedded = (EMBEDDED / self.model).is_dir() and not Path(self.model).exists()
+        return f"{PREFIX}{self.model}" if is_embedded else self.model
+
+    def site(self, known: KeysFile = NO_KEYS, open_to_all: bool = False) -> SiteConfig:
+        """Return a site with this model alone."""
+        place = self.source.split("#")[0].removeprefix("embedded:").rstrip("/")
+        name = self.name or place.rsplit("/", 1)[-1].removesuffix(".packed").removesuffix(".gguf")
+        kv_gib = _CPU_KV_GIB if self.kv_gib is None and self._is_on_cpu else self.kv_gib
+        cache = {} if kv_gib is None else {"kv_gib": kv_gib}
+        threads = {} if self.threads is None else {"threads": self.threads}
+        given = {"tool_format": self.tool_format, "context_tokens": self.max_model_len, "speculate": self.speculate}
+        options = {key: value for key, value in given.items() if value is not None}
+        values = {
+            "name": "local",
+            "place": {"city": "here", "latitude": 0.0, "longitude": 0.0},
+            "listen": {"host": self.host, "port": self.port},
+            "door": {"require_key": bool(known.keys), "open_to_all": open_to_all},
+            **msgspec.to_builtins(known),
+            "engine": {**self.engine, **cache, **threads},
+            "models": [
+                {
+                    "name": name,
+                    "source": self.source,
+                    "dtype": self.dtype,
+                    "lossless": self.lossless,
+                    "kv_dtype": self.kv_dtype,
+                    "adapters": [_adapter(given) for given in self.adapters],
+                    **options,
+                }
+            ],
+        }
+        return parse(SiteConfig, values, "pilotlight serve")
+
+    @property
+    def is_split(self) -> bool:
+        return bool(self.num_prefill or self.num_decode)
+
+    def _hosts(self) -> list[dict[str, str]]:
+        """Return the hosts of each role: on GPUs of their own where there are some, else on this machine's cores, divided among them."""
+        roles = ["prefill"] * self.num_prefill + ["decode"] * self.num_decode
+        on_gpus = self.device.startswith("cuda") or (self.device == "auto" and bool(installed_gpus()))
+        return [{"device": f"cuda:{i}" if on_gpus else "cpu", "role": role} for i, role in enumerate(roles)]
+
+
+def _adapter(given: str) -> dict[str, str]:
+    name, _, path = given.partition("=")
+    if not name or not path:
+        raise CliError(f"--adapter {given} is not NAME=DIRECTORY.")
+    return {"name": name, "path": path}
+
+
+class Clients(NamedTuple):
+    """The clients that may come in."""
+
+    api_key: str | None = None
+    keys_file: Path | None = None
+    open_to_all: bool = False
+
+    def known(self) -> KeysFile:
+        """Return the clients' accounts and keys. Raises ConfigError, and CliError for an unusable key."""
+        known = KeysFile() if self.keys_file is None else load_keys(self.keys_file)
+        if self.api_key is not None:
+            if not bearer_token(f"Bearer {self.api_key}"):
+                raise CliError(
+                    "The key must have no spaces and be printable ASCII; `pilotlight keys create` makes one."
+                )
+            known = replace(known, keys=(*known.keys, key_config("api-key", self.api_key, ("admin",))))
+        return known
+
+
+def serve(
+    served: Served,
+    clients: Clients = Clients(),  # noqa: B008 - it is frozen
+) -> int:
+    """Serve until a stop signal; return the exit status."""
+    from pilotlight.runtime.models.sources import SourceError, local_directory
+    from pilotlight.runtime.serve import run
+
+    if served.ray == "start":
+        with ray_head() as address:
+            print(f"Other machines lend it their devices: ray start --address={address}")
+            print(
+                "Ray knows no keys: whoever reaches that address can run code here, so keep it within a network of its own."
+            )
+            return serve(served._replace(ray=address), clients)
+    known = clients.known()
+    if not (known.keys or clients.open_to_all or is_loopback(served.host)):
+        raise CliError(
+            f"{served.host} can be reached from other machines: give --api-key KEY or --keys FILE (`pilotlight keys create`), or say "
+            "--open-to-all to serve whoever comes."
+        )
+    own_key, own = new_key("pilotlight-serve", ("admin",))  # this command's own, to watch the start
+
+    def site_of(known: KeysFile) -> SiteConfig:
+        return served.site(replace(known, keys=(*known.keys, own)) if known.keys else known, clients.open_to_all)
+
+    site = site_of(known)
+    try:
+        local_directory(served.source)
+    except SourceError as error:
+        raise CliError(str(error)) from None
+    require_free(served.host, served.port)
+    start = Start(site, own_key if known.keys else "")
+    threading.Thread(target=start.show, daemon=True).start()
+    logging.getLogger("pilotlight.reload").setLevel(logging.WARNING)
+    # The screen belongs to the progress; refusals reach the clients.
+    status = run(site, logging.CRITICAL, clients.keys_file, lambda _: site_of(clients.known()))
+    if start.failure is not None:
+        raise CliError(start.failure)
+    return status
+
+
+class Start:
+    """Watches the server from a thread of its own until it is ready, or ends it when it cannot become so."""
+
+    def __init__(self, site: SiteConfig, admin_key: str = "") -> None:
+        self.failure: str | None = None
+        self._model = site.models[0]
+        self._is_open = not admin_key
+        self._device = " + ".join(site.engine.device_groups[0])
+        if self._device == "auto":
+            self._device = "cuda" if installed_gpus() else "cpu"
+        self._url = f"http://{site.listen.host}:{site.listen.port}"
+        self._api = Api(self._url, key=admin_key)
+        self._server = ServerStart(site.name, self._url, publishes_status=True, admin_key=admin_key)
+
+    def show(self) -> None:
+        console = Console()
+        console.print(
+            f"Serving {self._model.source} as {self._model.name}.", highlight=False, markup=False, soft_wrap=True
+        )
+        progress = StartProgress(console, [self._server])
+        with progress.shown():
+            while not progress.poll():
+                if self._server.failure is not None:
+                    self.failure = self._server.failure
+                    os.kill(os.getpid(), signal.SIGTERM)  # the server in the main thread ends in order
+                    return
+                time.sleep(POLL_S)
+        console.print("\n".join(self._introduction()), highlight=False, markup=False, soft_wrap=True)
+
+    def _introduction(self) -> Iterator[str]:
+        """Yield what there is, and a line to paste."""
+        model, *adapted = self._api.get_json("/v1/models")["data"]
+        room = "" if model["type"] == "embedding" else f", KV cache of {model['kv_cache_tokens']:,} tokens"
+        context = f"context of {model['context_length']:,} tokens"
+        yield f"{model['id']}: {model['dtype']}, {context}{room}, on {self._device}."
+        url = f"{self._url}/v1/{_PATHS[model['type']]}"
+        if adapted:
+            yield f"Adapters: {', '.join(entry['id'] for entry in adapted)}."
+        yield f"Ready: {url}"
+        yield f"Open {self._url}/ in a browser to see it and to talk to it."
+        key = "" if self._is_open else " -H 'authorization: Bearer KEY'"
+        body = orjson.dumps({"model": model["id"], **_ASKED[model["type"]]}).decode()
+        yield f"Try: curl {url}{key} -H 'content-type: application/json' -d '{body}'"

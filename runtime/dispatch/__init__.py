@@ -1,0 +1,1 @@
+"""Which engine host computes a sequence, and how it moves to another one."""

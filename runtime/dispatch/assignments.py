@@ -1,0 +1,169 @@
+"""What is open on each replica, in tokens that are probably still to be computed, and by measured rates in seconds.
+
+Every open sequence counts with the part of its prompt that is not cached, until its first token is here, and with what is left of an answer as long
+as the model's last ones. Seconds add up over the models of a host. Refuses to know who decides by them (dispatcher.py), waking and failures.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple
+
+from pilotlight.engine.api.protocol import ModelInfo, Submit
+from pilotlight.runtime.dispatch.prefixes import Chain, chain_of, root_of
+from pilotlight.runtime.dispatch.roles import HostWaits
+from pilotlight.runtime.models.model_state import ModelState, Replica
+
+# Where there is no measurement: neither this replica nor a sibling has computed anything. As long as they are equal everywhere, only tokens count.
+PREFILL_TOKENS_PER_S = 2000.0
+DECODE_TOKENS_PER_S = 50.0
+# By which a sequence lengthens its neighbours' steps, as the router assumes as well; how crowded a host already is, its measured rate says.
+NEIGHBOUR_SHARE = 0.02
+OUTPUT_TOKENS = 64.0  # of a model's first answers
+OUTPUT_WEIGHT = 0.1  # of the newest answer in the moving average of their lengths
+
+
+class Assignment:
+    """A sequence on a replica, as long as it is open there."""
+
+    def __init__(self, replica: Replica, prefill_tokens: int, decode_tokens: int) -> None:
+        self.replica = replica
+        self.output: list[int] = []
+        self._prefill_tokens = prefill_tokens
+        self._decode_tokens = decode_tokens
+        self._count(1, prefill_tokens, decode_tokens)
+
+    def note(self, token_ids: Sequence[int]) -> None:
+        """Count tokens that the engine has produced."""
+        if not token_ids:
+            return
+        self.output += token_ids
+        self._count(0, -self._prefill_tokens, -min(len(token_ids), self._decode_tokens))
+        self._prefill_tokens, self._decode_tokens = 0, max(0, self._decode_tokens - len(token_ids))
+
+    def end(self) -> None:
+        self._count(-1, -self._prefill_tokens, -self._decode_tokens)
+
+    def _count(self, sequences: int, prefill_tokens: int, decode_tokens: int) -> None:
+        work = self.replica.work
+        work.sequences += sequences
+        work.prefill_tokens += prefill_tokens
+        work.decode_tokens += decode_tokens
+
+
+class Prompt(NamedTuple):
+    """A prompt, and its digests, which are made once."""
+
+    num_tokens: int
+    chain: Chain
+
+    @classmethod
+    def of(cls, submit: Submit, *, is_known: bool) -> "Prompt":
+        """`is_known`: False where there is nothing to be chosen, and no digest is wanted."""
+        prompt = submit.prompt_token_ids
+        return cls(len(prompt), chain_of(root_of(submit), prompt) if is_known else ())
+
+    def num_uncached(self, replica: Replica) -> int:
+        return max(1, self.num_tokens - replica.prefixes.held_tokens(self.chain))
+
+
+class Assignments:
+    def __init__(self, states: Sequence[ModelState], *, has_choice: bool) -> None:
+        """`has_choice`: prompts may be computed in several places, so that it matters what is cached where."""
+        self.has_choice = has_choice
+        self._states = {state.name: state for state in states}
+        self._output_tokens = {state.name: OUTPUT_TOKENS for state in states}
+        self._open: dict[str, Assignment] = {}  # by sequence
+
+    @contextmanager
+    def assigned(self, submit: Submit, replica: Replica) -> Iterator[Assignment]:
+        """Open a scope in which the sequence counts as this replica's work."""
+        name, prompt = submit.model, submit.prompt_token_ids
+        held = 0
+        if self.has_choice:
+            chain = chain_of(root_of(submit), prompt)
+            held = replica.prefixes.held_tokens(chain)
+            replica.prefixes.remember(chain, self._capacity(replica))
+        decode = (
+            0
+            if submit.pooling or submit.hands_over
+            else min(submit.sampling.max_tokens, round(self._output_tokens[name]))
+        )
+        prefill = 1 if submit.fetch_from is not None else max(1, len(prompt) - held)
+        assignment = Assignment(replica, prefill, decode)
+        self._open[submit.sequence_id] = assignment
+        try:
+            yield assignment
+        finally:
+            assignment.end()
+            del self._open[submit.sequence_id]
+            if assignment.output and not submit.hands_over:
+                self._learn(submit, assignment)
+
+    def least_loaded(self, submit: Submit, prompt: Prompt, replicas: Sequence[Replica]) -> Replica:
+        """Return the one where a sequence would end soonest. Choices of one request follow the first, which computes their prompt."""
+        if (leader := self._open.get(submit.leader or "")) is not None and leader.replica in replicas:
+            return leader.replica
+
+        def cost_s(replica: Replica) -> float:
+            return self.backlog_s(replica) + prompt.num_uncached(replica) / self._rates(replica)[0]
+
+        return min(replicas, key=lambda replica: (cost_s(replica), replica.host.index))
+
+    def waits(self, replica: Replica) -> HostWaits:
+        """Return what the next sequence would lose on the replica's host, to prompts and to answers of all its models."""
+        return HostWaits(self.prompts_s(replica), sum(map(self._answers_s, self._on_host(replica))))
+
+    def backlog_s(self, replica: Replica) -> float:
+        """Return what a new sequence would lose to everything that is open on the replica's host, of all its models."""
+        return sum(self._work_s(each) for each in self._on_host(replica))
+
+    def prompts_s(self, replica: Replica) -> float:
+        """Return what a prompt waits on the replica's host for those before it."""
+        return sum(each.work.prefill_tokens / self.prompt_rate(each) for each in self._on_host(replica))
+
+    def prompt_rate(self, replica: Replica) -> float:
+        """Return tokens per second of a long prompt: the best that a host of this kind of device was measured at. One that only answers has computed
+        short ones, each at the price of a step."""
+        kind = replica.host.device.partition(":")[0]
+        alike = [other for other in self._states[replica.model].replicas if other.host.device.partition(":")[0] == kind]
+        return max(other.load.prefill_tokens_per_s for other in alike) or self._rates(replica)[0]
+
+    def info_of(self, replica: Replica) -> ModelInfo:
+        info = self._states[replica.model].info
+        assert info is not None, "a model that is awake was loaded"
+        return info
+
+    def num_open(self, replica: Replica) -> int:
+        """Count the sequences on the replica's host, of all its models."""
+        return sum(each.work.sequences for each in self._on_host(replica))
+
+    def _on_host(self, replica: Replica) -> list[Replica]:
+        """Return the replicas of all models on a replica's host."""
+        return [state.replicas[replica.host.index] for state in self._states.values()]
+
+    def _work_s(self, replica: Replica) -> float:
+        work = replica.work
+        return work.prefill_tokens / self._rates(replica)[0] + self._answers_s(replica) if work.sequences else 0.0
+
+    def _answers_s(self, replica: Replica) -> float:
+        """Return what a sequence loses to a model's answers that are open beside it."""
+        tokens = replica.work.decode_tokens
+        return NEIGHBOUR_SHARE * tokens / self._rates(replica)[1] if tokens else 0.0
+
+    def _rates(self, replica: Replica) -> tuple[float, float]:
+        """Return tokens per second: of a prompt, and of each answer. As measured here, else on a sibling."""
+        loads = [replica.load, *(other.load for other in self._states[replica.model].replicas if other is not replica)]
+        prefill = next((load.prefill_tokens_per_s for load in loads if load.prefill_tokens_per_s), PREFILL_TOKENS_PER_S)
+        decode = next((load.decode_tokens_per_s for load in loads if load.decode_tokens_per_s), DECODE_TOKENS_PER_S)
+        return prefill, decode
+
+    def _learn(self, submit: Submit, assignment: Assignment) -> None:
+        name, replica, output = submit.model, assignment.replica, assignment.output
+        self._output_tokens[name] += OUTPUT_WEIGHT * (len(output) - self._output_tokens[name])
+        if self.has_choice and replica.is_awake:  # the conversation's next turn begins with this one
+            chain = chain_of(root_of(submit), (*submit.prompt_token_ids, *output))
+            replica.prefixes.remember(chain, self._capacity(replica))
+
+    def _capacity(self, replica: Replica) -> int:
+        info = self._states[replica.model].info
+        return info.total_blocks * info.block_size if info is not None else 0

@@ -1,0 +1,65 @@
+"""Prompts under which engine hosts have ended by themselves: tried once more, apart from the others, and then refused by name.
+
+Remembered by the prompt and not by the request, so that one which is sent again ends no further hosts. A host that was killed charges nobody
+(supervisor.py knows which it was). Refuses to know hosts.
+"""
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from hashlib import blake2b
+
+import msgspec
+
+from pilotlight.engine.api.client import EngineError
+from pilotlight.engine.api.protocol import Submit
+
+MOST_DEATHS = 2  # of hosts, by one prompt
+REMEMBERED_S = 3600.0  # after which a machine that was at fault may have been mended
+_MOST_PROMPTS = 1024
+
+
+class Charges:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._deaths: OrderedDict[bytes, tuple[int, float]] = (
+            OrderedDict()
+        )  # by prompt: how many, and when the last was
+
+    def of(self, submit: Submit) -> int:
+        """Return how many hosts have ended by themselves in a step that held the prompt."""
+        if not self._deaths:
+            return 0
+        deaths, at = self._deaths.get(_name(submit), (0, 0.0))
+        return deaths if self._clock() - at < REMEMBERED_S else 0
+
+    def charge(self, submit: Submit) -> None:
+        """Count one more host."""
+        deaths, name = self.of(submit) + 1, _name(submit)
+        self._deaths[name] = deaths, self._clock()
+        self._deaths.move_to_end(name)
+        if len(self._deaths) > _MOST_PROMPTS:
+            self._deaths.popitem(last=False)
+
+    def clear(self, submit: Submit) -> None:
+        """Note that a host has answered the prompt after all."""
+        if self._deaths:
+            self._deaths.pop(_name(submit), None)
+
+    def require_harmless(self, submit: Submit, why: str = "") -> None:
+        """Raise EngineError where too many hosts have ended with the prompt. `why`: how the last one did."""
+        if self.of(submit) >= MOST_DEATHS:
+            last = f"; the last: {why}" if why else ""
+            message = f"{MOST_DEATHS} engine hosts have ended by themselves in a step that held this request{last}; change the request"
+            raise EngineError("request_failed", message)
+
+
+def _name(submit: Submit) -> bytes:
+    """Return what tells one prompt from others, however much of its answer other sites and hosts have given."""
+    tokens = submit.prompt_token_ids[: len(submit.prompt_token_ids) - submit.num_delivered_tokens]
+    adapter = None if submit.adapter is None else submit.adapter.digest
+    images = [image.digest for image in submit.images]
+    return blake2b(
+        msgspec.msgpack.encode((submit.model, tokens, submit.constraint, submit.pooling, adapter, images)),
+        digest_size=16,
+    ).digest()

@@ -1,0 +1,248 @@
+"""Sequences that outlive their engine host: what a dead host leaves unfinished is submitted, with the tokens it already has, to another that has
+the model, or to the next one.
+
+A sampled token depends on (logits, params, seed, position) alone, so the reader of a sequence sees one unbroken row of outputs and never learns
+of the change. Whatever cannot be continued soon, or has ended too many hosts (charges.py), ends with an error. The module refuses to know text and
+HTTP.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Literal
+
+from msgspec.structs import replace
+
+from pilotlight.engine.api.client import EngineClient, EngineError
+from pilotlight.engine.api.protocol import PRIORITIES, Submit, TokenOutput
+from pilotlight.runtime.dispatch.assignments import Assignment
+from pilotlight.runtime.dispatch.charges import Charges
+from pilotlight.runtime.dispatch.dispatcher import Placement
+from pilotlight.runtime.dispatch.hand_over import PrefillWork, prefill_sequence
+from pilotlight.runtime.dispatch.sent_images import SentImages
+from pilotlight.runtime.hosts.device_host import HostHandle
+from pilotlight.runtime.hosts.fleet import Fleet
+from pilotlight.runtime.models.registry import Models
+from pilotlight.wire.hop.data_sites import NO_OTHERS, DataSites
+
+Outcome = Literal["continued", "failed"]
+Observer = Callable[[str, Outcome], None]  # (model, what became of a sequence whose host died)
+PlacementObserver = Callable[[Placement], None]  # where a prompt is computed, where there was a choice
+
+
+class Continuations:
+    """Opens sequences on whichever hosts the site has."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        models: Models,
+        within_s: float,
+        observe: Observer,
+        observe_placement: PlacementObserver = lambda placement: None,
+    ) -> None:
+        """`within_s`: a sequence that had begun has its next token so soon after its host's death, or ends with an error. One that had not
+        begun only has to be on the next host by then: there it waits for its turn, as before."""
+        self.fleet = fleet
+        self.models = models
+        self.within_s = within_s
+        self.observe = observe
+        self.observe_placement = observe_placement
+        self.images = SentImages()
+        self.charges = Charges()
+
+    @asynccontextmanager
+    async def generate(self, submit: Submit, data_sites: DataSites = NO_OTHERS) -> AsyncIterator["ContinuedSequence"]:
+        """Open a sequence's scope, through all its hosts. Leaving it aborts the sequence wherever it is, unless it has ended. `data_sites`: that may
+        see it, beside this one."""
+        sequence = ContinuedSequence(self, submit, data_sites)
+        try:
+            await sequence.begin()
+            yield sequence
+        finally:
+            await sequence.scope.aclose()
+
+
+class _TooLateError(EngineError):
+    """No host came in time. The one that died is no reason to wait again."""
+
+
+class ContinuedSequence:
+    """One sequence's outputs in order, as its reader iterates them."""
+
+    def __init__(self, site: Continuations, submit: Submit, data_sites: DataSites) -> None:
+        self._site = site
+        self._data_sites = data_sites
+        self._submit = submit  # as it was asked for
+        self._delivered: list[int] = []
+        self._has_begun = False
+        self._cuts = 0
+        self._is_suspect = (
+            False  # a host has ended by itself in a step that held it, and none has computed its prompt since
+        )
+        self._client: EngineClient | None = None
+        self._device_host: HostHandle | None = None  # whose client it is
+        self._assignment: Assignment | None = None
+        self._prefill: PrefillWork | None = None  # of its prompt, on another host
+        self.route = ""  # how it was first placed (Placement.explained)
+        self.scope = AsyncExitStack()  # of the sequence on its present host
+
+    async def begin(self) -> None:
+        """Open the sequence on a host; while none has its model, wait for the next one, as a sequence does that lost its own."""
+        self._site.charges.require_harmless(self._submit)
+        self._is_suspect = self._site.charges.of(self._submit) > 0
+        within_s = self._site.within_s
+        try:
+            async with asyncio.timeout(within_s):
+                self.route = await self._begin()
+        except TimeoutError:
+            why = self._site.fleet.why_down or "its engine host died"
+            message = f"{why}, and no other was ready within {within_s:g} s; try again in a moment"
+            raise EngineError("overloaded", message) from None
+
+    async def _begin(self) -> str:
+        while True:
+            placement = await self._site.models.place(self._submit, self._data_sites)
+            try:
+                return await self._enter(placement, self._submit)
+            except EngineError as error:  # its host may have died while another one was asked to compute the prompt
+                if self._client is None or not self._is_cut(error):
+                    raise
+            await self.scope.aclose()
+
+    def __aiter__(self) -> AsyncIterator[TokenOutput]:
+        return self
+
+    async def __anext__(self) -> TokenOutput:
+        try:
+            output = await anext(self._outputs)
+        except EngineError as error:
+            if not self._is_cut(error):
+                raise
+            output = await self._continue(error)
+        return self._note(output)
+
+    def _is_cut(self, error: EngineError) -> bool:
+        """Return whether the host died, not merely this sequence. A site that ends lets its streams end with it."""
+        assert self._client is not None
+        return error.code == "engine_error" and self._client.death is not None and not self._site.fleet.is_ending
+
+    async def _continue(self, error: EngineError) -> TokenOutput:
+        """Return the first output of a host that lives long enough to make one."""
+        deadline = asyncio.get_running_loop().time() + self._site.within_s
+        try:
+            while True:
+                self._cuts += 1
+                await self._note_death(error)
+                try:
+                    output = await self._resume(error, deadline)
+                    break
+                except _TooLateError:
+                    raise
+                except EngineError as again:
+                    if not self._is_cut(again):
+                        raise
+                    error = again
+        except BaseException as failure:
+            if isinstance(failure, Exception):  # else the reader has left
+                self._site.observe(self._submit.model, "failed")
+            raise
+        self._site.observe(self._submit.model, "continued")
+        return output
+
+    async def _note_death(self, error: EngineError) -> None:
+        """Charge the request with its host's death where that ended by itself in a step of this sequence. Raises EngineError where it is one too
+        many."""
+        assert self._client is not None
+        assert self._device_host is not None
+        if self._submit.sequence_id not in await self._device_host.charged(self._client):
+            return
+        self._site.charges.charge(self._submit)
+        self._site.charges.require_harmless(self._submit, str(error))
+        self._is_suspect = True
+
+    async def _resume(self, error: EngineError, deadline: float) -> TokenOutput:
+        """`deadline`: of a sequence that had begun, however many hosts die meanwhile; one that waits for its turn has a new one at each death."""
+        within_s = self._site.within_s
+        if not self._has_begun and self._cuts > 1:
+            deadline = asyncio.get_running_loop().time() + within_s
+        try:
+            async with asyncio.timeout_at(deadline):
+                await self._move()
+                if self._has_begun:
+                    return await anext(self._outputs)
+        except TimeoutError:
+            message = f"{error}; the answer could not be continued on another host within {within_s:g} s"
+            raise _TooLateError("engine_error", message) from None
+        return await anext(self._outputs)
+
+    async def _move(self) -> None:
+        """Move to a host that has the model: at once if there is one, else as soon as the model has woken."""
+        await self.scope.aclose()
+        placement = await self._site.models.place(self._submit, self._data_sites)
+        await self._enter(placement, remaining(self._submit, self._delivered) if self._has_begun else self._submit)
+
+    async def _enter(self, placement: Placement, submit: Submit) -> str:
+        """Open the sequence where it was placed; return how, explained."""
+        self._device_host = placement.replica.host
+        self._client = client = self._device_host.serving_client()
+        self.scope = AsyncExitStack()
+        self._prefill = None
+        if self._is_suspect:  # the host that answers computes its prompt as well
+            placement, submit = placement._replace(prefill=None), replace(submit, is_suspect=True)
+        if placement.prefill is not None:
+            placement, submit = await self._begin_prefill(placement, submit)
+        if placement.why:
+            self._site.observe_placement(placement)
+        self._assignment = self.scope.enter_context(self._site.models.assignments.assigned(submit, placement.replica))
+        self.scope.enter_context(placement.replica.host.progress.expected())
+        opened = self._site.images.generate(client, submit) if submit.images else client.generate(submit)
+        self._outputs = await self.scope.enter_async_context(opened)
+        return placement.explained
+
+    async def _begin_prefill(self, placement: Placement, submit: Submit) -> tuple[Placement, Submit]:
+        """Let another host compute the prompt, and return the sequence that fetches it from there. Where that host has just gone, or declines, the
+        sequence is as it was."""
+        info = self._site.models.info_of(submit.model)
+        assert placement.prefill is not None
+        assert info is not None, "a model that is awake was loaded"
+        prefill, work = prefill_sequence(submit, info.block_size), PrefillWork(placement.prefill)
+        fetching = await self.scope.enter_async_context(work.running(submit, prefill, placement.within_s))
+        if fetching is None:
+            return placement.without_prefill(), submit
+        self._prefill = work
+        return placement, fetching
+
+    def _note(self, output: TokenOutput) -> TokenOutput:
+        """Count an output's tokens. What the first host found cached is what the request found, whatever the next one computes again."""
+        if self._prefill is not None:
+            output = self._prefill.as_found(output)
+        self._delivered += output.token_ids
+        assert self._assignment is not None, "outputs come from the replica it is assigned to"
+        self._assignment.note(output.token_ids)
+        if self._has_begun and output.num_cached_tokens is not None:
+            output = replace(output, num_cached_tokens=None)
+        self._has_begun = self._has_begun or bool(output.token_ids)
+        if output.token_ids:
+            self._is_suspect = (
+                False  # it is past the step in which its host ended; the charge stays until it is answered
+            )
+        if output.finish_reason in ("stop", "length"):
+            self._site.charges.clear(self._submit)
+        return output
+
+
+def remaining(submit: Submit, delivered: Sequence[int]) -> Submit:
+    """Return what is left of a sequence whose first tokens were delivered: positions, counts and random numbers go on where they were."""
+    sampling = replace(
+        submit.sampling,
+        max_tokens=submit.sampling.max_tokens - len(delivered),
+        prompt_logprobs=False,  # they came with the first token
+    )
+    return replace(
+        submit,
+        prompt_token_ids=submit.prompt_token_ids + tuple(delivered),
+        sampling=sampling,
+        num_delivered_tokens=submit.num_delivered_tokens + len(delivered),
+        priority=PRIORITIES[0],  # a sequence that had been admitted does not queue behind newcomers
+    )

@@ -1,0 +1,320 @@
+"""The sites that may compute prompts for this one: what each would compute now, how far it is, and a prompt's way there.
+
+A look each second tells what a site lends and how far it is. Its link is measured by the blocks that come over it, and where none have come lately by
+a probe, which on a fat and long link tells less than there is: a connection begins slowly. Refuses to know who decides (dispatcher.py) and how blocks
+come.
+"""
+
+import asyncio
+import logging
+import math
+import os
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import NamedTuple
+
+import msgspec
+
+from pilotlight.engine.api.client import EngineError
+from pilotlight.engine.api.protocol import ModelInfo, Submit, TokenOutput
+from pilotlight.engine.planning.hand_over import exposed_s, prompt_bytes
+from pilotlight.runtime.dispatch.hand_over import PromptBegun
+from pilotlight.sites.site import LenderConfig
+from pilotlight.wire.hop.data_sites import DataSites
+from pilotlight.wire.hop.headers import HOP, REQUEST_ID, Hop, sign_hop
+from pilotlight.wire.hop.lending import (
+    LENDING_PATH,
+    PROBE_BYTES,
+    PROBE_PATH,
+    PROMPT_PATH,
+    BorrowedPrompt,
+    Lendable,
+    PromptAccepted,
+    PromptComputed,
+    decode_line,
+)
+from pilotlight.wire.hop.status import LenderStatus
+from pilotlight.wire.http.client import CannotConnect, ConnectionLost, ConnectionPool, Origin, UpstreamConnection
+
+log = logging.getLogger("pilotlight.engine")
+
+LOOK_EVERY_S = 1.0
+CONNECT_WITHIN_S = 2.0
+ANSWER_WITHIN_S = 5.0  # of a look or a probe; and a probe that takes longer has measured enough
+ACCEPT_WITHIN_S = 2.0  # of a prompt that somebody waits for
+PROBE_EVERY_S = 60.0  # where no blocks come meanwhile: 0.3 Mbit/s
+BELIEVED_S = 600.0  # what blocks have measured, against a probe that says less
+ROUND_TRIPS = 2  # before the first block comes: a prompt is accepted, and its blocks are asked for
+RTT_WEIGHT = 0.2  # of the newest look in the moving average
+REST_S, LONGEST_REST_S = 10.0, 600.0  # after a prompt of which nothing came; twice as long after each further one
+MOST_ANSWER_BYTES = 1 << 20
+
+UNREACHABLE = (CannotConnect, ConnectionLost, TimeoutError, msgspec.DecodeError)
+
+
+class LenderOffer(NamedTuple):
+    """What a prompt would cost at a site that lends; infinity where that does not."""
+
+    cost_s: float
+    why: str  # in milliseconds, and what of them is the link's; or the reason
+
+
+class MeasuredLink:
+    """The way to a site, as measured."""
+
+    def __init__(self) -> None:
+        self.rtt_s = 0.0
+        self.bytes_per_s = 0.0  # 0: not measured yet
+        self.measured_at = self._moved_at = -math.inf
+
+    def note_round_trip(self, seconds: float) -> None:
+        self.rtt_s += RTT_WEIGHT * (seconds - self.rtt_s) if self.rtt_s else seconds
+
+    def note_blocks(self, bytes_per_s: float) -> None:
+        self.bytes_per_s = bytes_per_s
+        self.measured_at = self._moved_at = time.monotonic()
+
+    def doubt(self) -> None:
+        """Believe nothing of what was measured, but go by it until the next probe."""
+        self.measured_at = self._moved_at = -math.inf
+
+    def note_probe(self, bytes_per_s: float) -> None:
+        self.measured_at = now = time.monotonic()
+        self.bytes_per_s = max(bytes_per_s, self.bytes_per_s) if now - self._moved_at < BELIEVED_S else bytes_per_s
+
+
+class Lender:
+    """One site that lends, as a host for prompts (hand_over.py)."""
+
+    is_lent = True
+
+    def __init__(self, config: LenderConfig, secret: str) -> None:
+        self.name = config.site
+        self.link = MeasuredLink()
+        self.num_borrowed = self.num_declined = 0
+        self._secret = secret
+        self._origin = Origin.of(config.url)
+        self._pool = ConnectionPool(CONNECT_WITHIN_S)
+        self._lendable = Lendable({}, "it has not answered yet")
+        self._rest_s, self._rests_until = 0.0, -math.inf
+
+    def offer(self, submit: Submit, num_missing: int, info: ModelInfo, own_rate: float) -> LenderOffer:
+        """Predict what the prompt would cost there, until so many of its tokens are here. `own_rate`: of this site, where that one's is not known."""
+        why_not = self._why_not(submit.model)
+        if submit.images or submit.adapter is not None:
+            why_not = "prompts with images or an adapter are not lent"
+        if why_not:
+            return LenderOffer(
+                math.inf, f"no ({ascii(why_not)[1:-1]})"
+            )  # in the answer's head, whatever the other site said
+        num_tokens = len(submit.prompt_token_ids)
+        compute_s = num_tokens / (self._lendable.models[submit.model] or own_rate)
+        num_bytes = prompt_bytes(info, num_tokens)
+        tokens_per_s = self.link.bytes_per_s * num_tokens / num_bytes if num_bytes else math.inf
+        link_s = ROUND_TRIPS * self.link.rtt_s + exposed_s(num_missing, tokens_per_s, compute_s)
+        mbits = self.link.bytes_per_s * 8e-6
+        return LenderOffer(
+            compute_s + link_s, f"{1e3 * (compute_s + link_s):.1f} (link {1e3 * link_s:.1f} at {mbits:.1f} Mbit/s)"
+        )
+
+    @asynccontextmanager
+    async def computing(self, prefill: Submit) -> AsyncIterator[PromptBegun]:
+        """Open the scope of a prompt's computation there. Raises EngineError where the site declines, or is not reached."""
+        prompt = BorrowedPrompt(prefill.model, prefill.sequence_id, prefill.prompt_token_ids, prefill.salt)
+        answer: _LenderAnswer | None = None
+        try:
+            try:
+                async with asyncio.timeout(ACCEPT_WITHIN_S):
+                    answer = await self._ask("POST", PROMPT_PATH, msgspec.json.encode(prompt))
+                    accepted = decode_line(await answer.line(), PromptAccepted)
+            except (*UNREACHABLE, EngineError) as error:
+                self.num_declined += 1
+                self._lendable = Lendable({}, f"it declined: {error}" if str(error) else "it did not answer in time")
+                raise EngineError("overloaded", f"{self.name} computes no prompt: {error}") from None
+            self.num_borrowed += 1
+            yield PromptBegun(f"tcp://{self._origin.host}:{accepted.port}", _outputs(answer))
+        finally:
+            if answer is not None:
+                self._pool.put_back(answer.connection)
+
+    def note_found(self, first: TokenOutput, *, is_late: bool, is_lost: bool) -> None:
+        if first.fetched_bytes_per_s:
+            self.link.note_blocks(first.fetched_bytes_per_s)
+        if not is_lost:
+            self._rest_s = 0.0
+            return
+        self._rest_s = min(LONGEST_REST_S, 2 * self._rest_s or REST_S)
+        self._rests_until = time.monotonic() + self._rest_s
+        self.link.doubt()
+        log.warning("nothing came of a prompt that %s computed: it is not asked for %g s", self.name, self._rest_s)
+
+    async def run(self) -> None:
+        """Look again and again until cancelled."""
+        while True:
+            try:
+                async with asyncio.timeout(ANSWER_WITHIN_S):
+                    await self._look()
+                if time.monotonic() - self.link.measured_at > PROBE_EVERY_S:
+                    await self._probe()
+            except (*UNREACHABLE, EngineError) as error:
+                self._lendable = Lendable({}, str(error) or f"it did not answer within {ANSWER_WITHIN_S:g} s")
+            except Exception:  # whatever it is, the site goes on with its own hosts
+                log.exception("looking at what %s lends", self.name)
+            self._pool.sweep()
+            await asyncio.sleep(LOOK_EVERY_S)
+
+    def status(self) -> LenderStatus:
+        return LenderStatus(
+            self.name,
+            why_not=self._lendable.why_not,
+            rtt_ms=round(1e3 * self.link.rtt_s, 3),
+            mbit_per_s=round(self.link.bytes_per_s * 8e-6, 3),
+            borrowed=self.num_borrowed,
+            declined=self.num_declined,
+        )
+
+    def close(self) -> None:
+        self._pool.close()
+
+    def _why_not(self, model: str) -> str:
+        """Return why a prompt of the model cannot be borrowed now; "" where it can."""
+        if model not in self._lendable.models:
+            return self._lendable.why_not or "it lends none of this model now"
+        if time.monotonic() < self._rests_until:
+            return "nothing came of the last prompt"
+        return "" if self.link.bytes_per_s else "its link is not measured yet"
+
+    async def _look(self) -> None:
+        answer = await self._ask("GET", LENDING_PATH)
+        self.link.note_round_trip(answer.waited_s)
+        try:
+            self._lendable = decode_line(await answer.rest(MOST_ANSWER_BYTES), Lendable)
+        finally:
+            self._pool.put_back(answer.connection)
+
+    async def _probe(self) -> None:
+        """Measure how fast the second half of some bytes comes."""
+        answer = await self._ask("GET", PROBE_PATH)
+        half_at = began = time.monotonic()
+        num_bytes = num_late = 0
+        try:
+            async with asyncio.timeout(ANSWER_WITHIN_S):
+                while chunk := await answer.connection.read():
+                    num_bytes += len(chunk)
+                    if num_bytes <= PROBE_BYTES // 2:
+                        half_at = time.monotonic()
+                    else:
+                        num_late += len(chunk)
+        except TimeoutError:
+            self.link.note_probe(num_bytes / (time.monotonic() - began))
+        else:
+            self.link.note_probe(num_late / max(1e-6, time.monotonic() - half_at))
+        finally:
+            self._pool.put_back(answer.connection)
+
+    async def _ask(self, method: str, path: str, body: bytes = b"") -> "_LenderAnswer":
+        """Return an answer that has begun. Raises EngineError where it is a refusal, and what UNREACHABLE names."""
+        kept = self._pool.idle(self._origin)
+        if kept is not None:
+            try:
+                return await self._sent(kept, method, path, body)
+            except ConnectionLost:
+                if not kept.response.is_untouched:
+                    raise  # else it had been closed meanwhile
+        return await self._sent(await self._pool.connect(self._origin), method, path, body)
+
+    async def _sent(self, connection: UpstreamConnection, method: str, path: str, body: bytes) -> "_LenderAnswer":
+        request_id = os.urandom(16).hex()
+        signature = sign_hop(self._secret, time.time(), Hop(method, path, request_id, self.name), body)
+        lines = (
+            f"{method} {path} HTTP/1.1\r\nhost: {self._origin.authority}\r\n{REQUEST_ID}: {request_id}\r\n"
+            f"{HOP}: {signature}\r\ncontent-length: {len(body)}\r\n\r\n"
+        )
+        try:
+            began = time.monotonic()
+            connection.send(lines.encode("latin-1"), body)
+            await connection.head()
+            answer = _LenderAnswer(connection, time.monotonic() - began)
+            if connection.response.status != 200:
+                raise EngineError("overloaded", _message(await answer.rest(MOST_ANSWER_BYTES)))
+        except BaseException:
+            self._pool.put_back(connection)
+            raise
+        return answer
+
+
+class _LenderAnswer:
+    """A lender's answer, whose head has come."""
+
+    def __init__(self, connection: UpstreamConnection, waited_s: float) -> None:
+        self.connection = connection
+        self.waited_s = waited_s
+        self._held = b""
+
+    async def line(self) -> bytes:
+        """Return the next line. Raises ConnectionLost."""
+        while b"\n" not in self._held:
+            chunk = await self.connection.read()
+            if not chunk or len(self._held) > MOST_ANSWER_BYTES:
+                raise ConnectionLost("it ended its answer early")
+            self._held += chunk
+        line, _, self._held = self._held.partition(b"\n")
+        return line
+
+    async def rest(self, most: int) -> bytes:
+        while chunk := await self.connection.read():
+            self._held += chunk
+            if len(self._held) > most:
+                raise ConnectionLost(f"it answered more than {most} bytes")
+        return self._held
+
+
+async def _outputs(answer: _LenderAnswer) -> AsyncIterator[TokenOutput]:
+    """Yield the one output that a prompt's end is. Raises EngineError where it does not come."""
+    try:
+        computed = decode_line(await answer.line(), PromptComputed)
+        await answer.rest(MOST_ANSWER_BYTES)
+    except UNREACHABLE as error:
+        raise EngineError("engine_error", str(error)) from None
+    yield TokenOutput("", num_cached_tokens=computed.num_cached_tokens, device_us=computed.device_us)
+
+
+class _RefusalSentence(msgspec.Struct):
+    message: str
+
+
+class _RefusalBody(msgspec.Struct):
+    error: _RefusalSentence
+
+
+def _message(body: bytes) -> str:
+    try:
+        return msgspec.json.decode(body, type=_RefusalBody).error.message[:200]
+    except msgspec.DecodeError:
+        return "it refuses, and does not say why"
+
+
+class Lenders:
+    """All that the site's file names."""
+
+    def __init__(self, configs: Sequence[LenderConfig], secret: str) -> None:
+        self._lenders = [Lender(config, secret) for config in configs]
+
+    def start(self) -> list[asyncio.Task[None]]:
+        return [asyncio.create_task(lender.run(), name=f"lender {lender.name}") for lender in self._lenders]
+
+    def that_may_see(self, data_sites: DataSites) -> tuple[list[Lender], str]:
+        """Return those that may see a request, and why the others may not, as a header says it."""
+        if data_sites is None:
+            return self._lenders, ""
+        barred = [each.name for each in self._lenders if each.name not in data_sites]
+        may = [each for each in self._lenders if each.name in data_sites]
+        return may, "; ".join(f"{name}=no (data may not go there)" for name in barred)
+
+    def statuses(self) -> tuple[LenderStatus, ...]:
+        return tuple(lender.status() for lender in self._lenders)
+
+    def close(self) -> None:
+        for lender in self._lenders:
+            lender.close()

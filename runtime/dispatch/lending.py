@@ -1,0 +1,119 @@
+"""Prompts that this site computes for others of its network: on a host where nothing of its own is open, one at a time, and given up at once when
+something is.
+
+So a client of the site waits for a borrowed prompt no longer than for the step that is under way. Refuses to know HTTP
+(api/routes/lending_routes.py) and how
+blocks go to the other site (engine/kv/peers), which computes by itself what does not come.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Literal, NamedTuple
+
+from pilotlight.engine.api.client import EngineError
+from pilotlight.engine.api.protocol import PRIORITIES, SamplingParams, Submit, TokenOutput
+from pilotlight.runtime.dispatch.assignments import Assignments
+from pilotlight.runtime.generation.admission import Admission
+from pilotlight.runtime.models.model_state import ModelState, Replica
+from pilotlight.wire.errors import ApiError
+from pilotlight.wire.hop.lending import BorrowedPrompt, Lendable
+
+WATCH_EVERY_S = 0.02  # whether clients of the site have come: a step of a long prompt takes longer
+
+Outcome = Literal["computed", "declined", "given_up", "left", "failed"]
+Observer = Callable[[str, Outcome], None]  # (model, what became of a prompt that another site has asked for)
+
+
+class LentPrompt(NamedTuple):
+    """A prompt that is being computed for another site."""
+
+    host: int  # that computes it, and serves its blocks
+    outputs: AsyncIterator[TokenOutput]
+
+
+class Lending:
+    def __init__(
+        self, states: dict[str, ModelState], assignments: Assignments, admission: Admission, observe: Observer
+    ) -> None:
+        self._states = states
+        self._assignments = assignments
+        self._admission = admission
+        self._observe = observe
+        self._lent: set[int] = set()  # hosts
+
+    def lendable(self) -> Lendable:
+        if self._admission.draining:
+            return Lendable({}, "it is shutting down")
+        idle = {name: replica for name, state in self._states.items() if (replica := self._idle(state)) is not None}
+        rates = {name: replica.load.prefill_tokens_per_s for name, replica in idle.items()}
+        return Lendable(rates, "" if rates else "its hosts are at work, or have no model awake")
+
+    @asynccontextmanager
+    async def lend(self, prompt: BorrowedPrompt) -> AsyncIterator[LentPrompt]:
+        """Open the scope of a prompt's computation. Raises ApiError where the site does not lend, or no longer."""
+        name = prompt.model if prompt.model in self._states else "unknown"  # of labels there is a bounded number
+        state = self._states.get(prompt.model)
+        replica = None if state is None else self._idle(state)
+        if replica is None:
+            self._observe(name, "declined")
+            raise ApiError("overloaded", "no host of this site that is awake with the model has nothing to do")
+        outcome: Outcome = "failed"
+        self._lent.add(replica.host.index)
+        try:
+            async with AsyncExitStack() as scope:
+                scope.enter_context(self._admission.permit())
+                until = await scope.enter_async_context(asyncio.timeout(None))
+                await scope.enter_async_context(self._watched(replica, until))
+                scope.enter_context(replica.host.progress.expected())
+                client = replica.host.serving_client()
+                outputs = await scope.enter_async_context(client.generate(_as_submit(prompt)))
+                yield LentPrompt(replica.host.index, outputs)
+            outcome = "computed"
+        except TimeoutError:
+            outcome = "given_up"
+            raise ApiError("overloaded", "clients of this site have come meanwhile") from None
+        except asyncio.CancelledError:
+            outcome = "left"  # whoever borrowed wants it no more
+            raise
+        except EngineError as error:
+            raise ApiError(error.code, str(error)) from None
+        except ApiError:
+            outcome = "declined"
+            raise
+        finally:
+            self._lent.discard(replica.host.index)
+            self._observe(name, outcome)
+
+    def _idle(self, state: ModelState) -> Replica | None:
+        """Return a replica that computes prompts, on a host without anything to do."""
+        for replica in state.awake:
+            able = (
+                replica.is_live and replica.takes_prompts and replica.host.role != "decode" and not replica.is_retiring
+            )
+            if able and replica.host.index not in self._lent and not self._assignments.num_open(replica):
+                return replica
+        return None
+
+    @asynccontextmanager
+    async def _watched(self, replica: Replica, until: asyncio.Timeout) -> AsyncIterator[None]:
+        """End the scope `until` as soon as something of the site's own is open on the host, or the site shuts down."""
+
+        async def watch() -> None:
+            while not (self._assignments.num_open(replica) or self._admission.draining):
+                await asyncio.sleep(WATCH_EVERY_S)
+            until.reschedule(asyncio.get_running_loop().time())
+
+        task = asyncio.create_task(watch(), name="lent prompt")
+        try:
+            yield
+        finally:
+            task.cancel()
+
+
+def _as_submit(prompt: BorrowedPrompt) -> Submit:
+    sampling = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)
+    priority = PRIORITIES[-1]
+    return Submit(
+        prompt.hand_over, prompt.model, prompt.token_ids, sampling, prompt.salt, priority=priority, hands_over=True
+    )

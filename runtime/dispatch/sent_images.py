@@ -1,0 +1,55 @@
+"""Which images engine hosts have: one that was sent to a host is named there by its digest alone from then on.
+
+A host may have dropped it meanwhile. It says so, and gets the sequence once more with all files. Refuses to know what is in an image.
+"""
+
+import os
+from collections import OrderedDict
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from weakref import WeakKeyDictionary
+
+from msgspec.structs import replace
+
+from pilotlight.engine.api.client import EngineClient, EngineError
+from pilotlight.engine.api.protocol import Submit, TokenOutput
+
+REMEMBERED = 4096  # digests of one host's images, the newest: what it has dropped costs a message
+
+
+class SentImages:
+    def __init__(self) -> None:
+        self._sent: WeakKeyDictionary[EngineClient, OrderedDict[bytes, None]] = WeakKeyDictionary()
+
+    @asynccontextmanager
+    async def generate(self, client: EngineClient, submit: Submit) -> AsyncIterator[AsyncIterator[TokenOutput]]:
+        """Open the scope of a sequence with images at a host, as the client's own `generate` does."""
+        async with AsyncExitStack() as scope:
+            outputs = await scope.enter_async_context(client.generate(self._by_digests(client, submit)))
+            yield self._outputs(client, submit, outputs, scope)
+
+    async def _outputs(
+        self, client: EngineClient, submit: Submit, outputs: AsyncIterator[TokenOutput], scope: AsyncExitStack
+    ) -> AsyncIterator[TokenOutput]:
+        try:
+            async for output in outputs:
+                yield output
+        except EngineError as error:
+            if error.code != "images_missing":
+                raise
+        else:
+            return
+        again = replace(submit, sequence_id=os.urandom(16).hex())
+        async for output in await scope.enter_async_context(client.generate(again)):
+            yield output
+
+    def _by_digests(self, client: EngineClient, submit: Submit) -> Submit:
+        """Return the sequence without the files that the host has, and note those that it gets."""
+        sent = self._sent.setdefault(client, OrderedDict())
+        images = tuple(replace(image, data=b"") if image.digest in sent else image for image in submit.images)
+        for image in submit.images:
+            sent[image.digest] = None
+            sent.move_to_end(image.digest)
+        while len(sent) > REMEMBERED:
+            sent.popitem(last=False)
+        return replace(submit, images=images)

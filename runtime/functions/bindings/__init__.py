@@ -1,1 +1,0 @@
-"""Bindings: the resources that functions reach as `self.env.NAME`, one file each. What a function imports is in runtime/functions/sdk."""

@@ -1,0 +1,123 @@
+"""Permits: how many requests, and how many tokens, may be at work at once.
+
+A permit is a scope. It counts its request from the first moment and reserves prompt + expected output tokens once the prompt is known; leaving
+the scope gives both back, so after a drain every counter is zero (I6). A request that would exceed a limit is refused at once, with a time to
+come back; one that has started is never shed for a newcomer. The module refuses to know HTTP, models' names' meaning and engines.
+"""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from msgspec import Struct
+
+from pilotlight.wire.errors import ApiError
+
+RETRY_AFTER_S = 2.0
+DRAINING_RETRY_AFTER_S = 5.0
+# Reserved tokens may exceed the KV cache so many times: sequences wait in the engine for what running ones give back. Beyond
+# that a newcomer would wait for several whole generations, and another site will be quicker.
+QUEUED_CACHES = 8
+FIRST_GUESS = 256  # output tokens of a request, before any has ended
+AVERAGE_WEIGHT = 0.05  # of one request's actual output in the moving average
+
+
+class Admission:
+    def __init__(self, max_inflight: int) -> None:
+        self.max_inflight = max_inflight
+        self.inflight = 0
+        self.attached = 0
+        self.drains = asyncio.Event()  # set from the beginning of the drain
+        self._empty = asyncio.Event()
+        self._empty.set()
+        self.reserved: dict[str, int] = {}  # model -> tokens
+        self.average_output: dict[str, float] = {}  # tokens of an answer, by model
+
+    @contextmanager
+    def permit(self) -> Iterator["Permit"]:
+        if self.draining:
+            raise shutting_down()
+        if self.inflight >= self.max_inflight:
+            message = f"{self.inflight} requests are at work, as many as this site takes; try again later"
+            raise ApiError("overloaded", message, retry_after_s=RETRY_AFTER_S)
+        self.inflight += 1
+        self._empty.clear()
+        permit = Permit(self)
+        try:
+            yield permit
+        finally:
+            if permit.model is not None:
+                self.reserved[permit.model] -= permit.tokens
+            self.inflight -= 1
+            self._look_whether_empty()
+
+    @contextmanager
+    def attachment(self) -> Iterator[None]:
+        """Count an open WebSocket: it is no request at work and takes nobody's place, but a drain waits for its end."""
+        self.attached += 1
+        self._empty.clear()
+        try:
+            yield
+        finally:
+            self.attached -= 1
+            self._look_whether_empty()
+
+    @property
+    def num_open(self) -> int:
+        """Requests and WebSockets that a drain waits for."""
+        return self.inflight + self.attached
+
+    def _look_whether_empty(self) -> None:
+        if not self.num_open:
+            self._empty.set()
+
+    @property
+    def draining(self) -> bool:
+        return self.drains.is_set()
+
+    def drain(self) -> None:
+        """Admit nothing new from now on."""
+        self.drains.set()
+
+    async def until_draining(self) -> None:
+        await self.drains.wait()
+
+    async def wait_until_empty(self) -> None:
+        """Return when no request holds a permit, and nothing is attached."""
+        await self._empty.wait()
+
+    def expected_output(self, model: str, max_tokens: int) -> int:
+        """Guess a request's output tokens as twice the average: most requests end below it, and few ask for less than they are allowed."""
+        return min(max_tokens, round(2 * self.average_output.get(model, FIRST_GUESS)))
+
+
+def shutting_down() -> ApiError:
+    """The refusal of what has not begun here: a router takes it elsewhere."""
+    message = "this site is shutting down; send the request to another site or again later"
+    return ApiError("draining", message, retry_after_s=DRAINING_RETRY_AFTER_S)
+
+
+class Permit(Struct, eq=False):
+    """One request's share. Used inside `Admission.permit` only."""
+
+    admission: Admission
+    model: str | None = None  # that its tokens are reserved of
+    tokens: int = 0
+
+    def reserve(self, model: str, prompt_tokens: int, max_tokens: int, kv_tokens: int, choices: int = 1) -> None:
+        """Refuses when the model's queue would be too long. A request alone on its model is always taken: the engine knows what fits."""
+        assert self.model is None, "a permit reserves once"
+        tokens = prompt_tokens + choices * self.admission.expected_output(model, max_tokens)
+        held = self.admission.reserved.get(model, 0)
+        if held and held + tokens > QUEUED_CACHES * kv_tokens:
+            message = f"{held} tokens are reserved for {model!r}, {QUEUED_CACHES} times its KV cache; try again later"
+            raise ApiError("overloaded", message, retry_after_s=RETRY_AFTER_S)
+        self.model, self.tokens = model, tokens
+        self.admission.reserved[model] = held + tokens
+
+    def settle(self, output_tokens: int) -> None:
+        """The request has ended by itself: what it really took, for each choice, improves the next guess."""
+        if self.model is not None:
+            averages = self.admission.average_output
+            average = averages.get(self.model, float(FIRST_GUESS))
+            averages[self.model] = average + AVERAGE_WEIGHT * (output_tokens - average)

@@ -1,0 +1,396 @@
+"""One request's generation as a scope: permit, model, tokens, sequences, deadline.
+
+`generate` reads as the life of a request behind validation. Leaving it, for whatever reason, aborts the sequences and gives the permit back
+(I2, I6); everything that goes wrong inside comes out as an ApiError (I1). Refuses to know HTTP and dialects.
+"""
+
+import asyncio
+import os
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+
+from msgspec.structs import replace
+
+from pilotlight.dialects.requests import Conversation, ValidGeneration
+from pilotlight.engine.api.client import EngineError
+from pilotlight.engine.api.errors import TokenizerError
+from pilotlight.engine.api.protocol import (
+    AdapterSource,
+    Constraint,
+    SamplingParams,
+    Submit,
+    TokenLogprobs,
+    TokenOutput,
+)
+from pilotlight.engine.grammar.grammar_check import GrammarVocabulary
+from pilotlight.engine.text.chat_template import ChatTemplateError
+from pilotlight.engine.text.formats import Part
+from pilotlight.runtime.dispatch.continuation import Continuations
+from pilotlight.runtime.generation.admission import RETRY_AFTER_S, Admission
+from pilotlight.runtime.generation.answer_form import AnswerForm, CheckGrammar
+from pilotlight.runtime.generation.grammar_checks import GrammarChecks
+from pilotlight.runtime.generation.images import ImageReader
+from pilotlight.runtime.generation.output_processor import Delta, DivergedError, OutputProcessor, joined
+from pilotlight.runtime.generation.prompts import EncodedPrompt, encode
+from pilotlight.runtime.generation.resumption import Submits, resumed
+from pilotlight.runtime.generation.usage_counter import UsageCounter
+from pilotlight.runtime.models.model_state import AwakeModel
+from pilotlight.runtime.models.registry import Models
+from pilotlight.runtime.telemetry.metrics import Measure, RequestMetrics
+from pilotlight.runtime.telemetry.tracing import GenerationSpan, SiteTracing
+from pilotlight.runtime.telemetry.traffic import Traffic
+from pilotlight.wire.chat import FinishReason, Usage
+from pilotlight.wire.credentials import Tenant, salted
+from pilotlight.wire.errors import ApiError
+from pilotlight.wire.hop.data_sites import DataSites
+
+EMPTY_DELTA = Delta((), (), None)
+HELD_BACK_S = 1.0  # well below the silence after which a router looks for another site
+
+
+class Generator:
+    """The parts of a site that generate."""
+
+    def __init__(
+        self,
+        models: Models,
+        engine: Continuations,
+        admission: Admission,
+        metrics: RequestMetrics,
+        traffic: Traffic,
+        request_timeout_s: float,
+        images: ImageReader,
+        grammars: GrammarChecks,
+        tracing: SiteTracing | None,
+    ) -> None:
+        """`tracing`: where there is a collector."""
+        self.models = models
+        self.images = images
+        self.grammars = grammars
+        self.engine = engine
+        self.admission = admission
+        self.metrics = metrics
+        self.request_timeout_s = request_timeout_s
+        self.traffic = traffic
+        self.tracing = tracing
+
+    @asynccontextmanager
+    async def generate(self, request: ValidGeneration, tenant: Tenant) -> AsyncIterator["Generation"]:
+        with (
+            nullcontext() if self.tracing is None else self.tracing.generation(request) as span,
+            as_api_errors(self.request_timeout_s),
+            self.metrics.measure(request.model) as measure,
+            self.admission.permit() as permit,
+        ):
+            if isinstance(request.prompt, Conversation):
+                self.models.expect_conversation(request.model)
+            names_adapter = request.lora or request.requested_model != request.model
+            adapter = await self.models.adapters.of(request, tenant.owner) if names_adapter else None
+            async with asyncio.timeout(self.request_timeout_s), self.models.use(request.model) as model:
+                refuse_embedder(model, request)
+                prompts = [await encode(model, request, prompt, self.images) for prompt in request.prompts]
+                params = [sampling_params(model, request, len(prompt.token_ids)) for prompt in prompts]
+                permit.reserve(
+                    request.model,
+                    sum(len(prompt.token_ids) for prompt in prompts),
+                    max(each.max_tokens for each in params),
+                    self.models.registry.kv_tokens(model),
+                    request.num_choices,
+                )
+                answer = AnswerForm(model, request, prompts[0].token_ids)
+                constraint = await answer.constraint(self._check_of(model, tenant))
+                submits, processors = await as_submits(request, prompts, params, tenant, adapter, answer, constraint)
+                generation = Generation(request, prompts, processors, measure, answer.left_out)
+                async with generation.running(self.engine, submits, request.data_sites):
+                    measure.answer = generation
+                    if span is not None:
+                        span.submitted()
+                    self.traffic.arrived(request.model)
+                    try:
+                        yield generation
+                    finally:
+                        self._note_traffic(request, model, generation)
+                        if span is not None:
+                            generation.tell(span)
+                    if not request.wants_prompt_only:
+                        permit.settle(generation.usage.completion_tokens // request.num_choices)
+
+    def _check_of(self, model: AwakeModel, tenant: Tenant) -> CheckGrammar:
+        info = model.info
+        vocabulary = GrammarVocabulary(model.text.directory, info.vocab_size, info.eos_token_ids)
+        return lambda constraint: self.grammars.refusal(vocabulary, constraint, tenant.owner)
+
+    def _note_traffic(self, request: ValidGeneration, model: AwakeModel, generation: "Generation") -> None:
+        if generation.usage.completion_tokens:  # else the prompt may not have been computed
+            kv_tokens, counter = self.models.registry.kv_tokens(model), generation.counter
+            self.traffic.computed(
+                request.model, counter.prompt_tokens, counter.cached_tokens, request.prefixes, kv_tokens
+            )
+
+
+@contextmanager
+def as_api_errors(request_timeout_s: float) -> Iterator[None]:
+    """Raise whatever goes wrong behind validation as an ApiError."""
+    try:
+        yield
+    except TimeoutError:
+        message = f"the answer was not complete after {request_timeout_s:g} s; ask for less"
+        raise ApiError("request_timeout", message) from None
+    except EngineError as error:
+        retry_after_s = RETRY_AFTER_S if error.code == "overloaded" else None
+        raise ApiError(error.code, str(error), retry_after_s=retry_after_s) from None
+    except DivergedError as error:
+        raise ApiError("engine_error", f"the answer cannot be continued at this site: {error}") from None
+    except (ChatTemplateError, TokenizerError) as error:
+        raise ApiError("invalid_request", str(error)) from None
+
+
+class Generation:
+    """An answer under way: one choice, or several of the same prompt, or as many of each of several prompts. Outputs are collected while the last
+    ones are being sent: a slow reader costs fewer, larger events."""
+
+    def __init__(
+        self,
+        request: ValidGeneration,
+        prompts: list[EncodedPrompt],
+        processors: list[OutputProcessor],
+        measure: Measure,
+        left_out: tuple[str, ...] = (),
+    ) -> None:
+        """`processors`: one for each choice. `left_out`: fields of the request that the answer is not held to."""
+        self.left_out = left_out
+        self.counter = UsageCounter(prompts, processors, request.delivery)
+        self._first_output_ns = 0  # when it came, since the epoch
+        self._queue_us = 0  # for which the engine let the first sequence wait
+        self.route = ""  # on which hosts the first sequence is computed, where there was a choice
+        self._prompts = [_AnsweredPrompt(prompt.token_ids) for prompt in prompts]
+        self._choices = [
+            _OpenChoice(number, self._prompts[number // request.n], processor)
+            for number, processor in enumerate(processors)
+        ]
+        self._ends_with_prompt = request.wants_prompt_only  # each choice ends, with nothing, at its first token
+        self._measure = measure
+        self._touched: dict[_OpenChoice, None] = {}  # those that have had outputs, in order
+        self._error: Exception | None = None  # the first of any sequence
+        self._news = asyncio.Event()
+
+    @asynccontextmanager
+    async def running(self, engine: Continuations, submits: Submits, data_sites: DataSites) -> AsyncIterator[None]:
+        """Open the sequences of choices, and collect their outputs; leaving the scope aborts those that have not ended."""
+        async with AsyncExitStack() as sequences:
+            for number, submit in submits.items():
+                choice = self._choices[number]
+                sequences.push_async_exit(choice.sequence)
+                choice.prompt.awaits_logprobs |= submit.sampling.prompt_logprobs
+                outputs = await choice.sequence.enter_async_context(engine.generate(submit, data_sites))
+                self.route = self.route or outputs.route
+                collecting = asyncio.create_task(self._collect(choice, outputs), name="outputs")
+                choice.sequence.push_async_callback(asyncio.wait, {collecting})
+                choice.sequence.callback(collecting.cancel)
+            yield
+
+    @property
+    def usage(self) -> Usage:
+        return self.counter.usage()
+
+    @property
+    def delivered_tokens(self) -> int:
+        return self.counter.delivered_tokens
+
+    @property
+    def stop_string(self) -> str | None:
+        """The stop string that has ended the first choice, if one has."""
+        return self._choices[0].processor.stop_string
+
+    def shown_before(self, choice: int) -> tuple[Part, ...]:
+        """Return what another site has shown of a choice that goes on here."""
+        return self._choices[choice].processor.shown_before
+
+    def prompt(self, choice: int = 0) -> tuple[int, ...]:
+        """Return the token ids of a choice's prompt."""
+        return self._choices[choice].prompt.token_ids
+
+    def prompt_logprobs(self, choice: int) -> tuple[TokenLogprobs, ...]:
+        """Return those of the tokens after the first, which are there before any delta."""
+        return self._choices[choice].prompt.logprobs
+
+    @property
+    def is_finished(self) -> bool:
+        """The last delta of every choice has been handed out."""
+        return all(choice.processor.is_taken for choice in self._choices)
+
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        """The first choice's, once all have ended."""
+        return self._choices[0].processor.finish_reason if self.is_finished else None
+
+    def tell(self, span: GenerationSpan) -> None:
+        """Write what the engine has done by now into a span."""
+        span.computed(
+            self.counter.resource_use(),
+            self.finish_reason,
+            first_output_ns=self._first_output_ns,
+            queue_us=self._queue_us,
+        )
+
+    async def deltas(self) -> AsyncIterator[Delta]:
+        """Yield all that is ready of a choice at a time as one delta. Each choice ends with a delta that has a finish reason. Raises the first error
+        of any sequence once everything before it has been taken.
+        While tokens come and all of them are held back, as those of a tool call, there is an empty delta once a second: this is no silence."""
+        shown_at = time.monotonic()
+        while not self.is_finished:
+            if self._error is None:
+                await self._news.wait()
+                self._news.clear()
+            if any(prompt.awaits_logprobs for prompt in self._prompts):  # every choice is shown behind its prompt
+                self._check_prompt_logprobs()
+                continue
+            touched, self._touched = self._touched, {}
+            if self._error is not None and not touched:
+                raise self._error
+            for choice in touched:
+                if (delta := choice.processor.take()) is not None:
+                    if delta.finish_reason is not None:
+                        await choice.sequence.aclose()  # its stop string was found: the engine need not go on
+                    self._measure.note_delta(choice.number)
+                    self.counter.count_cached(choice.number)
+                    yield delta._replace(choice=choice.number)
+                    shown_at = time.monotonic()
+            if not self.is_finished and time.monotonic() - shown_at >= HELD_BACK_S:
+                yield EMPTY_DELTA
+                shown_at = time.monotonic()
+
+    async def whole(self) -> list[Delta]:
+        """Return every choice as one delta."""
+        deltas = [delta async for delta in self.deltas()]
+        return [joined([delta for delta in deltas if delta.choice == choice.number]) for choice in self._choices]
+
+    async def _collect(self, choice: "_OpenChoice", outputs: AsyncIterator[TokenOutput]) -> None:
+        is_ended = False
+        try:
+            async for output in outputs:
+                if self._error is None:  # else this output came after what ends the request
+                    self._push(choice, output)
+                is_ended = output.finish_reason is not None
+            if not is_ended:
+                raise EngineError("engine_error", "the engine ended the answer without a finish reason")
+        except Exception as error:  # whatever it is, the request must hear of it rather than wait
+            self._error = self._error or error
+            self._news.set()
+
+    def _push(self, choice: "_OpenChoice", output: TokenOutput) -> None:
+        if not self._first_output_ns:
+            self._first_output_ns, self._queue_us = time.time_ns(), output.queue_us
+        self.counter.add(choice.number, output)
+        if output.prompt_logprobs is not None:
+            prompt = choice.prompt
+            prompt.logprobs = output.prompt_logprobs[: len(prompt.token_ids) - 1]  # delivered tokens may come behind it
+            prompt.awaits_logprobs = False
+        if output.finish_reason == "abort":
+            raise ApiError("aborted", "the engine was told to end this answer")
+        if self._ends_with_prompt:
+            output = replace(output, token_ids=(), logprobs=None, finish_reason="length")
+        choice.processor.push(output)
+        self._touched[choice] = None
+        self._news.set()
+
+    def _check_prompt_logprobs(self) -> None:
+        if self._error is not None:
+            raise self._error
+        if all(choice.processor.finish_reason is not None for choice in self._choices):
+            raise EngineError("engine_error", "the engine ended the answer without the prompt's logprobs")
+
+
+@dataclass(eq=False, slots=True)
+class _AnsweredPrompt:
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...] = ()  # of the tokens after the first
+    awaits_logprobs: bool = False  # the first output of one of its choices brings them
+
+
+@dataclass(eq=False, slots=True)
+class _OpenChoice:
+    """One of a request's answers."""
+
+    number: int
+    prompt: _AnsweredPrompt
+    processor: OutputProcessor
+    sequence: AsyncExitStack = field(
+        default_factory=AsyncExitStack
+    )  # its scope, empty where nothing is left to compute
+
+
+def refuse_embedder(model: AwakeModel, request: ValidGeneration) -> None:
+    if model.info.pooling is not None:
+        message = (
+            f"{request.requested_model!r} is an embedding model and generates nothing; send texts to /ai/v1/embeddings"
+        )
+        raise ApiError("invalid_request", message, param="model")
+
+
+async def as_submits(
+    request: ValidGeneration,
+    prompts: list[EncodedPrompt],
+    params: list[SamplingParams],
+    tenant: Tenant,
+    adapter: AdapterSource | None,
+    answer: AnswerForm,
+    constraint: Constraint | None,
+) -> tuple[Submits, list[OutputProcessor]]:
+    """Return the sequences, by choice, and the processors of all choices. A prompt's choice i draws with seed + i, so its first is what a request for
+    one choice would get; the others wait for that to compute the prompt. Raises ApiError, and DivergedError for what cannot be continued."""
+    submits: Submits = {}
+    for prompt, sampling in zip(prompts, params, strict=True):
+        sequence_id = os.urandom(16).hex()
+        first = Submit(
+            sequence_id,
+            request.model,
+            prompt.token_ids,
+            sampling,
+            salted(tenant.salt, request.cache_salt),
+            constraint=constraint,
+            adapter=adapter,
+            images=prompt.images,
+        )
+        submits[len(submits)] = first
+        for i in range(1, request.n):
+            submits[len(submits)] = replace(
+                first,
+                sequence_id=os.urandom(16).hex(),
+                sampling=replace(sampling, seed=(sampling.seed + i) % 2**63, prompt_logprobs=False),
+                leader=first.sequence_id,
+            )
+    if request.delivery.choices:
+        return await resumed(request, submits, answer.processor)
+    return submits, [answer.processor() for _ in submits]
+
+
+def sampling_params(model: AwakeModel, request: ValidGeneration, prompt_tokens: int) -> SamplingParams:
+    """The request's wishes, the checkpoint's recommendations where it has none, and never more tokens than the context leaves."""
+    sampling, defaults = request.sampling, model.text.defaults
+    room = model.info.context_length - prompt_tokens
+    top_k = defaults.top_k if sampling.top_k is None else sampling.top_k
+    usual = max(model.config.default_max_tokens or sampling.usual_max_tokens or room, sampling.min_tokens)
+    max_tokens = usual if sampling.max_tokens is None else sampling.max_tokens
+    return SamplingParams(
+        max_tokens=min(room, max(1, max_tokens)),  # for the prompt alone, too: a token ends its computation
+        temperature=defaults.temperature if sampling.temperature is None else sampling.temperature,
+        top_k=top_k if top_k is not None and top_k > 0 else None,
+        top_p=defaults.top_p if sampling.top_p is None else sampling.top_p,
+        min_p=defaults.min_p if sampling.min_p is None else sampling.min_p,
+        seed=request.answer_name.seed if sampling.seed is None else sampling.seed,
+        repetition_penalty=(
+            defaults.repetition_penalty if sampling.repetition_penalty is None else sampling.repetition_penalty
+        ),
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        logit_bias=sampling.logit_bias,
+        stop_token_ids=sampling.stop_token_ids,
+        ignore_eos=sampling.ignore_eos,
+        min_tokens=sampling.min_tokens,
+        num_logprobs=sampling.num_logprobs,
+        prompt_logprobs=request.num_prompt_alternatives is not None,
+        num_prompt_logprobs=request.num_prompt_alternatives,
+    )

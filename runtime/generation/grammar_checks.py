@@ -1,0 +1,144 @@
+"""Which grammars of clients can be enforced: found out in child processes, before any engine host compiles them, and remembered.
+
+An account has one grammar checked at a time, so that large ones of one account delay its own requests alone; what is known already waits for nothing.
+Knows verdicts and turns; refuses to know how a grammar is checked (engine/grammar/grammar_check.py), and what is done about one that is refused.
+"""
+
+import asyncio
+import hashlib
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
+from typing import Any, NamedTuple, Protocol
+from weakref import WeakValueDictionary
+
+from pilotlight.engine.api.guarded_pool import GuardedJob, GuardedPool, JobEndedError, JobError
+from pilotlight.engine.api.protocol import Constraint
+from pilotlight.engine.grammar.grammar_check import GrammarVocabulary, check_job
+from pilotlight.engine.grammar.grammar_compiler import TokenizerUnreadableError, refusal
+from pilotlight.runtime.generation.admission import RETRY_AFTER_S
+from pilotlight.wire.errors import ApiError
+
+CHILDREN = 2  # of 40 MB each, and a tokenizer; started with the first grammar
+WAIT_S = 10.0  # of one request, for its turn and its check
+MAX_VERDICTS = 4096  # of 100 to 700 bytes
+REFUSED_S = 600.0  # for which a refusal is kept: the grammar that ended a child would end the next one, too
+
+log = logging.getLogger(__name__)
+
+
+class Pool(Protocol):
+    def submit(self, job: GuardedJob) -> "Future[Any]": ...
+
+    def close(self) -> None: ...
+
+
+class _Verdict(NamedTuple):
+    refusal: str | None  # None: it can be enforced
+    until: float
+
+
+class _Check:
+    """A grammar that is being checked for one account's requests."""
+
+    def __init__(self, key: tuple[str, bytes]) -> None:
+        self.key = key
+        self.waiters = 0
+        self.has_begun = False  # it is checked to the end then, whoever leaves
+        self.task: asyncio.Task[_Verdict | ApiError]
+
+    def begin(self, work: Coroutine[Any, Any, "_Verdict | ApiError"]) -> None:
+        self.task = asyncio.create_task(work, name="grammar")
+
+
+class GrammarChecks:
+    def __init__(
+        self, pool: Pool | None = None, clock: Callable[[], float] = time.monotonic, wait_s: float = WAIT_S
+    ) -> None:
+        self._pool = pool or GuardedPool(CHILDREN)
+        self._clock = clock
+        self._wait_s = wait_s
+        self._verdicts: OrderedDict[bytes, _Verdict] = OrderedDict()  # the latest used last
+        self._checks: dict[tuple[str, bytes], _Check] = {}
+        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+
+    async def refusal(self, vocabulary: GrammarVocabulary, constraint: Constraint, owner: str) -> str | None:
+        """Return why a grammar cannot be enforced; None if it can. Raises ApiError where others' grammars leave it no time. `owner`: the account."""
+        key = _digest(vocabulary, constraint)
+        if (known := self._known(key)) is not None:
+            return known.refusal
+        if (check := self._checks.get((owner, key))) is None:
+            check = self._checks[owner, key] = _Check((owner, key))
+            check.begin(self._check(check, vocabulary, constraint, owner, key))
+            check.task.add_done_callback(lambda _: self._forget(check))
+        check.waiters += 1
+        try:
+            done, _ = await asyncio.wait({check.task}, timeout=self._wait_s)
+        finally:
+            check.waiters -= 1
+            if not check.waiters and not check.has_begun:
+                check.task.cancel()
+                self._forget(check)  # at once: whoever asks next begins anew
+        if not done:
+            raise _overloaded(f"its turn and its check took more than {self._wait_s:g} s")
+        found = check.task.result()
+        if isinstance(found, ApiError):
+            raise found
+        return found.refusal
+
+    def close(self) -> None:
+        self._pool.close()
+
+    async def _check(
+        self, check: _Check, vocabulary: GrammarVocabulary, constraint: Constraint, owner: str, key: bytes
+    ) -> "_Verdict | ApiError":
+        turn = self._turns.get(owner)
+        if turn is None:
+            turn = self._turns[owner] = asyncio.Lock()
+        async with turn:
+            if (known := self._known(key)) is not None:
+                return known
+            check.has_begun = True
+            try:
+                await asyncio.wrap_future(self._pool.submit(check_job(vocabulary, constraint)))
+            except JobError as error:
+                if error.name == TokenizerUnreadableError.__name__:
+                    return _Verdict(str(error), 0.0)
+                is_named = error.name == "ConstraintError"
+                return self._keep(key, str(error) if is_named else refusal(constraint, f"{error.name}: {error}"))
+            except JobEndedError as error:
+                log.warning("a grammar of %s ended the process that checked it: %s", owner, error)
+                if not error.is_jobs_fault:
+                    return _overloaded(str(error))
+                return self._keep(key, refusal(constraint, str(error)))
+            return self._keep(key, None)
+
+    def _forget(self, check: _Check) -> None:
+        if self._checks.get(check.key) is check:
+            del self._checks[check.key]
+
+    def _known(self, key: bytes) -> _Verdict | None:
+        known = self._verdicts.get(key)
+        if known is None or known.until < self._clock():
+            return None
+        self._verdicts.move_to_end(key)
+        return known
+
+    def _keep(self, key: bytes, why: str | None) -> _Verdict:
+        verdict = _Verdict(why, float("inf") if why is None else self._clock() + REFUSED_S)
+        self._verdicts[key] = verdict
+        if len(self._verdicts) > MAX_VERDICTS:
+            self._verdicts.popitem(last=False)
+        return verdict
+
+
+def _digest(vocabulary: GrammarVocabulary, constraint: Constraint) -> bytes:
+    named = f"{vocabulary.directory}\0{vocabulary.size}\0{vocabulary.eos_token_ids}\0{constraint.kind}\0"
+    return hashlib.sha256(named.encode() + constraint.text.encode("utf-8", "surrogatepass")).digest()
+
+
+def _overloaded(why: str) -> ApiError:
+    message = f"the answer's grammar could not be checked in time: {why}; try again in a moment"
+    return ApiError("overloaded", message, retry_after_s=RETRY_AFTER_S)

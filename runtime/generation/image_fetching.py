@@ -1,0 +1,87 @@
+"""Images at https: URLs: fetched from the hosts that the site's file allows, where their addresses are public.
+
+Addresses are judged, after their names were resolved, by the policy that functions' requests have (functions/host/network/egress.py), and hosts again
+at each redirect.
+"""
+
+from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING
+from urllib.parse import urljoin, urlsplit
+
+if TYPE_CHECKING:
+    from pilotlight.functions.channel import StreamingReply
+    from pilotlight.functions.host.network.egress import Egress
+
+FETCH_S = 10.0  # for all images of a request together
+MAX_REDIRECTS = 5
+
+
+class BadImageError(Exception):
+    """An image that is not taken; the message goes on from "image 1 of 2"."""
+
+
+class ImageFetcher:
+    def __init__(self, allowed_hosts: Collection[str], open_egress: "Callable[[], Egress] | None" = None) -> None:
+        """`open_egress`: the way into the world; by default one that leads to public addresses alone."""
+        self._allowed = frozenset(host.lower() for host in allowed_hosts)
+        self._open_egress = open_egress or _public_egress
+
+    async def fetch(self, url: str, most_bytes: int) -> bytes:
+        """Return the file at a URL. Raises BadImageError; how long it takes is the caller's to bound."""
+        from pilotlight.functions.channel import Failure, frames
+
+        self._check_host(url)
+        try:
+            async with self._open_egress() as egress:
+                for _ in range(MAX_REDIRECTS + 1):
+                    frame = frames.FetchEvent(0, "GET", url, [("accept", "image/*")], options={"redirect": "manual"})
+                    answer = await egress.fetch(frame, None)
+                    location = dict(answer.value["headers"]).get("location")
+                    if answer.value["status"] // 100 != 3 or location is None:
+                        return await _read(answer, most_bytes)
+                    try:
+                        url = urljoin(url, location)
+                    except ValueError:
+                        raise BadImageError("has a URL that is none") from None
+                    self._check_host(url)
+        except Failure as failure:
+            if failure.code == "egress_denied":
+                raise BadImageError("leads to an address that is not public") from None
+            raise BadImageError(f"could not be fetched from {urlsplit(url).hostname}") from None
+        raise BadImageError(f"was redirected more than {MAX_REDIRECTS} times")
+
+    def _check_host(self, url: str) -> None:
+        try:
+            parts = urlsplit(url)
+            scheme, host = parts.scheme, parts.hostname or ""
+        except ValueError:
+            raise BadImageError("has a URL that is none") from None
+        if scheme != "https":
+            raise BadImageError("leads to a URL that is not https:")
+        if not self._allowed:
+            raise BadImageError(
+                "is a URL, and this site fetches none (images.allowed_hosts of its file): send it as a data: URL"
+            )
+        if host not in self._allowed:
+            raise BadImageError(
+                f"is at {host[:100]!r}, from where this site fetches nothing (images.allowed_hosts of its file): send it as a data: URL"
+            )
+
+
+def _public_egress() -> "Egress":
+    from pilotlight.functions.host.network.egress import Egress
+
+    return Egress()
+
+
+async def _read(answer: "StreamingReply", most_bytes: int) -> bytes:
+    """Return a body. Raises BadImageError beyond so many bytes, as soon as they have come."""
+    if answer.value["status"] != 200:
+        raise BadImageError(f"could not be fetched: its host answered {answer.value['status']}")
+    data = bytearray()
+    assert answer.body is not None
+    async for chunk in answer.body:
+        data += chunk
+        if len(data) > most_bytes:
+            raise BadImageError(f"is larger than the {most_bytes / (1 << 20):.3g} MiB that are left for it")
+    return bytes(data)

@@ -1,0 +1,110 @@
+"""Images of requests: what their URLs hold is fetched or decoded, and whether a model may be given it is found out in a child process.
+
+A decoder is native code: there it meets a client's bytes first, all of them, and the engine host decodes only what has passed. Whatever is wrong is
+the client's to mend, so it is a 400 that says which image it was.
+"""
+
+import asyncio
+from base64 import b64decode, b64encode
+from collections.abc import Awaitable, Callable, Sequence
+from hashlib import sha256
+
+from pilotlight.dialects.body.images import ImagePart
+from pilotlight.engine.api.guarded_pool import GuardedJob, JobCall, JobEndedError, JobError
+from pilotlight.engine.text.image_file import check_image
+from pilotlight.engine.text.image_prompt import SizedImage
+from pilotlight.runtime.generation.image_fetching import FETCH_S, BadImageError, ImageFetcher
+from pilotlight.runtime.models.checkpoint_children import run_guarded
+from pilotlight.sites.images import ImagesConfig
+from pilotlight.wire.errors import ApiError
+
+MOST_STRETCHED = 200  # times as long as wide, as the processors of Qwen's models have it
+AT_ONCE = 2  # each holds a file and its base64, in this process and in a child
+CPU_S, BYTES = 10.0, 2 << 30  # for one image; 64 million pixels that can be seen through take 1.2 GB
+MIB = 1 << 20
+
+Fetch = Callable[[str, int], Awaitable[bytes]]  # (URL, most bytes) -> a file
+
+
+class ImageReader:
+    """A site's reader of images. One for all requests: it bounds what is in hand at once."""
+
+    def __init__(self, config: ImagesConfig, max_body_mib: float, fetch: Fetch | None = None) -> None:
+        """`max_body_mib`: what is fetched for a request is no more than its body could have held."""
+        self._config = config
+        self._most_fetched = int(max_body_mib * MIB)
+        self._fetch = fetch or ImageFetcher(config.allowed_hosts).fetch
+        self._places = asyncio.Semaphore(AT_ONCE)
+
+    async def read(self, parts: Sequence[ImagePart], field: str) -> tuple[SizedImage, ...]:
+        """Read a request's images. `field`: the request's name for its prompt. Raises ApiError."""
+        most = self._config.max_per_request
+        if len(parts) > most:
+            message = f"{field}: {len(parts)} images are more than the {most} that this site takes in one request"
+            raise ApiError("invalid_request", message, param=field)
+        images: list[SizedImage] = []
+        left = self._most_fetched
+        deadline = asyncio.get_running_loop().time() + FETCH_S
+        for i, part in enumerate(parts):
+            try:
+                if part.url[:5].lower() == "data:":
+                    data = await asyncio.to_thread(self._decoded, part.url)
+                else:
+                    data = await self._fetched(part.url, left, deadline)
+                    left -= len(data)
+                images.append(await self._sized(data))
+            except BadImageError as error:
+                message = f"{field}: image {i + 1} of {len(parts)} {error}"
+                raise ApiError("invalid_request", message, param=field) from None
+        return tuple(images)
+
+    async def _fetched(self, url: str, left: int, deadline: float) -> bytes:
+        try:
+            async with asyncio.timeout_at(deadline):
+                return await self._fetch(url, min(left, self._most_bytes))
+        except TimeoutError:
+            raise BadImageError(f"was not there after {FETCH_S:g} s") from None
+
+    @property
+    def _most_bytes(self) -> int:
+        return int(self._config.max_mib * MIB)
+
+    def _decoded(self, url: str) -> bytes:
+        """Read a data: URL."""
+        head, comma, _ = url[:200].partition(",")
+        if not comma or not head.lower().endswith(";base64"):
+            raise BadImageError("is no data: URL with base64, such as data:image/png;base64,...")
+        start = len(head) + 1
+        if (len(url) - start) * 3 // 4 > self._most_bytes + 2:
+            raise _too_large(self._config.max_mib)
+        try:
+            data = b64decode(url[start:], validate=True)
+        except ValueError as error:
+            raise BadImageError(f"is no base64: {error}") from None
+        return data
+
+    async def _sized(self, data: bytes) -> SizedImage:
+        if len(data) > self._most_bytes:
+            raise _too_large(self._config.max_mib)
+        most_pixels = int(self._config.max_megapixels * 1e6)
+        try:
+            async with self._places:
+                call = JobCall(check_image, (b64encode(data).decode("ascii"), most_pixels))
+                width, height = await run_guarded(GuardedJob(call, CPU_S, BYTES))
+        except JobError as error:
+            raise BadImageError(str(error)) from None
+        except JobEndedError as error:
+            raise BadImageError(f"cannot be read: {error}") from None
+        if width * height > most_pixels:
+            raise BadImageError(
+                f"has {width} x {height} pixels, more than the {self._config.max_megapixels:g} million that are taken"
+            )
+        if max(width, height) > MOST_STRETCHED * min(width, height):
+            raise BadImageError(
+                f"has {width} x {height} pixels: one side may be at most {MOST_STRETCHED} times the other"
+            )
+        return SizedImage(width, height, sha256(data).digest(), data)
+
+
+def _too_large(max_mib: float) -> BadImageError:
+    return BadImageError(f"is larger than the {max_mib:g} MiB that are taken")

@@ -1,0 +1,85 @@
+"""The forms that one conversation can have for chat templates: each was written for some of them, and refuses others.
+
+Arguments of calls are objects or JSON text; arguments that are no JSON object, as those of a call that the length has cut, are text or the only value
+of an object. A system message after the first message is a message of its own, or is folded into the user's neighbouring one.
+"""
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from pilotlight.engine.text.chat_template import Messages
+
+INVALID_ARGUMENTS = "INVALID_JSON"  # the key that Anthropic's documentation gives to such arguments
+
+
+def other_forms(messages: Messages) -> Iterator[Messages]:
+    """Yield the forms of a conversation besides the one that it has, the likeliest first."""
+    seen = [messages]
+    for place in (_as_they_are, _with_system_folded):
+        placed = place(messages)
+        for write in (_as_they_are, _with_arguments_as_text, _with_arguments_as_objects):
+            form = write(placed)
+            if form not in seen:
+                seen.append(form)
+                yield form
+
+
+def _as_they_are(messages: Messages) -> Messages:
+    return messages
+
+
+def _with_arguments_as_text(messages: Messages) -> Messages:
+    """Write the arguments of calls as JSON text, as templates of DeepSeek want them."""
+    return _rewritten(
+        messages, lambda given: given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
+    )
+
+
+def _with_arguments_as_objects(messages: Messages) -> Messages:
+    return _rewritten(messages, lambda given: {INVALID_ARGUMENTS: given} if isinstance(given, str) else given)
+
+
+def _rewritten(messages: Messages, write: Callable[[Any], Any]) -> Messages:
+    return tuple(
+        {**message, "tool_calls": [_with_arguments(call, write) for call in message["tool_calls"]]}
+        if "tool_calls" in message
+        else message
+        for message in messages
+    )
+
+
+def _with_arguments(call: dict[str, Any], write: Callable[[Any], Any]) -> dict[str, Any]:
+    function = call["function"]
+    return {**call, "function": {**function, "arguments": write(function["arguments"])}}
+
+
+def _with_system_folded(messages: Messages) -> Messages:
+    """Join system messages at the beginning, and each later one to the user's message before it, or else to the one after it."""
+    folded: list[dict[str, Any]] = []
+    pending: str | None = None  # of the system's, for the user's next message
+    for message in messages:
+        role, content = message["role"], message["content"]
+        if role == "system" and folded and folded[-1]["role"] in ("system", "user") and pending is None:
+            folded[-1] = {**folded[-1], "content": _joined(folded[-1]["content"], content)}
+        elif role == "system" and folded:
+            pending = content if pending is None else _joined(pending, content)
+        else:
+            if pending is not None and role != "user":
+                folded.append({"role": "user", "content": pending})
+            elif pending is not None:
+                message = {**message, "content": _joined(pending, content)}
+            pending = None
+            folded.append(message)
+    return (*folded, *([] if pending is None else [{"role": "user", "content": pending}]))
+
+
+def _joined(first: Any, second: Any) -> Any:
+    """Join two contents: texts to a text, lists of parts to a list."""
+    if isinstance(first, str) and isinstance(second, str):
+        return f"{first}\n\n{second}"
+    return [*_parts(first), *_parts(second)]
+
+
+def _parts(content: Any) -> list[Any]:
+    return [{"type": "text", "text": content}] if isinstance(content, str) else content

@@ -1,0 +1,300 @@
+"""An engine's tokens to what a client may see: text, reasoning, tool calls, logprobs, and which token each delta reaches.
+
+The pure middle of every answer, without sockets or clocks: TokenOutput in, Delta out. Text that may still become a stop string, a marker or a whole
+character is held back; a token counts as carried once all of its text has gone out. All that is held, hence all that is shown, is a function of
+the tokens so far: a processor that is told what another one has shown goes on with the next character. Stop strings are looked for in the text that
+the client sees, never in reasoning, calls or their markup.
+"""
+
+from collections import deque
+from typing import NamedTuple
+
+from pilotlight.engine.api.protocol import TokenLogprobs, TokenOutput
+from pilotlight.engine.text.formats import (
+    AnswerParser,
+    ArgumentsPart,
+    CallEndPart,
+    CallPart,
+    Part,
+    ReasoningPart,
+    TextPart,
+    merged,
+)
+from pilotlight.engine.text.formats.markers import held_suffix
+from pilotlight.wire.chat import FinishReason
+
+
+class DeliveredToken(NamedTuple):
+    token_id: int
+    text_offset: int  # characters before it
+    is_shown: bool  # False: the token that ended the answer, which is counted but never text
+    logprobs: TokenLogprobs | None
+
+
+class Delta(NamedTuple):
+    """The content of one event, or of one whole answer."""
+
+    parts: tuple[Part, ...]
+    tokens: tuple[DeliveredToken, ...]  # those whose text is complete with this delta
+    finish_reason: FinishReason | None
+    choice: int = 0  # of a request for several answers, which one
+    new_token_ids: tuple[int, ...] = ()  # all that came since the delta before, held back or not
+
+    @property
+    def text(self) -> str:
+        return "".join(part.text for part in self.parts if isinstance(part, TextPart))
+
+    @property
+    def reasoning(self) -> str:
+        return "".join(part.text for part in self.parts if isinstance(part, ReasoningPart))
+
+    @property
+    def calls(self) -> tuple[tuple[CallPart, str], ...]:
+        """The calls that begin here, with their arguments as far as they are here."""
+        arguments: dict[int, str] = {}
+        for part in self.parts:
+            if isinstance(part, ArgumentsPart):
+                arguments[part.position] = arguments.get(part.position, "") + part.text
+        begun = (part for part in self.parts if isinstance(part, CallPart))
+        return tuple((call, arguments.get(call.position, "")) for call in begun)
+
+
+def joined(deltas: list[Delta]) -> Delta:
+    """Join one choice's deltas, its last included, into one."""
+    parts = merged(part for delta in deltas for part in delta.parts)
+    return deltas[-1]._replace(parts=parts, tokens=tuple(token for delta in deltas for token in delta.tokens))
+
+
+class StopMatcher:
+    """Finds the first stop string in a growing text, and holds back what may become one."""
+
+    def __init__(self, stops: tuple[str, ...], *, shows_found: bool = False) -> None:
+        """`shows_found`: the stop string is part of the text that it ends."""
+        self._stops = stops
+        self._shows_found = shows_found
+        self.held = ""  # that may become a stop string
+        self.found: str | None = None  # that has ended the text
+
+    def push(self, text: str) -> tuple[str, bool]:
+        """The text that is safe to show, and whether a stop string ended it: the one complete first, of two the longer, so that
+        the answer does not depend on how the text was cut."""
+        if not self._stops:
+            return text, False
+        text = self.held + text
+        found = [(start + len(stop), start) for stop in self._stops if (start := text.find(stop)) >= 0]
+        if found:
+            self.held = ""
+            end, start = min(found)
+            self.found = text[start:end]
+            return text[: end if self._shows_found else start], True
+        held = held_suffix(text, self._stops)
+        self.held = text[len(text) - held :]
+        return text[: len(text) - held], False
+
+    def finish(self) -> str:
+        text, self.held = self.held, ""
+        return text
+
+
+class DivergedError(Exception):
+    """An answer that was to be continued has been computed otherwise than before."""
+
+
+class OutputProcessor:
+    """One answer under way. Push outputs as they come, take what can be shown when there is somebody to show it to."""
+
+    def __init__(
+        self,
+        parser: AnswerParser,
+        *,
+        stop: tuple[str, ...] = (),
+        shows_stop: bool = False,
+        hidden_token_ids: frozenset[int] = frozenset(),
+        one_call_only: bool = False,
+        whole_calls: bool = False,
+    ) -> None:
+        """`whole_calls`: a call comes out at its end, all of it, and one that has no end does not."""
+        self._parser = parser
+        self._stop = StopMatcher(stop, shows_found=shows_stop)
+        self._hidden_token_ids = hidden_token_ids
+        self._calls = _Calls(one_only=one_call_only, whole=whole_calls)
+        self._tokens = _PendingTokens()
+        self._parts: list[Part] = []
+        self._awaited: deque[int] = deque()  # tokens that were shown already and are computed again
+        self.is_taken = False  # the answer has ended, and nothing of it is left to take
+        self.shown_before: tuple[Part, ...] = ()  # by the site that began the answer
+        self.completion_tokens = 0
+        self.reasoning_tokens = 0  # of these
+        self.finish_reason: FinishReason | None = None
+
+    @property
+    def stop_string(self) -> str | None:
+        """The stop string that has ended the answer; None: something else has, or nothing yet."""
+        return self._stop.found
+
+    def end_with(self, token_ids: tuple[int, ...], reason: FinishReason) -> None:
+        """All of the answer has been shown already."""
+        self._replay(token_ids)
+        self.finish_reason, self.is_taken = reason, True
+
+    def resume(self, token_ids: tuple[int, ...], again: tuple[int, ...] = ()) -> int:
+        """Stand where one stood that was pushed these tokens and had taken from it all it could show. `again`: so was it with these, but they
+        are to be pushed once more: their log-probabilities have not been shown. Returns how many tokens count as carried."""
+        self._replay(token_ids)
+        if self.finish_reason is not None:
+            raise DivergedError("the tokens delivered so far are a whole answer already")
+        self._awaited.extend(again)
+        return len(token_ids) - len(self._tokens)
+
+    def push(self, output: TokenOutput) -> None:
+        """Tokens after the end of the answer (its stop string lay inside this output) are not part of it."""
+        for position, token_id in enumerate(output.token_ids):
+            if self.finish_reason is not None:
+                return
+            is_last = position == len(output.token_ids) - 1
+            is_end = is_last and output.finish_reason == "stop" and token_id in self._hidden_token_ids
+            self._add(token_id, output.logprobs[position] if output.logprobs else None, is_shown=not is_end)
+            if self._awaited:
+                self._meet(token_id)
+        if self.finish_reason is None and output.finish_reason in ("stop", "length"):
+            if self._awaited:
+                raise DivergedError(f"it ended where token {self._awaited[0]} had been shown")
+            self._finish("length" if output.finish_reason == "length" else "stop")
+
+    def take(self) -> Delta | None:
+        """Take all that can be shown now, or None when that is nothing."""
+        is_ending = self.finish_reason is not None and not self.is_taken
+        if not self._parts and not is_ending:
+            return None
+        parts, self._parts = merged(self._parts), []
+        tokens, new_token_ids = self._tokens.take(is_ended=is_ending)
+        self.is_taken = is_ending
+        return Delta(parts, tokens, self.finish_reason if is_ending else None, new_token_ids=new_token_ids)
+
+    def _replay(self, token_ids: tuple[int, ...]) -> None:
+        """Note tokens whose text another site has shown."""
+        for token_id in token_ids:
+            self._add(token_id, None, is_shown=True)
+        self.shown_before = merged(self._parts)
+        self._forget_shown()
+
+    def _add(self, token_id: int, logprobs: TokenLogprobs | None, *, is_shown: bool) -> None:
+        before, start = self._parser.num_pushed, self._parser.start_of(token_id)
+        self.completion_tokens += 1
+        self.reasoning_tokens += self._parser.is_reasoning
+        parts = self._parser.push(token_id) if is_shown else []
+        end = self._parser.num_pushed
+        if end > before:
+            self._tokens.complete(end)
+        is_whole = not (self._parser.is_pending and is_shown)
+        self._tokens.add(DeliveredToken(token_id, start, is_shown, logprobs), end if is_whole else None)
+        self._accept(parts)
+
+    def _meet(self, token_id: int) -> None:
+        expected = self._awaited.popleft()
+        if token_id != expected or self.finish_reason is not None:
+            raise DivergedError(f"token {token_id} came where token {expected} had been shown")
+        self._parts.clear()
+        if not self._awaited:
+            self._forget_shown()
+
+    def _forget_shown(self) -> None:
+        self._tokens.take(is_ended=self.finish_reason is not None)
+        self._parts.clear()
+
+    def _accept(self, parts: list[Part]) -> None:
+        has_text = False
+        for part in parts:
+            if self.finish_reason is not None:
+                return
+            if isinstance(part, TextPart):
+                has_text = True
+                shown, is_stopped = self._stop.push(part.text)
+                self._put(shown)
+                if is_stopped:
+                    self._end("stop")
+            else:
+                self._put(self._stop.finish())
+                self._parts += self._calls.push(part)
+                if self._calls.are_enough:
+                    self._end("stop")
+        if has_text or not self._stop.held:
+            self._tokens.num_shown = self._parser.num_settled - len(self._stop.held)
+
+    def _put(self, text: str) -> None:
+        if text:
+            self._parts.append(TextPart(text))
+
+    def _finish(self, reason: FinishReason) -> None:
+        """The tokens have ended: nothing that was held back can become anything else any more."""
+        self._accept(self._parser.finish(is_cut=reason == "length"))
+        if self.finish_reason is None:
+            self._put(self._stop.finish())
+            self._end(reason)
+
+    def _end(self, reason: FinishReason) -> None:
+        self.finish_reason = "tool_calls" if self._calls.have_ended and reason == "stop" else reason
+
+
+class _Calls:
+    """The answer's calls, as its parts come."""
+
+    def __init__(self, *, one_only: bool, whole: bool) -> None:
+        """`whole`: a call comes out at its end."""
+        self.have_ended = False  # one at least
+        self._one_only = one_only
+        self._whole = whole
+        self._held: list[Part] = []  # of the call that is open
+
+    @property
+    def are_enough(self) -> bool:
+        return self._one_only and self.have_ended
+
+    def push(self, part: Part) -> list[Part]:
+        """Return what can be put out now."""
+        if isinstance(part, CallEndPart):
+            self.have_ended = True
+            held, self._held = self._held, []
+            return held
+        if self._whole and isinstance(part, CallPart | ArgumentsPart):
+            self._held.append(part)
+            return []
+        return [part]
+
+
+class _PendingTokens:
+    """Tokens in their order, each of which is carried by the first delta that has the last of its text."""
+
+    def __init__(self) -> None:
+        self.num_shown = 0  # characters of the answer that have been put out, or were markup
+        self._tokens: deque[DeliveredToken] = deque()
+        # Of each, the characters parsed once its text is complete; None: its last character is unfinished.
+        self._ends: deque[int | None] = deque()
+        self._new_ids: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self._tokens)
+
+    def add(self, token: DeliveredToken, end: int | None) -> None:
+        self._new_ids.append(token.token_id)
+        self._tokens.append(token)
+        self._ends.append(end)
+
+    def complete(self, end: int) -> None:
+        """Note that the character is whole which the last tokens had begun: there is new text."""
+        position = len(self._ends)
+        while position and self._ends[position - 1] is None:
+            position -= 1
+            self._ends[position] = end
+
+    def take(self, *, is_ended: bool) -> tuple[tuple[DeliveredToken, ...], tuple[int, ...]]:
+        """Return the tokens that are carried now, all of them where the answer has ended; and the ids of those that came since the last time."""
+        tokens: list[DeliveredToken] = []
+        while self._ends:
+            end = self._ends[0]
+            if not is_ended and (end is None or end > self.num_shown):
+                break
+            self._ends.popleft()
+            tokens.append(self._tokens.popleft())
+        new_ids, self._new_ids = tuple(self._new_ids), []
+        return tuple(tokens), new_ids

@@ -1,0 +1,167 @@
+"""A request's prompt to the tokens that its model reads: rendered, encoded, its images in their places, and within the context.
+
+Refuses to know sequences and dialects.
+"""
+
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from pilotlight.dialects.requests import INLINE_BYTES, Conversation, Prompt, ValidGeneration
+from pilotlight.engine.api.protocol import PromptImage
+from pilotlight.engine.text.chat_template import BrokenTemplateError
+from pilotlight.engine.text.image_prompt import ImagePlaceholders, ImagePromptError, SizedImage
+from pilotlight.runtime.generation.images import ImageReader
+from pilotlight.runtime.models.model_state import AwakeModel
+from pilotlight.wire.errors import ApiError
+
+MANY_CHARACTERS = 16  # of a token: prose has 4, and a context full of longer ones is encoded twice
+
+
+class EncodedPrompt(NamedTuple):
+    token_ids: tuple[int, ...]
+    images: tuple[PromptImage, ...] = ()
+
+
+async def encode(model: AwakeModel, request: ValidGeneration, prompt: Prompt, reader: ImageReader) -> EncodedPrompt:
+    """Encode a prompt, which fits the model's context with room for at least one more token. Raises ApiError, ChatTemplateError, TokenizerError."""
+    images: tuple[SizedImage, ...] = ()
+    if isinstance(prompt, Conversation) and prompt.images:
+        placeholders_of(model, request)
+        images = await reader.read(prompt.images, request.prompt_field)
+    if isinstance(prompt, Conversation) and prompt.drops_oldest:
+        return await _encode_newest(model, request, prompt, images)
+    return await _encode(model, request, prompt, images)
+
+
+def placeholders_of(model: AwakeModel, request: ValidGeneration) -> ImagePlaceholders:
+    """Return how a model is told of images. Raises ApiError for one that sees none."""
+    if model.text.placeholders is None or model.info.image_token_id is None:
+        # The first sentence is OpenAI's, by which clients know it.
+        message = f"Invalid content type. image_url is only supported by certain models. {request.requested_model!r} takes texts alone"
+        raise ApiError("invalid_request", message, param=request.prompt_field)
+    return model.text.placeholders
+
+
+async def _encode(
+    model: AwakeModel, request: ValidGeneration, prompt: Prompt, images: tuple[SizedImage, ...]
+) -> EncodedPrompt:
+    placed: tuple[PromptImage, ...] = ()
+    if isinstance(prompt, Conversation):
+        if images:
+            _check_room(model, request, images)
+        token_ids = await _encode_conversation(model, request, prompt)
+        if images:
+            try:
+                token_ids, placed = placeholders_of(model, request).expand(token_ids, images)
+            except ImagePromptError as error:
+                raise ApiError("invalid_request", str(error), param=request.prompt_field) from None
+    elif isinstance(prompt, str):
+        token_ids = await _encode_text(model, request, prompt, is_rendered=False)
+    else:
+        token_ids = prompt
+    token_ids = _truncated(model, request, token_ids, has_images=bool(placed))
+    if not token_ids:
+        raise ApiError("invalid_request", "the prompt is empty; send at least one token", param=request.prompt_field)
+    if len(token_ids) >= model.info.context_length:
+        raise _too_long(model, request, str(len(token_ids)))
+    return EncodedPrompt(token_ids, placed)
+
+
+def _truncated(
+    model: AwakeModel, request: ValidGeneration, token_ids: tuple[int, ...], *, has_images: bool
+) -> tuple[int, ...]:
+    """Return the prompt's last tokens, as many as the request wants. Raises ApiError."""
+    most = request.most_prompt_tokens
+    if most is None:
+        return token_ids
+    if most < 0:
+        most = max(1, model.info.context_length - max(1, request.sampling.max_tokens or 1))
+    if len(token_ids) > most and has_images:
+        sentence = "truncate_prompt_tokens: a prompt with images cannot be cut: shorten it"
+        raise ApiError("invalid_request", sentence, param="truncate_prompt_tokens")
+    return token_ids[-most:]
+
+
+def _check_room(model: AwakeModel, request: ValidGeneration, images: tuple[SizedImage, ...]) -> None:
+    """Refuse images that no prompt could hold before anything is rendered."""
+    placeholders = placeholders_of(model, request)
+    num_tokens = sum(placeholders.num_tokens(image.width, image.height) for image in images)
+    if num_tokens >= model.info.context_length:
+        raise _too_long(model, request, f"{num_tokens} of images alone")
+
+
+async def _encode_conversation(model: AwakeModel, request: ValidGeneration, prompt: Conversation) -> tuple[int, ...]:
+    _check_effort(model, prompt)
+    try:
+        text = await model.text.rendering.text(prompt, is_short=request.num_bytes <= INLINE_BYTES)
+    except BrokenTemplateError as error:
+        message = f"model {model.config.name!r} takes no conversations: {error}"
+        raise ApiError("model_load_failed", message) from None
+    return await _encode_text(model, request, text, is_rendered=True)
+
+
+def _check_effort(model: AwakeModel, prompt: Conversation) -> None:
+    tools, effort = model.text.answers.tools, prompt.variables.get("reasoning_effort")
+    if tools is not None and tools.efforts and effort is not None and effort not in tools.efforts:
+        known = f"{', '.join(tools.efforts[:-1])} or {tools.efforts[-1]}"
+        message = f"reasoning_effort: {str(effort)[:50]!r} is no word that this model knows; say {known}"
+        raise ApiError("invalid_request", message, param="reasoning_effort")
+
+
+async def _encode_newest(
+    model: AwakeModel, request: ValidGeneration, prompt: Conversation, images: tuple[SizedImage, ...]
+) -> EncodedPrompt:
+    """Encode as much of a conversation's end as fits, from some user's message on, behind what the system says."""
+    try:
+        return await _encode(model, request, prompt, images)
+    except ApiError as error:
+        if error.word != "context_length_exceeded":
+            raise
+        too_long = error
+    system = tuple(message for message in prompt.messages if message["role"] == "system")
+    others = [message for message in prompt.messages if message["role"] != "system"]
+    starts = [i for i, message in enumerate(others) if i and message["role"] == "user"]
+    fitting: EncodedPrompt | None = None
+    while starts:  # bisected: each try is rendered and encoded
+        middle = len(starts) // 2
+        dropped = sum(map(_num_images, others[: starts[middle]]))
+        try:
+            newest = replace(prompt, messages=(*system, *others[starts[middle] :]))
+            fitting = await _encode(model, request, newest, images[dropped:])
+            starts = starts[:middle]
+        except ApiError as error:
+            if error.word != "context_length_exceeded":
+                raise
+            starts = starts[middle + 1 :]
+    if fitting is None:
+        raise too_long
+    return fitting
+
+
+def _num_images(message: dict[str, object]) -> int:
+    content = message["content"]
+    return sum(part["type"] == "image" for part in content) if isinstance(content, list) else 0
+
+
+async def _encode_text(model: AwakeModel, request: ValidGeneration, text: str, *, is_rendered: bool) -> tuple[int, ...]:
+    """Encode a text, or only the beginning of one far beyond the context: all of it would keep a core busy for seconds, to be refused."""
+    tokenizer, limit = model.text.tokenizer, model.info.context_length
+    if request.most_prompt_tokens is not None:  # the last tokens are wanted
+        return await tokenizer.encode_prompt(text, is_rendered=is_rendered)
+    beginning = text[: MANY_CHARACTERS * limit]
+    for part in (beginning, text):
+        # What follows may change the last tokens, not half of them.
+        token_ids = await tokenizer.encode_prompt(part, is_rendered=is_rendered, enough=2 * limit + 1)
+        if len(token_ids) > 2 * limit:
+            raise _too_long(model, request, f"more than {2 * limit}")
+        if len(part) == len(text):
+            break
+    return token_ids
+
+
+def _too_long(model: AwakeModel, request: ValidGeneration, num_tokens: str) -> ApiError:
+    limit = model.info.context_length
+    # Frameworks look for the first half, LangChain for "prompt is too long", word by word.
+    message = f"this model's maximum context length is {limit} tokens, answer included; the prompt is too long: it has {num_tokens}"
+    return ApiError("context_length_exceeded", message, param=request.prompt_field)

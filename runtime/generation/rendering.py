@@ -1,0 +1,169 @@
+"""Conversations to prompts' texts by one model's chat template, which may take long, take gigabytes or never end.
+
+Templates come with checkpoints and are programs: they run in a child process with limits. Those of embedded models are ours, and run here: a short
+conversation in the event loop, a long one in a thread. Refuses to know tokens' ids.
+"""
+
+import asyncio
+from collections.abc import Mapping
+from contextlib import suppress
+from functools import partial
+from typing import Any, Protocol
+
+from pilotlight.dialects.requests import Conversation
+from pilotlight.engine.api.guarded_pool import GuardedJob, JobCall, JobEndedError, JobError
+from pilotlight.engine.text.chat_template import (
+    BrokenTemplateError,
+    ChatTemplate,
+    ChatTemplateError,
+    Messages,
+    Tools,
+    check_template,
+    import_ahead,
+    import_environment,
+    render_template,
+)
+from pilotlight.engine.text.tokenizer import Tokenizer, unmarked
+from pilotlight.runtime.generation.message_forms import other_forms
+from pilotlight.runtime.models.checkpoint_children import children, run_guarded
+
+RENDER_CPU_S = 10.0  # 6 MiB of tool calls and nothing else take the embedded model's template 4 s
+RENDER_BYTES = 512 << 20
+MAX_CHILDREN = 2  # of one model's template
+
+
+class Rendering:
+    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate, *, is_trusted: bool) -> None:
+        self._tokenizer = tokenizer
+        self._renderer: _Renderer = _Here(template) if is_trusted else _InChild(template)
+        self._checking = asyncio.Lock()
+        self.is_checked = not template.sources
+        self.why_broken: str | None = None  # known once it is checked
+
+    async def check(self) -> None:
+        """Compile the template, once for all requests. Raises BrokenTemplateError."""
+        async with self._checking:
+            if not self.is_checked:
+                try:
+                    await self._renderer.compile()
+                except BrokenTemplateError as error:
+                    self.why_broken = str(error)
+                self.is_checked = True
+        if self.why_broken is not None:
+            raise BrokenTemplateError(self.why_broken)
+
+    async def text(self, conversation: Conversation, *, is_short: bool) -> str:
+        """Special tokens that somebody wrote are marked in it. Raises ChatTemplateError, EngineError."""
+        if not self.is_checked or self.why_broken is not None:
+            await self.check()
+        try:
+            return await self._text(conversation, conversation.messages, is_short)
+        except BrokenTemplateError:
+            raise
+        except ChatTemplateError as error:
+            for messages in other_forms(conversation.messages):
+                with suppress(ChatTemplateError):
+                    return await self._text(conversation, messages, is_short)
+            raise error from None
+
+    async def _text(self, conversation: Conversation, messages: Messages, is_short: bool) -> str:
+        told = (messages, conversation.tools, dict(conversation.variables))
+        shield = self._tokenizer.shield
+        messages, tools, variables = shield(told) if is_short else await asyncio.to_thread(shield, told)
+        adds_prompt = conversation.adds_generation_prompt
+        try:
+            text = await self._renderer.render(messages, tools or None, adds_prompt, variables, is_short=is_short)
+        except ChatTemplateError as error:
+            raise type(error)(unmarked(str(error))) from None
+        return _left_open(text, messages[-1]["content"]) if conversation.continues_last else text
+
+
+def expect_conversation(*, is_trusted: bool) -> None:
+    """Prepare to render a conversation whose model is not there yet."""
+    if is_trusted:
+        import_ahead()
+    else:
+        children().submit(GuardedJob(JobCall(import_environment), RENDER_CPU_S, RENDER_BYTES))
+
+
+class _Renderer(Protocol):
+    """Where a template is compiled and rendered."""
+
+    async def compile(self) -> None: ...
+
+    async def render(
+        self,
+        messages: Messages,
+        tools: Tools | None,
+        adds_prompt: bool,
+        variables: Mapping[str, Any],
+        *,
+        is_short: bool,
+    ) -> str: ...
+
+
+class _Here:
+    def __init__(self, template: ChatTemplate) -> None:
+        self._template = template
+
+    async def compile(self) -> None:
+        await asyncio.to_thread(self._template.compile)
+
+    async def render(
+        self,
+        messages: Messages,
+        tools: Tools | None,
+        adds_prompt: bool,
+        variables: Mapping[str, Any],
+        *,
+        is_short: bool,
+    ) -> str:
+        render = partial(self._template.render, messages, tools, add_generation_prompt=adds_prompt, variables=variables)
+        return render() if is_short else await asyncio.to_thread(render)
+
+
+class _InChild:
+    def __init__(self, template: ChatTemplate) -> None:
+        self._template = template
+        self._places = asyncio.Semaphore(MAX_CHILDREN)
+
+    async def compile(self) -> None:
+        try:
+            await self._run(JobCall(check_template, (self._template.as_json,)))
+        except JobEndedError as error:
+            raise BrokenTemplateError(f"the model's chat template cannot be compiled: {error}") from None
+
+    async def render(
+        self,
+        messages: Messages,
+        tools: Tools | None,
+        adds_prompt: bool,
+        variables: Mapping[str, Any],
+        *,
+        is_short: bool,
+    ) -> str:
+        try:
+            call = JobCall(render_template, (self._template.as_json, messages, tools, adds_prompt, variables))
+            text: str = await self._run(call)
+        except JobEndedError as error:
+            message = f"the model's chat template was ended over this conversation: {error}; shorten it"
+            raise ChatTemplateError(message) from None
+        return text
+
+    async def _run(self, call: JobCall) -> Any:
+        async with self._places:
+            try:
+                return await run_guarded(GuardedJob(call, RENDER_CPU_S, RENDER_BYTES))
+            except JobError as error:
+                kind = BrokenTemplateError if error.name == BrokenTemplateError.__name__ else ChatTemplateError
+                raise kind(str(error)) from None
+
+
+def _left_open(text: str, content: str) -> str:
+    """Return a rendered conversation up to the end of its last message's content."""
+    for written in (content, content.strip()):  # some templates trim
+        if written and (start := text.rfind(written)) >= 0:
+            return text[: start + len(written)]
+    raise ChatTemplateError(
+        "the model's chat template does not write the last message as it is: it cannot be continued"
+    )

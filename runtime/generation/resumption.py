@@ -1,0 +1,71 @@
+"""An answer that another site began: what is left of it to compute, and processors that stand where the other site's stood.
+
+The prompt is rendered here anew and the delivered tokens come behind it, so positions, counts and random numbers go on where they were. A choice
+that had ended is not computed again. Refuses to know how the delivered tokens came here (wire/hop/continuation.py) and who cut the stream.
+"""
+
+import asyncio
+from collections.abc import Callable
+
+from msgspec.structs import replace
+
+from pilotlight.dialects.requests import ValidGeneration
+from pilotlight.engine.api.protocol import Submit
+from pilotlight.runtime.dispatch.continuation import remaining
+from pilotlight.runtime.generation.output_processor import DivergedError, OutputProcessor
+
+INLINE_TOKENS = 1_000  # a few ms of replaying: fewer are not worth a thread's hand-over
+
+Submits = dict[int, Submit]  # by choice
+
+
+async def resumed(
+    request: ValidGeneration, submits: Submits, new_processor: Callable[[], OutputProcessor]
+) -> tuple[Submits, list[OutputProcessor]]:
+    """Return what is left to submit, and processors that stand where the other site's stood. `submits` is the request without anything delivered."""
+    if sum(len(delivered.token_ids) for delivered in request.delivery.choices) <= INLINE_TOKENS:
+        return _resumed(request, submits, new_processor)
+    return await asyncio.to_thread(_resumed, request, submits, new_processor)
+
+
+def _resumed(
+    request: ValidGeneration, submits: Submits, new_processor: Callable[[], OutputProcessor]
+) -> tuple[Submits, list[OutputProcessor]]:
+    left: Submits = {}
+    processors: list[OutputProcessor] = []
+    for choice, submit in submits.items():
+        delivered = request.delivered(choice)
+        processor = new_processor()
+        if delivered.finish_reason is not None:
+            processor.end_with(delivered.token_ids, delivered.finish_reason)
+        elif delivered.token_ids:
+            wants_logprobs = submit.sampling.num_logprobs is not None
+            num_kept = processor.resume(delivered.token_ids) if wants_logprobs else len(delivered.token_ids)
+            kept, again = delivered.token_ids[:num_kept], delivered.token_ids[num_kept:]
+            processor = new_processor()
+            processor.resume(kept, again)
+            if len(kept) >= (most := submit.sampling.max_tokens):
+                raise DivergedError(f"{len(kept)} tokens of it were delivered, and here it may have {most}")
+            left[choice] = remaining(submit, kept)
+        else:
+            left[choice] = submit
+        processors.append(processor)
+    return _with_prompt_logprobs(request, submits, left), processors
+
+
+def _with_prompt_logprobs(request: ValidGeneration, submits: Submits, left: Submits) -> Submits:
+    """An echo stands at the beginning of each choice: while one of a prompt's has not begun, the prompt's log-probabilities are needed once more."""
+    if not any(submit.sampling.prompt_logprobs for submit in submits.values()):
+        return left
+    still = {choice // request.n for choice in submits if not request.delivered(choice).has_begun}
+    firsts = {choice // request.n: choice for choice in reversed(left)}  # the first that is left of each prompt
+    return {
+        choice: replace(
+            submit,
+            sampling=replace(
+                submit.sampling,
+                prompt_logprobs=choice // request.n in still and choice == firsts[choice // request.n],
+            ),
+        )
+        for choice, submit in left.items()
+    }

@@ -1,0 +1,81 @@
+"""The schemas that calls of tools follow: as their authors wrote them, or as much of them as can be enforced.
+
+Knows JSON schemas; refuses to know models, grammars and requests.
+"""
+
+import re
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from pilotlight.engine.text.formats.schema_numbers import without_inexact
+
+_ADDS_KEYS = {
+    "additionalProperties", "patternProperties", "unevaluatedProperties", "minProperties", "propertyNames", "dependentRequired",
+    "dependentSchemas", "$ref", "$dynamicRef", "allOf", "anyOf", "oneOf", "not", "if",
+}  # fmt: skip
+FREE: dict[str, Any] = {"type": "object"}  # arguments of a tool whose schema cannot be enforced
+NONE: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}  # of one without parameters
+_LOOKS_AROUND = re.compile(r"\(\?<?[=!]|\\[1-9]|\\k<")  # what no automaton can: lookaround and references to groups
+
+
+class EnforcedSchema(NamedTuple):
+    schema: dict[str, Any]
+    left_out: str = ""  # what of the author's is not enforced
+
+
+def enforced_schemas(function: dict[str, Any]) -> Iterator[EnforcedSchema]:
+    """Yield what a tool's arguments may be held to, the most first. The last can always be enforced."""
+    whole = arguments_of(function)
+    plain = without_inexact(whole)
+    found = [EnforcedSchema(whole)]
+    found.append(EnforcedSchema(plain, "number"))
+    found.append(EnforcedSchema(without_patterns(plain, _LOOKS_AROUND), "pattern"))
+    found.append(EnforcedSchema(without_patterns(plain, re.compile("")), "pattern"))
+    found.append(EnforcedSchema(FREE, "parameters"))
+    for number, each in enumerate(found):
+        if all(each.schema != other.schema for other in found[:number]):
+            yield each
+
+
+def arguments_of(function: dict[str, Any]) -> dict[str, Any]:
+    """Return the schema of a tool's arguments, which have no keys beside those it names."""
+    if function.get("parameters") is None:  # "Omitting parameters defines a function with an empty parameter list"
+        return NONE
+    return closed({"type": "object", **without_descriptions(function["parameters"])})
+
+
+def without_patterns(schema: Any, refused: re.Pattern[str]) -> Any:
+    """Return a schema without those `pattern`s of its strings in which something of `refused` is found."""
+    if isinstance(schema, list):
+        return [without_patterns(part, refused) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    return {
+        key: part if key in ("const", "enum", "default") else without_patterns(part, refused)
+        for key, part in schema.items()
+        if not (key == "pattern" and isinstance(part, str) and refused.search(part))
+    }
+
+
+def closed(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return a schema of arguments that allows no keys beside those it names, if it names some and nothing else may add to them."""
+    properties, required = schema.get("properties"), schema.get("required")
+    if not isinstance(properties, dict) or any(word in schema for word in _ADDS_KEYS):
+        return schema
+    if isinstance(required, list) and not all(isinstance(key, str) and key in properties for key in required):
+        return schema
+    kept = {key: closed(value) if isinstance(value, dict) else value for key, value in properties.items()}
+    return {**schema, "properties": kept, "additionalProperties": False}
+
+
+def without_descriptions(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return a schema without what it says to people."""
+    kept: dict[str, Any] = {}
+    for key, value in schema.items():
+        if isinstance(value, dict):
+            kept[key] = value if key in ("const", "default") else without_descriptions(value)
+        elif isinstance(value, list) and key not in ("enum", "const", "default", "examples"):
+            kept[key] = [without_descriptions(item) if isinstance(item, dict) else item for item in value]
+        elif not (key in ("description", "title", "$comment") and isinstance(value, str)):
+            kept[key] = value
+    return kept

@@ -1,0 +1,1 @@
+"""Engine hosts: started, supervised, placed on devices."""

@@ -1,0 +1,132 @@
+"""Carries out what scaling.py decides: wakes a hot model on one more device that has room, and lets a replica sleep when the others do without it.
+
+Where hosts have roles, a model that is wanted is awake on one that answers and on one that computes prompts for it, as soon as there is room. Roles
+follow the load where the site's file says so, as roles.py decides.
+
+A further replica's weights come from the host memory where the first one's lie, not from the checkpoint. No model is put to sleep for it; one that
+needs its memory later gets it before another's only replica goes. A replica that goes takes no new sequences, and sleeps when its last has ended.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+
+from pilotlight.runtime.dispatch.assignments import Assignments
+from pilotlight.runtime.dispatch.roles import RolePolicy
+from pilotlight.runtime.hosts.device_host import ChangeNotifier
+from pilotlight.runtime.hosts.scaling import Heat
+from pilotlight.runtime.models.device_budget import DeviceBudget
+from pilotlight.runtime.models.model_state import ModelState, Replica
+from pilotlight.runtime.models.wakes import Waker
+from pilotlight.sites.site import EngineConfig
+
+log = logging.getLogger("pilotlight.models")
+
+LOOK_EVERY_S = 0.5  # as often as an idle host says how it is
+
+Observer = Callable[[str, str], None]  # (model, "up" or "down")
+
+
+class Autoscaler:
+    def __init__(
+        self,
+        states: Sequence[ModelState],
+        budgets: Sequence[DeviceBudget],
+        waker: Waker,
+        changed: ChangeNotifier,
+        config: EngineConfig,
+        observe: Observer,
+        assignments: Assignments,
+    ) -> None:
+        self._states = states
+        self._assignments = assignments
+        self._roles: RolePolicy | None = None
+        if config.shift_roles:
+            self._roles = RolePolicy(config.roles, config.scale_up_wait_s, config.scale_down_after_s)
+        self._heats = [(state, Heat(config.scale_up_wait_s, config.scale_down_after_s)) for state in states]
+        self._budgets = budgets
+        self._waker = waker
+        self._changed = changed
+        self._max_num_seqs = config.max_num_seqs
+        self._has_roles = config.is_split
+        self._observe = observe
+
+    async def run(self) -> None:
+        """Look again and again until cancelled."""
+        while True:
+            await asyncio.sleep(LOOK_EVERY_S)
+            try:
+                for state, heat in self._heats:
+                    await self._look(state, heat)
+                self._shift_roles()
+            except Exception:  # whatever it is, the site goes on with the replicas it has
+                log.exception("looking whether a model needs more devices")
+
+    async def _look(self, state: ModelState, heat: Heat) -> None:
+        for replica in state.awake:
+            if replica.is_retiring and not state.is_replica_busy(replica):
+                await self._budgets[replica.host.index].put_to_sleep(state)
+        self._complete(state)
+        answering = [replica for replica in state.awake if replica.host.own_role != "prefill"]
+        taking = [replica for replica in answering if replica.is_live and not replica.is_retiring]
+        match heat.judge(time.monotonic(), [replica.load for replica in taking], self._max_num_seqs):
+            case "more":
+                self._add(state)
+            case "less":
+                self._retire(taking)
+
+    def _shift_roles(self) -> None:
+        if self._roles is None:
+            return
+        replicas = self._states[0].replicas  # any model's: what is asked is of their hosts
+        waits = [self._assignments.waits(each) if each.host.why_down is None else None for each in replicas]
+        shift = self._roles.judge(time.monotonic(), waits)
+        if shift is not None:
+            host = replicas[shift.host].host
+            log.info("engine %d was %s and is %s from now on", host.index, host.role, shift.role)
+            host.role = shift.role
+
+    def _add(self, state: ModelState) -> None:
+        if retiring := [replica for replica in state.awake if replica.is_retiring]:
+            retiring[0].is_retiring = False  # it has what it needs still
+            self._changed.notify_all()
+            return
+        replica = self._with_room(state, [replica for replica in state.replicas if replica.host.own_role != "prefill"])
+        if replica is None:
+            return
+        log.info("model %s is hot and wakes on %s as well", state.name, replica.host.device)
+        self._observe(state.name, "up")
+        self._waker.begin(state, replica)
+
+    def _complete(self, state: ModelState) -> None:
+        """Wake a model that is wanted on a host of the role that it lacks."""
+        if not self._has_roles or not state.awake or not (state.demand.is_open or state.config.residency == "device"):
+            return
+        for role in ("decode", "prefill"):
+            able = [replica for replica in state.replicas if replica.host.role in (role, "both")]
+            if any(replica.is_live or replica.task is not None for replica in able):
+                continue
+            replica = self._with_room(state, able)
+            if replica is not None:
+                log.info("model %s wakes on %s for its role, %s", state.name, replica.host.device, role)
+                self._waker.begin(state, replica)
+
+    def _with_room(self, state: ModelState, replicas: Sequence[Replica]) -> Replica | None:
+        """Return the one of the replicas to wake on whose device there is most room; None where no model would fit beside the others."""
+        budgets = [
+            self._budgets[replica.host.index]
+            for replica in replicas
+            if not replica.is_awake and replica.task is None and replica.host.why_down is None
+        ]
+        fits = [found for budget in budgets if (found := budget.suitability(state)).crowding == 0]
+        if not fits or state.waking or state.history.has_failed_lately:
+            return None
+        return state.replicas[min(fits).device_index]
+
+    def _retire(self, replicas: Sequence[Replica]) -> None:
+        """Retire the replica that is done soonest; of equals the one that woke last."""
+        replica = min(replicas, key=lambda replica: (replica.work.sequences, -replica.awake_since))
+        log.info("model %s has a replica too many: the one on %s goes", replica.model, replica.host.device)
+        self._observe(replica.model, "down")
+        replica.is_retiring = True

@@ -1,0 +1,76 @@
+"""Tell whether the devices that a site file names are there and large enough, asked before anything is started.
+
+Knows device files and what NVML tells of GPUs (gpus.py); where they say nothing, the engine host finds out for itself.
+"""
+
+import os
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from pilotlight.runtime.hosts.gpus import Gpu, installed_gpus
+from pilotlight.runtime.hosts.memory import GIB, gib
+from pilotlight.sites.config import ConfigError
+
+ReadGpus = Callable[[], Sequence[Gpu] | None]
+
+_OTHER_KINDS = ("dxg", "nvmap", "kfd")  # Windows, Tegra and AMD show their GPUs in other ways
+
+
+def check_devices(
+    devices: Sequence[str], kv_gib: float = 0.0, root: Path = Path("/"), read_gpus: ReadGpus = installed_gpus
+) -> None:
+    """Check what a site file names. Raises ConfigError for a GPU that this machine does not have, or that is smaller than a device's KV cache."""
+    numbers = [int(device.partition(":")[2] or 0) for device in devices if device.startswith("cuda")]
+    if not numbers:
+        return
+    if os.environ.get("CUDA_VISIBLE_DEVICES") is None and (gpus := _told(root, read_gpus)):
+        _check_gpus(gpus, kv_gib)
+    if (count := _num_gpus(root, read_gpus)) is None:
+        return
+    if missing := [number for number in numbers if number >= count]:
+        has = "no NVIDIA GPU" if count == 0 else "one, cuda:0" if count == 1 else f"{count}, cuda:0 to cuda:{count - 1}"
+        raise ConfigError(
+            f"engine device 'cuda:{missing[0]}' cannot be used: this machine shows {has}; correct pilotlight.engine.device.device or engine.devices"
+        )
+
+
+def is_surely_cpu(device: str, root: Path = Path("/"), read_gpus: ReadGpus = installed_gpus) -> bool:
+    """Return whether the device is a CPU, before an engine host has said so."""
+    return device == "cpu" or (device == "auto" and _num_gpus(root, read_gpus) == 0)
+
+
+def _check_gpus(gpus: Sequence[Gpu], kv_gib: float) -> None:
+    if all(gpu.num_instances == 0 for gpu in gpus):
+        raise ConfigError(
+            f"no CUDA device can be used: {gpus[0].name} is in MIG mode and divided into no instances; create some, or turn MIG off"
+        )
+    largest = max(gpus, key=lambda gpu: gpu.total_bytes)
+    if kv_gib * GIB > largest.total_bytes:
+        raise ConfigError(
+            f"engine.kv_gib = {kv_gib:g} is more than {largest.name} has, {gib(largest.total_bytes)}; lower it"
+        )
+
+
+def _num_gpus(root: Path, read_gpus: ReadGpus) -> int | None:
+    """Return how many CUDA devices a process would find. None: there is no telling."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        listed = [entry for entry in visible.split(",") if entry.strip()]
+        return 0 if listed[:1] == ["-1"] else len(listed)
+    if any((root / "dev" / name).exists() for name in _OTHER_KINDS):
+        return None
+    gpus = _told(root, read_gpus)
+    if gpus is None:
+        return len(_device_files(root))
+    # Of instances CUDA shows a process one, wherever it lies.
+    return None if any(gpu.num_instances is not None for gpu in gpus) else len(gpus)
+
+
+def _told(root: Path, read_gpus: ReadGpus) -> Sequence[Gpu] | None:
+    """Return what NVML tells: without a device file there is no driver to ask."""
+    return read_gpus() if _device_files(root) else None
+
+
+def _device_files(root: Path) -> list[Path]:
+    return [path for path in (root / "dev").glob("nvidia*") if re.fullmatch(r"nvidia\d+", path.name)]

@@ -1,0 +1,97 @@
+"""A site's engine hosts, one for each of its devices: started and stopped together, and asked together how they are.
+
+Most sites have one. Each host's life is its own (supervisor.py); which model lives where is registry.py's and dispatcher.py's business.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+from pilotlight.engine.api.protocol import ModelLoad, StepOutput
+from pilotlight.runtime.hosts.running_host import Launcher
+from pilotlight.runtime.hosts.supervisor import Supervisor
+from pilotlight.runtime.telemetry.timeline import Timeline
+from pilotlight.sites.site import EngineConfig
+
+
+class HostLoad(NamedTuple):
+    """How busy one model is on one device."""
+
+    device_index: int
+    model: str
+    load: ModelLoad
+
+
+class Fleet:
+    """All engine hosts of a site. Use as `async with`."""
+
+    def __init__(self, launchers: Sequence[Launcher], config: EngineConfig, timeline: Timeline | None = None) -> None:
+        assert len(launchers) in (0, len(config.all_devices)), "one launcher for each device, or none without models"
+        self._supervisors = [
+            Supervisor(launcher, config, timeline, index=index) for index, launcher in enumerate(launchers)
+        ]
+        self.hosts = tuple(supervisor.device_host for supervisor in self._supervisors)
+        self.is_ending = False  # the site stops: what dies from now on is not continued
+
+    async def __aenter__(self) -> "Fleet":
+        for supervisor in self._supervisors:  # each only starts its tasks
+            await supervisor.__aenter__()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.is_ending = True
+        await asyncio.gather(*(supervisor.__aexit__() for supervisor in self._supervisors))
+
+    def end(self) -> None:
+        """Note that the site drains: what is open waits for no further host."""
+        self.is_ending = True
+
+    def fail_open(self, reason: str) -> None:
+        """End every open sequence with an error: the site will not wait for them any longer."""
+        self.is_ending = True
+        for host in self.hosts:
+            host.end(reason)
+
+    @property
+    def why_down(self) -> str | None:
+        """None while one of them answers, or where there is none."""
+        reasons = [host.why_down for host in self.hosts]
+        if not reasons or None in reasons:
+            return None
+        return "; ".join(dict.fromkeys(reason for reason in reasons if reason is not None))
+
+    def on_step(self, callback: Callable[[StepOutput], None]) -> None:
+        for host in self.hosts:
+            host.on_step(callback)
+
+    def loads(self) -> Iterator[HostLoad]:
+        for host in self.hosts:
+            for model, load in host.loads.items():
+                yield HostLoad(host.index, model, load)
+
+    @property
+    def restarts(self) -> int:
+        return sum(host.restarts.num_restarts for host in self.hosts)
+
+    @property
+    def standbys_ready(self) -> int:
+        return sum(host.standby.state == "ready" for host in self.hosts)
+
+    @property
+    def standbys_taken(self) -> int:
+        return sum(host.standby.num_taken for host in self.hosts)
+
+    @property
+    def num_shifted(self) -> int:
+        """Hosts whose role is not the site file's at present."""
+        return sum(host.role != host.own_role for host in self.hosts)
+
+    @property
+    def fallbacks(self) -> tuple[str, ...]:
+        """What hosts compute more slowly than their machine could, as they said at their start."""
+        said = [sentence for host in self.hosts if host.ready is not None for sentence in host.ready.fallbacks]
+        return tuple(dict.fromkeys(said))
+
+    @property
+    def num_up(self) -> int:
+        return sum(host.why_down is None for host in self.hosts)

@@ -1,0 +1,276 @@
+"""Starts a device's engine host as a process of its own and connects to it over a socket only this user can reach.
+
+The process ends itself when its parent dies; here it is asked to end, and killed when it does not. The module refuses to know when to do so.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import sys
+from asyncio.subprocess import DEVNULL, Process, create_subprocess_exec
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+import psutil
+from msgspec.structs import replace
+
+from pilotlight.engine.api.client import EngineClient
+from pilotlight.engine.api.protocol import HostConfig
+from pilotlight.engine.api.step_journal import HeldSequences, read_journal
+from pilotlight.runtime.hosts.cores import Cores, divided, keep_to
+from pilotlight.runtime.hosts.devices import is_surely_cpu
+from pilotlight.runtime.hosts.socket_directory import SocketDirectory, remove_dead_later
+from pilotlight.runtime.hosts.tier_directory import TierDirectory, kv_places, owners_of
+from pilotlight.runtime.telemetry.process_exit import ending, oom_kills
+from pilotlight.sites.site import EngineConfig
+
+log = logging.getLogger("pilotlight.engine")
+
+GIB = 1 << 30
+_CPU_KV_GIB = 0.25  # where the site file names no size
+CRASHES = {-signal.SIGBUS, -signal.SIGILL, -signal.SIGSEGV}
+# Signals that code raises in its own process. Others come from outside: an operator, a supervisor, the kernel where memory has run out.
+OWN_SIGNALS = CRASHES | {-signal.SIGABRT, -signal.SIGFPE, -signal.SIGSYS, -signal.SIGTRAP}
+SECRET_ENDINGS = ("_SECRET", "_TOKEN", "_KEY", "_PASSWORD")
+CLOSE_WITHIN_S = (
+    5.0  # a socket's last words take at most a second; whatever they do, the next host does not wait for them
+)
+
+
+class ProcessLauncher:
+    """Starts the hosts of one device of one site, of which no other process may use the name on this machine if it has KV tiers."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        owner: str,
+        group: tuple[str, ...],
+        places: Sequence[TierDirectory],
+        cores: Cores | None = None,
+        *,
+        bootstraps: bool = False,
+        model_bytes: tuple[int, ...] = (),
+        lend_address: str | None = None,
+        secret: str | None = None,
+    ) -> None:
+        """`owner` of what the host keeps: the site, or one of its devices. `places`: where the tiers of all the site's devices lie, this one's first.
+        `lend_address`: where hosts of other sites fetch blocks; `secret`: the network's, of which their keys are made.
+        `cores` are the host's own, where it has not all. `group`: devices that share every model. `bootstraps`: the first host may serve by bootstrap
+        programs. Those that follow it do not: by then the checkpoint's pages may have left the page cache."""
+        self._bootstraps = bootstraps
+        self._model_bytes = model_bytes
+        self._lend_address = lend_address
+        self._secret = secret
+        self._config = config
+        self._owner = owner
+        self._group = group
+        self._places = places
+        self._cores = cores
+
+    def close(self) -> None:
+        """Remove what hosts shared: no further one is launched, and the last has ended."""
+        self._places[0].remove()
+
+    async def launch(self, *, standby: bool = False, afresh: bool = False) -> "HostProcess":
+        tier_place = self._claim_tier_place()
+        place = SocketDirectory()
+        peer_address = place.peer_address if self._config.shares_blocks and tier_place is not None else None
+        config = host_config(self._config, self._group, self._owner, tier_place, peer_address, self._model_bytes)
+        bootstraps, self._bootstraps = self._bootstraps and not (standby or afresh), False
+        try:
+            if peer_address is not None and (self._lend_address is not None or self._config.lenders):
+                config = replace(config, lend_address=self._lend_address, peer_keys=str(self._write_keys(place)))
+            process = await _start(
+                *("--address", place.address, "--parent", str(os.getpid())),
+                *("--journal", str(place.journal)),
+                *("--config", msgspec.json.encode(config).decode()),
+                *(("--standby",) if standby else ()),
+                *(("--afresh",) if afresh else ()),
+                *(("--bootstrap",) if bootstraps else ()),
+            )
+            if self._cores is not None:
+                keep_to(process.pid, self._cores)
+        except BaseException:
+            place.remove()
+            raise
+        return HostProcess(process, _connect(place.address), place, peer_address)
+
+    def _write_keys(self, place: SocketDirectory) -> Path:
+        """Write the keys by which the network's engine hosts know each other, where this host alone finds them."""
+        from pilotlight.engine.api.keys import write_network_keys
+
+        assert self._secret is not None, "a site that lends or borrows has the network's secret"
+        path = place.directory / "keys"
+        write_network_keys(path, self._secret)
+        return path
+
+    def _claim_tier_place(self) -> Path | None:
+        if not self._config.kv_host_gib:
+            self._places[0].remove_dead_later()
+            return None
+        claimed = [place.claim() for place in self._places]  # all, before any of them takes the others' for dead
+        self._places[0].remove_dead_later()
+        return claimed[0]
+
+
+class HostProcess:
+    def __init__(
+        self, process: Process, client: EngineClient, place: SocketDirectory, peer_address: str | None = None
+    ) -> None:
+        self._process = process
+        self.client = client
+        self._place = place
+        self._oom_kills = oom_kills()
+        self.url = place.address
+        self.peer_address = peer_address
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid
+
+    async def exited(self) -> str:
+        code = await self._process.wait()
+        return f"the engine host (pid {self._process.pid}) {ending(code, self._oom_kills)}"
+
+    @property
+    def has_crashed(self) -> bool:
+        return self._process.returncode in CRASHES
+
+    @property
+    def ended_by_itself(self) -> bool:
+        code = self._process.returncode
+        return code is not None and (code > 0 or code in OWN_SIGNALS)
+
+    @property
+    def is_suspended(self) -> bool:
+        try:
+            return psutil.Process(self._process.pid).status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+        except psutil.Error:
+            return False
+
+    def held(self) -> HeldSequences:
+        return read_journal(self._place.journal)
+
+    async def stop(self, grace_s: float) -> None:
+        try:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self.client.close(), CLOSE_WITHIN_S)
+            if self._process.returncode is None and grace_s > 0:
+                with contextlib.suppress(ProcessLookupError):
+                    self._process.terminate()
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._process.wait(), grace_s)
+        finally:
+            if self._process.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    self._process.kill()
+                await self._process.wait()
+            self._place.remove()
+
+
+def launchers_of(
+    config: EngineConfig,
+    site: str,
+    model_bytes: Callable[[int], tuple[int, ...]] = lambda ranks: (),
+    secret: str | None = None,
+) -> list[ProcessLauncher]:
+    """Return one for each of the site's devices. `model_bytes`: of models on so many ranks; `secret`: the network's. What other sites' hosts have
+    left in the way of sockets is removed a little later."""
+    remove_dead_later()
+    devices = config.device_groups
+    owners, places = owners_of(site, len(devices)), kv_places(site, len(devices))
+    on_cpu = len(devices) > 1 and devices[0][0] == "cpu"
+    cores = divided([_num_near(group) for group in devices]) if on_cpu else [None] * len(devices)
+    bootstraps = len(devices) == len(devices[0]) == 1 and is_surely_cpu(devices[0][0])
+
+    def sizes(group: tuple[str, ...]) -> tuple[int, ...]:
+        """A KV cache without a size is what models leave of a GPU."""
+        return () if config.kv_gib is not None or is_surely_cpu(group[0]) else model_bytes(len(group))
+
+    def lend_address(index: int) -> str | None:
+        first = config.first_lend_port
+        return None if first is None else f"tcp://{str(config.lend_at).rpartition(':')[0]}:{first + index}"
+
+    return [
+        ProcessLauncher(
+            config,
+            owner,
+            group,
+            [places[i], *places[:i], *places[i + 1 :]],
+            own,
+            bootstraps=bootstraps,
+            model_bytes=sizes(group),
+            lend_address=lend_address(i),
+            secret=secret,
+        )
+        for i, (owner, group, own) in enumerate(zip(owners, devices, cores, strict=True))
+    ]
+
+
+def _num_near(group: tuple[str, ...]) -> int:
+    """Return how many of a host's ranks are on this machine."""
+    return sum(not device.startswith("ray:") for device in group)
+
+
+def host_config(
+    config: EngineConfig,
+    group: tuple[str, ...],
+    owner: str,
+    tier_place: Path | None,
+    peer_address: str | None = None,
+    model_bytes: tuple[int, ...] = (),
+) -> HostConfig:
+    """Return what a host is started with. `tier_place`: where blocks may outlive the host; None: neither in memory nor on disk. `peer_address`: where
+    other hosts of the site fetch them."""
+    disk = config.kv_disk_dir if tier_place is not None else None
+    return HostConfig(
+        device=group[0],
+        group=group if len(group) > 1 else (),
+        ray_address=config.ray_address,
+        stages=config.stages if len(group) > 1 else 1,
+        expert_parallel=config.expert_parallel and len(group) > 1,
+        redundant_experts=config.redundant_experts if len(group) > 1 else 0,
+        data_parallel=config.data_parallel if len(group) > 1 else 1,
+        threads=config.threads,
+        kv_bytes=round((_CPU_KV_GIB if config.kv_gib is None else config.kv_gib) * GIB),
+        model_bytes=model_bytes,
+        block_size=config.block_size,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_decode_delay_ms=config.max_decode_delay_ms,
+        max_num_seqs=config.max_num_seqs,
+        max_waiting=config.max_waiting,
+        adapter_slots=config.adapter_slots,
+        adapter_host_bytes=round(config.adapters_host_gib * GIB),
+        kv_host_bytes=round(config.kv_host_gib * GIB) if tier_place is not None else 0,
+        kv_host_dir=None if tier_place is None else str(tier_place),
+        kv_disk_bytes=round(config.kv_disk_gib * GIB) if disk is not None else 0,
+        kv_disk_write_bytes_per_s=config.kv_disk_write_mib_per_s * 2**20,
+        kv_disk_dir=None if disk is None else str(Path(disk).expanduser().absolute() / owner),
+        kv_store=config.kv_store if tier_place is not None else None,
+        peer_address=peer_address,
+        peer_transport=config.kv_transport,
+    )
+
+
+async def _start(*arguments: str) -> Process:
+    return await create_subprocess_exec(
+        *(sys.executable, "-m", "pilotlight.engine.host.engine_host", *arguments),
+        stdin=DEVNULL,
+        env=host_environment(),
+        # A terminal's Ctrl-C reaches every process of the group; the host must outlive the drain of its site.
+        start_new_session=True,
+    )
+
+
+def host_environment() -> dict[str, str]:
+    """Return this process's environment without what signs or opens anything: an engine host reads checkpoints of strangers, and needs none of it."""
+    return {name: value for name, value in os.environ.items() if not name.endswith(SECRET_ENDINGS)}
+
+
+def _connect(address: str) -> EngineClient:
+    from pilotlight.engine.api.socket_client import SocketEngineClient
+
+    return SocketEngineClient(address)

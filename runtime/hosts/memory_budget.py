@@ -1,0 +1,115 @@
+"""What a site file says to keep in the machine's memory, held against what the machine has: blocks of KV caches, and sleeping weights.
+
+Too much is refused at start, with the arithmetic, while no request waits: later it would be a request's engine host that dies of
+it. What the site's former life left is its own: it counts as used, and is there for the taking. Refuses to know what lies in the files.
+"""
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from pilotlight.engine.planning.model_plan import planned_weights_bytes
+from pilotlight.engine.planning.parallelism import Parallelism
+from pilotlight.runtime.hosts.memory import GIB, available_bytes, gib
+from pilotlight.runtime.hosts.tier_directory import TierDirectory
+from pilotlight.runtime.models.sources import SourceError, local_directory
+from pilotlight.sites.config import ConfigError
+from pilotlight.sites.site import EngineConfig, ModelConfig, SiteConfig
+
+# Of the memory that nothing else takes, for weights where the site file names no size: the rest is the KV cache's, the engine's and other processes'.
+SHARE = 0.5
+
+
+class AvailableMemory(NamedTuple):
+    """The memory that is to be had where the tiers would lie."""
+
+    memory: int  # that could be taken without swapping
+    place: int  # free in the file system in memory
+    held: int  # by files of the site's former life: they count as used in both
+
+    @classmethod
+    def at(cls, places: Sequence[TierDirectory]) -> "AvailableMemory":
+        """Measure. `places`: all of the site's, in one file system."""
+        free = shutil.disk_usage(places[0].root).free
+        available = available_bytes()
+        return cls(free if available is None else available, free, sum(_taken(place.directory) for place in places))
+
+    @property
+    def most(self) -> int:
+        return min(self.memory, self.place) + self.held
+
+    def __str__(self) -> str:
+        said = f"{gib(self.memory)} of memory are available and {gib(self.place)} of shared memory are free"
+        return said + (f", besides {gib(self.held)} of its former life" if self.held else "")
+
+
+def check_memory_budget(site: SiteConfig, supply: AvailableMemory) -> None:
+    """Check the site file. Raises ConfigError when the tiers of all devices, and the weights', are more than there is."""
+    promised = []
+    if kv := _kv_bytes(site.engine):
+        devices = len(site.engine.all_devices)
+        times = f"{devices} devices x " if devices > 1 else ""
+        promised.append((kv, f"{times}{site.engine.kv_host_gib:g} GiB for KV blocks (engine.kv_host_gib)"))
+    if weights_gib := site.engine.weights_host_gib:
+        weights = round(weights_gib * GIB)
+        promised.append((weights, f"{weights_gib:g} GiB for sleeping weights (engine.weights_host_gib)"))
+    total = sum(size for size, _ in promised)
+    if total > supply.most:
+        sums = f" = {gib(total)}" if len(promised) > 1 else ""
+        listed = " + ".join(said for _, said in promised)
+        raise ConfigError(f"site {site.name!r} promises {listed}{sums}, and {supply}: promise less")
+
+
+def weights_limit(site: SiteConfig, supply: AvailableMemory) -> int:
+    """Return the bytes of the tier of weights. Raises ConfigError when the models that must sleep there do not fit."""
+    promised_gib = site.engine.weights_host_gib
+    if promised_gib is None:
+        left = max(0, supply.most - _kv_bytes(site.engine))
+        limit, what = int(SHARE * left), f"{SHARE:.0%} of what no promise takes ({supply})"
+    else:
+        limit, what = round(promised_gib * GIB), f"engine.weights_host_gib = {promised_gib:g}"
+    needs = {model.name: _needed(model, site) for model in site.models if model.residency == "host"}
+    if sum(needs.values()) > limit:
+        listed = " + ".join(f"{name} {gib(size)}" for name, size in needs.items())
+        raise ConfigError(
+            f"site {site.name!r}: models with residency host need {listed} = {gib(sum(needs.values()))}, and the tier has {gib(limit)}, "
+            f"{what}; raise weights_host_gib, or let some be auto or disk"
+        )
+    return limit
+
+
+def model_bytes(site: SiteConfig, ranks: int) -> tuple[int, ...]:
+    """Return the planned weights of each model on one of so many ranks of a GPU; 0 where it is still to be downloaded."""
+    return tuple(_needed(model, site, ranks) for model in site.models)
+
+
+def _needed(model: ModelConfig, site: SiteConfig, ranks: int = 1) -> int:
+    """Return the bytes of files that are here. What is still to be downloaded is not known, and counts when it comes."""
+    try:
+        directory = local_directory(model.source)
+    except SourceError:
+        return 0
+    on_cpu = not site.engine.all_devices[0].startswith("cuda")
+    if directory is None:
+        return 0
+    engine = site.engine
+    degrees = Parallelism.of_group(
+        ranks, engine.stages, engine.expert_parallel, engine.redundant_experts, engine.data_parallel
+    )
+    return planned_weights_bytes(directory, model.dtype, on_cpu=on_cpu, degrees=degrees)
+
+
+def _kv_bytes(engine: EngineConfig) -> int:
+    return len(engine.all_devices) * round(engine.kv_host_gib * GIB)
+
+
+def _taken(directory: Path) -> int:
+    """Return the bytes of memory that files take: one may be larger than what has been written to it."""
+    taken = 0
+    for path in directory.glob("*"):
+        try:
+            taken += 512 * path.stat().st_blocks
+        except OSError:
+            continue  # it has just been removed
+    return taken

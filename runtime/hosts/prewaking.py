@@ -1,0 +1,92 @@
+"""What happens to models that no request asks for: those that are expected wake shortly before, those that have been idle for long enough sleep.
+
+Once a second. Also puts the weights that are to lie in host memory from the start there. Refuses to know how anything is expected (demand.py).
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+from pilotlight.runtime.models.device_budget import DeviceBudget
+from pilotlight.runtime.models.host_memory import HostMemory
+from pilotlight.runtime.models.model_state import ModelState
+from pilotlight.runtime.models.wake_queue import WakeQueue
+from pilotlight.wire.errors import ApiError
+
+log = logging.getLogger("pilotlight.models")
+
+FORESIGHT_S = 1.0  # between two looks
+
+
+class Foresight:
+    def __init__(
+        self,
+        states: Sequence[ModelState],
+        budgets: Sequence[DeviceBudget],
+        memory: HostMemory,
+        queue: WakeQueue,
+        clock: Callable[[], float],
+    ) -> None:
+        self._states = states
+        self._budgets = budgets
+        self._memory = memory
+        self._queue = queue
+        self._clock = clock
+
+    async def run(self) -> None:
+        """Look again and again until cancelled."""
+        await self._fill_host_memory()
+        while True:
+            await asyncio.sleep(FORESIGHT_S)
+            for state in self._states:
+                try:
+                    await self._look(state)
+                except Exception:  # whatever it is, the other models have their turn
+                    log.exception("looking whether model %s is to be awake", state.name)
+
+    async def _look(self, state: ModelState) -> None:
+        if state.is_asleep and self._is_expected(state):
+            self._wake_quietly(state)
+        elif state.is_asleep and self._is_missed(state):
+            self._queue.begin(state)
+        elif _has_idled(state):
+            await self._put_to_sleep(state)
+
+    def _is_expected(self, state: ModelState) -> bool:
+        lead_s = FORESIGHT_S + 2 * state.expected_wake_s(self._memory.holds(state))
+        return state.history.failure is None and state.demand.arrivals.is_due(self._clock(), lead_s)
+
+    def _wake_quietly(self, state: ModelState) -> None:
+        """Wake the model where it costs none that is expected sooner."""
+        quiet = [replica for replica in state.replicas if self._budgets[replica.host.index].could_take_quietly(state)]
+        if state.info is not None and quiet:
+            log.info("model %s is expected and wakes", state.name)
+            self._queue.begin(state, quiet)
+
+    def _is_missed(self, state: ModelState) -> bool:
+        """Return whether it belongs on the device, could not be loaded, and may be by now."""
+        is_lost = state.history.failure is not None and state.config.residency == "device"
+        return is_lost and (not state.history.is_given_up or self._queue.may_succeed_now(state))
+
+    async def _put_to_sleep(self, state: ModelState) -> None:
+        """Put the model to sleep on every device."""
+        for replica in state.awake:
+            if replica.is_awake and not state.is_replica_busy(replica):  # while one fell asleep a request may have come
+                await self._budgets[replica.host.index].put_to_sleep(state)
+
+    async def _fill_host_memory(self) -> None:
+        """Load every model that is to lie there from the start once, one after the other, and put it to sleep again."""
+        for state in self._states:
+            if state.config.residency == "host" and not state.awake:
+                with suppress(ApiError):  # the log has said why; a request will try again
+                    await self._queue.until_awake(state)
+                    await self._put_to_sleep(state)
+
+
+def _has_idled(state: ModelState) -> bool:
+    limit_s = state.config.sleep_after_s
+    if limit_s is None or not state.awake or state.is_busy:
+        return False
+    return time.monotonic() - state.demand.used_at > limit_s

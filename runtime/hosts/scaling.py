@@ -1,0 +1,76 @@
+"""When a model is worth one more device, and when one less: hot and cool, judged by the wait that its next request would find.
+
+Two thresholds and two durations keep it from going to and fro. Hot: the wait, on the replica where it is shortest, has been above scale_up_wait_s for
+HOT_FOR_S on end. A burst that one replica works off within those seconds would be over before another has paid for its waking and its cold prefix
+cache; and a single long prompt is no crowd. Cool: with one replica less the wait would have stayed below a quarter of scale_up_wait_s for
+scale_down_after_s on end. A quarter, because nearer to the threshold the next fluctuation would wake it again; as long as a pause in a
+conversation, because what sleeps loses its prefix cache. A pure policy with the time given; autoscaler.py carries it out.
+"""
+
+from collections.abc import Sequence
+from typing import Literal
+
+from pilotlight.engine.api.protocol import ModelLoad
+
+HOT_FOR_S = 3.0
+COOL_SHARE = 0.25  # of the wait at which a model is hot
+_DECODE_TOKENS = 64  # that a running sequence has still to produce, where a new one waits for its turn
+
+Verdict = Literal["more", "less", "stay"]
+
+
+def wait_s(load: ModelLoad, max_num_seqs: int) -> float:
+    """Return what the next request would wait on a replica: for the prompts before it, and, at max_num_seqs, for as many to end as wait already."""
+    queued_s = load.waiting_tokens / load.prefill_tokens_per_s if load.prefill_tokens_per_s else 0.0
+    if load.running < max_num_seqs or not load.decode_tokens_per_s:
+        return queued_s
+    ends_per_s = load.running * load.decode_tokens_per_s / _DECODE_TOKENS
+    return queued_s + (load.waiting + 1) / ends_per_s
+
+
+def wait_with_one_less_s(loads: Sequence[ModelLoad], max_num_seqs: int) -> float:
+    """Return the same as if one of several replicas slept, and the others had its work."""
+    others = len(loads) - 1
+    assert others > 0, "the last replica does not sleep for want of heat"
+    running, waiting = (sum(getattr(load, name) for load in loads) for name in ("running", "waiting"))
+    return wait_s(
+        ModelLoad(
+            running=min(max_num_seqs, -(-running // others)),
+            waiting=-(-waiting // others) + max(0, -(-running // others) - max_num_seqs),
+            waiting_tokens=-(-sum(load.waiting_tokens for load in loads) // others),
+            prefill_tokens_per_s=max(load.prefill_tokens_per_s for load in loads),
+            decode_tokens_per_s=max(load.decode_tokens_per_s for load in loads),
+        ),
+        max_num_seqs,
+    )
+
+
+class Heat:
+    """The verdicts on one model, over time."""
+
+    def __init__(self, hot_wait_s: float, cool_for_s: float) -> None:
+        self._hot_wait_s = hot_wait_s
+        self._cool_for_s = cool_for_s
+        self._hot_since: float | None = None
+        self._cool_since: float | None = None
+
+    def judge(self, now: float, loads: Sequence[ModelLoad], max_num_seqs: int) -> Verdict:
+        """Judge the loads of the replicas that take requests, every now and then. A verdict starts both clocks anew."""
+        if not loads or not self._hot_wait_s:
+            self._hot_since = self._cool_since = None
+            return "stay"
+        is_hot = min(wait_s(load, max_num_seqs) for load in loads) > self._hot_wait_s
+        is_cool = len(loads) > 1 and wait_with_one_less_s(loads, max_num_seqs) < COOL_SHARE * self._hot_wait_s
+        self._hot_since = held_since(self._hot_since, is_hot, now)
+        self._cool_since = held_since(self._cool_since, is_cool, now)
+        if self._hot_since is not None and now - self._hot_since >= HOT_FOR_S:
+            self._hot_since = self._cool_since = None
+            return "more"
+        if self._cool_since is not None and now - self._cool_since >= self._cool_for_s:
+            self._hot_since = self._cool_since = None
+            return "less"
+        return "stay"
+
+
+def held_since(since: float | None, holds: bool, now: float) -> float | None:
+    return (now if since is None else since) if holds else None

@@ -1,0 +1,75 @@
+"""Where an engine host's socket lies: a directory for each host that only this user can reach, and that its site owns by a lock as long as it lives.
+
+A site that ends removes its directories; what a killed one leaves is known by its free lock, and removed by the next site of this user that starts.
+Refuses to know what is said over the socket.
+"""
+
+import os
+import shutil
+import stat
+import tempfile
+import threading
+from pathlib import Path
+
+from pilotlight.runtime.hosts.tier_directory import remove_if_dead, try_lock
+
+LATER_S = 5.0  # no request waits for it: a start has better things to do
+_PREFIX = "pilotlight-ipc-"  # short: a socket's whole path has 107 bytes
+_LOCK = "site.lock"
+
+
+class SocketDirectory:
+    def __init__(self, root: Path | None = None) -> None:
+        """Make the directory, and own it. Raises OSError."""
+        while True:
+            self.directory = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=root))  # mode 0700
+            lock = None
+            try:
+                lock = try_lock(self.directory, _LOCK)
+            except FileNotFoundError:  # another site's clean-up came between the directory and its lock
+                continue
+            except BaseException:
+                shutil.rmtree(self.directory, ignore_errors=True)
+                raise
+            if lock is not None:
+                break
+        self._lock: int | None = lock
+
+    @property
+    def address(self) -> str:
+        return f"ipc://{self.directory}/engine"
+
+    @property
+    def peer_address(self) -> str:
+        """Where the host serves its KV blocks to other hosts."""
+        return f"ipc://{self.directory}/blocks"
+
+    @property
+    def journal(self) -> Path:
+        """Where the host notes which sequences it is at work for."""
+        return self.directory / "steps"
+
+    def remove(self) -> None:
+        """Remove it, once the host has ended. Harmless a second time."""
+        if self._lock is not None:
+            shutil.rmtree(self.directory, ignore_errors=True)
+            os.close(self._lock)
+            self._lock = None
+
+
+def remove_dead(root: Path | None = None) -> None:
+    """Remove the directories of this user's sites that are gone."""
+    for directory in (root or Path(tempfile.gettempdir())).glob(_PREFIX + "*"):
+        try:
+            status = os.lstat(directory)
+            if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
+                continue  # the folder is shared by all users
+        except OSError:  # another site is removing it
+            continue
+        remove_if_dead(directory, "socket directory", [_LOCK])
+
+
+def remove_dead_later() -> None:
+    timer = threading.Timer(LATER_S, remove_dead)
+    timer.daemon = True
+    timer.start()

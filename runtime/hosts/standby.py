@@ -1,0 +1,155 @@
+"""One engine host that waits, imported and connected, for the day the serving one dies.
+
+Prepared when the site has been quiet for a while, for that costs a core for a second or two; replaced when it is taken or dies. The module refuses
+to know what the serving host does: it is told when the site is quiet, and asked for the host.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from typing import Literal
+
+from pilotlight.engine.api.client import EngineError
+from pilotlight.engine.api.protocol import ModelSpec
+from pilotlight.runtime.hosts.memory import available_bytes, gib
+from pilotlight.runtime.hosts.running_host import Launcher, RunningHost
+
+log = logging.getLogger("pilotlight.engine")
+
+# Private memory of a host with torch imported and no model: 149 MiB measured (torch 2.13, CPU); what its libraries share with the serving host
+# costs nothing twice. Unless the site file decides, a standby is kept where it takes at most an eighth of what is available.
+HOST_BYTES = 160 << 20
+SHARE = 8
+LATEST_S = 60.0  # a site that is never quiet needs one too
+FIRST_PAUSE_S = 1.0  # after one has died; doubled for each further that does not live so long as:
+LIVED_S = 60.0
+LONGEST_PAUSE_S = 300.0
+SILENT_S = 15.0  # thirty heartbeats
+STOP_GRACE_S = 1.0
+_LOOK_EVERY_S = 0.5
+
+State = Literal["off", "waiting", "preparing", "ready"]
+
+
+class Standby:
+    def __init__(
+        self,
+        launcher: Launcher,
+        wanted: bool | None,
+        quiet_since: Callable[[], float | None],
+        *,
+        quiet_s: float,
+        prepare_within_s: float,
+    ) -> None:
+        """`wanted` None: where memory allows. `quiet_since`: the time.monotonic() since when the site has had a host without work; None while it
+        has not; prepared after `quiet_s` of that."""
+        self._launcher = launcher
+        self._wanted = wanted
+        self._quiet_since = quiet_since
+        self._prepare_within_s = prepare_within_s
+        self._quiet_s = quiet_s
+        self.running: RunningHost | None = None  # ready, and not taken
+        self._expected: dict[str, ModelSpec] = {}  # models that it may have to load, by name
+        self._taken = asyncio.Event()
+        self._pause_s = 0.0
+        self.state: State = "off"
+        self.detail = ""
+        self.num_taken = 0
+
+    def take(self) -> RunningHost | None:
+        """Return the host if there is one that lives: it is the caller's from now on."""
+        host = self.running
+        if host is None or host.client.death is not None:
+            return None
+        self.running, self.state = None, "waiting"
+        self.num_taken += 1
+        self._taken.set()
+        return host
+
+    def expect(self, spec: ModelSpec) -> None:
+        """Have this standby, and those after it, make ready for a model whose weights outlive its host."""
+        if spec.weights_file is not None:
+            self._expected[spec.name] = spec
+
+    async def run(self) -> None:
+        """Keep one ready until cancelled, which stops it."""
+        if self._wanted is False:
+            return
+        while True:
+            self.state = "waiting"
+            await self._until_wanted()
+            started_at = time.monotonic()
+            try:
+                why_gone = await self._keep_one()
+            except (OSError, EngineError) as error:
+                why_gone = str(error)
+            except TimeoutError:
+                why_gone = f"it was not ready within {self._prepare_within_s:g} s"
+            if why_gone is None:
+                self._pause_s = 0.0
+                continue
+            lived = time.monotonic() - started_at >= LIVED_S
+            self._pause_s = FIRST_PAUSE_S if lived or not self._pause_s else min(LONGEST_PAUSE_S, 2 * self._pause_s)
+            log.warning("the standby engine host is lost: %s; the next one in %g s", why_gone, self._pause_s)
+            await asyncio.sleep(self._pause_s)
+
+    async def _until_wanted(self) -> None:
+        began = time.monotonic()
+        while True:
+            since, now = self._quiet_since(), time.monotonic()
+            is_time = (since is not None and now - since >= self._quiet_s) or now - began >= LATEST_S
+            if is_time and self._memory_allows():
+                return
+            await asyncio.sleep(min(_LOOK_EVERY_S, max(0.01, self._quiet_s)))
+
+    def _memory_allows(self) -> bool:
+        available = available_bytes()
+        if self._wanted or available is None or available >= SHARE * HOST_BYTES:
+            return True
+        need = f"{SHARE} x {gib(HOST_BYTES)} = {gib(SHARE * HOST_BYTES)}"
+        detail = f"no standby engine host: {gib(available)} of memory are available, and one is kept from {need} on"
+        if self.detail != detail:
+            log.info("%s; engine.standby = true keeps one all the same", detail)
+        self.detail = detail
+        return False
+
+    async def _keep_one(self) -> str | None:
+        """Run one from launch to its end. Return why it was lost, or None when it was taken."""
+        self.state, self.detail = "preparing", ""
+        self._taken.clear()
+        host = await self._launcher.launch(standby=True)
+        try:
+            async with asyncio.timeout(self._prepare_within_s):
+                await host.client.hello()
+            self.running, self.state = host, "ready"
+            log.info("a standby engine host is ready (pid %s)", host.pid)
+            return await self._until_gone(host)
+        finally:
+            if not self._taken.is_set():
+                self.running = None
+                await host.stop(STOP_GRACE_S)
+
+    async def _until_gone(self, host: RunningHost) -> str | None:
+        prewarmed: dict[str, ModelSpec] = {}
+        exited = asyncio.create_task(host.exited(), name="standby exit")
+        taken = asyncio.create_task(self._taken.wait(), name="standby taken")
+        try:
+            while True:
+                for name, spec in self._expected.items():
+                    if prewarmed.get(name) != spec:
+                        prewarmed[name] = spec
+                        host.client.prewarm_model(spec)
+                await asyncio.wait({exited, taken}, timeout=_LOOK_EVERY_S, return_when=asyncio.FIRST_COMPLETED)
+                if self._taken.is_set():
+                    return None
+                if exited.done():
+                    return exited.result()
+                if (death := host.client.death) is not None:
+                    return death
+                if time.monotonic() - host.client.last_event_at > SILENT_S:
+                    return f"it was silent for {SILENT_S:g} s"
+        finally:
+            for task in (exited, taken):
+                task.cancel()
+                await asyncio.wait({task})

@@ -1,0 +1,152 @@
+"""Keeps one device's engine host alive: starts it, watches it, replaces it.
+
+A host that has exited, that is not ready in time, or has work and takes no step inside its deadline is killed; every sequence open on it fails at
+once (continuation.py goes on with it elsewhere), and the standby takes its place, or a new host is started after a bounded pause (device_host.py
+knows both). Refuses to know models and requests; how a host is started is its launcher's business.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+
+from pilotlight.engine.api.client import EngineError
+from pilotlight.runtime.hosts.device_host import HostHandle
+from pilotlight.runtime.hosts.running_host import Launcher, RunningHost
+from pilotlight.runtime.telemetry.timeline import Timeline
+from pilotlight.sites.site import EngineConfig
+from pilotlight.support import background
+
+log = logging.getLogger("pilotlight.engine")
+
+SILENT_S = 15.0  # of a host without work: thirty heartbeats
+LIVED_S = 30.0  # a host that was up for so long has lived, even if it never had work
+STOP_GRACE_S = 3.0
+EXIT_S = 1.0  # for the process whose socket has closed
+
+
+class Supervisor:
+    """Use as `async with`, whose value is the device's host."""
+
+    def __init__(
+        self, launcher: Launcher, config: EngineConfig, timeline: Timeline | None = None, *, index: int = 0
+    ) -> None:
+        """`index`: of the device among those of the site."""
+        self.device_host = HostHandle(launcher, config, index)
+        self._launcher = launcher
+        self._timeline = timeline or Timeline()
+        self._tick_s = min(0.25, config.step_deadline_s / 4)
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def __aenter__(self) -> HostHandle:
+        self._tasks = [
+            asyncio.create_task(self._supervise(), name="engine supervisor"),
+            background.start(self.device_host.standby.run, "keeping a standby engine host"),
+        ]
+        return self.device_host
+
+    async def __aexit__(self, *_: object) -> None:
+        reason = "the site has stopped"
+        self.device_host.stop_waiting(reason)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._launcher.close()
+        self.device_host.set_stopped(reason)
+
+    async def _supervise(self) -> None:
+        restarts = self.device_host.restarts
+        while True:
+            started_at = time.monotonic()
+            try:
+                reason = await self._run_one()
+            except Exception as error:  # whatever it is, the site must not be left without what starts hosts
+                log.exception("supervising the engine host")
+                reason = f"the engine host could not be supervised: {error!r}"
+                self._down(reason)
+            restarts.num_restarts += 1
+            log.error("%s; restarting it", reason)
+            if time.monotonic() - started_at > LIVED_S:
+                restarts.note_long_life()
+            await asyncio.sleep(restarts.pause_s)
+
+    async def _run_one(self) -> str:
+        """Run one host from launch to death. Return why it died."""
+        device_host, launched_at = self.device_host, time.time()
+        afresh = device_host.restarts.wants_afresh
+        host = None if afresh else device_host.standby.take()
+        is_fresh = host is None
+        try:
+            host = host or await self._launcher.launch(afresh=afresh)
+        except (OSError, EngineError) as error:
+            reason = f"the engine host could not be started: {error}"
+            self._down(reason)
+            return reason
+        greeting: asyncio.Task[None] | None = None
+        try:
+            device_host.set_up(host)
+            greeting = asyncio.create_task(self._greet(host, launched_at if is_fresh else None), name="engine greeting")
+            reason = await self._until_dead(host)
+            is_stuck = host.client.death is None and device_host.progress.why_stuck() is not None
+            if is_stuck and not host.is_suspended:
+                device_host.progress.note_late()
+            host.client.fail(reason)
+            self._down(reason)
+            device_host.note_charged(host.client, await self._charged(host, is_stuck))
+            return reason
+        finally:
+            device_host.forget_host()
+            if greeting is not None:
+                greeting.cancel()
+            await host.stop(STOP_GRACE_S if device_host.progress.has_spoken else 0.0)
+            device_host.restarts.note_exit(host.has_crashed)
+
+    async def _charged(self, host: RunningHost, is_stuck: bool) -> Iterable[str]:
+        """Return the sequences under which a dead host has ended by itself: none where somebody has killed or suspended it. `is_stuck`: its process
+        lives, and took no step."""
+        if is_stuck:
+            return () if host.is_suspended else host.held().computed
+        if host.client.failed_under:
+            return host.client.failed_under
+        with suppress(TimeoutError):  # a socket closes before its process has ended
+            await asyncio.wait_for(host.exited(), EXIT_S)
+        if not host.ended_by_itself:
+            return ()
+        computed, prepared = host.held()
+        return (*computed, *prepared)
+
+    def _down(self, reason: str) -> None:
+        self._timeline.note("engine lost", time.time())
+        self.device_host.set_down(reason)
+
+    async def _greet(self, host: RunningHost, launched_at: float | None) -> None:
+        """`launched_at`: of a host whose start requests wait for."""
+        with suppress(EngineError):  # it died: `_until_dead` knows
+            self.device_host.ready = ready = await host.client.hello()
+            self.device_host.progress.note_ready()
+            if launched_at is not None:
+                phases = [(f"engine {name}", seconds) for name, seconds in ready.phases]
+                began_s = self._timeline.note_phases(phases, time.time())  # and before that the interpreter's own start
+                self._timeline.note("engine process", launched_at, max(launched_at, began_s))
+
+    async def _until_dead(self, host: RunningHost) -> str:
+        """Return when the host is dead, or has to be treated as dead: a sentence that says why."""
+        exited = asyncio.create_task(host.exited(), name="engine exit")
+        try:
+            while not exited.done():
+                await asyncio.wait({exited}, timeout=self._tick_s)
+                if not exited.done() and (dead := host.client.death or self._why_stuck(host)):
+                    return dead
+            return exited.result()
+        finally:
+            exited.cancel()
+            await asyncio.wait({exited})  # which raises only when this task is cancelled as well
+
+    def _why_stuck(self, host: RunningHost) -> str | None:
+        """Return why a host that lives is of no use; None while it makes progress, or has nothing to do and says so."""
+        progress = self.device_host.progress
+        is_silent = time.monotonic() - host.client.last_event_at > SILENT_S
+        if progress.quiet_since is not None and is_silent:
+            return f"the engine host has no work and was silent for {SILENT_S:g} s"
+        return progress.why_stuck()

@@ -1,0 +1,1 @@
+"""A site's models: where their weights are, how they wake, what they are asked for."""

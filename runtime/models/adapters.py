@@ -1,0 +1,157 @@
+"""The adapters that a site knows: for each of its models, those that its file names, each folder of a directory of adapters, and what accounts have
+uploaded, each for itself.
+
+Requests name one as `model:adapter`, or beside the model where a dialect has a field for it. An adapter is read when it is first asked for, so that
+ten thousand of them cost a start nothing; one whose files are no longer there is unknown. Refuses to know slots and sequences, which are the
+engine's.
+"""
+
+import asyncio
+import os
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from pilotlight.dialects.requests import ValidGeneration
+from pilotlight.engine.adapters.peft import CONFIG, WEIGHTS, AdapterError, check, describe, digest_of
+from pilotlight.engine.api.protocol import AdapterSource
+from pilotlight.runtime.models.finetunes import FinetuneStore
+from pilotlight.sites.config import ConfigError
+from pilotlight.sites.site import ModelConfig
+from pilotlight.wire.errors import ApiError
+from pilotlight.wire.hop.finetunes import Finetune
+
+SEPARATOR = ":"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+
+
+def is_name(name: str) -> bool:
+    """Tell whether a folder of adapters may have one of this name."""
+    return _NAME.fullmatch(name) is not None
+
+
+class _Version(NamedTuple):
+    """An adapter's files as they were when they were read."""
+
+    state: tuple[tuple[int, int], ...]  # size and time of change of each
+    digest: str
+
+
+class AdapterRegistry:
+    def __init__(self, models: Iterable[ModelConfig], finetunes: FinetuneStore | None = None) -> None:
+        """`finetunes`: what accounts have uploaded; None: nothing is taken."""
+        self.finetunes = finetunes
+        self._models = {config.name: config for config in models}
+        self._named = {
+            name: {each.name: _place(each.path) for each in config.adapters} for name, config in self._models.items()
+        }
+        self._read: dict[Path, _Version] = {}
+
+    def names(self, model: str, owner: str = "") -> list[str]:
+        """Return a model's adapters, those that are an owner's own included, in order of their names."""
+        directory = self._models[model].adapters_dir
+        found = set(self._named[model])
+        if directory is not None:
+            found |= set(_folders(_place(directory)))
+        if self.finetunes is not None and owner:
+            found |= {each.name for each in self.finetunes.of(owner) if each.is_whole and each.model == model}
+        return sorted(found)
+
+    def public(self) -> list[Finetune]:
+        """Return the adapters that are for everybody as fine-tunes: each is its own name's, as old as its folder."""
+        found = []
+        for model in self._models:
+            for name in self.names(model):
+                place = self._find_public(model, name)
+                with suppress(OSError):  # it has gone meanwhile
+                    changed_s = 0.0 if place is None else place.stat().st_mtime
+                    found.append(Finetune(name, "", "", model, name, "", changed_s, changed_s, True))
+        return found
+
+    def has(self, model: str, adapter: str, owner: str) -> bool:
+        return self._find(model, adapter, owner) is not None
+
+    def has_public(self, model: str, adapter: str) -> bool:
+        return self._find_public(model, adapter) is not None
+
+    async def of(self, request: ValidGeneration, owner: str) -> AdapterSource | None:
+        """Return the adapter that a request asks for; None: the model as it is. `owner`: whose uploads it may use. Raises ApiError for one that is
+        not there, or is none."""
+        named = self.named_in(request.requested_model, request.model)
+        if request.lora and named is not None:  # an account's list of models would be asked for a third
+            message = f"the request names two adapters, {named[:100]!r} behind its model and {request.lora[:100]!r}: leave one out"
+            raise ApiError("invalid_request", message, param="lora")
+        name = request.lora or named
+        if name is None:
+            return None
+        directory = self._find(request.model, name, owner)
+        if directory is None:
+            message = f"{request.model!r} has no adapter named {name[:100]!r}; see /ai/v1/models"
+            raise ApiError("model_not_found", message, param="lora" if request.lora else "model")
+        try:
+            state = _state_of(directory)
+            known = self._read.get(directory)
+            if known is None or known.state != state:
+                known = self._read[directory] = _Version(state, await asyncio.to_thread(_digest, directory))
+        except (AdapterError, OSError) as error:
+            raise ApiError("model_load_failed", f"adapter {name!r} cannot be used: {error}") from None
+        return AdapterSource(name, str(directory), known.digest)
+
+    def named_in(self, requested: str, model: str) -> str | None:
+        """Return the adapter's name in what a request calls a model; None: it is the model's own, or an alias."""
+        config = self._models[model]
+        return None if requested in (model, *config.aliases) else requested.rpartition(SEPARATOR)[2]
+
+    def _find(self, model: str, adapter: str, owner: str) -> Path | None:
+        """Return an adapter's files: the owner's own before everybody's."""
+        own = None if self.finetunes is None else self.finetunes.find(owner, adapter)
+        if self.finetunes is not None and own is not None and own.is_whole and own.model == model:
+            return self.finetunes.place(own)
+        return self._find_public(model, adapter)
+
+    def _find_public(self, model: str, adapter: str) -> Path | None:
+        named = self._named[model].get(adapter)
+        if named is not None:
+            return named
+        directory = self._models[model].adapters_dir
+        if directory is None or not is_name(adapter):
+            return None
+        folder = _place(directory) / adapter
+        return folder if (folder / CONFIG).is_file() else None
+
+
+def refuse_unusable(models: Iterable[ModelConfig]) -> None:
+    """Raise ConfigError for an adapter, of those that a site's file names one by one, that cannot be used."""
+    for config in models:
+        for adapter in config.adapters:
+            try:
+                check(_place(adapter.path))
+            except AdapterError as error:
+                raise ConfigError(f"model {config.name!r}: adapter {adapter.name!r} cannot be used: {error}") from None
+
+
+def _place(path: str) -> Path:
+    """Return a path as an engine host understands it, which may run elsewhere."""
+    return Path(path).expanduser().absolute()
+
+
+def _folders(directory: Path) -> Iterator[str]:
+    try:
+        with os.scandir(directory) as entries:
+            for entry in entries:
+                if is_name(entry.name) and (Path(entry.path) / CONFIG).is_file():
+                    yield entry.name
+    except OSError:
+        return  # it may be made later
+
+
+def _state_of(directory: Path) -> tuple[tuple[int, int], ...]:
+    states = [(directory / name).stat() for name in (CONFIG, WEIGHTS) if (directory / name).exists()]
+    return tuple((state.st_size, state.st_mtime_ns) for state in states)
+
+
+def _digest(directory: Path) -> str:
+    describe(directory)
+    return digest_of(directory)

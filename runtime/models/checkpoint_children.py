@@ -1,0 +1,42 @@
+"""Child processes in which what strangers send is tried or run: chat templates and tokenizers of checkpoints, images of clients.
+
+All sites of this process share them, as they share the threads of `asyncio.to_thread`: a child keeps nothing but what it has compiled. A job that
+takes too much ends its child alone. Refuses to know what that means to whom.
+"""
+
+import asyncio
+import atexit
+from functools import cache
+from typing import Any
+
+from pilotlight.engine.api.client import EngineError
+from pilotlight.engine.api.guarded_pool import GuardedJob, GuardedPool, JobEndedError
+
+NUM_CHILDREN = 4  # more than the callers of any one model or kind take at once
+
+
+async def run_guarded(job: GuardedJob) -> Any:
+    """Return the job's result. Raises JobError for an exception, JobEndedError for a job that ends whichever child it is in, EngineError where the
+    machine has no time for it."""
+    for is_last_try in (False, True):
+        try:
+            return await asyncio.wrap_future(children().submit(job))
+        except JobEndedError as error:
+            if error.is_jobs_fault:
+                raise
+            if is_last_try or error.reason == "deadline":
+                raise EngineError("overloaded", f"a request could not be prepared: {error}; try again") from None
+    raise AssertionError("a try returns or raises")
+
+
+@cache
+def children() -> GuardedPool:
+    atexit.register(close_children)
+    return GuardedPool(NUM_CHILDREN)
+
+
+def close_children() -> None:
+    """End the children, if there are any, with their jobs."""
+    if children.cache_info().currsize:
+        children().close()
+        children.cache_clear()

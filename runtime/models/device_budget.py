@@ -1,0 +1,179 @@
+"""Memory for weights on one device: which models hold some, which is put to sleep for which, in which order the waking get it.
+
+Decisions are residency.py's; this carries them out. One model at a time is given memory, first come first served: nothing overtakes a large model for
+ever. Models in use are waited for; after a while the ones in the way take no new requests until the waiting model has had its turn.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from typing import NamedTuple
+
+from pilotlight.engine.api.client import EngineClient, EngineError
+from pilotlight.runtime.hosts.device_host import ChangeNotifier, HostHandle
+from pilotlight.runtime.hosts.memory import GIB, gib
+from pilotlight.runtime.models.host_memory import HostMemory
+from pilotlight.runtime.models.model_state import ModelState, Replica
+from pilotlight.runtime.models.residency import EvictionCandidate, could_ever_fit, make_room, must_yield
+from pilotlight.sites.site import EngineConfig
+
+log = logging.getLogger("pilotlight.models")
+
+YIELD_AFTER_S = 2.0  # a waking model has waited so long for those in its way; then they take no new requests
+
+
+class Suitability(NamedTuple):
+    """A rank of devices for one more model: the least is the best."""
+
+    delay: int  # 0: its host is up, 1: soon, 2: unknown
+    crowding: int  # 0: there is room, 1: others sleep for it, 2: others are waited for
+    num_bytes: int  # of the others' weights
+    num_models: int
+    device_index: int
+
+
+class DeviceBudget:
+    def __init__(
+        self,
+        states: Iterable[ModelState],
+        host: HostHandle,
+        memory: HostMemory,
+        config: EngineConfig,
+        changed: ChangeNotifier,
+        on_eviction: Callable[[str, str], None],
+        clock: Callable[[], float],
+    ) -> None:
+        self._states = {state.name: state for state in states}
+        self._host = host
+        self._memory = memory
+        self._config = config
+        self._changed = changed
+        self._on_eviction = on_eviction
+        self._clock = clock
+        self._turn = asyncio.Lock()  # fair: first come, first served
+
+    async def acquire(self, state: ModelState) -> bool:
+        """Return when the model has memory on this device, true if others were put to sleep for it. Raises EngineError when it never can have."""
+        if self._replica(state).holds_memory:
+            return False
+        needed = state.num_bytes
+        async with self._turn:
+            began = time.monotonic()
+            try:
+                while True:
+                    limit, held = self.weights_limit(), self._candidates()
+                    plan = make_room(needed, limit, held)
+                    if plan.is_possible:
+                        break
+                    assert limit is not None, "without a limit there is always room"
+                    if not could_ever_fit(needed, limit, held):
+                        raise EngineError("model_load_failed", self._never_fits(state, limit))
+                    state.detail = "waiting for room on the device"
+                    waited_s = time.monotonic() - began
+                    if waited_s >= YIELD_AFTER_S:
+                        self._make_yield(must_yield(needed, limit, held))
+                    waits_s = [YIELD_AFTER_S - waited_s] if waited_s < YIELD_AFTER_S else []
+                    waits_s += [] if plan.wait_s is None else [plan.wait_s]
+                    with suppress(TimeoutError):
+                        await asyncio.wait_for(self._changed.wait(), min(waits_s) + 0.001 if waits_s else None)
+                self._replica(state).holds_memory = True
+                # All at once, before a request has a turn to use one of them.
+                asleep = [self._begin_sleep(self._states[name]) for name in plan.evict]
+                await asyncio.gather(*map(asyncio.shield, asleep))
+                return bool(plan.evict)
+            finally:
+                self._make_yield(())
+
+    def release(self, state: ModelState) -> None:
+        self._replica(state).holds_memory = False
+        self._changed.notify_all()
+
+    def suitability(self, state: ModelState) -> Suitability:
+        """Return how well this device suits a further replica of the model."""
+        others = [
+            other
+            for other in self._states.values()
+            if other is not state and (self._replica(other).holds_memory or self._replica(other).task is not None)
+        ]
+        plan = make_room(state.num_bytes, self.weights_limit(), [self._candidate(other) for other in others])
+        crowding = 2 if self._turn.locked() or not plan.is_possible else 1 if plan.evict else 0
+        crowding = 0 if self._replica(state).holds_memory else crowding
+        is_soon = not self._host.restarts.is_hopeless and self._host.standby.state == "ready"
+        delay = 0 if self._host.why_down is None or is_soon else 2 if self._host.restarts.is_hopeless else 1
+        held = sum(other.num_bytes for other in others)
+        return Suitability(delay, crowding, held, len(others), self._host.index)
+
+    def could_take_quietly(self, state: ModelState) -> bool:
+        """Return whether there is room for a model that no request has asked for: none may be put to sleep that is expected as soon."""
+        if self._turn.locked():
+            return False
+        plan = make_room(state.num_bytes, self.weights_limit(), self._candidates())
+        now = self._clock()
+        mine = state.demand.arrivals.expected_in_s(now)
+        others = [self._states[name].demand.arrivals for name in plan.evict]
+        return plan.is_possible and all(other.expected_in_s(now) > 2 * mine for other in others)
+
+    async def put_to_sleep(self, state: ModelState) -> None:
+        """Unload the model's weights, which stay in host memory where they have a place there. The caller has made sure that nothing uses it."""
+        await asyncio.shield(self._begin_sleep(state))
+
+    def weights_limit(self) -> int | None:
+        """Return the bytes of weights that may be awake; None: whatever fits."""
+        if self._config.weights_gib is not None:
+            return round(self._config.weights_gib * GIB)
+        return None if self._host.ready is None else self._host.ready.weights_bytes
+
+    def _replica(self, state: ModelState) -> Replica:
+        return state.replicas[self._host.index]
+
+    def _begin_sleep(self, state: ModelState) -> "asyncio.Task[None]":
+        """Begin to unload the model: from this moment on no request gets it here."""
+        replica = self._replica(state)
+        assert replica.is_awake
+        assert not replica.work.sequences, "a replica with open sequences is never put to sleep"
+        assert state.is_spare(replica) or not state.demand.users, "a model with open requests is never put to sleep"
+        state.lose(replica)
+        state.detail = ""
+        state.history.evictions += 1
+        replica.falling_asleep = asyncio.create_task(
+            self._unload(state, self._host.client), name=f"unload {state.name}"
+        )
+        return replica.falling_asleep
+
+    async def _unload(self, state: ModelState, client: EngineClient | None) -> None:
+        try:
+            if client is not None and client is self._host.client:
+                with suppress(EngineError):  # the host died, and the model with it
+                    await self._host.unload_model(state.name)
+            where = "host" if self._memory.holds(state) else "disk"
+            log.info("model %s sleeps (%s)", state.name, where)
+            self._on_eviction(state.name, where)
+        finally:  # its next wake waits for this first
+            self._replica(state).falling_asleep = None
+            self.release(state)
+
+    def _candidates(self) -> list[EvictionCandidate]:
+        return [self._candidate(state) for state in self._holding()]
+
+    def _candidate(self, state: ModelState) -> EvictionCandidate:
+        is_in_host_memory = self._memory.holds(state)
+        return state.device_candidate(self._replica(state), time.monotonic(), self._clock(), is_in_host_memory)
+
+    def _holding(self) -> list[ModelState]:
+        return [state for state in self._states.values() if self._replica(state).holds_memory]
+
+    def _make_yield(self, names: tuple[str, ...]) -> None:
+        for name, state in self._states.items():
+            self._replica(state).is_yielding = name in names
+        if not names:
+            self._changed.notify_all()
+
+    def _never_fits(self, state: ModelState, limit: int) -> str:
+        pinned = {other.name: other.num_bytes for other in self._holding() if other.config.residency == "device"}
+        taken = "".join(f" and {name}, which stays, {gib(size)}" for name, size in pinned.items())
+        return (
+            f"{state.name} needs {gib(state.num_bytes)} of the device{taken}, and there are {gib(limit)} for weights: "
+            "raise weights_gib, lower kv_gib, or let other models be auto"
+        )

@@ -1,0 +1,44 @@
+"""Which models' weights may lie in the site's host memory: a sleeping model's file gives way to one that is about to be written.
+
+All engine hosts of the site share the files. Decisions are residency.py's, files weights_tier.py's; this joins them.
+"""
+
+import logging
+from collections.abc import Callable, Iterable
+
+from pilotlight.runtime.hosts.memory import gib
+from pilotlight.runtime.models.model_state import ModelState
+from pilotlight.runtime.models.residency import make_room
+from pilotlight.runtime.models.weights_tier import WeightsTier
+
+log = logging.getLogger("pilotlight.models")
+
+
+class HostMemory:
+    def __init__(self, states: Iterable[ModelState], tier: WeightsTier | None, clock: Callable[[], float]) -> None:
+        self._states = tuple(states)
+        self._tier = tier
+        self._clock = clock
+
+    def holds(self, state: ModelState) -> bool:
+        return self._tier is not None and self._tier.bytes_of(state.name) > 0
+
+    def file_for(self, state: ModelState) -> str | None:
+        """Return where the model's weights may lie; sleeping models' files give way. None: it has no place there."""
+        tier, name = self._tier, state.name
+        if tier is None or state.config.residency == "disk":
+            return None
+        others = [other for other in self._states if other is not state]
+        now = self._clock()
+        held = [other.host_memory_candidate(now, size) for other in others if (size := tier.held_for(other.name))]
+        plan = make_room(max(state.num_bytes, tier.held_for(name)), tier.limit_bytes, held)
+        if not plan.is_possible:
+            log.info(
+                "%s has no place among the weights in host memory (%s of %s are in use)",
+                name, gib(sum(each.num_bytes for each in held)), gib(tier.limit_bytes),
+            )  # fmt: skip
+            return None
+        for victim in plan.evict:
+            log.info("%s leaves host memory for %s", victim, name)
+            tier.remove(victim)
+        return str(tier.file_of(name))

@@ -1,0 +1,229 @@
+"""One model of the site: what is configured, what is known of it, how much it is wanted, and its replicas, one for each device.
+
+State and the facts that follow from it; registry.py, wakes.py, device_budget.py and dispatcher.py change it. Refuses to know how anything is loaded.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from pilotlight.engine.api.client import EngineClient
+from pilotlight.engine.api.protocol import ModelInfo, ModelLoad
+from pilotlight.runtime.dispatch.prefixes import PrefixMemory
+from pilotlight.runtime.hosts.device_host import HostHandle
+from pilotlight.runtime.models.demand import Demand
+from pilotlight.runtime.models.residency import SPARE, EvictionCandidate
+from pilotlight.runtime.models.text import TextSide
+from pilotlight.runtime.models.wake_history import WakeHistory
+from pilotlight.sites.site import ModelConfig
+from pilotlight.wire.hop.status import ModelStatus, Residency
+
+
+class AwakeModel(NamedTuple):
+    config: ModelConfig
+    info: ModelInfo
+    text: TextSide
+
+
+class OpenWork:
+    """Sequences that are open on a replica, and the tokens that are still to be computed for them, as far as one can tell."""
+
+    def __init__(self) -> None:
+        self.sequences = 0
+        self.prefill_tokens = 0
+        self.decode_tokens = 0
+
+
+class Replica:
+    """One model on one device: asleep there, waking, awake, falling asleep; and the sequences that are open on it."""
+
+    def __init__(self, model: str, host: HostHandle) -> None:
+        self.model = model
+        self.host = host
+        self.is_awake = False
+        self.loaded_by: EngineClient | None = None  # the host that has, or had, its weights
+        self.task: asyncio.Task[None] | None = None  # a waking under way
+        self.falling_asleep: asyncio.Task[None] | None = None
+        self.holds_memory = False  # of the device's budget: awake, or about to be
+        self.awake_since = 0.0
+        self.is_yielding = False  # takes no new sequences: another model has waited long for its memory
+        self.is_retiring = False  # takes no new sequences: the others do without it
+        self.late_at = 0.0  # when it had not computed a prompt that another host had waited for in vain
+        self.work = OpenWork()
+        self.prefixes = PrefixMemory()
+
+    @property
+    def is_live(self) -> bool:
+        """Tell whether it is awake, and its host answers."""
+        return self.is_awake and self.host.why_down is None
+
+    @property
+    def takes_prompts(self) -> bool:
+        """Tell whether other hosts can fetch what it computes: it says where, and has been heard of since it was late."""
+        client = self.host.client
+        return self.host.peer_address is not None and client is not None and client.last_event_at >= self.late_at
+
+    @property
+    def is_changing(self) -> bool:
+        return self.task is not None or self.falling_asleep is not None
+
+    @property
+    def load(self) -> ModelLoad:
+        return self.host.loads.get(self.model, ModelLoad())
+
+    def forget(self) -> None:
+        """Note that its weights are no longer on the device, nor what it had computed."""
+        self.is_awake = self.is_retiring = False
+        self.prefixes.forget()
+
+
+class ModelState:
+    def __init__(
+        self, config: ModelConfig, hosts: Sequence[HostHandle], on_lost: Callable[[str], None] = lambda model: None
+    ) -> None:
+        """`on_lost`: told when it is on no device any more."""
+        self.config = config
+        self.replicas = tuple(Replica(config.name, host) for host in hosts)
+        self.info: ModelInfo | None = None  # of the last load: what the model can do stays true while it sleeps
+        self.text: TextSide | None = None
+        self.directory: Path | None = None
+        self.num_bytes = 0  # of its weights; a guess until an engine has said so
+        self.detail = ""  # of what is being done with it, for people
+        self.loaded_share = 0.0  # of the bytes downloaded or, later, loaded
+        self.history = WakeHistory()
+        self.demand = Demand()
+        self._on_lost = on_lost
+
+    @property
+    def name(self) -> str:
+        return self.config.name
+
+    @property
+    def awake(self) -> list[Replica]:
+        return [replica for replica in self.replicas if replica.is_awake]
+
+    @property
+    def loads(self) -> list[ModelLoad]:
+        """How busy it is where it is awake, as far as hosts have said so."""
+        return [load for replica in self.awake if (load := replica.host.loads.get(self.name)) is not None]
+
+    @property
+    def waking(self) -> list[Replica]:
+        return [replica for replica in self.replicas if replica.task is not None]
+
+    @property
+    def loaded(self) -> AwakeModel | None:
+        """None unless it is awake somewhere."""
+        if self.info is None or self.text is None or not self.awake:
+            return None
+        return AwakeModel(self.config, self.info, self.text)
+
+    @property
+    def flaw(self) -> str | None:
+        """Why it takes no conversations although it may be awake; None as far as is known."""
+        return self.text.rendering.why_broken if self.text is not None else None
+
+    @property
+    def is_asleep(self) -> bool:
+        return not self.awake and not self.waking
+
+    @property
+    def is_busy(self) -> bool:
+        return self.demand.is_open or bool(self.waking)
+
+    @property
+    def is_yielding(self) -> bool:
+        """Tell whether it takes new requests nowhere: others have waited long for its memory."""
+        held = [replica for replica in self.replicas if replica.holds_memory]
+        return bool(held) and all(replica.is_yielding for replica in held)
+
+    def has_others_awake(self, replica: Replica) -> bool:
+        return any(other.is_awake for other in self.replicas if other is not replica)
+
+    def is_spare(self, replica: Replica) -> bool:
+        """Return whether the model is awake there, and elsewhere as well."""
+        return replica.is_awake and self.has_others_awake(replica)
+
+    def is_replica_busy(self, replica: Replica) -> bool:
+        is_needed = self.is_busy and not self.is_spare(replica)
+        return replica.work.sequences > 0 or replica.is_changing or is_needed
+
+    def lose(self, replica: Replica) -> None:
+        """Note that its weights are not on that device any more."""
+        replica.forget()
+        if not self.awake:
+            self._on_lost(self.name)
+
+    def residency(self, is_in_host_memory: bool) -> Residency:
+        if self.awake:
+            return "device"
+        if self.waking:
+            return "loading"
+        if self.history.is_given_up:
+            return "failed"
+        return "host" if is_in_host_memory else "disk"
+
+    def expected_wake_s(self, is_in_host_memory: bool) -> float:
+        return self.history.expected_s(is_in_host_memory, self.num_bytes)
+
+    def device_candidate(
+        self, replica: Replica, monotonic: float, now: float, is_in_host_memory: bool
+    ) -> EvictionCandidate:
+        """Describe a replica that holds memory of its device. One that the model could do without gives way before another model's only one."""
+        is_spare = self.is_spare(replica)
+        return EvictionCandidate(
+            self.name,
+            self.num_bytes,
+            is_pinned=self.config.residency == "device" and not is_spare,
+            is_busy=self.is_replica_busy(replica),
+            priority=SPARE if is_spare else self.config.priority,
+            awake_for_s=monotonic - replica.awake_since,
+            wake_s=self.expected_wake_s(is_in_host_memory),
+            next_use_s=self.demand.arrivals.expected_in_s(now),
+        )
+
+    def host_memory_candidate(self, now: float, file_bytes: int) -> EvictionCandidate:
+        """Describe a model whose weights lie in host memory, for the sake of a fast wake."""
+        return EvictionCandidate(
+            self.name,
+            file_bytes,
+            is_pinned=self.config.residency == "host",
+            is_busy=bool(self.awake) or self.is_busy,
+            priority=self.config.priority,
+            wake_s=self.expected_wake_s(False),
+            next_use_s=self.demand.arrivals.expected_in_s(now),
+        )
+
+    def status(self, is_in_host_memory: bool) -> ModelStatus:
+        history = self.history
+        asleep_ms = history.last_ms_from.get("host" if is_in_host_memory else "disk", history.last_ms)
+        awake = self.awake
+        loads = [replica.load for replica in awake]
+        return ModelStatus(
+            name=self.name,
+            aliases=self.config.aliases,
+            residency=self.residency(is_in_host_memory),
+            loaded=1.0 if awake else self.loaded_share,
+            context_length=self.info.context_length if self.info is not None else 0,
+            running=sum(load.running for load in loads),
+            waiting=sum(load.waiting for load in loads),
+            queued_tokens=min((load.waiting_tokens for load in loads), default=0),
+            kv_blocks_free=sum(load.free_blocks for load in loads),
+            kv_blocks_total=sum(load.total_blocks for load in loads),
+            prefill_tokens_per_s=_mean([load.prefill_tokens_per_s for load in loads if load.prefill_tokens_per_s]),
+            decode_tokens_per_s=_mean([load.decode_tokens_per_s for load in loads if load.decode_tokens_per_s]),
+            kv_store=next((load.store for load in loads if load.store), ""),
+            kv_store_tokens_per_s=_mean([load.store_tokens_per_s for load in loads if load.store_tokens_per_s]),
+            wake_ms=history.last_ms if awake else asleep_ms,
+            detail=self.detail or self.flaw or "",
+            weights_bytes=self.num_bytes,
+            wakes=history.wakes,
+            evictions=history.evictions,
+            copies=len(awake),
+            in_host_memory=is_in_host_memory,
+        )
+
+
+def _mean(values: list[float]) -> float:
+    return sum(values) / len(values) if values else 0.0

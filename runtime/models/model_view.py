@@ -1,0 +1,93 @@
+"""What the site says of its models: names, what each can do, where it is and how busy. Refuses to change anything."""
+
+import time
+from collections.abc import Mapping
+from operator import attrgetter
+
+from pilotlight.engine.api.protocol import ModelInfo, ModelLoad
+from pilotlight.engine.text.tokenizer import Tokenizer
+from pilotlight.runtime.models.adapters import SEPARATOR, is_name
+from pilotlight.runtime.models.host_memory import HostMemory
+from pilotlight.runtime.models.model_state import AwakeModel, ModelState
+from pilotlight.sites.site import ModelConfig
+from pilotlight.wire.hop.status import ModelStatus, Residency
+
+
+class ModelRegistry:
+    def __init__(self, states: Mapping[str, ModelState], memory: HostMemory) -> None:
+        self.created = int(time.time())
+        self._states = states
+        self._names = {name: state.name for state in states.values() for name in (state.name, *state.config.aliases)}
+        self._memory = memory
+
+    @property
+    def configs(self) -> list[ModelConfig]:
+        return [state.config for state in self._states.values()]
+
+    def resolve(self, name: str) -> str | None:
+        """Return a model's own name, from its name or an alias, or from one of these with an adapter's behind it, whoever may use that."""
+        known = self._names.get(name)
+        if known is not None or SEPARATOR not in name:
+            return known
+        base, _, adapter = name.rpartition(SEPARATOR)
+        return self._names.get(base) if is_name(adapter) else None
+
+    def adapter_in(self, name: str) -> str:
+        """Return the adapter's name behind a model's; empty: there is none."""
+        return "" if name in self._names or self.resolve(name) is None else name.rpartition(SEPARATOR)[2]
+
+    def names_of(self, name: str) -> list[str]:
+        """Return all names of what one of them names: a model's own and its aliases, each with the adapter's behind it that `name` has."""
+        behind = f"{SEPARATOR}{adapter}" if (adapter := self.adapter_in(name)) else ""
+        own = self.resolve(name)
+        return [known + behind for known, of in self._names.items() if of == own]
+
+    def info(self, name: str) -> ModelInfo | None:
+        return self._states[name].info
+
+    def tokenizer(self, name: str) -> Tokenizer | None:
+        """Return the model's tokenizer, once it has been loaded."""
+        text = self._states[name].text
+        return text.tokenizer if text is not None else None
+
+    def takes_conversations(self, name: str) -> bool:
+        """Return whether it has a chat template, once it has been loaded."""
+        text = self._states[name].text
+        return text is not None and bool(text.template.sources)
+
+    def embedding_models(self) -> list[str]:
+        """Return those known to make embeddings: a model that was never loaded is not known yet."""
+        return [state.name for state in self._states.values() if state.info is not None and state.info.pooling]
+
+    def residency(self, name: str) -> Residency:
+        state = self._states[name]
+        return state.residency(self._memory.holds(state))
+
+    def statuses(self) -> tuple[ModelStatus, ...]:
+        return tuple(state.status(self._memory.holds(state)) for state in self._states.values())
+
+    def missing(self) -> list[str]:
+        """Return why the site is not ready: one sentence for each model that should be on the device and is not."""
+        return [
+            f"model {state.name!r}: {state.detail or state.flaw or state.residency(self._memory.holds(state))}"
+            for state in self._states.values()
+            if state.config.residency == "device" and (not state.awake or state.flaw is not None)
+        ]
+
+    def load(self, name: str) -> ModelLoad | None:
+        """Return how busy a model is where it is least busy; None while it is nowhere."""
+        state = self._states.get(name)
+        return min(state.loads, key=attrgetter("waiting_tokens"), default=None) if state is not None else None
+
+    def kv_tokens(self, model: AwakeModel) -> int:
+        """Return the tokens of KV cache that the model could have now: less than all while others of its host are at work."""
+        loads = self._states[model.info.name].loads
+        return (
+            sum([load.total_blocks for load in loads]) if loads else model.info.total_blocks
+        ) * model.info.block_size
+
+    def has_waiting(self, name: str) -> bool:
+        """Return whether sequences wait for room already, wherever the model is awake."""
+        state = self._states.get(self._names.get(name, ""))
+        awake = state.awake if state is not None else ()
+        return bool(awake) and all(replica.load.waiting > 0 for replica in awake)

@@ -1,0 +1,200 @@
+"""The site's models: a request gets one that is awake, and each of its sequences a replica to be computed on.
+
+A model wakes at start, for its first request, or shortly before that is expected; requests that come meanwhile wait for the same waking. What a
+request uses stays awake somewhere. Puts together the parts that decide: wake_queue.py (requests that wait), device_budget.py and residency.py (what
+sleeps for what), wakes.py (how one wakes), prewaking.py and autoscaler.py (what happens unasked). Refuses to know HTTP and torch.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+from pilotlight.engine.api.client import EngineError
+from pilotlight.engine.api.protocol import ModelInfo, Submit
+from pilotlight.runtime.dispatch.assignments import Assignments
+from pilotlight.runtime.dispatch.dispatcher import Dispatch, Placement
+from pilotlight.runtime.generation.admission import Admission
+from pilotlight.runtime.generation.rendering import expect_conversation
+from pilotlight.runtime.hosts.autoscaler import Autoscaler
+from pilotlight.runtime.hosts.device_host import ChangeNotifier, HostHandle
+from pilotlight.runtime.hosts.fleet import Fleet
+from pilotlight.runtime.hosts.prewaking import Foresight
+from pilotlight.runtime.models.adapters import AdapterRegistry
+from pilotlight.runtime.models.device_budget import DeviceBudget
+from pilotlight.runtime.models.finetunes import FinetuneStore
+from pilotlight.runtime.models.host_memory import HostMemory
+from pilotlight.runtime.models.model_state import AwakeModel, ModelState
+from pilotlight.runtime.models.model_view import ModelRegistry
+from pilotlight.runtime.models.sources import PREFIX
+from pilotlight.runtime.models.wake_history import Wake
+from pilotlight.runtime.models.wake_queue import WakeQueue
+from pilotlight.runtime.models.wakes import Waker
+from pilotlight.runtime.models.weights_tier import WeightsTier
+from pilotlight.sites.site import SiteConfig
+from pilotlight.support import background
+from pilotlight.wire.errors import ApiError
+from pilotlight.wire.hop.data_sites import DataSites
+
+if TYPE_CHECKING:
+    from pilotlight.runtime.dispatch.lenders import Lenders  # where a site's file names some
+    from pilotlight.runtime.dispatch.lending import Lending
+    from pilotlight.runtime.dispatch.lending import Observer as LendingObserver
+
+
+class Models:
+    def __init__(
+        self,
+        site: SiteConfig,
+        fleet: Fleet,
+        tier: WeightsTier | None = None,
+        *,
+        on_wake: Callable[[Wake], None] = lambda wake: None,
+        on_eviction: Callable[[str, str], None] = lambda model, where: None,
+        on_scaling: Callable[[str, str], None] = lambda model, direction: None,
+        on_lost: Callable[[str], None] = lambda model: None,
+        finetunes: FinetuneStore | None = None,
+        lenders: "Lenders | None" = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """`clock` is of the wall: rhythms are those of days. `on_eviction` is told the model and where it sleeps; `on_scaling`, up or down;
+        `on_lost`, that it is on no device any more, and what it had cached is gone."""
+        self._fleet = fleet
+        self._clock = clock
+        self._states = {config.name: ModelState(config, fleet.hosts, on_lost) for config in site.models}
+        states = tuple(self._states.values())
+        self._changed = (
+            ChangeNotifier()
+        )  # a request has ended, or a model has woken or fallen asleep, on whichever device
+        memory = HostMemory(states, tier, clock)
+        self._budgets = budgets = tuple(
+            DeviceBudget(states, host, memory, site.engine, self._changed, on_eviction, clock) for host in fleet.hosts
+        )
+        self._waker = Waker(budgets, memory, self._changed, site.engine, on_wake)
+        self._queue = WakeQueue(fleet, budgets, self._waker, memory, self._changed, site.limits.max_waking)
+        self.adapters = AdapterRegistry(site.models, finetunes)
+        self.registry = ModelRegistry(self._states, memory)
+        self.lenders = lenders
+        self.assignments = Assignments(states, has_choice=len(fleet.hosts) > 1 or lenders is not None)
+        self._dispatch = Dispatch(self.assignments)
+        self._foresight = Foresight(states, budgets, memory, self._queue, clock)
+        self._autoscaler = Autoscaler(
+            states, budgets, self._waker, self._changed, site.engine, on_scaling, self.assignments
+        )
+        self._tasks: list[asyncio.Task[None]] = []
+        for host in fleet.hosts:
+            host.on_change(self._note_up, self._note_down)
+
+    def start(self) -> None:
+        """Begin to wake what is to be on the device from the start."""
+        for state in self._states.values():
+            if state.config.residency == "device":
+                self._queue.begin(state)
+        self._tasks.append(background.start(self._foresight.run, "waking models ahead of their use"))
+        if len(self._fleet.hosts) > 1:
+            self._tasks.append(background.start(self._autoscaler.run, "moving models between devices"))
+        if self.lenders is not None:
+            self._tasks += self.lenders.start()
+
+    def drain(self) -> None:
+        """Refuse what waits for a model."""
+        self._queue.drain()
+
+    async def stop(self) -> None:
+        replicas = [replica for state in self._states.values() for replica in state.replicas]
+        wakes_and_sleeps = [task for replica in replicas for task in (replica.task, replica.falling_asleep)]
+        running = [task for task in (*wakes_and_sleeps, *self._waker.checks, *self._tasks) if task is not None]
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+        if self.lenders is not None:
+            self.lenders.close()
+
+    @asynccontextmanager
+    async def use(self, name: str) -> AsyncIterator[AwakeModel]:
+        """Open a request's scope: the model is awake, and stays so. Raises ApiError when it cannot be had."""
+        state = self._states[name]
+        demand = state.demand
+        demand.arrivals.note(self._clock())
+        loaded = None if state.is_yielding else state.loaded
+        loaded = loaded or await self._queue.until_available(state)
+        demand.users += 1
+        try:
+            yield loaded
+        finally:
+            demand.users -= 1
+            demand.used_at = time.monotonic()
+            self._changed.notify_all()
+
+    async def place(self, submit: Submit, data_sites: DataSites) -> Placement:
+        """Return the replicas of a model in use that a sequence is to be computed on: at once where one lives, else as soon as one does. The caller
+        assigns the sequence to them (`assignments.assigned`) before it waits for anything. `data_sites`: that may see it, beside this one."""
+        state = self._states[submit.model]
+        while True:
+            live = [replica for replica in state.awake if replica.is_live]
+            if live:
+                taking = [replica for replica in live if not (replica.is_retiring or replica.is_yielding)]
+                lenders, why_none = ((), "") if self.lenders is None else self.lenders.that_may_see(data_sites)
+                return self._dispatch.place(submit, taking or live, lenders, why_none)
+            if self._fleet.is_ending:
+                reason = self._fleet.why_down or "the site is ending"
+                raise EngineError("overloaded", f"{reason}; try again in a moment")
+            if awake := state.awake:  # its host has just died: its supervisor will know in a moment
+                await awake[0].host.changed.wait()
+            else:
+                await self._queue.until_awake(state)
+
+    def lending(self, admission: Admission, observe: "LendingObserver") -> "Lending":
+        """Return what computes prompts for other sites."""
+        from pilotlight.runtime.dispatch.lending import Lending  # few sites lend
+
+        return Lending(self._states, self.assignments, admission, observe)
+
+    def info_of(self, name: str) -> ModelInfo | None:
+        """Return what a model can do; None before it has first been awake."""
+        return self._states[name].info
+
+    def expect_conversation(self, name: str) -> None:
+        """Prepare to render a conversation while the model it is for is still asleep."""
+        if self._states[name].text is None:
+            expect_conversation(is_trusted=self._states[name].config.source.startswith(PREFIX))
+
+    def hint(self, name: str) -> None:
+        """Begin to wake the model if it sleeps, and there is room, or a model that is less expected: a request is on its way."""
+        state = self._states[name]
+        if state.is_asleep and not state.history.is_given_up:
+            state.demand.arrivals.note(self._clock())
+            self._queue.begin(state)
+
+    async def put_to_sleep(self, name: str) -> None:
+        """Put the model to sleep on every device. Raises ApiError while requests use it."""
+        state = self._states[name]
+        if state.demand.users or state.waking:
+            raise ApiError("conflict", f"{name} is in use: it sleeps when its requests have ended")
+        replicas = zip(self._budgets, state.replicas, strict=True)
+        await asyncio.gather(*(budget.put_to_sleep(state) for budget, replica in replicas if replica.is_awake))
+
+    def _note_down(self, host: HostHandle, reason: str) -> None:
+        """Forget every replica that the host held. Of the models that are nowhere else, those in use, and those that stay, wake again, in this
+        order."""
+        budget = self._budgets[host.index]
+        lost = [state for state in self._states.values() if state.replicas[host.index].is_awake]
+        for state in sorted(lost, key=lambda state: state.demand.users == 0):
+            replica = state.replicas[host.index]
+            state.lose(replica)
+            if state.awake or state.waking:
+                budget.release(state)
+                continue
+            state.history.is_cut = True
+            if state.demand.users or state.config.residency == "device":
+                state.detail = reason
+                self._queue.begin(state)
+            if replica.task is None:  # it sleeps, or wakes elsewhere
+                budget.release(state)
+
+    def _note_up(self) -> None:
+        """Wake what could not be loaded for want of a host."""
+        for state in self._states.values():
+            if state.history.lacked_a_host and not state.waking:
+                self._queue.begin(state)

@@ -1,0 +1,96 @@
+"""Where a model's files are: `embedded:NAME`, a directory, a GGUF file, the URL of a packed one, or a Hugging Face hub id -> a local directory.
+
+Local names never touch the network; what downloads is in runtime/fetching. The module refuses to know what is in the files.
+"""
+
+import asyncio
+import re
+from pathlib import Path
+
+import pilotlight.engine
+from pilotlight.engine.api.errors import CheckpointError
+from pilotlight.engine.gguf import directory as gguf
+from pilotlight.runtime.fetching.errors import FetchError, Progress
+from pilotlight.runtime.fetching.hub import downloaded
+
+EMBEDDED = Path(pilotlight.engine.__file__).parent / "embedded"
+PREFIX = "embedded:"
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+
+
+class SourceError(Exception):
+    """The model's files cannot be had; the message says what to change."""
+
+
+async def directory_of(source: str, on_progress: Progress | None = None) -> Path:
+    """Return the model's directory. A download ends when this is cancelled, and resumes where an earlier one was cut. Raises SourceError."""
+    local = await asyncio.to_thread(local_directory, source)  # the head of a GGUF file has some 10 MB to be read
+    if local is not None:
+        return local
+    try:
+        return await (_fetched(source, on_progress) if is_url(source) else downloaded(source, on_progress))
+    except FetchError as error:
+        raise SourceError(str(error)) from None
+
+
+def local_directory(source: str) -> Path | None:
+    """Return the directory that a source names without a download; None for a hub id, and for a URL of what was not fetched yet."""
+    if source.startswith(PREFIX):
+        return _embedded(source.removeprefix(PREFIX))
+    if is_url(source):
+        return _fetched_before(source)
+    path = Path(source).expanduser()
+    if path.is_dir():
+        return path
+    if path.suffix == gguf.SUFFIX and path.is_file():
+        return _of_gguf(path)
+    if path.exists():
+        raise SourceError(
+            f"{source} is a file; name the directory that holds config.json and the weights, or a file called NAME{gguf.SUFFIX}"
+        )
+    if not _HUB_ID.fullmatch(source):
+        raise SourceError(
+            f"there is no directory {source}, nor a file; a hub id looks like org/name, an embedded model like embedded:ember, "
+            "a packed model's URL like https://host/folder"
+        )
+    return None
+
+
+def is_url(source: str) -> bool:
+    return source.startswith(("http://", "https://"))
+
+
+def _fetched_before(source: str) -> Path | None:
+    from pilotlight.runtime.fetching.remote import Remote  # with aiohttp: only where a site file names a URL
+
+    try:
+        remote = Remote.parse(source)
+    except FetchError as error:
+        raise SourceError(str(error)) from None
+    return remote.kept() if remote is not None else None
+
+
+async def _fetched(source: str, on_progress: Progress | None) -> Path:
+    from pilotlight.runtime.fetching.remote import Remote, fetch
+
+    remote = Remote.parse(source)
+    assert remote is not None
+    return await fetch(remote, on_progress)
+
+
+def _of_gguf(path: Path) -> Path:
+    from pilotlight.runtime.fetching.store import store
+
+    try:
+        return gguf.directory_of(path, store() / "gguf")
+    except (CheckpointError, OSError) as error:
+        raise SourceError(f"{path} cannot be served: {error}") from None
+
+
+def _embedded(name: str) -> Path:
+    available = sorted(path.parent.name for path in EMBEDDED.glob("*/config.json"))
+    if name in available:
+        return EMBEDDED / name
+    known = ", ".join(available) or "none in this installation"
+    raise SourceError(f"there is no embedded model {name!r}; embedded models: {known}")

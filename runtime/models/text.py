@@ -1,0 +1,105 @@
+"""A model's text side: its tokenizer, chat template, answers' format and recommended sampling, read beside its weights.
+
+Knows the checkpoint's small files; refuses to know engines and residency.
+"""
+
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pilotlight.engine.api.errors import CheckpointError, TokenizerError
+from pilotlight.engine.api.protocol import ModelInfo
+from pilotlight.engine.text.chat_template import ChatTemplate
+from pilotlight.engine.text.formats import AnswerFormat
+from pilotlight.engine.text.image_prompt import ImagePlaceholders
+from pilotlight.engine.text.tokenizer import Tokenizer, read_json
+from pilotlight.runtime.generation.rendering import Rendering
+from pilotlight.runtime.models.sources import EMBEDDED
+
+LEAST_TOP_P = 1e-6
+
+
+class SamplingDefaults(NamedTuple):
+    """Sampling that the checkpoint's generation_config.json recommends where a request says nothing."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int | None = None
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+
+
+class TextSide(NamedTuple):
+    """The parts that turn text into a model's tokens and back."""
+
+    directory: Path  # of the checkpoint
+    tokenizer: Tokenizer
+    template: ChatTemplate
+    rendering: Rendering
+    answers: AnswerFormat
+    defaults: SamplingDefaults
+    placeholders: ImagePlaceholders | None  # None: the checkpoint has no eyes
+
+    @classmethod
+    def from_directory(cls, directory: Path, tool_format: str | None = None) -> "TextSide":
+        """`tool_format`: by name; None: as the chat template tells."""
+        template = ChatTemplate.from_directory(directory)
+        defaults = sampling_defaults(read_json(directory / "generation_config.json"))
+        tokenizer = Tokenizer.from_directory(directory)
+        return cls(
+            directory,
+            tokenizer,
+            template,
+            Rendering(tokenizer, template, is_trusted=directory.is_relative_to(EMBEDDED)),
+            AnswerFormat.of(tokenizer, template, tool_format),
+            defaults,
+            _placeholders(directory, tokenizer),
+        )
+
+
+def _placeholders(directory: Path, tokenizer: Tokenizer) -> ImagePlaceholders | None:
+    if not (directory / "config.json").is_file():
+        return None
+    try:
+        return ImagePlaceholders.from_checkpoint(directory, tokenizer.added_token_id)
+    except CheckpointError as error:
+        raise TokenizerError(str(error)) from None
+
+
+def check_vocabulary(tokenizer: Tokenizer, info: ModelInfo) -> None:
+    """Raises TokenizerError: an added token without an embedding is refused when a prompt holds it, a whole vocabulary without here."""
+    if tokenizer.num_base_tokens > info.vocab_size:
+        raise TokenizerError(
+            f"its tokenizer has {tokenizer.num_base_tokens} tokens and its weights embed {info.vocab_size}; "
+            "they belong to different models"
+        )
+
+
+def sampling_defaults(config: dict[str, Any]) -> SamplingDefaults:
+    """Read generation_config.json. Only an explicit `do_sample: false` means greedy: many checkpoints leave it out and mean to be sampled. Raises
+    TokenizerError for a number that no request could be sampled with."""
+    repetition_penalty = _number(config, "repetition_penalty", 1.0, (0.01, 100.0))
+    if config.get("do_sample") is False:
+        return SamplingDefaults(temperature=0.0, repetition_penalty=repetition_penalty)
+    top_k = int(_number(config, "top_k", 0, (-1, sys.maxsize)))
+    return SamplingDefaults(
+        temperature=_number(config, "temperature", 1.0, (0.0, sys.float_info.max)),
+        # 0 leaves the most likely token alone, as any number does that is smaller than its probability.
+        top_p=_number(config, "top_p", 1.0, (0.0, 1.0)) or LEAST_TOP_P,
+        top_k=top_k if top_k > 0 else None,
+        min_p=_number(config, "min_p", 0.0, (0.0, 1.0)),
+        repetition_penalty=repetition_penalty,
+    )
+
+
+def _number(config: dict[str, Any], key: str, default: float, limits: tuple[float, float]) -> float:
+    """Return a number of the file; `default` only where it is not given, as 0 is a number too."""
+    value = config.get(key)
+    if value is None:
+        return default
+    least, most = limits
+    if not isinstance(value, int | float) or isinstance(value, bool) or not least <= value <= most:
+        raise TokenizerError(
+            f"generation_config.json has {key} = {value!r}; it must be a number from {least} to {most}"
+        )
+    return float(value)

@@ -1,0 +1,110 @@
+"""Requests that wait for a model: the first of them wakes it, all of them share that waking, and a drain refuses those that are left.
+
+Knows which device suits a waking model best. Refuses to know how a model wakes (wakes.py) and what is put to sleep for it (device_budget.py).
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+from pilotlight.runtime.generation.admission import shutting_down
+from pilotlight.runtime.hosts.device_host import ChangeNotifier
+from pilotlight.runtime.hosts.fleet import Fleet
+from pilotlight.runtime.models.device_budget import DeviceBudget
+from pilotlight.runtime.models.host_memory import HostMemory
+from pilotlight.runtime.models.model_state import AwakeModel, ModelState, Replica
+from pilotlight.runtime.models.wakes import Waker
+from pilotlight.wire.errors import ApiError
+
+
+class WakeQueue:
+    def __init__(
+        self,
+        fleet: Fleet,
+        budgets: Sequence[DeviceBudget],
+        waker: Waker,
+        memory: HostMemory,
+        changed: ChangeNotifier,
+        max_waking: int,
+    ) -> None:
+        """`max_waking`: requests that may wait for one model."""
+        self._fleet = fleet
+        self._budgets = budgets
+        self._waker = waker
+        self._memory = memory
+        self._changed = changed
+        self._max_waking = max_waking
+        self._is_draining = False
+        self._waits: set[asyncio.Timeout] = set()
+
+    def drain(self) -> None:
+        """Refuse at once what waits for a model: nothing has begun for it here, another site may have the model awake, and a wake that outlasts the
+        drain would end in an error."""
+        self._is_draining = True
+        for wait in self._waits:
+            wait.reschedule(asyncio.get_running_loop().time())
+
+    async def until_available(self, state: ModelState) -> AwakeModel:
+        """Return when the model is awake and takes requests. Raises ApiError when it cannot be had, or too many wait for it."""
+        if self._is_draining:
+            raise shutting_down()
+        demand = state.demand
+        if demand.queued >= self._max_waking:
+            expected_s = state.expected_wake_s(self._memory.holds(state))
+            message = f"{demand.queued} requests wait for {state.name!r} to wake, as many as this site lets wait; try again later"
+            raise ApiError("overloaded", message, retry_after_s=max(1.0, expected_s))
+        demand.queued += 1
+        try:
+            async with self._until_drained():
+                while state.is_yielding:
+                    await self._changed.wait()
+                return await self.until_awake(state)
+        finally:
+            demand.queued -= 1
+
+    async def until_awake(self, state: ModelState) -> AwakeModel:
+        """Return when the model is awake. Raises ApiError when its waking fails."""
+        history = state.history
+        state.demand.waiters += 1
+        try:
+            while (loaded := state.loaded) is None:
+                if not state.waking:
+                    if history.failure is not None and history.has_failed_lately and not self.may_succeed_now(state):
+                        raise history.failure
+                    self.begin(state)
+                task = state.waking[0].task
+                assert task is not None
+                await asyncio.shield(task)
+                if history.failure is not None and not self.may_succeed_now(state):
+                    raise history.failure
+            return loaded
+        finally:
+            state.demand.waiters -= 1
+
+    def may_succeed_now(self, state: ModelState) -> bool:
+        """Return whether it could not be loaded for want of a host, and another device has one."""
+        return state.history.lacked_a_host and self._fleet.why_down is None
+
+    def begin(self, state: ModelState, replicas: Sequence[Replica] = ()) -> None:
+        """Wake the model on the device that suits it best, of all that answer or of those of the given replicas."""
+        replicas = replicas or state.replicas
+        replicas = [replica for replica in replicas if replica.host.role != "prefill"] or replicas
+        if len(replicas) > 1:
+            suitabilities = [self._budgets[replica.host.index].suitability(state) for replica in replicas]
+            replicas = [state.replicas[min(suitabilities).device_index]]
+        self._waker.begin(state, replicas[0])
+
+    @asynccontextmanager
+    async def _until_drained(self) -> AsyncIterator[None]:
+        wait = asyncio.timeout(None)
+        try:
+            async with wait:
+                self._waits.add(wait)
+                try:
+                    yield
+                finally:
+                    self._waits.discard(wait)
+        except TimeoutError:
+            if wait.expired():
+                raise shutting_down() from None
+            raise

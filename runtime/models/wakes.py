@@ -1,0 +1,294 @@
+"""How a model wakes on one device: its files fetched, room made, its text side read beside its weights, the waking measured.
+
+A load that fails is told to every request that waits for the model, unless it is awake elsewhere. A chat template is part of it where no request
+waits; one that waits may be no conversation, and the template is looked at a little later. A host that dies under a load is followed by the
+next one of the same device: what kills hosts is not let loose on the others. Refuses to know what asked.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from pilotlight.engine.api.client import EngineClient, EngineError
+from pilotlight.engine.api.errors import TokenizerError
+from pilotlight.engine.api.guarded_pool import GuardedJob, JobCall, JobEndedError, JobError
+from pilotlight.engine.api.protocol import LoadProgress, ModelInfo, ModelSpec
+from pilotlight.engine.planning.model_plan import planned_weights_bytes
+from pilotlight.engine.text.chat_template import ChatTemplateError
+from pilotlight.engine.text.tokenizer import check_tokenizer
+from pilotlight.runtime.generation.rendering import Rendering
+from pilotlight.runtime.hosts.device_host import ChangeNotifier
+from pilotlight.runtime.hosts.devices import is_surely_cpu
+from pilotlight.runtime.models.checkpoint_children import run_guarded
+from pilotlight.runtime.models.device_budget import DeviceBudget
+from pilotlight.runtime.models.host_memory import HostMemory
+from pilotlight.runtime.models.model_state import ModelState, Replica
+from pilotlight.runtime.models.sources import EMBEDDED, SourceError, directory_of
+from pilotlight.runtime.models.text import TextSide, check_vocabulary
+from pilotlight.runtime.models.wake_history import RETRY_FAILED_S, Clock, Wake
+from pilotlight.sites.site import EngineConfig, ModelConfig
+from pilotlight.wire.errors import ApiError
+
+log = logging.getLogger("pilotlight.models")
+
+DEATHS_WHILE_LOADING = 3  # hosts that may die under one load before the load is to blame
+SUCCESSOR_WAIT_S = 30.0
+# Of a model that was awaited: importing Jinja and compiling takes 35 ms, for which its first answers have no use
+TEMPLATE_AFTER_S = 1.0
+# Of a child that tries a tokenizer: the largest take 2 s and 1 GiB
+TOKENIZER_CPU_S, TOKENIZER_BYTES = 60.0, 4 << 30
+WAY_S = 0.01  # of a command to a host that is idle, and of its answer
+
+
+class Waker:
+    def __init__(
+        self,
+        budgets: Sequence[DeviceBudget],
+        memory: HostMemory,
+        changed: ChangeNotifier,
+        config: EngineConfig,
+        on_wake: Callable[[Wake], None],
+    ) -> None:
+        """`budgets`: one for each device, in order."""
+        self._budgets = budgets
+        self._memory = memory
+        self._changed = changed
+        self._config = config
+        self._on_wake = on_wake
+        self.checks: set[asyncio.Task[None]] = set()  # of templates that are looked at later
+
+    def begin(self, state: ModelState, replica: Replica) -> None:
+        """Let the model wake as this replica of it."""
+        state.history.failure = None
+        replica.task = asyncio.create_task(self._wake(state, replica), name=f"wake {state.name}")
+
+    async def _wake(self, state: ModelState, replica: Replica) -> None:
+        """Wake the replica, or note the failure; raise nothing but cancellation."""
+        began = time.monotonic()
+        try:
+            if replica.falling_asleep is not None:
+                await asyncio.shield(replica.falling_asleep)
+            if state.directory is None or not state.directory.is_dir():  # a wake asks no server for what is here
+                state.detail = "its files are being fetched"
+                state.directory = await directory_of(state.config.source, _reporter(state, "downloaded"))
+            text = asyncio.create_task(self._read_text(state, state.directory))  # beside the wait for room
+            try:
+                has_evicted = await self._acquire_memory(state, replica, state.directory)
+                room_at = time.monotonic()
+                is_first, state.info = state.info is None, await self._load(state, replica, state.directory, text)
+                while replica.host.client is not replica.loaded_by:  # it died while the text side was still being read
+                    state.info = await self._load(state, replica, state.directory, text)
+            finally:
+                text.cancel()
+                await asyncio.gather(text, return_exceptions=True)
+            replica.is_awake = True
+            self._check_template_later(state)
+            self._note_wake(state, replica, state.info, began, room_at, has_evicted)
+            if is_first:
+                _log_conversion(state.info)
+        except (SourceError, TokenizerError, ChatTemplateError) as error:
+            self._fail(state, replica, "model_load_failed", str(error))
+        except EngineError as error:
+            self._fail(state, replica, "model_load_failed" if error.code == "engine_error" else error.code, str(error))
+        except Exception as error:  # whatever it is, requests must hear of it rather than wait
+            log.exception("loading %s", state.name)
+            self._fail(state, replica, "model_load_failed", repr(error))
+        finally:
+            replica.task = None
+            if not replica.is_awake:
+                self._budgets[replica.host.index].release(state)
+            self._changed.notify_all()
+
+    async def _acquire_memory(self, state: ModelState, replica: Replica, directory: Path) -> bool:
+        device = replica.host.device
+        if self._config.weights_gib is None and not is_surely_cpu(device):
+            await replica.host.until_ready()  # which alone knows how large the device is
+        if state.info is None:
+            on_cpu = not device.startswith("cuda")
+            state.num_bytes = await asyncio.to_thread(
+                planned_weights_bytes, directory, state.config.dtype, on_cpu=on_cpu
+            )
+        return await self._budgets[replica.host.index].acquire(state)
+
+    def _note_wake(
+        self,
+        state: ModelState,
+        replica: Replica,
+        info: ModelInfo,
+        began: float,
+        room_at: float,
+        has_evicted: bool,
+    ) -> None:
+        history, now = state.history, time.monotonic()
+        is_further = state.has_others_awake(replica)
+        state.detail, state.num_bytes = "", info.weights_bytes
+        loading_s = sum(seconds for _, seconds in info.load_phases) or info.load_s
+        replica.awake_since = state.demand.used_at = now
+        clock = _clock(is_further, info.mapped, history.is_cut, has_evicted)
+        # Without the waits for room and for a host that was only starting: what is expected of the next wake, and how long the model stays
+        # after it, must not grow with how crowded the device was.
+        history.note_wake(1e3 * min(now - room_at, loading_s + WAY_S), info.mapped)
+        phases = (("residency", room_at - began), ("host", max(0.0, now - room_at - loading_s)))
+        self._on_wake(
+            Wake(state.name, clock, 1e3 * (now - began), phases + (info.load_phases or (("load", info.load_s),)))
+        )
+        where = f" on {replica.host.device}" if len(state.replicas) > 1 else ""
+        log.info("model %s is ready%s after %.0f ms (%s)", state.name, where, 1e3 * (now - began), clock)
+
+    def _fail(self, state: ModelState, replica: Replica, word: str, detail: str) -> None:
+        message = f"model {state.name!r} cannot be used: {detail}"
+        state.history.failed_at = time.monotonic()
+        if any(other.is_awake or other.task is not None for other in state.replicas if other is not replica):
+            state.detail = ""  # only a further replica is missing
+            log.warning("model %r could not be woken on %s as well: %s", state.name, replica.host.device, detail)
+            return
+        retry_after_s = RETRY_FAILED_S if word == "overloaded" else None
+        state.history.note_failure(ApiError(word, message, retry_after_s=retry_after_s))
+        state.detail = detail
+        log.error("%s", message)
+
+    async def _load(
+        self, state: ModelState, replica: Replica, directory: Path, text: "asyncio.Task[TextSide]"
+    ) -> ModelInfo:
+        # Beside the weights; before them, so that a missing tokenizer is told without reading gigabytes first.
+        weights = asyncio.create_task(self._load_weights(state, replica, directory))
+        try:
+            await asyncio.wait({text, weights}, return_when=asyncio.FIRST_EXCEPTION)
+            state.text = await text
+            info = _limited(await weights, state.config)
+            check_vocabulary(state.text.tokenizer, info)
+            if not state.demand.waiters:
+                await state.text.rendering.check()
+            return info
+        finally:
+            weights.cancel()
+            await asyncio.gather(weights, return_exceptions=True)
+
+    async def _read_text(self, state: ModelState, directory: Path) -> TextSide:
+        """Read the text side where there is none: it is small, and kept while the model sleeps."""
+        if state.text is not None:
+            return state.text
+        if not directory.is_relative_to(EMBEDDED):
+            await _check_tokenizer(directory)
+        return await asyncio.to_thread(TextSide.from_directory, directory, state.config.tool_format)
+
+    def _check_template_later(self, state: ModelState) -> None:
+        if state.text is not None and not state.text.rendering.is_checked:
+            check = asyncio.create_task(self._check_template(state, state.text.rendering), name="check template")
+            self.checks.add(check)
+            check.add_done_callback(self.checks.discard)
+
+    async def _check_template(self, state: ModelState, rendering: Rendering) -> None:
+        """Compile the template. The model stays awake with a broken one, and refuses conversations; its status says why (`ModelState.flaw`)."""
+        await asyncio.sleep(TEMPLATE_AFTER_S)
+        try:
+            await rendering.check()
+        except EngineError as error:  # the machine had no time: the first conversation tries again
+            log.warning("model %r: %s", state.config.name, error)
+        except ChatTemplateError as error:
+            log.error("model %r takes no conversations: %s", state.config.name, error)
+
+    async def _load_weights(self, state: ModelState, replica: Replica, directory: Path) -> ModelInfo:
+        config = state.config
+        weights_file = self._memory.file_for(state)
+        spec = ModelSpec(
+            config.name,
+            str(directory),
+            dtype=config.dtype,
+            kv_tokens=config.kv_tokens,
+            weights_file=weights_file,
+            is_awaited=state.demand.waiters > 0,
+            lossless=config.lossless,
+            speculate=config.speculate,
+            kv_dtype=config.kv_dtype,
+        )
+        client: EngineClient | None = None
+        for _ in range(DEATHS_WHILE_LOADING):
+            state.detail = "waiting for the engine host"
+            client = await self._successor(replica, client)
+            state.detail, state.loaded_share = "its weights are being loaded", 0.0
+            try:
+                info = await replica.host.load_model(client, spec, partial(_note_progress, state))
+                replica.loaded_by = client
+                return info
+            except EngineError as error:
+                if error.code != "engine_error":
+                    raise
+                state.detail = str(error)
+        raise EngineError("model_load_failed", f"the engine host died {DEATHS_WHILE_LOADING} times while loading it")
+
+    async def _successor(self, replica: Replica, client: EngineClient | None) -> EngineClient:
+        if client is None:
+            return await replica.host.next_client()
+        try:
+            return await asyncio.wait_for(replica.host.next_client(after=client), SUCCESSOR_WAIT_S)
+        except TimeoutError:
+            raise EngineError(
+                "model_load_failed", f"{replica.host.reason or 'the engine host cannot load it'}"
+            ) from None
+
+
+def _clock(is_further: bool, is_mapped: bool, was_cut: bool, has_evicted: bool) -> Clock:
+    """Return where a wake came from, by which its time is compared with others. `is_further`: the model is awake on another device; `is_mapped`: its
+    weights lay in host memory; `was_cut`: its host had died; `has_evicted`: another model made room."""
+    if is_further and is_mapped:
+        return "sibling"
+    if was_cut and not is_further:
+        return "crash"
+    if has_evicted:
+        return "swap"
+    return "host" if is_mapped else "disk"
+
+
+def _note_progress(state: ModelState, progress: LoadProgress) -> None:
+    if progress.waits_for:
+        state.detail = progress.waits_for
+    else:
+        _reporter(state, "loaded")(progress.done_bytes, progress.total_bytes)
+
+
+def _reporter(state: ModelState, verb: str) -> Callable[[int, int], None]:
+    def report(done: int, total: int) -> None:
+        state.detail = f"{done / 1e6:.0f} of {total / 1e6:.0f} MB {verb}"
+        state.loaded_share = done / total if total else 0.0
+
+    return report
+
+
+def _log_conversion(info: ModelInfo) -> None:
+    """Log, once for each model, that its weights are not computed in the type that they are stored in."""
+    if "F16" not in info.stored_dtypes:
+        return
+    if info.dtype == "bfloat16":
+        log.warning(
+            "model %s is stored in float16 and computed in bfloat16, which keeps 8 of its weights' 11 significant bits; "
+            'dtype = "float32" in the site\'s file computes what is stored, in twice the memory',
+            info.name,
+        )
+    else:
+        log.info("model %s is stored in float16 and computed in %s, with the same weights", info.name, info.dtype)
+
+
+def _limited(info: ModelInfo, config: ModelConfig) -> ModelInfo:
+    """Return what there is of a model, with as much context as the site's file gives it. Raises EngineError: more than there is."""
+    if config.context_tokens is None:
+        return info
+    if config.context_tokens > info.context_length:
+        there = f"the model and its KV cache allow {info.context_length}"
+        raise EngineError("model_load_failed", f"its context_tokens are {config.context_tokens}, and {there}")
+    return replace(info, context_length=config.context_tokens)
+
+
+async def _check_tokenizer(directory: Path) -> None:
+    """Raises TokenizerError for a tokenizer that no process of a site should read."""
+    try:
+        await run_guarded(GuardedJob(JobCall(check_tokenizer, (str(directory),)), TOKENIZER_CPU_S, TOKENIZER_BYTES))
+    except JobError as error:
+        raise TokenizerError(str(error)) from None
+    except JobEndedError as error:
+        raise TokenizerError(f"{directory} has a tokenizer that cannot be used: {error}") from None

@@ -1,0 +1,104 @@
+"""The site's weights in host memory: one file per model in a directory that outlives every engine host.
+
+An engine host writes a model's file, or maps the one that is there; this side decides which models may have one, and deletes files. Memory of a
+deleted file is free when the last host that has it mapped is done with it: only sleeping models' files are worth deleting. What a killed runtime
+left is adopted by the site's next life. Refuses to know what is in the files.
+"""
+
+import hashlib
+import logging
+import re
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+from pilotlight.runtime.hosts.memory import gib
+from pilotlight.runtime.hosts.memory_budget import AvailableMemory, check_memory_budget, weights_limit
+from pilotlight.runtime.hosts.tier_directory import TierDirectory, kv_places
+from pilotlight.sites.config import ConfigError
+from pilotlight.sites.site import SiteConfig
+
+log = logging.getLogger("pilotlight.models")
+
+_ENDING = ".weights"
+_UNFINISHED = (
+    ".partial"  # behind the file's name, where an engine host is writing it (engine/weights/bundles/bundle_file.py)
+)
+
+
+class WeightsTier:
+    def __init__(self, place: TierDirectory, directory: Path, limit_bytes: int) -> None:
+        self._place = place
+        self._directory = directory
+        self.limit_bytes = limit_bytes
+
+    def file_of(self, model: str) -> Path:
+        readable = re.sub(r"[^A-Za-z0-9._-]+", "-", model)[-40:].strip(".-")
+        return self._directory / f"{readable}-{hashlib.sha256(model.encode()).hexdigest()[:12]}{_ENDING}"
+
+    def bytes_of(self, model: str) -> int:
+        """Return the size of the model's file; 0: there is none."""
+        return _size(self.file_of(model))
+
+    def held_for(self, model: str) -> int:
+        """Return what the model takes of the tier: its file, or one that is still being written, which has its full size from the beginning."""
+        return max([self.bytes_of(model), *(_size(path) for path in self._unfinished(model))])
+
+    def remove(self, model: str) -> None:
+        """Remove the model's file. An engine host that was still writing it notices, and stops."""
+        for path in (self.file_of(model), *self._unfinished(model)):
+            path.unlink(missing_ok=True)
+
+    def _unfinished(self, model: str) -> list[Path]:
+        return list(self._directory.glob(f"{self.file_of(model).name}.*{_UNFINISHED}"))
+
+    def adopt(self, models: Iterable[str]) -> None:
+        """Keep the files of these models, which the engine checks before it uses them; whatever else a former life left goes."""
+        known = {self.file_of(model) for model in models}
+        for path in self._directory.iterdir():
+            if path in known:
+                log.info("adopted %s, %s", path.name, gib(path.stat().st_size))
+            elif path.suffix != ".lock":
+                path.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Remove the tier, after the last engine host."""
+        self._place.remove()
+
+
+def open_tier(
+    site: SiteConfig,
+    place: TierDirectory | None = None,
+    supply_at: Callable[[Sequence[TierDirectory]], AvailableMemory] = AvailableMemory.at,
+) -> WeightsTier | None:
+    """Return the site's tier, or None where it has none. Raises ConfigError when the site file promises more than there is, for whatever it keeps."""
+    place = place or TierDirectory(site.name, kind="weights")
+    supply = supply_at([place, *kv_places(site.name, len(site.engine.all_devices))])
+    check_memory_budget(site, supply)
+    promised_gib = site.engine.weights_host_gib
+    must = any(model.residency == "host" for model in site.models)
+    if promised_gib == 0 or (promised_gib is None and not must and not place.is_memory):
+        return None
+    directory = place.claim()
+    place.remove_dead_later()
+    if directory is None:
+        if promised_gib is None and not must:
+            return None  # the log has said why
+        raise ConfigError(
+            f"site {site.name!r} cannot keep weights at {place.directory}: {place.why_not}; give it another name, or end the other"
+        )
+    try:
+        limit = weights_limit(site, supply)
+    except ConfigError:
+        place.remove()
+        raise
+    tier = WeightsTier(place, directory, limit)
+    tier.adopt(model.name for model in site.models if model.residency != "disk")
+    return tier
+
+
+def _size(path: Path) -> int:
+    """Return a file's bytes; 0: it is not there."""
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0

@@ -1,0 +1,317 @@
+"""A site's metrics, by the names people already chart (vllm:*) and our own (pilotlight_*).
+
+One registry per application, so that several sites can live in one process. The module refuses to know what the figures are used for.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Protocol, get_args
+
+import msgspec
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+from pilotlight.engine.api.gpu_state import read_states
+from pilotlight.engine.api.protocol import ModelLoad, StepOutput
+from pilotlight.runtime.dispatch.dispatcher import Placement
+from pilotlight.runtime.hosts.fleet import HostLoad
+from pilotlight.runtime.models.wake_history import Wake
+from pilotlight.wire.chat import Usage
+from pilotlight.wire.errors import ApiError
+from pilotlight.wire.hop.status import LenderStatus, ModelStatus, Residency
+
+_TTFT_S = (0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.6, 1.2, 2.5, 5, 10, 20, 40, 80)
+_ITL_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.6, 1.2, 2.5)
+_E2E_S = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 640)
+_WAKE_MS = (5, 10, 20, 40, 80, 160, 320, 640, 1280, 2560, 5120, 10240, 20480, 40960)
+_HOST_MS = (0.1, 0.25, 0.5, 1, 2, 4, 8, 16, 32, 64)
+_PHASE_MS = (0.05, 0.1, 0.25, 0.5, 1, 2, 4, 8, 16, 32)
+_DEVICE_MS = (0.5, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+
+Loads = Callable[[], Iterable[HostLoad]]
+Statuses = Callable[[], Iterable[ModelStatus]]
+Lenders = Callable[[], Iterable[LenderStatus]]
+
+
+class Metrics:
+    def __init__(self, site: str) -> None:
+        self._registry = CollectorRegistry()
+        self.requests = RequestMetrics(self._registry)
+        self.engines = EngineMetrics(self._registry)
+        self._responses = Counter(
+            "pilotlight_http_responses", "Responses by status", ["endpoint", "status"], registry=self._registry
+        )
+        Gauge("pilotlight_site_info", "Always 1", ["site"], registry=self._registry).labels(site).set(1)
+
+    def watch(
+        self, loads: Loads, gauges: dict[str, Callable[[], float]], statuses: Statuses, lenders: Lenders | None
+    ) -> None:
+        """Read at each scrape the engine's own counts, the given gauges by name, where each model is, and what is known of sites that lend."""
+        self._registry.register(_ModelCollector(loads, statuses))
+        if lenders is not None:
+            self._registry.register(_LenderCollector(lenders))
+        if read_states():
+            self._registry.register(_GpuCollector())
+        for name, read in gauges.items():
+            Gauge(f"pilotlight_{name}", name.replace("_", " "), registry=self._registry).set_function(read)
+
+    def response(self, endpoint: str, status: int) -> None:
+        self._responses.labels(endpoint, status).inc()
+
+    def text(self) -> bytes:
+        """A scrape."""
+        return generate_latest(self._registry)
+
+
+class RequestMetrics:
+    """Times, tokens and outcomes of requests, by model."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        counter, times = partial(Counter, registry=registry), partial(Histogram, registry=registry)
+        model = ["model_name"]
+        self.ttft = times("vllm:time_to_first_token_seconds", "Request to first piece", model, buckets=_TTFT_S)
+        self.itl = times("vllm:inter_token_latency_seconds", "Between two pieces", model, buckets=_ITL_S)
+        self.e2e = times("vllm:e2e_request_latency_seconds", "Request to last piece", model, buckets=_E2E_S)
+        self.prompt = counter("vllm:prompt_tokens", "Prompt tokens of ended requests", model)
+        self.cached = counter("pilotlight_cached_prompt_tokens", "Of these, found in the prefix cache", model)
+        self.output = counter("vllm:generation_tokens", "Output tokens of ended requests", model)
+        about = "Ended requests by outcome: a finish reason, an error's word, or client_left"
+        self.ended = counter("pilotlight_requests", about, [*model, "outcome"])
+
+    @contextmanager
+    def measure(self, model: str) -> Iterator["Measure"]:
+        """Count a request's outcome, whatever it is, when the scope ends."""
+        measure = Measure(self, model, time.monotonic())
+        outcome = "client_left"
+        try:
+            yield measure
+            if measure.answer is not None:
+                outcome = measure.answer.finish_reason or outcome
+        except ApiError as error:
+            outcome = error.word
+            raise
+        except TimeoutError:
+            outcome = "request_timeout"
+            raise
+        except Exception as error:
+            outcome = getattr(error, "code", "internal_error")
+            raise
+        finally:
+            self.ended.labels(model, outcome).inc()
+            measure.end()
+
+
+class Measured(Protocol):
+    """An answer whose tokens are counted: a generation, or embeddings."""
+
+    @property
+    def usage(self) -> Usage: ...
+
+    @property
+    def delivered_tokens(self) -> int:
+        """Of the completion, those that another site made."""
+
+    @property
+    def finish_reason(self) -> str | None:
+        """The reason; None until the answer has ended by itself."""
+
+
+class Measure(msgspec.Struct, eq=False):
+    """One request's clock."""
+
+    metrics: RequestMetrics
+    model: str
+    began: float  # on `time.monotonic`'s clock
+    last: dict[int, float] = {}  # by choice
+    answer: Measured | None = None  # whose tokens are counted at the end
+
+    def note_delta(self, choice: int) -> None:
+        """A part of this choice is handed out now."""
+        now = time.monotonic()
+        if choice in self.last:
+            self.metrics.itl.labels(self.model).observe(now - self.last[choice])
+        elif not self.last:
+            self.metrics.ttft.labels(self.model).observe(now - self.began)
+        self.last[choice] = now
+
+    def end(self) -> None:
+        if self.answer is None:
+            return
+        metrics, model, usage = self.metrics, self.model, self.answer.usage
+        metrics.prompt.labels(model).inc(usage.prompt_tokens)
+        metrics.cached.labels(model).inc(usage.prompt_tokens_details.cached_tokens)
+        metrics.output.labels(model).inc(max(0, usage.completion_tokens - self.answer.delivered_tokens))
+        if self.answer.finish_reason is not None:
+            metrics.e2e.labels(model).observe(time.monotonic() - self.began)
+
+
+class EngineMetrics:
+    """Steps of the engine hosts, and what becomes of their models."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        counter, times = partial(Counter, registry=registry), partial(Histogram, registry=registry)
+        about = "Sequences whose engine host died under them, by what became of them: continued or failed"
+        self._cut = counter("pilotlight_cut_sequences", about, ["model_name", "outcome"])
+        about = (
+            "Prompts by where they are computed, where there is a choice: handed_over to another host of the site, borrowed from another site, "
+            "or here, where they are answered"
+        )
+        self._placed = counter("pilotlight_prompts_placed", about, ["model_name", "where"])
+        about = "Prompts that other sites wanted computed here: computed, declined, given up for this site's own, left by who had asked, or failed"
+        self._lent = counter("pilotlight_prompts_lent", about, ["model_name", "outcome"])
+        self._host_ms = times("pilotlight_engine_step_host_ms", "Host time of an engine step", buckets=_HOST_MS)
+        about = "Host time of an engine step by what it went into"
+        self._phase_ms = times("pilotlight_engine_step_phase_ms", about, ["phase"], buckets=_PHASE_MS)
+        self._device_ms = times("pilotlight_engine_step_device_ms", "Device time of an engine step", buckets=_DEVICE_MS)
+        about = (
+            "Wakes of models by clock: from disk, from host memory, with another put to sleep for it (swap), after its host died (crash), "
+            "on a further device (sibling)"
+        )
+        self._wakes = times("pilotlight_wake_ms", about, ["model_name", "clock"], buckets=_WAKE_MS)
+        about = "What the time of wakes went into"
+        self._wake_phases = times("pilotlight_wake_phase_ms", about, ["clock", "phase"], buckets=_WAKE_MS)
+        about = "Models put to sleep, by where they sleep"
+        self._evictions = counter("pilotlight_evictions", about, ["model_name", "to"])
+        about = "Further copies of a hot model that were begun (up) and given up (down)"
+        self._scalings = counter("pilotlight_scalings", about, ["model_name", "direction"])
+
+    def step(self, step: StepOutput) -> None:
+        if step.outputs:
+            self._host_ms.observe(step.host_time_ms)
+            self._device_ms.observe(step.device_time_ms)
+            for field, milliseconds in msgspec.structs.asdict(step.phases).items():
+                self._phase_ms.labels(field.removesuffix("_ms")).observe(milliseconds)
+
+    def cut(self, model: str, outcome: str) -> None:
+        self._cut.labels(model, outcome).inc()
+
+    def placed(self, placement: Placement) -> None:
+        prefill = placement.prefill
+        where = "here" if prefill is None else "borrowed" if prefill.is_lent else "handed_over"
+        self._placed.labels(placement.replica.model, where).inc()
+
+    def lent(self, model: str, outcome: str) -> None:
+        self._lent.labels(model, outcome).inc()
+
+    def wake(self, wake: Wake) -> None:
+        self._wakes.labels(wake.model, wake.clock).observe(wake.ms)
+        for name, seconds in wake.phases:
+            self._wake_phases.labels(wake.clock, name).observe(1e3 * seconds)
+
+    def evicted(self, model: str, where: str) -> None:
+        self._evictions.labels(model, where).inc()
+
+    def scaled(self, model: str, direction: str) -> None:
+        self._scalings.labels(model, direction).inc()
+
+
+class _GpuCollector:
+    """The GPUs of the machine, as their driver tells at a scrape."""
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        states = read_states()
+        for name in sorted({name for state in states for name in state}):
+            family = GaugeMetricFamily(f"pilotlight_gpu_{name}", name.replace("_", " "), labels=["gpu"])
+            for number, state in enumerate(states):
+                if name in state:
+                    family.add_metric([str(number)], state[name])
+            yield family
+
+
+class _LenderCollector:
+    """The sites that may compute prompts for this one."""
+
+    def __init__(self, lenders: Lenders) -> None:
+        self._lenders = lenders
+
+    def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
+        found = list(self._lenders())
+        for kind, name, about, read in _OF_LENDERS:
+            family = kind(f"pilotlight_lender_{name}", about, labels=["lender"])
+            for status in found:
+                family.add_metric([status.site], read(status))
+            yield family
+
+
+class _ModelCollector:
+    """The engine hosts' newest counts, and where each model is."""
+
+    def __init__(self, loads: Loads, statuses: Statuses) -> None:
+        self._loads, self._statuses = loads, statuses
+
+    def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
+        yield from self._of_loads()
+        yield from self._of_residency()
+
+    def _of_loads(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
+        """Yield a model's counts by the number of the device: they begin anew where it wakes."""
+        found = [((name, str(device_index)), load) for device_index, name, load in self._loads()]
+        for kind, name, about, read in _OF_LOADS:
+            family = kind(name, about, labels=["model_name", "engine"])  # vLLM numbers them, too
+            for labels, load in found:
+                family.add_metric(labels, read(load))
+            yield family
+        name, about = (
+            "vllm:spec_decode_num_accepted_tokens_per_pos",
+            "Accepted drafts by their place in a step's drafts",
+        )
+        by_position = CounterMetricFamily(name, about, labels=["model_name", "engine", "position"])
+        for labels, load in found:
+            for position, accepted in enumerate(load.drafts.accepted_per_position):
+                by_position.add_metric([*labels, str(position)], accepted)
+        yield by_position
+
+    def _of_residency(self) -> Iterator[GaugeMetricFamily]:
+        about = "Where a model's weights are: 1 there, 0 elsewhere"
+        places = GaugeMetricFamily("pilotlight_model_residency", about, labels=["model_name", "residency"])
+        about = "Devices on which a model is awake"
+        copies = GaugeMetricFamily("pilotlight_model_copies", about, labels=["model_name"])
+        for status in self._statuses():
+            copies.add_metric([status.name], status.copies)
+            for place in get_args(Residency):
+                places.add_metric([status.name, place], status.residency == place)
+        yield places
+        yield copies
+
+
+def _kv_usage(load: ModelLoad) -> float:
+    return 1 - load.free_blocks / load.total_blocks if load.total_blocks else 0.0
+
+
+_Family = type[CounterMetricFamily] | type[GaugeMetricFamily]
+_COUNTER, _GAUGE = CounterMetricFamily, GaugeMetricFamily
+_OF_LENDERS: tuple[tuple[_Family, str, str, Callable[[LenderStatus], float]], ...] = (
+    (_GAUGE, "usable", "1 while it would compute a prompt", lambda status: not status.why_not),
+    (_GAUGE, "rtt_ms", "Round trip", lambda status: status.rtt_ms),
+    (_GAUGE, "mbit_per_s", "Measured rate of the link, 0 before that", lambda status: status.mbit_per_s),
+    (_COUNTER, "borrowed", "Prompts that it has taken", lambda status: status.borrowed),
+    (_COUNTER, "declined", "Prompts that it was asked for and has not taken", lambda status: status.declined),
+)  # fmt: skip
+_OF_LOADS: tuple[tuple[_Family, str, str, Callable[[ModelLoad], float]], ...] = (
+    (_GAUGE, "vllm:num_requests_running", "Sequences being decoded or prefilled", lambda load: load.running),
+    (_GAUGE, "vllm:num_requests_waiting", "Sequences not started", lambda load: load.waiting),
+    (_GAUGE, "vllm:kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1", _kv_usage),
+    (_COUNTER, "vllm:prefix_cache_queries", "Prompt tokens looked up", lambda load: load.prefix_queries),
+    (_COUNTER, "vllm:prefix_cache_hits", "Prompt tokens found cached", lambda load: load.prefix_hits),
+    (_COUNTER, "pilotlight_kv_host_tier_hits", "Of these, in host memory", lambda load: load.prefix_host_hits),
+    (_COUNTER, "pilotlight_kv_disk_tier_hits", "Of these, on disk", lambda load: load.prefix_disk_hits),
+    (_COUNTER, "pilotlight_kv_store_hits", "And in the cluster's store", lambda load: load.prefix_store_hits),
+    (_COUNTER, "pilotlight_kv_peer_hits", "And fetched from another host", lambda load: load.prefix_peer_hits),
+    (_GAUGE, "pilotlight_kv_pinned_blocks", "Blocks in host memory, of all models, that are kept for a transfer", lambda load: load.pinned_blocks),
+    (_COUNTER, "pilotlight_kv_tier_losses", "Prompts for which a tier had lost or damaged a block", lambda load: load.tier_losses),
+    (_COUNTER, "pilotlight_adapter_loads", "Adapters put into slots of the device", lambda load: load.adapter_loads),
+    (_COUNTER, "pilotlight_image_encodes", "Images that an encoder has computed", lambda load: load.image_encodes),
+    (_COUNTER, "pilotlight_image_hits", "Images that were wanted and found encoded", lambda load: load.image_hits),
+    (_GAUGE, "pilotlight_recorded_steps", "Sizes of steps that are recorded and replayed by one launch", lambda load: load.num_graphs),
+    (_COUNTER, "pilotlight_recording_failures", "Attempts to record a size of step that failed: it is launched one operation after another",
+     lambda load: load.graph_failures),
+    (_COUNTER, "vllm:num_preemptions", "Sequences that gave their blocks back", lambda load: load.preemptions),
+    (_COUNTER, "vllm:spec_decode_num_drafts", "Times that a sequence's drafts were checked", lambda load: load.drafts.num_drafts),
+    (_COUNTER, "vllm:spec_decode_num_draft_tokens", "Drafts that were checked", lambda load: load.drafts.num_draft_tokens),
+    (_COUNTER, "vllm:spec_decode_num_accepted_tokens", "Drafts that were right", lambda load: load.drafts.num_accepted_tokens),
+    (_COUNTER, "pilotlight_drafter_failures", "Drafters that raised, were slow or proposed nonsense, and were given up for a sequence",
+     lambda load: load.drafts.num_failures),
+    (_COUNTER, "pilotlight_swaps", "Of these, with their blocks kept in host memory", lambda load: load.swaps),
+)  # fmt: skip

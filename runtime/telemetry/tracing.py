@@ -1,0 +1,134 @@
+"""A site's spans: of requests, in the trace of the router that sent them; of generations, with their phases; and of functions' invocations.
+
+A generation is a part of whatever asked for it, a request or a function. Names are of OpenTelemetry's conventions for HTTP, GenAI and functions. No
+span has anything of a prompt or an answer. Refuses to know how spans are sent (wire/tracing.py).
+"""
+
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import TYPE_CHECKING
+
+from starlette.types import Scope
+
+from pilotlight.dialects.requests import Conversation, ValidGeneration
+from pilotlight.runtime.api.connection import header
+from pilotlight.sites.config import ConfigError, TelemetryConfig
+from pilotlight.wire.chat import FinishReason
+from pilotlight.wire.hop.usage import ResourceUse
+from pilotlight.wire.tracing import CURRENT, PARENT_HEADERS, Spans
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Span
+
+TRACED = ("/ai/", "/v1/", "/client/", "/fn/")
+
+
+class SiteTracing:
+    def __init__(self, collector: str, site: str, version: str) -> None:
+        """Raises ConfigError."""
+        try:
+            self.spans = Spans(collector, "pilotlight-site", version, site=site)
+        except ImportError as error:
+            raise ConfigError(f"telemetry.otlp needs the extra packages of pilotlight[telemetry]: {error}") from None
+
+    @classmethod
+    def of(cls, config: TelemetryConfig, site: str, version: str) -> "SiteTracing | None":
+        return None if config.otlp is None else cls(config.otlp, site, version)
+
+    @contextmanager
+    def request(self, scope: Scope) -> Iterator["RequestSpan | None"]:
+        """Open the span of a request. What the request is passed on to gets it as its parent."""
+        path, method = str(scope["path"]), str(scope.get("method", "GET"))
+        if not path.startswith(TRACED):
+            yield None
+            return
+        parent = {name: header(scope, name) or "" for name in PARENT_HEADERS}
+        attributes = {
+            "http.request.method": method, "url.path": path, "pilotlight.request_id": str(scope["pilotlight.request_id"]),
+        }  # fmt: skip
+        with self.spans.within(f"{method} {path.split('/', 2)[1]}", parent, "server", attributes) as span:
+            others = [pair for pair in scope["headers"] if pair[0].decode("latin-1") not in PARENT_HEADERS]
+            ours = [(name.encode(), value.encode()) for name, value in CURRENT.get().items()]
+            scope["headers"] = [*others, *ours]
+            yield RequestSpan(self.spans, span)
+
+    def invocation(self, function: str, trigger: str) -> AbstractContextManager[object]:
+        """Open the span of an invocation, from its call until its answer begins."""
+        attributes = {"faas.name": function, "faas.trigger": trigger}
+        return self.spans.within(f"invoke {function}", CURRENT.get(), "internal", attributes)
+
+    @contextmanager
+    def generation(self, request: ValidGeneration) -> Iterator["GenerationSpan"]:
+        """Open the span of a generation."""
+        operation = "chat" if isinstance(request.prompt, Conversation) else "text_completion"
+        attributes = {
+            "gen_ai.operation.name": operation, "gen_ai.provider.name": "pilotlight", "gen_ai.request.model": request.model,
+        }  # fmt: skip
+        span = self.spans.start(f"{operation} {request.model}", CURRENT.get(), "internal", attributes)
+        traced = GenerationSpan(self.spans, span)
+        try:
+            yield traced
+        except BaseException as error:
+            self.spans.fail(span, getattr(error, "word", type(error).__name__))
+            raise
+        finally:
+            traced.end()
+
+    def close(self) -> None:
+        """Waits for the collector, so it is not for an event loop."""
+        self.spans.close()
+
+
+class RequestSpan:
+    def __init__(self, spans: Spans, span: "Span") -> None:
+        self._spans, self._span = spans, span
+
+    def answered(self, status: int) -> None:
+        self._span.set_attribute("http.response.status_code", status)
+        if status >= 500:
+            self._spans.fail(self._span, str(status))
+
+
+class GenerationSpan:
+    """A generation's phases: admission until the engine has it, queue until its first step, prefill until its first token, decode."""
+
+    def __init__(self, spans: Spans, span: "Span") -> None:
+        self._spans, self._span = spans, span
+        self._began_ns = time.time_ns()
+        self._submitted_ns = self._first_output_ns = self._queue_us = 0
+
+    def submitted(self) -> None:
+        """Note the time at which the engine has it."""
+        self._submitted_ns = time.time_ns()
+
+    def end(self) -> None:
+        now_ns = time.time_ns()
+        self._phase("admission", self._began_ns, self._submitted_ns or now_ns)
+        if self._submitted_ns:
+            first_ns = self._first_output_ns or now_ns
+            started_ns = min(first_ns, self._submitted_ns + 1000 * self._queue_us)
+            self._phase("queue", self._submitted_ns, started_ns)
+            self._phase("prefill", started_ns, first_ns)
+            if self._first_output_ns:
+                self._phase("decode", first_ns, now_ns)
+        self._span.end(now_ns)
+
+    def computed(
+        self, use: ResourceUse, finish_reason: FinishReason | None, *, first_output_ns: int, queue_us: int
+    ) -> None:
+        """Note what the engine has done. `first_output_ns`: when it came, 0 if it did not. `queue_us`: for which the engine let the sequence wait."""
+        self._first_output_ns, self._queue_us = first_output_ns, queue_us
+        span = self._span
+        span.set_attribute("gen_ai.usage.input_tokens", use.prompt)
+        span.set_attribute("gen_ai.usage.cache_read.input_tokens", use.cached)
+        span.set_attribute("gen_ai.usage.output_tokens", use.output)
+        span.set_attribute("pilotlight.device_us", use.device_us)  # its shares of the engine's steps
+        if use.drafted:
+            span.set_attribute("pilotlight.drafted_tokens", use.drafted)
+            span.set_attribute("pilotlight.accepted_tokens", use.accepted)
+        if finish_reason is not None:
+            span.set_attribute("gen_ai.response.finish_reasons", [finish_reason])
+
+    def _phase(self, name: str, start_ns: int, end_ns: int) -> None:
+        self._spans.start(name, self._spans.as_parent(self._span), "internal", {}, start_ns).end(end_ns)

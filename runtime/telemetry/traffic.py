@@ -1,0 +1,131 @@
+"""A site's traffic as routers are told of it: how much arrives for each model, and which conversations' beginnings its prefix cache holds.
+
+A prefix is known by the digest that the router names it with, salted per tenant: the site can compare such digests and nothing else, so nothing of
+one tenant can be found by another (I4). The record follows the engine's cache from outside: it is bounded by the cache's size, corrected by what
+the engine says it found, and empty after the model has left the device.
+"""
+
+import math
+import time
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Sequence
+
+from msgspec.structs import replace
+
+from pilotlight.wire.hop.prefixes import MAX_PUBLISHED, encode_prefixes
+from pilotlight.wire.hop.status import ModelStatus
+
+WINDOW_S = 10.0  # over which rates are averaged: some hundred requests at a busy site
+PUBLISH_EVERY_S = 10.0  # the digest is made anew: 8,192 entries are 43 kB of status, and caches change slowly
+BELIEVED_SHARE = 0.5  # of the tokens that a prefix should have brought; below it, the engine has evicted it: the router's token counts are estimates
+
+
+class Traffic:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._models: defaultdict[str, _Model] = defaultdict(_Model)
+
+    def arrived(self, model: str) -> None:
+        self._models[model].requests.add(1, self._clock())
+
+    def computed(
+        self, model: str, prompt_tokens: int, cached_tokens: int, prefixes: Sequence[tuple[int, int]], kv_tokens: int
+    ) -> None:
+        """A prompt is in the cache now. `prefixes`: (short digest, tokens up to there as the router estimates them), longest first."""
+        known = self._models[model]
+        known.prompt_tokens += prompt_tokens
+        known.cached_tokens += cached_tokens
+        known.tokens.add(max(0, prompt_tokens - cached_tokens), self._clock())
+        known.held.note(prefixes, prompt_tokens, cached_tokens, kv_tokens)
+
+    def forget(self, model: str) -> None:
+        """Forget a model that is on no device any more: its cache is gone with it."""
+        if model in self._models:
+            self._models[model].held.clear()
+
+    def published(self, status: ModelStatus) -> ModelStatus:
+        known, now = self._models.get(status.name), self._clock()
+        if known is None:
+            return status
+        return replace(
+            status,
+            arriving_per_s=round(known.requests.per_s(now), 3),
+            arriving_tokens_per_s=round(known.tokens.per_s(now), 1),
+            prompt_tokens=known.prompt_tokens,
+            cached_tokens=known.cached_tokens,
+            prefixes=known.held.digest(now),
+            prefixes_complete=known.held.is_complete,
+        )
+
+
+class _Model:
+    def __init__(self) -> None:
+        self.requests = Rate()
+        self.tokens = Rate()
+        self.prompt_tokens = self.cached_tokens = 0
+        self.held = HeldPrefixes()
+
+
+class Rate:
+    """An exponentially weighted rate of events."""
+
+    def __init__(self) -> None:
+        self._per_s = 0.0
+        self._at = float("-inf")
+
+    def add(self, amount: float, now: float) -> None:
+        self._per_s = self.per_s(now) + amount / WINDOW_S
+        self._at = now
+
+    def per_s(self, now: float) -> float:
+        return self._per_s * math.exp(-max(0.0, now - self._at) / WINDOW_S) if self._per_s else 0.0
+
+
+class HeldPrefixes:
+    """The least recently used first, as in the cache that it follows."""
+
+    def __init__(self) -> None:
+        self._segments: OrderedDict[int, int] = OrderedDict()  # digest -> tokens of the segment that ends there
+        self._tokens = 0
+        self._digest = b""
+        self._digest_at = float("-inf")
+
+    def __len__(self) -> int:
+        return len(self._segments)
+
+    @property
+    def is_complete(self) -> bool:
+        return len(self._segments) <= MAX_PUBLISHED
+
+    def note(self, prefixes: Sequence[tuple[int, int]], prompt_tokens: int, cached_tokens: int, kv_tokens: int) -> None:
+        self._correct(prefixes, prompt_tokens, cached_tokens)
+        for i, (digest, tokens) in enumerate(prefixes):  # the tail first: it is evicted before what it hangs on
+            before = prefixes[i + 1][1] if i + 1 < len(prefixes) else 0
+            self._drop(digest)
+            self._segments[digest] = max(0, tokens - before)
+            self._tokens += self._segments[digest]
+        while self._segments and (self._tokens > kv_tokens or len(self._segments) > 2 * MAX_PUBLISHED):
+            self._drop(next(iter(self._segments)))
+
+    def clear(self) -> None:
+        self._segments.clear()
+        self._tokens, self._digest, self._digest_at = 0, b"", float("-inf")
+
+    def digest(self, now: float) -> bytes:
+        if not 0 <= now - self._digest_at < PUBLISH_EVERY_S:
+            self._digest = encode_prefixes(list(self._segments)[-MAX_PUBLISHED:])
+            self._digest_at = now
+        return self._digest
+
+    def _correct(self, prefixes: Sequence[tuple[int, int]], prompt_tokens: int, cached_tokens: int) -> None:
+        """Drop a prefix that should have been found and was not: it has been evicted, and with it all conversations that were used no later."""
+        held = next((tokens for digest, tokens in prefixes if digest in self._segments), 0)
+        total = max((tokens for _, tokens in prefixes), default=0)
+        if not held or cached_tokens >= BELIEVED_SHARE * held * prompt_tokens / max(1, total):
+            return
+        lost = {digest for digest, tokens in prefixes if tokens > cached_tokens and digest in self._segments}
+        for digest in lost:
+            self._drop(digest)
+
+    def _drop(self, digest: int) -> None:
+        self._tokens -= self._segments.pop(digest, 0)

@@ -1,0 +1,324 @@
+"""A client as ASGI tells of it: how much of a body is read, how long it may take, when its leaving counts, and in what form it is refused."""
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from pilotlight.edge_router.forwarding.downstream import DISCARD_TIMES, STALL_S, Downstream, DownstreamGone, head_of
+from pilotlight.wire.errors import ApiError
+
+NEVER = float("-inf")
+GONE = {"type": "http.disconnect"}
+
+
+def part(body: bytes, *, more: bool = True) -> dict[str, Any]:
+    return {"type": "http.request", "body": body, "more_body": more}
+
+
+class Client:
+    """One that sends what it is told to, and then is silent."""
+
+    def __init__(self, *messages: dict[str, Any], **headers: str) -> None:
+        self.messages = list(messages)
+        self.told: list[dict[str, Any]] = []
+        self.num_asked = self.num_received = 0
+        self._more = asyncio.Event()
+        raw = [(name.encode(), value.encode()) for name, value in headers.items()]
+        scope = {
+            "type": "http",
+            "method": "POST",
+            "path": "/v1/chat/completions",
+            "headers": raw,
+            "client": ("192.0.2.1", 7),
+        }
+        self.downstream = Downstream(scope, self._receive, self._send)
+
+    def say(self, message: dict[str, Any]) -> None:
+        self.messages.append(message)
+        self._more.set()
+
+    async def _receive(self) -> Any:
+        self.num_asked += 1
+        async with asyncio.timeout(20):
+            while not self.messages:
+                self._more.clear()
+                await self._more.wait()
+        self.num_received += 1
+        return self.messages.pop(0)
+
+    async def _send(self, message: Any) -> None:
+        self.told.append(message)
+
+
+Look = Callable[[Downstream, float], None]
+
+
+async def looked_at(client: Client, work: Coroutine[Any, Any, Any], *looks: Look) -> Any:
+    """Do a client's work in a task of its own, which is looked at meanwhile, each time with the moment at which it began."""
+
+    async def run() -> Any:
+        client.downstream._task = asyncio.current_task()
+        return await work
+
+    task, began = asyncio.create_task(run()), time.monotonic()
+    for look in looks:
+        for _ in range(4):
+            await asyncio.sleep(0)
+        look(client.downstream, began)
+    async with asyncio.timeout(20):
+        return await task
+
+
+def at(seconds: float, awake_since: float | None = None) -> Look:
+    """`awake_since`: seconds after the beginning, too."""
+    return lambda client, began: client.look(began + seconds, NEVER if awake_since is None else began + awake_since)
+
+
+async def test_a_body_may_be_as_large_as_the_limit() -> None:
+    for parts in ((part(b"abcd", more=False),), (part(b"ab"), part(b""), part(b"cd", more=False))):
+        assert await Client(*parts).downstream.body(4, 1.0, 1.0) == b"abcd"
+    assert await Client({"type": "http.request"}).downstream.body(4, 1.0, 1.0) == b""
+
+
+@pytest.mark.parametrize(
+    ("headers", "num_read"),
+    [
+        ({}, 2 + DISCARD_TIMES),  # the part by which it is too large, and a bounded rest
+        ({"content-length": "5"}, DISCARD_TIMES),
+        ({"content-length": str(4 * DISCARD_TIMES)}, DISCARD_TIMES),
+        ({"content-length": str(4 * DISCARD_TIMES + 1)}, 0),
+        ({"content-length": "5", "expect": "100-Continue"}, 0),
+    ],
+)
+async def test_a_larger_body_is_refused_and_a_part_of_its_rest_thrown_away(
+    headers: dict[str, str], num_read: int
+) -> None:
+    client = Client(*[part(b"abcd") for _ in range(40)], **headers)
+    with pytest.raises(ApiError, match="the body is larger than") as refused:
+        await client.downstream.body(4, 1.0, 1.0)
+    assert (refused.value.word, client.num_received) == ("body_too_large", num_read)
+
+
+async def test_a_client_that_leaves_in_its_body_has_left() -> None:
+    for messages in ((GONE,), (part(b"a"), GONE), (part(b"abcde"), GONE)):
+        with pytest.raises(DownstreamGone):
+            await Client(*messages).downstream.body(4, 1.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("looks", "says"),
+    [
+        ((at(1.9), at(3.0)), "paused for more than 2 s"),
+        (
+            (at(3.0, 2.0), at(4.5, 2.0)),
+            "paused for more than 2 s",
+        ),  # what it sent while this process stood still is not known
+        ((at(3.0, 2.0), at(5.1, 5.0)), "took more than 5 s"),
+    ],
+)
+async def test_a_body_has_a_time_for_each_pause_and_one_for_all_of_it(looks: tuple[Look, ...], says: str) -> None:
+    client = Client(part(b"a"))
+    with pytest.raises(ApiError, match=says) as refused:
+        await looked_at(client, client.downstream.body(4, 2.0, 5.0), *looks)
+    assert refused.value.word == "request_timeout"
+
+
+async def test_work_that_goes_on_behind_a_body_that_took_too_long_is_not_taken_for_cancelled() -> None:
+    client = Client(part(b"a"))
+
+    async def work() -> int:
+        with pytest.raises(ApiError, match="paused"):
+            await client.downstream.body(4, 2.0, 5.0)
+        task = asyncio.current_task()
+        assert task is not None
+        return task.cancelling()
+
+    assert await looked_at(client, work(), at(3.0)) == 0
+
+
+async def test_a_body_that_pauses_for_less_than_its_time_is_read_on() -> None:
+    client = Client(part(b"a"))
+
+    def goes_on(downstream: Downstream, began: float) -> None:
+        client.say(part(b"b", more=False))
+
+    assert await looked_at(client, client.downstream.body(4, 2.0, 5.0), at(1.9), goes_on) == b"ab"
+
+
+async def test_a_body_that_is_whole_has_no_time_limit_any_more() -> None:
+    client = Client(part(b"a", more=False))
+    assert await looked_at(client, client.downstream.body(4, 2.0, 5.0), at(1.0)) == b"a"
+    client.downstream.look(time.monotonic() + 1000, NEVER)
+    assert await client.downstream.while_present(asyncio.sleep(0, "done")) == "done"
+
+
+@pytest.mark.parametrize(
+    ("after_s", "awake_since", "is_cut"),
+    [(STALL_S - 1, None, False), (STALL_S + 1, 2.0, False), (STALL_S + 1, None, True)],
+)
+async def test_a_client_that_takes_nothing_for_long_is_cut_off(
+    after_s: float, awake_since: float | None, is_cut: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client, taken = Client(), asyncio.Event()
+    waiting = taken.wait
+    monkeypatch.setattr(client.downstream, "_send", lambda message: waiting())
+
+    def takes(downstream: Downstream, began: float) -> None:
+        taken.set()
+
+    work = client.downstream.while_present(client.downstream.write(b"data: a\n\n"))
+    if is_cut:
+        with pytest.raises(DownstreamGone):
+            await looked_at(client, work, at(after_s, awake_since))
+    else:
+        await looked_at(client, work, at(after_s, awake_since), takes)
+        client.downstream.look(time.monotonic() + 1000, NEVER)
+
+
+async def test_a_client_that_leaves_is_noticed_at_once_and_not_at_the_next_look() -> None:
+    async def leave(client: Client, *, has_all: bool = False) -> str:
+        async def work() -> str:
+            if has_all:
+                await client.downstream.end_stream()
+            for _ in range(20):
+                await asyncio.sleep(0)
+            return "done"
+
+        client.say(part(b"", more=False))
+        client.say(GONE)
+        return str(await looked_at(client, client.downstream.while_present(work())))
+
+    with pytest.raises(DownstreamGone):
+        await leave(Client())
+    client = Client()
+    assert await leave(client, has_all=True) == "done", "behind the answer's end a server says the same"
+
+
+async def test_one_listens_to_a_client_however_often_it_is_looked_at() -> None:
+    client, go_on = Client(), asyncio.Event()
+    work = client.downstream.while_present(go_on.wait())
+    assert await looked_at(client, work, at(0.0), at(0.1), at(0.2), lambda downstream, began: go_on.set())
+    assert client.num_asked == 1
+
+
+async def test_work_that_is_cut_ends_with_the_reason_and_none_begins_behind_it() -> None:
+    client, reason = Client(), ApiError("aborted", "cut")
+    with pytest.raises(ApiError, match="cut"):
+        await looked_at(
+            client, client.downstream.while_present(asyncio.sleep(60)), lambda downstream, began: downstream.cut(reason)
+        )
+    with pytest.raises(ApiError, match="cut"):
+        await client.downstream.while_present(asyncio.sleep(0))
+
+
+async def test_a_cancellation_from_elsewhere_wins_over_a_cut_in_the_same_step() -> None:
+    for is_cut_first in (True, False):
+        client, seen = Client(), list[int]()
+
+        async def run(client: Client = client, seen: list[int] = seen) -> None:
+            task = client.downstream._task = asyncio.current_task()
+            assert task is not None
+            try:
+                await client.downstream.while_present(asyncio.sleep(60))
+            finally:
+                seen.append(task.cancelling())
+
+        task = asyncio.create_task(run())
+        await asyncio.sleep(0)
+        if is_cut_first:
+            client.downstream.cut(ApiError("aborted", "cut"))
+            task.cancel()
+        else:
+            task.cancel()
+            client.downstream.cut(ApiError("aborted", "cut"))
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert seen == [1], "the one that was not ours"
+
+
+async def test_work_that_was_cut_again_and_again_leaves_its_task_uncancelled() -> None:
+    client = Client()
+
+    async def work() -> int:
+        task = asyncio.current_task()
+        assert task is not None
+        with pytest.raises(ApiError, match="cut"):
+            await client.downstream.while_present(asyncio.sleep(60))
+        return task.cancelling()
+
+    def cut(downstream: Downstream, began: float) -> None:
+        for _ in range(3):
+            downstream.cut(ApiError("aborted", "cut"))
+
+    assert await looked_at(client, work(), cut) == 0
+
+
+async def test_a_cut_at_the_works_last_step_is_raised_by_it_and_by_nothing_that_follows() -> None:
+    client, reason = Client(), ApiError("aborted", "cut")
+
+    async def last_step() -> None:
+        client.downstream.cut(reason)
+
+    async def work() -> str:
+        with pytest.raises(ApiError, match="cut"):
+            await client.downstream.while_present(last_step())
+        await asyncio.sleep(0)
+        with pytest.raises(ApiError, match="cut"):
+            await client.downstream.body(4, 60.0, 60.0)
+        return "goes on"
+
+    assert await looked_at(client, work()) == "goes on"
+
+
+async def test_a_cancellation_from_elsewhere_stays_one() -> None:
+    client = Client()
+    for work in (client.downstream.while_present(asyncio.sleep(60)), client.downstream.body(4, 60.0, 60.0)):
+        task = asyncio.create_task(work)
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+
+async def test_a_refusal_is_a_status_before_the_answer_an_event_inside_it_and_nothing_behind_it() -> None:
+    error = ApiError("overloaded", "later", retry_after_s=3)
+    client = Client()
+    await client.downstream.refuse(error)
+    start, body = client.told
+    headers = dict(start["headers"])
+    assert (start["status"], headers[b"retry-after"], headers[b"content-length"]) == (
+        503,
+        b"3",
+        b"%d" % len(body["body"]),
+    )
+    assert headers[b"x-request-id"] == client.downstream.request_id.encode()
+    await client.downstream.refuse(error)
+    assert len(client.told) == 2
+    client = Client()
+    await client.downstream.start_stream(200, [("a", "b")])
+    await client.downstream.write(b"data: x\n\n")
+    await client.downstream.refuse(error)
+    start, *bodies = client.told
+    assert (start["status"], start["headers"]) == (200, [(b"a", b"b")])
+    assert [message.get("more_body", False) for message in bodies] == [True, True, False]
+    assert bodies[1]["body"].startswith(b"data: ")
+    assert b"later" in bodies[1]["body"]
+
+
+def test_a_head_is_what_the_server_has_read() -> None:
+    scope = {
+        "type": "http", "method": "PUT", "path": "/v1/a b", "raw_path": b"/v1/a%20b", "query_string": b"c=d", "scheme": "https",
+        "headers": [(b"x-api-key", b"k"), (b"sec-websocket-key", b"1")],
+    }  # fmt: skip
+    head = head_of(scope)
+    assert (head.method, head.path, head.target, head.scheme) == ("PUT", "/v1/a b", "/v1/a%20b?c=d", "https")
+    assert head.headers == [("authorization", "Bearer k"), ("sec-websocket-key", "1")]
+    plain = head_of({**scope, "path": "/fn/f", "raw_path": b"/fn/f", "query_string": b"", "scheme": "ws"})
+    assert (plain.target, plain.scheme, plain.headers[0]) == ("/fn/f", "http", ("x-api-key", "k"))
+    socket = head_of({**scope, "type": "websocket", "scheme": "wss", "subprotocols": ["a", "b"]})
+    assert (socket.is_websocket, socket.scheme, socket.header("sec-websocket-protocol")) == (True, "https", "a, b")
+    assert not socket.has("sec-websocket-key")
+    assert not head_of({**scope, "type": "websocket", "subprotocols": []}).has("sec-websocket-protocol")

@@ -1,0 +1,194 @@
+"""What one request has been through: how often it may be tried, cut and moved, and what its next site is asked and held to."""
+
+import pytest
+from msgspec.structs import replace
+
+from pilotlight.edge_router.forwarding.relay import Cause, DeliveryLog
+from pilotlight.edge_router.forwarding.request_state import (
+    MAX_HANDOVERS,
+    BegunAnswer,
+    RequestState,
+    SiteTries,
+    StreamRecovery,
+)
+from pilotlight.edge_router.forwarding.site_failure import Failure, SiteFailed
+from pilotlight.edge_router.forwarding.upstream import StreamLost
+from pilotlight.edge_router.routing.views import MAX_DECLINES, Preference
+from pilotlight.sites.network import RelayConfig
+from pilotlight.wire.errors import ApiError
+from pilotlight.wire.hop.continuation import AnswerName, ResumePoint
+from pilotlight.wire.hop.usage import ResourceUse
+from tests.edge_router.builders import view
+from tests.edge_router.test_pace import request
+
+RELAY = RelayConfig(max_losses=2, max_tries=3, continue_within_s=30.0, first_byte_timeout_s=60.0)
+
+
+def failed(kind: Failure) -> SiteFailed:
+    return SiteFailed(kind, "so it is")
+
+
+def proxied() -> RequestState:
+    return RequestState(request(), RELAY, 0.0)
+
+
+def cut(recovery: StreamRecovery, cause: Cause, times: int) -> None:
+    for _ in range(times):
+        recovery.cut("ams1", StreamLost(cause, "it was"), 0.0)
+
+
+def test_losses_and_hand_overs_of_a_stream_are_counted_apart() -> None:
+    recovery = StreamRecovery(RELAY)
+    cut(recovery, "closed", 2)
+    assert recovery.may_be_cut_again
+    cut(recovery, "draining", MAX_HANDOVERS)
+    assert recovery.may_be_cut_again
+    cut(recovery, "draining", 1)
+    assert not recovery.may_be_cut_again, "a stream that every deploy moves is given up some time"
+    recovery = StreamRecovery(RELAY)
+    cut(recovery, "closed", 3)
+    assert not recovery.may_be_cut_again
+
+
+def test_a_wait_is_told_once_and_from_the_last_word_before_the_cut() -> None:
+    recovery = StreamRecovery(RELAY)
+    assert recovery.delivered(10.0) is None
+    recovery.cut("ams1", StreamLost("closed", "it was"), 11.0)
+    assert recovery.deadline == 41.0
+    assert recovery.delivered(14.0) == 4.0
+    assert recovery.delivered(15.0) is None
+
+
+def test_a_cut_stream_may_be_asked_of_all_but_the_site_that_lost_it() -> None:
+    one = proxied()
+    one.tries.failed("iad1", failed("silent"))
+    one.tries.failed("sin1", failed("full"))
+    one.cut("ams1", StreamLost("closed", "it was"), 5.0)
+    assert (one.tries.excluded, one.tries.failures, one.tries.num_silent) == ({"ams1"}, {}, 0)
+    assert (one.recovery.lost_site, one.is_at_first_try) == ("ams1", False)
+
+
+def test_another_round_leaves_out_those_that_cannot() -> None:
+    tries = SiteTries()
+    for site, kind in (("a", "refused"), ("b", "full"), ("c", "lost")):
+        tries.failed(site, failed(kind))  # type: ignore[arg-type]
+    tries.try_again()
+    assert tries.excluded == {"a"}
+
+
+def test_a_site_that_declined_and_then_failed_is_not_asked_again() -> None:
+    tries = SiteTries()
+    tries.failed("a", failed("declined"))
+    assert (tries.excluded, tries.failures, tries.is_paid) == ({"a"}, {}, True)
+    assert tries.take_back_declined()
+    assert not tries.excluded
+    tries.failed("a", failed("declined"))  # though it was not free to
+    assert list(tries.failures) == ["a"]
+    assert not tries.take_back_declined()
+    assert tries.excluded == {"a"}
+
+
+def test_the_last_that_may_decline_makes_all_of_them_askable() -> None:
+    tries = SiteTries()
+    for number in range(MAX_DECLINES):
+        assert len(tries.excluded) == number
+        tries.failed(f"{number}", failed("declined"))
+    assert not tries.excluded
+    assert len(tries.declined) == MAX_DECLINES
+
+
+def test_who_may_decline_is_told_for_how_long_a_queue() -> None:
+    one = proxied()
+    assert one.ask(100.0).max_queue_ms == 100.0
+    for number in range(MAX_DECLINES):
+        one.tries.failed(f"{number}", failed("declined"))
+    assert one.ask(100.0).max_queue_ms is None, "now the best has to take it"
+    other = proxied()
+    other.cut("ams1", StreamLost("closed", "it was"), 0.0)
+    assert other.ask(100.0).max_queue_ms is None, "and whatever is continued"
+
+
+def test_a_new_request_has_tries_and_a_stream_has_time() -> None:
+    one = proxied()
+    for number in range(3):
+        assert not one.is_out_of_tries(1e9)
+        one.tries.failed(f"{number}", failed("lost"))
+    assert one.is_out_of_tries(0.0)
+    assert one.attempt_limits(7.0, 0.0)[:2] == (60.0, 7.0)
+    one.cut("ams1", StreamLost("closed", "it was"), 100.0)
+    assert not one.is_out_of_tries(129.9)
+    assert one.is_out_of_tries(130.0)
+    limits = one.attempt_limits(7.0, 110.0)
+    assert (limits[0], limits.is_continuation) == (10.0, True), "half of what is left: another site must have time"
+    assert one.attempt_limits(7.0, 999.0)[0] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("fields", "is_held"), [({}, True), ({"wants_stream": False}, False), ({"model": None}, False)]
+)
+def test_a_site_is_held_to_what_was_predicted_of_a_new_stream_alone(fields: dict[str, object], is_held: bool) -> None:
+    predicted = Preference(view(), 5.0, {}, "cheapest")
+    one = RequestState(replace(request(), **fields), RELAY, 0.0)  # type: ignore[arg-type]
+    assert one.expected_ms(predicted) == (5.0 if is_held else None)
+    assert one.expected_ms(Preference(view(status=None), 5.0, {}, "cheapest")) is None, "it has promised nothing"
+    one.recovery.cut("ams1", StreamLost("closed", "it was"), 0.0)
+    assert one.expected_ms(predicted) is None
+
+
+def test_a_client_is_told_who_was_lost_and_who_could_not_go_on() -> None:
+    one = proxied()
+    one.recovery.cut("ams1", StreamLost("closed", "it was reset"), 0.0)
+    assert str(one.end_of_stream().message) == "the site ams1 was lost before the end of its answer: it was reset"
+    assert one.end_of_stream().word == "upstream_lost"
+    one.tries.failed("iad1", SiteFailed("full", "it is full"))
+    assert one.end_of_stream().message.endswith("; no other site could continue it: iad1: it is full")
+    one.recovery.lost_site = ""
+    assert one.end_of_stream().message.startswith("the router was lost")
+
+
+def test_a_first_try_is_one_before_which_no_site_has_said_or_lost_anything() -> None:
+    assert proxied().is_at_first_try
+    for kind in ("full", "declined"):
+        one = proxied()
+        one.tries.failed("ams1", failed(kind))
+        assert not one.is_at_first_try
+
+
+def test_what_a_client_has_had_is_counted_once_whoever_has_counted_it_before() -> None:
+    one = proxied()
+    one.log.add(ResumePoint(0, (1, 2, 3)))
+    one.log.num_uncounted = 2
+    assert one.delivered_tokens == 5
+    one = proxied()
+    one.answered_whole(ResourceUse(7, 0, 4))
+    assert one.delivered_tokens == 4
+    log = DeliveryLog()
+    log.add(ResumePoint(0, (1, 2, 3)))
+    begun = BegunAnswer(AnswerName(5, 6, "0" * 24), log, "j.2")
+    one.go_on(begun, 40.0)
+    assert (one.request.answer_name, one.log) == (begun.name, log)
+    assert (one.recovery.lost_site, one.recovery.is_cut, one.recovery.delivered_at) == ("", True, 40.0)
+    assert (one.request.delivered_tokens, one.request.delivery) == (3, log.delivery())
+    log.add(ResumePoint(0, (4,)))
+    assert one.delivered_tokens - 4 == 1, "of what another router had told nothing"
+    fresh = proxied()
+    fresh.go_on(BegunAnswer(begun.name, DeliveryLog(), ""), 40.0)
+    assert (fresh.recovery.lost, fresh.request.answer_name) == (None, begun.name)
+
+
+def test_what_another_router_has_told_too_much_of_is_not_gone_on_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    log = DeliveryLog()
+    log.add(ResumePoint(0, (1, 2, 3)))
+    monkeypatch.setattr("pilotlight.edge_router.forwarding.relay.MAX_DELIVERED_BYTES", 1)
+    with pytest.raises(ApiError, match=r"the router was lost before the end of its answer: .*too long") as refused:
+        proxied().go_on(BegunAnswer(AnswerName(5, 6, "0" * 24), log, "j.2"), 40.0)
+    assert refused.value.word == "upstream_lost"
+
+
+def test_the_site_that_answers_is_known_and_when_its_stream_began() -> None:
+    one = proxied()
+    one.answered_by("ams1", 200, is_stream=False, elapsed_s=1.0)
+    assert (one.site, one.status, one.first_token_s) == ("ams1", 200, None)
+    one.answered_by("iad1", 203, is_stream=True, elapsed_s=2.0)
+    one.answered_by("sin1", 200, is_stream=True, elapsed_s=3.0)
+    assert (one.site, one.status, one.first_token_s) == ("sin1", 200, 2.0)

@@ -1,0 +1,228 @@
+"""What an engine promises about ends, refusals, failures and blocks, over a runner without a model."""
+
+import pytest
+
+from pilotlight.engine.api.protocol import SamplingParams, Submit
+from pilotlight.engine.core.engine import Engine
+from pilotlight.engine.kv.pool.prefix_index import CacheIdentity
+from tests.engine.driver import Heard, drain, one, submit
+from tests.engine.fake_runner import VOCAB, FakeLaunched, expected_tokens, fake_engine
+
+PROMPT = [5, 6, 7, 8, 9, 10]
+
+
+def test_a_sequence_ends_with_length_at_max_tokens() -> None:
+    heard = one(fake_engine()[0], submit("a", PROMPT, max_tokens=5))
+    assert heard.token_ids == expected_tokens(PROMPT, 5)
+    assert heard.finish_reason == "length"
+
+
+def test_the_token_that_stops_is_delivered_with_the_reason() -> None:
+    third = expected_tokens(PROMPT, 3)
+    engine, _ = fake_engine(eos_token_ids=(third[-1],))
+    heard = one(engine, submit("a", PROMPT, max_tokens=9, ignore_eos=False))
+    assert (heard.token_ids, heard.finish_reason) == (third, "stop")
+    ignoring = one(engine, submit("b", PROMPT, max_tokens=9))
+    assert (len(ignoring.token_ids), ignoring.finish_reason) == (9, "length")
+    by_request = one(fake_engine()[0], submit("c", PROMPT, max_tokens=9, stop_token_ids=(third[-1],)))
+    assert (by_request.token_ids, by_request.finish_reason) == (third, "stop")
+
+
+def test_a_sequence_ends_with_length_when_the_context_is_full() -> None:
+    engine, _ = fake_engine(num_blocks=3, block_size=4)
+    heard = one(engine, submit("a", PROMPT, max_tokens=100))
+    assert (len(heard.token_ids), heard.finish_reason) == (6, "length")
+
+
+@pytest.mark.parametrize(
+    ("message", "words"),
+    [
+        (submit("a", []), "empty"),
+        (submit("a", [1, VOCAB, 2]), f"token id {VOCAB}"),
+        (submit("a", [1, -1]), "token id -1"),
+        (submit("a", [1], max_tokens=0), "max_tokens is 0"),
+        (submit("a", [1], temperature=-0.1), "temperature is -0.1"),
+        (submit("a", [1], temperature=float("nan")), "temperature is nan"),
+        (submit("a", [1], top_k=0), "top_k is 0"),
+        (submit("a", [1], top_p=0.0), "top_p is 0.0"),
+        (submit("a", [1], min_p=1.5), "min_p is 1.5"),
+        (submit("a", [1], num_logprobs=-1), "num_logprobs is -1"),
+        (submit("a", [1], num_prompt_logprobs=VOCAB + 1), f"num_prompt_logprobs is {VOCAB + 1}"),
+        (submit("a", [1], repetition_penalty=0.0), "repetition_penalty is 0.0"),
+        (submit("a", [1], repetition_penalty=float("nan")), "repetition_penalty is nan"),
+        (submit("a", [1], presence_penalty=2.5), "presence_penalty is 2.5"),
+        (submit("a", [1], frequency_penalty=-2.5), "frequency_penalty is -2.5"),
+        (submit("a", [1], logit_bias=((VOCAB, 1.0),)), f"token id {VOCAB}"),
+        (submit("a", [1], logit_bias=((3, 101.0),)), "logit_bias of token 3 is 101.0"),
+        (submit("a", [1], logit_bias=((3, 1.0), (3, 2.0))), "twice"),
+        (submit("a", [1], num_delivered_tokens=1), "num_delivered_tokens is 1"),
+        (submit("a", [1], num_delivered_tokens=-1), "num_delivered_tokens is -1"),
+        (submit("a", [1], priority=9), "priority is 9"),
+        (submit("a", [1] * 128), "at most 127"),
+    ],
+)
+def test_what_cannot_be_generated_is_refused_with_its_number(message: Submit, words: str) -> None:
+    engine, _ = fake_engine()
+    heard = one(engine, message)
+    assert heard.finish_reason == "error"
+    assert words in (heard.error or "")
+    assert one(engine, submit("next", PROMPT, max_tokens=2)).token_ids == expected_tokens(PROMPT, 2)
+
+
+def test_a_full_waiting_queue_refuses_the_next() -> None:
+    engine, _ = fake_engine(max_waiting=2)
+    for name in "abc":
+        engine.submit(submit(name, PROMPT))
+    (refused,) = engine.sequences.take_outputs()
+    assert (refused.sequence_id, refused.error_code) == ("c", "overloaded")
+
+
+def test_an_abort_returns_the_blocks_at_once() -> None:
+    engine, _ = fake_engine()
+    engine.submit(submit("a", PROMPT, max_tokens=50))
+    engine.submit(submit("b", PROMPT * 3, max_tokens=50))
+    engine.step()
+    before = engine.load().free_blocks
+    engine.sequences.abort("b")
+    assert engine.load().free_blocks > before
+    engine.sequences.abort("a")
+    assert engine.load().free_blocks == 32
+    assert [o.finish_reason for o in engine.sequences.take_outputs()[-2:]] == ["abort", "abort"]
+    assert not engine.has_work
+    engine.sequences.abort("a")  # a second time, and after its end, means nothing
+    assert engine.sequences.take_outputs() == []
+
+
+def test_a_failed_step_ends_its_sequences_and_the_next_request_works() -> None:
+    engine, runner = fake_engine()
+    one(engine, submit("warm", PROMPT))
+    engine.submit(submit("a", PROMPT, max_tokens=50))
+    engine.step()
+    runner.explode = True
+    with pytest.raises(RuntimeError):
+        engine.step()
+    engine.fail_all("engine_error", "a step failed")
+    assert [o.error_code for o in engine.sequences.take_outputs()] == [None, "engine_error"]
+    runner.explode = False
+    heard = one(engine, submit("b", PROMPT, max_tokens=3))
+    assert heard.token_ids == expected_tokens(PROMPT, 3)
+    assert heard.num_cached_tokens == 0, "the cache of a failed step must not be trusted"
+    assert engine.load().prefix_queries == 3 * len(PROMPT)
+
+
+def test_logits_that_are_not_numbers_end_one_sequence_and_poison_no_cache() -> None:
+    engine, runner = fake_engine()
+    runner.bad_prompts.add((*PROMPT, *PROMPT))
+    heard = drain(engine, [submit("bad", PROMPT * 2), submit("good", PROMPT, max_tokens=4)])
+    assert heard["bad"].finish_reason == "error"
+    assert "not finite" in (heard["bad"].error or "")
+    assert heard["good"].token_ids == expected_tokens(PROMPT, 4)
+    assert len(runner.scrubbed) == 3
+    runner.bad_prompts.clear()
+    assert one(engine, submit("again", PROMPT * 2)).num_cached_tokens == 4, "only what the good one left may be found"
+
+
+def test_a_sequence_whose_logits_are_not_numbers_leaves_the_blocks_that_it_shares_as_they_are() -> None:
+    engine, runner = fake_engine()
+    engine.submit(submit("good", PROMPT * 2, max_tokens=9))
+    engine.step()
+    runner.bad_prompts.add((*PROMPT, *PROMPT, 1))
+    heard = drain(engine, [submit("bad", [*PROMPT * 2, 1])])
+    assert heard["bad"].finish_reason == "error"
+    assert engine.load().prefix_hits == 12
+    assert len(runner.scrubbed) == 1, "of its four blocks, the one that is its own"
+    assert heard["good"].token_ids == expected_tokens(PROMPT * 2, 9)
+
+
+def test_a_fully_cached_prompt_still_computes_its_last_token() -> None:
+    engine, runner = fake_engine()
+    prompt = [*PROMPT, 1, 2]
+    one(engine, submit("a", prompt, max_tokens=1))
+    heard = one(engine, submit("b", prompt, max_tokens=1))
+    assert heard.num_cached_tokens == 4
+    assert runner.batch_tokens == [8, 4]
+    assert heard.token_ids == expected_tokens(prompt, 1)
+
+
+def test_decodes_go_before_prompts_and_prompts_fill_the_budget() -> None:
+    engine, runner = fake_engine(max_num_batched_tokens=10)
+    engine.submit(submit("a", PROMPT, max_tokens=20))
+    engine.step()
+    engine.submit(submit("b", list(range(25)), max_tokens=2))
+    while engine.has_work:
+        engine.step()
+    assert runner.batch_tokens[:5] == [6, 10, 10, 8, 2]
+
+
+def test_load_counts_what_was_computed() -> None:
+    engine, _ = fake_engine()
+    drain(engine, [submit("a", PROMPT, max_tokens=3), submit("b", PROMPT, max_tokens=4)])
+    load = engine.load()
+    assert (load.prompt_tokens, load.output_tokens) == (12, 7)
+    assert (load.running, load.waiting, load.waiting_tokens) == (0, 0, 0)
+    engine.submit(submit("c", PROMPT))
+    assert engine.load().waiting_tokens == 6
+
+
+def test_the_oldest_sequence_is_never_preempted_for_a_younger_one() -> None:
+    engine, _ = fake_engine(num_blocks=6, block_size=4)
+    engine.submit(Submit("old", "tiny", tuple(PROMPT), SamplingParams(18)))
+    engine.submit(Submit("young", "tiny", tuple(PROMPT), SamplingParams(18)))
+    ended = []
+    old = engine.scheduler.waiting.ready.peek()
+    while engine.has_work:
+        engine.step()
+        assert old.num_computed_tokens > 0
+        ended += [o.sequence_id for o in engine.sequences.take_outputs() if o.finish_reason]
+    assert ended == ["old", "young"]
+    assert engine.scheduler.counts.preemptions > 0
+
+
+def test_a_steps_time_is_told_by_phase() -> None:
+    engine, runner = fake_engine()
+    ticks = iter([0, 100, 250, 300, 1000])  # at the start, then after scheduling, computing, publishing, and all
+    engine._clock = lambda: next(ticks)
+    engine.submit(submit("a", PROMPT, max_tokens=1))
+    engine.step()
+    assert engine.stats.last_step == (100, 850, 0.0, 50), "the fake device takes no time"
+    assert runner.batch_tokens == [len(PROMPT)]
+
+
+def test_a_newcomer_waits_while_a_running_sequence_would_need_its_blocks_for_the_next_tokens() -> None:
+    engine, _ = fake_engine(num_blocks=4, block_size=4)
+    engine.submit(submit("a", list(range(7)), max_tokens=4))
+    engine.step()
+    engine.submit(submit("b", list(range(20, 28)), max_tokens=2))
+    assert set(drain(engine, [])) == {"a", "b"}
+    assert engine.scheduler.counts.preemptions == 0
+
+
+def test_closing_waits_for_the_step_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended: list[str] = []
+    engine, _ = fake_engine(depth=2)
+    engine.submit(submit("a", PROMPT, max_tokens=50))
+    engine.step()
+    monkeypatch.setattr(FakeLaunched, "collect", lambda self: ended.append("the step"))
+    monkeypatch.setattr(engine.tiers, "close", lambda: ended.append("the tiers"), raising=False)
+    engine.close()
+    assert ended == ["the step", "the tiers"]
+
+
+def test_sequences_of_another_engine_are_computed_and_cached_under_this_ones_names() -> None:
+    """Names of blocks say what computed them: those of one engine mean nothing to the next."""
+    engines = []
+    for dtype in ("float32", "bfloat16"):
+        engine, runner = fake_engine(num_blocks=32)
+        identity = CacheIdentity("tiny", dtype, engine.info.block_size)
+        engines.append(Engine(engine.info, runner, engine.scheduler.limits, identity=identity))
+    first, second = engines
+    prompt = list(range(20))
+    first.submit(submit("a", prompt, max_tokens=6))
+    first.step()
+    heard = {"a": Heard()}
+    for output in first.sequences.take_outputs():
+        heard["a"].hear(output)
+    second.adopt_sequences(first.detach_sequences())
+    assert not first.has_work
+    assert drain(second, [], heard=heard)["a"].token_ids == expected_tokens(prompt, 6)
+    assert one(second, submit("b", [*prompt, 500], max_tokens=2)).num_cached_tokens == 20

@@ -1,0 +1,19 @@
+"""What a host says of itself before it knows a model."""
+
+import pytest
+import torch
+
+import pilotlight.engine.device.device
+from pilotlight.engine.api.protocol import HostConfig
+from pilotlight.engine.host.preparation import prepare
+from pilotlight.engine.planning.memory_plan import beside_kv
+
+
+def test_a_host_that_waits_beside_a_serving_one_tells_the_whole_devices_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes over when the other has died: what was free while that one held weights and cache would leave no room for any model."""
+    zeros = torch.zeros
+    monkeypatch.setattr(pilotlight.engine.device.device, "choose_device", lambda name: torch.device("cuda"))
+    monkeypatch.setattr(torch, "zeros", lambda *size, device=None: zeros(*size))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (3 << 30, 80 << 30))
+    prepared = prepare(HostConfig(device="cuda", kv_bytes=8 << 30), is_standby=False)
+    assert prepared.weights_bytes == beside_kv(80 << 30, 8 << 30) > 60 << 30

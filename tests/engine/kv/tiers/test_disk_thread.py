@@ -1,0 +1,122 @@
+"""What goes to the disk when more is computed than may be written: what was used again first, and reads before all."""
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pilotlight.engine.kv.tiers import disk_thread
+from pilotlight.engine.kv.tiers.disk_thread import DiskThread
+from pilotlight.engine.kv.tiers.disk_tier import DiskTier
+from pilotlight.engine.kv.tiers.host_tier import HostTier
+from tests.engine.kv.tiers.test_host_tier import SIZE, name, put
+from tests.waiting import until
+
+BLOCKS_PER_S = 100
+
+
+class Rig:
+    """Ten blocks in host memory, and a disk that takes one more whenever a hundredth of a second is let pass."""
+
+    def __init__(self, directory: Path) -> None:
+        self.now = 0.0
+        self.host = HostTier.open(directory / "host", 1 << 20)
+        for n in range(10):
+            assert put(self.host, n)
+        disk = DiskTier.open(directory / "disk", 1 << 20)
+        self.thread = DiskThread(disk, self.host, lambda: self.now, write_bytes_per_s=BLOCKS_PER_S * SIZE)
+        self.thread.wait_until_idle(10)
+
+    def offer(self, *numbers: int) -> None:
+        for n in numbers:
+            self.thread.offer(name(n))
+
+    def written(self) -> list[int]:
+        return [n for n in range(10) if name(n) in self.thread.disk]
+
+    def pass_blocks(self, number: int) -> None:
+        """Let the time of so many blocks pass, and wait until as many more are written."""
+        before = len(self.thread.disk)
+        self.now += number / BLOCKS_PER_S + 1e-9
+        until(lambda: len(self.thread.disk) == before + number)
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[Rig]:
+    made = Rig(tmp_path)
+    yield made
+    made.thread.close()
+    made.host.close()
+
+
+def test_no_more_is_written_than_may_be(rig: Rig) -> None:
+    rig.offer(*range(10))
+    until(lambda: rig.written() == [0])
+    time.sleep(0.1)
+    assert rig.written() == [0], "the disk would take all of it"
+    rig.pass_blocks(3)
+    assert rig.written() == [0, 1, 2, 3]
+
+
+def test_what_was_used_again_goes_first(rig: Rig) -> None:
+    rig.offer(*range(8))
+    until(lambda: rig.written() == [0])
+    rig.thread.note_reuse([name(6), name(7), name(0)])
+    rig.pass_blocks(2)
+    assert rig.written() == [0, 6, 7]
+    rig.pass_blocks(1)
+    assert rig.written() == [0, 1, 6, 7]
+
+
+def test_what_was_dropped_is_written_once_it_is_used_again(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(disk_thread, "_MAX_WRITES", 3)
+    rig.offer(0)
+    until(lambda: rig.written() == [0])
+    rig.offer(1, 2, 3, 4, 5)
+    assert rig.thread.num_dropped == 2
+    rig.thread.note_reuse([name(5)])
+    rig.pass_blocks(4)
+    assert rig.written() == [0, 1, 2, 3, 5]
+    assert rig.thread.wait_until_idle(10)
+
+
+def test_a_read_waits_for_no_bandwidth(rig: Rig) -> None:
+    rig.offer(0, 1, 2)
+    until(lambda: rig.written() == [0])
+    rig.host.forget([name(0)])
+    read = rig.thread.read([name(0)], SIZE)
+    until(lambda: read.is_done)
+    slots = read.take()
+    assert len(slots) == 1
+    rig.host.unpin(slots)
+    assert rig.written() == [0]
+
+
+def test_what_is_forgotten_is_not_written_and_an_end_hurries(rig: Rig) -> None:
+    rig.offer(*range(5))
+    until(lambda: rig.written() == [0])
+    rig.thread.note_reuse([name(4)])
+    rig.thread.forget([name(2), name(4)])
+    assert rig.thread.num_dropped == 0
+    rig.thread.close()
+    rig.thread = DiskThread(DiskTier.open(rig.thread.disk._directory, 1 << 20), rig.host)
+    assert rig.thread.wait_until_idle(10)
+    assert rig.written() == [0, 1, 3]
+
+
+def test_a_read_that_fails_for_whatever_reason_leaves_its_slot_free(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(block_hash: bytes, into: memoryview) -> int | None:
+        raise RuntimeError("a bug")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(rig.thread.disk, "read", fail)
+        chain = rig.thread.read([name(0), name(77)], SIZE)
+        assert rig.thread.wait_until_idle(10)
+    assert "a bug" in caplog.text
+    assert (chain.is_done, chain.num_blocks) == (True, 1)
+    rig.host.unpin(chain.take())
+    assert rig.host.num_pinned == 0
+    assert put(rig.host, 77)

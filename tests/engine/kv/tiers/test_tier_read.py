@@ -1,0 +1,54 @@
+"""A chain on its way into the host tier: whoever is late or gone leaves nothing pinned, and nothing is unpinned twice."""
+
+from typing import Any, cast
+
+import pytest
+
+from pilotlight.engine.kv.tiers.tier_read import TierRead
+
+
+class Host:
+    def __init__(self) -> None:
+        self.unpinned: list[Any] = []
+
+    def unpin(self, slots: list[Any]) -> None:
+        self.unpinned += slots
+
+
+@pytest.fixture
+def host() -> Host:
+    return Host()
+
+
+@pytest.fixture
+def read(host: Host) -> TierRead:
+    made = TierRead(cast("Any", host), [b"a", b"b", b"c"], 16)
+    made.add(cast("Any", "first"), is_new=True)
+    made.add(cast("Any", "second"), is_new=False)
+    return made
+
+
+def test_what_has_come_is_its_takers(read: TierRead, host: Host) -> None:
+    assert read.num_blocks == 0, "it may not be whole"
+    read.finish()
+    assert (read.num_blocks, read.num_read) == (2, 1)
+    assert read.take() == ["first", "second"]
+    read.cancel()
+    assert (read.take(), host.unpinned) == ([], [])
+
+
+def test_what_comes_too_late_for_its_taker_is_unpinned_once(read: TierRead, host: Host) -> None:
+    assert read.take() == []
+    assert host.unpinned == [], "its thread goes on with it"
+    read.finish()
+    assert host.unpinned == ["first", "second"]
+    read.cancel()
+    assert len(host.unpinned) == 2
+
+
+def test_what_was_cancelled_behind_its_end_is_unpinned_once(read: TierRead, host: Host) -> None:
+    read.finish()
+    read.cancel()
+    read.cancel()
+    assert host.unpinned == ["first", "second"]
+    assert read.take() == []

@@ -1,0 +1,239 @@
+"""What a step consists of: how long prompts make others wait, by count of steps and by a clock that tokens turn."""
+
+from itertools import pairwise
+
+import pytest
+
+from pilotlight.engine.api.protocol import SamplingParams, Submit
+from pilotlight.engine.api.struct import replace
+from pilotlight.engine.core.engine import Engine
+from pilotlight.engine.core.sequence import Sequence
+from pilotlight.engine.kv.pool.block_pool import BlockPool
+from pilotlight.engine.kv.pool.block_table import BlockTable
+from pilotlight.engine.scheduling.plan import SchedulerLimits
+from pilotlight.engine.scheduling.scheduler import Scheduler
+from tests.engine.driver import drain, submit
+from tests.engine.fake_runner import FakeRunner, fake_engine
+
+TOKENS_PER_S = 850  # of a small model on a CPU
+
+
+def slow_engine(max_decode_delay_s: float, **shape: int) -> tuple[Engine, FakeRunner]:
+    """Return an engine whose clock is turned by the tokens that it computes, and nothing else."""
+    runners: list[FakeRunner] = []
+    engine, runner = fake_engine(
+        num_blocks=400,
+        block_size=16,
+        max_num_batched_tokens=2048,
+        clock=lambda: sum(runners[0].batch_tokens) / TOKENS_PER_S,
+        max_decode_delay_s=max_decode_delay_s,
+        **shape,
+    )
+    runners.append(runner)
+    return engine, runner
+
+
+def held_up_s(max_decode_delay_s: float) -> tuple[float, int]:
+    """Return how long a stream waits for its next token at most while another tenant's 2,048 tokens are computed, and in how many steps they are."""
+    engine, _ = slow_engine(max_decode_delay_s)
+    engine.submit(submit("stream", list(range(100)), salt=b"a", max_tokens=200))
+    for _ in range(5):
+        engine.step()
+    engine.sequences.take_outputs()
+    engine.submit(submit("long", [i % 900 for i in range(2048)], salt=b"b", max_tokens=1))
+    times: list[float] = []
+    steps = 0
+    while not any(output.sequence_id == "long" for output in engine.sequences.take_outputs()):
+        times.append(engine._clock())
+        engine.step()
+        steps += 1
+    times.append(engine._clock())
+    return max(later - earlier for earlier, later in pairwise(times)), steps
+
+
+def test_a_long_prompt_holds_up_the_streams_beside_it_by_no_more_than_was_said() -> None:
+    longest_s, steps = held_up_s(float("inf"))
+    assert longest_s > 2.4
+    assert steps <= 2
+    longest_s, steps = held_up_s(0.2)
+    assert longest_s <= 0.2 + 2 / TOKENS_PER_S
+    assert steps == 13  # of 170 tokens
+
+
+def test_a_step_has_a_block_of_prompt_tokens_at_least() -> None:
+    longest_s, steps = held_up_s(0.0)
+    assert steps == 128
+    assert longest_s == pytest.approx(17 / TOKENS_PER_S)
+
+
+def test_where_nothing_decodes_a_prompt_has_the_whole_step() -> None:
+    engine, runner = slow_engine(0.0)
+    for name in ("first", "second"):
+        engine.submit(submit(name, [ord(name[0]) + i % 700 for i in range(2048)], max_tokens=1))
+    engine.step()
+    engine.step()
+    assert runner.batch_tokens == [2048, 2048]
+
+
+@pytest.mark.parametrize(("hands_over", "steps"), [(True, [388, 512]), (False, [900])])
+def test_the_last_chunk_of_a_prompt_that_is_handed_over_is_short(hands_over: bool, steps: list[int]) -> None:
+    engine, runner = fake_engine(num_blocks=80, block_size=16, max_num_batched_tokens=1024)
+    drain(engine, [replace(submit("a", list(range(900)), max_tokens=1), hands_over=hands_over)])
+    assert runner.batch_tokens == steps
+
+
+def test_before_anything_was_measured_a_step_is_not_capped() -> None:
+    engine, _ = slow_engine(0.2)
+    assert engine.stats.rates.num_prompt_tokens_in(0.2) == float("inf")
+
+
+def steps_until_short_ends(budget: int, num_long: int, depth: int, delay_s: float = float("inf")) -> int:
+    """Return the steps that a prompt of three tokens at top priority takes, behind 16k-token prompts of other tenants."""
+    engine, _ = fake_engine(
+        num_blocks=2000 * num_long,
+        block_size=16,
+        max_num_batched_tokens=budget,
+        depth=depth,
+        max_decode_delay_s=delay_s,
+    )
+    for i in range(num_long):
+        prompt = tuple((i + n) % 1000 for n in range(16_000))
+        engine.submit(Submit(f"long {i}", "tiny", prompt, SamplingParams(1), b"%d" % i))
+    for _ in range(3):
+        engine.step()
+    engine.sequences.take_outputs()
+    engine.submit(Submit("short", "tiny", (1, 2, 3), SamplingParams(1), b"other", priority=-8))
+    for step in range(1, 100):
+        engine.step()
+        if engine.sequences.take_outputs():
+            return step
+    raise AssertionError("a hundred steps were not enough")
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize(("budget", "num_long"), [(2048, 1), (256, 1), (256, 5), (16, 1), (16, 5)])
+def test_a_short_prompt_at_top_priority_waits_for_no_long_one(budget: int, num_long: int, depth: int) -> None:
+    assert steps_until_short_ends(budget, num_long, depth) == depth
+
+
+def test_the_more_urgent_of_two_long_prompts_is_computed_first_and_the_other_goes_on() -> None:
+    engine, _ = fake_engine(num_blocks=1000, block_size=16, max_num_batched_tokens=256)
+    for name, priority in (("usual", 0), ("urgent", -8)):
+        prompt = tuple((priority + 10 + n) % 1000 for n in range(4096))
+        engine.submit(Submit(name, "tiny", prompt, SamplingParams(1), b"t", priority=priority))
+        engine.step()
+    usual, urgent = engine.scheduler.running
+    before = usual.num_computed_tokens
+    steps = 1
+    while not engine.sequences.take_outputs():
+        engine.step()
+        steps += 1
+    assert urgent not in engine.scheduler.running
+    assert steps <= 4096 / 256 * 17 / 16 + 2
+    assert 128 <= usual.num_computed_tokens - before <= 512
+
+
+def scheduler(num_blocks: int, **limits: int) -> Scheduler:
+    defaults = {"block_size": 4, "max_num_batched_tokens": 64, "max_num_seqs": 8, "max_waiting": 100}
+    return Scheduler(BlockPool(num_blocks), SchedulerLimits(**(defaults | limits)))
+
+
+def decoding(scheduler: Scheduler, *names: str, length: int = 6) -> list[Sequence]:
+    """Return sequences that have computed their prompts."""
+    sequences = [Sequence(name, list(range(length)), SamplingParams(50), b"", length_limit=60) for name in names]
+    for sequence in sequences:
+        scheduler.add(sequence)
+    compute(scheduler)
+    return sequences
+
+
+def compute(scheduler: Scheduler) -> dict[str, int]:
+    """Compute a step, and return the lengths of its chunks."""
+    chunks = scheduler.schedule()
+    for chunk in chunks:
+        scheduler.launch(chunk)
+    for chunk in chunks:
+        if chunk.samples:
+            chunk.sequence.token_ids[chunk.end] = 7
+            chunk.sequence.started = True
+        scheduler.complete(chunk)
+    return {chunk.sequence.sequence_id: chunk.end - chunk.start for chunk in chunks}
+
+
+def test_a_step_is_decodes_first_and_prompts_in_what_they_leave() -> None:
+    made = scheduler(40, max_num_batched_tokens=10)
+    decoding(made, "a", length=6)
+    made.add(Sequence("b", list(range(30, 60)), SamplingParams(5), b"", length_limit=60))
+    assert list(compute(made).items()) == [("a", 1), ("b", 9)]
+    assert list(compute(made).items()) == [("a", 1), ("b", 9)]
+
+
+def test_what_a_newcomer_leaves_of_its_share_goes_to_the_prompts_in_work() -> None:
+    made = scheduler(40, max_num_batched_tokens=16)
+    made.add(Sequence("long", list(range(60)), SamplingParams(5), b"", length_limit=70, tenant=b"a"))
+    assert compute(made) == {"long": 16}
+    made.add(Sequence("short", [9, 9, 9], SamplingParams(5), b"", length_limit=70, tenant=b"b"))
+    assert compute(made) == {"short": 3, "long": 13}
+
+
+def test_a_newcomer_leaves_each_running_sequence_a_spare_block() -> None:
+    made = scheduler(6)
+    decoding(made, "a", "b", length=4)  # a block each, and one more for the next token
+    made.add(Sequence("c", [9, 9, 9], SamplingParams(5), b"", length_limit=60))
+    compute(made)
+    assert made.pool.num_held == 4
+    assert [s.sequence_id for s in made.running] == ["a", "b"]
+    assert len(made.waiting) == 1
+
+
+def test_what_awaits_its_token_is_held_up_as_well() -> None:
+    made = scheduler(40)
+    decoding(made, "a")
+    for chunk in made.schedule():
+        made.launch(chunk, is_fed=False)
+    made.add(Sequence("b", list(range(30, 60)), SamplingParams(5), b"", length_limit=60))
+    (chunk,) = made.schedule(most_beside_decodes=8)
+    assert (chunk.sequence.sequence_id, chunk.end - chunk.start) == ("b", 8)
+
+
+@pytest.mark.parametrize(("most", "length"), [(50, 47), (47, 47), (46, 31), (31, 31), (30, 30), (8, 8)])
+def test_a_prompt_beside_decodes_fills_tiles_of_rows(most: int, length: int) -> None:
+    made = scheduler(40)
+    decoding(made, "a")
+    made.add(Sequence("b", list(range(30, 90)), SamplingParams(5), b"", length_limit=90))
+    decode, prompt = made.schedule(most_beside_decodes=most)
+    assert (decode.end - decode.start, prompt.end - prompt.start) == (1, length), "48 rows in all, 32, or what there is"
+
+
+def test_a_sample_whose_leader_has_computed_the_prompt_starts_at_once() -> None:
+    made = scheduler(40)
+    (leader,) = decoding(made, "leader", length=10)
+    made.add(Sequence("sample", list(range(10)), SamplingParams(5), b"", length_limit=60), leader)
+    assert compute(made) == {"leader": 1, "sample": 2}
+
+
+def test_a_newcomer_goes_to_a_rank_with_room_for_it_though_another_one_holds_less() -> None:
+    pool = BlockPool(40, num_shares=2)
+    ranks = Scheduler(pool, SchedulerLimits(4, 64, 8, 100, copies=2))
+
+    def running(share: int, length: int, num_blocks: int) -> None:
+        """A sequence of a rank whose results are under way, so that it has nothing to compute now."""
+        blocks = [pool.allocate(share) for _ in range(num_blocks)]
+        sequence = Sequence(f"of {share}", list(range(length)), SamplingParams(9), b"", share=share, length_limit=99)
+        sequence.tables = [BlockTable([block for block in blocks if block is not None], [1] * num_blocks)]
+        sequence.num_computed_tokens = sequence.num_completed_tokens = 4 * num_blocks
+        sequence.awaits_tokens = True
+        ranks.running.append(sequence)
+
+    running(0, 64, 4)  # which lacks twelve blocks of its sixteen
+    running(1, 24, 6)
+    newcomer = Sequence("new", [7] * 20, SamplingParams(9), b"", length_limit=99)
+    ranks.add(newcomer)
+    assert [chunk.sequence for chunk in ranks.schedule()] == [newcomer]
+    assert newcomer.share == 1
+    ranks.remove(newcomer)
+    ranks.remove(ranks.running[0])
+    running(0, 24, 5)
+    ranks.add(again := Sequence("again", [8] * 20, SamplingParams(9), b"", length_limit=99))
+    ranks.schedule()
+    assert again.share == 0, "where both have room, the one that holds less"

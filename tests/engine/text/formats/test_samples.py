@@ -1,0 +1,357 @@
+"""Answers as each format's description has them, cut in every way; and what a long call costs."""
+
+import json
+import sys
+from typing import Any, NamedTuple, get_args
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from pilotlight.engine.text.chat_template import ChatTemplate
+from pilotlight.engine.text.formats import AnswerRules, CallableTool, Thinking
+from pilotlight.engine.text.formats.format_registry import FORMATS, ToolFormat, tool_format_of
+from pilotlight.engine.text.formats.tools import kimi, mistral_tools
+from pilotlight.engine.text.formats.tools.thinking import TAGS as THINK_TAGS
+from pilotlight.sites.site import ToolFormatName
+from tests.engine.text.formats.reading import Read, assert_same_however_cut, chunked, format_of, parts_of, read, told
+
+WEATHER = {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}}
+NOTE = {
+    "type": "object",
+    "properties": {
+        "text": {"type": "string"}, "tags": {"type": "array"}, "done": {"type": "boolean"}, "to": {"type": ["string", "null"]},
+        "kind": {"$ref": "#/$defs/kind"},
+    },
+    "$defs": {"kind": {"enum": ["a", "b"]}},
+}  # fmt: skip
+SCHEMAS: dict[str, Any] = {"get_weather": WEATHER, "note": NOTE}
+PARIS = ("call", "get_weather", '{"city": "Paris"}')
+ROME = ("call", "get_weather", '{"city": "Rome", "days": 3}')
+
+
+class Sample(NamedTuple):
+    format: str
+    text: str
+    expected: list[Read]
+    special: bool = False  # its tags are special tokens, where they are tokens
+    options: dict[str, Any] | None = None
+
+
+KIMI = (
+    '<|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:0<|tool_call_argument_begin|>{"city": "Paris"}<|tool_call_end|>'
+    '<|tool_call_begin|>functions.get_weather:1<|tool_call_argument_begin|>{"city": "Rome", "days": 3}<|tool_call_end|><|tool_calls_section_end|>'
+)
+CALLED_BY_ID = [(*PARIS, "functions.get_weather:0"), (*ROME, "functions.get_weather:1")]
+V3 = "<｜tool▁call▁begin｜>function<｜tool▁sep｜>get_weather\n```json\n%s\n```<｜tool▁call▁end｜>"
+V31 = "<｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>%s<｜tool▁call▁end｜>"
+DEEPSEEK = "<｜tool▁calls▁begin｜>%s<｜tool▁calls▁end｜>"
+ANALYSIS = "<|channel|>analysis<|message|>Need the weather.\n<|end|><|start|>assistant"
+OF_PARIS, OF_ROME = PARIS[2], ROME[2]
+
+# Each from the description that its format's module names.
+SAMPLES = [
+    Sample(
+        "qwen3_coder",
+        "I look.\n\n<tool_call>\n<function=get_weather>\n<parameter=city>\nParis\n</parameter>\n</function>\n</tool_call>\n"
+        "<tool_call>\n<function=get_weather>\n<parameter=city>\nRome\n</parameter>\n<parameter=days>\n3\n</parameter>\n</function>\n</tool_call>",
+        [("text", "I look."), PARIS, ROME],
+    ),
+    Sample(
+        "qwen3_coder",  # without the outer tag; several lines, quotes and a closing tag inside a text; values of other types
+        '<function=note>\n<parameter=text>\na </parameter> "b"\\\n\n</parameter>\n<parameter=tags>\n["x", 1]\n</parameter>\n'
+        "<parameter=done>\nTrue\n</parameter>\n<parameter=to>\nnull\n</parameter>\n<parameter=kind>\nb\n</parameter>\n</function>\n</tool_call>",
+        [("call", "note", json.dumps({"text": 'a </parameter> "b"\\\n', "tags": ["x", 1], "done": True, "to": None, "kind": "b"}))],
+    ),
+    Sample(
+        "glm45",
+        "I look.\n<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>Paris</arg_value>\n</tool_call>\n"
+        "<tool_call>get_weather<arg_key>city</arg_key><arg_value>Rome</arg_value><arg_key>days</arg_key><arg_value>3</arg_value></tool_call>",
+        [("text", "I look."), PARIS, ROME],
+    ),
+    Sample(
+        "hermes",
+        f'I look.\n\n<tool_call>\n{{"name": "get_weather", "arguments": {OF_PARIS}}}\n</tool_call>\n'
+        f'<tool_call>\n{{"name": "get_weather", "arguments": {OF_ROME}}}\n</tool_call> Done.',
+        [("text", "I look."), PARIS, ROME, ("text", "Done.")],
+    ),
+    Sample("glm45", "Say <tool_call> and go.", [("text", "Say <tool_call> and go.")]),
+    Sample("llama3_json", '{"name": "get_weather", "parameters": {"city": "Paris"}}', [PARIS]),
+    Sample(
+        "llama3_json",
+        f'<|python_tag|>{{"name": "get_weather", "parameters": {OF_PARIS}}}; {{"name": "get_weather", "parameters": {OF_ROME}}}',
+        [PARIS, ROME],
+        True,
+    ),
+    Sample("llama3_json", f'<|python_start|>{{"name": "get_weather", "parameters": {OF_PARIS}}}<|python_end|>', [PARIS], True),
+    Sample("llama3_json", '{"name": "Bob", "parameters": {}}', [("text", '{"name": "Bob", "parameters": {}}')]),
+    Sample("llama3_json", "It is {sunny}. \n", [("text", "It is {sunny}. \n")]),
+    Sample("pythonic", '[get_weather(city="Paris"), get_weather(city=\'Rome\', days=3)]', [PARIS, ROME]),
+    Sample(
+        "pythonic",
+        "<|python_start|>[note(text='it\\'s \"so\"', tags=[1, (2, None)], done=True, to=None)]<|python_end|>",
+        [("call", "note", '{"text": "it\'s \\"so\\"", "tags": [1, [2, null]], "done": true, "to": null}')],
+        True,
+    ),
+    Sample("pythonic", "[other(1)] is text", [("text", "[other(1)] is text")]),
+    Sample("kimi_k2", f"I look.{KIMI}", [("text", "I look."), *CALLED_BY_ID], True),
+    Sample(
+        "kimi_k2", f"<think>Need it. {KIMI}", [("reasoning", "Need it."), *CALLED_BY_ID], True,
+        {"think": THINK_TAGS[0], "thinking": Thinking.MAYBE},
+    ),
+    Sample("deepseek_v3", "I look." + DEEPSEEK % f"{V3 % OF_PARIS}\n{V3 % OF_ROME}", [("text", "I look."), PARIS, ROME], True),
+    Sample("deepseek_v31", "I look." + DEEPSEEK % f"{V31 % OF_PARIS}{V31 % OF_ROME}", [("text", "I look."), PARIS, ROME], True),
+    Sample("deepseek_v31", DEEPSEEK % (V3 % OF_PARIS), [PARIS], True),
+    Sample(
+        "mistral",
+        f'[TOOL_CALLS] [{{"name": "get_weather", "arguments": {OF_PARIS}}}, {{"name": "get_weather", "arguments": {OF_ROME}}}]',
+        [(*PARIS, "fresh1234"), (*ROME, "fresh1234")],
+        True,
+    ),
+    Sample("mistral_v11", f"[TOOL_CALLS]get_weather[ARGS]{OF_PARIS}[TOOL_CALLS]get_weather[ARGS]{OF_ROME}",
+           [(*PARIS, "fresh1234"), (*ROME, "fresh1234")], True),
+    Sample("mistral_v11", f"I look.[TOOL_CALLS]get_weather[CALL_ID]abcd12345[ARGS]{OF_PARIS}", [("text", "I look."), (*PARIS, "abcd12345")], True),
+    Sample(
+        "harmony", f"{ANALYSIS}<|channel|>final<|message|>It is sunny.", [("reasoning", "Need the weather."), ("text", "It is sunny.")], True
+    ),
+    Sample(
+        "harmony",
+        f"{ANALYSIS}<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>{OF_PARIS}<|call|>",
+        [("reasoning", "Need the weather."), PARIS],
+        True,
+    ),
+    Sample(
+        "harmony",  # the recipient beside the role, a preamble for the user, and a tool of its own that nobody offered
+        "<|channel|>commentary<|message|>I look.<|end|><|start|>assistant<|channel|>analysis to=browser.search code<|message|>{}<|end|>"
+        f"<|start|>assistant to=functions.get_weather<|channel|>commentary json<|message|>{OF_PARIS}",
+        [("text", "I look."), ("reasoning", "{}"), PARIS],
+        True,
+    ),
+]  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def one_id(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mistral_tools, "new_id", lambda: "fresh1234")
+
+
+@pytest.mark.parametrize("tags", [True, False], ids=["tags are tokens", "tags are text"])
+@pytest.mark.parametrize("sample", SAMPLES, ids=lambda sample: sample.format)
+def test_a_sample_is_read_the_same_however_it_is_cut(sample: Sample, tags: bool) -> None:
+    options = {"schemas": SCHEMAS, "tags": tags, **(sample.options or {})}
+    if sample.special and tags:
+        options["special"] = next(each.tags for each in FORMATS if each.name == sample.format)
+    assert_same_however_cut(sample.format, sample.text, sample.expected, **options)
+
+
+@pytest.mark.parametrize("sample", SAMPLES, ids=lambda sample: sample.format)
+def test_an_answer_that_is_cut_shows_no_markup_and_calls_nothing_else(sample: Sample) -> None:
+    tags = (*next(each.tags for each in FORMATS if each.name == sample.format), "<think>")
+    shown = {part[1] for part in sample.expected if part[0] in ("text", "reasoning")}
+    for end in range(len(sample.text)):
+        parts = read(
+            sample.format, sample.text[:end], schemas=SCHEMAS, tags=False, is_cut=True, **(sample.options or {})
+        )
+        for part in parts:
+            if part[0] in ("text", "reasoning"):
+                assert any(said.startswith(part[1].rstrip()) for said in shown), (end, part)
+            else:
+                assert part[1] in SCHEMAS
+                assert not any(tag in part[2] for tag in tags if tag != "</parameter>")
+
+
+THOUGHT = "Let me <b>think</b>.\nYes"
+
+
+@pytest.mark.parametrize("tags", [True, False], ids=["tags are tokens", "tags are text"])
+@pytest.mark.parametrize(
+    ("thinking", "text", "expected"),
+    [
+        (Thinking.OPEN, f"\n{THOUGHT}\n</think>\n\nSo.", [("reasoning", THOUGHT), ("text", "So.")]),
+        (Thinking.MAYBE, f"<think>\n{THOUGHT}\n</think>\n\nSo.", [("reasoning", THOUGHT), ("text", "So.")]),
+        (Thinking.MAYBE, "\n So.", [("text", "\n So.")]),
+        (Thinking.MAYBE, "<b>So</b>", [("text", "<b>So</b>")]),
+        (Thinking.MAYBE, "<think>\n\n</think>\n\nSo.", [("text", "So.")]),
+        (Thinking.CLOSED, "So <think>.", [("text", "So <think>.")]),
+        (Thinking.OPEN, THOUGHT, [("reasoning", THOUGHT)]),
+        (Thinking.OPEN, f"<think>\n{THOUGHT}</think>", [("reasoning", THOUGHT)]),
+        (
+            Thinking.OPEN,
+            f'{THOUGHT}: <tool_call></think><tool_call>{{"name": "f", "arguments": {{}}}}</tool_call>',
+            [("reasoning", f"{THOUGHT}: <tool_call>"), ("call", "f", "{}")],
+        ),
+    ],
+)
+def test_reasoning_is_told_apart(thinking: Thinking, text: str, expected: list[Read], tags: bool) -> None:
+    assert_same_however_cut("hermes", text, expected, tags=tags, think=THINK_TAGS[0], thinking=thinking)
+
+
+@pytest.mark.parametrize("end", ["<think>", "<think>\n", "<think>\n\n</think>\n\n", "</think>", "assistant\n"])
+@pytest.mark.parametrize("tags", [True, False])
+def test_the_end_of_a_prompt_tells_where_it_leaves_the_reasoning(end: str, tags: bool) -> None:
+    answers, tokenizer = format_of("hermes", tags=tags, think=THINK_TAGS[0])
+    prompt = [
+        tokenizer.id_of(chunk)
+        for chunk in chunked(f"<think> user </think>\n{end}", THINK_TAGS[0] if tags else (), None)
+    ]
+    expected = Thinking.CLOSED if "</" in end else Thinking.OPEN if "<" in end else Thinking.MAYBE
+    assert answers.thinking_after(prompt) is expected
+    assert answers.thinking_after(prompt, "a <think> b") is Thinking.OPEN
+    assert answers.thinking_after(prompt, "a <think> b </think> c") is Thinking.CLOSED
+
+
+SOUP = [
+    '{"name": "get_weather", "arguments": {"city": "b"}}', "{", "}", '"', "\\", "\\u12", "\\ud83d", "\\ude00", "name", "note", "functions.note:0",
+    " ", "\n", "[", "]", ",", ":", "note(", "text=", ")", "'", "```json", "to=functions.note ", "analysis", "final", "\u00e9", "\U0001f600", "1",
+    "NaN", "<", ">",
+]  # fmt: skip
+
+
+@given(data=st.data())
+@settings(max_examples=400, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_whatever_a_model_writes_is_read_the_same_however_it_is_cut(data: st.DataObject) -> None:
+    tools = data.draw(st.sampled_from(FORMATS))
+    think = None if tools.frames_all else data.draw(st.sampled_from([None, THINK_TAGS[0]]))
+    pieces = st.sampled_from([*SOUP, *tools.tags * 2, *(think or ())])
+    text = data.draw(st.lists(pieces, max_size=14).map("".join))
+    tags = data.draw(st.booleans())
+    options: dict[str, Any] = {
+        "tags": tags,
+        "special": tools.tags if tags and data.draw(st.booleans()) else (),
+        "think": think,
+        "thinking": data.draw(st.sampled_from(Thinking)),
+        "schemas": SCHEMAS,
+        "is_cut": data.draw(st.booleans()),
+    }
+    cuts = data.draw(st.sets(st.integers(0, len(text.encode())), max_size=4))
+    expected = read(tools.name, text, **options)
+    assert read(tools.name, text, cuts=None, **options) == read(tools.name, text, cuts=cuts, **options) == expected
+
+
+TEMPLATES = {
+    "harmony": "<|start|>assistant<|channel|>final<|message|>",
+    "kimi_k2": "<|tool_calls_section_begin|>",
+    "deepseek_v3": "<｜tool▁calls▁begin｜>function<｜tool▁sep｜>' + '```json",
+    "deepseek_v31": "<｜tool▁calls▁begin｜><｜tool▁sep｜>",
+    "mistral_v11": "[TOOL_CALLS]' + name + '[ARGS]",
+    "mistral": "[TOOL_CALLS] [",
+    "glm45": "<tool_call>{function-name}\n<arg_key>",
+    "qwen3_coder": "<tool_call>\n<function=example_function_name>\n<parameter=a>",
+    "hermes": "<tool_call>\n{",
+    "pythonic": "Respond in the format [func_name1(params_name1=params_value1, params_name2=params_value2...), func_name2(params)]",
+    "llama3_json": 'Respond in the format {"name": function name, "parameters": dictionary of argument name and its value}.',
+}
+
+
+def test_the_site_file_names_every_format() -> None:
+    assert set(get_args(ToolFormatName)) == {each.name for each in FORMATS}
+
+
+def test_the_format_is_chosen_by_the_template() -> None:
+    assert {each.name for each in FORMATS} == TEMPLATES.keys()
+    for name, source in TEMPLATES.items():
+        found = tool_format_of(ChatTemplate({"default": source}, {}))
+        assert found is not None
+        assert found.name == name
+    assert tool_format_of(ChatTemplate({"default": "plain"}, {})) is None
+
+
+LONG = {
+    "hermes": ('<tool_call>{"name": "note", "arguments": {"text": "', '"}}</tool_call>'),
+    "qwen3_coder": ("<tool_call><function=note><parameter=text>\n", "\n</parameter></function></tool_call>"),
+    "glm45": ("<tool_call>note\n<arg_key>tags</arg_key><arg_value>[", "]</arg_value></tool_call>"),
+    "llama3_json": ('{"name": "note", "parameters": {"text": "', '"}}'),
+    "pythonic": ("[note(text='", "')]"),
+    "harmony": ('<|channel|>commentary to=functions.note<|message|>{"text": "', '"}<|call|>'),
+    "kimi_k2": (
+        '<|tool_calls_section_begin|><|tool_call_begin|>functions.note:0<|tool_call_argument_begin|>{"text": "',
+        '"}',
+    ),
+    "deepseek_v31": ('<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>note<｜tool▁sep｜>{"text": "', '"}'),
+    "mistral_v11": ('[TOOL_CALLS]note[ARGS]{"text": "', '"}'),
+}
+
+
+def work_for(name: str, num_tokens: int, piece: bytes) -> int:
+    """Return how many functions are called, and how many characters are copied, to read a call of so many tokens."""
+    before, behind = LONG[name]
+    answers, tokenizer = format_of(name)
+    assert answers.tools is not None
+    parser = answers.parser(Thinking.CLOSED, SCHEMAS)
+    first = [tokenizer.id_of(chunk) for chunk in chunked(before, answers.tools.tags, None)]
+    last = [tokenizer.id_of(chunk) for chunk in chunked(behind, answers.tools.tags, None)]
+    token_ids = [*first, *[tokenizer.id_of(piece)] * num_tokens, *last]
+    work = num_parts = 0
+
+    def profile(frame: Any, event: str, arg: object) -> None:
+        nonlocal work
+        work += 1
+
+    scanner = parser._scanner
+    sys.setprofile(profile)
+    try:
+        for token_id in token_ids:
+            num_parts += len(parser.push(token_id))
+            work += len(scanner.text)
+    finally:
+        sys.setprofile(None)
+    assert num_parts >= (num_tokens if name != "glm45" else 3)
+    return work
+
+
+@pytest.mark.parametrize("piece", [b"ab ", b"\n", b"\\n", "\u00e9".encode(), b"1, "], ids=repr)
+@pytest.mark.parametrize("name", LONG)
+def test_the_work_for_a_call_grows_with_its_length_and_no_faster(name: str, piece: bytes) -> None:
+    assert work_for(name, 4000, piece) < 4.3 * work_for(name, 1000, piece)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", LONG)
+def test_a_call_of_100k_tokens_takes_four_times_the_work_of_one_of_25k(name: str) -> None:
+    assert work_for(name, 100_000, b"ab ") < 4.1 * work_for(name, 25_000, b"ab ")
+
+
+@pytest.mark.parametrize("special", [True, False])
+def test_a_control_token_inside_a_string_ends_its_call_and_the_next_is_not_lost(special: bool) -> None:
+    answers, tokenizer = format_of("kimi_k2", special=kimi.TAGS if special else ())
+    parser = answers.parser(Thinking.CLOSED, SCHEMAS)
+    text = KIMI.replace('"Paris"', '"Par')
+    token_ids = [tokenizer.id_of(chunk) for chunk in chunked(text, kimi.TAGS, None)]
+    broken, whole = told(parts_of(parser, token_ids))
+    assert (broken[2], whole) == ('{"city": "Par}', CALLED_BY_ID[1])
+
+
+ODD: list[dict[str, Any]] = [
+    {"properties": 3},
+    {
+        "properties": {
+            "a": True,
+            "b": 3,
+            "c": {"type": 3},
+            "d": {"type": [3, "string"]},
+            "e": {"anyOf": 3},
+            "f": {"enum": {}},
+        }
+    },
+    {"properties": {"a": {"$ref": "#"}, "b": {"$ref": "#/$defs/x"}, "c": {"$ref": 3}}, "$defs": 3, "required": 3},
+]
+
+
+@pytest.mark.parametrize("schema", ODD)
+@pytest.mark.parametrize("tools", FORMATS, ids=lambda tools: tools.name)
+def test_a_schema_that_is_none_breaks_no_reader_and_is_written_or_refused(
+    tools: ToolFormat, schema: dict[str, Any]
+) -> None:
+    answers, _ = format_of(tools.name, tags=False)
+    assert "answer: " in answers.grammar(Thinking.CLOSED, AnswerRules((CallableTool("f", schema),)))
+    called = {
+        "qwen3_coder": "".join(f"<parameter={key}>\n1\n</parameter>\n" for key in "abcdef"),
+        "glm45": "".join(f"<arg_key>{key}</arg_key><arg_value>1</arg_value>" for key in "abcdef"),
+    }
+    if tools.name in called:
+        text = {
+            "qwen3_coder": f"<function=f>\n{called[tools.name]}</function>",
+            "glm45": f"<tool_call>f\n{called[tools.name]}</tool_call>",
+        }
+        ((kind, name, arguments),) = read(tools.name, text[tools.name], tags=False, schemas={"f": schema})
+        assert (kind, name, json.loads(arguments).keys()) == ("call", "f", set("abcdef"))

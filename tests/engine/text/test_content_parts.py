@@ -1,0 +1,82 @@
+"""Templates that read content as a list of parts, as those of guard and vision models do, get it so; all others get texts."""
+
+from typing import Any
+
+import pytest
+
+from pilotlight.engine.text.chat_template import ChatTemplate
+from pilotlight.engine.text.content_parts import part_roles
+from pilotlight.engine.text.template_environment import ENVIRONMENT
+from tests.fakes import CHATML
+
+PARTS = "{% for part in message.content %}{% if part.type == 'text' %}{{ part.text }}{% endif %}{% endfor %}"
+LOOP = "{% for message in messages %}<{{ message.role }}>CONTENT{% endfor %}"
+EITHER = "{% if message.content is string %}{{ message.content }}{% else %}" + PARTS + "{% endif %}"
+USERS_ALONE = "{% if message.role == 'user' %}" + PARTS + "{% else %}{{ message.content }}{% endif %}"
+TOOLS_ALONE = "{% if message.role == 'tool' %}" + PARTS + "{% else %}{{ message.content }}{% endif %}"
+FIRST = "{{ message['content'][0]['text'] | upper }}"
+NO_SYSTEM = "{% if message.role == 'system' %}{{ raise_exception('no system') }}{% endif %}" + PARTS
+ALL = {"user", "system", "assistant", "tool"}
+CONVERSATION: list[dict[str, Any]] = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "Weather?"},
+    {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": {"name": "f", "arguments": {}}}]},
+    {"role": "tool", "content": "sunny"},
+    {"role": "assistant", "content": "It is sunny."},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("content", "roles"),
+    [
+        ("{{ message.content }}", set()),
+        ("{{ message.content | trim | title }}", set()),
+        ("{{ message.content | tojson }}", set()),
+        (EITHER, set()),
+        (PARTS, ALL),
+        (FIRST, ALL),
+        (USERS_ALONE, {"user"}),
+        (TOOLS_ALONE, {"tool"}),
+        (NO_SYSTEM, ALL - {"system"}),
+        ("", set()),
+        ("{{ raise_exception('never') }}", set()),
+        ("{{ 1 // 0 }}", set()),
+    ],
+)
+def test_a_role_s_content_is_a_list_of_parts_where_a_text_is_left_out(content: str, roles: set[str]) -> None:
+    assert part_roles(ENVIRONMENT.from_string(LOOP.replace("CONTENT", content)), {}) == roles
+
+
+def test_a_templates_special_tokens_are_there_when_it_is_probed() -> None:
+    source = "{{ bos_token + '' }}" + LOOP.replace("CONTENT", PARTS)
+    assert part_roles(ENVIRONMENT.from_string(source), {"bos_token": "<s>"}) == ALL
+    assert part_roles(ENVIRONMENT.from_string(source), {}) == set()
+
+
+@pytest.mark.parametrize("content", [PARTS, USERS_ALONE, TOOLS_ALONE, EITHER])
+def test_every_text_of_a_conversation_is_rendered(content: str) -> None:
+    messages = [dict(message) for message in CONVERSATION]
+    rendered = ChatTemplate({"default": LOOP.replace("CONTENT", content)}, {}).render(messages)
+    assert rendered == "<system>Be brief.<user>Weather?<assistant><tool>sunny<assistant>It is sunny."
+    assert messages == CONVERSATION, "what is rendered is changed in no caller's hands"
+
+
+def test_each_named_template_is_probed_for_itself() -> None:
+    sources = {"default": LOOP.replace("CONTENT", "{{ message.content }}"), "tool_use": LOOP.replace("CONTENT", PARTS)}
+    template = ChatTemplate(sources, {})
+    for tools in (None, [{"type": "function", "function": {"name": "f"}}]):
+        assert template.render([{"role": "user", "content": "Hi"}], tools) == "<user>Hi"
+
+
+def test_parts_with_images_stay_as_they_are() -> None:
+    parts = [{"type": "image"}, {"type": "text", "text": "What is it?"}]
+    source = LOOP.replace(
+        "CONTENT", EITHER.replace("{% if part.type", "{% if part.type == 'image' %}[I]{% elif part.type")
+    )
+    assert ChatTemplate({"default": source}, {}).render([{"role": "user", "content": parts}]) == "<user>[I]What is it?"
+
+
+def test_templates_of_texts_get_the_very_messages() -> None:
+    template = ChatTemplate({"default": CHATML}, {})
+    template.compile()
+    assert set(template._part_roles.values()) == {frozenset()}

@@ -1,0 +1,69 @@
+"""Prompts with images are laid out as the checkpoints' own processors lay them out, without an image being read."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from pilotlight.engine.api.errors import CheckpointError
+from pilotlight.engine.text.image_prompt import ImagePlaceholders, ImagePromptError, SizedImage
+
+LLAMA4 = {
+    "architectures": ["Llama4ForConditionalGeneration"],
+    "image_token_index": 9,
+    "vision_config": {"image_size": 28, "patch_size": 14, "pixel_shuffle_ratio": 0.5},
+}
+KIMI = {
+    "architectures": ["KimiK25ForConditionalGeneration"],
+    "media_placeholder_token_id": 9,
+    "vision_config": {"patch_size": 14, "merge_kernel_size": [2, 2]},
+}
+TOKENS = {
+    "<|image|>": 5,
+    "<|image_start|>": 6,
+    "<|image_end|>": 7,
+    "<|tile_x_separator|>": 3,
+    "<|tile_y_separator|>": 4,
+}
+
+
+def placeholders(folder: Path, config: object, **processor: object) -> ImagePlaceholders | None:
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "preprocessor_config.json").write_text(json.dumps(processor))
+    return ImagePlaceholders.from_checkpoint(folder, TOKENS.get)
+
+
+def test_llama_4_writes_tiles_in_rows_and_the_whole_image_behind_them(tmp_path: Path) -> None:
+    found = placeholders(tmp_path, LLAMA4)
+    assert found is not None
+    token_ids, images = found.expand([1, 5, 2, 5], [SizedImage(56, 56, b"a", b"A"), SizedImage(20, 9, b"b", b"B")])
+    assert token_ids == (1, 6, 9, 3, 9, 4, 9, 3, 9, 4, 5, 9, 7, 2, 6, 5, 9, 7)
+    assert [(image.position, image.num_tokens, image.digest) for image in images] == [(2, 10, b"a"), (16, 1, b"b")]
+    assert [image.data for image in images] == [b"A", b"B"]
+    assert found.num_tokens(56, 56) == 12
+
+
+def test_kimi_writes_a_placeholder_for_each_merged_patch(tmp_path: Path) -> None:
+    found = placeholders(tmp_path, KIMI)
+    assert found is not None
+    token_ids, (image,) = found.expand([1, 9, 2], [SizedImage(57, 28, b"a", b"")])
+    assert token_ids == (1, 9, 9, 9, 2)
+    assert (image.position, image.num_tokens) == (1, 3)
+
+
+def test_images_and_placeholders_that_do_not_match_are_refused(tmp_path: Path) -> None:
+    found = placeholders(tmp_path, KIMI)
+    assert found is not None
+    with pytest.raises(ImagePromptError, match="0 image placeholders and 1 images"):
+        found.expand([1, 2], [SizedImage(3, 3, b"", b"")])
+
+
+def test_a_model_without_a_vision_tower_takes_no_images(tmp_path: Path) -> None:
+    assert placeholders(tmp_path, {"architectures": ["LlamaForCausalLM"]}) is None
+    assert placeholders(tmp_path, {**LLAMA4, "vision_config": None}) is None
+
+
+def test_a_tokenizer_without_the_tokens_of_images_is_named(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA4))
+    with pytest.raises(CheckpointError, match=r"no token <\|image\|>"):
+        ImagePlaceholders.from_checkpoint(tmp_path, lambda text: None)

@@ -1,0 +1,142 @@
+"""Batches of model calls against their file: what is taken, in which order it is answered, and how long it is kept."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pilotlight.functions.bindings import ai_batches
+from pilotlight.functions.bindings.ai_batches import AT_ONCE, KEPT_S, MAX_REQUESTS, SCHEMA, Batches
+from pilotlight.functions.bindings.binding import BindingError
+from pilotlight.support.database import Database, DatabaseError, create
+from tests.asgi import eventually
+
+
+class Made:
+    """Batches by a clock of their own, answered in turn by the number of each prompt; an odd one fails."""
+
+    def __init__(self, folder: Path) -> None:
+        self.now_s = 1000.0
+        self.database = Database(folder / "batches.sqlite", lambda connection: create(connection, SCHEMA))
+        self.batches = Batches(self.database, lambda: self.now_s)
+        self.asked: list[int] = []
+        self.num_at_once = self.most_at_once = 0
+        self.may_answer = asyncio.Event()
+        self.may_answer.set()
+
+    async def serve(self, model: str, inputs: dict[str, Any]) -> tuple[bool, bytes]:
+        self.num_at_once += 1
+        self.most_at_once = max(self.most_at_once, self.num_at_once)
+        await self.may_answer.wait()
+        self.num_at_once -= 1
+        self.asked.append(number := inputs["prompt"])
+        answer = {"errors": [{"code": 5004}]} if number % 2 else {"response": number}
+        return number % 2 == 0, json.dumps(answer).encode()
+
+    async def put(self, *numbers: int) -> str:
+        queued = await self.batches.put("m", {"requests": [{"prompt": number} for number in numbers]})
+        assert (queued["status"], queued["model"]) == ("queued", "m")
+        return str(queued["request_id"])
+
+    async def responses(self, batch: str) -> Any:
+        async with asyncio.timeout(10):
+            while (found := await self.batches.get(batch)) is not None and found["status"] != "complete":
+                await asyncio.sleep(0.005)
+        return None if found is None else found["responses"]
+
+
+@pytest.fixture
+async def made(tmp_path: Path) -> AsyncIterator[Made]:
+    found = Made(tmp_path)
+    yield found
+    await found.batches.close()
+    await found.database.close()
+
+
+async def test_requests_are_answered_in_their_order_a_few_at_once(made: Made) -> None:
+    made.batches.serve(made.serve)
+    made.may_answer.clear()
+    first = await made.put(*range(2 * AT_ONCE))
+    made.now_s += 1
+    second = await made.put(100)
+    await eventually(lambda: made.num_at_once == AT_ONCE)
+    assert (await made.batches.get(first) or {})["status"] == "queued"
+    made.may_answer.set()
+    assert [response["success"] for response in await made.responses(first)] == [True, False] * AT_ONCE
+    assert await made.responses(second) == [{"id": 0, "success": True, "result": {"response": 100}}]
+    assert (sorted(made.asked[:AT_ONCE]), made.asked[-1], made.most_at_once) == ([*range(AT_ONCE)], 100, AT_ONCE)
+    assert (await made.responses(first))[1] == {"id": 1, "success": False, "errors": [{"code": 5004}]}
+
+
+async def test_an_answered_batch_is_kept_for_a_day_and_one_that_waits_until_it_is_answered(made: Made) -> None:
+    waiting = await made.put(2)
+    made.batches.serve(made.serve)
+    await made.responses(waiting)
+    made.now_s += KEPT_S
+    later = await made.put(4)
+    assert await made.responses(waiting) is not None, "a day later"
+    made.now_s += 1
+    await made.put(6)
+    assert await made.responses(waiting) is None
+    assert await made.responses(later) is not None
+
+
+@pytest.mark.parametrize(
+    ("requests", "sentence"),
+    [
+        ([], f"1 to {MAX_REQUESTS} requests"),
+        ([{}] * (MAX_REQUESTS + 1), f"1 to {MAX_REQUESTS} requests"),
+        ({"prompt": "a"}, f"1 to {MAX_REQUESTS} requests"),
+        ([{}, "a"], "every request of a batch is an object"),
+        ([{"stream": True}], "leave stream out"),
+        ([{}, {"prompt": {1, object()}}], "request 1 is not JSON"),
+        ([{"prompt": "x" * 600}, {"prompt": "x" * 600}], "at most 1000 bytes"),
+    ],
+)
+async def test_a_batch_that_cannot_be_taken_is_refused_whole(
+    made: Made, monkeypatch: pytest.MonkeyPatch, requests: Any, sentence: str
+) -> None:
+    monkeypatch.setattr(ai_batches, "MAX_BYTES", 1000)
+    with pytest.raises(BindingError, match=sentence):
+        await made.batches.put("m", {"requests": requests})
+    count = await made.database.run(lambda c: c.execute("SELECT count(*) FROM requests").fetchone()[0])
+    assert count == 0
+
+
+async def test_so_many_requests_wait_and_no_more(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ai_batches, "MAX_WAITING", 3)
+    made.may_answer.clear()
+    made.batches.serve(made.serve)
+    batch = await made.put(0, 2)
+    with pytest.raises(BindingError, match="2 requests wait already") as refused:
+        await made.put(4, 6)
+    assert (refused.value.code, refused.value.status) == (3040, 429)
+    await made.put(4)
+    made.may_answer.set()
+    await made.responses(batch)
+    await eventually(lambda: len(made.asked) == 3)
+
+
+async def test_a_file_that_cannot_be_written_is_told_and_what_it_had_is_answered_later(
+    made: Made, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    run, failures = made.database.run, 0
+
+    async def failing(work: Any) -> Any:
+        nonlocal failures
+        failures += 1
+        if failures == 1:
+            raise DatabaseError("too many wait", "overloaded")
+        return await run(work)
+
+    monkeypatch.setattr(made.database, "run", failing)
+    with pytest.raises(BindingError, match="AI: too many wait") as refused:
+        await made.put(2)
+    assert (refused.value.code, refused.value.status) == ("overloaded", 429)
+    failures = 0
+    made.batches.serve(made.serve)
+    await eventually(lambda: "wait for the next one, after an error" in caplog.text)
+    assert await made.responses(await made.put(2)) == [{"id": 0, "success": True, "result": {"response": 2}}]

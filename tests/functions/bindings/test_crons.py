@@ -1,0 +1,193 @@
+"""Cron triggers against their file: each minute once, across restarts, reloads and clocks that jump."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pilotlight.functions import cron
+from pilotlight.functions.bindings import crons
+from pilotlight.functions.bindings.binding import Services
+from pilotlight.functions.bindings.crons import Crons
+from pilotlight.functions.channel import Failure
+from pilotlight.functions.channel.frames import ScheduledEvent
+from pilotlight.functions.function_bindings import FunctionBindings
+from pilotlight.functions.manifest import ManifestError, load_manifest
+from pilotlight.support.database import Database, Databases, create
+from tests.asgi import eventually
+from tests.clock import Clock
+
+NOON = datetime(2026, 11, 21, 12, 0, tzinfo=UTC).timestamp()
+
+
+class Site:
+    def __init__(self) -> None:
+        self.fired: list[tuple[str, str]] = []
+        self.failing = False
+
+    async def run(self, expression: str, scheduled_time_ms: int) -> None:
+        self.fired.append((expression, datetime.fromtimestamp(scheduled_time_ms / 1000, UTC).strftime("%H:%M")))
+        if self.failing:
+            raise Failure("the handler failed")
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(crons, "LOOK_S", 0.005)
+
+
+@pytest.fixture
+async def start(tmp_path: Path) -> AsyncIterator[Callable[..., Awaitable[Crons]]]:
+    made: list[Crons] = []
+    databases: list[Database] = []
+
+    async def begin(site: Site, clock: Clock, *expressions: str) -> Crons:
+        """Follows them from this time on."""
+        database = Database(tmp_path / "fired.sqlite", lambda connection: create(connection, crons.SCHEMA))
+        databases.append(database)
+        made.append(Crons([cron.parse(text) for text in expressions], site.run, database, clock))
+        query = "SELECT COUNT(*) FROM fired"
+        while await database.run(lambda connection: connection.execute(query).fetchone()[0]) < len(expressions):
+            await asyncio.sleep(0.005)
+        return made[-1]
+
+    yield begin
+    for each in made:
+        await each.close()
+    for database in databases:
+        await database.close()
+
+
+async def test_each_minute_fires_once_and_a_failure_does_not_end_the_trigger(
+    start: Callable[..., Awaitable[Crons]],
+) -> None:
+    site, clock = Site(), Clock(NOON - 30)
+    await start(site, clock, "*/5 * * * *", "0 * * * *")
+    await asyncio.sleep(0.05)
+    assert site.fired == []
+    clock.now, site.failing = NOON + 1, True
+    await eventually(lambda: len(site.fired) == 2)
+    clock.now, site.failing = NOON + 301, False
+    await eventually(lambda: len(site.fired) == 3)
+    await asyncio.sleep(0.05)
+    assert sorted(site.fired) == [("*/5 * * * *", "12:00"), ("*/5 * * * *", "12:05"), ("0 * * * *", "12:00")]
+
+
+async def test_what_was_missed_while_the_site_was_down_fires_once(start: Callable[..., Awaitable[Crons]]) -> None:
+    site, clock = Site(), Clock(NOON - 30)
+    first = await start(site, clock, "*/5 * * * *")
+    clock.now = NOON + 1
+    await eventually(lambda: site.fired == [("*/5 * * * *", "12:00")])
+    await first.close()
+    clock.now = NOON + 1000
+    await start(site, clock, "*/5 * * * *")
+    await eventually(lambda: len(site.fired) == 2)
+    await asyncio.sleep(0.05)
+    assert site.fired[1:] == [("*/5 * * * *", "12:15")]
+
+
+async def test_what_was_missed_more_than_a_day_ago_is_forgotten(start: Callable[..., Awaitable[Crons]]) -> None:
+    site, clock = Site(), Clock(NOON - 30)
+    first = await start(site, clock, "0 13 21 11 *", "0 14 21 11 *", "0 * * * *")
+    await first.close()
+    clock.now = NOON + 25.5 * 3600
+    await start(site, clock, "0 13 21 11 *", "0 14 21 11 *", "0 * * * *")
+    await eventually(lambda: len(site.fired) == 2)
+    await asyncio.sleep(0.05)
+    assert sorted(site.fired) == [("0 * * * *", "13:00"), ("0 14 21 11 *", "14:00")]
+
+
+async def test_two_that_follow_the_same_trigger_fire_it_once(start: Callable[..., Awaitable[Crons]]) -> None:
+    site, clock = Site(), Clock(NOON - 30)
+    for _ in range(3):
+        await start(site, clock, "* * * * *")
+    for minute in range(5):
+        clock.now = NOON + 60 * minute + 1
+        await eventually(lambda count=minute + 1: len(site.fired) >= count)
+        await asyncio.sleep(0.03)
+    assert [at for _, at in site.fired] == ["12:00", "12:01", "12:02", "12:03", "12:04"]
+
+
+async def test_a_trigger_goes_on_after_a_fault_of_its_file(
+    start: Callable[..., Awaitable[Crons]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(crons, "PAUSE_AFTER_ERROR_S", 0.005)
+    site, clock, claims, failures = Site(), Clock(NOON - 30), Crons._claims, 0
+
+    async def failing(self: Crons, *asked: Any) -> bool:
+        nonlocal failures
+        failures += 1
+        if failures == 1:
+            raise RuntimeError("a fault")
+        return await claims(self, *asked)
+
+    monkeypatch.setattr(Crons, "_claims", failing)
+    await start(site, clock, "* * * * *")
+    for minute in range(2):
+        clock.now = NOON + 60 * minute
+        await eventually(lambda minute=minute: failures == minute + 1)
+    await eventually(lambda: site.fired == [("* * * * *", "12:01")])
+
+
+async def test_a_clock_that_is_set_back_repeats_nothing(start: Callable[..., Awaitable[Crons]]) -> None:
+    site, clock = Site(), Clock(NOON - 30)
+    await start(site, clock, "* * * * *")
+    clock.now = NOON + 121
+    await eventually(lambda: len(site.fired) == 1)
+    clock.now = NOON + 1
+    await asyncio.sleep(0.05)
+    clock.now = NOON + 130
+    await asyncio.sleep(0.05)
+    assert [at for _, at in site.fired] == ["12:02"]
+
+
+async def test_a_minute_that_is_claimed_while_its_clock_stops_is_run(
+    start: Callable[..., Awaitable[Crons]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site, clock = Site(), Clock(NOON - 30)
+    made = await start(site, clock, "* * * * *")
+    claiming, may_go_on, claims = asyncio.Event(), asyncio.Event(), made._claims
+
+    async def slowly(*asked: Any) -> bool:
+        is_claimed = await claims(*asked)
+        claiming.set()
+        await may_go_on.wait()
+        return is_claimed
+
+    monkeypatch.setattr(made, "_claims", slowly)
+    clock.now = NOON + 1
+    await asyncio.wait_for(claiming.wait(), 5)
+    made.stop()
+    may_go_on.set()
+    await eventually(lambda: site.fired == [("* * * * *", "12:00")])
+
+
+async def test_the_triggers_of_a_manifest_are_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "entry.py").write_text("")
+    (tmp_path / "wrangler.toml").write_text('name = "f"\nmain = "entry.py"\n[triggers]\ncrons = ["* * * * *"]\n')
+    clock = Clock(NOON - 30)
+    fired: list[Any] = []
+    monkeypatch.setattr(Crons.__init__, "__defaults__", (clock,))
+
+    class Functions:
+        async def ask(self, function: str, event: ScheduledEvent) -> None:
+            fired.append((function, event.cron, event.scheduled_time_ms))
+
+    services = Services(databases=Databases())
+    bindings = FunctionBindings.open(tmp_path / "state", services, load_manifest(tmp_path), Functions())  # type: ignore[arg-type]
+    bindings.start(None)  # type: ignore[arg-type]  # it consumes nothing
+    await asyncio.sleep(0.05)
+    clock.now = NOON + 1
+    await eventually(lambda: fired == [("f", "* * * * *", int(NOON * 1000))])
+    await bindings.close()
+    await services.databases.close()
+
+
+def test_a_manifest_with_a_wrong_expression_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "entry.py").write_text("")
+    (tmp_path / "wrangler.toml").write_text('name = "f"\nmain = "entry.py"\n[triggers]\ncrons = ["61 * * * *"]\n')
+    with pytest.raises(ManifestError, match="'61' is no minute"):
+        load_manifest(tmp_path)

@@ -1,0 +1,134 @@
+"""Dynamic workers through real isolates: a function of its own for code that a function gives."""
+
+import json
+import os
+import shutil
+import threading
+from collections.abc import AsyncIterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pilotlight.functions.bindings import worker_loader
+from pilotlight.functions.bindings.binding import Services
+from pilotlight.functions.function_bindings import FunctionBindings
+from pilotlight.functions.host.faults import Fault
+from pilotlight.support.database import Databases
+from tests.asgi import eventually
+from tests.functions.conftest import Served, ServedMaker
+
+MANIFEST = '[[worker_loaders]]\nbinding = "LOADER"\n'
+PARENT = '''
+from workers import Response, WorkerEntrypoint
+from pyodide.ffi import create_proxy
+from urllib.parse import urlsplit, parse_qsl
+calls = []
+CODE = """
+from workers import Response, WorkerEntrypoint, env, fetch
+import helper
+class Default(WorkerEntrypoint):
+    async def fetch(self, request):
+        return Response(f"{env.WORD} {helper.word} {request.url}")
+    async def add(self, a, b=1):
+        return {"sum": a + b, "props": self.ctx.props}
+    async def ask(self, url):
+        return (await fetch(url)).status
+class Admin(WorkerEntrypoint):
+    async def fetch(self, request):
+        return Response(f"admin {self.ctx.props['role']}")
+"""
+class Default(WorkerEntrypoint):
+    async def fetch(self, request):
+        parts = urlsplit(request.url)
+        query = dict(parse_qsl(parts.query))
+        def code():
+            calls.append(1)
+            more = {"globalOutbound": None} if "offline" in query else {}
+            modules = {"main.py": CODE, "helper.py": {"py": "word = 'helps'"}}
+            return {"mainModule": query.get("main", "main.py"), "modules": modules, "env": {"WORD": "hello"}, **more}
+        worker = self.env.LOADER.get(query.get("id", "one"), create_proxy(code))
+        if parts.path == "/fetch":
+            return await worker.getEntrypoint().fetch(request)
+        if parts.path == "/admin":
+            return await worker.getEntrypoint("Admin", {"props": {"role": "root"}}).fetch("http://x/")
+        if parts.path == "/ask":
+            return Response.json(await worker.getEntrypoint().ask("http://10.0.0.1/"))
+        return Response.json([await worker.getEntrypoint().add(2, b=3), len(calls)])
+'''
+
+
+@pytest.fixture
+async def served(make_served: ServedMaker, tmp_path: Path) -> AsyncIterator[Served]:
+    services = Services(databases=Databases())
+    bindings = partial(FunctionBindings.open, tmp_path / "state", services)
+    async with make_served(open_bindings=bindings) as made:
+        made.add(PARENT, manifest=MANIFEST)
+        yield made
+    await services.databases.close()
+
+
+async def test_a_loaded_worker_answers_with_its_own_env_and_modules(served: Served) -> None:
+    assert await served.get("/fetch?a=b") == b"hello helps http://host/fetch?a=b"
+    assert json.loads(await served.get("/add")) == [{"sum": 5, "props": None}, 1]
+    assert await served.get("/admin") == b"admin root"
+
+
+async def test_the_callback_is_asked_once_for_an_id(served: Served) -> None:
+    for _ in range(3):
+        assert json.loads(await served.get("/add"))[1] == 1
+    assert json.loads(await served.get("/add?id=two"))[1] == 2
+
+
+async def test_without_an_outbound_it_has_no_network(served: Served) -> None:
+    with pytest.raises(Fault, match="loaded without access to the network"):
+        await served.get("/ask?offline=1")
+    with pytest.raises(Fault, match="no public address"):
+        await served.get("/ask?id=online")
+
+
+async def test_a_module_cannot_lead_out_of_its_folder(served: Served) -> None:
+    with pytest.raises(Fault, match=r"mainModule names '\.\./entry\.py'"):
+        await served.get("/fetch?main=../entry.py")
+
+
+async def test_the_longest_unused_goes_when_there_are_too_many(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_loader, "MAX_LOADED", 2)
+    for id in ("a", "b", "a", "c"):
+        await served.get(f"/fetch?id={id}")
+    assert {name.partition(".")[0] for name in served.functions.pools if "+" in name} == {"f+a", "f+c"}
+    assert await served.get("/fetch?id=b")  # loaded anew
+
+
+async def test_loaded_workers_go_with_their_loader(served: Served) -> None:
+    await served.get("/fetch")
+    served.functions.remove("f")
+    await eventually(lambda: not served.functions.pools)
+
+
+async def test_code_is_written_and_removed_in_threads_and_few_folders_are_left(
+    served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_the_loop: list[str] = []
+
+    def num_folders() -> int:
+        return sum("worker_loader" in parent and "main.py" in files for parent, _, files in os.walk(tmp_path))
+
+    def note(name: str, work: Any) -> Any:
+        def noted(*args: Any, **options: Any) -> Any:
+            if threading.current_thread() is threading.main_thread() and "worker_loader" in str(args[0]):
+                on_the_loop.append(name)
+            return work(*args, **options)
+
+        return noted
+
+    monkeypatch.setattr(worker_loader, "MAX_LOADED", 2)
+    monkeypatch.setattr(shutil, "rmtree", note("rmtree", shutil.rmtree))
+    monkeypatch.setattr(Path, "write_text", note("write_text", Path.write_text))
+    for number in range(7):
+        assert await served.get(f"/fetch?id={number}")
+    assert (on_the_loop, num_folders()) == ([], 4), "those loaded, and as many that may have open requests"
+    served.functions.remove("f")
+    await eventually(lambda: not num_folders())
+    assert on_the_loop == []

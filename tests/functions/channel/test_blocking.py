@@ -1,0 +1,124 @@
+"""Calls from code that cannot await: the other side is in a thread of its own, and this one's event loop stands still."""
+
+import asyncio
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from pilotlight.functions.channel import Channel, ChannelClosed, Failure, Inbound, StreamingReply, frames
+from pilotlight.functions.channel.frames import BindingCall
+
+
+class Runtime:
+    """The other side."""
+
+    def __init__(self) -> None:
+        self.channel: Channel | None = None
+
+    async def __call__(self, frame: frames.Request, body: Inbound | None) -> Any:
+        assert isinstance(frame, BindingCall)
+        return await getattr(self, frame.method)(**frame.kwargs)
+
+    async def echo(self, value: Any) -> Any:
+        return value
+
+    async def fail(self) -> None:
+        raise Failure("there is no more room", code="storage_full", status=507)
+
+    async def streamed(self) -> StreamingReply:
+        async def endless() -> Any:
+            while True:
+                yield bytes(1 << 16)
+
+        return StreamingReply("a value", endless())
+
+    async def ask_back(self) -> str:
+        """Ask the function something before answering it."""
+        assert self.channel is not None
+        asked = asyncio.ensure_future(self.channel.call("FUNCTION", "greet"))
+        await self.channel.ping()  # which the standing side answers, so that what was asked before has arrived, too
+        return "asked" if not asked.done() else "answered"
+
+    async def leave(self) -> None:
+        assert self.channel is not None
+        self.channel.close()
+
+
+@contextmanager
+def other_side() -> Iterator[socket.socket]:
+    ours, theirs = socket.socketpair()
+
+    async def serve() -> None:
+        runtime = Runtime()
+        runtime.channel = await Channel.open(theirs, runtime, is_runtime=True)
+        await runtime.channel.closed.wait()
+
+    thread = threading.Thread(target=asyncio.run, args=(serve(),))
+    thread.start()
+    try:
+        yield ours
+    finally:
+        ours.close()
+        thread.join(20)
+        assert not thread.is_alive()
+
+
+async def opened(ours: socket.socket, heard: list[str]) -> Channel:
+    async def answer(frame: Any, body: Any) -> str:
+        heard.append(frame.method)
+        return "hello"
+
+    return await Channel.open(ours, answer, is_runtime=False)
+
+
+async def closed(channel: Channel) -> None:
+    channel.close()
+    await channel.closed.wait()
+
+
+@pytest.mark.parametrize("size", [0, 1, 3 << 20])  # the last is larger than what a socket or the channel holds
+async def test_a_call_brings_its_value_back_however_large_it_is(size: int) -> None:
+    with other_side() as ours:
+        channel = await opened(ours, [])
+        for _ in range(2):
+            assert channel.call_now("STORE", "echo", value=b"x" * size) == b"x" * size
+        assert await channel.call("STORE", "echo", value=7) == 7, "and the loop goes on as before"
+        await closed(channel)
+
+
+async def test_a_call_that_fails_says_how_and_leaves_the_channel_open() -> None:
+    with other_side() as ours:
+        channel = await opened(ours, [])
+        with pytest.raises(Failure, match="there is no more room") as failed:
+            channel.call_now("STORE", "fail")
+        assert (failed.value.code, failed.value.status) == ("storage_full", 507)
+        assert channel.call_now("STORE", "streamed") == "a value", "a stream that is not read is dropped"
+        assert channel.call_now("STORE", "echo", value=1) == 1
+        await closed(channel)
+
+
+async def test_what_is_asked_meanwhile_is_answered_when_the_loop_goes_on_but_pings_at_once() -> None:
+    heard: list[str] = []
+    with other_side() as ours:
+        channel = await opened(ours, heard)
+        assert channel.call_now("STORE", "ask_back") == "asked"
+        assert heard == []
+        async with asyncio.timeout(20):
+            while not heard:
+                await asyncio.sleep(0)
+        assert heard == ["greet"]
+        await closed(channel)
+
+
+async def test_a_call_to_a_side_that_leaves_or_has_left_fails() -> None:
+    with other_side() as ours:
+        channel = await opened(ours, [])
+        with pytest.raises(ChannelClosed, match="the other process closed the connection"):
+            channel.call_now("STORE", "leave")
+        await closed(channel)
+        with pytest.raises(ChannelClosed, match="closed"):
+            channel.call_now("STORE", "echo", value=1)

@@ -1,0 +1,107 @@
+"""`pilotlight d1` as a shell calls it: wrangler's words, and migrations that are applied once, whole or not at all."""
+
+from pathlib import Path
+
+import pytest
+
+from pilotlight.runtime.cli.cli_error import CliError
+from tests.functions.cli.test_state import run
+
+MANIFEST = """
+name = "f"
+main = "entry.py"
+[[d1_databases]]
+binding = "DB"
+database_name = "shop"
+database_id = "1-2-3"
+migrations_dir = "changes"
+"""
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> tuple[str, str]:
+    (tmp_path / "entry.py").write_text("")
+    (tmp_path / "wrangler.toml").write_text(MANIFEST)
+    return ("--dir", str(tmp_path))
+
+
+def test_binding_name_and_id_mean_the_same_database(here: tuple[str, str]) -> None:
+    run("d1", "execute", "shop", "--local", "--command", "CREATE TABLE t (a)", *here)
+    run("d1", "execute", "DB", "--command", "INSERT INTO t VALUES (7)", *here)
+    assert "7" in run("d1", "execute", "1-2-3", "--command", "SELECT a FROM t", *here)
+
+
+def test_remote_asks_for_a_sites_file(here: tuple[str, str]) -> None:
+    with pytest.raises(CliError, match="name its file with --site"):
+        run("d1", "execute", "DB", "--remote", "--command", "SELECT 1", *here)
+
+
+def test_migrations_are_made_listed_and_applied_once_in_order(here: tuple[str, str]) -> None:
+    folder = Path(here[1]) / "changes"
+    made = run("d1", "migrations", "create", "shop", "add the table", *here).strip()
+    assert Path(made).name == "0001_add_the_table.sql"
+    Path(made).write_text("CREATE TABLE t (a);\nINSERT INTO t VALUES (1);")
+    (folder / "0002_more.sql").write_text("INSERT INTO t SELECT a + 1 FROM t;")
+    assert run("d1", "migrations", "list", "shop", *here).split() == ["0001_add_the_table.sql", "0002_more.sql"]
+    assert "0002_more.sql  applied" in run("d1", "migrations", "apply", "DB", "--local", *here)
+    assert run("d1", "migrations", "apply", "shop", *here) == "No migrations to apply\n"
+    assert (
+        run("d1", "execute", "shop", "--json", "--command", "SELECT a FROM t", *here).strip() == '[{"a": 1}, {"a": 2}]'
+    )
+    names = run("d1", "execute", "shop", "--json", "--command", "SELECT name FROM d1_migrations", *here)
+    assert "0001_add_the_table.sql" in names
+
+
+def test_a_migration_that_fails_leaves_nothing_of_itself(here: tuple[str, str]) -> None:
+    folder = Path(here[1]) / "changes"
+    folder.mkdir()
+    (folder / "0001_bad.sql").write_text("CREATE TABLE t (a); INSERT INTO nowhere VALUES (1);")
+    with pytest.raises(CliError, match=r"0001_bad\.sql was not applied: .*no such table: nowhere"):
+        run("d1", "migrations", "apply", "shop", *here)
+    (folder / "0001_bad.sql").write_text("CREATE TABLE t (a);")
+    assert "applied" in run("d1", "migrations", "apply", "shop", *here)
+
+
+def test_migrations_are_applied_by_their_numbers(here: tuple[str, str]) -> None:
+    folder = Path(here[1]) / "changes"
+    folder.mkdir()
+    for name in ("10_last.sql", "2_second.sql", "1_first.sql", "seed.sql"):
+        (folder / name).write_text(f"CREATE TABLE IF NOT EXISTS t (name); INSERT INTO t VALUES ('{name}');")
+    expected = ["1_first.sql", "2_second.sql", "10_last.sql", "seed.sql"]
+    assert run("d1", "migrations", "list", "shop", *here).split() == expected
+    assert run("d1", "migrations", "apply", "shop", *here).split() == [
+        word for name in expected for word in (name, "applied")
+    ]
+
+
+def test_a_migration_and_a_script_may_have_any_number_of_statements_and_are_whole_or_nothing(
+    here: tuple[str, str],
+) -> None:
+    folder = Path(here[1]) / "changes"
+    folder.mkdir()
+    many = "CREATE TABLE t (a);\n" + "INSERT INTO t VALUES (1);\n" * 1500
+    (folder / "0001_many.sql").write_text(many + "INSERT INTO nowhere VALUES (1);")
+    with pytest.raises(CliError, match="no such table: nowhere"):
+        run("d1", "migrations", "apply", "shop", *here)
+    (folder / "0001_many.sql").write_text(many)
+    run("d1", "migrations", "apply", "shop", *here)
+    script = Path(here[1]) / "script.sql"
+    script.write_text("INSERT INTO t VALUES (2);\n" * 1500 + "INSERT INTO nowhere VALUES (1);")
+    with pytest.raises(CliError, match="no such table: nowhere"):
+        run("d1", "execute", "shop", "--file", str(script), *here)
+    script.write_text("INSERT INTO t VALUES (2);\n" * 1500)
+    assert run("d1", "execute", "shop", "--file", str(script), *here) == "1500 statements\n"
+    counted = run("d1", "execute", "shop", "--json", "--command", "SELECT a, count(*) AS n FROM t GROUP BY a", *here)
+    assert counted.strip() == '[{"a": 1, "n": 1500}, {"a": 2, "n": 1500}]'
+
+
+def test_a_migration_may_say_the_pragma_of_foreign_keys_and_hears_that_it_has_no_effect(
+    here: tuple[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = Path(here[1]) / "changes"
+    folder.mkdir()
+    (folder / "0001_rebuild.sql").write_text("PRAGMA foreign_keys=OFF;\nCREATE TABLE t (a);\nPRAGMA foreign_keys=ON;\n")
+    run("d1", "migrations", "apply", "shop", *here)
+    assert run("d1", "execute", "shop", "--json", "--command", "PRAGMA foreign_keys", *here).strip() == (
+        '[{"foreign_keys": 1}]'
+    )

@@ -1,0 +1,154 @@
+"""`pilotlight secret`, `kv`, `d1` and `queues`, as a shell calls them, on the state that `pilotlight dev` and a site keep."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from pilotlight.functions.bindings.secrets.secret_store import SecretStore
+from pilotlight.runtime.cli.cli_error import CliError
+from pilotlight.runtime.cli.commands import app
+
+MANIFEST = """
+name = "f"
+main = "entry.py"
+[[kv_namespaces]]
+binding = "CACHE"
+id = "kv-1"
+[[d1_databases]]
+binding = "DB"
+database_id = "d1-1"
+[[queues.producers]]
+binding = "JOBS"
+queue = "jobs"
+[[queues.consumers]]
+queue = "failed"
+"""
+SITE = """
+name = "ams1"
+place = {{ city = "Amsterdam", latitude = 52.31, longitude = 4.76 }}
+listen = {{ port = 0 }}
+[[models]]
+name = "tiny"
+source = "embedded:ember"
+[functions]
+state_dir = "{state}"
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "entry.py").write_text("")
+    (tmp_path / "wrangler.toml").write_text(MANIFEST)
+    (tmp_path / "site.toml").write_text(SITE.format(state=tmp_path / "state"))
+    return tmp_path
+
+
+def run(*arguments: str, given: str | None = None) -> str:
+    result = CliRunner().invoke(app, list(arguments), input=given)
+    if isinstance(result.exception, CliError):
+        raise result.exception
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def test_keys_are_put_listed_read_and_deleted_by_the_bindings_name(folder: Path) -> None:
+    here = ("--dir", str(folder))
+    run("kv", "put", "CACHE", "a/1", "one", *here)
+    (folder / "value").write_bytes(b"\x00two")
+    run("kv", "put", "CACHE", "a/2", "--path", str(folder / "value"), *here)
+    run("kv", "put", "kv-1", "b", "by its id", "--ttl", "60", *here)
+    assert run("kv", "list", "CACHE", "--prefix", "a/", *here) == "a/1\na/2\n"
+    assert run("kv", "get", "CACHE", "b", *here) == "by its id"
+    run("kv", "delete", "CACHE", "a/1", *here)
+    with pytest.raises(CliError, match="has no key 'a/1'"):
+        run("kv", "get", "CACHE", "a/1", *here)
+    with pytest.raises(CliError, match="512"):
+        run("kv", "put", "CACHE", "x" * 600, "v", *here)
+    with pytest.raises(CliError, match="either a value or --path"):
+        run("kv", "put", "CACHE", "x", *here)
+
+
+def test_sql_is_run_and_its_rows_are_printed(folder: Path) -> None:
+    here = ("--dir", str(folder))
+    (folder / "schema.sql").write_text(
+        "CREATE TABLE t (id INTEGER PRIMARY KEY, name TEXT);\nINSERT INTO t (name) VALUES ('a'), ('b');"
+    )
+    assert run("d1", "execute", "DB", "--file", str(folder / "schema.sql"), *here) == "2 statements\n"
+    assert run("d1", "execute", "DB", "--command", "UPDATE t SET name = 'c' WHERE id = 2", *here) == "1 rows changed\n"
+    rows: Any = json.loads(run("d1", "execute", "DB", "--command", "SELECT * FROM t", "--json", *here))
+    assert rows == [{"id": 1, "name": "a"}, {"id": 2, "name": "c"}]
+    assert "name" in run("d1", "execute", "DB", "--command", "SELECT * FROM t", *here)
+    with pytest.raises(CliError, match="no such table"):
+        run("d1", "execute", "DB", "--command", "SELECT * FROM missing", *here)
+
+
+def test_messages_are_sent_counted_and_purged(folder: Path) -> None:
+    here = ("--dir", str(folder))
+    run("queues", "send", "JOBS", '{"n": 1}', *here)
+    run("queues", "send", "JOBS", "plain text", *here)
+    assert run("queues", "list", *here) == "jobs  2 messages\n"
+    assert run("queues", "purge", "JOBS", *here) == "2 messages are gone\n"
+    assert run("queues", "list", *here) == "jobs  0 messages\n"
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        (("kv", "put", "CACHES", "a", "b"), "no kv 'CACHES': the manifest's are CACHE"),
+        (("d1", "execute", "d1-2", "--command", "CREATE TABLE t (a)"), "no d1 'd1-2': the manifest's are DB"),
+        (("queues", "send", "job", "1"), "no queue 'job': the manifest's are JOBS"),
+    ],
+)
+def test_a_name_that_is_misspelt_makes_no_store(folder: Path, command: tuple[str, ...], message: str) -> None:
+    with pytest.raises(CliError, match=message):
+        run(*command, "--dir", str(folder))
+    assert not (folder / ".pilotlight").exists()
+
+
+@pytest.mark.parametrize(
+    ("command", "file", "message"),
+    [
+        (("kv", "put", "CACHE", "a", "--path"), "nowhere", "nowhere cannot be read: No such file"),
+        (("kv", "put", "CACHE", "a", "--path"), ".", "cannot be read: Is a directory"),
+        (("d1", "execute", "DB", "--file"), "nowhere", "nowhere cannot be read: No such file"),
+        (("d1", "execute", "DB", "--file"), "bytes.sql", r"bytes\.sql is no text in UTF-8"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_named(folder: Path, command: tuple[str, ...], file: str, message: str) -> None:
+    (folder / "bytes.sql").write_bytes(b"\xff\xfe")
+    with pytest.raises(CliError, match=message):
+        run(*command, str(folder / file), "--dir", str(folder))
+
+
+def test_stores_of_the_manifest_before_and_queues_that_are_only_consumed_are_known(folder: Path) -> None:
+    here = ("--dir", str(folder))
+    run("kv", "put", "CACHE", "a", "b", *here)
+    (folder / "wrangler.toml").write_text(MANIFEST.replace("kv-1", "kv-2"))
+    assert run("kv", "get", "kv-1", "a", *here) == "b"
+    run("queues", "send", "failed", "1", *here)
+    assert run("queues", "purge", "failed", *here) == "1 messages are gone\n"
+
+
+def test_secrets_are_sealed_where_a_sites_file_says(folder: Path) -> None:
+    there = ("--site", str(folder / "site.toml"))
+    run("secret", "put", "f", "TOKEN", *there, given="s3cret\n")
+    assert run("secret", "list", "f", *there) == "TOKEN\n"
+    assert SecretStore(folder / "state").values("f") == {"TOKEN": "s3cret"}
+    assert not any(b"s3cret" in path.read_bytes() for path in (folder / "state").rglob("*") if path.is_file())
+    run("secret", "delete", "f", "TOKEN", *there)
+    for arguments in (("delete", "f", "TOKEN"), ("put", "f", "TOKEN")):
+        with pytest.raises(CliError, match=r"has no secret|is empty"):
+            run("secret", *arguments, *there, given="")
+
+
+def test_a_folder_that_is_no_functions_is_named(tmp_path: Path) -> None:
+    with pytest.raises(CliError, match="has no manifest"):
+        run("kv", "list", "CACHE", "--dir", str(tmp_path))
+
+
+@pytest.mark.parametrize("command", ["dev", "deploy"])
+def test_the_help_names_the_manifests_section(command: str) -> None:
+    assert "[env.NAME]" in CliRunner().invoke(app, [command, "--help"]).output

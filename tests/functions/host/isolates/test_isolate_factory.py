@@ -1,0 +1,109 @@
+"""What ends with the isolates of one version, and what each of them is started with."""
+
+import asyncio
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from pilotlight.functions.host.confinement.user_ids import FunctionUser, UserIds
+from pilotlight.functions.host.isolates import isolate_factory
+from pilotlight.functions.host.isolates.isolate_factory import IsolateFactory
+from pilotlight.functions.host.isolates.priority import PriorityClass
+from pilotlight.functions.host.zygotes.zygote_client import ZygoteError
+from pilotlight.functions.manifest import BindingDeclaration, Manifest
+
+
+class Made:
+    """A factory without a zygote or files of its own; `told` is what happened to those it stands before."""
+
+    def __init__(self, folder: Path = Path("/f"), main: str = "entry.py") -> None:
+        self.told: list[Any] = []
+        self.factory = object.__new__(IsolateFactory)
+        declared = (BindingDeclaration("assets", "A", {"directory": "/secret", "html_handling": "none"}),)
+        self.factory._manifest = Manifest("hello", folder, folder / main, declared)
+        self.factory._packages = cast("Any", SimpleNamespace(layers=["/layer"]))
+        self.factory._enforcing = None
+        self.factory._is_closed = False
+        self.factory._has_own_files = False
+        zygote = SimpleNamespace(set_priority=self.told.append)
+        self.factory.zygote = cast(
+            "Any",
+            SimpleNamespace(
+                close=lambda: self.told.append("closed"), get=lambda: zygote, read_imports=self.read_imports
+            ),
+        )
+        self.factory._user = FunctionUser(UserIds(is_root=False))
+        self.factory._scratch = cast("Any", SimpleNamespace(remove=self.removed, enforce=self.enforced))
+
+    async def read_imports(self) -> None:
+        self.told.append("imports")
+        await asyncio.sleep(0)
+
+    async def removed(self) -> None:
+        self.told.append("removed")
+
+    async def enforced(self, isolates: Any) -> None:
+        self.told.append(("enforced", len(isolates)))
+        await asyncio.Event().wait()
+
+
+async def test_a_version_that_is_closed_while_its_imports_are_read_makes_no_zygote() -> None:
+    made = Made()
+    isolate = cast("Any", SimpleNamespace())
+    starting = asyncio.ensure_future(made.factory.start(isolate, is_on_probation=False))
+    await asyncio.sleep(0)
+    assert made.told == ["imports"]
+    await made.factory.close()
+    with pytest.raises(ZygoteError, match="is being replaced"):
+        await starting
+
+
+async def test_what_a_version_has_had_ends_with_it_and_its_files_go_last() -> None:
+    made = Made()
+    made.factory.enforce_disk(cast("Any", [1, 2]))
+    await asyncio.sleep(0)
+    enforcing = made.factory._enforcing
+    assert enforcing is not None
+    await made.factory.close()
+    assert enforcing.cancelled()
+    assert made.told == [("enforced", 2), "closed", "removed"]
+
+
+async def test_files_are_looked_at_where_there_are_some_that_nothing_else_bounds_and_once_at_a_time() -> None:
+    made = Made()
+    made.factory.enforce_disk([])
+    for _ in range(2):
+        made.factory.enforce_disk(cast("Any", [1]))
+        await asyncio.sleep(0)
+    assert made.told == [("enforced", 1)]
+    await made.factory.close()
+    contained = Made()
+    contained.factory._has_own_files = True
+    contained.factory.enforce_disk(cast("Any", [1]))
+    assert contained.factory._enforcing is None
+
+
+@pytest.mark.parametrize(
+    ("main", "path"), [("entry.py", ["/f", "/layer"]), ("src/entry.py", ["/f/src", "/f", "/layer"])]
+)
+async def test_an_isolate_finds_its_own_modules_before_packages_and_hears_of_no_folder(
+    main: str, path: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for may_return in (False, True):
+        monkeypatch.setattr(isolate_factory.priority, "MAY_RETURN", may_return)
+        made, started = Made(main=main), list[Any]()
+
+        async def start(zygote: Any, boot: Any, started: list[Any] = started) -> None:
+            started.append(boot)
+
+        isolate = cast("Any", SimpleNamespace(start=start))
+        for is_on_probation in (True, False):
+            await made.factory.start(isolate, is_on_probation=is_on_probation)
+        classes = [PriorityClass.BACKGROUND, PriorityClass.NORMAL]
+        assert [each for each in made.told if each != "imports"] == (classes if may_return else []), (
+            "there is no way back from giving way without root"
+        )
+        assert started[0].sys_path == path
+        assert started[0].bindings == [("assets", "A", {"html_handling": "none"})]

@@ -1,0 +1,42 @@
+"""How an isolate's end is told."""
+
+import asyncio
+import os
+import signal
+
+from pilotlight.functions.host.isolates.isolate_process import IsolateProcess
+from pilotlight.functions.host.isolates.priority import CpuHistory
+from pilotlight.functions.host.logs import FunctionLog
+from pilotlight.functions.host.zygotes.control_messages import Died
+from pilotlight.functions.host.zygotes.zygote_client import ChildProcess
+
+
+async def test_a_death_that_is_heard_of_before_the_start_is_told_by_its_signal() -> None:
+    """Its zygote's reports come over another socket than its own answers do."""
+    log = FunctionLog("f", 64)
+    try:
+        process = IsolateProcess("f", log, CpuHistory())
+        process.child = ChildProcess()
+        process.child.ended(Died(1, signal.SIGSEGV, 0.0, 0))
+        fault = await asyncio.wait_for(process.crash_fault("", was_ready=True), 10)
+        assert "was killed by signal 11" in fault.message
+    finally:
+        log.close()
+        log.close_write_end()
+
+
+async def test_it_runs_from_its_start_to_its_death() -> None:
+    """Whoever looks at processes, or ends them, asks first: behind a death its number may be another's."""
+    log = FunctionLog("f", 64)
+    try:
+        process = IsolateProcess("f", log, CpuHistory())
+        assert not process.is_running
+        process.child = child = ChildProcess()
+        assert not process.is_running
+        child.pidfd, child.pid = os.pidfd_open(os.getpid()), os.getpid()
+        assert process.is_running
+        child.ended(None)
+        assert not process.is_running
+    finally:
+        log.close()
+        log.close_write_end()

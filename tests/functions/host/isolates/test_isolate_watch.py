@@ -1,0 +1,158 @@
+"""What one isolate uses as its watch sees it: when it looks, what it charges to whom, and whom it asks for a sign of life."""
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from pilotlight.functions.channel import ChannelClosed
+from pilotlight.functions.host.isolates import isolate_watch, isolate_work, loop_probe
+from pilotlight.functions.host.isolates.isolate_watch import IDLE_LOOK_S, IsolateWatch
+from pilotlight.functions.host.isolates.isolate_work import IsolateWork
+from pilotlight.functions.host.isolates.loop_probe import LoopProbe
+from pilotlight.functions.host.limits import FunctionLimits
+
+LIMITS = FunctionLimits(cpu_ms=200, cpu_total_s=2.0, memory_mib=64, start_s=20.0)
+
+
+class Process:
+    def __init__(self) -> None:
+        self.created_at, self.cpu, self.memory = 100.0, 0.0, 1
+        self.spent: list[tuple[float, float]] = []
+        self.num_updates = 0
+        self.history = SimpleNamespace(spent=lambda seconds, now: self.spent.append((seconds, now)))
+
+    def cpu_s(self) -> float:
+        return self.cpu
+
+    def memory_mib(self) -> int:
+        return self.memory
+
+    def update_priority(self) -> None:
+        self.num_updates += 1
+
+
+class Pinged:
+    """A channel whose other side answers when it is told to."""
+
+    def __init__(self) -> None:
+        self.answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.num_pings = 0
+
+    async def ping(self) -> None:
+        self.num_pings += 1
+        await asyncio.shield(self.answer)
+
+
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    found = [100.0]
+    loop = SimpleNamespace(time=lambda: found[0])
+    told = SimpleNamespace(get_running_loop=lambda: loop, ensure_future=asyncio.ensure_future)
+    for module in (isolate_watch, loop_probe, isolate_work):
+        monkeypatch.setattr(module, "asyncio", told)
+    return found
+
+
+async def settle() -> None:
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+def watched() -> tuple[IsolateWatch, Process, IsolateWork]:
+    process, work = Process(), IsolateWork(100.0)
+    return IsolateWatch(LIMITS, cast(Any, process), work), process, work
+
+
+async def test_an_import_may_take_as_long_as_was_said_whatever_it_computes(now: list[float]) -> None:
+    watch, process, _ = watched()
+    process.cpu = 1.0
+    now[0] += LIMITS.start_s
+    assert watch.look_at_start() is None
+    now[0] += 0.1
+    exceeded = watch.look_at_start()
+    assert exceeded is not None
+    assert (exceeded[1], "not imported within 20 s" in exceeded[0]) == ("start_time", True)
+    assert watch.look(None) is None, "what the import took is nobody's request"
+
+
+async def test_a_request_is_charged_what_is_spent_between_two_looks(now: list[float]) -> None:
+    watch, process, work = watched()
+    work.begin(1)
+    assert watch.look(None) is None
+    now[0] += 1.0
+    process.cpu = 0.2
+    assert watch.look(None) is None
+    process.cpu = 0.25
+    exceeded = watch.look(None)
+    assert exceeded is not None
+    assert "200 ms of CPU time for one request" in exceeded[0]
+    assert process.spent == [(0.0, 100.0), (0.2, 101.0), (pytest.approx(0.05), 101.0)]
+    assert process.num_updates == 3
+    process.memory = LIMITS.memory_mib + 1
+    work.end(1)
+    exceeded = watch.look(None)
+    assert exceeded is not None
+    assert exceeded[1] == "memory"
+
+
+async def test_one_without_work_is_looked_at_now_and_then_and_what_it_does_adds_up(now: list[float]) -> None:
+    watch, process, _ = watched()
+    told = []
+    for at, cpu in ((0.0, 0.1), (0.1, 5.0), (IDLE_LOOK_S, 0.2), (2 * IDLE_LOOK_S + 0.01, 0.21)):
+        now[0], process.cpu = 100.0 + at, cpu
+        exceeded = watch.look_idle()
+        told.append(None if exceeded is None else exceeded[1])
+    assert told == [None, None, None, "cpu_time"]
+    assert len(process.spent) == process.num_updates == 3
+    assert process.spent[0] == (0.1, 100.0)
+
+
+async def test_one_that_has_computed_for_its_whole_life_is_spent_and_is_asked_no_more(now: list[float]) -> None:
+    channel, (watch, process, _) = Pinged(), watched()
+    process.cpu = LIMITS.cpu_total_s
+    watch.last_look()
+    assert (watch.total_s, watch.is_spent) == (LIMITS.cpu_total_s, False)
+    assert watch.look(cast(Any, channel)) is None
+    await asyncio.sleep(0)
+    assert channel.num_pings == 1
+    watch.probe.close()
+    channel, (watch, process, _) = Pinged(), watched()
+    process.cpu = LIMITS.cpu_total_s + 0.1
+    watch.last_look()
+    assert watch.is_spent
+    watch.look(cast(Any, channel))
+    await asyncio.sleep(0)
+    assert channel.num_pings == 0
+
+
+async def test_a_loop_is_asked_once_until_it_answers_and_its_silence_is_counted_from_then(now: list[float]) -> None:
+    channel, probe = Pinged(), LoopProbe()
+    assert probe.silent_s() == 0.0
+    for later in (0.0, 2.0, 1.5):
+        now[0] += later
+        probe.begin(cast(Any, channel))
+        await asyncio.sleep(0)
+    assert (channel.num_pings, probe.silent_s()) == (1, 3.5)
+    channel.answer.set_result(None)
+    await settle()
+    assert probe.silent_s() == 0.0
+    channel = Pinged()
+    probe.begin(cast(Any, channel))
+    await asyncio.sleep(0)
+    now[0] += 1.0
+    assert (channel.num_pings, probe.silent_s()) == (1, 1.0)
+    channel.answer.set_exception(ChannelClosed())
+    await settle()
+    assert probe.silent_s() == 1.0, "it has not answered"
+    probe.close()
+    channel = Pinged()
+    probe.begin(cast(Any, channel))
+    await asyncio.sleep(0)
+    probe.close()
+    await settle()
+    probe.begin(cast(Any, channel))  # the one before has ended
+    await asyncio.sleep(0)
+    assert channel.num_pings == 2
+    probe.close()

@@ -1,0 +1,156 @@
+"""Functions in real isolates: what goes in, what comes out."""
+
+import asyncio
+import json
+import os
+
+import pytest
+
+from pilotlight.functions.host.faults import Fault
+from pilotlight.functions.host.isolates.priority import OWN_NICE, YIELD_NICE
+from pilotlight.functions.host.zygotes import zygote_budget
+from tests.asgi import eventually
+from tests.functions.conftest import Served, ServedMaker
+
+
+async def test_a_function_has_its_zygote_before_its_first_request_as_far_as_there_is_room(
+    make_served: ServedMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(zygote_budget, "PREPARE_AFTER_S", 0.0)
+    for zygotes_mib in (1024, 0):
+        async with make_served(zygotes_mib=zygotes_mib) as served:
+            served.add("from workers import *\n")
+            await eventually(served.functions._zygote_budget._unprepared.empty)
+            await asyncio.sleep(0.05)
+            pool = served.functions.pools["f"]
+            assert (pool.factory.zygote.current is not None) == (zygotes_mib > 0)
+            assert pool.isolates.num_started == 0
+
+
+async def test_isolates_share_cores_with_the_site_by_nice_values_so_they_are_in_its_session_and_cannot_leave_it(
+    served: Served,
+) -> None:
+    served.add(
+        """
+        import os
+        from workers import WorkerEntrypoint, Response
+
+        class Default(WorkerEntrypoint):
+            async def fetch(self, request):
+                try:
+                    os.setsid()
+                except PermissionError:
+                    return Response("stays")
+                return Response("has left")
+        """
+    )
+    assert await served.get("/") == b"stays"
+    child = served.functions.pools["f"].isolates.living[0].process.child
+    assert child is not None
+    assert os.getsid(child.pid) == os.getsid(0)
+    assert os.getpgid(child.pid) != os.getpgid(0)  # a signal from the terminal is the site's alone
+
+
+async def test_who_comes_after_an_isolate_that_died_gives_way_from_its_birth(served: Served) -> None:
+    served.add(
+        """
+        import os
+        from workers import WorkerEntrypoint, Response
+
+        class Default(WorkerEntrypoint):
+            async def fetch(self, request):
+                if request.url.endswith("/die"):
+                    os._exit(1)
+                return Response(str(os.getpriority(os.PRIO_PROCESS, 0)))
+        """
+    )
+    own = OWN_NICE
+    assert int(await served.get("/")) == own
+    with pytest.raises(Fault):
+        await served.get("/die")
+    await served.get("/")  # by whose answer the next one's birth is known
+    assert int(await served.get("/")) == min(19, own + YIELD_NICE)
+    assert os.getpriority(os.PRIO_PROCESS, 0) <= own
+
+
+async def test_an_isolate_that_ran_out_of_memory_is_replaced_and_loses_no_other_request(
+    make_served: ServedMaker,
+) -> None:
+    async with make_served(limits={"blocked_s": 20.0}) as served:  # on a busy machine it takes long to fill
+        served.add(
+            """
+            import asyncio, os
+            from workers import WorkerEntrypoint, Response
+
+            class Default(WorkerEntrypoint):
+                async def fetch(self, request):
+                    if request.url.endswith("/hoard"):
+                        hoard = []
+                        while True:
+                            hoard.append(bytearray(1 << 20))
+                    if request.url.endswith("/slow"):
+                        await asyncio.sleep(0.5)
+                    return Response(str(os.getpid()))
+            """
+        )
+        first = await served.get()
+        slow = asyncio.create_task(served.get("/slow"))
+        await asyncio.sleep(0.1)
+        with pytest.raises(Fault, match=r"MemoryError|memory"):
+            await served.get("/hoard")
+        assert await slow == first
+        assert await served.get() != first
+
+
+async def test_a_mistake_of_syntax_is_told_once_and_without_our_frames(
+    served: Served, caplog: pytest.LogCaptureFixture
+) -> None:
+    served.add("def broken(:\n    pass\n")
+    with caplog.at_level("INFO", "pilotlight.function"), pytest.raises(Fault) as told:
+        await served.get()
+    assert "def broken(:" in told.value.detail
+    assert "importlib" not in told.value.detail
+    assert "isolate_main" not in told.value.detail
+    assert caplog.text.count("def broken(:") == 1
+
+
+async def test_memory_that_runs_out_is_named_with_its_limit(served: Served) -> None:
+    served.add(
+        """
+        from workers import Response, WorkerEntrypoint
+        class Default(WorkerEntrypoint):
+            async def fetch(self, request):
+                return Response(str(len(bytearray(1 << 30))))
+        """
+    )
+    with pytest.raises(Fault, match="a function may use 160 MiB of memory") as told:
+        await served.get()
+    assert "bytearray(1 << 30)" in told.value.detail
+
+
+BEGINNING = """
+import json, os, sys, threading
+from workers import Response, WorkerEntrypoint
+OURS = ("pilotlight",)
+FOUND = sorted(name for name in sys.modules if name.partition(".")[0] in OURS)
+class Default(WorkerEntrypoint):
+    async def fetch(self, request):
+        told = {"stack": threading.stack_size(), "ours": FOUND, "env": sorted(os.environ), "stdin": os.read(0, 1).decode()}
+        for name in OURS:
+            try:
+                __import__(name)
+            except ImportError:
+                told[name] = "is not here"
+        return Response(json.dumps(told))
+"""
+
+
+async def test_a_function_begins_without_anything_of_the_sites_and_with_small_stacks(served: Served) -> None:
+    served.add(BEGINNING)
+    told = json.loads(await served.get())
+    assert (told.pop("stack"), told.pop("ours"), told.pop("stdin")) == (1 << 20, [], "")
+    assert set(told.pop("env")) <= {
+        "HOME", "LANG", "LC_CTYPE", "MALLOC_ARENA_MAX", "REQUESTS_CA_BUNDLE", "SSL_CERT_DIR", "SSL_CERT_FILE", "TMPDIR", "TZ",
+    }  # fmt: skip
+    assert set(told.values()) == {"is not here"}
+    assert len(told) == 1

@@ -1,0 +1,117 @@
+"""Which isolate a request is given, and when another one is started for it."""
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from pilotlight.functions.channel import Failure
+from pilotlight.functions.host.limits import FunctionLimits
+from pilotlight.functions.host.pool import FunctionPool, _is_started
+
+LIMITS = FunctionLimits(concurrency=4, max_isolates=3, sockets=2)
+
+
+def isolate(load: int = 0, sockets: int = 0, *, lags: bool = False, is_started: bool = True) -> Any:
+    started = asyncio.Event()
+    if is_started:
+        started.set()
+    work = SimpleNamespace(load=load, sockets=sockets, num_waiting=0, has_objects=False)
+    return SimpleNamespace(work=work, lags=lags, started=started, is_usable=True)
+
+
+class Pool:
+    """A pool of isolates that a test has made; another one that is started is `new`."""
+
+    def __init__(self, *usable: Any, is_closed: bool = False) -> None:
+        self.new = isolate()
+        self.num_waits = 0
+        self.pool = object.__new__(FunctionPool)
+        self.pool.factory = cast("Any", SimpleNamespace(limits=LIMITS))
+        self.pool.isolates = cast("Any", SimpleNamespace(usable=list(usable), start=self.start))
+        self.pool.waiters = cast("Any", SimpleNamespace(is_closed=is_closed, wait=self.wait))
+
+    async def start(self) -> Any:
+        return self.new
+
+    async def wait(self) -> None:
+        """Until somebody has ended."""
+        self.num_waits += 1
+        for each in self.pool.isolates.usable:
+            each.work.load -= 1
+
+    async def chosen(self, *, is_socket: bool = False) -> int | str:
+        """Return the place of the isolate that was chosen, or "new"."""
+        found = await self.pool._acquire(is_socket)
+        return "new" if found is self.new else self.pool.isolates.usable.index(found)
+
+
+@pytest.mark.parametrize(
+    ("usable", "is_socket", "chosen"),
+    [
+        ([], False, "new"),
+        ([], True, "new"),
+        ([isolate(3)], False, 0),
+        ([isolate(3), isolate(1)], False, 1),
+        ([isolate(4)], False, "new"),  # as many as one may have
+        ([isolate(1, lags=True)], False, "new"),
+        ([isolate(1, lags=True), isolate(3)], False, 1),
+        ([isolate(4), isolate(4), isolate(3, lags=True)], False, 2),  # no more may be started
+        ([isolate(1, 1), isolate(3, 0)], True, 1),  # sockets stay for long
+        ([isolate(2, 1), isolate(1, 1)], True, 1),
+        ([isolate(1, 2)], True, "new"),
+        ([isolate(1, 1, lags=True)], True, "new"),
+        ([isolate(1, 2), isolate(1, 2), isolate(1, 3)], True, 0),
+        ([isolate(4, 4)], True, "new"),
+    ],
+)
+async def test_a_request_gets_the_least_busy_and_a_new_one_where_all_are(
+    usable: list[Any], is_socket: bool, chosen: int | str
+) -> None:
+    assert await Pool(*usable).chosen(is_socket=is_socket) == chosen
+
+
+async def test_where_none_is_free_and_none_may_be_started_a_request_waits() -> None:
+    for is_socket in (False, True):
+        full = Pool(*(isolate(4) for _ in range(3)))
+        assert (await full.chosen(is_socket=is_socket), full.num_waits) == (0, 1)
+    closing = Pool(isolate(4), is_closed=True)
+    assert (await closing.chosen(), closing.num_waits) == (0, 1)
+
+
+async def test_one_that_is_being_started_counts_who_waits_for_it_and_is_passed_over_if_it_fails() -> None:
+    starting = isolate(is_started=False)
+    waiting = asyncio.create_task(_is_started(starting))
+    await asyncio.sleep(0)
+    assert starting.work.num_waiting == 1
+    starting.is_usable = False
+    starting.started.set()
+    assert (await waiting, starting.work.num_waiting) == (False, 0)
+    left = isolate(is_started=False)
+    waiting = asyncio.create_task(_is_started(left))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+    assert left.work.num_waiting == 0
+
+
+async def test_objects_live_in_the_oldest() -> None:
+    pool = Pool(isolate(9), isolate(0))
+    assert await pool.pool._acquire_oldest() is pool.pool.isolates.usable[0]
+    assert await Pool().pool._acquire_oldest() is not None
+
+
+async def test_no_more_sockets_are_opened_than_a_function_may_have() -> None:
+    pool = Pool(*(isolate(1, 2) for _ in range(3)))
+    made = pool.pool
+    made.num_asked = made.num_failed = made._num_open = 0
+    made.manifest = cast("Any", SimpleNamespace(name="hello"))
+
+    async def nothing() -> None: ...
+
+    made._packages = cast("Any", SimpleNamespace(install=nothing))
+    with pytest.raises(Failure, match="'hello' has as many WebSockets open as it may") as refused:
+        await made.ask(cast("Any", None), is_socket=True)
+    assert refused.value.status == 503
+    assert made._num_open == 0

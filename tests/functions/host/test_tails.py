@@ -1,0 +1,64 @@
+"""Who follows what a function prints: each from the moment that it came, until it leaves; who is too slow is told what it missed."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+
+from pilotlight.functions.host.tails import MAX_FOLLOWERS, MAX_WAITING, Line, Tails
+
+
+async def begun(tails: Tails, function: str = "f") -> tuple[AsyncGenerator[Line, None], "asyncio.Task[Line]"]:
+    """Return a follower that waits for its first line."""
+    following = tails.follow(function)
+    waiting = asyncio.ensure_future(anext(following))
+    await asyncio.sleep(0)
+    return following, waiting
+
+
+async def test_each_follower_gets_every_line_of_its_function_from_now_on() -> None:
+    tails = Tails()
+    tails.publish("f", "nobody heard it")
+    first, waits = await begun(tails)
+    other, others = await begun(tails, "g")
+    tails.publish("f", "one")
+    second, second_waits = await begun(tails)
+    tails.publish("f", "two")
+    assert ((await waits).text, (await anext(first)).text, (await second_waits).text) == ("one", "two", "two")
+    assert not others.done()
+    await first.aclose()
+    tails.publish("f", "three")
+    assert (await anext(second)).text == "three"
+    others.cancel()
+    await asyncio.gather(others, return_exceptions=True)
+    await second.aclose()
+    await other.aclose()
+
+
+async def test_who_is_too_slow_misses_lines_and_hears_how_many() -> None:
+    tails = Tails()
+    following, waiting = await begun(tails)
+    tails.publish("f", "begin")
+    await waiting
+    for i in range(MAX_WAITING + 1):
+        tails.publish("f", str(i))
+    assert [(await anext(following)).text for _ in range(2)] == [
+        f"({MAX_WAITING} lines were left out: they were not read in time)", str(MAX_WAITING),
+    ]  # fmt: skip
+    for i in range(MAX_WAITING):
+        tails.publish("f", str(i))
+    assert (await anext(following)).text == "0", "as many may wait"
+    await following.aclose()
+
+
+async def test_a_function_has_so_many_followers_and_who_leaves_makes_room() -> None:
+    tails = Tails()
+    assert not tails.is_full("f")
+    followers = [await begun(tails) for _ in range(MAX_FOLLOWERS - 1)]
+    assert not tails.is_full("f")
+    followers.append(await begun(tails))
+    assert (tails.is_full("f"), tails.is_full("g")) == (True, False)
+    assert [*tails._followers] == ["f"], "who is only asked about is not kept"
+    for following, waiting in followers:
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+        await following.aclose()
+        assert not tails.is_full("f")

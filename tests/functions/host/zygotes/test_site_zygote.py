@@ -1,0 +1,24 @@
+"""The process from which a site's functions come: one that has died is started again when a function is asked for."""
+
+import asyncio
+import os
+from pathlib import Path
+
+from pilotlight.functions.host.confinement.tiers import Confinement
+from pilotlight.functions.host.zygotes.site_zygote import SiteZygote
+
+
+async def test_one_that_has_died_is_started_again_for_the_next_function(tmp_path: Path) -> None:
+    limits = Confinement(1, str(tmp_path), [], str(tmp_path), None, 256, 16, 64, 16)
+    zygote = SiteZygote()
+    zygote.start()
+    for _ in range(2):
+        log = os.open("/dev/null", os.O_WRONLY)
+        try:
+            made = zygote.create_zygote(limits, [], [], log)
+        finally:
+            os.close(log)
+        await asyncio.wait_for(made.started(), 30)
+        assert made.is_alive
+        zygote.stop()
+        assert not made.is_alive

@@ -1,0 +1,92 @@
+"""Which zygotes of sleeping functions are kept in memory, and which are made before anybody asks."""
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from pilotlight.functions.host.pool import FunctionPool
+from pilotlight.functions.host.zygotes import zygote_budget
+from pilotlight.functions.host.zygotes.zygote_budget import TRIM_S, ZygoteBudget
+from pilotlight.functions.host.zygotes.zygote_client import COPIED_MIB
+
+
+class Zygote:
+    def __init__(self, asleep_since: float | None, asleep_mib: int | None) -> None:
+        self.asleep_since, self.asleep_mib = asleep_since, asleep_mib
+        self.is_closed = False
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+class Pool:
+    """A function whose zygote slept from the time given."""
+
+    def __init__(self, asleep_since: float | None = None, asleep_mib: int | None = 10) -> None:
+        self.zygote = Zygote(asleep_since, asleep_mib)
+        self.factory = SimpleNamespace(zygote=self.zygote)
+        self.num_prepared = 0
+
+    async def prepare(self) -> None:
+        self.num_prepared += 1
+
+
+def pools(*made: Pool) -> list[FunctionPool]:
+    return cast(Any, [*made])
+
+
+@pytest.mark.parametrize(("mib", "ended"), [(40, 0), (30, 0), (29, 1), (20, 1), (19, 2), (1, 3), (0, 3)])
+def test_the_longest_asleep_go_until_those_left_fit(mib: int, ended: int) -> None:
+    asleep = [Pool(3.0), Pool(1.0), Pool(2.0)]
+    awake = Pool(None, 1000)
+    ZygoteBudget(mib).end_longest_asleep(pools(asleep[0], awake, *asleep[1:]))
+    in_order = sorted(asleep, key=lambda pool: pool.zygote.asleep_since or 0.0)
+    assert [pool.zygote.is_closed for pool in in_order] == [i < ended for i in range(3)]
+    assert not awake.zygote.is_closed
+
+
+@pytest.mark.parametrize(("more", "is_ended"), [(0, False), (-1, True)])
+def test_one_that_was_not_measured_yet_counts_as_what_a_new_one_copies(more: int, is_ended: bool) -> None:
+    first, second = Pool(1.0, None), Pool(2.0, 5)
+    ZygoteBudget(COPIED_MIB + 5 + more).end_longest_asleep(pools(first, second))
+    assert (first.zygote.is_closed, second.zygote.is_closed) == (is_ended, False)
+
+
+async def test_it_looks_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    loop = SimpleNamespace(get_running_loop=lambda: SimpleNamespace(time=lambda: now[0]))
+    monkeypatch.setattr(zygote_budget, "asyncio", SimpleNamespace(Queue=asyncio.Queue, **vars(loop)))
+    budget = ZygoteBudget(0)
+    looked = []
+    for at in (100.0, 100.0 + TRIM_S, 100.1 + TRIM_S, 100.1 + 2 * TRIM_S, 101.0 + 2 * TRIM_S):
+        now[0] = at
+        pool = Pool(1.0)
+        budget.trim(pools(pool))
+        looked.append(pool.zygote.is_closed)
+    assert looked == [True, False, True, False, True]
+
+
+async def test_functions_have_their_zygotes_before_they_are_asked_as_far_as_there_is_room(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("PREPARE_AFTER_S", "PREPARE_EVERY_S"):
+        monkeypatch.setattr(zygote_budget, name, 0.0)
+    budget = ZygoteBudget(2 * COPIED_MIB)
+    added = [Pool() for _ in range(4)]
+    for pool in added:
+        budget.add(cast(Any, pool))
+    preparing = asyncio.ensure_future(budget.prepare(lambda pool: cast(Any, pool) is not added[0]))
+    for _ in range(30):
+        await asyncio.sleep(0)
+    assert [pool.num_prepared for pool in added] == [0, 1, 1, 0], (
+        "one is not served any more, and there is room for two"
+    )
+    budget.end_longest_asleep([])
+    budget.add(cast(Any, added[3]))
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert added[3].num_prepared == 1
+    preparing.cancel()
+    await asyncio.gather(preparing, return_exceptions=True)

@@ -1,0 +1,71 @@
+"""The functions of a site file while their site runs: secrets that are put, changed and deleted."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from pilotlight.functions import served
+from pilotlight.functions.bindings.secrets.secret_store import SecretStore
+from pilotlight.functions.channel.frames import UNNUMBERED, FetchEvent
+from pilotlight.functions.served import ServedFunctions
+from pilotlight.sites.site import FunctionConfig, FunctionsConfig
+from tests.asgi import eventually
+
+ENTRY = """
+import asyncio
+from workers import Response, WorkerEntrypoint
+
+class Default(WorkerEntrypoint):
+    async def fetch(self, request):
+        if request.url.endswith("/slow"):
+            yield_to = await request.text()
+            await asyncio.sleep(float(yield_to))
+        return Response(getattr(self.env, "TOKEN", "none"))
+"""
+
+
+@pytest.fixture
+async def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[ServedFunctions]:
+    monkeypatch.setattr(served, "SECRETS_S", 0.05)
+    folder = tmp_path / "f"
+    folder.mkdir()
+    (folder / "entry.py").write_text(ENTRY)
+    (folder / "wrangler.toml").write_text('name = "f"\nmain = "entry.py"\n[vars]\nTOKEN = "declared"\n')
+    config = FunctionsConfig(serve=(FunctionConfig(name="f", path=str(folder)),))
+    inference = cast(Any, None)
+    async with ServedFunctions(config, tmp_path / "state", inference, lambda: [], "ams1") as functions:
+        yield functions
+
+
+async def ask(site: ServedFunctions, path: str = "/", body: bytes = b"") -> str:
+    return (
+        await site.functions.fetch("f", FetchEvent(UNNUMBERED, "POST", f"http://host{path}", [], body))
+    ).body.decode()
+
+
+async def test_a_running_function_has_secrets_as_they_are_changed_and_no_request_is_lost(
+    site: ServedFunctions, tmp_path: Path
+) -> None:
+    store = SecretStore(tmp_path / "state")
+    assert await ask(site) == "declared"
+    under_way = asyncio.ensure_future(ask(site, "/slow", b"2"))
+    first = site.functions.pools["f"]
+    await eventually(lambda: first.isolates.load == 1)
+    for secret in ("first", "second"):
+        store.put("f", "TOKEN", secret)
+        store.put("other", "TOKEN", "another's")
+        await eventually(lambda secret=secret: _secret_of(site) == secret)
+        assert await ask(site) == secret
+    store.delete("f", "TOKEN")
+    await eventually(lambda: _secret_of(site) is None)
+    assert await ask(site) == "declared"
+    assert await under_way == "declared"
+    assert first.num_failed == 0
+
+
+def _secret_of(site: ServedFunctions) -> str | None:
+    bindings = site.functions.pools["f"].manifest.bindings
+    return next((each.options["value"] for each in bindings if each.kind == "secret"), None)

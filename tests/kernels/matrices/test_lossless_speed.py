@@ -1,0 +1,55 @@
+"""Weights in 12 bits are used where they were measured to be faster, of one row and of no number of rows slower; what was measured is kept."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from pilotlight.kernels.matrices import lossless_speed
+
+pytestmark = pytest.mark.cpu_only
+
+
+@pytest.fixture(autouse=True)
+def arithmetic() -> str:
+    """Nothing is computed: once is enough."""
+    return "none"
+
+
+@pytest.fixture(autouse=True)
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    made = tmp_path / "library.lossless.json"
+    monkeypatch.setattr(lossless_speed, "_file", lambda: made)
+    monkeypatch.setattr(lossless_speed, "_weights", lambda: ("plain", "coded"))
+    return made
+
+
+@pytest.mark.parametrize(
+    ("gains", "is_faster"),
+    [
+        ({1: 1.3, 4: 1.2, 16: 1.1, 64: 1.0}, True),
+        ({1: 1.06, 4: 0.98, 16: 0.98, 64: 0.98}, True),  # within what two measurements of the same differ by
+        ({1: 1.3, 4: 1.2, 16: 1.1, 64: 0.9}, False),
+        ({1: 1.02, 4: 1.2, 16: 1.1, 64: 1.0}, False),
+    ],
+)
+def test_they_are_faster_if_one_row_gains_and_no_batch_loses(
+    gains: dict[int, float], is_faster: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lossless_speed, "_gain", lambda rows, plain, coded: gains[rows])
+    assert lossless_speed.known() is None
+    assert lossless_speed.measure() == is_faster
+    assert lossless_speed.known() == is_faster
+
+
+def test_what_was_measured_in_other_circumstances_or_is_damaged_is_unknown(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lossless_speed, "_gain", lambda *_: 1.5)
+    assert lossless_speed.measure()
+    kept = json.loads(file.read_text())
+    file.write_text(json.dumps(kept | {"of": [*kept["of"], "another"]}))
+    assert lossless_speed.known() is None
+    for damaged in ("", "[]", "{}"):
+        file.write_text(damaged)
+        assert lossless_speed.known() is None

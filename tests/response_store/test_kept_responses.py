@@ -1,0 +1,57 @@
+"""A kept response tells its readers of each event and of its end, however it ends."""
+
+import asyncio
+import json
+
+from pilotlight.response_store.kept_responses import LOST, KeptResponse, PreviousResponse, joined
+from pilotlight.wire.errors import ApiError
+from pilotlight.wire.sse import parse_event
+
+
+def made() -> KeptResponse:
+    return KeptResponse("t", {"id": "resp_1", "status": "in_progress", "output": []})
+
+
+async def test_a_reader_is_told_of_each_event_and_of_the_end() -> None:
+    response = made()
+    response.add_event(b"a")
+    assert await response.after(0) == ([b"a"], False)
+    response.end_as("failed", ApiError("engine_error", "it broke"))
+    events, is_last = await response.after(1)
+    (last,) = (parse_event(raw) for raw in events)
+    told = json.loads(last.data or b"")
+    assert (is_last, last.name, told["type"], told["sequence_number"]) == (
+        True,
+        b"response.failed",
+        "response.failed",
+        1,
+    )
+    assert told["response"] == response.fields
+    assert response.fields["error"] == {"code": "engine_error", "message": "it broke"}
+    assert await response.after(2) == ([], True)
+    response.end_as("cancelled")
+    assert (response.fields["status"], len(response.events)) == ("failed", 2), "it has ended once"
+
+
+async def test_a_reader_that_waits_is_woken_by_the_next_event_and_by_the_end() -> None:
+    response = made()
+    for happen, told in (
+        (lambda: response.add_event(b"a"), ([b"a"], False)),
+        (lambda: response.end_as("cancelled"), ([], True)),
+    ):
+        reading = asyncio.create_task(response.after(len(response.events)))
+        await asyncio.sleep(0)
+        assert not reading.done()
+        happen()
+        async with asyncio.timeout(5):
+            assert await reading == told
+    assert (response.fields["status"], response.fields["error"]) == ("cancelled", None)
+
+
+def test_an_input_is_what_was_said_before_and_what_was_asked_now() -> None:
+    assert joined(b"", b"1", b"", b"2") == b"1,2"
+    assert KeptResponse("t", {}, b"3").input == b"3"
+    assert KeptResponse("t", {}, b"3", PreviousResponse(7, "resp_0", b"1,2")).input == b"1,2,3"
+    assert KeptResponse("t", {"output": [{"a": 1}, {"b": 2}]}).output == b'{"a":1},{"b":2}'
+    assert KeptResponse("t", {"output": []}).output == b""
+    assert LOST.word == "aborted"

@@ -1,0 +1,33 @@
+"""What `pilotlight serve` makes of its degrees: devices of one host, and how these share the model."""
+
+import pytest
+
+from pilotlight.runtime.cli.cli_error import CliError
+from pilotlight.runtime.cli.serve_command import Served
+
+
+def served(**degrees: int | bool) -> Served:
+    return Served("embedded:ember", "127.0.0.1", 8000, device="cpu")._replace(**degrees)
+
+
+def test_devices_with_sequences_of_their_own_are_a_group() -> None:
+    engine = served(dp=2, pp=2, expert_parallel=True).engine
+    assert engine["devices"] == [["cpu"] * 4]
+    assert (engine["stages"], engine["data_parallel"], engine["expert_parallel"]) == (2, 2, True)
+    of_two = served(dp=2, tp=2, expert_parallel=True).engine
+    assert (of_two["devices"], of_two["data_parallel"]) == ([["cpu"] * 4], 2)
+
+
+@pytest.mark.parametrize(
+    ("degrees", "message"),
+    [
+        ({"dp": 2}, "--dp spreads whole experts over its devices: give --expert-parallel as well."),
+        ({"expert_parallel": True}, "among the devices of --tp or --dp: give either more than one."),
+        ({"redundant_experts": 2}, "--redundant-experts are copies beside --expert-parallel: give that as well."),
+        ({"dp": 2, "expert_parallel": True, "num_prefill": 1, "num_decode": 1}, "drop either."),
+    ],
+)
+def test_degrees_that_do_not_go_together_are_refused(degrees: dict[str, int | bool], message: str) -> None:
+    with pytest.raises(CliError) as refused:
+        _ = served(**degrees).engine
+    assert message in str(refused.value)

@@ -1,0 +1,85 @@
+"""Which signals end a process in order, and which do not."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pilotlight.support import signals
+
+ROOT = Path(__file__).parents[2]
+# Says on a pipe what the signals meant to it, until one of them was a stop.
+FOLLOWER = """
+import asyncio, os, sys
+from pilotlight.support.signals import follow_signals
+say = int(sys.argv[1])
+async def main():
+    stop = asyncio.Event()
+    follow_signals(stop.set, lambda: os.write(say, b"reload\\n"))
+    os.write(say, b"ready\\n")
+    await stop.wait()
+    os.write(say, b"stop\\n")
+asyncio.run(main())
+"""
+# Runs it in a terminal, which is closed after it has been asked to reload.
+IN_A_TERMINAL = f"""
+import os, pty, signal, sys
+told, say = os.pipe()
+pid, terminal = pty.fork()
+if pid == 0:
+    os.set_inheritable(say, True)
+    os.execv(sys.executable, [sys.executable, "-c", {FOLLOWER!r}, str(say)])
+os.close(say)
+said = os.fdopen(told)
+print(said.readline(), end="")
+os.kill(pid, signal.SIGHUP)
+print(said.readline(), end="")
+os.close(terminal)
+print(said.readline(), end="", flush=True)
+os.kill(pid, signal.SIGTERM)
+"""
+
+
+def test_a_closed_terminal_is_a_stop_and_any_other_hangup_is_not() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", IN_A_TERMINAL], capture_output=True, text=True, check=True, cwd=ROOT, timeout=60
+    )
+    assert done.stdout.split() == ["ready", "reload", "stop"]
+
+
+@pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGINT])
+def test_a_process_without_a_terminal_is_stopped_by_no_hangup(stop: signal.Signals) -> None:
+    told, say = os.pipe()
+    process = subprocess.Popen(
+        [sys.executable, "-c", FOLLOWER, str(say)], cwd=ROOT, pass_fds=(say,), start_new_session=True
+    )
+    os.close(say)
+    with process, os.fdopen(told) as said:
+        assert said.readline() == "ready\n"
+        process.send_signal(signal.SIGHUP)
+        assert said.readline() == "reload\n"
+        process.send_signal(stop)
+        assert said.readline() == "stop\n"
+    assert process.returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("handler", "had_one", "has_one", "is_gone"),
+    [
+        (signal.SIG_DFL, True, False, True),
+        (signal.SIG_DFL, True, True, False),
+        (signal.SIG_DFL, False, False, False),  # a service
+        (signal.SIG_IGN, True, False, False),  # nohup: it is to outlive its terminal
+    ],
+)
+def test_a_terminal_is_gone_where_there_was_one_that_the_process_was_to_end_with(
+    monkeypatch: pytest.MonkeyPatch, handler: signal.Handlers, had_one: bool, has_one: bool, is_gone: bool
+) -> None:
+    monkeypatch.setattr(signals.signal, "getsignal", lambda number: handler)
+    monkeypatch.setattr(signals, "_has_terminal", lambda: had_one)
+    terminal = signals.Terminal()
+    monkeypatch.setattr(signals, "_has_terminal", lambda: has_one)
+    assert terminal.is_gone is is_gone

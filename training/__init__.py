@@ -1,0 +1,1 @@
+"""Training of the embedded model: its corpus and its programs. Not in the wheel."""

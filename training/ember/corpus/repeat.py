@@ -1,0 +1,28 @@
+"""Saying words again, exactly. The plainest form of the skill that recall, tools and JSON are made of.
+
+Every word of these answers is copied, so a model learns to copy from them several times sooner than from the rest.
+"""
+
+import random
+from collections.abc import Callable
+
+from training.ember.corpus import words
+from training.ember.corpus.conversation import Exchange, Expected, Split, barred, exchange
+from training.ember.corpus.phrasing import fill
+
+ASK = barred(
+    "Repeat: {text}|Repeat after me: {text}|Say: {text}|Say exactly this: {text}|Echo {text}|Please repeat: {text}"
+    "|Write this again: {text}|Copy this: {text}|Repeat the following: {text}",
+    "Please say this back to me: {text}|Can you repeat this: {text}|Write exactly: {text}",
+)
+_KINDS = ("word", "word", "proper", "number", "code", "person", "city", "time", "colour", "full_name", "email", "task")
+
+
+def repeat(rng: random.Random, split: Split, other: Callable[[random.Random, Split], Exchange]) -> Exchange:
+    """Values in a row, or somebody's whole sentence, which is then not a question to answer."""
+    if rng.random() < 0.4:
+        text = str(other(rng, split).messages[0]["content"])
+    else:
+        separator = rng.choice((" ", " ", ", ", "; "))
+        text = separator.join(words.value(rng, rng.choice(_KINDS), split) for _ in range(rng.choice((1, 2, 4, 6, 8))))
+    return exchange(fill(ASK.pick(rng, split), {"text": text}), text, Expected(holds=(text,)))

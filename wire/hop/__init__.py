@@ -1,0 +1,1 @@
+"""Messages between routers and sites: headers, status, continuation, hints, lending, usage."""

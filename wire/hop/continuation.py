@@ -1,0 +1,137 @@
+"""What router and site tell each other so that a stream can outlive its site. On signed hops only: a client never sees or sends any of it.
+
+Router to site: the header `x-pilotlight-answer: SEED.CREATED.NONCE`, from which an answer has its random numbers and its name wherever it is made. Of
+a stream that is to be continued a fourth part says how many bytes of the body come before the client's own: what was delivered of each choice.
+Site to router: a header that promises resume points, and these. A resume point is a comment line at the head of an event. It says which tokens all
+events since the one before it, its own included, have brought: events without their resume point have not happened.
+"""
+
+import os
+import re
+import time
+from typing import Annotated, NamedTuple
+
+import msgspec
+from msgspec import Meta
+
+from pilotlight.wire.chat import FinishReason
+
+ANSWER = "x-pilotlight-answer"  # router -> site
+RESUME_POINTS = "x-pilotlight-marks"  # site -> router: "1", this stream has resume points
+DRAIN_NOTICE = b":pl draining\n\n"  # site -> router: take this stream elsewhere, if there is anywhere else
+MAX_DELIVERED_BYTES = 16 << 20  # of what comes before the client's body: two million tokens
+MAX_CHOICES = 1024
+
+_POINT = b":pl ["
+_DRAINING = DRAIN_NOTICE.rstrip(b"\n")
+_ANSWER = re.compile(r"^([0-9]{1,19})\.([0-9]{1,12})\.([0-9a-f]{24})(?:\.([0-9]{1,8}))?\Z")
+
+TokenIds = tuple[Annotated[int, Meta(ge=0, lt=2**31)], ...]
+
+
+class ContinuationError(ValueError):
+    """The other side of the hop sent what is no resume point, no answer's name or no delivery; the message says which."""
+
+
+class ResumePoint(msgspec.Struct, frozen=True, array_like=True):
+    """What the events up to here have brought of one choice, beyond its resume point before."""
+
+    choice: Annotated[int, Meta(ge=0, lt=MAX_CHOICES)]
+    token_ids: TokenIds
+    finish_reason: FinishReason | None = None
+    cached_tokens: Annotated[int, Meta(ge=0)] = 0  # of the prompt, as the answer's usage will say
+    num_events: Annotated[int, Meta(ge=0)] = 0  # of the answer up to here, in a dialect that numbers them
+    prompt_tokens: Annotated[int, Meta(ge=0)] = 0  # of all prompts
+    reasoning_tokens: Annotated[int, Meta(ge=0)] = 0  # of all choices so far
+    drafted_tokens: Annotated[int, Meta(ge=0)] = 0  # likewise, at this site
+    accepted_tokens: Annotated[int, Meta(ge=0)] = 0  # likewise
+    device_us: Annotated[int, Meta(ge=0)] = 0  # likewise
+
+
+class Delivered(msgspec.Struct, frozen=True, array_like=True):
+    """All that a client has of one choice."""
+
+    token_ids: TokenIds = ()
+    finish_reason: FinishReason | None = None
+
+    @property
+    def has_begun(self) -> bool:
+        return bool(self.token_ids) or self.finish_reason is not None
+
+
+class Delivery(msgspec.Struct, frozen=True, array_like=True):
+    """All that a client has of an answer. Choices it has nothing of may be missing at the end."""
+
+    choices: Annotated[tuple[Delivered, ...], Meta(max_length=MAX_CHOICES)]
+    cached_tokens: Annotated[int, Meta(ge=0)] = 0
+    num_events: Annotated[int, Meta(ge=0)] = 0
+
+
+class AnswerName(NamedTuple):
+    """What makes two halves one answer."""
+
+    seed: int  # where the request has none
+    created: int
+    nonce: str
+
+    @classmethod
+    def fresh(cls) -> "AnswerName":
+        drawn = os.urandom(20)
+        return cls(int.from_bytes(drawn[:8], "big") >> 1, int(time.time()), drawn[8:].hex())
+
+    def item_id(self, choice: int, position: int) -> str:
+        """Return 24 characters by which a part of the answer is known, whichever site writes it."""
+        return f"{self.nonce[:18]}{choice & 0xFFF:03x}{position & 0xFFF:03x}"
+
+
+NOTHING_DELIVERED = Delivery(())
+
+_encoder = msgspec.json.Encoder()
+_point_decoder = msgspec.json.Decoder(ResumePoint)
+_delivery_decoder = msgspec.json.Decoder(Delivery)
+
+
+def encode_answer(name: AnswerName, delivery: bytes = b"") -> str:
+    plain = f"{name.seed}.{name.created}.{name.nonce}"
+    return f"{plain}.{len(delivery)}" if delivery else plain
+
+
+def decode_answer(value: str) -> tuple[AnswerName, int]:
+    """Return the name, and how many bytes of the body are the delivery."""
+    found = _ANSWER.match(value)
+    if found is None or int(found[1]) >= 2**63 or int(found[4] or 0) > MAX_DELIVERED_BYTES:
+        raise ContinuationError(f"{ANSWER} must be SEED.CREATED.NONCE, or that and a length in bytes")
+    return AnswerName(int(found[1]), int(found[2]), found[3]), int(found[4] or 0)
+
+
+def encode_delivery(delivery: Delivery) -> bytes:
+    return _encoder.encode(delivery)
+
+
+def decode_delivery(data: bytes) -> Delivery:
+    try:
+        return _delivery_decoder.decode(data)
+    except msgspec.DecodeError as error:
+        raise ContinuationError(f"what was delivered of the answer cannot be read: {error}") from None
+
+
+def with_resume_point(events: bytes, point: ResumePoint) -> bytes:
+    """Return whole events of our own encoding with the resume point at the head of the last one."""
+    end_before = events.rfind(b"\n\n", 0, -2)
+    start = 0 if end_before < 0 else end_before + 2
+    return events[:start] + b":pl " + _encoder.encode(point) + b"\n" + events[start:]
+
+
+def strip_resume_point(raw: bytes) -> tuple[bytes, ResumePoint | None]:
+    """Return one event as its client is to see it, and its resume point. Raises ContinuationError."""
+    if not raw.startswith(_POINT):
+        return raw, None
+    line, _, event = raw.partition(b"\n")
+    try:
+        return event, _point_decoder.decode(line[len(b":pl ") :])
+    except msgspec.DecodeError as error:
+        raise ContinuationError(f"a resume point that cannot be read: {error}") from None
+
+
+def is_drain_notice(raw: bytes) -> bool:
+    return raw.startswith(_DRAINING)

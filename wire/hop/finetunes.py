@@ -1,0 +1,59 @@
+"""Fine-tunes, the adapters that accounts upload (Workers AI's /ai/finetunes): what a site keeps of each, and what it tells its routers."""
+
+import re
+from datetime import UTC, datetime
+
+import msgspec
+
+from pilotlight.wire.workers_ai import ListedFinetune
+
+INTERNAL_PATH = "/internal/finetunes"  # router -> site: which it has; below it one of them, read, brought or removed
+# Under the account's path: one of them, and whether a file of it is meant.
+FINETUNES = re.compile(
+    r"^/client/v4/accounts/(?P<account>[^/]+)/ai/finetunes(?:/(?P<id>[^/]+)(?:/(?P<assets>finetune-assets))?)?/?$"
+)
+PUBLIC = "public"  # in the place of an id: those that are a site's own
+
+
+class Finetune(msgspec.Struct, frozen=True):
+    id: str
+    owner: str  # whose it is (wire/credentials.py); empty: everybody's
+    account: str  # that one's name, where it is known
+    model: str
+    name: str
+    description: str = ""
+    created_s: float = 0.0
+    modified_s: float = 0.0
+    is_whole: bool = False  # both of its files are there, and what they say can be computed
+
+    def listed(self) -> ListedFinetune:
+        """Return it as clients are told of it."""
+        moments = (moment(self.created_s), moment(self.modified_s))
+        return ListedFinetune(self.id, *moments, self.model, self.name, self.description, not self.owner)
+
+
+class FinetuneList(msgspec.Struct, frozen=True):
+    """All that a site has."""
+
+    state: str  # as its status says it
+    kept: tuple[Finetune, ...] = ()
+    removed: tuple[str, ...] = ()  # ids, of some time: those that another site still has go there as well
+
+
+def moment(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def packed(finetune: Finetune, config: bytes, weights: bytes) -> bytes:
+    """Return a fine-tune with its files: a line of JSON, which says how long the first file is, and both files."""
+    return msgspec.json.encode((finetune, len(config))) + b"\n" + config + weights
+
+
+def unpacked(body: bytes) -> tuple[Finetune, memoryview, memoryview]:
+    """Return what `packed` was given. Raises ValueError."""
+    end = body.index(b"\n")
+    finetune, config_bytes = msgspec.json.decode(body[:end], type=tuple[Finetune, int])
+    rest = memoryview(body)[end + 1 :]
+    if not 0 < config_bytes < len(rest):
+        raise ValueError(f"a file of {config_bytes} bytes cannot be in {len(rest)}")
+    return finetune, rest[:config_bytes], rest[config_bytes:]

@@ -1,0 +1,142 @@
+"""Header names, which headers end at a hop, and the signature by which a site knows that a request came through one of its routers.
+
+The signature is HMAC-SHA256 over time, site, method, path, query, request id and the body's digest with the network's shared secret; a site rejects
+one that is older than a minute or comes from the future.
+"""
+
+import hashlib
+import hmac
+from collections.abc import Iterable
+from functools import lru_cache
+from typing import NamedTuple
+
+SESSION_AFFINITY = "x-session-affinity"
+REQUEST_ID = "x-request-id"
+ROUTE = "x-pilotlight-route"  # router -> client: which site answered and why; site -> client: which of its hosts computed the prompt
+SITE = "x-pilotlight-site"  # site -> router, client: who answered
+HOP = "x-pilotlight-hop"  # router -> site: signature
+CLIENT_ADDRESS = "cf-connecting-ip"  # router, site -> function: the platform's name for it
+CLIENT_ORIGIN = "x-pilotlight-origin"  # router -> site, for a function: scheme and host as its client has named them
+CLIENT_GEO = "x-client-geo"  # router -> site: latitude,longitude of the client
+ACCOUNT = "x-pilotlight-account"  # router -> site: whose request it is, where the router knows its key
+HOPS = "x-pilotlight-hops"  # router -> router: how many routers the request has passed
+MAX_QUEUE_WAIT = "x-pilotlight-patience"  # router -> site: with a queue longer than so many ms, decline
+PREFIXES = (
+    "x-pilotlight-prefixes"  # router -> site: short digests of the conversation's beginnings (wire/hop/prefixes.py)
+)
+QUEUE = "x-pilotlight-queue"  # site -> router: that it declines, and how many tokens its queue has
+CLOCK = "x-pilotlight-clock"  # site -> router: what time it is there, signed, where a signature's time is not believed
+REFUSAL = "x-pilotlight-refusal"  # site -> router: why the site, and not the request, is at fault, in one of REFUSALS; no function can set it
+IGNORED = "x-ignored-fields"  # site -> client: what in the body of the request means nothing here
+OURS = "x-pilotlight-"  # a client may not send these: the router drops them
+
+# The words of errors.py that another site would not say, and two about the hop itself: this router's signature, or one of the two clocks, is wrong.
+REFUSALS = frozenset(
+    {"draining", "overloaded", "engine_error", "model_load_failed", "misdirected_request", "signature", "clock"}
+)
+# Of a refused connection: whoever is refused may be a router, which goes elsewhere.
+OVERLOADED = ((REFUSAL, "overloaded"),)
+
+HOP_SECRET_ENV = "PILOTLIGHT_HOP_SECRET"
+DEPLOY_TOKEN_ENV = "PILOTLIGHT_DEPLOY_TOKEN"
+HOP_MAX_AGE_S = 60.0
+FOR_ROUTERS = ""  # in the place of a site's name
+
+# RFC 9110 section 7.6.1, and proxy-* of RFC 9110 section 11.7
+HOP_BY_HOP = frozenset({
+    "connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection", "te", "trailer",
+    "transfer-encoding", "upgrade",
+})  # fmt: skip
+
+_DROPPED = HOP_BY_HOP | {"host", "content-length"}
+
+
+def forwardable(headers: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Return the headers that go on to the next hop: neither hop-by-hop, nor named by `connection`, nor length, host or ours. Names lower case."""
+    kept = []
+    named = ""
+    for name, value in headers:
+        name = name.lower()
+        if name not in _DROPPED and not name.startswith(OURS):
+            kept.append((name, value))
+        elif name == "connection":
+            named += value + ","
+    if named:
+        dropped = {token.strip().lower() for token in named.split(",")}
+        kept = [pair for pair in kept if pair[0] not in dropped]
+    return kept
+
+
+class Hop(NamedTuple):
+    """What a signature covers. A WebSocket's messages and whatever else follows a handshake it does not; TLS between router and site does."""
+
+    method: str
+    path: str  # decoded: a proxy in between may spell the same path otherwise
+    request_id: str
+    site: str  # for whom it is; empty: for the router
+    query: str = ""
+
+
+NO_BODY = hashlib.sha256().hexdigest()
+
+
+def sign_hop(secret: str, now_s: float, hop: Hop, body: bytes = b"") -> str:
+    """Return STAMP.DIGEST.MAC.SITE. The body's digest is told, so that all but the body can be judged before that is here."""
+    stamp, digest = str(int(now_s)), hashlib.sha256(body).hexdigest() if body else NO_BODY
+    return f"{stamp}.{digest}.{_mac(secret, stamp, digest, hop)}.{hop.site}"
+
+
+def signed_body(signature: str, secret: str, now_s: float, hop: Hop) -> str | None:
+    """Return the digest of the body that belongs to it; None: it is not genuine, too old, or from the future."""
+    stamp, digest, mac, site = (signature.split(".", 3) + [""] * 3)[:4]
+    if not (_is_stamp(stamp) and signature.isascii() and site == hop.site):
+        return None
+    is_genuine = hmac.compare_digest(mac, _mac(secret, stamp, digest, hop))
+    return digest if is_genuine and abs(now_s - int(stamp)) <= HOP_MAX_AGE_S else None
+
+
+def hop_is_genuine(signature: str, secret: str, now_s: float, hop: Hop) -> bool:
+    """Tell whether a hop is genuine in all but its body."""
+    return signed_body(signature, secret, now_s, hop) is not None
+
+
+def site_of_hop(signature: str) -> str:
+    """Return the site for which it says that it is."""
+    return signature.split(".", 3)[-1] if signature.count(".") >= 3 else ""
+
+
+def age_of_hop(signature: str, now_s: float) -> float | None:
+    """Return its age by its own stamp, genuine or not; negative: it comes from the future. None: it is no signature."""
+    stamp = signature.partition(".")[0]
+    return now_s - int(stamp) if _is_stamp(stamp) else None
+
+
+def tell_clock(secret: str, now_s: float, site: str, request_id: str) -> str:
+    """Return STAMP.MAC, by which a router signs for this site although their clocks differ. The request's id makes it this answer's alone."""
+    stamp = str(int(now_s))
+    return f"{stamp}.{_mac(secret, stamp, CLOCK, Hop('', '', request_id, site))}"
+
+
+def told_clock(value: str, secret: str, site: str, request_id: str) -> float | None:
+    """Return the site's time, in seconds since the epoch; None: nobody with the secret has said so."""
+    stamp, _, mac = value.partition(".")
+    if not (_is_stamp(stamp) and mac.isascii()):
+        return None
+    expected = _mac(secret, stamp, CLOCK, Hop("", "", request_id, site))
+    return float(stamp) if hmac.compare_digest(mac, expected) else None
+
+
+def _is_stamp(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) < 20
+
+
+def _mac(secret: str, stamp: str, digest: str, hop: Hop) -> str:
+    # The path comes last: decoded, it may hold line ends, and nothing else can.
+    mac = _keyed(secret).copy()
+    mac.update(f"{stamp}\n{digest}\n{hop.site}\n{hop.method}\n{hop.request_id}\n{hop.query}\n{hop.path}".encode())
+    return mac.hexdigest()
+
+
+@lru_cache(16)  # a new one takes 4 us more than a copy
+def _keyed(secret: str) -> hmac.HMAC:
+    return hmac.new(secret.encode(), digestmod="sha256")

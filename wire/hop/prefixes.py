@@ -1,0 +1,81 @@
+"""The digest of cached prefixes that a site publishes: which conversations' beginnings its prefix cache still holds, in four bytes each.
+
+A prefix is known by the salted digest that routers compute over its text (edge_router/requests/session.py), so that nothing here can be matched by
+another tenant's prompt. Only the first SHORT_BYTES of a digest travel: with 8,192 published prefixes a foreign one is taken for held once in half
+a million look-ups, which costs a misplaced prefill and never an answer. Knows bytes only; who holds what is the site's business.
+"""
+
+import struct
+from array import array
+from base64 import b64decode
+from binascii import b2a_base64
+from collections.abc import Iterable
+from functools import lru_cache
+from sys import byteorder
+
+SHORT_BYTES = 4
+MAX_PUBLISHED = 8192  # 32 KiB a status and model; the least recently used are left out first, and the digest then counts as incomplete
+
+
+MAX_PROMPT_PREFIXES = 48  # prefixes that a request brings along: 512 characters of header
+
+
+_NAMED = struct.Struct(">II")
+
+
+def short_digest(digest: bytes) -> int:
+    return int.from_bytes(digest[:SHORT_BYTES], "big")
+
+
+def encode_prefixes(digests: Iterable[int]) -> bytes:
+    """Encode digests, sorted, so that equal sets are equal bytes; big-endian."""
+    packed = array("I", sorted(digests))
+    if byteorder == "little":
+        packed.byteswap()
+    return packed.tobytes()
+
+
+@lru_cache(maxsize=64)  # a digest stays the same for several statuses, and a simulation has many routers
+def decode_prefixes(raw: bytes) -> frozenset[int]:
+    """Decode a site's digest. Raises ValueError on bytes that `encode_prefixes` cannot have written."""
+    if len(raw) % SHORT_BYTES or len(raw) > MAX_PUBLISHED * SHORT_BYTES:
+        raise ValueError(
+            f"a prefix digest has at most {MAX_PUBLISHED} entries of {SHORT_BYTES} bytes; this one has {len(raw)} bytes"
+        )
+    packed = array("I", raw)
+    if byteorder == "little":
+        packed.byteswap()
+    return frozenset(packed)
+
+
+@lru_cache(maxsize=64)  # all routers of a network ask for the same few
+def changed_prefixes(before: bytes, after: bytes) -> tuple[bytes, bytes]:
+    """Encode what has come and what has gone between two digests."""
+    old, new = decode_prefixes(before), decode_prefixes(after)
+    return encode_prefixes(new - old), encode_prefixes(old - new)
+
+
+def apply_changes(held: frozenset[int], came: bytes, gone: bytes) -> frozenset[int]:
+    """Return what is held after changes. Raises ValueError on bytes that `changed_prefixes` cannot have written, and on more than MAX_PUBLISHED."""
+    if not held:
+        return decode_prefixes(came)  # nothing is copied: a whole digest has 8,192 entries
+    found = held - decode_prefixes(gone) | decode_prefixes(came)
+    if len(found) > MAX_PUBLISHED:
+        raise ValueError(f"a prefix digest has at most {MAX_PUBLISHED} entries; with these changes it has {len(found)}")
+    return found
+
+
+def encode_prompt_prefixes(prefixes: Iterable[tuple[int, int]]) -> str:
+    """Encode what a router tells a site about one prompt: (short digest, tokens up to there by the router's estimate), as a header's value."""
+    packed = b"".join([_NAMED.pack(digest, min(tokens, 2**32 - 1)) for digest, tokens in prefixes])
+    return b2a_base64(packed[: 8 * MAX_PROMPT_PREFIXES], newline=False).decode()
+
+
+def decode_prompt_prefixes(value: str) -> tuple[tuple[int, int], ...]:
+    """Decode a router's word on one prompt. Raises ValueError on what `encode_prompt_prefixes` cannot have written."""
+    raw = b64decode(value, validate=True)
+    if len(raw) % 8 or len(raw) > 8 * MAX_PROMPT_PREFIXES:
+        raise ValueError(
+            f"named prefixes have 8 bytes each and are at most {MAX_PROMPT_PREFIXES}; these have {len(raw)} bytes"
+        )
+    return tuple(_NAMED.iter_unpack(raw))

@@ -1,0 +1,145 @@
+"""SiteStatus: what a site publishes at /status, and all a router may know of it. Also the process table that `pilotlight status` prints.
+
+Rates are tokens per second, times are milliseconds, counts are current values unless called counters.
+"""
+
+from typing import Literal
+
+import msgspec
+
+# failed: its last wake did, a short while ago; later it is said to lie where it does, and may be asked for again.
+Residency = Literal["device", "host", "disk", "loading", "failed"]
+
+
+class Place(msgspec.Struct, frozen=True):
+    """Where a site or a router stands."""
+
+    city: str
+    latitude: float  # degrees, north positive
+    longitude: float  # degrees, east positive
+
+
+class ModelStatus(msgspec.Struct, frozen=True):
+    name: str
+    residency: Residency
+    loaded: float = 0.0  # share of the weights read so far, 0 to 1
+    context_length: int = 0  # tokens
+    running: int = 0  # sequences
+    waiting: int = 0
+    queued_tokens: int = 0  # prompt tokens accepted and not yet computed, on the device where they are fewest
+    kv_blocks_free: int = 0
+    kv_blocks_total: int = 0
+    prefill_tokens_per_s: float = 0.0  # of one device; 0: not measured yet
+    decode_tokens_per_s: float = 0.0  # of one sequence
+    wake_ms: float = 0.0  # measured time to wake it from where it is (awake: the last time), without any wait for room; 0: not measured
+    detail: str = ""  # why it failed, how far it has loaded
+    aliases: tuple[str, ...] = ()  # further names that requests may use
+    weights_bytes: int = 0  # that it takes awake; a guess until it has been awake once
+    wakes: int = 0  # since the site's start (counter)
+    evictions: int = 0  # put to sleep since then, for another's sake or for being idle (counter)
+    copies: int = 0  # devices on which it is awake
+    in_host_memory: bool = False  # its weights lie there, whether or not it is awake: from there it wakes fastest
+    arriving_per_s: float = 0.0  # requests, a moving average
+    arriving_tokens_per_s: float = 0.0  # prompt tokens that had to be computed, likewise
+    prompt_tokens: int = 0  # of prompts that were computed or found, since the site's start (counter)
+    cached_tokens: int = 0  # of these, found in the prefix cache (counter)
+    kv_store: str = ""  # the KV store behind its prefix cache, by the name that all its members know; "": none answers
+    kv_store_tokens_per_s: float = 0.0  # of prompts that are read from there; 0: not measured yet
+    prefixes: bytes = b""  # digest of what its prefix cache holds (wire/hop/prefixes.py); in a status of changes, what it holds since then
+    prefixes_dropped: bytes = b""  # in a status of changes: what it held then and holds no more
+    prefixes_complete: bool = False  # nothing that routers named to the site is cached and left out
+
+
+class ProcessStatus(msgspec.Struct, frozen=True):
+    """One operating-system process of a deployment."""
+
+    role: Literal["router", "site", "engine", "standby"]
+    pid: int
+    site: str | None = None
+    url: str | None = None
+    device: str | None = None  # an engine host's
+    computes: Literal["prefill", "decode", "both"] | None = None  # an engine host's role at present
+
+
+class FunctionStatus(msgspec.Struct, frozen=True):
+    name: str
+    isolates: int = 0  # processes now; 0: asleep
+    inflight: int = 0
+    started: int = 0  # counter: processes since the site's start
+    sockets: int = 0  # WebSockets that are open
+    asked: int = 0  # counter: requests, WebSockets and calls of crons and queues since the site's start
+    failed: int = 0  # counter: of these, those that its isolate did not answer
+
+
+class FunctionsStatus(msgspec.Struct, frozen=True):
+    isolation_tier: int  # that was reached; 0: functions are not served
+    why_not_more: str = ""
+    functions: tuple[FunctionStatus, ...] = ()
+    takes_deployed: bool = False  # it serves what is deployed at a router, too
+
+
+class LenderStatus(msgspec.Struct, frozen=True):
+    """A site that may compute prompts for this one."""
+
+    site: str
+    why_not: str = ""  # it would compute none now
+    rtt_ms: float = 0.0
+    mbit_per_s: float = 0.0  # of the link, as blocks and probes have measured it; 0: not measured yet
+    borrowed: int = 0  # counter: prompts that it has taken
+    declined: int = 0  # counter: prompts that it was asked for and has not
+
+
+class SiteStatus(msgspec.Struct, frozen=True):
+    site: str
+    version: str  # of the software
+    place: Place
+    sequence: int  # grows with every publication of one process's life: a router ignores an older one
+    ready: bool
+    draining: bool
+    inflight: int  # requests holding a permit
+    max_inflight: int
+    models: tuple[ModelStatus, ...]
+    processes: tuple[ProcessStatus, ...]
+    functions: FunctionsStatus | None = None  # None: this site has none
+    uptime_s: float = 0.0
+    digests: int = 0  # the edition of its models' prefixes: another one after every change; 0: not counted
+    digests_since: int = 0  # the models' prefixes are the changes since that edition; 0: they are whole
+    finetunes: str | None = (
+        None  # another word after every change of what accounts have uploaded; None: it takes no uploads
+    )
+    lenders: tuple[LenderStatus, ...] = ()
+    fallbacks: tuple[
+        str, ...
+    ] = ()  # what its engine hosts compute more slowly than their machine could, a sentence each
+
+
+class RouterStatus(msgspec.Struct, frozen=True):
+    """What a router publishes at /status."""
+
+    version: str
+    place: Place
+    process: ProcessStatus
+    sites: tuple["SiteView", ...]
+
+
+class SiteView(msgspec.Struct, frozen=True):
+    """A site as a router sees it now."""
+
+    site: str
+    url: str
+    state: Literal["unknown", "healthy", "unhealthy", "draining"]
+    rtt_ms: float
+    inflight: int  # this router's requests under way there
+    status: SiteStatus | None = None
+
+
+_status_decoder = msgspec.json.Decoder(SiteStatus)
+
+
+def encode_status(status: SiteStatus | RouterStatus) -> bytes:
+    return msgspec.json.encode(status)
+
+
+def decode_status(body: bytes) -> SiteStatus:
+    """Decode a status. Raises msgspec.ValidationError or msgspec.DecodeError on anything that is not a SiteStatus."""
+    return _status_decoder.decode(body)

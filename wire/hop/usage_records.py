@@ -1,0 +1,52 @@
+"""What the ledger keeps of a request: what is known when it begins, and what it came to; and how a router gets what functions have used at a site."""
+
+from typing import Literal
+
+import msgspec
+
+from pilotlight.wire.hop.usage import ResourceUse
+
+# complete: its client was sent the end; cut: it left before, or no site could go on; recovered: the router died first.
+Outcome = Literal["complete", "cut", "recovered"]
+
+
+class MeteredRequest(msgspec.Struct, frozen=True):
+    """A request under way. Its id is the ledger's own: a client may send the id of another request, and the same one twice."""
+
+    id: str
+    request_id: str
+    account: str  # empty: of a key that is not known, or of none
+    key: str
+    model: str  # its own name, where a site that has it tells; else as the request has it
+    started_s: float  # since the epoch
+    part: str = ""  # of the journal that keeps the answer of a durable stream
+    adapter: str = ""
+    bytes_in: int = 0  # of its body
+    function: str = ""  # that has asked inside its site, or that has computed
+
+
+class UsageRecord(msgspec.Struct, frozen=True):
+    request: MeteredRequest
+    site: str  # that answered last
+    ended_s: float
+    outcome: Outcome
+    use: ResourceUse
+    bytes_out: int = 0  # of the answer's body, as it was sent
+    cost: int | None = None  # in billionths of the currency; None: there was no price
+    cpu_us: int = 0  # of a function's processes
+
+
+USAGE_PATH = "/internal/usage"
+
+
+class UsageAsked(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Router -> site: POST USAGE_PATH."""
+
+    ledger: str  # the router's, for which a site keeps what it has handed to it
+    written: tuple[str, ...] = ()  # ids of records that are in it by now
+
+
+class UsageTold(msgspec.Struct, frozen=True):
+    """Site -> router: records that the ledger does not have, as far as the site knows. More may follow when these are written."""
+
+    records: tuple[UsageRecord, ...]
