@@ -75,12 +75,6 @@ def _function(results: Record) -> Cells:
     return f"{results['cold_ms'][name]['p50']:.1f} ms", f"target {results['targets']['plain']:g} ms"
 
 
-def _path(results: Record) -> Cells:
-    *before, now = results["trees"]
-    figures = [f"{tree['files']}, {tree['functions']}" for tree in (now, *before)]
-    return figures[0], "".join(f"before: {one}" for one in figures[1:])
-
-
 HEADLINES: list[tuple[str, str, Callable[[dict[str, Any]], Cells]]] = [
     ("`pilotlight up` to ready", "start-up", _start),
     ("first token through router and site", "start-up", _first_token),
@@ -92,5 +86,4 @@ HEADLINES: list[tuple[str, str, Callable[[dict[str, Any]], Cells]]] = [
     ("0.6b model: sleeps, to the first token", "cold-start", _cold_start("c")),
     ("streams of a site that is killed", "site-death", _killed),
     ("a function's cold start, p50", "functions", _function),
-    ("files, functions that a warm request runs through", "request-path", _path),
 ]
