@@ -186,7 +186,7 @@ def test_closing_ends_the_job_under_way(pool: GuardedPool) -> None:
 
 def test_a_child_ends_with_its_parent() -> None:
     script = (
-        "from tests.engine.test_guarded_pool import *\n"
+        "from tests.engine.api.test_guarded_pool import *\n"
         "print(run(GuardedPool(1), process_id), flush=True)\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )

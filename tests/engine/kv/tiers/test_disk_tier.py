@@ -290,7 +290,7 @@ def test_a_limit_of_the_system_on_file_sizes_is_an_error_like_any_other(tmp_path
         "import resource, sys\n"
         "from pathlib import Path\n"
         "from pilotlight.engine.kv.tiers import disk_tier\n"
-        "from tests.engine.kv.test_disk_tier import LIMIT, RECORD, put, read\n"
+        "from tests.engine.kv.tiers.test_disk_tier import LIMIT, RECORD, put, read\n"
         "tier = disk_tier.DiskTier.open(Path(sys.argv[1]), LIMIT)\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (3 * RECORD - 100, 3 * RECORD - 100))\n"
         "results = [put(tier, n) for n in range(9)]\n"
@@ -308,7 +308,7 @@ import sys
 from pathlib import Path
 from pilotlight.engine.kv.tiers.disk_tier import DiskTier
 from pilotlight.engine.kv.tiers.segment_file import BlockRecord, Segment
-from tests.engine.kv.test_disk_tier import LIMIT, put
+from tests.engine.kv.tiers.test_disk_tier import LIMIT, put
 tier = DiskTier.open(Path(sys.argv[1]), LIMIT)
 tier.scan()
 print('ready', flush=True)

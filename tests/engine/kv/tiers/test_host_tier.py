@@ -476,7 +476,7 @@ import sys
 from pathlib import Path
 from zlib import crc32
 from pilotlight.engine.kv.tiers.host_tier import HostTier
-from tests.engine.kv.test_host_tier import SIZE, STRIDE, content, name, put
+from tests.engine.kv.tiers.test_host_tier import SIZE, STRIDE, content, name, put
 tier = HostTier.open(Path(sys.argv[1]), 10 * STRIDE)
 start = int(sys.argv[2])
 """
