@@ -17,6 +17,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,11 +25,13 @@ import psutil
 
 from load_tests.assigned_callbacks import Assignment, assigned_callbacks
 from load_tests.local_network import ROOT, LocalNetwork
+from load_tests.path_shape import PathShape, shape_of
 from load_tests.records import write_record
 from load_tests.tracing.sitecustomize import SWITCH
 
 HOOK = Path(__file__).parent / "tracing"
 ROUNDS = 7
+TOKENS = (8, 72)  # of two answers whose difference is that of their tokens
 RARE_PROBES = (
     "\n[health]\ninterval_s = 5.0\n"  # beside one a second, hardly a request would be traced alone on a busy machine
 )
@@ -65,6 +68,8 @@ class RequestPath(NamedTuple):
     processes: list[Process]
     callbacks: list[Assignment]  # in the files of the path
     callbacks_on_path: list[Assignment]  # by functions of the path: while the request runs
+    shape: PathShape
+    per_token: dict[str, float]  # functions entered for one more token of an answer, by process
 
     def packages(self) -> dict[str, tuple[int, int]]:
         """Count files and functions by package, of all processes together."""
@@ -88,6 +93,8 @@ class RequestPath(NamedTuple):
                 }
                 for process in self.processes
             ],
+            **self.shape.record(),
+            "functions_per_token": self.per_token,
             "callbacks": [_line(found) for found in self.callbacks],
             "callbacks_on_path": [_line(found) for found in self.callbacks_on_path],
         }
@@ -116,13 +123,15 @@ def trace_request(tree: Path, rounds: int = ROUNDS) -> RequestPath:
         ) as network:
             _warm_up(network.url, folder)
             seen = [_round(network.url, folder) for _ in range(rounds)]
+            per_token = _per_token(network.url, folder)
     processes = [process for module in seen[0][0] if (process := typical(module, seen)).functions]
     processes.sort(key=lambda process: process.began_s)
     files = sorted({file for process in processes for file in process.files})
     callbacks = assigned_callbacks(tree, files)
     entered = {function for process in processes for function in process.functions}
     on_path = [found for found in callbacks if Function(found.file, found.function) in entered]
-    return RequestPath(_commit(tree), processes, callbacks, on_path)
+    shape = shape_of(tree, [(function.file, function.name) for function in entered])
+    return RequestPath(_commit(tree), processes, callbacks, on_path, shape, per_token)
 
 
 class Window(NamedTuple):
@@ -189,6 +198,23 @@ def _round(url: str, folder: Path) -> tuple[dict[str, Window], dict[str, Window]
     return asked, traced(pids, folder, lambda: time.sleep(lasted_s))
 
 
+def _per_token(url: str, folder: Path) -> dict[str, float]:
+    """Return how many functions a process enters for one more token: the median difference of two answers by the difference of their lengths."""
+    few, many = TOKENS
+    connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=60)
+    pids = _processes(folder)
+    found: dict[str, list[float]] = {}
+    try:
+        for _ in range(3):
+            short, long = (traced(pids, folder, partial(_ask, connection, num)) for num in TOKENS)
+            for module in short.keys() & long.keys():
+                more = sum(long[module].counts.values()) - sum(short[module].counts.values())
+                found.setdefault(module, []).append(more / (many - few))
+    finally:
+        connection.close()
+    return {module: round(statistics.median(counts), 1) for module, counts in found.items()}
+
+
 def _warm_up(url: str, folder: Path) -> None:
     """Ask until the processes have done what they do once: a model's first answers may be computed before it is loaded."""
     connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=60)
@@ -237,8 +263,10 @@ def traced(pids: list[int], folder: Path, work: Callable[[], None]) -> dict[str,
     return windows
 
 
-def _ask(connection: http.client.HTTPConnection) -> None:
-    connection.request("POST", "/v1/chat/completions", json.dumps(BODY), {"content-type": "application/json"})
+def _ask(connection: http.client.HTTPConnection, num_tokens: int | None = None) -> None:
+    """Ask for an answer of its own length, or of so many tokens."""
+    body = BODY if num_tokens is None else BODY | {"max_tokens": num_tokens, "ignore_eos": True}
+    connection.request("POST", "/v1/chat/completions", json.dumps(body), {"content-type": "application/json"})
     answer = connection.getresponse()
     text = answer.read()
     if answer.status != 200 or not text.endswith(b"data: [DONE]\n\n"):
@@ -270,6 +298,18 @@ def report(path: RequestPath) -> list[str]:
             names = [name for at, name in process.functions if at == file]
             lines += [f"  {file} {len(names)}: {', '.join(names)}"]
         lines += [""]
+    shape = path.shape
+    lines += [
+        f"lines run / lines of the files opened for them: {shape.lines_run} / {shape.lines_opened} = {shape.density:.0%}"
+    ]
+    lines += [f"files entered for three functions or fewer: {len(shape.files_for_few)}"]
+    lines += [
+        f"ARCHITECTURE's walk: {shape.walk_files} files, {shape.walk_steps} steps, which hold {shape.walk_share:.0%} of the lines run"
+    ]
+    lines += [
+        f"functions entered per token: {', '.join(f'{name} {count:g}' for name, count in path.per_token.items())}",
+        "",
+    ]
     lines += [f"callbacks assigned after construction: {len(path.callbacks_on_path)} while the request runs"]
     lines += [f"  {_line(found)}" for found in path.callbacks_on_path]
     others = [found for found in path.callbacks if found not in path.callbacks_on_path]

@@ -7,6 +7,7 @@ from pathlib import Path
 from textwrap import dedent
 
 from load_tests.assigned_callbacks import assigned_callbacks
+from load_tests.path_shape import PathShape
 from load_tests.request_path import HOOK, Function, Process, RequestPath, Window, report, traced, typical
 
 PROGRAM = """
@@ -122,6 +123,13 @@ def test_callbacks_that_are_assigned_after_construction_are_found(tmp_path: Path
 
 def test_the_report_counts_a_function_of_two_processes_once() -> None:
     shared, own = Function("wire/sse.py", "feed"), Function("runtime/app.py", "answer")
-    path = RequestPath("abc", [Process("edge", [shared], []), Process("runtime", [shared, own], ["answer"])], [], [])
+    processes = [Process("edge", [shared], []), Process("runtime", [shared, own], ["answer"])]
+    shape = PathShape(30, 100, ["wire/sse.py"], 1, 2, 15)
+    path = RequestPath("abc", processes, [], [], shape, {"edge": 12.5})
     assert path.packages() == {"runtime": (1, 1), "wire": (1, 1)}
-    assert "  sum                  2          2" in report(path)
+    lines = report(path)
+    assert "  sum                  2          2" in lines
+    assert "lines run / lines of the files opened for them: 30 / 100 = 30%" in lines
+    assert "ARCHITECTURE's walk: 1 files, 2 steps, which hold 50% of the lines run" in lines
+    assert "functions entered per token: edge 12.5" in lines
+    assert path.record()["density"] == 0.3
