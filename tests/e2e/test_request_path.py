@@ -13,7 +13,7 @@ pytestmark = pytest.mark.timeout(600)  # a trace of every call, twice, on a busy
 SECTIONS = {"Router": "edge_router", "Site": "runtime", "Engine host": "engine"}
 FILES = {
     "edge_router": 19,
-    "runtime": 22,
+    "runtime": 23,
 }  # one of each is a timer's: on a slow machine one looks whether the stream stands still
 
 

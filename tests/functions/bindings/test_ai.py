@@ -360,7 +360,7 @@ async def test_inputs_of_the_responses_api_are_a_conversation(site: Site, ai: AI
 @pytest.mark.parametrize(
     ("inputs", "sentence"),
     [
-        ({"input": [{"type": "computer_call"}]}, "items of type 'computer_call' are not supported"),
+        ({"input": [{"type": "weather_report"}]}, "items of type 'weather_report' are not supported"),
         ({"input": [{"role": "user", "content": [{"type": "input_audio"}]}]}, "parts of type 'input_audio'"),
         ({"input": "Hi", "previous_response_id": "a"}, "no responses are kept here"),
     ],
