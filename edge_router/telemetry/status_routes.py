@@ -205,6 +205,6 @@ def _json(fields: object, status: int = 200) -> Response:
 
 def own_version() -> str:
     try:
-        return version("pilotlight")
+        return version("pilotlight-inference")
     except PackageNotFoundError:
         return "unknown"  # run from a tree that was never installed

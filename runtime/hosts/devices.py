@@ -31,7 +31,7 @@ def check_devices(
     if missing := [number for number in numbers if number >= count]:
         has = "no NVIDIA GPU" if count == 0 else "one, cuda:0" if count == 1 else f"{count}, cuda:0 to cuda:{count - 1}"
         raise ConfigError(
-            f"engine device 'cuda:{missing[0]}' cannot be used: this machine shows {has}; correct pilotlight.engine.device.device or engine.devices"
+            f"engine device 'cuda:{missing[0]}' cannot be used: this machine shows {has}; correct engine.device or engine.devices"
         )
 
 

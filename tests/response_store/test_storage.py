@@ -129,13 +129,13 @@ async def test_a_response_that_a_dead_process_was_making_has_failed(path: Path, 
 import asyncio, os, sys
 from pathlib import Path
 from pilotlight.response_store.kept_responses import KeptResponse, failed_event
-from pilotlight.response_store.response_database import Keeping, ResponsesFault
+from pilotlight.response_store.response_database import RetentionPolicy, ResponsesFault
 from pilotlight.response_store.response_file import ResponseFile
 from pilotlight.response_store.storage import ResponseStore
 
 async def main():
     path = Path(sys.argv[1])
-    store = ResponseStore(Keeping(path, 1 << 30, 1e9), ResponseFile(path, 1 << 30, lambda: 1e9))
+    store = ResponseStore(RetentionPolicy(path, 1 << 30, 1e9), ResponseFile(path, 1 << 30, lambda: 1e9))
     fields = {"id": "a", "status": "queued", "output": [], "background": True}
     await store.begin(KeptResponse("t", fields, b'"asked"'))
     os.kill(os.getpid(), 9)

@@ -162,7 +162,7 @@ def test_mistakes_in_several_places_are_all_named_at_once(data: st.DataObject) -
         ({"engine": {"kv_gib": 0}}, "engine.kv_gib: must be above 0, not 0"),
         ({"engine": {"kv_gib": 10**400}}, "engine.kv_gib: is a number with too many digits"),
         ({"engine": {"threads": 0}}, "engine.threads: must be at least 1, not 0"),
-        ({"engine": {"threads": None, "device": None}}, "pilotlight.engine.device.device: must be a string, not null"),
+        ({"engine": {"threads": None, "device": None}}, "engine.device: must be a string, not null"),
         ({"engine": {"devices": []}}, "engine.devices: must have at least 1 item, not 0"),
         (
             {"engine": {"devices": ["cpu"], "device": "auto"}},
@@ -170,7 +170,7 @@ def test_mistakes_in_several_places_are_all_named_at_once(data: st.DataObject) -
         ),
         (
             {"engine": {"device": datetime.date(2020, 1, 2)}},
-            "pilotlight.engine.device.device: must be a string, not 2020-01-02",
+            "engine.device: must be a string, not 2020-01-02",
         ),
         (
             {"models": [{"name": "", "source": "s"}]},
@@ -204,7 +204,7 @@ def test_a_rule_of_one_field_is_named_beside_the_mistakes_of_others() -> None:
     engine = {"device": "gpu", "kv_gib": -1, "kv_disk_dir": "/d"}
     assert sentences(SiteConfig, {**SITE, "engine": engine, "name": 1}) == [
         "name: must be a string, not 1",
-        "pilotlight.engine.device.device: 'gpu' is no device; say auto, cpu, cuda or cuda:N",
+        "engine.device: 'gpu' is no device; say auto, cpu, cuda or cuda:N",
         "engine.kv_gib: must be above 0, not -1",
     ]
 
