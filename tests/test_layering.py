@@ -1,9 +1,12 @@
 """The import arrows of ARCHITECTURE.md: which package imports which, one name per module, and which processes never load torch."""
 
 import ast
+import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
@@ -154,6 +157,26 @@ def test_what_runs_inside_functions_knows_the_channel_alone() -> None:
     for path in modules("functions/sdk"):
         for name in ours(path):
             assert belongs_to(name, ("functions.channel",)), f"{path} imports {name}"
+
+
+def test_what_modules_import_is_installed_with_the_product_or_an_extra() -> None:
+    """Tests have more packages than a newcomer: no module of the product imports what only they have."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = [line for name, lines in project["optional-dependencies"].items() if name != "dev" for line in lines]
+    installed = {_canonical(re.split(r"[<>=!;\[ ]", line)[0]) for line in (*project["dependencies"], *extras)}
+    owners = packages_distributions() | {"yarl": ["aiohttp"]}  # which returns its URLs
+    here = {"pilotlight", *(path.stem for path in (ROOT / "functions/sdk").iterdir()), *sys.stdlib_module_names}
+    for package in sorted(PACKAGES):
+        for path in modules(package):
+            for node in ast.parse(path.read_text(encoding="utf-8")).body:
+                names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+                names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+                for name in {name.partition(".")[0] for name in names} - here:
+                    assert installed & {_canonical(owner) for owner in owners.get(name, [])}, f"{path} imports {name}"
+
+
+def _canonical(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def front_end_modules(package: str) -> list[str]:

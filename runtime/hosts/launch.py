@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
-import psutil
 from msgspec.structs import replace
 
 from pilotlight.engine.api.client import EngineClient
@@ -146,10 +145,12 @@ class HostProcess:
 
     @property
     def is_suspended(self) -> bool:
+        """Tell whether somebody has stopped the process (proc(5): its state is T, or t under a debugger)."""
         try:
-            return psutil.Process(self._process.pid).status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
-        except psutil.Error:
+            stat = Path(f"/proc/{self._process.pid}/stat").read_text()
+        except OSError:
             return False
+        return stat.rpartition(")")[2].split()[0] in ("T", "t")
 
     def held(self) -> HeldSequences:
         return read_journal(self._place.journal)
