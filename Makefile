@@ -9,7 +9,7 @@ DEV := $(VENV)/.installed-dev
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq
 export TORCH_BUILD
 
-.PHONY: help install kernels up test test-all test-servers test-clients check fmt bench bench-engine bench-cold bench-step bench-lossless bench-kv-types bench-quantized gguf-check bench-functions bench-deploys bench-site-death bench-prefill-decode-faults bench-block-transports bench-cache-restarts bench-prefill-decode bench-routing bench-router bench-metered bench-shared-quotas bench-account-timing bench-faults bench-attacks bench-structured bench-speculation bench-adapters bench-stages bench-experts bench-page soak peers report eval-ember train-ember gpu-check gpu-bench clean
+.PHONY: help install kernels links up test test-all test-servers test-clients check fmt bench bench-engine bench-cold bench-step bench-lossless bench-kv-types bench-quantized gguf-check bench-functions bench-deploys bench-site-death bench-prefill-decode-faults bench-block-transports bench-cache-restarts bench-prefill-decode bench-routing bench-router bench-metered bench-shared-quotas bench-account-timing bench-faults bench-attacks bench-structured bench-speculation bench-adapters bench-stages bench-experts bench-page soak peers report eval-ember train-ember gpu-check gpu-bench clean
 
 help:
 	@echo "make up         install what is missing, then run a router and three sites on this machine"
@@ -206,10 +206,16 @@ train-ember: $(BASE)
 # On a GPU machine these run from the bare tree, with whatever Python has torch: GPU_PYTHON=python3 make gpu-check; REHEARSE=1 tries them on a CPU
 GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,python3)
 
-gpu-check:
+PACKAGES := support wire dialects response_store sites page edge_router runtime functions engine kernels
+
+# A tree that was copied without its links gets them again.
+links:
+	@for name in $(PACKAGES); do [ -e pilotlight/$$name ] || ln -s ../$$name pilotlight/$$name; done
+
+gpu-check: links
 	@$(GPU_PYTHON) -m load_tests.gpu check $(if $(REHEARSE),--rehearse)
 
-gpu-bench:
+gpu-bench: links
 	@$(GPU_PYTHON) -m load_tests.gpu bench $(if $(REHEARSE),--rehearse)
 
 clean:
