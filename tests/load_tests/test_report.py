@@ -117,10 +117,10 @@ def test_a_lost_mark_is_an_error(subject: str) -> None:
 
 
 def test_headlines_are_drawn_from_the_records_that_exist() -> None:
-    trees = [{"commit": "old", "files": 100, "functions": 635}, {"commit": "new", "files": 50, "functions": 350}]
-    drawn = readme_regions({"request-path": record("request-path", {"trees": trees})})["headlines"]
+    killed = {"kill": {"lost": 1, "streams": 64, "pause_ms": {"p50": 241.6}}}
+    drawn = readme_regions({"site-death": record("site-death", killed)})["headlines"]
     assert drawn.splitlines()[2:] == [
-        "| files, functions that a warm request runs through | 50, 350 | before: 100, 635 | 2026-01-02, abc |"
+        "| streams of a site that is killed | 1 lost of 64, pause 242 ms |  | 2026-01-02, abc |"
     ]
     assert readme_regions({})["headlines"] == NOTHING
 
