@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[1]
 NO_PRODUCT = {"tests", "load_tests", "examples", "training", "docs", "deploy", "pilotlight"}
 PREFIX = "pilotlight."
 # Folders whose files repeat the names of others on purpose: a kernel's forms, and the faces of bindings inside functions.
-MIRRORS = ("kernels/triton/", "kernels/cpu/", "functions/sdk/", "runtime/functions/sdk/")
+MIRRORS = ("kernels/triton/", "kernels/cpu/", "functions/sdk/")
 
 
 class Measure(NamedTuple):

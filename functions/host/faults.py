@@ -34,7 +34,7 @@ def authors_frames(text: str) -> str:
     for line in text.splitlines():
         if not line.startswith("  "):
             is_skipping = False
-        elif "/asyncio/" in line or "/runtime/functions/" in line:
+        elif "/asyncio/" in line or "/pilotlight/functions/" in line:
             is_skipping = True
         if not is_skipping and line.strip():
             kept.append(line)

@@ -122,7 +122,7 @@ def test_of_each_thread_the_frames_above_the_loop_are_the_authors() -> None:
         "",
         "Thread 2 (most recent call first):",
         '  File "/f/src/entry.py", line 5 in other',
-        '  File "/site/runtime/functions/host/isolate_main.py", line 1 in main',
+        '  File "/site/pilotlight/functions/host/isolates/isolate_main.py", line 1 in main',
     ])  # fmt: skip
     assert authors_frames(text).splitlines() == [
         "Thread 1 (most recent call first):",
