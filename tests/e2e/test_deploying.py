@@ -102,7 +102,7 @@ class Processes:
 
     def is_ready(self) -> bool:
         try:
-            sites = httpx.get(f"{self.url}/status").json()["sites"]
+            sites = httpx.get(f"{self.url}/status", timeout=30).json()["sites"]
         except httpx.TransportError:
             return False
         return all(site["state"] == "healthy" for site in sites)
@@ -133,7 +133,7 @@ class Processes:
         headers = {"x-session-affinity": session} if session else {}
         if prefer:
             headers["prefer"] = f"site={prefer}"
-        return httpx.get(f"{self.url}/fn/{name}{path}", headers=headers, timeout=30).text
+        return httpx.get(f"{self.url}/fn/{name}{path}", headers=headers, timeout=90).text
 
 
 @pytest.fixture(scope="module")

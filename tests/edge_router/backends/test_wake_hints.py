@@ -75,7 +75,7 @@ class Hinted:
             assert (await response.read()).endswith(b"data: [DONE]\n\n")
 
     async def until(self, outcome: str, count: int) -> None:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             await self.running.until(lambda: self.counted(outcome) == count)
 
 
@@ -118,7 +118,7 @@ async def test_one_hint_in_a_while_is_enough(hinted: Hinted, monkeypatch: pytest
 async def test_a_site_that_never_answers_delays_nobody(hinted: Hinted, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(site_control, "TIMEOUT_S", 0.2)
     hinted.asleep.behave = hang
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         await hinted.ask()
     await hinted.until("failed", 1)
 
