@@ -338,7 +338,7 @@ class StreamOptionsBody(Body, frozen=True, kw_only=True):
     continuous_usage_stats: bool = False
 
 
-# What a SamplingBody says of the answer's form (dialects/body/answer_constraints.py).
+# The fields of a SamplingBody that constrain the answer's form (dialects/body/answer_constraints.py).
 CONSTRAINING = (
     "response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar", "regex",
     "json_schema",

@@ -217,7 +217,7 @@ class DurableStreams:
 
     async def find(self, name: str, head: Head, tenant: bytes, work: Work) -> DurableStream:
         """Return a stream of this router, or of another one that has the same folder. `head`: of a request for it. `work`: which goes on with it
-        where that router has ended. Raises ApiError: somebody else's stream is none."""
+        where that router has ended. Raises ApiError: 404 if the stream belongs to another tenant."""
         self.forget()
         recording = self._all.get(name)
         if recording is None and self.journals is not None:
