@@ -255,6 +255,15 @@ class Proxy:
         selector, site, recovery, meter = self.selector, proxied.site, proxied.recovery, proxied.log.meter
         if not client.is_streaming:
             await client.start_stream(response.status, headers)
+
+        def forward(data: bytes) -> bool:
+            if not client.write_now(data):
+                return False
+            if meter is not None:
+                meter.sends(len(data))
+            recovery.delivered(self._clock())
+            return True
+
         async for events in response:
             for event in events:
                 match event:
@@ -262,6 +271,7 @@ class Proxy:
                         if meter is not None:
                             meter.sends(len(event.data))
                         await client.write(event.data)
+                        response.forward_by(forward)  # once it has gone on, if it was cut
                         waited_s = recovery.delivered(self._clock())
                         if waited_s is not None and recovery.lost is not None:
                             self.metrics.stream_continued(recovery.lost_site, recovery.lost.cause, site, waited_s)
