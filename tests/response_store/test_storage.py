@@ -124,6 +124,7 @@ async def test_nobody_else_on_the_machine_reads_them_wherever_they_lie(path: Pat
         assert len(modes_in(path.parent)) == 4
 
 
+@pytest.mark.process
 async def test_a_response_that_a_dead_process_was_making_has_failed(path: Path, days: Days) -> None:
     script = """
 import asyncio, os, sys
@@ -368,6 +369,7 @@ def fill(filler: Path) -> None:
                     file.write(bytes(size))
 
 
+@pytest.mark.process
 async def test_a_full_disk_costs_what_ends_meanwhile_and_what_was_kept_is_read(
     disk: SmallDisk, days: Days, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -418,6 +420,7 @@ async def test_a_file_that_is_damaged_is_set_aside_at_the_start_and_for_its_days
         assert await store.keep(response("b"))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("garbage", [b"\xff" * 4096, bytes(4096)])
 async def test_whichever_page_is_damaged_what_comes_now_is_kept_and_nothing_is_told_that_was_not(
     path: Path, days: Days, garbage: bytes, monkeypatch: pytest.MonkeyPatch

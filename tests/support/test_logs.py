@@ -4,6 +4,10 @@ import re
 import subprocess
 import sys
 
+import pytest
+
+pytestmark = pytest.mark.process
+
 LINES = """
 import logging, sys
 from pilotlight.support.logs import start_logging

@@ -40,6 +40,8 @@ from pilotlight.wire.hop.headers import FOR_ROUTERS, HOP, REQUEST_ID, Hop, sign_
 from pilotlight.wire.hop.status import FunctionsStatus
 from tests.asgi import Exchange, call
 
+pytestmark = pytest.mark.process
+
 TOKEN = {"authorization": "Bearer token"}
 
 

@@ -61,6 +61,7 @@ async def ask(connection: UpstreamConnection) -> tuple[int, bytes]:
     return status, body
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     "behind", [b"HTTP/1.1 201 Created\r\ncontent-length: 3\r\n\r\ntwo", b"HTTP/1.1 201 Cr", b"surplus"]
 )
@@ -76,6 +77,7 @@ async def test_what_comes_behind_an_answer_is_nobodys(behind: bytes) -> None:
             pool.close()
 
 
+@pytest.mark.process
 async def test_an_answer_that_ends_where_it_should_leaves_its_connection_to_the_next_request() -> None:
     early_hints = b"HTTP/1.1 103 Early Hints\r\nlink: x\r\n\r\n"
     async with asyncio.timeout(5), site(ANSWER + b"one", early_hints + ANSWER + b"two") as origin:
@@ -89,6 +91,7 @@ async def test_an_answer_that_ends_where_it_should_leaves_its_connection_to_the_
         pool.close()
 
 
+@pytest.mark.process
 async def test_a_site_that_closes_a_connection_at_once_has_not_had_the_request() -> None:
     async with asyncio.timeout(5), site() as origin:
         pool = ConnectionPool(connect_timeout_s=2)
