@@ -29,6 +29,7 @@ from pilotlight.sites.site import SiteConfig, load_site
 from pilotlight.support.logs import start_logging
 from pilotlight.support.signals import follow_signals
 from pilotlight.wire.hop.headers import DEPLOY_TOKEN_ENV, HOP_SECRET_ENV, OVERLOADED
+from pilotlight.wire.http.access_log import AccessLog
 from pilotlight.wire.http.limits import HttpLimits
 from pilotlight.wire.http.listen import (
     GRACE_S,
@@ -78,14 +79,17 @@ def serve_file(file: Path) -> int:
 
 def run(
     site: SiteConfig,
-    log_level: int = logging.INFO,
+    log_level: int | None = None,
     file: Path | None = None,
     load: Callable[[Path], SiteConfig] = load_site,
 ) -> int:
-    """Serve a site until a stop signal; return the process's exit code. `file`: where the site was read, or what it takes from a file; `load` makes
+    """Serve a site until a stop signal; return the process's exit code.
+    `log_level`: of this process alone, instead of the site's. `file`: where the site was read, or what it takes from a file; `load` makes
     the site of it again."""
     imported_at = time.time()
-    start_logging(site.name, log_level)
+    start_logging(site.name, site.telemetry.log_level, site.telemetry.log_format)
+    if log_level is not None:
+        logging.getLogger().setLevel(log_level)
     try:
         if not follow_parent():
             return 1
@@ -160,7 +164,8 @@ async def _served(app: SiteApp, listener: socket.socket) -> AsyncIterator[None]:
     )
     name = site.door.server_name
     judged = OriginCheck(app if name == "own" else UnreadBodyMiddleware(app), origins)
-    server = make_server(name, judged, limits, overload_headers=OVERLOADED)
+    outermost = AccessLog(judged) if site.telemetry.access_log else judged
+    server = make_server(name, outermost, limits, overload_headers=OVERLOADED)
     await server.start(listener)
     try:
         yield

@@ -113,11 +113,24 @@ class AccessConfig(Table, frozen=True, kw_only=True):
 
 
 class TelemetryConfig(Table, frozen=True, kw_only=True):
-    """Traces of requests, without anything of their prompts and answers. Needs the packages of pilotlight[telemetry]."""
+    """Logs, and traces of requests, without anything of their prompts and answers."""
+
+    log_format: Annotated[
+        Literal["text", "json"], Meta(description="of the log's lines, on standard error; json: an object each")
+    ] = "text"
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"], Meta(description="the least of what is logged")
+    ] = "info"
+    access_log: Annotated[
+        bool, Meta(description="log a line for each request that has ended, probes of health and status excepted")
+    ] = False
 
     otlp: Annotated[
         str | None,
-        Meta(description="URL of a collector that takes OTLP over HTTP, as http://127.0.0.1:4318; unset: no traces"),
+        Meta(
+            description="URL of a collector that takes OTLP over HTTP, as http://127.0.0.1:4318, for traces, which need the packages of "
+            "pilotlight[telemetry]; unset: no traces"
+        ),
     ] = None
 
     def agree(self) -> None:

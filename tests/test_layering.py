@@ -19,7 +19,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "response_store": {"dialects", "wire", "support"},
     "sites": set(),
     "kernels": set(),
-    "engine": {"kernels"},
+    "engine": {"kernels", "support"},
     "page": {"wire", "support"},
     "functions": {"wire", "support", "dialects", "sites", "runtime"},
     "runtime": {"engine", "functions", "wire", "support", "dialects", "response_store", "sites", "page"},
