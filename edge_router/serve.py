@@ -29,6 +29,7 @@ from pilotlight.sites.reloading import read_again
 from pilotlight.sites.rules import is_loopback
 from pilotlight.support import background
 from pilotlight.support.logs import start_logging
+from pilotlight.support.service_manager import notify_ready
 from pilotlight.support.signals import follow_signals
 from pilotlight.wire.hop.headers import DEPLOY_TOKEN_ENV, HOP_SECRET_ENV, OVERLOADED
 from pilotlight.wire.http.access_log import AccessLog
@@ -99,6 +100,7 @@ async def _serve(network: NetworkConfig, listener: socket.socket, file: Path | N
         gc.set_threshold(10_000, 20, 50)  # a request makes some hundred objects, and hardly any in a cycle
         gc.freeze()  # what is here now stays: no collection need look at it again
         log.info("listening on %s", url)
+        notify_ready(f"listening on {url}")
         await stop.wait()
         await _drain(app.edge.proxy, network.relay.drain_timeout_s, stop_now)
         app.edge.tunnels.end()

@@ -27,6 +27,7 @@ from pilotlight.sites.reloading import read_again
 from pilotlight.sites.rules import is_loopback
 from pilotlight.sites.site import SiteConfig, load_site
 from pilotlight.support.logs import start_logging
+from pilotlight.support.service_manager import notify_ready, notify_status
 from pilotlight.support.signals import follow_signals
 from pilotlight.wire.hop.headers import DEPLOY_TOKEN_ENV, HOP_SECRET_ENV, OVERLOADED
 from pilotlight.wire.http.access_log import AccessLog
@@ -136,6 +137,7 @@ async def serve_app(
     stopping = stop or _stop_on_signals(force_shutdown, lambda: reload(app.site, file, load))
     try:
         async with app.router.lifespan_context(app), _served(app, listener):
+            notify_ready(f"listening on {url}; loading models")
             announcing = asyncio.create_task(_announce(app.site, url, on_ready), name="announce")
             try:
                 await stopping.wait()
@@ -212,6 +214,7 @@ async def _announce(site: Site, url: str, on_ready: Callable[[str], None] | None
     while site.why_not_ready():
         await asyncio.sleep(0.02)
     log.info("ready: %s", url)
+    notify_status(f"ready: {url}")
     if on_ready is not None:
         on_ready(url)
 
