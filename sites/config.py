@@ -23,6 +23,7 @@ Count = Annotated[int, Meta(ge=1)]
 
 MIN_SECRET_BYTES = 16
 SERVER_ENV = "PILOTLIGHT_SERVER"  # instead of `server` under [door]
+ROUTER_STATE_ENV = "PILOTLIGHT_ROUTER_STATE"
 
 
 class ConfigError(ValueError):
@@ -162,6 +163,12 @@ def state_directory(name: str) -> Path:
     """Return where a site, or a router, of that name keeps what outlives it, unless its file says otherwise."""
     home = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
     return Path(home).expanduser() / "pilotlight" / name
+
+
+def router_state_directory() -> Path:
+    """Return where a router keeps deployed functions: their versions, their bundles and their shares of traffic."""
+    given = os.environ.get(ROUTER_STATE_ENV)
+    return Path(given).expanduser() if given else state_directory("router")
 
 
 def check_secrets(*names: str) -> None:

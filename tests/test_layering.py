@@ -122,6 +122,7 @@ SITE_MAY_IMPORT = (
     "functions.service",
     "functions.inference",
     "functions.cli",
+    "functions.state_dir",  # which backups take
     "functions.host.network.egress",  # the one way into the world, with the words that it speaks
     "functions.channel",
 )
