@@ -535,6 +535,23 @@ def restore(
     print(run(folder, roots_of_files(network, site), snapshot))
 
 
+@app.command(rich_help_panel=OPERATIONS)
+def doctor(
+    network: NetworkOption = None,
+    site: SitesOption = None,
+    time_server: Annotated[
+        str | None, typer.Option(help="A host that tells the time (NTP), with which the clock is compared.")
+    ] = None,
+) -> None:
+    """Say what of this machine would stand in the way of a router's and sites' files, and how to mend it."""
+    from pilotlight.runtime.cli.operations.doctor import doctor as run
+    from pilotlight.runtime.cli.operations.doctor import listens_of_files
+    from pilotlight.runtime.cli.operations.state_roots import roots_of_files
+
+    if not run(listens_of_files(network, site), roots_of_files(network, site), time_server):
+        raise typer.Exit(1)
+
+
 @app.command(hidden=True)
 def run(
     model: Annotated[str, typer.Argument(help="One that is served.")],
