@@ -45,6 +45,7 @@ from pilotlight.edge_router.telemetry.tracing import Tracing
 from pilotlight.sites.config import ConfigError
 from pilotlight.sites.network import NetworkConfig
 from pilotlight.support import background
+from pilotlight.support.database import DatabaseError
 from pilotlight.wire.credentials import Access, known_keys
 from pilotlight.wire.hop.headers import HOP_SECRET_ENV
 
@@ -208,7 +209,7 @@ def _batches(network: NetworkConfig, proxy: Proxy) -> BatchQueue | None:
     path = Path(network.ledger.directory).expanduser() / "batches.sqlite"
     try:
         return BatchQueue(path, proxy, proxy.admission.access)
-    except (sqlite3.Error, OSError) as error:
+    except (sqlite3.Error, OSError, DatabaseError) as error:
         raise ConfigError(f"the queue of batches {path} cannot be opened: {error}") from None
 
 
@@ -220,5 +221,5 @@ def _objectives(network: NetworkConfig) -> Objectives | None:
     path = None if folder is None else Path(folder).expanduser() / "objectives.sqlite"
     try:
         return Objectives(network.objectives, path)
-    except (sqlite3.Error, OSError) as error:
+    except (sqlite3.Error, OSError, DatabaseError) as error:
         raise ConfigError(f"the counts of objectives {path} cannot be opened: {error}") from None

@@ -8,6 +8,7 @@ import argparse
 import asyncio
 import contextlib
 import gc
+import logging
 import os
 import socket
 import sys
@@ -28,8 +29,10 @@ from pilotlight.sites.reloading import read_again
 from pilotlight.sites.rules import is_loopback
 from pilotlight.support import background
 from pilotlight.support.logs import start_logging
+from pilotlight.support.service_manager import notify_ready
 from pilotlight.support.signals import follow_signals
 from pilotlight.wire.hop.headers import DEPLOY_TOKEN_ENV, HOP_SECRET_ENV, OVERLOADED
+from pilotlight.wire.http.access_log import AccessLog
 from pilotlight.wire.http.limits import HttpLimits
 from pilotlight.wire.http.listen import (
     GRACE_S,
@@ -46,6 +49,8 @@ from pilotlight.wire.http.server import Server
 from pilotlight.wire.http.stock_servers import SERVERS, HttpServer, check_installed, make_server
 from pilotlight.wire.paths import API_PATHS
 
+log = logging.getLogger("pilotlight.router")
+
 SPARE_FILES = 64  # for probes, logs, what Python opens, and clients that are being refused
 
 
@@ -57,7 +62,6 @@ def main() -> int:
     arguments = parser.parse_args()
     if arguments.server is not None:
         os.environ[SERVER_ENV] = arguments.server
-    start_logging("router")
     try:
         return run(load_network(arguments.network), arguments.port, arguments.network)
     except (ConfigError, ListenError) as error:
@@ -68,6 +72,7 @@ def main() -> int:
 def run(network: NetworkConfig, port: int | None = None, file: Path | None = None) -> int:
     """Serves until a stop signal; returns the exit status. `file`: where the network was read, and is read again at SIGHUP. Raises ListenError for a
     port that cannot be had."""
+    start_logging("router", network.telemetry.log_level, network.telemetry.log_format)
     if not follow_parent():
         return 1
     check_secrets(HOP_SECRET_ENV, DEPLOY_TOKEN_ENV)
@@ -94,7 +99,8 @@ async def _serve(network: NetworkConfig, listener: socket.socket, file: Path | N
         gc.collect()
         gc.set_threshold(10_000, 20, 50)  # a request makes some hundred objects, and hardly any in a cycle
         gc.freeze()  # what is here now stays: no collection need look at it again
-        print(f"The router listens on {url}", flush=True)
+        log.info("listening on %s", url)
+        notify_ready(f"listening on {url}")
         await stop.wait()
         await _drain(app.edge.proxy, network.relay.drain_timeout_s, stop_now)
         app.edge.tunnels.end()
@@ -127,7 +133,8 @@ async def serving(app: RouterApp, network: NetworkConfig, listener: socket.socke
     )
     budget = BodyBudget(app, int(door.max_bodies_mib * 2**20))
     checked = OriginCheck(budget, origins)
-    server = make_server(door.server_name, checked, http_limits(door), overload_headers=OVERLOADED)
+    outermost = AccessLog(checked) if network.telemetry.access_log else checked
+    server = make_server(door.server_name, outermost, http_limits(door), overload_headers=OVERLOADED)
     metrics = app.edge.metrics
     metrics.watch("body_bytes", "Of requests that are not answered yet.", lambda: budget.held_bytes)
     if isinstance(server, Server):

@@ -27,8 +27,10 @@ from pilotlight.sites.reloading import read_again
 from pilotlight.sites.rules import is_loopback
 from pilotlight.sites.site import SiteConfig, load_site
 from pilotlight.support.logs import start_logging
+from pilotlight.support.service_manager import notify_ready, notify_status
 from pilotlight.support.signals import follow_signals
 from pilotlight.wire.hop.headers import DEPLOY_TOKEN_ENV, HOP_SECRET_ENV, OVERLOADED
+from pilotlight.wire.http.access_log import AccessLog
 from pilotlight.wire.http.limits import HttpLimits
 from pilotlight.wire.http.listen import (
     GRACE_S,
@@ -78,14 +80,17 @@ def serve_file(file: Path) -> int:
 
 def run(
     site: SiteConfig,
-    log_level: int = logging.INFO,
+    log_level: int | None = None,
     file: Path | None = None,
     load: Callable[[Path], SiteConfig] = load_site,
 ) -> int:
-    """Serve a site until a stop signal; return the process's exit code. `file`: where the site was read, or what it takes from a file; `load` makes
+    """Serve a site until a stop signal; return the process's exit code.
+    `log_level`: of this process alone, instead of the site's. `file`: where the site was read, or what it takes from a file; `load` makes
     the site of it again."""
     imported_at = time.time()
-    start_logging(site.name, log_level)
+    start_logging(site.name, site.telemetry.log_level, site.telemetry.log_format)
+    if log_level is not None:
+        logging.getLogger().setLevel(log_level)
     try:
         if not follow_parent():
             return 1
@@ -132,6 +137,7 @@ async def serve_app(
     stopping = stop or _stop_on_signals(force_shutdown, lambda: reload(app.site, file, load))
     try:
         async with app.router.lifespan_context(app), _served(app, listener):
+            notify_ready(f"listening on {url}; loading models")
             announcing = asyncio.create_task(_announce(app.site, url, on_ready), name="announce")
             try:
                 await stopping.wait()
@@ -160,7 +166,8 @@ async def _served(app: SiteApp, listener: socket.socket) -> AsyncIterator[None]:
     )
     name = site.door.server_name
     judged = OriginCheck(app if name == "own" else UnreadBodyMiddleware(app), origins)
-    server = make_server(name, judged, limits, overload_headers=OVERLOADED)
+    outermost = AccessLog(judged) if site.telemetry.access_log else judged
+    server = make_server(name, outermost, limits, overload_headers=OVERLOADED)
     await server.start(listener)
     try:
         yield
@@ -207,6 +214,7 @@ async def _announce(site: Site, url: str, on_ready: Callable[[str], None] | None
     while site.why_not_ready():
         await asyncio.sleep(0.02)
     log.info("ready: %s", url)
+    notify_status(f"ready: {url}")
     if on_ready is not None:
         on_ready(url)
 

@@ -23,6 +23,7 @@ Count = Annotated[int, Meta(ge=1)]
 
 MIN_SECRET_BYTES = 16
 SERVER_ENV = "PILOTLIGHT_SERVER"  # instead of `server` under [door]
+ROUTER_STATE_ENV = "PILOTLIGHT_ROUTER_STATE"
 
 
 class ConfigError(ValueError):
@@ -113,11 +114,24 @@ class AccessConfig(Table, frozen=True, kw_only=True):
 
 
 class TelemetryConfig(Table, frozen=True, kw_only=True):
-    """Traces of requests, without anything of their prompts and answers. Needs the packages of pilotlight[telemetry]."""
+    """Logs, and traces of requests, without anything of their prompts and answers."""
+
+    log_format: Annotated[
+        Literal["text", "json"], Meta(description="of the log's lines, on standard error; json: an object each")
+    ] = "text"
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"], Meta(description="the least of what is logged")
+    ] = "info"
+    access_log: Annotated[
+        bool, Meta(description="log a line for each request that has ended, probes of health and status excepted")
+    ] = False
 
     otlp: Annotated[
         str | None,
-        Meta(description="URL of a collector that takes OTLP over HTTP, as http://127.0.0.1:4318; unset: no traces"),
+        Meta(
+            description="URL of a collector that takes OTLP over HTTP, as http://127.0.0.1:4318, for traces, which need the packages of "
+            "pilotlight[telemetry]; unset: no traces"
+        ),
     ] = None
 
     def agree(self) -> None:
@@ -149,6 +163,12 @@ def state_directory(name: str) -> Path:
     """Return where a site, or a router, of that name keeps what outlives it, unless its file says otherwise."""
     home = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
     return Path(home).expanduser() / "pilotlight" / name
+
+
+def router_state_directory() -> Path:
+    """Return where a router keeps deployed functions: their versions, their bundles and their shares of traffic."""
+    given = os.environ.get(ROUTER_STATE_ENV)
+    return Path(given).expanduser() if given else state_directory("router")
 
 
 def check_secrets(*names: str) -> None:

@@ -19,7 +19,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "response_store": {"dialects", "wire", "support"},
     "sites": set(),
     "kernels": set(),
-    "engine": {"kernels"},
+    "engine": {"kernels", "support"},
     "page": {"wire", "support"},
     "functions": {"wire", "support", "dialects", "sites", "runtime"},
     "runtime": {"engine", "functions", "wire", "support", "dialects", "response_store", "sites", "page"},
@@ -123,6 +123,7 @@ SITE_MAY_IMPORT = (
     "functions.service",
     "functions.inference",
     "functions.cli",
+    "functions.state_dir",  # which backups take
     "functions.host.network.egress",  # the one way into the world, with the words that it speaks
     "functions.channel",
 )

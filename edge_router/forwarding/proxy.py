@@ -30,6 +30,7 @@ from pilotlight.edge_router.routing.views import Preference
 from pilotlight.edge_router.telemetry.metrics import NO_SITE, RouterMetrics
 from pilotlight.edge_router.telemetry.tracing import RequestTrace, Tracing
 from pilotlight.sites.network import RelayConfig
+from pilotlight.support.logs import REQUEST
 from pilotlight.wire.errors import ApiError
 from pilotlight.wire.hop.continuation import ContinuationError
 from pilotlight.wire.hop.headers import REQUEST_ID, ROUTE
@@ -86,6 +87,7 @@ class Proxy:
     async def handle(self, client: ResponseWriter, work: Coroutine[Any, Any, None]) -> None:
         """Do a request's work. Whatever comes of it, it is counted, and the client is told."""
         watched = self.upstream.silence.watched
+        REQUEST.set(client.request_id)
         self._open.add(client)
         watched.add(client)
         try:

@@ -31,7 +31,7 @@ from pilotlight.edge_router.routing.data_places import DataPlaces
 from pilotlight.edge_router.services.bundles import BundleStore
 from pilotlight.edge_router.services.function_homes import home_of, with_callers
 from pilotlight.edge_router.telemetry.status_routes import limited_body
-from pilotlight.sites.config import ConfigError
+from pilotlight.sites.config import ConfigError, router_state_directory
 from pilotlight.support import atomic_files
 from pilotlight.wire.credentials import Access, Account, bearer_token
 from pilotlight.wire.errors import ApiError, message_of
@@ -67,7 +67,6 @@ from pilotlight.wire.hop.headers import (
 )
 from pilotlight.wire.hop.status import FunctionsStatus
 
-STATE_DIR_ENV = "PILOTLIGHT_ROUTER_STATE"
 MAX_BODY = 64 << 10
 TRY_TIMEOUT_S = 120.0
 SERVE_TIMEOUT_S = (
@@ -441,9 +440,7 @@ def deployment_api(
 ) -> DeploymentApi:
     """The token, the network's secret and where to keep all this come from the environment."""
     guard = DeployGuard(os.environ.get(DEPLOY_TOKEN_ENV, ""), os.environ.get(HOP_SECRET_ENV, ""), access, clocks)
-    home = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
-    directory = Path(os.environ.get(STATE_DIR_ENV) or f"{home}/pilotlight/router").expanduser()
-    return DeploymentApi(backends, guard, places, directory)
+    return DeploymentApi(backends, guard, places, router_state_directory())
 
 
 async def _parsed(request: Request, kind: type[RequestT]) -> RequestT:

@@ -501,6 +501,57 @@ def status(as_json: JsonOption = False, url: UrlOption = DEFAULT_URL) -> None:
     print_status(Api(url, timeout_s=10.0), as_json)
 
 
+NetworkOption = Annotated[
+    Path | None, typer.Option("--network", help="A router's file; the files of `up` without --network and --site.")
+]
+SitesOption = Annotated[list[Path] | None, typer.Option("--site", help="A site's file; several times, too.")]
+
+
+@app.command(rich_help_panel=OPERATIONS)
+def backup(
+    folder: Annotated[Path, typer.Argument(help="Where backups are kept; guard it as what it is a copy of.")],
+    network: NetworkOption = None,
+    site: SitesOption = None,
+    keep: Annotated[int | None, typer.Option(min=1, help="So many of the newest; all by default.")] = None,
+) -> None:
+    """Copy the state of a router and sites of this machine, while they run: deployments, data of functions, secrets, ledger, adapters."""
+    from pilotlight.runtime.cli.operations.backup import backup as run
+    from pilotlight.runtime.cli.operations.state_roots import roots_of_files
+
+    print(run(folder, roots_of_files(network, site), keep))
+
+
+@app.command(rich_help_panel=OPERATIONS)
+def restore(
+    folder: Annotated[Path, typer.Argument(help="Where `backup` has put it.")],
+    network: NetworkOption = None,
+    site: SitesOption = None,
+    snapshot: Annotated[str | None, typer.Option(help="By its name; the newest by default.")] = None,
+) -> None:
+    """Put a backup's state where the files of this machine's router and sites say, which must not run."""
+    from pilotlight.runtime.cli.operations.backup import restore as run
+    from pilotlight.runtime.cli.operations.state_roots import roots_of_files
+
+    print(run(folder, roots_of_files(network, site), snapshot))
+
+
+@app.command(rich_help_panel=OPERATIONS)
+def doctor(
+    network: NetworkOption = None,
+    site: SitesOption = None,
+    time_server: Annotated[
+        str | None, typer.Option(help="A host that tells the time (NTP), with which the clock is compared.")
+    ] = None,
+) -> None:
+    """Say what of this machine would stand in the way of a router's and sites' files, and how to mend it."""
+    from pilotlight.runtime.cli.operations.doctor import doctor as run
+    from pilotlight.runtime.cli.operations.doctor import listens_of_files
+    from pilotlight.runtime.cli.operations.state_roots import roots_of_files
+
+    if not run(listens_of_files(network, site), roots_of_files(network, site), time_server):
+        raise typer.Exit(1)
+
+
 @app.command(hidden=True)
 def run(
     model: Annotated[str, typer.Argument(help="One that is served.")],
