@@ -21,7 +21,7 @@ from pilotlight.engine.kv.store.store_tier import StoreError, open_member, own_a
 
 _START_S = 20.0
 _POLL_S = 0.5
-_PACKAGE = "pip install 'pilotlight[mooncake]'"
+_PACKAGE = "pip install 'pilotlight-inference[mooncake]'"
 
 
 def main() -> None:
