@@ -136,10 +136,10 @@ async def serving(app: RouterApp, network: NetworkConfig, listener: socket.socke
     outermost = AccessLog(checked) if network.telemetry.access_log else checked
     server = make_server(door.server_name, outermost, http_limits(door), overload_headers=OVERLOADED)
     metrics = app.edge.metrics
-    metrics.watch("body_bytes", "Of requests that are not answered yet.", lambda: budget.held_bytes)
+    metrics.watch("body_bytes", "Memory of the bodies of requests in progress.", lambda: budget.held_bytes)
     if isinstance(server, Server):
         connections = server.connections
-        metrics.watch("connections", "Of clients.", lambda: len(connections))
+        metrics.watch("connections", "Connections of clients.", lambda: len(connections))
     certificate = Certificate.of(network.listen, http2=door.server_name == "hypercorn")
     async with app.router.lifespan_context(app):
         await server.start(listener, certificate.context if certificate else None)

@@ -78,7 +78,7 @@ class Proxy:
         self.under_way: set[RequestState] = set()
         self.ended_tokens = 0  # of answers that have ended
         self._open: set[ResponseWriter] = set()
-        metrics.watch("open_requests", "Requests under way.", lambda: len(self._open))
+        metrics.watch("open_requests", "Requests in progress.", lambda: len(self._open))
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Coroutine[Any, Any, None]:
         client = Downstream(scope, receive, send)
