@@ -13,8 +13,9 @@ from starlette.types import Message, Receive, Scope, Send
 
 from pilotlight.edge_router.requests.request import FUNCTIONS, Head, request_id_of
 from pilotlight.wire.credentials import with_bearer
-from pilotlight.wire.errors import ApiError
+from pilotlight.wire.errors import ApiError, Dialect
 from pilotlight.wire.hop.headers import REQUEST_ID
+from pilotlight.wire.lines import as_lines
 
 Result = TypeVar("Result")
 
@@ -78,10 +79,9 @@ class Downstream:
         self.is_streaming = False
         self.has_answered = False
         self._receive = receive
-        self._send = send
-        self._now: Callable[[bytes], bool] | None = getattr(
-            send, "now", None
-        )  # our own server's (wire/http/exchange.py)
+        self._send = as_lines(send) if self.head.dialect is Dialect.OLLAMA else send
+        # Our own server's (wire/http/exchange.py)
+        self._now: Callable[[bytes], bool] | None = getattr(self._send, "now", None)
         self._loop = asyncio.get_running_loop()
         self._task = asyncio.current_task(self._loop)
         self._is_at_work = False  # the task, with what `_end` ends
