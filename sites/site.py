@@ -527,6 +527,15 @@ class FunctionsConfig(Table, frozen=True, kw_only=True):
         int, Meta(ge=0, description="memory for functions that sleep with all they import, so that they wake quickly")
     ] = 1024
 
+    logs_days: Annotated[
+        NonNegative, Meta(description="for which invocations are kept, with what they print (`pilotlight logs`)")
+    ] = 7.0
+    logs_mib: Annotated[
+        int,
+        Meta(
+            ge=0, description="of them; the function that takes the most room loses its oldest first. 0: none are kept"
+        ),
+    ] = 256
     layers_mib: Annotated[
         int, Meta(ge=0, description="of installed packages that no function uses any more; the longest unused go first")
     ] = 4096
