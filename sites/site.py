@@ -647,6 +647,15 @@ class FunctionsConfig(Table, frozen=True, kw_only=True):
         Meta(ge=0, description="Memory for idle functions with their imports, from which new processes are forked."),
     ] = 1024
 
+    logs_days: Annotated[
+        NonNegative, Meta(description="for which invocations are kept, with what they print (`pilotlight logs`)")
+    ] = 7.0
+    logs_mib: Annotated[
+        int,
+        Meta(
+            ge=0, description="of them; the function that takes the most room loses its oldest first. 0: none are kept"
+        ),
+    ] = 256
     layers_mib: Annotated[
         int,
         Meta(
