@@ -15,6 +15,8 @@ from tests.checkpoints import write_llama, write_tokenizer
 from tests.embedders import EMBEDDERS, reference, write_embedder
 from tests.runtime.test_real_engine import Process
 
+pytestmark = pytest.mark.smoke
+
 NAMES = {"qwen": "qwen3, last token", "bert": "bert, mean, of any length"}
 TEXTS = ["the pilot light", "burns small and blue until somebody wants warm water", "a hot meal " * 7]
 

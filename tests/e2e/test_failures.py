@@ -13,9 +13,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import psutil
+import pytest
 
 from load_tests.local_network import LocalNetwork
 from tests.e2e.conftest import NO_STANDBY, is_running, tree_of
+
+pytestmark = pytest.mark.smoke
 
 Wait = Callable[[Callable[[], bool], str], None]
 

@@ -18,6 +18,8 @@ import pytest
 
 from load_tests.local_network import free_ports
 
+pytestmark = pytest.mark.smoke
+
 EMBER = Path(__file__).parents[2] / "engine" / "embedded" / "ember"
 CHECKPOINT = ("config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
 
