@@ -411,4 +411,4 @@ async def test_a_site_that_stops_wakes_those_that_wait_for_a_host(site: Site) ->
     await asyncio.sleep(0)
     hosts.end("the site is shutting down")
     with pytest.raises(Exception, match="shutting down"):
-        await asyncio.wait_for(waiting, 30)
+        await asyncio.wait_for(waiting, 60)

@@ -409,7 +409,7 @@ async def test_who_writes_does_so_alone(server: Postgres, monkeypatch: pytest.Mo
         for store in (a, b):
             assert await store.keep(response("before"))
             await stop(store)
-        writing = asyncio.create_task(a._database.run(lambda _: goes_on.wait(30), 30.0, is_write=True))
+        writing = asyncio.create_task(a._database.run(lambda _: goes_on.wait(60), 30.0, is_write=True))
         await until(
             partial(asyncio.to_thread, ask, server, "SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND granted")
         )
@@ -436,7 +436,7 @@ async def test_work_that_nobody_waits_for_any_more_holds_up_no_other(
             if leaves:
                 reading.cancel()
             await asyncio.wait({reading})
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 await idle(a)
         finally:
             await asyncio.to_thread(server.go_on)
