@@ -203,13 +203,13 @@ async def test_a_drain_sends_away_who_waits_for_a_model_to_wake(make_server: Sit
         site.engine.load_gate = asyncio.Event()
         url = site.url + "/ai/v1/chat/completions"
         waiting = [asyncio.create_task(http.post(url, json={**HELLO, "stream": stream})) for stream in (False, True)]
-        await eventually(lambda: site.app.site.models._states["tiny"].demand.waiters == 2)
+        await eventually(lambda: site.app.site.models.states["tiny"].demand.waiters == 2)
         site.stop.set()
         for answer in await asyncio.wait_for(asyncio.gather(*waiting), 60):
             assert (answer.status_code, answer.json()["error"]["code"]) == (503, "draining")
             assert int(answer.headers["retry-after"]) >= 1
         await site.is_idle()
-        assert site.app.site.models._states["tiny"].demand.queued == 0
+        assert site.app.site.models.states["tiny"].demand.queued == 0
 
 
 async def test_a_stream_that_outlasts_the_drain_ends_with_an_error_event(make_server: SiteMaker) -> None:
