@@ -121,7 +121,7 @@ def test_a_site_ends_when_it_is_told_to_though_the_hub_never_answers(tmp_path: P
             hub.settimeout(60)
             asking, _ = hub.accept()  # the download, which will have no answer
             site.terminate()
-            assert site.wait(30) == 0
+            assert site.wait(60) == 0
             asking.settimeout(30)
             while asking.recv(65536):  # until it has gone with the site
                 pass
