@@ -68,6 +68,45 @@ class PlaceConfig(Table, frozen=True, kw_only=True):
 class ListenConfig(Table, frozen=True, kw_only=True):
     host: str = "127.0.0.1"
     port: Annotated[int, Meta(ge=0, le=65535, description="0: any free port")]
+    tls_certificate: Annotated[
+        str | None,
+        Meta(
+            description="PEM file with the chain, leaf first; with tls_key, the process speaks HTTPS. Read again when it changes"
+        ),
+    ] = None
+    tls_key: Annotated[str | None, Meta(description="PEM file with its private key")] = None
+
+    def agree(self) -> None:
+        if (self.tls_certificate is None) != (self.tls_key is None):
+            raise ValueError("tls_certificate and tls_key belong together: set both or neither")
+
+
+class HopConfig(Table, frozen=True, kw_only=True):
+    """The way between routers and sites."""
+
+    authority: Annotated[
+        str | None,
+        Meta(
+            description="PEM file of the authority that has signed the network's certificates (`pilotlight network init` makes one), trusted "
+            "beside the system's where a router or site is asked by https"
+        ),
+    ] = None
+    secret_file: Annotated[
+        str | None,
+        Meta(
+            description="file with the network's secret, where PILOTLIGHT_HOP_SECRET is unset. Two with a comma between them, while one replaces "
+            "the other: the first signs, both are believed"
+        ),
+    ] = None
+
+    def secret(self) -> str:
+        """Return what the file says; empty: none is named. Raises ConfigError."""
+        if self.secret_file is None:
+            return ""
+        try:
+            return Path(self.secret_file).read_text(encoding="ascii").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"hop.secret_file {self.secret_file} cannot be read: {error}") from None
 
 
 class AccessConfig(Table, frozen=True, kw_only=True):
@@ -174,7 +213,11 @@ def router_state_directory() -> Path:
 def check_secrets(*names: str) -> None:
     """Raise ConfigError for an environment variable that could be guessed. Unset ones are none."""
     for name in names:
-        if 0 < len(os.environ.get(name, "").encode()) < MIN_SECRET_BYTES:
+        if any(
+            len(each.encode()) < MIN_SECRET_BYTES
+            for each in os.environ.get(name, "").split(",")
+            if os.environ.get(name)
+        ):
             raise ConfigError(
                 f"{name} is shorter than {MIN_SECRET_BYTES} bytes: set it to, say, what `openssl rand -hex 32` prints"
             )

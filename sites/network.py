@@ -14,6 +14,7 @@ from pilotlight.sites.accounts import AllowedModels, KeyConfig, Moment, Name, ch
 from pilotlight.sites.config import (
     AccessConfig,
     Count,
+    HopConfig,
     ListenConfig,
     NonNegative,
     PlaceConfig,
@@ -88,20 +89,6 @@ class RelayConfig(Table, frozen=True, kw_only=True):
     ] = 100_000
     session_ttl_s: Positive = 3600.0
     drain_timeout_s: NonNegative = 30.0
-
-
-class RouterListenConfig(ListenConfig, frozen=True, kw_only=True):
-    tls_certificate: Annotated[
-        str | None,
-        Meta(
-            description="PEM file with the chain, leaf first; with tls_key, the router speaks HTTPS. Read again when it changes"
-        ),
-    ] = None
-    tls_key: Annotated[str | None, Meta(description="PEM file with its private key")] = None
-
-    def agree(self) -> None:
-        if (self.tls_certificate is None) != (self.tls_key is None):
-            raise ValueError("tls_certificate and tls_key belong together: set both or neither")
 
 
 class DoorConfig(AccessConfig, frozen=True, kw_only=True):
@@ -315,10 +302,20 @@ class ObjectiveConfig(Table, frozen=True, kw_only=True):
             raise ValueError("an objective needs answered, or first_token with first_token_ms")
 
 
+class JoinConfig(Table, frozen=True, kw_only=True):
+    """Machines that may become sites by a token (`pilotlight join`)."""
+
+    directory: Annotated[
+        str | None,
+        Meta(description="the network's folder, which `pilotlight network init` makes; unset: no machine may join"),
+    ] = None
+
+
 class NetworkConfig(Table, frozen=True, kw_only=True):
     """The router's file: where it listens, where it stands and which sites it may choose from."""
 
-    listen: RouterListenConfig
+    listen: ListenConfig
+    hop: HopConfig = HopConfig()
     door: DoorConfig = DoorConfig()
     clients: ClientsConfig = ClientsConfig()
     tenant_limits: TenantLimitsConfig = TenantLimitsConfig()
@@ -333,12 +330,17 @@ class NetworkConfig(Table, frozen=True, kw_only=True):
     models: tuple[NetworkModelConfig, ...] = ()
     objectives: tuple[ObjectiveConfig, ...] = ()
     place: PlaceConfig
-    sites: Annotated[tuple[SiteRef, ...], Meta(min_length=1)]
+    join: JoinConfig = JoinConfig()
+    sites: tuple[SiteRef, ...] = ()
     health: HealthConfig = HealthConfig()
     relay: RelayConfig = RelayConfig()
 
     def agree(self) -> None:
         refuse_twice([site.name for site in self.sites], "site name")
+        if not self.sites and self.join.directory is None:
+            raise ValueError(
+                "there is no site: name one under [[sites]], or let machines join (`pilotlight network init`)"
+            )
         refuse_twice([objective.model for objective in self.objectives], "objective's model")
         check_accounts([account.name for account in self.accounts], self.keys)
         for account in self.accounts:

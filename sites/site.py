@@ -13,6 +13,7 @@ from pilotlight.sites.accounts import AccountConfig, KeyConfig, KeysFile, Name, 
 from pilotlight.sites.config import (
     AccessConfig,
     Count,
+    HopConfig,
     ListenConfig,
     NonNegative,
     PlaceConfig,
@@ -590,6 +591,7 @@ class SiteConfig(Table, frozen=True, kw_only=True):
     name: Annotated[Name, Meta(description="airport code and number, such as ams1")]
     place: PlaceConfig
     listen: SiteListenConfig
+    hop: HopConfig = HopConfig()
     door: AccessConfig = AccessConfig()
     accounts: tuple[AccountConfig, ...] = ()
     keys: tuple[KeyConfig, ...] = ()
