@@ -58,7 +58,7 @@ class RouterApp(Starlette):
         self.responses = ResponsesApp(proxy.admitted, access, most, keeping, ResponseDoor(proxy))
         router.metrics.watch(
             "responses_failing",
-            "1 where kept responses could not be read or written when that was last tried.",
+            "1 if the last attempt to read or write stored responses failed.",
             lambda: float(self.responses.is_failing),
         )
         self._services: dict[RouterService | None, ASGIApp] = {

@@ -154,16 +154,20 @@ class EdgeRouter:
     def _watch(self) -> None:
         watch, proxy, recordings = self.metrics.watch, self.proxy, self.recordings
         watch("tasks", "Tasks of the event loop.", lambda: len(asyncio.all_tasks()))
-        watch("sessions", "Entries in the table of sessions.", lambda: len(self.sessions))
+        watch("sessions", "Entries in the session table.", lambda: len(self.sessions))
         watch("sockets", "Open WebSockets.", lambda: len(self.tunnels))
         watch("durable_streams", "Streams that can be read again.", lambda: len(recordings))
-        watch("durable_bytes", "What they hold in memory.", lambda: recordings.num_bytes)
+        watch("durable_bytes", "Memory of durable streams.", lambda: recordings.num_bytes)
         if (ledger := self.accounting.ledger) is not None:
             watch("ledger_unwritten", "Usage records not written yet.", lambda: ledger.num_unwritten)
             watch("ledger_failing", "1 while usage cannot be written.", lambda: float(ledger.fault is not None))
         if (shared := self.shared) is not None:
-            watch("quota_leases", "Parts of accounts' limits that are lent to this router.", lambda: len(shared))
-            watch("quotas_failing", "1 while their store cannot be asked.", lambda: float(shared.fault is not None))
+            watch("quota_leases", "Parts of shared limits that are leased to this router.", lambda: len(shared))
+            watch(
+                "quotas_failing",
+                "1 while the store of shared limits cannot be reached.",
+                lambda: float(shared.fault is not None),
+            )
         watch("site_connections", "Connections to sites.", lambda: proxy.upstream.pool.num_open)
 
 

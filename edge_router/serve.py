@@ -144,14 +144,15 @@ async def serving(app: RouterApp, network: NetworkConfig, listener: socket.socke
     outermost = AccessLog(checked) if network.telemetry.access_log else checked
     server = make_server(door.server_name, outermost, http_limits(door), overload_headers=OVERLOADED)
     metrics = app.edge.metrics
-    metrics.watch("body_bytes", "Of requests that are not answered yet.", lambda: budget.held_bytes)
+    metrics.watch("body_bytes", "Memory of the bodies of requests in progress.", lambda: budget.held_bytes)
     if isinstance(server, Server):
         connections = server.connections
-        metrics.watch("connections", "Of clients.", lambda: len(connections))
+        metrics.watch("connections", "Connections of clients.", lambda: len(connections))
     listen = network.listen
     certificate = Certificate.of(listen.tls_certificate, listen.tls_key, http2=door.server_name == "hypercorn")
     if certificate is not None:
-        metrics.watch("certificate_ends_seconds", "Since the epoch.", lambda: certificate.ends_s)
+        about = "When the certificate of this listener ends, in seconds since the epoch."
+        metrics.watch("certificate_ends_seconds", about, lambda: certificate.ends_s)
     async with app.router.lifespan_context(app):
         await server.start(listener, certificate.context if certificate else None)
         watch = background.start(certificate.watch, "the watch over the certificate") if certificate else None

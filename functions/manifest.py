@@ -67,6 +67,8 @@ class Manifest:
     compatibility_flags: tuple[str, ...] = ()
     model_aliases: Mapping[str, str] = field(default_factory=dict)  # what answers by these names in development
     ignored: tuple[str, ...] = ()  # keys without an effect here
+    log_sampling: float = 1.0  # the share of invocations that is kept in the site's log
+    tail_consumers: tuple[str, ...] = ()  # functions that get what becomes of its invocations
     has_egress: bool = True  # a dynamic worker may be cut off from the world
 
     @property
@@ -78,6 +80,7 @@ class Manifest:
     def services(self) -> list[str]:
         """Return the other functions that it calls, or has objects of."""
         named = {binding.options.get("service") or binding.options.get("script_name") for binding in self.bindings}
+        named.update(self.tail_consumers)
         return sorted(name for name in named if name and not name.startswith("@") and name != self.name)
 
     @property
@@ -102,8 +105,8 @@ class ManifestAssets(NamedTuple):
 _FOREIGN = """
     $schema account_id alias base_dir build cache cloudchamber containers define dev env_vars
     find_additional_modules first_party_worker jsx_factory jsx_fragment keep_names keep_vars legacy_env logfwdr
-    logpush minify no_bundle observability pages_build_output_dir placement preserve_file_names
-    preview_urls python_modules route routes rules secrets send_metrics site tail_consumers topology tsconfig
+    logpush minify no_bundle pages_build_output_dir placement preserve_file_names
+    preview_urls python_modules route routes rules secrets send_metrics site topology tsconfig
     upload_source_maps usage_model userconfigpath workers_dev zone_id
 """
 _UNKNOWN_BINDINGS = """
@@ -134,7 +137,16 @@ def load_manifest(directory: Path, environment: str | None = None) -> Manifest:
         ignored += more
         name = chosen.name or (f"{top.name}-{environment}" if top.name else None)
         # https://developers.cloudflare.com/workers/wrangler/configuration: these are inherited, bindings and vars are not
-        inherited = ("main", "migrations", "compatibility_date", "compatibility_flags", "triggers", "limits", "assets")
+        inherited = (
+            "main",
+            "migrations",
+            "compatibility_date",
+            "compatibility_flags",
+            "triggers",
+            "limits",
+            "assets",
+            "observability",
+        )
         chosen = msgspec.structs.replace(
             chosen, **{key: getattr(top, key) for key in inherited if not getattr(chosen, key)}
         )
@@ -271,6 +283,10 @@ def _manifest(
         assets=_assets(section.assets, directory, path) if section.assets is not None else None,
         cpu_ms=section.limits.cpu_ms if section.limits else None,
         subrequests=section.limits.subrequests if section.limits else None,
+        log_sampling=section.observability.sampling if section.observability else 1.0,
+        tail_consumers=tuple(
+            _of_environment(_options(consumer), "service", path)["service"] for consumer in section.tail_consumers
+        ),
         compatibility_date=section.compatibility_date or "",
         compatibility_flags=section.compatibility_flags or (),
         model_aliases=section.ai.aliases if section.ai is not None else {},

@@ -26,6 +26,7 @@ from pilotlight.functions.channel import Failure
 from pilotlight.functions.function_bindings import FunctionBindings
 from pilotlight.functions.host.dependencies.layers import LayerBudget
 from pilotlight.functions.host.deployed import DeployedFunctions
+from pilotlight.functions.host.invocations.log_store import LOGS, LogStore
 from pilotlight.functions.host.limits import FunctionLimits
 from pilotlight.functions.host.pool import FunctionPool
 from pilotlight.functions.host.router_client import RouterClient
@@ -93,6 +94,7 @@ class ServedFunctions:
             own_ports=own_ports,
             zygotes_mib=config.zygotes_mib,
             layer_budget=LayerBudget(config.layers_mib, config.layers_days),
+            logs=LogStore(state_dir / LOGS, days=config.logs_days, mib=config.logs_mib) if config.logs_mib else None,
             on_cpu=self._computed,
             trace=trace,
             open_bindings=lambda manifest, functions: FunctionBindings.open(

@@ -83,7 +83,7 @@ def measures(house: House) -> list[Measure]:
         _counted("import circles", 0, (" <-> ".join(circle) for circle in circles(house.imports))),
         _largest("import levels in a package", 25, packages),
         _largest("import levels in a sub-package", 15, folders),
-        _counted("attributes set from outside after construction", 17, assigned_outside(house)),
+        _counted("attributes set from outside after construction", 0, assigned_outside(house)),
         _counted("base names that occur twice in one package", 0, repeated_names(house)),
     ]
 

@@ -20,6 +20,8 @@ from hypothesis import settings
 
 from pilotlight.kernels.cpu.build import BuildError, build_library
 
+pytest_plugins = ["tests.tiers"]
+
 settings.register_profile("steady", derandomize=True, deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "steady"))
 

@@ -76,6 +76,7 @@ def test_no_package_is_imported_by_its_folders_name(folder: str) -> None:
             assert not [name for name in names if name.partition(".")[0] in PACKAGES], f"{path}:{node}"
 
 
+@pytest.mark.process
 def test_no_module_is_loaded_under_two_names() -> None:
     script = (
         "import importlib, os, sys\n"
@@ -193,6 +194,7 @@ def front_end_modules(package: str) -> list[str]:
     return [name for name in names if not name.startswith(elsewhere)]
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("package", ["runtime", "functions", "edge_router"])
 def test_no_front_end_process_loads_torch(package: str) -> None:
     """Importing torch costs 2-4 s and more than 200 MB, in each of a site's processes but the engine's."""

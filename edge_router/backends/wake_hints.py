@@ -36,7 +36,7 @@ class WakeHints:
         self._told_at: dict[tuple[str, str], float] = {}  # by site and model: both are published names, and few
         self._under_way: set[asyncio.Task[None]] = set()
         self._hints = Counter(
-            "pilotlight_router_wake_hints", "Sites told that a sleeping model is wanted, by what came of it: heeded, refused, failed or dropped.",
+            "pilotlight_router_wake_hints", "Wake hints sent to sites with a wanted, sleeping model, by outcome: heeded, refused, failed or dropped.",
             ["site", "outcome"], registry=registry,
         )  # fmt: skip
 

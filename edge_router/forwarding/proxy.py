@@ -78,7 +78,7 @@ class Proxy:
         self.under_way: set[RequestState] = set()
         self.ended_tokens = 0  # of answers that have ended
         self._open: set[ResponseWriter] = set()
-        metrics.watch("open_requests", "Requests under way.", lambda: len(self._open))
+        metrics.watch("open_requests", "Requests in progress.", lambda: len(self._open))
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Coroutine[Any, Any, None]:
         client = Downstream(scope, receive, send)
@@ -257,6 +257,15 @@ class Proxy:
         selector, site, recovery, meter = self.selector, proxied.site, proxied.recovery, proxied.log.meter
         if not client.is_streaming:
             await client.start_stream(response.status, headers)
+
+        def forward(data: bytes) -> bool:
+            if not client.write_now(data):
+                return False
+            if meter is not None:
+                meter.sends(len(data))
+            recovery.delivered(self._clock())
+            return True
+
         async for events in response:
             for event in events:
                 match event:
@@ -264,6 +273,7 @@ class Proxy:
                         if meter is not None:
                             meter.sends(len(event.data))
                         await client.write(event.data)
+                        response.forward_by(forward)  # once it has gone on, if it was cut
                         waited_s = recovery.delivered(self._clock())
                         if waited_s is not None and recovery.lost is not None:
                             self.metrics.stream_continued(recovery.lost_site, recovery.lost.cause, site, waited_s)

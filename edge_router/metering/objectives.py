@@ -139,11 +139,11 @@ class Objectives:
         self._connection.close()
 
     def collect(self) -> Iterator[Metric]:
-        about = "Share of bad requests over the share that the objective allows."
+        about = "Share of bad requests divided by the share that the objective allows."
         burn = GaugeMetricFamily(
             "pilotlight_router_slo_burn_rate", about, labels=["model", "site", "objective", "window"]
         )
-        about = f"Share of the error budget of {PERIOD_DAYS} days that is left."
+        about = "Remaining share of the error budget of 30 days."
         left = GaugeMetricFamily("pilotlight_router_slo_budget_left", about, labels=["model", "site", "objective"])
         for state in self._states:
             labels = [state.model, state.site, state.objective]

@@ -19,7 +19,7 @@ import orjson
 
 from pilotlight.dialects.body.exact_json import exact_loads
 from pilotlight.dialects.prefix_pieces import canonical
-from pilotlight.dialects.table import prompt_pieces
+from pilotlight.dialects.table import prompt_pieces, routing_fields
 from pilotlight.edge_router.requests.client_places import FindPlace
 from pilotlight.edge_router.requests.preferences import preferences
 from pilotlight.edge_router.requests.session import (
@@ -272,6 +272,7 @@ class RequestParser(NamedTuple):
         account, model = _account_and_model(head)
         # Whatever type a body claims, it is read as sites read it: curl calls JSON a form, others octets.
         fields = _parse(head, body) if body and not head.is_for_function else {}
+        fields = routing_fields(head.dialect, head.path, fields)
         if model is None:
             named = fields.get("model")
             model = named if isinstance(named, str) else None

@@ -32,6 +32,7 @@ from pilotlight.edge_router.backends.site_clocks import SiteClocks
 from pilotlight.edge_router.routing.data_places import DataPlaces
 from pilotlight.edge_router.services.bundles import BundleStore
 from pilotlight.edge_router.services.function_homes import home_of, with_callers
+from pilotlight.edge_router.services.function_logs import find_logs, log_query
 from pilotlight.edge_router.telemetry.status_routes import limited_body
 from pilotlight.sites.config import ConfigError, router_state_directory
 from pilotlight.support import atomic_files
@@ -75,6 +76,7 @@ SERVE_TIMEOUT_S = (
     10.0  # of a version that was tried already: a site fetches what is known, and a process may have to start
 )
 JSON = "application/json"
+NO_STORE = {"cache-control": "no-store"}
 RequestT = TypeVar("RequestT")
 
 
@@ -235,6 +237,7 @@ class DeploymentApi:
             Route(PATH + "/{name}", self.remove, methods=["DELETE"]),
             Route(PATH + "/{name}/rollback", self.rollback, methods=["POST"]),
             Route(PATH + "/{name}/tail", self.tail, methods=["GET"]),
+            Route(PATH + "/{name}/logs", self.logs, methods=["GET"]),
         ]
 
     async def all(self, request: Request) -> Response:
@@ -320,20 +323,36 @@ class DeploymentApi:
 
     async def tail(self, request: Request) -> Response:
         """What the function prints at every site, as events, until the reader leaves."""
-        author = self._guard.author(request)
-        self._deployments.get(_named(request.path_params["name"]), author)
-        headers = {"cache-control": "no-store"}
-        lines = self.lines(request.path_params["name"])
-        return StreamingResponse(lines, media_type="text/event-stream", headers=headers)
+        name = self._readable(request)
+        return StreamingResponse(self.lines(name), media_type="text/event-stream", headers=NO_STORE)
+
+    async def logs(self, request: Request) -> Response:
+        """What was kept of the function's invocations at every site that can be asked now."""
+        query, after = log_query(self._readable(request), request.query_params)
+        found = await find_logs(self._followed(query.function), query, after, self._guard.signed)
+        return Response(encode(found), media_type=JSON, headers=NO_STORE)
+
+    def _readable(self, request: Request) -> str:
+        """Return the name of a function whose output the author may read: a site's own, which nobody has deployed, is the operator's. Raises
+        ApiError."""
+        author, name = self._guard.author(request), _named(request.path_params["name"])
+        self._deployments.get(name, author)
+        if author is not None and name not in self._deployments.known:
+            raise ApiError("not_found", f"no function named {name} is deployed")
+        return name
 
     def versions(self) -> bytes:
         return encode(list(self._deployments.known.values()))
 
     def lines(self, name: str) -> AsyncGenerator[bytes, None]:
         """Iterate over what a function prints at the sites that can be asked now. Raises ApiError."""
+        return self._lines(_named(name), self._followed(name))
+
+    def _followed(self, name: str) -> list[Backend]:
+        """Return the sites that can be asked now and may have run the function."""
         home = "" if (deployment := self._deployments.known.get(name)) is None else deployment.home
         healthy = [backend for backend in self._backends.values() if _functions_of(backend) is not None]
-        return self._lines(_named(name), [backend for backend in healthy if home in ("", backend.name)])
+        return [backend for backend in healthy if home in ("", backend.name)]
 
     async def _lines(self, name: str, sites: list[Backend]) -> AsyncGenerator[bytes, None]:
         queue: asyncio.Queue[bytes] = asyncio.Queue(100)

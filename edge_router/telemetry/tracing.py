@@ -36,7 +36,9 @@ class Tracing:
         try:
             self.spans = Spans(collector, "pilotlight-router", version, place=place)
         except ImportError as error:
-            raise ConfigError(f"telemetry.otlp needs the extra packages of pilotlight[telemetry]: {error}") from None
+            raise ConfigError(
+                f"telemetry.otlp needs the extra packages of pilotlight-inference[telemetry]: {error}"
+            ) from None
 
     def begin(self, request: ValidRequest) -> "RequestTrace":
         head = request.head

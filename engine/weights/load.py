@@ -115,7 +115,7 @@ class WeightLoad(Generic[ModelT]):
         source = self._source
         if source.shared_path is not None:
             try:
-                if source.stays_packed(self._device):
+                if source.is_arranged(self._device):
                     return self._load_copied(source.shared_path)
                 return self._load_shared(source.shared_path)
             except (WeightBundleError, OSError) as error:
@@ -222,8 +222,8 @@ class WeightLoad(Generic[ModelT]):
         return FilledModel(model, True, memory, tensors=storage.tensors, in_files=in_files, saved_bytes=saved)
 
     def _load_copied(self, path: Path) -> FilledModel[ModelT]:
-        """Load weights that stay packed. How they are arranged depends on their content, so the bundle in memory is a copy of the checkpoint: no disk
-        is read again, but they are arranged again."""
+        """Load packed weights whose layout depends on their content. The bundle in memory is a copy of the checkpoint: no disk is read again, but
+        they are arranged again."""
         identity = self._source.identity(None)
         shared = self._source.shared(identity)
         is_mapped = shared is not None
@@ -290,7 +290,7 @@ class WeightLoad(Generic[ModelT]):
         source = self._source
         if (
             self._device.type != "cpu"
-            or source.stays_packed(self._device)
+            or source.is_arranged(self._device)
             or not all(map(is_local, weight_files(source.directory)))
         ):
             return None

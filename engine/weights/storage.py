@@ -29,6 +29,7 @@ from pilotlight.engine.weights.checkpoint import (
     packed_file,
 )
 from pilotlight.engine.weights.filling import DTYPES, NAMES, Job, is_stored_as, read_stored
+from pilotlight.engine.weights.fused import FusedRows, divide
 from pilotlight.engine.weights.staging import Make
 from pilotlight.kernels.cpu import pages
 from pilotlight.kernels.cpu.mapped_file import can_join, map_parts, opened
@@ -235,10 +236,11 @@ class MetaStorage(WeightStorage):
         super().__init__({spec.name: spec for spec in tensors})
 
     @classmethod
-    def open(cls, directory: Path) -> "MetaStorage":
+    def open(cls, directory: Path, fused: tuple[FusedRows, ...] = ()) -> "MetaStorage":
         packed = packed_file(directory)
         if packed is None:
-            return cls(TensorSpec(name, at.dtype, at.shape) for name, at in index_checkpoint(directory).items())
+            stored = divide(index_checkpoint(directory), fused)
+            return cls(TensorSpec(name, at.dtype, at.shape) for name, at in stored.items())
         with BundleFile.open(packed) as file:
             return cls(file.bundle.specs)
 

@@ -45,7 +45,7 @@ def deploy(
     print(f"{manifest.name}: {len(data)} bytes, SHA-256 {digest[:16]}")
     for note in manifest.notes:
         print(f"  {note}")
-    api.send("PUT", f"{PATH}/bundles/{digest}", data, _token(), "application/x-tar")
+    api.send("PUT", f"{PATH}/bundles/{digest}", data, author_token(), "application/x-tar")
     wanted = {
         "digest": digest,
         "expected_revision": before["revision"],
@@ -64,7 +64,7 @@ def deploy(
         else ""
     )
     with _progress(f"{manifest.name}: its sites {installing}start it and call GET {health}"):
-        after = api.send("POST", f"{PATH}/{manifest.name}", json.dumps(wanted).encode(), _token())
+        after = api.send("POST", f"{PATH}/{manifest.name}", json.dumps(wanted).encode(), author_token())
     for line in _shares(after):
         print(line)
 
@@ -73,7 +73,7 @@ def rollback(api: Api, name: str, number: int | None) -> None:
     before = _of(api, name)
     _expect_versions(before)
     wanted = {"expected_revision": before["revision"], "number": number}
-    after = api.send("POST", f"{PATH}/{quote(name, safe='')}/rollback", json.dumps(wanted).encode(), _token())
+    after = api.send("POST", f"{PATH}/{quote(name, safe='')}/rollback", json.dumps(wanted).encode(), author_token())
     for line in _shares(after):
         print(line)
 
@@ -81,7 +81,7 @@ def rollback(api: Api, name: str, number: int | None) -> None:
 def delete(api: Api, name: str) -> None:
     before = _of(api, name)
     path = f"{PATH}/{quote(name, safe='')}"
-    after = api.send("DELETE", path, json.dumps({"expected_revision": before["revision"]}).encode(), _token())
+    after = api.send("DELETE", path, json.dumps({"expected_revision": before["revision"]}).encode(), author_token())
     newest = max(version["number"] for version in after["versions"])
     print(
         f"{name}: not served any more; its data is kept, and `pilotlight rollback {name} --version {newest}` brings it back"
@@ -113,7 +113,7 @@ def tail(api: Api, name: str, as_json: bool) -> None:
             file=sys.stderr,
         )
     try:
-        for event in api.follow(f"{PATH}/{quote(name, safe='')}/tail", _token()):
+        for event in api.follow(f"{PATH}/{quote(name, safe='')}/tail", author_token()):
             print(json.dumps(event) if as_json else f"{event.get('site', '')}  {event.get('line', '')}", flush=True)
     except KeyboardInterrupt:
         sys.exit(130)
@@ -139,7 +139,7 @@ def _progress(sentence: str) -> Iterator[None]:
 
 
 def _of(api: Api, name: str) -> dict[str, Any]:
-    deployment: dict[str, Any] = api.send("GET", f"{PATH}/{quote(name, safe='')}", None, _token())
+    deployment: dict[str, Any] = api.send("GET", f"{PATH}/{quote(name, safe='')}", None, author_token())
     return deployment
 
 
@@ -169,7 +169,7 @@ def _shares(deployment: dict[str, Any]) -> list[str]:
     ]
 
 
-def _token() -> str:
+def author_token() -> str:
     token = os.environ.get(DEPLOY_TOKEN_ENV, "") or os.environ.get(API_KEY_ENV, "")
     if not token:
         raise CliError(

@@ -388,6 +388,30 @@ def tail(
     run(Api(url), name, as_json)
 
 
+@app.command(rich_help_panel=FUNCTIONS)
+def logs(
+    name: Annotated[str, typer.Argument(help="Of the function.")],
+    since: Annotated[
+        str | None, typer.Option(help="An age (10m, 2h, 7d) or a time; all that is kept by default.")
+    ] = None,
+    grep: Annotated[str, typer.Option(help="Text in a line, an exception or a path.")] = "",
+    status: Annotated[
+        str | None,
+        typer.Option(
+            help="An HTTP status (404, 5xx), an outcome (ok, exception, exceededCpu, exceededMemory, canceled), or error."
+        ),
+    ] = None,
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="Of more invocations the newest.")] = 100,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what comes, until Ctrl-C.")] = False,
+    as_json: JsonOption = False,
+    url: UrlOption = DEFAULT_URL,
+) -> None:
+    """Print what was kept of a function's invocations at every site: outcome, duration, CPU time, what it printed."""
+    from pilotlight.functions.cli.logs_command import logs as run
+
+    run(Api(url), name, since=since, grep=grep, status=status, limit=limit, follow=follow, as_json=as_json)
+
+
 @app.command(rich_help_panel=INFERENCE)
 def pack(
     model: Annotated[

@@ -41,8 +41,8 @@ class JoinToken(NamedTuple):
         return f"{self.secret}.{self.fingerprint}"
 
 
+class KeptToken(msgspec.Struct, frozen=True):
     """A token as the folder keeps it."""
-    """What the folder has of a token."""
 
     id: str  # by which it can be revoked
     sha256: str

@@ -17,6 +17,8 @@ from tests.edge_router.fakes import (
     sites,
 )
 
+pytestmark = pytest.mark.process
+
 
 async def test_a_head_request_learns_no_length_that_the_site_does_not_name() -> None:
     async with sites("ams1") as fakes, router(fakes) as running:

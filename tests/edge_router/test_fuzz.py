@@ -17,6 +17,8 @@ from pilotlight.wire.sse import EventDecoder
 from tests.edge_router.fakes import DONE, FakeSite, begin, event, marked_event, reset_connection, router, sites
 from tests.edge_router.raw import status_of, wire
 
+pytestmark = pytest.mark.process
+
 FEW = settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 PIECES = st.lists(
     st.one_of(

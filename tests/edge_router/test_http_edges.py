@@ -13,6 +13,8 @@ from pilotlight.edge_router.requests.request import AT_ONCE_BYTES, RequestParser
 from tests.edge_router.fakes import DONE, FakeSite, answer, begin, event, hang, raw_stream, router, sites, stream_of
 from tests.edge_router.raw import post, status_of, wire
 
+pytestmark = pytest.mark.process
+
 CHAT = "/v1/chat/completions"
 STREAM = b'{"model":"ember","stream":true,"messages":[]}'
 

@@ -19,7 +19,10 @@ from tests.edge_router.builders import network
 from tests.edge_router.fakes import DONE, event, raw_stream, router, sites
 from tests.edge_router.forwarding.test_websockets import echo
 
-pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="certificates are made by openssl's command")
+pytestmark = [
+    pytest.mark.process,
+    pytest.mark.skipif(shutil.which("openssl") is None, reason="certificates are made by openssl's command"),
+]
 
 
 def write(folder: Path) -> dict[str, str]:

@@ -6,9 +6,13 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.edge_router.fakes import FakeSite, Router, router, sites
 from tests.edge_router.test_kept_responses import answered
 from tests.edge_router.test_limits import ALICE, BOB
+
+pytestmark = pytest.mark.process
 
 ASKED = {"model": "ember", "input": "hello", "store": True}
 

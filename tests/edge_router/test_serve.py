@@ -25,6 +25,8 @@ from pilotlight.wire.errors import ApiError
 from pilotlight.wire.http.listen import PARENT_PID_ENV
 from tests.edge_router.fakes import DONE, FakeSite, event, raw_stream, router, sites
 
+pytestmark = pytest.mark.process
+
 ROOT = Path(__file__).parents[2]
 
 

@@ -169,6 +169,7 @@ def tiny_and_large(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path
     return folder / "tiny", folder / "large"
 
 
+@pytest.mark.process
 @pytest.mark.cpu_only
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 @pytest.mark.parametrize("shared", [False, True])

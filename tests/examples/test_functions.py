@@ -12,6 +12,8 @@ import pytest
 from load_tests.local_network import free_ports
 from tests.examples.conftest import FUNCTIONS
 
+pytestmark = pytest.mark.process
+
 
 def events_of(answer: httpx.Response) -> list[Any]:
     assert answer.status_code == 200, answer.text

@@ -17,6 +17,8 @@ import pytest
 from load_tests.local_network import free_ports
 from tests.examples.conftest import FUNCTIONS
 
+pytestmark = pytest.mark.process
+
 
 def until(look: Callable[[], Any], expected: Callable[[Any], bool], timeout_s: float = 30.0) -> Any:
     ends_at = time.monotonic() + timeout_s
@@ -36,6 +38,7 @@ def test_notes_are_found_by_what_they_say(site: httpx.Client) -> None:
     assert site.get("notes/ask", params={"q": "?!"}).json()["notes"] == []
 
 
+@pytest.mark.long
 def test_jobs_are_done_later_and_given_up_in_the_end(site: httpx.Client) -> None:
     addresses = [f"user{n}@example.com" for n in range(15)] + ["nobody"]
     assert site.post("mailer/", json={"to": addresses}).json() == {"queued": 16}

@@ -95,7 +95,7 @@ def test_a_full_manifest_becomes_declarations(folder: Path) -> None:
     assert options["LIMITER"] == {"namespace_id": "1001", "limit": 100, "period": 60}
     assert manifest.crons == ("*/5 * * * *",)
     assert manifest.consumers[0].max_batch_size == 5
-    assert manifest.ignored == ("observability", "workers_dev")
+    assert manifest.ignored == ("workers_dev",)
 
 
 def test_an_environment_inherits_main_and_not_bindings(folder: Path) -> None:

@@ -124,6 +124,7 @@ async def test_nobody_else_on_the_machine_reads_them_wherever_they_lie(path: Pat
         assert len(modes_in(path.parent)) == 4
 
 
+@pytest.mark.process
 async def test_a_response_that_a_dead_process_was_making_has_failed(path: Path, days: Days) -> None:
     script = """
 import asyncio, os, sys
@@ -168,7 +169,7 @@ async def test_what_is_being_made_is_followed_and_ends_with_its_process(path: Pa
             finally:
                 await store.settle(made)
 
-        made.task = asyncio.create_task(work())
+        made.make_by(work())
         await asyncio.sleep(0)
     async with opened(path, days) as store:
         found = await store.find("a", "t")
@@ -190,7 +191,7 @@ async def test_a_response_that_is_deleted_while_it_is_made_or_written_does_not_c
                 made.end_as("cancelled")
                 await store.settle(made)
 
-        made.task = asyncio.create_task(work())
+        made.make_by(work())
         await asyncio.sleep(0)
         await store.delete(made)
         assert await there(store, "a") == [False]
@@ -221,7 +222,7 @@ async def test_what_cannot_be_written_can_be_deleted_and_keeps_no_process_from_e
         made = [response(name, status="in_progress") for name in ("deleted", "left")]
         for one in made:
             await store.begin(one)
-            one.task = asyncio.create_task(work(store, one))
+            one.make_by(work(store, one))
         await asyncio.sleep(0)
         monkeypatch.setattr(store, "_add", fail)
         assert made[0].task is not None
@@ -368,6 +369,7 @@ def fill(filler: Path) -> None:
                     file.write(bytes(size))
 
 
+@pytest.mark.process
 async def test_a_full_disk_costs_what_ends_meanwhile_and_what_was_kept_is_read(
     disk: SmallDisk, days: Days, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -418,6 +420,7 @@ async def test_a_file_that_is_damaged_is_set_aside_at_the_start_and_for_its_days
         assert await store.keep(response("b"))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("garbage", [b"\xff" * 4096, bytes(4096)])
 async def test_whichever_page_is_damaged_what_comes_now_is_kept_and_nothing_is_told_that_was_not(
     path: Path, days: Days, garbage: bytes, monkeypatch: pytest.MonkeyPatch

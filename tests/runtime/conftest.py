@@ -95,7 +95,7 @@ async def site(make_site: SiteMaker) -> AsyncIterator[Site]:
 
 
 @pytest.fixture
-def make_server(model_directory: Path) -> SiteMaker:
+def make_server(process_tier: None, model_directory: Path) -> SiteMaker:
     """The same behind a real server on a port of its own."""
 
     @asynccontextmanager

@@ -108,6 +108,7 @@ async def test_a_stop_string_across_or_behind_the_cut_is_found(make_site: SiteMa
         await site.is_idle()
 
 
+@pytest.mark.process
 async def test_a_tool_call_across_the_cut_is_whole(make_site: SiteMaker) -> None:
     text = 'Ok. <tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'
     tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
@@ -291,6 +292,7 @@ async def test_a_stuck_hosts_sequences_go_on_too(make_site: SiteMaker) -> None:
         await site.is_idle()
 
 
+@pytest.mark.long
 async def test_a_cut_socket_is_a_dead_host(make_site: SiteMaker) -> None:
     mortal = Mortal()
     async with make_site(launcher=mortal.launcher) as site:

@@ -20,6 +20,8 @@ from pilotlight.runtime.fetching.listing import NAME, Listing, ListingError, par
 from pilotlight.runtime.fetching.remote import Remote
 from pilotlight.runtime.models.sources import SourceError, directory_of, local_directory
 
+pytestmark = pytest.mark.process
+
 CHUNK = 1 << 16
 
 

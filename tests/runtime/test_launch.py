@@ -16,6 +16,8 @@ from tests.checkpoints import write_llama, write_tokenizer
 from tests.runtime.test_real_engine import Process
 from tests.waiting import until
 
+pytestmark = pytest.mark.process
+
 ENGINE = EngineConfig(device="cpu", threads=1, kv_gib=0.01)
 
 

@@ -29,6 +29,8 @@ from tests.runtime.test_hand_over import LONG, fetched, turn
 from tests.runtime.test_lending import LENDS, SECRET, computed
 from tests.runtime.two_devices import CHAT
 
+pytestmark = pytest.mark.process
+
 
 class Network:
     """A site that lends, behind a real server, and one that borrows, which has two streams open."""

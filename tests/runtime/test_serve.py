@@ -22,6 +22,8 @@ from tests.asgi import eventually, start
 from tests.fakes import says
 from tests.runtime.conftest import Site, SiteMaker
 
+pytestmark = pytest.mark.process
+
 CHAT = "/ai/v1/chat/completions"
 HELLO: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}
 

@@ -76,6 +76,7 @@ def test_a_hub_id_is_downloaded_with_progress(tmp_path: Path, monkeypatch: pytes
     assert seen == [(50, 100), (100, 100), (125, 150), (150, 150)]
 
 
+@pytest.mark.process
 async def test_what_the_downloading_process_says_is_heard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said = [{"done": 1, "total": 2}, {"done": 2, "total": 2}, {"path": str(tmp_path)}]
     script = _program(tmp_path / "python", "; ".join(f"echo '{json.dumps(each)}'" for each in said))
@@ -85,12 +86,14 @@ async def test_what_the_downloading_process_says_is_heard(tmp_path: Path, monkey
     assert seen == [(1, 2), (2, 2)]
 
 
+@pytest.mark.process
 async def test_a_downloading_process_that_dies_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", _program(tmp_path / "python", "exit 7"))
     with pytest.raises(SourceError, match="org/name ended with exit status 7"):
         await directory_of("org/name")
 
 
+@pytest.mark.process
 async def test_an_unreachable_hub_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]  # of nobody, a moment later
@@ -100,6 +103,7 @@ async def test_an_unreachable_hub_is_a_sentence(tmp_path: Path, monkeypatch: pyt
         await directory_of("org/name")
 
 
+@pytest.mark.process
 def test_a_site_ends_when_it_is_told_to_though_the_hub_never_answers(tmp_path: Path) -> None:
     file = tmp_path / "site.toml"
     with socket.create_server(("127.0.0.1", 0)) as hub:

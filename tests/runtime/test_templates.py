@@ -46,6 +46,7 @@ async def test_a_model_with_a_broken_template_is_not_loaded_where_nobody_waits_f
             assert SENTENCE in answer.json["error"]["message"]
 
 
+@pytest.mark.process
 async def test_a_text_that_woke_a_model_is_answered_before_its_template_is_compiled(
     make_site: SiteMaker, model_directory: Path
 ) -> None:
@@ -57,6 +58,7 @@ async def test_a_text_that_woke_a_model_is_answered_before_its_template_is_compi
         assert rendering.is_checked
 
 
+@pytest.mark.process
 async def test_a_conversation_wakes_a_model(make_site: SiteMaker, model_directory: Path) -> None:
     async with make_site(models=asleep(model_directory)) as site:
         answers = await asyncio.gather(*(call(site.app, CHAT, HELLO) for _ in range(4)))
@@ -98,6 +100,7 @@ async def test_a_broken_template_is_found_soon_though_nobody_converses(
     assert any(SENTENCE in record.message for record in caplog.records)
 
 
+@pytest.mark.process
 async def test_a_site_that_stops_waits_for_no_template(make_site: SiteMaker, model_directory: Path) -> None:
     async with make_site(models=asleep(model_directory)) as site:
         assert (await call(site.app, COMPLETIONS, ONCE)).status == 200

@@ -5,6 +5,10 @@ import re
 import subprocess
 import sys
 
+import pytest
+
+pytestmark = pytest.mark.process
+
 LINES = """
 import logging, subprocess, sys
 from pilotlight.support.logs import REQUEST, inherit_logging, start_logging

@@ -22,7 +22,7 @@ from pilotlight.support.service_manager import notify_ready, notify_stopping
 
 _START_S = 20.0
 _POLL_S = 0.5
-_PACKAGE = "pip install 'pilotlight[mooncake]'"
+_PACKAGE = "pip install 'pilotlight-inference[mooncake]'"
 
 
 def main() -> None:

@@ -57,6 +57,11 @@ class WeightFormat(ABC):
     def stays_packed(self, device: torch.device) -> bool:
         """Tell whether kernels of the device decode such weights while they read them. Elsewhere they are unpacked once, when they are loaded."""
 
+    def lies_as_stored(self) -> bool:
+        """Tell whether what stays packed is laid out alike whatever it holds, mostly with the stored bytes: a bundle can hold it then, and a
+        checkpoint's own pages can be it. Else it is arranged anew at every load."""
+        return False
+
     @abstractmethod
     def holds(self, index: Index, name: str) -> bool:
         """Tell whether the checkpoint has this matrix, or stack of matrices, in the format."""

@@ -59,8 +59,8 @@ source = {source}
 ToldT = TypeVar("ToldT")
 
 
+class Wishes(NamedTuple):
     """The options of the command line; what they leave out is found or asked."""
-    """What the command line says; what it leaves out is found or asked."""
 
     name: str | None = None
     address: str | None = None

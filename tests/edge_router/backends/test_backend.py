@@ -341,6 +341,7 @@ def test_the_estimate_falls_at_once_and_rises_slowly() -> None:
     assert trip.ms == pytest.approx(50.0, abs=0.1)
 
 
+@pytest.mark.process
 async def test_only_a_new_connection_costs_a_second_round_trip() -> None:
     async with (
         sites("ams1") as [site],

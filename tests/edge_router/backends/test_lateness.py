@@ -125,6 +125,7 @@ def test_a_refusal_is_no_answer_to_those_that_wait() -> None:
         assert site.view().lateness_ms > 0
 
 
+@pytest.mark.process
 async def test_a_router_sees_what_a_site_owes_it_whatever_the_site_publishes() -> None:
     async def when_told(site: FakeSite, request: web.Request) -> web.StreamResponse:
         await site.go_on.wait()

@@ -37,6 +37,8 @@ from tests.edge_router.fakes import (
     stream_of,
 )
 
+pytestmark = pytest.mark.process
+
 ALICE, BOB = {"authorization": "Bearer alice"}, {"authorization": "Bearer bob"}
 DURABLE = {"stream_options": {"durable": True, "include_usage": True}}
 HEAD = Head("POST", "/v1/chat/completions", "/v1/chat/completions", [])

@@ -12,6 +12,8 @@ from pilotlight.wire.http.websocket import WebSocketClose
 from tests.edge_router.fakes import FakeSite, FirstThen, answer, refuse, reset_before_first_byte, router, sites
 from tests.edge_router.raw import wire
 
+pytestmark = pytest.mark.process
+
 ASK = (
     b"GET /fn/f/ws HTTP/1.1\r\nhost: localhost\r\nconnection: keep-alive, Upgrade\r\nupgrade: websocket\r\n"
     b"sec-websocket-version: 13\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"

@@ -33,6 +33,8 @@ from tests.edge_router.fakes import (
     sites,
 )
 
+pytestmark = pytest.mark.process
+
 PRICE = {"model": "ember", "input": 1.0, "cached_input": 0.5, "output": 3.0}
 
 

@@ -40,6 +40,8 @@ from pilotlight.wire.hop.headers import FOR_ROUTERS, HOP, REQUEST_ID, Hop, sign_
 from pilotlight.wire.hop.status import FunctionsStatus
 from tests.asgi import Exchange, call
 
+pytestmark = pytest.mark.process
+
 TOKEN = {"authorization": "Bearer token"}
 
 
@@ -479,6 +481,7 @@ async def test_a_function_is_its_accounts_and_no_other_account_touches_it(fake: 
         await deployed(app, data, 0, key="bob"),
         await call(app, url, **bob),
         await call(app, url + "/tail", **bob),
+        await call(app, url + "/logs", **bob),
         await call(app, url + "/rollback", method="POST", body=back, **bob),
     ):
         assert (answer.status, answer.json["error"]["code"]) == (403, "forbidden")
@@ -486,6 +489,7 @@ async def test_a_function_is_its_accounts_and_no_other_account_touches_it(fake: 
     refused = await deployed(app, data, 0, key="bob", name="web")
     assert (refused.status, "may deploy bobs-*" in refused.json["error"]["message"]) == (403, True)
     assert (await call(app, PATH, **bob)).json == []
+    assert (await call(app, f"{PATH}/bobs-own/logs", **bob)).status == 404, "it may be a site's own"
     assert (await call(app, f"{PATH}/bundles/{digest_of(data)}", **bob)).status == 404
     assert (await put(app, data, key="asker")).status == 403
     assert (await put(app, data, key="nobody")).status == 401

@@ -27,6 +27,8 @@ from tests.fakes import FakeLauncher, write_model_directory
 from tests.runtime.conftest import site_config
 from tests.uploads import FORM, TINY, adapter_files, form
 
+pytestmark = pytest.mark.process
+
 PATH = "/client/v4/accounts/acc1/ai/finetunes"
 ANN, BOB = {"authorization": "Bearer key-of-ann"}, {"authorization": "Bearer key-of-bob"}
 

@@ -81,7 +81,7 @@ async def begun(store: ResponseStore, name: str) -> KeptResponse:
         finally:
             await store.settle(made)
 
-    made.task = asyncio.create_task(make())
+    made.make_by(make())
     await asyncio.sleep(0)
     return made
 
@@ -442,6 +442,7 @@ async def test_work_that_nobody_waits_for_any_more_holds_up_no_other(
             await asyncio.to_thread(server.go_on)
 
 
+@pytest.mark.long
 async def test_a_router_that_stands_still_amid_its_turn_loses_it(
     server: Postgres, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -454,6 +455,7 @@ async def test_a_router_that_stands_still_amid_its_turn_loses_it(
             standing.execute("SELECT 1")
 
 
+@pytest.mark.long
 async def test_who_waits_for_a_turn_that_does_not_come_keeps_no_connection_for_it(
     server: Postgres, monkeypatch: pytest.MonkeyPatch
 ) -> None:

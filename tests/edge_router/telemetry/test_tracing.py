@@ -13,6 +13,8 @@ from pilotlight.sites.config import ConfigError
 from tests.edge_router.builders import network
 from tests.edge_router.fakes import FirstThen, answer, continued_stream, refuse, reset_it, router, sites
 
+pytestmark = pytest.mark.process
+
 collected = pytest.importorskip("opentelemetry.proto.collector.trace.v1.trace_service_pb2")
 
 TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"

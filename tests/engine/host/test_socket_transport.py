@@ -96,7 +96,7 @@ def free_address() -> str:
 
 
 @pytest.fixture
-def keys(tmp_path: Path) -> tuple[Keys, Keys]:
+def keys(process_tier: None, tmp_path: Path) -> tuple[Keys, Keys]:
     """A host's, and its front end's."""
     write_keys(tmp_path / "host", tmp_path / "front_end")
     return read_keys(tmp_path / "host"), read_keys(tmp_path / "front_end")
@@ -311,6 +311,7 @@ async def test_the_silence_of_a_front_end_counts_only_while_the_host_listens(mon
     assert looks == 6
 
 
+@pytest.mark.process
 async def test_a_front_end_without_a_lease_hears_that_another_took_over() -> None:
     host = Host(None)
     try:
@@ -328,6 +329,7 @@ async def test_a_front_end_without_a_lease_hears_that_another_took_over() -> Non
         await asyncio.to_thread(host.stop)
 
 
+@pytest.mark.process
 async def test_peers_of_different_versions_refuse_each_other_by_name() -> None:
     host = Host(None)
     later = (VERSION[0] + 1, 0)

@@ -398,6 +398,7 @@ def killed(path: Path) -> tuple[set[int], set[int]]:
     return {int(n) for word, n in words if word == "sent"}, {int(n) for word, n in words if word == "got"}
 
 
+@pytest.mark.process
 async def test_every_acknowledged_message_is_delivered_across_kill_9(tmp_path: Path) -> None:
     path = tmp_path / "messages.sqlite"
     sent, got = killed(path)
@@ -444,6 +445,7 @@ async def test_a_function_that_consumes_anew_takes_over_and_another_one_is_refus
     await third.close()
 
 
+@pytest.mark.long
 async def test_a_function_that_cannot_be_asked_costs_a_message_no_attempt(wire: Wire, tmp_path: Path) -> None:
     wired = await wire(QUEUE)
     seen: list[int] = []

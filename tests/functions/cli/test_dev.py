@@ -16,6 +16,8 @@ import pytest
 from load_tests.local_network import free_ports
 from pilotlight.functions.cli.dev import models_of, snapshot, syntax_errors
 
+pytestmark = pytest.mark.process
+
 SOURCE = """
 import asyncio
 from workers import Response, WorkerEntrypoint

@@ -14,6 +14,8 @@ from pilotlight.functions.host.faults import Fault
 from pilotlight.functions.host.site_functions import SiteFunctions
 from tests.functions.conftest import Served, ServedMaker
 
+pytestmark = pytest.mark.process
+
 LOOKS = """
     import os
     from pathlib import Path

@@ -21,6 +21,7 @@ from pilotlight.edge_router.telemetry.status_routes import FAILURES
 from pilotlight.functions.bindings.queues import Queue
 from pilotlight.functions.bindings.storage.kv import SCHEMA
 from pilotlight.functions.cli.deploy import deploy, rollback, tail, versions
+from pilotlight.functions.cli.logs_command import logs
 from pilotlight.functions.host import deployed
 from pilotlight.runtime.cli.api import Api
 from pilotlight.runtime.cli.cli_error import CliError
@@ -408,3 +409,51 @@ async def test_what_a_function_prints_and_why_it_fails_can_be_followed(network: 
         async with session.get(f"{network.site.url}/internal/functions/tail/greeter") as refused:
             assert refused.status == 403
     await eventually(lambda: "greeter" not in tails._followers)  # who leaves is forgotten
+
+
+async def test_the_log_of_a_function_is_read_through_the_router(
+    network: Network, capsys: pytest.CaptureFixture[str]
+) -> None:
+    network.write("one")
+    await network.deploy()
+    await network.ask()
+    options: dict[str, Any] = {"since": "1h", "grep": "", "status": "ok", "limit": 10, "follow": False}
+
+    async def read(**changed: Any) -> str:
+        capsys.readouterr()
+        await asyncio.to_thread(logs, network.api, "greeter", **{**options, "as_json": False, **changed})
+        return capsys.readouterr().out
+
+    printed = await read()
+    assert printed.count("ams1  fetch GET / -> 200 ok") == 2, "the health call, too"
+    assert "  version one answers\n" in printed
+    (_, invocation) = [json.loads(line) for line in (await read(as_json=True)).splitlines()]
+    assert (invocation["site"], len(invocation["version"])) == ("ams1", 16)
+    assert await read(grep="nothing of this") == ""
+    with pytest.raises(CliError, match="status"):
+        await read(status="good")
+    with pytest.raises(CliError, match="neither an age"):
+        await read(since="yesterday")
+
+
+async def test_a_log_that_is_followed_goes_on_with_what_comes(
+    network: Network, capsys: pytest.CaptureFixture[str]
+) -> None:
+    network.write("one")
+    await network.deploy()
+    rounds: list[int] = []
+
+    def wait(seconds: float) -> None:
+        rounds.append(len(rounds))
+        if len(rounds) == 3:
+            raise KeyboardInterrupt
+        asyncio.run_coroutine_threadsafe(network.ask(), loop).result(10)
+
+    loop = asyncio.get_running_loop()
+    capsys.readouterr()
+    asked: dict[str, Any] = {"since": None, "grep": "", "status": None, "limit": 10, "follow": True, "as_json": True}
+    with pytest.raises(SystemExit):
+        await asyncio.to_thread(logs, network.api, "greeter", **asked, sleep=wait)
+    seen = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [each["what"] for each in seen] == ["GET /"] * 3, "the health call, and one for each round"
+    assert [each["seq"] for each in seen] == sorted({each["seq"] for each in seen}), "each once"

@@ -34,7 +34,7 @@ def hostile(body: str) -> str:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def sites(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Sites]:
+async def sites(process_tier: None, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Sites]:
     """One for each tier, with the neighbour: it lives through all the attempts, in one process."""
     folder = tmp_path_factory.mktemp("hostile")
     async with (

@@ -19,6 +19,8 @@ from tests.asgi import eventually
 from tests.functions.routes.test_invocations import function_in
 from tests.runtime.conftest import Site, SiteMaker
 
+pytestmark = pytest.mark.process
+
 SOURCE = """
 import asyncio
 from js import WebSocketPair

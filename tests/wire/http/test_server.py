@@ -20,6 +20,8 @@ from pilotlight.wire.http.server import Server, give_back_memory, http_date
 from tests.asgi import eventually
 from tests.edge_router.raw import Wire, status_of, wire
 
+pytestmark = pytest.mark.process
+
 GET = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
 
 Send = Callable[[dict[str, Any]], Awaitable[None]]

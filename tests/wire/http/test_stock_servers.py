@@ -26,6 +26,7 @@ async def echo(scope: Any, receive: Any, send: Any) -> None:
     await send({"type": "http.response.body", "body": b""})
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("name", SERVERS)
 async def test_requests_and_websockets_are_served_until_the_stop(name: str) -> None:
     if name != "own":

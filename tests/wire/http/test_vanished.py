@@ -37,6 +37,7 @@ def test_what_is_no_tcp_connection_has_not_vanished() -> None:
     assert not is_silent(b"")
 
 
+@pytest.mark.process
 @pytest.mark.skipif(sys.platform != "linux", reason="the struct is Linux's")
 def test_a_connection_whose_client_does_not_read_has_not_vanished(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pilotlight.wire.http.server.SILENT_MS", -1)  # whoever has unacknowledged bytes
@@ -53,6 +54,7 @@ def test_a_connection_whose_client_does_not_read_has_not_vanished(monkeypatch: p
             assert has_vanished(server) == (struct.unpack_from("=I", info, 24)[0] > 0)
 
 
+@pytest.mark.process
 async def test_an_answer_is_not_computed_on_for_a_client_that_has_vanished(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pilotlight.wire.http.server.SWEEP_S", 0.01)
     at_work, ended = asyncio.Event(), asyncio.Event()

@@ -145,7 +145,7 @@ def _fill(filler: Path) -> None:
 
 
 @pytest.fixture(params=["full disk", "killed database", "stopped database"])
-def failing(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Failing]:
+def failing(process_tier: None, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Failing]:
     if request.param == "full disk":
         yield from full_disk(tmp_path / "disk")
         return

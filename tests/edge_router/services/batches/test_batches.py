@@ -18,6 +18,8 @@ from tests.edge_router.builders import model_status
 from tests.edge_router.fakes import FakeSite, Router, answer, hang, refuse, router, sites
 from tests.edge_router.metering.test_usage_report import ACME, BOB, metered, usage
 
+pytestmark = pytest.mark.process
+
 RUN = "/client/v4/accounts/a/ai/run/ember?queueRequest=true"
 CHAT: Literal["/v1/chat/completions"] = "/v1/chat/completions"
 

@@ -98,6 +98,7 @@ def hosts(tmp_path: Path) -> Iterator[Hosts]:
     made.close()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("transport", [SHARED_MEMORY, INLINE, pytest.param(MOONCAKE, marks=needs_mooncake)])
 def test_blocks_come_as_they_are_computed(tmp_path: Path, transport: str) -> None:
     hosts = Hosts(tmp_path, [transport])
@@ -138,6 +139,7 @@ class LostWay:
         raise TransportLostError("its machine is cut off")
 
 
+@pytest.mark.long
 def test_a_way_that_is_lost_ends_its_reads_and_the_next_ones_go_by_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

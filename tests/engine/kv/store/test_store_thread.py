@@ -18,6 +18,8 @@ from tests.engine.kv.fake_store import FakeStore
 from tests.engine.kv.tiers.test_host_tier import SIZE, STRIDE, content, name, put, read
 from tests.waiting import until
 
+pytestmark = pytest.mark.process
+
 
 class Cluster:
     """Two hosts of one store: what one writes, the other reads."""

@@ -499,6 +499,7 @@ def kill_in(script: str, directory: Path, start: int, after_s: float) -> None:
         child.kill()
 
 
+@pytest.mark.process
 def test_a_process_killed_in_the_middle_of_a_block_leaves_only_whole_ones(tmp_path: Path) -> None:
     kill_in(HALF, tmp_path, 5, after_s=0.0)
     tier = HostTier.open(tmp_path, 10 * STRIDE)
@@ -509,6 +510,7 @@ def test_a_process_killed_in_the_middle_of_a_block_leaves_only_whole_ones(tmp_pa
     tier.close()
 
 
+@pytest.mark.process
 def test_a_process_killed_at_any_time_leaves_a_tier_that_is_right(tmp_path: Path) -> None:
     draw = random.Random(7)
     for i in range(4):

@@ -166,6 +166,7 @@ def test_the_device_leaves_the_host_threads_and_a_cpu_does_not(rig: Rig) -> None
     assert asked == [1, 0], "what need not be looked at is not"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("size", [1 << 20, 64 << 10, 3 * BLOCK - 100])
 def test_blocks_of_any_size_go_to_slots_and_back_before_and_behind_their_registration(
     size: int, monkeypatch: pytest.MonkeyPatch

@@ -19,6 +19,8 @@ from tests.functions.conftest import Served, ServedMaker, working_oci_runtime
 from tests.functions.host import attacks
 from tests.functions.host.test_hostile import GOOD
 
+pytestmark = pytest.mark.process
+
 ATTEMPTS = [name for name in vars(attacks.Attempts) if not name.startswith("_")]
 WAITING = ("blocks_its_event_loop", "prints_without_end")
 DOCUMENT = Path(__file__).parents[4] / "docs/isolation.md"

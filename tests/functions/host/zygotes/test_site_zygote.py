@@ -4,8 +4,12 @@ import asyncio
 import os
 from pathlib import Path
 
+import pytest
+
 from pilotlight.functions.host.confinement.tiers import Confinement
 from pilotlight.functions.host.zygotes.site_zygote import SiteZygote
+
+pytestmark = pytest.mark.process
 
 
 async def test_one_that_has_died_is_started_again_for_the_next_function(tmp_path: Path) -> None:

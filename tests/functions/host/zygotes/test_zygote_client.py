@@ -40,6 +40,8 @@ from pilotlight.functions.host.zygotes.zygote_client import (
 )
 from tests.asgi import eventually
 
+pytestmark = pytest.mark.process
+
 Process = subprocess.Popen[bytes]
 
 
