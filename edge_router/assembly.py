@@ -11,7 +11,7 @@ from typing import Protocol
 from pilotlight.edge_router.admission.filter import AdmissionFilter, TenantLimits
 from pilotlight.edge_router.admission.quotas.daily import DailyQuotas
 from pilotlight.edge_router.admission.quotas.shared import SharedQuotas, shared_quotas
-from pilotlight.edge_router.backends.discovery import static_backends
+from pilotlight.edge_router.backends.discovery import Discovery
 from pilotlight.edge_router.backends.health import (
     HealthMonitor,
     client_session,
@@ -48,6 +48,9 @@ from pilotlight.support import background
 from pilotlight.support.database import DatabaseError
 from pilotlight.wire.credentials import Access, known_keys
 from pilotlight.wire.hop.headers import HOP_SECRET_ENV
+from pilotlight.wire.http.certificate import client_context
+
+FORGET_EVERY_S = 5.0
 
 
 class EdgeRouter:
@@ -58,7 +61,9 @@ class EdgeRouter:
         self.network, self.clock = network, clock
         relay = network.relay
         self.secret = hop_secret()
-        self.backends = static_backends(network, clock)
+        self.tls = client_context(network.hop.authority)
+        self.discovery = Discovery(network, clock)
+        self.backends = self.discovery.backends
         self.metrics = RouterMetrics(self.backends.values())
         self.shared = shared_quotas(network.quotas, clock)
         limits = TenantLimits(network.door, network.tenant_limits, network.accounts, self.secret, clock, self.shared)
@@ -68,7 +73,8 @@ class EdgeRouter:
         self.recordings = _recordings(network, self.secret, clock)
         self.accounting = _accounting(network, self.secret, self.recordings, self.shared)
         self.clocks = SiteClocks([*self.backends])
-        self.orders = SiteControl({site.name: site.url for site in self.backends.values()}, self.secret, self.clocks)
+        self.orders = SiteControl(self.discovery.urls, self.secret, self.clocks)
+        self._monitor: HealthMonitor | None = None  # while it runs
         self._hints = WakeHints(self.orders, self.metrics.registry)
         data = DataPlaces(network)
         finetunes = SiteFinetunes(self.backends, data, self.orders)
@@ -80,7 +86,7 @@ class EdgeRouter:
             self.recordings,
             self.accounting,
             self.metrics,
-            SiteConnections(relay, self.secret, self.clocks),
+            SiteConnections(relay, self.secret, self.clocks, self.tls),
             clock,
             body_timeout_s=network.door.body_timeout_s,
             tracing=_tracing(network),
@@ -107,18 +113,33 @@ class EdgeRouter:
                 if store is not None:
                     await stack.enter_async_context(_at_work(store, name))
             await stack.enter_async_context(self.proxy.upstream)
-            tcp = await stack.enter_async_context(connector())
+            tcp = await stack.enter_async_context(connector(self.tls))
             probing = await stack.enter_async_context(client_session(tcp, self.network.relay, connection_trace()))
             stack.enter_context(self.orders.by(probing))
             await stack.enter_async_context(self._hints)
             fetch = status_fetch(probing, self.secret, self.clocks)
-            monitor = HealthMonitor(self.backends.values(), fetch, self.network.health, self.clock)
-            for name, work in (("the probes of sites", monitor.run), *self._works()):
+            monitor = self._monitor = HealthMonitor(self.backends.values(), fetch, self.network.health, self.clock)
+            works = ("the probes of sites", monitor.run), ("forgetting sites that have left", self._forget_sites)
+            for name, work in (*works, *self._works()):
                 await stack.enter_async_context(background.running(work, name))
             if self.batches is not None:
                 await stack.enter_async_context(_at_work(self.batches, "the queue of batches"))
             stack.push_async_callback(self.recordings.close)
             yield
+
+    def set_sites(self, network: NetworkConfig) -> None:
+        """Take over the sites of the file, and where data may go."""
+        self.discovery.become(network)
+        self.proxy.selector.places.become(DataPlaces(network))
+        if self._monitor is not None:
+            self._monitor.changed()
+
+    async def _forget_sites(self) -> None:
+        while True:
+            await asyncio.sleep(FORGET_EVERY_S)
+            self.discovery.sweep()
+            if self._monitor is not None:
+                self._monitor.changed()
 
     def _works(self) -> Iterator[tuple[str, background.Work]]:
         if self.recordings.journals is not None:

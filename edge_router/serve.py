@@ -21,8 +21,6 @@ from pilotlight.edge_router.assembly import EdgeRouter, access_of
 from pilotlight.edge_router.forwarding.proxy import Proxy
 from pilotlight.edge_router.metering.ledger.prices import PriceList
 from pilotlight.edge_router.requests.request import FUNCTIONS
-from pilotlight.edge_router.routing.data_places import DataPlaces
-from pilotlight.edge_router.tls import Certificate
 from pilotlight.sites.config import SERVER_ENV, ConfigError, check_secrets
 from pilotlight.sites.network import DoorConfig, NetworkConfig, load_network
 from pilotlight.sites.reloading import read_again
@@ -33,6 +31,7 @@ from pilotlight.support.service_manager import notify_ready
 from pilotlight.support.signals import follow_signals
 from pilotlight.wire.hop.headers import DEPLOY_TOKEN_ENV, HOP_SECRET_ENV, OVERLOADED
 from pilotlight.wire.http.access_log import AccessLog
+from pilotlight.wire.http.certificate import Certificate
 from pilotlight.wire.http.limits import HttpLimits
 from pilotlight.wire.http.listen import (
     GRACE_S,
@@ -75,6 +74,8 @@ def run(network: NetworkConfig, port: int | None = None, file: Path | None = Non
     start_logging("router", network.telemetry.log_level, network.telemetry.log_format)
     if not follow_parent():
         return 1
+    if secret := network.hop.secret():
+        os.environ.setdefault(HOP_SECRET_ENV, secret)
     check_secrets(HOP_SECRET_ENV, DEPLOY_TOKEN_ENV)
     raise_file_limit()
     check_installed(network.door.server_name)
@@ -85,10 +86,8 @@ def run(network: NetworkConfig, port: int | None = None, file: Path | None = Non
 
 
 async def _serve(network: NetworkConfig, listener: socket.socket, file: Path | None) -> None:
-    app = build_app(network)
-    url = url_of(listener)
-    if network.listen.tls_certificate is not None:
-        url = url.replace("http://", "https://", 1)
+    app = build_app(network, file=file)
+    url = url_of(listener, is_tls=network.listen.tls_certificate is not None)
     stop, stop_now = asyncio.Event(), asyncio.Event()
 
     def signalled() -> None:
@@ -106,18 +105,27 @@ async def _serve(network: NetworkConfig, listener: socket.socket, file: Path | N
         app.edge.tunnels.end()
 
 
-LIVE = ("accounts", "keys", "prices", "models", "tenant_limits", "door.require_key", "door.max_open_per_client")
+LIVE = (
+    "sites",
+    "accounts",
+    "keys",
+    "prices",
+    "models",
+    "tenant_limits",
+    "door.require_key",
+    "door.max_open_per_client",
+)
 
 
 def reload(router: EdgeRouter, network: NetworkConfig, file: Path | None) -> None:
-    """Keys, limits, prices, and where data may go; certificates are looked at all the time (tls.py)."""
+    """Sites, keys, limits, prices, and where data may go; certificates are looked at all the time (tls.py)."""
     found = None if file is None else read_again(network, file, load_network, LIVE)
     if found is not None:
         router.admission.access.become(access_of(found))
         router.admission.limits.set(found.door, found.tenant_limits, found.accounts)
         router.accounting.prices.become(PriceList(found.prices, network.ledger.currency))
         router.accounting.quotas.set(found.accounts)
-        router.proxy.selector.places.become(DataPlaces(found))
+        router.set_sites(found)
 
 
 @asynccontextmanager
@@ -140,7 +148,11 @@ async def serving(app: RouterApp, network: NetworkConfig, listener: socket.socke
     if isinstance(server, Server):
         connections = server.connections
         metrics.watch("connections", "Connections of clients.", lambda: len(connections))
-    certificate = Certificate.of(network.listen, http2=door.server_name == "hypercorn")
+    listen = network.listen
+    certificate = Certificate.of(listen.tls_certificate, listen.tls_key, http2=door.server_name == "hypercorn")
+    if certificate is not None:
+        about = "When the certificate of this listener ends, in seconds since the epoch."
+        metrics.watch("certificate_ends_seconds", about, lambda: certificate.ends_s)
     async with app.router.lifespan_context(app):
         await server.start(listener, certificate.context if certificate else None)
         watch = background.start(certificate.watch, "the watch over the certificate") if certificate else None

@@ -66,9 +66,11 @@ class ServedFunctions:
         own_ports: Callable[[], list[int]],
         site: str,
         trace: Trace | None = None,
+        authority: str | None = None,
     ) -> None:
-        """`inference` answers AI bindings; no function may connect to this machine's `own_ports`; `trace` is the scope of an invocation. Raises
-        ManifestError."""
+        """`inference` answers AI bindings; no function may connect to this machine's `own_ports`; `trace` is the scope of an invocation; `authority`
+        is of the network's certificates. Raises ManifestError."""
+        self._authority = authority
         self.config = config
         self.manifests = _manifests(config)
         self.deployed: DeployedFunctions | None = None
@@ -106,7 +108,7 @@ class ServedFunctions:
             secret, token = os.environ.get(HOP_SECRET_ENV, ""), os.environ.get(DEPLOY_TOKEN_ENV, "")
             inference, router = self._inference, None
             if self.config.deployments is not None:
-                router = RouterClient(self.config.deployments.rstrip("/"), secret or token)
+                router = RouterClient(self.config.deployments.rstrip("/"), secret or token, self._authority)
                 stack.push_async_callback(router.close)
                 inference = NetworkInference(inference, router)
             self._services = Services(inference=inference, r2=r2_stores(self.config), usage=self.usage)

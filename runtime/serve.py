@@ -7,6 +7,7 @@ error event; only then does the server close, and its own grace has nothing left
 import asyncio
 import gc
 import logging
+import os
 import socket
 import sys
 import time
@@ -26,11 +27,13 @@ from pilotlight.sites.config import ConfigError, check_secrets
 from pilotlight.sites.reloading import read_again
 from pilotlight.sites.rules import is_loopback
 from pilotlight.sites.site import SiteConfig, load_site
+from pilotlight.support import background
 from pilotlight.support.logs import start_logging
 from pilotlight.support.service_manager import notify_ready, notify_status
 from pilotlight.support.signals import follow_signals
 from pilotlight.wire.hop.headers import DEPLOY_TOKEN_ENV, HOP_SECRET_ENV, OVERLOADED
 from pilotlight.wire.http.access_log import AccessLog
+from pilotlight.wire.http.certificate import Certificate
 from pilotlight.wire.http.limits import HttpLimits
 from pilotlight.wire.http.listen import (
     GRACE_S,
@@ -94,6 +97,8 @@ def run(
     try:
         if not follow_parent():
             return 1
+        if secret := site.hop.secret():
+            os.environ.setdefault(HOP_SECRET_ENV, secret)
         check_secrets(HOP_SECRET_ENV, DEPLOY_TOKEN_ENV)
         raise_file_limit()
         check_devices([device for group in site.engine.device_groups for device in group], site.engine.kv_gib or 0.0)
@@ -101,7 +106,7 @@ def run(
             local_directory(model.source)
         check_installed(site.door.server_name)
         listener = bind(site.listen.host, site.listen.port)
-        app = build_app(site, url=url_of(listener))
+        app = build_app(site, url=url_of(listener, is_tls=site.listen.tls_certificate is not None))
         app.site.timeline.note("site process", process_began_s() or imported_at, imported_at)
         app.site.timeline.note("site listens", imported_at)
     except (ListenError, ConfigError, SourceError) as error:
@@ -131,7 +136,7 @@ async def serve_app(
     """Serve on a bound socket, which it takes over, at the URL that the application was built for. `stop` begins the drain, as do the stop signals
     when none is given, of which a second one cuts it short; `on_ready` gets the URL once the site answers requests with its models loaded. `load`
     reads `file` again at SIGHUP."""
-    url = url_of(listener)
+    url = app.site.url or url_of(listener)
     log.info("listening on %s", url)
     force_shutdown = asyncio.Event()
     stopping = stop or _stop_on_signals(force_shutdown, lambda: reload(app.site, file, load))
@@ -145,7 +150,7 @@ async def serve_app(
             finally:
                 announcing.cancel()
                 await asyncio.gather(announcing, return_exceptions=True)
-    except ConfigError as error:
+    except (ConfigError, ListenError) as error:
         raise StartError(str(error)) from error
     finally:
         listener.close()
@@ -168,9 +173,16 @@ async def _served(app: SiteApp, listener: socket.socket) -> AsyncIterator[None]:
     judged = OriginCheck(app if name == "own" else UnreadBodyMiddleware(app), origins)
     outermost = AccessLog(judged) if site.telemetry.access_log else judged
     server = make_server(name, outermost, limits, overload_headers=OVERLOADED)
-    await server.start(listener)
+    listen = site.listen
+    certificate = Certificate.of(listen.tls_certificate, listen.tls_key, http2=name == "hypercorn")
+    await server.start(listener, certificate.context if certificate else None)
     try:
-        yield
+        if certificate is None:
+            yield
+        else:
+            app.site.metrics.watch_certificate(lambda: certificate.ends_s)
+            async with background.running(certificate.watch, "the watch over the certificate"):
+                yield
     finally:
         await server.stop(GRACE_S)
 

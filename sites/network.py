@@ -14,6 +14,7 @@ from pilotlight.sites.accounts import AllowedModels, KeyConfig, Moment, Name, ch
 from pilotlight.sites.config import (
     AccessConfig,
     Count,
+    HopConfig,
     ListenConfig,
     NonNegative,
     PlaceConfig,
@@ -108,23 +109,6 @@ class RelayConfig(Table, frozen=True, kw_only=True):
     ] = 100_000
     session_ttl_s: Annotated[Positive, Meta(description="Time after which a conversation prefix is dropped.")] = 3600.0
     drain_timeout_s: Annotated[NonNegative, Meta(description="Time that open requests have after SIGTERM.")] = 30.0
-
-
-class RouterListenConfig(ListenConfig, frozen=True, kw_only=True):
-    tls_certificate: Annotated[
-        str | None,
-        Meta(
-            description=(
-                "PEM file with the certificate chain, leaf first. Together with tls_key it makes the router speak HTTPS. "
-                "Read again when it changes."
-            )
-        ),
-    ] = None
-    tls_key: Annotated[str | None, Meta(description="PEM file with the private key.")] = None
-
-    def agree(self) -> None:
-        if (self.tls_certificate is None) != (self.tls_key is None):
-            raise ValueError("tls_certificate and tls_key belong together: set both or neither")
 
 
 class DoorConfig(AccessConfig, frozen=True, kw_only=True):
@@ -382,12 +366,21 @@ class ObjectiveConfig(Table, frozen=True, kw_only=True):
             raise ValueError("an objective needs answered, or first_token with first_token_ms")
 
 
+class JoinConfig(Table, frozen=True, kw_only=True):
+    """Machines that become sites by a token (`pilotlight join`)."""
+
+    directory: Annotated[
+        str | None,
+        Meta(description="The network's folder, which `pilotlight network init` makes; unset: no machine may join."),
+    ] = None
+
+
 class NetworkConfig(Table, frozen=True, kw_only=True):
     """The router's file."""
 
-    listen: Annotated[
-        RouterListenConfig, Meta(description="Address of the router's HTTP server, and its TLS certificate.")
-    ]
+    listen: Annotated[ListenConfig, Meta(description="Address of the router's HTTP server, and its TLS certificate.")]
+    hop: Annotated[HopConfig, Meta(description="What the router and its sites know each other by.")] = HopConfig()
+    join: Annotated[JoinConfig, Meta(description="Machines that may join as sites.")] = JoinConfig()
     door: Annotated[DoorConfig, Meta(description="Which clients are served, and limits of their connections.")] = (
         DoorConfig()
     )
@@ -405,7 +398,7 @@ class NetworkConfig(Table, frozen=True, kw_only=True):
     )
     ledger: Annotated[LedgerConfig, Meta(description="Record of each account's usage.")] = LedgerConfig()
     quotas: Annotated[QuotasConfig, Meta(description="Limits that routers share.")] = QuotasConfig()
-    telemetry: Annotated[TelemetryConfig, Meta(description="Traces.")] = TelemetryConfig()
+    telemetry: Annotated[TelemetryConfig, Meta(description="Logs and traces.")] = TelemetryConfig()
     prices: Annotated[
         tuple[PriceConfig, ...],
         Meta(
@@ -415,12 +408,18 @@ class NetworkConfig(Table, frozen=True, kw_only=True):
     models: Annotated[tuple[NetworkModelConfig, ...], Meta(description="Rules for models, by name.")] = ()
     objectives: Annotated[tuple[ObjectiveConfig, ...], Meta(description="Service-level objectives.")] = ()
     place: Annotated[PlaceConfig, Meta(description="Where the router is.")]
-    sites: Annotated[tuple[SiteRef, ...], Meta(min_length=1, description="The sites of the network.")]
+    sites: Annotated[
+        tuple[SiteRef, ...], Meta(description="The sites of the network; at least one, unless machines may join.")
+    ] = ()
     health: Annotated[HealthConfig, Meta(description="Probes of sites.")] = HealthConfig()
     relay: Annotated[RelayConfig, Meta(description="Timeouts, retries and continuation.")] = RelayConfig()
 
     def agree(self) -> None:
         refuse_twice([site.name for site in self.sites], "site name")
+        if not self.sites and self.join.directory is None:
+            raise ValueError(
+                "there is no site: name one under [[sites]], or let machines join (`pilotlight network init`)"
+            )
         refuse_twice([objective.model for objective in self.objectives], "objective's model")
         check_accounts([account.name for account in self.accounts], self.keys)
         for account in self.accounts:

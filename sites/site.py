@@ -13,6 +13,7 @@ from pilotlight.sites.accounts import AccountConfig, KeyConfig, KeysFile, Name, 
 from pilotlight.sites.config import (
     AccessConfig,
     Count,
+    HopConfig,
     ListenConfig,
     NonNegative,
     PlaceConfig,
@@ -731,6 +732,7 @@ class SiteConfig(Table, frozen=True, kw_only=True):
     name: Annotated[Name, Meta(description="Name of the site: an airport code and a number, such as ams1.")]
     place: Annotated[PlaceConfig, Meta(description="Where the site is.")]
     listen: Annotated[SiteListenConfig, Meta(description="Address of the site's HTTP server.")]
+    hop: Annotated[HopConfig, Meta(description="What the site and its routers know each other by.")] = HopConfig()
     door: Annotated[AccessConfig, Meta(description="Which clients are served.")] = AccessConfig()
     accounts: Annotated[tuple[AccountConfig, ...], Meta(description="Accounts and the models that they may use.")] = ()
     keys: Annotated[
@@ -749,7 +751,7 @@ class SiteConfig(Table, frozen=True, kw_only=True):
         ResponsesConfig()
     )
     limits: Annotated[LimitsConfig, Meta(description="Limits of requests.")] = LimitsConfig()
-    telemetry: Annotated[TelemetryConfig, Meta(description="Traces.")] = TelemetryConfig()
+    telemetry: Annotated[TelemetryConfig, Meta(description="Logs and traces.")] = TelemetryConfig()
 
     def agree(self) -> None:
         if not self.models and not self.functions.are_served:

@@ -18,7 +18,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "wire": {"support"},
     "dialects": {"wire", "support"},
     "response_store": {"dialects", "wire", "support"},
-    "sites": set(),
+    "sites": {"support"},
     "kernels": set(),
     "engine": {"kernels", "support"},
     "page": {"wire", "support"},

@@ -8,6 +8,7 @@ import asyncio
 import base64
 import os
 import re
+import ssl
 import time
 from collections.abc import Callable
 from types import TracebackType
@@ -390,9 +391,9 @@ class UpstreamResponse:
 class SiteConnections:
     """The connections to sites. `async with` it: leaving closes them all."""
 
-    def __init__(self, config: RelayConfig, secret: str, clocks: SiteClocks) -> None:
+    def __init__(self, config: RelayConfig, secret: str, clocks: SiteClocks, tls: ssl.SSLContext | None = None) -> None:
         self.config = config
-        self.pool = ConnectionPool(config.connect_timeout_s)
+        self.pool = ConnectionPool(config.connect_timeout_s, tls)
         self.silence = SilenceWatch(min(LOOK_AGAIN_S, config.idle_timeout_s) / 2)
         self._secret, self._clocks = secret, clocks
         self._watch: asyncio.Task[None] | None = None

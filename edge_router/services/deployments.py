@@ -11,6 +11,7 @@ change is answered when they serve it, or with those that do not say so in time.
 import asyncio
 import hmac
 import os
+import ssl
 import time
 import uuid
 from collections.abc import AsyncGenerator, Mapping
@@ -26,6 +27,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import BaseRoute, Route
 
 from pilotlight.edge_router.backends.backend import Backend
+from pilotlight.edge_router.backends.health import connector
 from pilotlight.edge_router.backends.site_clocks import SiteClocks
 from pilotlight.edge_router.routing.data_places import DataPlaces
 from pilotlight.edge_router.services.bundles import BundleStore
@@ -213,11 +215,17 @@ def _before(deployment: Deployment) -> int:
 
 class DeploymentApi:
     def __init__(
-        self, backends: Mapping[str, Backend], guard: DeployGuard, places: DataPlaces, directory: Path
+        self,
+        backends: Mapping[str, Backend],
+        guard: DeployGuard,
+        places: DataPlaces,
+        directory: Path,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         self._backends = backends
         self._places = places
         self._guard = guard
+        self._tls = tls
         self._deployments = Deployments(directory)
         self._bundles = BundleStore(directory / "bundles")
 
@@ -363,7 +371,7 @@ class DeploymentApi:
                 await queue.put(b"data: " + msgspec.json.encode(sentence) + b"\n\n")
 
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=5.0)
-        async with aiohttp.ClientSession(timeout=timeout) as session:
+        async with aiohttp.ClientSession(timeout=timeout, connector=connector(self._tls)) as session:
             tasks = [asyncio.create_task(follow(session, backend)) for backend in sites]
             try:
                 yield b": following\n\n"
@@ -432,7 +440,7 @@ class DeploymentApi:
         """What each healthy site that takes deployed functions says, by its name."""
         sites = self._sites(home)
         timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=5.0)
-        async with aiohttp.ClientSession(timeout=timeout) as session:
+        async with aiohttp.ClientSession(timeout=timeout, connector=connector(self._tls)) as session:
             results = await asyncio.gather(*(self._ask_site(session, site, path, body) for site in sites))
         return {site.name: tried for site, tried in zip(sites, results, strict=True)}
 
@@ -455,11 +463,15 @@ class DeploymentApi:
 
 
 def deployment_api(
-    backends: Mapping[str, Backend], access: Access, clocks: SiteClocks, places: DataPlaces
+    backends: Mapping[str, Backend],
+    access: Access,
+    clocks: SiteClocks,
+    places: DataPlaces,
+    tls: ssl.SSLContext | None = None,
 ) -> DeploymentApi:
     """The token, the network's secret and where to keep all this come from the environment."""
     guard = DeployGuard(os.environ.get(DEPLOY_TOKEN_ENV, ""), os.environ.get(HOP_SECRET_ENV, ""), access, clocks)
-    return DeploymentApi(backends, guard, places, router_state_directory())
+    return DeploymentApi(backends, guard, places, router_state_directory(), tls)
 
 
 async def _parsed(request: Request, kind: type[RequestT]) -> RequestT:

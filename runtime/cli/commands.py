@@ -12,6 +12,7 @@ from pilotlight.runtime.cli.api import API_KEY_ENV, DEFAULT_URL, Api
 from pilotlight.runtime.cli.cli_error import CliError
 from pilotlight.runtime.cli.keys.key_commands import keys
 from pilotlight.runtime.cli.models.adapter_commands import adapters
+from pilotlight.runtime.cli.network.network_commands import network as network_commands
 from pilotlight.sites.config import SERVER_ENV, ConfigError
 from pilotlight.sites.network import NETWORK_FILE
 from pilotlight.sites.site import LOCAL
@@ -34,6 +35,7 @@ JsonOption = Annotated[bool, typer.Option("--json", help="For programs.")]
 INFERENCE, FUNCTIONS, OPERATIONS = "Inference", "Functions", "Operations"  # headings of --help
 
 app.add_typer(keys, name="keys", rich_help_panel=OPERATIONS)
+app.add_typer(network_commands, name="network", rich_help_panel=OPERATIONS)
 app.add_typer(adapters, name="adapters", rich_help_panel=INFERENCE)
 for name, commands in (("secret", state.secret), ("kv", state.kv), ("d1", d1_commands.d1), ("queues", state.queues)):
     app.add_typer(commands, name=name, rich_help_panel=FUNCTIONS)
@@ -523,6 +525,34 @@ def status(as_json: JsonOption = False, url: UrlOption = DEFAULT_URL) -> None:
     from pilotlight.runtime.cli.status import print_status
 
     print_status(Api(url, timeout_s=10.0), as_json)
+
+
+@app.command(rich_help_panel=OPERATIONS)
+def join(
+    url: Annotated[str, typer.Argument(help="Of the network's router, as https://router.example:8443.")],
+    token: Annotated[str, typer.Argument(help="As `pilotlight network token` prints it.")],
+    folder: Annotated[Path, typer.Option("--dir", help="For the site's file, its certificate and the secret.")] = Path(
+        "~/.config/pilotlight"
+    ),
+    name: Annotated[str | None, typer.Option(help="Of the site; asked for, or the machine's.")] = None,
+    address: Annotated[str | None, typer.Option(help="Where routers reach this machine; found by default.")] = None,
+    port: Annotated[int, typer.Option(min=1, max=65535)] = 8790,
+    city: Annotated[str | None, typer.Option(help="Where it stands; asked for, or where the router stands.")] = None,
+    latitude: Annotated[float | None, typer.Option(min=-90, max=90)] = None,
+    longitude: Annotated[float | None, typer.Option(min=-180, max=180)] = None,
+    model: Annotated[
+        str, typer.Option(help="What it serves first: ember, a directory, or a Hugging Face hub id.")
+    ] = "ember",
+    starts: Annotated[bool, typer.Option("--start/--no-start", help="Serve at once.")] = True,
+) -> None:
+    """Make this machine a site of a network, by a token, and serve."""
+    from pilotlight.runtime.cli.network.join import Wishes, serve
+    from pilotlight.runtime.cli.network.join import join as run
+
+    path = run(url, token, folder, Wishes(name, address, port, city, latitude, longitude, model))
+    if starts:
+        serve(path)
+    print(f"Start it: pilotlight site {path}")
 
 
 NetworkOption = Annotated[

@@ -62,7 +62,8 @@ def load_sites(sites_dir: Path, network: NetworkConfig) -> list[tuple[Path, Site
     for ref in network.sites:
         path = sites_dir / f"{ref.name}.toml"
         site = load_site(path)
-        served_at = f"http://{site.listen.host}:{site.listen.port}"
+        scheme = "http" if site.listen.tls_certificate is None else "https"
+        served_at = f"{scheme}://{site.listen.host}:{site.listen.port}"
         if site.name != ref.name or served_at != ref.url:
             raise CliError(
                 f"{path} is {site.name} at {served_at}, but the network file says {ref.name} at {ref.url}: make them agree."

@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 RULES = ROOT / "deploy" / "prometheus" / "pilotlight.rules.yml"
 PROMTOOL = shutil.which("promtool")
 # Published under conditions that no test here makes: by Prometheus itself, and with TLS.
-OTHERS = {"up", "pilotlight_certificate_ends_seconds"}
+OTHERS = {"up", "or", "pilotlight_certificate_ends_seconds", "pilotlight_router_certificate_ends_seconds"}
 
 
 @pytest.mark.skipif(PROMTOOL is None, reason="needs promtool (Debian's package prometheus)")

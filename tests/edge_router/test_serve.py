@@ -23,7 +23,7 @@ from pilotlight.edge_router.serve import SPARE_FILES, _drain, http_limits, reloa
 from pilotlight.sites.network import DoorConfig, load_network
 from pilotlight.wire.errors import ApiError
 from pilotlight.wire.http.listen import PARENT_PID_ENV
-from tests.edge_router.fakes import DONE, FakeSite, event, raw_stream, sites
+from tests.edge_router.fakes import DONE, FakeSite, event, raw_stream, router, sites
 
 pytestmark = pytest.mark.process
 
@@ -302,3 +302,29 @@ def _is_running(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
         return False
+
+
+async def test_a_hangup_takes_sites_in_and_lets_those_go_that_have_left_without_cutting_a_stream(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pilotlight.edge_router.assembly.FORGET_EVERY_S", 0.05)
+    place = '{ city = "Amsterdam", latitude = 52.31, longitude = 4.76 }'
+    async with sites("ams1", "iad1") as fakes, router(fakes[:1]) as running:
+        fakes[0].behave = raw_stream(event(0), end="on command")
+        async with running.chat() as response:
+            assert await response.content.readany() == event(0)
+            file = network_file(tmp_path, fakes[1].url)
+            file.write_text(file.read_text().replace('"ams1"', '"iad1"'))
+            running.edge.set_sites(load_network(file))
+            await running.until(lambda: running.edge.backends["iad1"].state == "healthy")
+            async with running.chat() as other:
+                await other.read()
+            assert [len(each.bodies) for each in fakes] == [1, 1]
+            assert "ams1" in running.edge.backends
+            fakes[0].go_on.set()
+            assert await response.content.read() == event(99) + DONE
+        await running.until(lambda: [*running.edge.backends] == ["iad1"])
+        more = f'[[sites]]\nname = "ams1"\nurl = "{fakes[0].url}"\nplace = {place}\n'
+        file.write_text(file.read_text() + more)
+        running.edge.set_sites(load_network(file))
+        await running.until(lambda: running.edge.backends["ams1"].state == "healthy")

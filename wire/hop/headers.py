@@ -77,13 +77,23 @@ class Hop(NamedTuple):
     query: str = ""
 
 
+def signing(secret: str) -> str:
+    """Return the secret that signs: the first, where a network has two while one replaces the other. All are believed."""
+    return secret.partition(",")[0]
+
+
+def lasting(secret: str) -> str:
+    """Return the secret by which tenants and engine hosts are told apart: the last, which changes when the one before it is dropped."""
+    return secret.rpartition(",")[2]
+
+
 NO_BODY = hashlib.sha256().hexdigest()
 
 
 def sign_hop(secret: str, now_s: float, hop: Hop, body: bytes = b"") -> str:
     """Return STAMP.DIGEST.MAC.SITE. The body's digest is told, so that all but the body can be judged before that is here."""
     stamp, digest = str(int(now_s)), hashlib.sha256(body).hexdigest() if body else NO_BODY
-    return f"{stamp}.{digest}.{_mac(secret, stamp, digest, hop)}.{hop.site}"
+    return f"{stamp}.{digest}.{_mac(signing(secret), stamp, digest, hop)}.{hop.site}"
 
 
 def signed_body(signature: str, secret: str, now_s: float, hop: Hop) -> str | None:
@@ -91,7 +101,7 @@ def signed_body(signature: str, secret: str, now_s: float, hop: Hop) -> str | No
     stamp, digest, mac, site = (signature.split(".", 3) + [""] * 3)[:4]
     if not (_is_stamp(stamp) and signature.isascii() and site == hop.site):
         return None
-    is_genuine = hmac.compare_digest(mac, _mac(secret, stamp, digest, hop))
+    is_genuine = any(hmac.compare_digest(mac, _mac(each, stamp, digest, hop)) for each in secret.split(","))
     return digest if is_genuine and abs(now_s - int(stamp)) <= HOP_MAX_AGE_S else None
 
 
@@ -114,7 +124,7 @@ def age_of_hop(signature: str, now_s: float) -> float | None:
 def tell_clock(secret: str, now_s: float, site: str, request_id: str) -> str:
     """Return STAMP.MAC, by which a router signs for this site although their clocks differ. The request's id makes it this answer's alone."""
     stamp = str(int(now_s))
-    return f"{stamp}.{_mac(secret, stamp, CLOCK, Hop('', '', request_id, site))}"
+    return f"{stamp}.{_mac(signing(secret), stamp, CLOCK, Hop('', '', request_id, site))}"
 
 
 def told_clock(value: str, secret: str, site: str, request_id: str) -> float | None:
@@ -122,8 +132,9 @@ def told_clock(value: str, secret: str, site: str, request_id: str) -> float | N
     stamp, _, mac = value.partition(".")
     if not (_is_stamp(stamp) and mac.isascii()):
         return None
-    expected = _mac(secret, stamp, CLOCK, Hop("", "", request_id, site))
-    return float(stamp) if hmac.compare_digest(mac, expected) else None
+    asked = Hop("", "", request_id, site)
+    is_genuine = any(hmac.compare_digest(mac, _mac(each, stamp, CLOCK, asked)) for each in secret.split(","))
+    return float(stamp) if is_genuine else None
 
 
 def _is_stamp(text: str) -> bool:

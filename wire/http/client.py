@@ -306,12 +306,13 @@ class UpstreamConnection(asyncio.BufferedProtocol):
 class ConnectionPool:
     """Connections that wait for a request, newest first. No limit: admission is the sites' business, and a wait would hide in the round trip."""
 
-    def __init__(self, connect_timeout_s: float) -> None:
+    def __init__(self, connect_timeout_s: float, tls: ssl.SSLContext | None = None) -> None:
+        """`tls`: whom to trust; by default the system's authorities."""
         self._connect_timeout_s = connect_timeout_s
         self._idle: dict[Origin, deque[UpstreamConnection]] = {}
         self._open: set[UpstreamConnection] = set()
         self._buffer = bytearray(READ_BYTES)
-        self._tls: ssl.SSLContext | None = None
+        self._tls = tls
 
     @property
     def num_open(self) -> int:

@@ -11,10 +11,10 @@ import aiohttp
 import msgspec
 import pytest
 
-from pilotlight.edge_router.tls import Certificate
 from pilotlight.sites.config import ConfigError, parse
-from pilotlight.sites.network import NetworkConfig, RouterListenConfig
-from pilotlight.wire.http.listen import loop_factory
+from pilotlight.sites.network import NetworkConfig
+from pilotlight.wire.http.certificate import Certificate
+from pilotlight.wire.http.listen import ListenError, loop_factory
 from tests.edge_router.builders import network
 from tests.edge_router.fakes import DONE, event, raw_stream, router, sites
 from tests.edge_router.forwarding.test_websockets import echo
@@ -69,9 +69,8 @@ async def test_a_new_certificate_is_served_to_new_connections_and_open_streams_g
 
 
 def test_half_of_a_new_pair_is_not_taken(tmp_path: Path) -> None:
-    listen = RouterListenConfig(port=0, **write(tmp_path))
-    certificate = Certificate.of(listen)
-    assert certificate is not None
+    files = write(tmp_path)
+    certificate = Certificate(Path(files["tls_certificate"]), Path(files["tls_key"]))
     assert not certificate.look()
     chain = tmp_path / "chain.pem"
     good = chain.read_bytes()
@@ -94,7 +93,7 @@ def test_a_certificate_needs_its_key(listen: dict[str, str]) -> None:
 def test_files_that_are_no_certificate_stop_the_start_by_name(tmp_path: Path) -> None:
     (tmp_path / "c").write_text("nonsense")
     (tmp_path / "k").write_text("nonsense")
-    with pytest.raises(ConfigError, match="tls_certificate"):
+    with pytest.raises(ListenError, match="tls_certificate"):
         Certificate(tmp_path / "c", tmp_path / "k")
 
 
