@@ -92,6 +92,7 @@ REGIONS: dict[str, Region] = {
 CLIENT_REGIONS: dict[str, Region] = {
     "client-libraries": Region(clients.libraries, "clients"),
     "agents": Region(clients.agents),
+    "coding-agents": Region(clients.edits),
     "load-generators": Region(clients.generators, "clients"),
 }
 FIRST_MINUTE_REGIONS: dict[str, Region] = {"first-minute": Region(page.first_minute)}

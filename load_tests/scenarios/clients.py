@@ -63,6 +63,8 @@ LIBRARIES: dict[str, Client] = {
     "openai-agents, Responses": Client("openai_agents_responses.py", ("openai-agents",)),
     "openai, Responses": Client("openai_responses.py", ("openai",)),
     "anthropic": Client("anthropic_sdk.py", ("anthropic",)),
+    "ollama": Client("ollama_sdk.py", ("ollama",)),
+    "ollama for Node.js": Client("ollama.mjs", ("ollama",)),
     "openai for Node.js": Client("openai.mjs", ("openai", "zod")),
     "cloudflare for Node.js": Client("cloudflare.mjs", ("cloudflare",)),
     "anthropic for Node.js": Client("anthropic.mjs", ("@anthropic-ai/sdk", "zod")),

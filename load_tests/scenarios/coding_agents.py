@@ -345,7 +345,9 @@ def edit(network: ScriptedNetwork, installed: InstalledAgent, *, kills: bool) ->
         mended = (home / "work" / "calc.py").read_text() == MODULE.replace(WRONG, RIGHT)
     answers = [note for note in network.noted(began) if "prompt" in note]
     wrong = [note["wrong"] for note in answers if note["wrong"]]
-    went_on = any(note["delivered"] for note in answers)
+    # A stream goes on behind what was delivered of it; an answer in one piece is made again.
+    edits = {note["site"] for note in answers if note["turn"] == agent.edit_turn and not note["aside"]}
+    went_on = any(note["delivered"] for note in answers) or len(edits) > 1
     works = code == 0 and passes and mended and not wrong and (not kills or (bool(killed) and went_on))
     reason = "" if works else f"exit {code}, passes {passes}, killed {killed}, went on {went_on}, {wrong[:1]} {said}"
     return {"verdict": "works" if works else "fails", "reason": reason, "requests": len(answers)}
