@@ -88,6 +88,7 @@ test-servers: $(DEV) kernels
 
 test-clients: $(DEV)
 	@$(BIN)/python -m load_tests.scenarios.clients --folder $(PEERS)/clients
+	@$(BIN)/python -m load_tests.scenarios.coding_agents --folder $(PEERS)/clients
 
 check: $(DEV)
 	@$(BIN)/ruff check .

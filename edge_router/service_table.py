@@ -25,7 +25,10 @@ class RouterService(Enum):
 _TABLE: tuple[tuple[RouterService, re.Pattern[str]], ...] = tuple(
     (service, re.compile(pattern))
     for service, pattern in (
-        (RouterService.SITES, rf"{_V1}/(?:chat/completions|completions|embeddings|messages(?:/count_tokens)?)"),
+        (
+            RouterService.SITES,
+            rf"{_V1}/(?:chat/completions|completions|embeddings|messages(?:/count_tokens)?|decisions|systemone)",
+        ),
         (RouterService.SITES, r"/fn/.*"),
         (RouterService.SITES, r"/api/(?:chat|generate|embed|embeddings|show|pull)"),
         (RouterService.RESPONSES, rf"{_V1}/responses(?:/.+)?"),
