@@ -65,7 +65,7 @@ class RouterApp(Starlette):
         }
         place, sessions = router_place(router.network), Sessions(access, router.secret)
         self.feed = Feed(RouterActivity(place, own_version(), proxy, router.clock))
-        deployments = deployment_api(router.backends, access, router.clocks, proxy.selector.places)
+        deployments = deployment_api(router.backends, access, router.clocks, proxy.selector.places, router.hosts)
         has_usage = router.accounting.ledger is not None
         operations = Operations(router.backends, router.orders)
         self.page = PageRoutes(

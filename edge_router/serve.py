@@ -19,6 +19,7 @@ from pilotlight.edge_router.app import RouterApp, build_app
 from pilotlight.edge_router.assembly import EdgeRouter, access_of
 from pilotlight.edge_router.forwarding.proxy import Proxy
 from pilotlight.edge_router.metering.ledger.prices import PriceList
+from pilotlight.edge_router.requests.function_hosts import FunctionMount
 from pilotlight.edge_router.requests.request import FUNCTIONS
 from pilotlight.edge_router.routing.data_places import DataPlaces
 from pilotlight.edge_router.tls import Certificate
@@ -100,7 +101,17 @@ async def _serve(network: NetworkConfig, listener: socket.socket, file: Path | N
         app.edge.tunnels.end()
 
 
-LIVE = ("accounts", "keys", "prices", "models", "tenant_limits", "door.require_key", "door.max_open_per_client")
+LIVE = (
+    "accounts",
+    "keys",
+    "prices",
+    "models",
+    "hosts",
+    "functions.domain",
+    "tenant_limits",
+    "door.require_key",
+    "door.max_open_per_client",
+)
 
 
 def reload(router: EdgeRouter, network: NetworkConfig, file: Path | None) -> None:
@@ -109,6 +120,7 @@ def reload(router: EdgeRouter, network: NetworkConfig, file: Path | None) -> Non
     if found is not None:
         router.admission.access.become(access_of(found))
         router.admission.limits.set(found.door, found.tenant_limits, found.accounts)
+        router.hosts.become(found)
         router.accounting.prices.become(PriceList(found.prices, network.ledger.currency))
         router.accounting.quotas.set(found.accounts)
         router.proxy.selector.places.become(DataPlaces(found))
@@ -126,8 +138,10 @@ async def serving(app: RouterApp, network: NetworkConfig, listener: socket.socke
         api_paths=API_PATHS,
     )
     budget = BodyBudget(app, int(door.max_bodies_mib * 2**20))
-    checked = OriginCheck(budget, origins)
-    server = make_server(door.server_name, checked, http_limits(door), overload_headers=OVERLOADED)
+    mounted = FunctionMount(
+        app.edge.hosts, budget, OriginCheck(budget, origins)
+    )  # a host of a function is a name by which it is meant
+    server = make_server(door.server_name, mounted, http_limits(door), overload_headers=OVERLOADED)
     metrics = app.edge.metrics
     metrics.watch("body_bytes", "Of requests that are not answered yet.", lambda: budget.held_bytes)
     if isinstance(server, Server):

@@ -183,6 +183,11 @@ class PlacesConfig(Table, frozen=True, kw_only=True):
             raise ValueError(f"data of {whose} may go nowhere: name sites or regions, or leave data out")
 
 
+HostName = Annotated[
+    str, Meta(pattern=r"^(\*\.?)?[A-Za-z0-9][A-Za-z0-9-]*(\.[A-Za-z0-9][A-Za-z0-9-]*)*\Z", max_length=253)
+]
+
+
 class CustomerConfig(TenantLimitsConfig, frozen=True, kw_only=True):
     """An account with limits of its own, for all its keys together."""
 
@@ -199,7 +204,36 @@ class CustomerConfig(TenantLimitsConfig, frozen=True, kw_only=True):
         ),
     ] = None
     cost_per_day: Annotated[Positive | None, Meta(description="likewise, in the ledger's currency")] = None
+    hosts: Annotated[
+        tuple[HostName, ...],
+        Meta(description="host names, as shop.example or *.acme.example, that routes of its functions may name"),
+    ] = ()
     data: Annotated[PlacesConfig | None, Meta(description="where its data may go; unset: to every site")] = None
+
+
+class HostConfig(Table, frozen=True, kw_only=True):
+    """A host name whose requests a function answers."""
+
+    pattern: Annotated[
+        str,
+        Meta(
+            pattern=r"^(\*\.?)?[A-Za-z0-9][A-Za-z0-9.-]*/(\*|[^*?]+\*?)?\Z",
+            max_length=300,
+            description="host and path, as shop.example/* or *.shop.example/api/*; of several the most specific counts",
+        ),
+    ]
+    function: Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9_-]{0,62}\Z", description="its name")]
+
+
+class NetworkFunctionsConfig(Table, frozen=True, kw_only=True):
+    """The names of functions in the network."""
+
+    domain: Annotated[
+        Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9-]*(\.[A-Za-z0-9][A-Za-z0-9-]*)+\Z")] | None,
+        Meta(
+            description="as fn.example: NAME.fn.example is the function NAME, for every function; the name *.fn.example leads to this router"
+        ),
+    ] = None
 
 
 class NetworkModelConfig(Table, frozen=True, kw_only=True):
@@ -331,6 +365,8 @@ class NetworkConfig(Table, frozen=True, kw_only=True):
     telemetry: TelemetryConfig = TelemetryConfig()
     prices: tuple[PriceConfig, ...] = ()
     models: tuple[NetworkModelConfig, ...] = ()
+    functions: NetworkFunctionsConfig = NetworkFunctionsConfig()
+    hosts: tuple[HostConfig, ...] = ()
     objectives: tuple[ObjectiveConfig, ...] = ()
     place: PlaceConfig
     sites: Annotated[tuple[SiteRef, ...], Meta(min_length=1)]
@@ -339,6 +375,7 @@ class NetworkConfig(Table, frozen=True, kw_only=True):
 
     def agree(self) -> None:
         refuse_twice([site.name for site in self.sites], "site name")
+        refuse_twice([host.pattern.lower() for host in self.hosts], "host pattern")
         refuse_twice([objective.model for objective in self.objectives], "objective's model")
         check_accounts([account.name for account in self.accounts], self.keys)
         for account in self.accounts:

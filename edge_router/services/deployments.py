@@ -27,6 +27,7 @@ from starlette.routing import BaseRoute, Route
 
 from pilotlight.edge_router.backends.backend import Backend
 from pilotlight.edge_router.backends.site_clocks import SiteClocks
+from pilotlight.edge_router.requests.function_hosts import FunctionHosts
 from pilotlight.edge_router.routing.data_places import DataPlaces
 from pilotlight.edge_router.services.bundles import BundleStore
 from pilotlight.edge_router.services.function_homes import home_of, with_callers
@@ -214,12 +215,19 @@ def _before(deployment: Deployment) -> int:
 
 class DeploymentApi:
     def __init__(
-        self, backends: Mapping[str, Backend], guard: DeployGuard, places: DataPlaces, directory: Path
+        self,
+        backends: Mapping[str, Backend],
+        guard: DeployGuard,
+        places: DataPlaces,
+        hosts: FunctionHosts,
+        directory: Path,
     ) -> None:
         self._backends = backends
         self._places = places
+        self._hosts = hosts
         self._guard = guard
         self._deployments = Deployments(directory)
+        hosts.serve(self._deployments.known)
         self._bundles = BundleStore(directory / "bundles")
 
     def routes(self) -> list[BaseRoute]:
@@ -271,11 +279,21 @@ class DeploymentApi:
         deployment = self._deployments.expected(name, new.expected_revision, author)
         if not self._bundles.has(new.digest):
             raise ApiError("invalid_request", f"there is no bundle {new.digest}; put it first")
+        self._hosts.check(name, new.routes, author, deployment.account)
         number = max((version.number for version in deployment.versions), default=0) + 1
         stable = max(deployment.shares, key=lambda share: share.percent, default=None)
         replaced = 0 if stable is None else stable.number
         version = Version(
-            number, new.digest, time.time(), new.message, new.environment, new.health_path, replaced, new.services
+            number,
+            new.digest,
+            time.time(),
+            new.message,
+            new.environment,
+            new.health_path,
+            replaced,
+            new.services,
+            new.routes,
+            new.has_subdomain,
         )
         home = home_of(deployment, new, self._deployments.known, self._homes(deployment.account))
         moves = await self._try_everywhere(replace(deployment, home=home), version)
@@ -287,7 +305,8 @@ class DeploymentApi:
             raise ApiError("invalid_request", sentence)
         before = replace(self._deployments.expected(name, new.expected_revision, author), home=home)
         changed = with_version(before, version, new.percent)
-        self._deployments.change(changed)
+        self._hosts.check(name, new.routes, author, before.account)
+        self._change(changed)
         self._forget_bundles()
         return await self._served_everywhere(changed, 201)
 
@@ -299,7 +318,10 @@ class DeploymentApi:
         changed = rolled_back(deployment, wanted.number)
         await self._check_fits(changed)
         self._deployments.expected(name, wanted.expected_revision, author)
-        self._deployments.change(changed)
+        version = changed.version(changed.shares[0].number)
+        assert version is not None
+        self._hosts.check(name, version.routes, author, changed.account)
+        self._change(changed)
         return await self._served_everywhere(changed, 200)
 
     async def remove(self, request: Request) -> Response:
@@ -311,7 +333,7 @@ class DeploymentApi:
         if not deployment.shares:
             raise ApiError("not_found", f"no function named {name[:64]!r} is deployed")
         changed = replace(deployment, revision=deployment.revision + 1, shares=())
-        self._deployments.change(changed)
+        self._change(changed)
         return await self._served_everywhere(changed, 200)
 
     async def tail(self, request: Request) -> Response:
@@ -415,7 +437,12 @@ class DeploymentApi:
             elif changed.shares and changed.runs_at(site):
                 self._backends[site].published.serves(changed.name)
         fields = {name: getattr(changed, name) for name in changed.__struct_fields__}
-        return Response(encode(Changed(**fields, unconfirmed=unconfirmed)), status, media_type=JSON)
+        made = Changed(**fields, unconfirmed=unconfirmed, addresses=self._hosts.addresses(changed))
+        return Response(encode(made), status, media_type=JSON)
+
+    def _change(self, deployment: Deployment) -> None:
+        self._deployments.change(deployment)
+        self._hosts.serve(self._deployments.known)
 
     def _sites(self, home: str = "") -> list[Backend]:
         """Return the healthy sites that take deployed functions; with `home`, that one alone."""
@@ -456,13 +483,13 @@ class DeploymentApi:
 
 
 def deployment_api(
-    backends: Mapping[str, Backend], access: Access, clocks: SiteClocks, places: DataPlaces
+    backends: Mapping[str, Backend], access: Access, clocks: SiteClocks, places: DataPlaces, hosts: FunctionHosts
 ) -> DeploymentApi:
     """The token, the network's secret and where to keep all this come from the environment."""
     guard = DeployGuard(os.environ.get(DEPLOY_TOKEN_ENV, ""), os.environ.get(HOP_SECRET_ENV, ""), access, clocks)
     home = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
     directory = Path(os.environ.get(STATE_DIR_ENV) or f"{home}/pilotlight/router").expanduser()
-    return DeploymentApi(backends, guard, places, directory)
+    return DeploymentApi(backends, guard, places, hosts, directory)
 
 
 async def _parsed(request: Request, kind: type[RequestT]) -> RequestT:

@@ -55,6 +55,8 @@ def deploy(
         "health_path": health,
         "keeps_data": manifest.keeps_data,
         "services": manifest.services,
+        "routes": manifest.routes,
+        "has_subdomain": manifest.has_subdomain,
         "home": home,
     }
     packages = requirements_of(directory)
@@ -67,6 +69,8 @@ def deploy(
         after = api.send("POST", f"{PATH}/{manifest.name}", json.dumps(wanted).encode(), author_token())
     for line in _shares(after):
         print(line)
+    for address in (f"{api.url}/fn/{manifest.name}", *after.get("addresses", ())):
+        print(f"{manifest.name}: answers at {address}")
 
 
 def rollback(api: Api, name: str, number: int | None) -> None:

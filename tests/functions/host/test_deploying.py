@@ -16,6 +16,7 @@ from starlette.applications import Starlette
 
 from pilotlight.edge_router.backends.published_status import PublishedStatus
 from pilotlight.edge_router.backends.site_clocks import SiteClocks
+from pilotlight.edge_router.requests.function_hosts import FunctionHosts
 from pilotlight.edge_router.services.deployments import DeployGuard, DeploymentApi
 from pilotlight.edge_router.telemetry.status_routes import FAILURES
 from pilotlight.functions.bindings.queues import Queue
@@ -33,6 +34,7 @@ from pilotlight.wire.hop.status import FunctionsStatus
 from pilotlight.wire.http.listen import bind
 from pilotlight.wire.http.server import Server
 from tests.asgi import call, eventually
+from tests.edge_router.builders import network as network_of
 from tests.runtime.conftest import Site, SiteMaker
 
 ENTRY = """
@@ -100,6 +102,7 @@ async def router(site: Site, listener: socket.socket, tmp_path: Path) -> AsyncIt
         {"ams1": backend},  # type: ignore[dict-item]
         DeployGuard("token", "", Access([], is_required=False), SiteClocks(["ams1"])),
         SimpleNamespace(of=lambda *names: None),  # type: ignore[arg-type]
+        FunctionHosts(network_of({"ams1": site.url})),
         tmp_path / "router",
     ).routes()
     server = Server(Starlette(routes=routes, exception_handlers=FAILURES))
