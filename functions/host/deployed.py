@@ -225,6 +225,7 @@ class DeployedFunctions:
         if mark.exists():
             return
         try:
+            await self._migrate(pool)
             url = f"http://health.internal{version.health_path}"
             health_call = FetchEvent(UNNUMBERED, "GET", url, [("host", "health")])
             response = await self._serving.functions.fetch(pool, health_call)
@@ -238,6 +239,16 @@ class DeployedFunctions:
                 self._serving.functions.remove(pool)
                 raise
         mark.touch()
+
+    async def _migrate(self, pool: str) -> None:
+        """Apply what the version brings for its databases, which its health call may want. Raises Failure, and then nothing has changed in a database
+        whose migrations failed."""
+        bindings = self._serving.functions.pools[pool].bindings
+        if bindings is not None:
+            try:
+                await bindings.migrate_databases()
+            except Failure as failure:
+                raise Failure(f"its migrations were not applied: {failure.message}") from None
 
     # -- what the router knows ----------------------------------------------------------------------------------------------------
 

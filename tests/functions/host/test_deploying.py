@@ -460,3 +460,36 @@ async def test_a_log_that_is_followed_goes_on_with_what_comes(
     seen = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [each["what"] for each in seen] == ["GET /"] * 3, "the health call, and one for each round"
     assert [each["seq"] for each in seen] == sorted({each["seq"] for each in seen}), "each once"
+
+
+DATABASE = MANIFEST + '[[d1_databases]]\nbinding = "DB"\n'
+READS_DATABASE = """
+from workers import Response, WorkerEntrypoint
+
+class Default(WorkerEntrypoint):
+    async def fetch(self, request):
+        rows = await self.env.DB.prepare("SELECT text FROM notes ORDER BY id").all()
+        return Response("VERSION " + " ".join(row["text"] for row in rows.results))
+"""
+
+
+async def test_a_deploy_applies_the_migrations_of_its_databases_before_its_health_call_and_refuses_them_whole(
+    network: Network, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = network.folder / "migrations"
+    network.write("one", READS_DATABASE, DATABASE)
+    folder.mkdir()
+    (folder / "0001_notes.sql").write_text(
+        "CREATE TABLE notes (id INTEGER PRIMARY KEY, text TEXT); INSERT INTO notes (text) VALUES ('first');"
+    )
+    await network.deploy()
+    assert (await network.ask()).body == b"one first"
+    network.write("two", READS_DATABASE, DATABASE)
+    (folder / "0002_more.sql").write_text("INSERT INTO notes (text) VALUES ('second');")
+    (folder / "0003_bad.sql").write_text("INSERT INTO nowhere VALUES (1);")
+    with pytest.raises(CliError, match=r"migrations were not applied: D1_ERROR: 0003_bad\.sql: no such table: nowhere"):
+        await network.deploy()
+    assert (await network.ask()).body == b"one first", "neither the second migration nor the version"
+    (folder / "0003_bad.sql").write_text("INSERT INTO notes (text) VALUES ('third');")
+    await network.deploy()
+    assert (await network.ask()).body == b"two first second third"
