@@ -32,6 +32,7 @@ from pilotlight.edge_router.routing.data_places import DataPlaces
 from pilotlight.edge_router.services.bundles import BundleStore
 from pilotlight.edge_router.services.function_homes import home_of, with_callers
 from pilotlight.edge_router.services.function_logs import find_logs, log_query
+from pilotlight.edge_router.services.function_secrets import FunctionSecrets
 from pilotlight.edge_router.telemetry.status_routes import limited_body
 from pilotlight.sites.config import ConfigError
 from pilotlight.support import atomic_files
@@ -107,20 +108,22 @@ class DeployGuard:
 
     def author_or_site(self, request: Request) -> Account | None:
         """Return the account that asks; None: the operator, or a site."""
+        return None if self.is_from_site(request) else self.author(request)
+
+    def is_from_site(self, request: Request) -> bool:
         signature, id = request.headers.get(HOP, ""), request.headers.get(REQUEST_ID, "")
         hop = Hop(request.method, request.url.path, id, FOR_ROUTERS, request.url.query)
-        if self._key and any(hop_is_genuine(signature, self._key, now_s, hop) for now_s in self.clocks.times_s()):
-            return None  # by the site's own clock, whose name it does not say
-        return self.author(request)
+        times_s = self.clocks.times_s()  # by the site's own clock, whose name it does not say
+        return bool(self.key) and any(hop_is_genuine(signature, self.key, now_s, hop) for now_s in times_s)
 
     def signed(self, method: str, path: str, site: str, body: bytes = b"") -> dict[str, str]:
         """Headers by which a site knows this router. The token itself is never sent to one."""
         hop = Hop(method, path, uuid.uuid4().hex, site)
         now_s = self.clocks.now_s(site)
-        return {REQUEST_ID: hop.request_id, HOP: sign_hop(self._key, now_s, hop, body)} if self._key else {}
+        return {REQUEST_ID: hop.request_id, HOP: sign_hop(self.key, now_s, hop, body)} if self.key else {}
 
     @property
-    def _key(self) -> str:
+    def key(self) -> str:
         """A network without a secret, on one machine, has the token to sign with."""
         return self.secret or self.token
 
@@ -229,6 +232,7 @@ class DeploymentApi:
         self._deployments = Deployments(directory)
         hosts.serve(self._deployments.known)
         self._bundles = BundleStore(directory / "bundles")
+        self._secrets = FunctionSecrets(directory, guard.key)
 
     def routes(self) -> list[BaseRoute]:
         return [
@@ -239,6 +243,8 @@ class DeploymentApi:
             Route(PATH + "/{name}/rollback", self.rollback, methods=["POST"]),
             Route(PATH + "/{name}/tail", self.tail, methods=["GET"]),
             Route(PATH + "/{name}/logs", self.logs, methods=["GET"]),
+            Route(PATH + "/{name}/secrets", self.secrets, methods=["GET"]),
+            Route(PATH + "/{name}/secrets/{secret}", self.secret, methods=["PUT", "DELETE"]),
         ]
 
     async def all(self, request: Request) -> Response:
@@ -346,6 +352,31 @@ class DeploymentApi:
         query, after = log_query(self._readable(request), request.query_params)
         found = await find_logs(self._followed(query.function), query, after, self._guard.signed)
         return Response(encode(found), media_type=JSON, headers=NO_STORE)
+
+    async def secrets(self, request: Request) -> Response:
+        """Return the names of a function's secrets to its author, and to sites what was sealed for them."""
+        name = _named(request.path_params["name"])
+        if self._guard.is_from_site(request):
+            return Response(encode(self._secrets.of(name)), media_type=JSON)
+        self._deployments.get(name, self._guard.author(request))
+        return Response(encode(sorted(self._secrets.of(name))), media_type=JSON)
+
+    async def secret(self, request: Request) -> Response:
+        """Put or delete a secret, and have the function's sites take it over."""
+        author = self._guard.author(request)
+        name, secret = _named(request.path_params["name"]), request.path_params["secret"]
+        body = await limited_body(request, MAX_BODY)
+        deployment = self._deployments.get(name, author)
+        if request.method == "DELETE":
+            word = self._secrets.delete(name, secret)
+        else:
+            try:
+                word = self._secrets.put(name, secret, body.decode())
+            except UnicodeDecodeError:
+                raise ApiError("invalid_request", "a secret is text in UTF-8") from None
+        changed = replace(deployment, secrets=word)
+        self._change(changed)
+        return await self._served_everywhere(changed, 200)
 
     def _readable(self, request: Request) -> str:
         """Return the name of a function whose output the author may read: a site's own, which nobody has deployed, is the operator's. Raises

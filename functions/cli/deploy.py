@@ -123,6 +123,32 @@ def tail(api: Api, name: str, as_json: bool) -> None:
         sys.exit(130)
 
 
+def put_secret(api: Api, name: str, secret: str, value: str) -> None:
+    after = api.send("PUT", _secret_path(name, secret), value.encode(), author_token(), "text/plain; charset=utf-8")
+    print(f"{name}: {secret} is kept; requests of running versions have it in a few seconds, without a deploy")
+    _print_unconfirmed(after)
+
+
+def delete_secret(api: Api, name: str, secret: str) -> None:
+    after = api.send("DELETE", _secret_path(name, secret), b"", author_token())
+    print(f"{name}: {secret} is gone; requests of running versions are without it in a few seconds")
+    _print_unconfirmed(after)
+
+
+def secret_names(api: Api, name: str) -> list[str]:
+    names: list[str] = api.send("GET", f"{PATH}/{quote(name, safe='')}/secrets", None, author_token())
+    return names
+
+
+def _secret_path(name: str, secret: str) -> str:
+    return f"{PATH}/{quote(name, safe='')}/secrets/{quote(secret, safe='')}"
+
+
+def _print_unconfirmed(after: dict[str, Any]) -> None:
+    for site, why in after.get("unconfirmed", {}).items():
+        print(f"{after['name']}: not known to be taken over at {site} yet: {why}")
+
+
 @contextmanager
 def _progress(sentence: str) -> Iterator[None]:
     """Say what is waited for, and every ten seconds that it goes on: a first install of packages may take minutes."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from pilotlight.runtime.cli.api import DEFAULT_URL, Api
 from pilotlight.runtime.cli.cli_error import CliError
 
 if TYPE_CHECKING:
@@ -28,6 +29,11 @@ DirOption = Annotated[Path, typer.Option("--dir", help="The folder of a function
 
 FunctionArgument = Annotated[str, typer.Argument(help="A function's name, or, with --store, a secrets store's id.")]
 StoreOption = Annotated[bool, typer.Option("--store", help="Of a secrets store, which several functions may bind.")]
+
+RemoteOption = Annotated[
+    bool, typer.Option("--remote", help="Through the router, at every site where the function runs or will run.")
+]
+UrlOption = Annotated[str, typer.Option(help="Of the router.", envvar="PILOTLIGHT_URL")]
 
 secret = typer.Typer(help="Secrets of functions, sealed on this machine.", no_args_is_help=True)
 kv = typer.Typer(help="Keys of a KV namespace, by its binding's name or its id.", no_args_is_help=True)
@@ -124,12 +130,18 @@ def secret_put(
     site: SiteOption = None,
     directory: DirOption = HERE,
     store: StoreOption = False,
+    remote: RemoteOption = False,
+    url: UrlOption = DEFAULT_URL,
 ) -> None:
     """Keep a secret; its value is read from standard input."""
-    state, function = State(site, directory), _owner(function, store)
     value = sys.stdin.read().rstrip("\n") if not sys.stdin.isatty() else typer.prompt(name, hide_input=True)
     if not value:
         raise CliError("The secret is empty; give it on standard input.")
+    if _is_remote(remote, site, store):
+        from pilotlight.functions.cli.deploy import put_secret
+
+        return put_secret(Api(url), function, name, value)
+    state, function = State(site, directory), _owner(function, store)
     state.secrets(lambda kept: kept.put(function, name, value))
     print(
         f"{function}: {name} is kept at this site; if the site runs, the function's next requests have it in a few seconds"
@@ -138,9 +150,20 @@ def secret_put(
 
 @secret.command("list")
 def secret_list(
-    function: FunctionArgument, site: SiteOption = None, directory: DirOption = HERE, store: StoreOption = False
+    function: FunctionArgument,
+    site: SiteOption = None,
+    directory: DirOption = HERE,
+    store: StoreOption = False,
+    remote: RemoteOption = False,
+    url: UrlOption = DEFAULT_URL,
 ) -> None:
     """List names, never values."""
+    if _is_remote(remote, site, store):
+        from pilotlight.functions.cli.deploy import secret_names
+
+        for name in secret_names(Api(url), function):
+            print(name)
+        return
     for name in State(site, directory).secrets(lambda kept: kept.names(_owner(function, store))):
         print(name)
 
@@ -152,11 +175,23 @@ def secret_delete(
     site: SiteOption = None,
     directory: DirOption = HERE,
     store: StoreOption = False,
+    remote: RemoteOption = False,
+    url: UrlOption = DEFAULT_URL,
 ) -> None:
     """Forget a secret."""
+    if _is_remote(remote, site, store):
+        from pilotlight.functions.cli.deploy import delete_secret
+
+        return delete_secret(Api(url), function, name)
     function = _owner(function, store)
     if not State(site, directory).secrets(lambda kept: kept.delete(function, name)):
         raise CliError(f"{function} has no secret {name}.")
+
+
+def _is_remote(remote: bool, site: Path | None, store: bool) -> bool:
+    if remote and (site is not None or store):
+        raise CliError("--remote puts a function's secret through the router; --site and --store mean this machine's.")
+    return remote
 
 
 def _owner(function: str, is_store: bool) -> str:

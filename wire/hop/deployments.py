@@ -47,6 +47,9 @@ class Deployment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     shares: tuple[Share, ...] = ()
     account: str = ""  # whose it is, for good: whoever deployed it first; empty: the network's own
     home: str = ""  # the site where it runs alone, for its data lies there; empty: it runs everywhere
+    secrets: str = (
+        ""  # a word that changes with its secrets, which its sites then fetch; empty: none was put through a router
+    )
 
     @property
     def services(self) -> set[str]:

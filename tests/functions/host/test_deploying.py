@@ -21,7 +21,7 @@ from pilotlight.edge_router.services.deployments import DeployGuard, DeploymentA
 from pilotlight.edge_router.telemetry.status_routes import FAILURES
 from pilotlight.functions.bindings.queues import Queue
 from pilotlight.functions.bindings.storage.kv import SCHEMA
-from pilotlight.functions.cli.deploy import deploy, rollback, tail, versions
+from pilotlight.functions.cli.deploy import delete_secret, deploy, put_secret, rollback, secret_names, tail, versions
 from pilotlight.functions.cli.logs_command import logs
 from pilotlight.functions.host import deployed
 from pilotlight.runtime.cli.api import Api
@@ -493,3 +493,36 @@ async def test_a_deploy_applies_the_migrations_of_its_databases_before_its_healt
     (folder / "0003_bad.sql").write_text("INSERT INTO notes (text) VALUES ('third');")
     await network.deploy()
     assert (await network.ask()).body == b"two first second third"
+
+
+READS_SECRET = """
+from workers import Response, WorkerEntrypoint
+
+class Default(WorkerEntrypoint):
+    async def fetch(self, request):
+        return Response(f"VERSION {self.env.TOKEN}" if "TOKEN" in self.env else "VERSION none")
+"""
+
+
+async def test_a_secret_that_is_put_through_the_router_reaches_the_first_version_and_a_running_one(
+    network: Network, tmp_path: Path
+) -> None:
+    await asyncio.to_thread(put_secret, network.api, "greeter", "TOKEN", "first")
+    assert b"first" not in (tmp_path / "router" / "secrets.json").read_bytes()
+    network.write("one", READS_SECRET)
+    await network.deploy()
+    assert (await network.ask()).body == b"one first", "its health call had it, too"
+
+    async def answers(expected: bytes) -> None:
+        while (await network.ask()).body != expected:
+            await asyncio.sleep(0.05)
+
+    await asyncio.to_thread(put_secret, network.api, "greeter", "TOKEN", "second")
+    await asyncio.wait_for(answers(b"one second"), 30)
+    assert await asyncio.to_thread(secret_names, network.api, "greeter") == ["TOKEN"]
+    await asyncio.to_thread(delete_secret, network.api, "greeter", "TOKEN")
+    await asyncio.wait_for(answers(b"one none"), 30)
+    with pytest.raises(CliError, match="has no secret 'TOKEN'"):
+        await asyncio.to_thread(delete_secret, network.api, "greeter", "TOKEN")
+    with pytest.raises(CliError, match="is no name of a secret"):
+        await asyncio.to_thread(put_secret, network.api, "greeter", "TO-KEN", "x")
