@@ -99,7 +99,8 @@ class FunctionMount:
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         name = self._function(scope) if self._hosts and scope["type"] in ("http", "websocket") else None
         if name is None:
-            return await self._otherwise(scope, receive, send)
+            await self._otherwise(scope, receive, send)
+            return
         raw = scope.get("raw_path", scope["path"].encode())
         mounted = {
             **scope,

@@ -22,7 +22,15 @@ if TYPE_CHECKING:
     from pilotlight.functions.manifest import BindingDeclaration, Manifest
 
 DEV_STATE = ".pilotlight"
-NAMES = ("database_name", "database_id", "id", "queue", "index_name", "dataset")  # options that name a store
+NAMES = (
+    "database_name",
+    "database_id",
+    "id",
+    "queue",
+    "bucket_name",
+    "index_name",
+    "dataset",
+)  # options that name a store
 HERE = Path(".")
 SiteOption = Annotated[Path | None, typer.Option("--site", help="A site's file, on the machine of that site.")]
 DirOption = Annotated[Path, typer.Option("--dir", help="The folder of a function that `pilotlight dev` serves.")]
@@ -48,7 +56,8 @@ class State:
         from pilotlight.functions.state_dir import state_dir_of
         from pilotlight.sites.site import load_site
 
-        self.directory = state_dir_of(load_site(site)) if site is not None else directory / DEV_STATE
+        self._site = None if site is None else load_site(site)
+        self.directory = directory / DEV_STATE if self._site is None else state_dir_of(self._site)
         has_manifest = any((directory / name).is_file() for name in FILES)
         if site is None and not has_manifest:
             raise CliError(
@@ -67,7 +76,18 @@ class State:
         if self._manifest is not None and not self._is_store(self._manifest, kind, name):
             known = ", ".join(each.name for each in declared) or "none"
             raise CliError(f"There is no {kind.partition('_')[0]} {name!r}: the manifest's are {known}.")
-        return BindingDeclaration(kind, name, {"id": name, "database_id": name, "queue": name})
+        return BindingDeclaration(kind, name, {"id": name, "database_id": name, "queue": name, "bucket_name": name})
+
+    def file_of(self, kind: str, name: str, file: str) -> Path:
+        """Return a store's file. Raises CliError where there is none."""
+        from pilotlight.functions.bindings.place import directory_of
+
+        declared = self.declared(kind, name)
+        id = declared.options.get("database_id") or declared.options.get("database_name") or declared.name
+        path = directory_of(self.directory, kind, id) / file
+        if not path.is_file():
+            raise CliError(f"Nothing has been written to {name} here: there is no {path}.")
+        return path
 
     def _is_store(self, manifest: "Manifest", kind: str, name: str) -> bool:
         """Tell whether there is a store of this id, or a queue that the function consumes: a misspelt name would make one."""
@@ -99,11 +119,19 @@ class State:
         except SecretError as error:
             raise CliError(str(error)) from None
 
+    def _r2(self) -> dict[str, Any]:
+        """Return the buckets of the site that lie at an S3 endpoint."""
+        if self._site is None or not self._site.functions.r2:
+            return {}
+        from pilotlight.functions.served import r2_stores
+
+        return dict(r2_stores(self._site.functions))
+
     def _run(self, work: "Callable[[Services], Awaitable[Any]]") -> Any:
         from pilotlight.functions.bindings.binding import BindingError, Services
 
         async def run() -> Any:
-            services = Services()
+            services = Services(r2=self._r2())
             try:
                 return await work(services)
             finally:
