@@ -71,7 +71,8 @@ class RouterApp(Starlette):
         }
         place, sessions = router_place(router.network), Sessions(access, router.secret)
         self.feed = Feed(RouterActivity(place, own_version(), proxy, router.clock))
-        deployments = deployment_api(router.backends, access, router.clocks, proxy.selector.places, router.tls)
+        places, hosts = proxy.selector.places, router.hosts
+        deployments = deployment_api(router.backends, access, router.clocks, places, hosts, router.tls)
         has_usage = router.accounting.ledger is not None
         operations = Operations(router.backends, router.orders)
         self.page = PageRoutes(

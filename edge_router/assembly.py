@@ -32,6 +32,7 @@ from pilotlight.edge_router.metering.ledger.prices import PriceList
 from pilotlight.edge_router.metering.ledger.site_usage import SiteUsage
 from pilotlight.edge_router.metering.objectives import Objectives
 from pilotlight.edge_router.requests.client_places import ClientPlaces
+from pilotlight.edge_router.requests.function_hosts import FunctionHosts
 from pilotlight.edge_router.requests.request import RequestParser, hop_secret
 from pilotlight.edge_router.requests.session import SessionTable
 from pilotlight.edge_router.routing.data_places import DataPlaces
@@ -70,6 +71,7 @@ class EdgeRouter:
         self.admission = AdmissionFilter(access_of(network), limits, self.secret)
         self.sessions = SessionTable(relay.session_entries, relay.session_ttl_s, clock)
         self.places = ClientPlaces.of(network.clients)
+        self.hosts = _function_hosts(network, self.secret)
         self.recordings = _recordings(network, self.secret, clock)
         self.accounting = _accounting(network, self.secret, self.recordings, self.shared)
         self.clocks = SiteClocks([*self.backends])
@@ -186,6 +188,16 @@ async def _at_work(store: _Store, name: str) -> AsyncIterator[None]:
             yield
     finally:
         await store.close()
+
+
+def _function_hosts(network: NetworkConfig, secret: str) -> FunctionHosts:
+    """Raises ConfigError."""
+    hosts = FunctionHosts(network)
+    if hosts and not secret:
+        raise ConfigError(
+            f"hosts and functions.domain need {HOP_SECRET_ENV}, here and at the sites: without it no site believes that a function has a host"
+        )
+    return hosts
 
 
 def access_of(network: NetworkConfig) -> Access:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import orjson
 from starlette.types import Message, Receive, Scope, Send
 
+from pilotlight.edge_router.requests.function_hosts import OWN_HOST
 from pilotlight.edge_router.requests.request import FUNCTIONS, Head, request_id_of
 from pilotlight.wire.credentials import with_bearer
 from pilotlight.wire.errors import ApiError, Dialect
@@ -260,4 +261,12 @@ def head_of(scope: Scope) -> Head:
         headers = [pair for pair in headers if not pair[0].startswith("sec-websocket-")]  # a server's own to answer
         if scope["subprotocols"]:
             headers.append(("sec-websocket-protocol", ", ".join(scope["subprotocols"])))
-    return Head(scope.get("method", "GET"), scope["path"], target, headers, scheme=scheme, is_websocket=is_websocket)
+    return Head(
+        scope.get("method", "GET"),
+        scope["path"],
+        target,
+        headers,
+        scheme=scheme,
+        is_websocket=is_websocket,
+        is_at_own_host=scope.get(OWN_HOST, False),
+    )

@@ -29,10 +29,12 @@ from starlette.routing import BaseRoute, Route
 from pilotlight.edge_router.backends.backend import Backend
 from pilotlight.edge_router.backends.health import connector
 from pilotlight.edge_router.backends.site_clocks import SiteClocks
+from pilotlight.edge_router.requests.function_hosts import FunctionHosts
 from pilotlight.edge_router.routing.data_places import DataPlaces
 from pilotlight.edge_router.services.bundles import BundleStore
 from pilotlight.edge_router.services.function_homes import home_of, with_callers
 from pilotlight.edge_router.services.function_logs import find_logs, log_query
+from pilotlight.edge_router.services.function_secrets import FunctionSecrets
 from pilotlight.edge_router.telemetry.status_routes import limited_body
 from pilotlight.sites.config import ConfigError, router_state_directory
 from pilotlight.support import atomic_files
@@ -107,20 +109,22 @@ class DeployGuard:
 
     def author_or_site(self, request: Request) -> Account | None:
         """Return the account that asks; None: the operator, or a site."""
+        return None if self.is_from_site(request) else self.author(request)
+
+    def is_from_site(self, request: Request) -> bool:
         signature, id = request.headers.get(HOP, ""), request.headers.get(REQUEST_ID, "")
         hop = Hop(request.method, request.url.path, id, FOR_ROUTERS, request.url.query)
-        if self._key and any(hop_is_genuine(signature, self._key, now_s, hop) for now_s in self.clocks.times_s()):
-            return None  # by the site's own clock, whose name it does not say
-        return self.author(request)
+        times_s = self.clocks.times_s()  # by the site's own clock, whose name it does not say
+        return bool(self.key) and any(hop_is_genuine(signature, self.key, now_s, hop) for now_s in times_s)
 
     def signed(self, method: str, path: str, site: str, body: bytes = b"") -> dict[str, str]:
         """Headers by which a site knows this router. The token itself is never sent to one."""
         hop = Hop(method, path, uuid.uuid4().hex, site)
         now_s = self.clocks.now_s(site)
-        return {REQUEST_ID: hop.request_id, HOP: sign_hop(self._key, now_s, hop, body)} if self._key else {}
+        return {REQUEST_ID: hop.request_id, HOP: sign_hop(self.key, now_s, hop, body)} if self.key else {}
 
     @property
-    def _key(self) -> str:
+    def key(self) -> str:
         """A network without a secret, on one machine, has the token to sign with."""
         return self.secret or self.token
 
@@ -219,15 +223,19 @@ class DeploymentApi:
         backends: Mapping[str, Backend],
         guard: DeployGuard,
         places: DataPlaces,
+        hosts: FunctionHosts,
         directory: Path,
         tls: ssl.SSLContext | None = None,
     ) -> None:
         self._backends = backends
         self._places = places
+        self._hosts = hosts
         self._guard = guard
         self._tls = tls
         self._deployments = Deployments(directory)
+        hosts.serve(self._deployments.known)
         self._bundles = BundleStore(directory / "bundles")
+        self._secrets = FunctionSecrets(directory, guard.key)
 
     def routes(self) -> list[BaseRoute]:
         return [
@@ -238,6 +246,8 @@ class DeploymentApi:
             Route(PATH + "/{name}/rollback", self.rollback, methods=["POST"]),
             Route(PATH + "/{name}/tail", self.tail, methods=["GET"]),
             Route(PATH + "/{name}/logs", self.logs, methods=["GET"]),
+            Route(PATH + "/{name}/secrets", self.secrets, methods=["GET"]),
+            Route(PATH + "/{name}/secrets/{secret}", self.secret, methods=["PUT", "DELETE"]),
         ]
 
     async def all(self, request: Request) -> Response:
@@ -278,11 +288,21 @@ class DeploymentApi:
         deployment = self._deployments.expected(name, new.expected_revision, author)
         if not self._bundles.has(new.digest):
             raise ApiError("invalid_request", f"there is no bundle {new.digest}; put it first")
+        self._hosts.check(name, new.routes, author, deployment.account)
         number = max((version.number for version in deployment.versions), default=0) + 1
         stable = max(deployment.shares, key=lambda share: share.percent, default=None)
         replaced = 0 if stable is None else stable.number
         version = Version(
-            number, new.digest, time.time(), new.message, new.environment, new.health_path, replaced, new.services
+            number,
+            new.digest,
+            time.time(),
+            new.message,
+            new.environment,
+            new.health_path,
+            replaced,
+            new.services,
+            new.routes,
+            new.has_subdomain,
         )
         home = home_of(deployment, new, self._deployments.known, self._homes(deployment.account))
         moves = await self._try_everywhere(replace(deployment, home=home), version)
@@ -294,7 +314,8 @@ class DeploymentApi:
             raise ApiError("invalid_request", sentence)
         before = replace(self._deployments.expected(name, new.expected_revision, author), home=home)
         changed = with_version(before, version, new.percent)
-        self._deployments.change(changed)
+        self._hosts.check(name, new.routes, author, before.account)
+        self._change(changed)
         self._forget_bundles()
         return await self._served_everywhere(changed, 201)
 
@@ -306,7 +327,10 @@ class DeploymentApi:
         changed = rolled_back(deployment, wanted.number)
         await self._check_fits(changed)
         self._deployments.expected(name, wanted.expected_revision, author)
-        self._deployments.change(changed)
+        version = changed.version(changed.shares[0].number)
+        assert version is not None
+        self._hosts.check(name, version.routes, author, changed.account)
+        self._change(changed)
         return await self._served_everywhere(changed, 200)
 
     async def remove(self, request: Request) -> Response:
@@ -318,7 +342,7 @@ class DeploymentApi:
         if not deployment.shares:
             raise ApiError("not_found", f"no function named {name[:64]!r} is deployed")
         changed = replace(deployment, revision=deployment.revision + 1, shares=())
-        self._deployments.change(changed)
+        self._change(changed)
         return await self._served_everywhere(changed, 200)
 
     async def tail(self, request: Request) -> Response:
@@ -331,6 +355,31 @@ class DeploymentApi:
         query, after = log_query(self._readable(request), request.query_params)
         found = await find_logs(self._followed(query.function), query, after, self._guard.signed)
         return Response(encode(found), media_type=JSON, headers=NO_STORE)
+
+    async def secrets(self, request: Request) -> Response:
+        """Return the names of a function's secrets to its author, and to sites what was sealed for them."""
+        name = _named(request.path_params["name"])
+        if self._guard.is_from_site(request):
+            return Response(encode(self._secrets.of(name)), media_type=JSON)
+        self._deployments.get(name, self._guard.author(request))
+        return Response(encode(sorted(self._secrets.of(name))), media_type=JSON)
+
+    async def secret(self, request: Request) -> Response:
+        """Put or delete a secret, and have the function's sites take it over."""
+        author = self._guard.author(request)
+        name, secret = _named(request.path_params["name"]), request.path_params["secret"]
+        body = await limited_body(request, MAX_BODY)
+        deployment = self._deployments.get(name, author)
+        if request.method == "DELETE":
+            word = self._secrets.delete(name, secret)
+        else:
+            try:
+                word = self._secrets.put(name, secret, body.decode())
+            except UnicodeDecodeError:
+                raise ApiError("invalid_request", "a secret is text in UTF-8") from None
+        changed = replace(deployment, secrets=word)
+        self._change(changed)
+        return await self._served_everywhere(changed, 200)
 
     def _readable(self, request: Request) -> str:
         """Return the name of a function whose output the author may read: a site's own, which nobody has deployed, is the operator's. Raises
@@ -422,7 +471,12 @@ class DeploymentApi:
             elif changed.shares and changed.runs_at(site):
                 self._backends[site].published.serves(changed.name)
         fields = {name: getattr(changed, name) for name in changed.__struct_fields__}
-        return Response(encode(Changed(**fields, unconfirmed=unconfirmed)), status, media_type=JSON)
+        made = Changed(**fields, unconfirmed=unconfirmed, addresses=self._hosts.addresses(changed))
+        return Response(encode(made), status, media_type=JSON)
+
+    def _change(self, deployment: Deployment) -> None:
+        self._deployments.change(deployment)
+        self._hosts.serve(self._deployments.known)
 
     def _sites(self, home: str = "") -> list[Backend]:
         """Return the healthy sites that take deployed functions; with `home`, that one alone."""
@@ -467,11 +521,12 @@ def deployment_api(
     access: Access,
     clocks: SiteClocks,
     places: DataPlaces,
+    hosts: FunctionHosts,
     tls: ssl.SSLContext | None = None,
 ) -> DeploymentApi:
     """The token, the network's secret and where to keep all this come from the environment."""
     guard = DeployGuard(os.environ.get(DEPLOY_TOKEN_ENV, ""), os.environ.get(HOP_SECRET_ENV, ""), access, clocks)
-    return DeploymentApi(backends, guard, places, router_state_directory(), tls)
+    return DeploymentApi(backends, guard, places, hosts, router_state_directory(), tls)
 
 
 async def _parsed(request: Request, kind: type[RequestT]) -> RequestT:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from pilotlight.functions.cli import d1_commands, state
+from pilotlight.functions.cli import d1_commands, exports, state
 from pilotlight.runtime.cli.api import API_KEY_ENV, DEFAULT_URL, Api
 from pilotlight.runtime.cli.cli_error import CliError
 from pilotlight.runtime.cli.keys.key_commands import keys
@@ -37,7 +37,13 @@ INFERENCE, FUNCTIONS, OPERATIONS = "Inference", "Functions", "Operations"  # hea
 app.add_typer(keys, name="keys", rich_help_panel=OPERATIONS)
 app.add_typer(network_commands, name="network", rich_help_panel=OPERATIONS)
 app.add_typer(adapters, name="adapters", rich_help_panel=INFERENCE)
-for name, commands in (("secret", state.secret), ("kv", state.kv), ("d1", d1_commands.d1), ("queues", state.queues)):
+for name, commands in (
+    ("secret", state.secret),
+    ("kv", state.kv),
+    ("d1", d1_commands.d1),
+    ("r2", exports.r2),
+    ("queues", state.queues),
+):
     app.add_typer(commands, name=name, rich_help_panel=FUNCTIONS)
 
 

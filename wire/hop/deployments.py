@@ -29,6 +29,8 @@ class Version(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     health_path: str = "/"
     replaced: int | None = None  # whose traffic it took; 0: nobody's; None: that was not written down
     services: tuple[Name, ...] = ()  # other functions that it calls
+    routes: tuple[str, ...] = ()  # host patterns, as wire/host_patterns.py reads them
+    has_subdomain: bool = True  # it is served below the network's functions.domain, if there is one
 
 
 class Share(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -45,6 +47,9 @@ class Deployment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     shares: tuple[Share, ...] = ()
     account: str = ""  # whose it is, for good: whoever deployed it first; empty: the network's own
     home: str = ""  # the site where it runs alone, for its data lies there; empty: it runs everywhere
+    secrets: str = (
+        ""  # a word that changes with its secrets, which its sites then fetch; empty: none was put through a router
+    )
 
     @property
     def services(self) -> set[str]:
@@ -72,6 +77,7 @@ class Changed(Deployment, frozen=True, forbid_unknown_fields=True):
     """What a deploy or a rollback has made."""
 
     unconfirmed: dict[str, str] = {}  # sites that are not known to serve it yet, and why
+    addresses: tuple[str, ...] = ()  # hosts and paths beside /fn/NAME
 
 
 class NewVersion(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -85,6 +91,8 @@ class NewVersion(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     health_path: Annotated[str, Meta(pattern="^/", max_length=500)] = "/"
     keeps_data: bool = False  # so it is to run at one site alone
     services: Annotated[tuple[Name, ...], Meta(max_length=100)] = ()
+    routes: Annotated[tuple[Annotated[str, Meta(max_length=300)], ...], Meta(max_length=100)] = ()
+    has_subdomain: bool = True
     home: Annotated[str, Meta(max_length=100)] | None = (
         None  # that site; empty: it is to run everywhere; None: as before
     )

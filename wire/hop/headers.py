@@ -17,6 +17,7 @@ SITE = "x-pilotlight-site"  # site -> router, client: who answered
 HOP = "x-pilotlight-hop"  # router -> site: signature
 CLIENT_ADDRESS = "cf-connecting-ip"  # router, site -> function: the platform's name for it
 CLIENT_ORIGIN = "x-pilotlight-origin"  # router -> site, for a function: scheme and host as its client has named them
+OWN_HOST = "x-pilotlight-own-host"  # router -> site, for a function: its client has named a host of the function, which has no prefix there
 CLIENT_GEO = "x-client-geo"  # router -> site: latitude,longitude of the client
 ACCOUNT = "x-pilotlight-account"  # router -> site: whose request it is, where the router knows its key
 HOPS = "x-pilotlight-hops"  # router -> router: how many routers the request has passed
