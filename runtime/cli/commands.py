@@ -74,12 +74,15 @@ def up(
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show what the processes log.")] = False,
     server: ServerOption = None,
     open_page: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
+    model: Annotated[
+        str | None, typer.Option(help="What all sites serve in place of their files' models, as `serve` takes it.")
+    ] = None,
 ) -> None:
     """Start a router and its sites on this machine; Ctrl-C stops them all."""
     from pilotlight.runtime.cli.up import up as run
 
     _serve_by(server)
-    run(network, sites, port, verbose, open_page=open_page)
+    run(network, sites, port, verbose, open_page=open_page, model=model)
 
 
 @app.command(rich_help_panel=OPERATIONS)
@@ -123,7 +126,7 @@ def serve(
     model: Annotated[
         str,
         typer.Argument(
-            help="A checkpoint's directory, a GGUF file, a packed model's URL, a Hugging Face hub id, or ember, which is here already."
+            help="A checkpoint's directory, a GGUF file, a packed model's URL, a Hugging Face hub id, smollm2, or ember, which is here already."
         ),
     ],
     host: Annotated[str, typer.Option(help="The address to listen at.")] = "127.0.0.1",
