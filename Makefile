@@ -88,6 +88,7 @@ check: $(DEV)
 	@$(BIN)/ruff format --check -q . || { echo "Run 'make fmt'."; exit 1; }
 	@$(BIN)/mypy
 	@$(BIN)/python -m load_tests.house
+	@$(BIN)/python -m load_tests.prose
 
 fmt: $(DEV)
 	@$(BIN)/ruff check -q --fix . ; $(BIN)/ruff format -q .

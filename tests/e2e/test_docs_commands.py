@@ -55,7 +55,7 @@ def blocks(page: Path) -> list[Block]:
 @contextmanager
 def served(block: Block, environment: dict[str, str], folder: Path) -> Iterator[None]:
     """Run a block's command until the scope is left; enter it when the text has been printed."""
-    log = folder / "served.log"
+    log = folder / f"served-{len(list(folder.glob('served-*')))}.log"
     with log.open("w") as output:
         process = subprocess.Popen(
             ["bash", "-c", block.commands.replace("set -e\n", "") or "true"],
