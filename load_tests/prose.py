@@ -153,13 +153,16 @@ def _comments(file: str, text: str) -> Iterator[Place]:
     found: list[tokenize.TokenInfo] = []
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         if token.type == tokenize.COMMENT:
-            is_alone = not token.line[: token.start[1]].strip()
-            if found and not (is_alone and token.start[0] == found[-1].start[0] + 1):
+            if found and not (_is_alone(token) and _is_alone(found[0]) and token.start[0] == found[-1].start[0] + 1):
                 yield _comment(file, found)
                 found = []
             found.append(token)
     if found:
         yield _comment(file, found)
+
+
+def _is_alone(comment: tokenize.TokenInfo) -> bool:
+    return not comment.line[: comment.start[1]].strip()
 
 
 def _comment(file: str, lines: list[tokenize.TokenInfo]) -> Place:

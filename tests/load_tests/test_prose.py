@@ -50,13 +50,13 @@ def test_a_docstring_begins_with_a_verb_or_the_thing_and_is_short() -> None:
 def test_docstrings_comments_and_messages_are_prose_and_code_is_not(tmp_path: Path) -> None:
     folder = tmp_path / "wire"
     folder.mkdir()
-    text = '"""A module."""\n\n# One comment\n# of two lines.\nKEY = "not.a.sentence"\nNAME = "f"\nsay = f"a sentence of {NAME} that a user may read"\n'
+    text = '"""A module."""\n\n# One comment\n# of two lines.\nKEY = "not.a.sentence"\nNAME = "f"\nsay = f"a sentence of {NAME} that users read"\n'
     (folder / "x.py").write_text(text)
     places = {(place.kind, place.text) for place in prose("wire", tmp_path)}
     assert places == {
         ("docstring", "A module."),
         ("comment", "One comment of two lines."),
-        ("message", "a sentence of X that a user may read"),
+        ("message", "a sentence of X that users read"),
     }
     (tmp_path / "README.md").write_text("# Title\n\nA `code word` here.\n\n```console\n$ who waits\n```\n")
     assert [place.text for place in pages(tmp_path)] == ["Title", "A `x` here."]
