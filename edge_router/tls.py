@@ -1,6 +1,6 @@
-"""The router's certificate: read from two files, and read again when they change, while every open connection goes on as it is.
+"""The router's certificate: read from two files, and again when they change; open connections are not affected.
 
-A pair that does not fit (the one file is written, the other not yet) is not taken: the old one serves until both are there. Knows no HTTP.
+A pair that does not match (one file is written, the other not yet) is not used: the old pair serves until both are there.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ class Certificate:
         return cls(Path(listen.tls_certificate), Path(listen.tls_key), http2=http2)
 
     async def watch(self, every_s: float = LOOK_EVERY_S) -> None:
-        """Until cancelled."""
+        """Reload the certificate when its files change, until cancelled."""
         while True:
             await asyncio.sleep(every_s)
             self.look()
@@ -49,7 +49,7 @@ class Certificate:
             return False
         self._seen = stamps
         try:
-            self._load()  # into a context of its own first: a live one that got half a pair would refuse every handshake
+            self._load()  # load into a separate context first: a live one with half a pair would refuse every handshake
             self.context.load_cert_chain(*self._files)
         except (OSError, ssl.SSLError) as error:
             log.error("the new certificate cannot be used, the old one serves on: %s", error)

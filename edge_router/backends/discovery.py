@@ -1,4 +1,4 @@
-"""Which sites exist: those of the network file, one Backend each. A discovery that changes while the router runs would live here too."""
+"""The sites that exist: one Backend for each site of the network file. A discovery that changes at run time would be here."""
 
 from collections.abc import Callable
 
