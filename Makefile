@@ -9,7 +9,7 @@ DEV := $(VENV)/.installed-dev
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq
 export TORCH_BUILD
 
-.PHONY: help install kernels links up quick test test-all test-servers test-clients check fmt bench bench-engine bench-cold bench-step bench-lossless bench-kv-types bench-quantized gguf-check bench-functions bench-deploys bench-site-death bench-prefill-decode-faults bench-block-transports bench-cache-restarts bench-prefill-decode bench-routing bench-router bench-metered bench-shared-quotas bench-account-timing bench-faults bench-attacks bench-structured bench-speculation bench-adapters bench-stages bench-experts bench-page soak peers report eval-ember train-ember gpu-check gpu-bench clean
+.PHONY: help install kernels links up quick test test-all test-servers test-clients check fmt docs reference bench bench-engine bench-cold bench-step bench-lossless bench-kv-types bench-quantized gguf-check bench-functions bench-deploys bench-site-death bench-prefill-decode-faults bench-block-transports bench-cache-restarts bench-prefill-decode bench-routing bench-router bench-metered bench-shared-quotas bench-account-timing bench-faults bench-attacks bench-structured bench-speculation bench-adapters bench-stages bench-experts bench-page soak peers report eval-ember train-ember gpu-check gpu-bench clean
 
 help:
 	@echo "make up         install what is missing, then run a router and three sites on this machine (MODEL=smollm2: with a real model)"
@@ -19,6 +19,8 @@ help:
 	@echo "make test-servers   the end-to-end tests under each HTTP server: our own, Hypercorn, uvicorn"
 	@echo "make test-clients   other projects' clients and load generators, unmodified, against a router and a site (installs them in .peers/)"
 	@echo "make check      lint and types, reported and never rewritten (make fmt rewrites)"
+	@echo "make docs       build the documentation as a site in build/docs, and check its links"
+	@echo "make reference  redraw the pages of docs/reference/ from the code"
 	@echo "make bench      measure start-up and first-token times, with a record in load_tests/results/"
 	@echo "make bench-engine   this engine beside transformers, vLLM and llama.cpp on this CPU (make peers sets them up, in .peers/)"
 	@echo "make bench-cold cold starts by five clocks, with a picture, beside the peers' starts"
@@ -27,7 +29,7 @@ help:
 	@echo "make bench-quantized  weights in eight and four bits beside bf16 and llama.cpp's, step by step in turns (make peers)"
 	@echo "make gguf-check  files that llama.cpp's own converter and quantizer write of the embedded model, answered by this engine"
 	@echo "make bench-step what a step costs beside the model: scheduling, preparation, prefix cache, generation tags"
-	@echo "make report     redraw the README's measured section from the newest records"
+	@echo "make report     redraw the tables of README and docs from the newest records"
 	@echo "make bench-site-death   what 64 open streams notice when their site is killed, frozen or drained"
 	@echo "make bench-prefill-decode-faults   hosts that compute prompts, hosts that answer, and their store, killed, stopped and cut off 100 times"
 	@echo "make bench-block-transports   64 MiB of KV blocks from one engine host to another, by every way there is"
@@ -97,9 +99,17 @@ check: $(DEV)
 	@$(BIN)/ruff format --check -q . || { echo "Run 'make fmt'."; exit 1; }
 	@$(BIN)/mypy
 	@$(BIN)/python -m load_tests.house
+	@$(BIN)/python -m load_tests.prose
 
 fmt: $(DEV)
 	@$(BIN)/ruff check -q --fix . ; $(BIN)/ruff format -q .
+
+docs: $(DEV)
+	@$(BIN)/python -m load_tests.book
+
+reference: $(BASE)
+	@$(BIN)/python -m pilotlight.sites.schema
+	@$(BIN)/python -m load_tests.reference
 
 bench: $(BASE)
 	@$(BIN)/python -m load_tests.scenarios.start_up

@@ -1,4 +1,4 @@
-"""What a router is made of, and how long each part lives. What is served, and where, is app.py's."""
+"""The parts of a router and their lifetimes. Routes are in app.py."""
 
 import asyncio
 import sqlite3
@@ -111,7 +111,7 @@ class EdgeRouter:
                 ("shared quotas", self.shared),
                 ("the ledger", self.accounting.ledger),
             )
-            for name, store in stores:  # told of requests to the last one
+            for name, store in stores:  # stores record requests until the last one has ended
                 if store is not None:
                     await stack.enter_async_context(_at_work(store, name))
             await stack.enter_async_context(self.proxy.upstream)
@@ -174,7 +174,7 @@ class EdgeRouter:
 
 
 class _Store(Protocol):
-    """What is written behind the requests that it is told of."""
+    """A store that is written after the requests that it records."""
 
     async def run(self) -> None: ...
 
@@ -205,7 +205,7 @@ def access_of(network: NetworkConfig) -> Access:
 
 
 def _recordings(network: NetworkConfig, secret: str, clock: Callable[[], float]) -> DurableStreams:
-    """Raises ConfigError for a folder of journals that cannot be used, or whose streams no site would go on with."""
+    """Return the durable streams. Raises ConfigError if the folder of journals cannot be used, or no site could continue its streams."""
     folder = network.durable.directory
     if folder is not None and not secret:
         raise ConfigError(
@@ -220,7 +220,7 @@ def _recordings(network: NetworkConfig, secret: str, clock: Callable[[], float])
 def _accounting(
     network: NetworkConfig, secret: str, recordings: DurableStreams, shared: SharedQuotas | None
 ) -> Accounting:
-    """Raises ConfigError for a ledger that cannot be written, or whom nobody tells what was used."""
+    """Return the accounting. Raises ConfigError if the ledger cannot be written, or no site would report usage."""
     config, prices = network.ledger, PriceList(network.prices, network.ledger.currency)
     quotas = DailyQuotas(time.time, shared)
     quotas.set(network.accounts)

@@ -1,7 +1,7 @@
-"""The router as a process: `python -m pilotlight.edge_router.serve NETWORK_FILE`. Binds, serves, and on SIGTERM drains before it stops.
-SIGHUP reads the file again.
+"""The router as a process: `python -m pilotlight.edge_router.serve NETWORK_FILE`. It binds, serves, and on SIGTERM drains before it stops. SIGHUP
+reads the file again.
 
-Knows the order of starting and stopping; what is served is app.py's.
+Knows the order of start and stop; routes are in app.py.
 """
 
 import argparse
@@ -98,7 +98,7 @@ async def _serve(network: NetworkConfig, listener: socket.socket, file: Path | N
     async with serving(app, network, listener):
         gc.collect()
         gc.set_threshold(10_000, 20, 50)  # a request makes some hundred objects, and hardly any in a cycle
-        gc.freeze()  # what is here now stays: no collection need look at it again
+        gc.freeze()  # exempt all present objects from garbage collection
         log.info("listening on %s", url)
         notify_ready(f"listening on {url}")
         await stop.wait()
@@ -170,8 +170,8 @@ async def serving(app: RouterApp, network: NetworkConfig, listener: socket.socke
 
 
 def http_limits(door: DoorConfig) -> HttpLimits:
-    """No more connections than there are file descriptors for, one of a site's beside each: who comes too late is told so, instead of waiting for an
-    accept that fails."""
+    """Limit connections to the number of file descriptors, with one connection to a site for each: further clients get an error instead of waiting
+    for an accept that fails."""
     files = file_limit()
     return HttpLimits(
         max_head_bytes=door.max_head_kib << 10,

@@ -112,7 +112,7 @@ class RelayConfig(Table, frozen=True, kw_only=True):
 
 
 class DoorConfig(AccessConfig, frozen=True, kw_only=True):
-    """Which clients are served, and limits and timeouts of their connections."""
+    """Rules for the clients that are served, and limits of their connections."""
 
     max_head_kib: Annotated[int, Meta(ge=1, le=1024, description="Size of a request's head.")] = 64
     max_headers: Annotated[int, Meta(ge=8, description="Headers of a request.")] = 128
