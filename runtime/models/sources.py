@@ -13,7 +13,7 @@ from pilotlight.engine.api.errors import CheckpointError
 from pilotlight.engine.gguf import directory as gguf
 from pilotlight.runtime.fetching.errors import FetchError, Progress
 from pilotlight.runtime.fetching.hub import downloaded
-from pilotlight.runtime.models.short_names import ON_HUB, PACKAGED
+from pilotlight.runtime.fetching.short_names import ON_HUB, PACKAGED
 
 EMBEDDED = Path(pilotlight.engine.__file__).parent / "embedded"
 PREFIX = "embedded:"

@@ -13,8 +13,8 @@ import pytest
 from transformers import LlamaConfig
 
 from pilotlight.runtime.fetching.hub import download
+from pilotlight.runtime.fetching.short_names import PackagedModel
 from pilotlight.runtime.models import sources
-from pilotlight.runtime.models.short_names import PackagedModel
 from pilotlight.runtime.models.sources import SourceError, directory_of, local_directory
 from tests.engine.gguf.files import write_both
 
