@@ -35,13 +35,13 @@ class Mutant(NamedTuple):
 
 
 def mutants_of(source: str) -> list[Mutant]:
-    """Return every mutant of a module, in the order of its lines. Each can be compiled."""
+    """Return every mutant of a module, in the order of its lines. A few cannot be compiled: `compiles` tells."""
     finder = _Finder(source)
     functions = (
         node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
     )
     found = {mutant for function in functions for statement in function.body for mutant in finder.find(statement)}
-    return [mutant for mutant in sorted(found) if _compiles(mutant.applied_to(source))]
+    return sorted(found)
 
 
 class _Finder:
@@ -117,7 +117,7 @@ def _is_left_alone(node: ast.AST) -> bool:
     return False
 
 
-def _compiles(source: str) -> bool:
+def compiles(source: str) -> bool:
     try:
         compile(source, "mutant", "exec")
     except (SyntaxError, ValueError):

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from load_tests.house import ROOT, House, Module
-from load_tests.mutation import Mutant, mutants_of
+from load_tests.mutation import Mutant, compiles, mutants_of
 from load_tests.records import write_record
 
 # By what a fault costs: tokens, money and isolation before what one process shows of itself.
@@ -57,19 +57,25 @@ def main() -> None:
 
 
 def draw(house: House, number: int, seed: str) -> Iterator[tuple[Module, Mutant]]:
-    """Draw different mutants: a package by its risk, then a mutant of it."""
+    """Draw different mutants: a package by its risk, a module of it by its size, then a place in that."""
     rng = random.Random(seed)
-    places: dict[str, list[tuple[Module, Mutant]]] = {package: [] for package in RISK}
+    modules: dict[str, list[Module]] = {package: [] for package in RISK}
     for module in house.modules.values():
         package = module.file.partition("/")[0]
-        if package in places and not module.file.startswith(OUT_OF_REACH):
-            source = (house.root / module.file).read_text(encoding="utf-8")
-            places[package] += [(module, mutant) for mutant in mutants_of(source)]
-    for each in places.values():
-        rng.shuffle(each)
-    for _ in range(number):
+        if package in modules and not module.file.startswith(OUT_OF_REACH):
+            modules[package].append(module)
+    drawn: set[tuple[str, Mutant]] = set()
+    while len(drawn) < number:
         (package,) = rng.choices(list(RISK), list(RISK.values()))
-        yield places[package].pop()
+        sizes = [(house.root / module.file).stat().st_size for module in modules[package]]
+        (module,) = rng.choices(modules[package], sizes)
+        source = (house.root / module.file).read_text(encoding="utf-8")
+        if not (mutants := mutants_of(source)):
+            continue
+        mutant = rng.choice(mutants)
+        if (module.file, mutant) not in drawn and compiles(mutant.applied_to(source)):
+            drawn.add((module.file, mutant))
+            yield module, mutant
 
 
 class Bench:
@@ -135,11 +141,12 @@ class Bench:
 
 
 def tests_for(module: Module) -> list[Path]:
-    """Return the test files that name a module, and those of its folder."""
+    """Return the test files that name a module, and those of its folder; where there are none, those of its package."""
     folder = ROOT / "tests" / Path(module.file).parent
     name = f"pilotlight.{module.name}"
     named = [path for path in (ROOT / "tests").rglob("test_*.py") if name in path.read_text(encoding="utf-8")]
-    return sorted({path.relative_to(ROOT) for path in [*named, *folder.glob("test_*.py")]})
+    found = [*named, *folder.glob("test_*.py")] or (ROOT / "tests" / Path(module.file).parts[0]).glob("test_*.py")
+    return sorted({path.relative_to(ROOT) for path in found})
 
 
 def _different_functions(tests: list[str]) -> list[str]:
