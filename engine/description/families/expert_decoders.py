@@ -16,7 +16,7 @@ from pilotlight.engine.description.decoder_config import (
     text_keys,
     uniform_layers,
 )
-from pilotlight.engine.description.families.plain import granite_scales, qwen_layers
+from pilotlight.engine.description.families.dense_decoders import granite_scales, qwen_layers
 from pilotlight.engine.description.rotary_scaling import read_rotary_rule
 from pilotlight.engine.description.shapes import ExpertNames, ExpertsShape, Routing, SparseShape
 from pilotlight.engine.description.sparse_config import SparseConfig, read_grouped_experts, read_softmax_experts
