@@ -1,6 +1,7 @@
 """From `architectures` in config.json to what it describes, of models that the engine runs and of some that can only be planned for."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from difflib import get_close_matches
 from importlib import import_module
 from typing import Any, Protocol
 
@@ -54,11 +55,12 @@ class ArchitectureConfig(Protocol):
         """Return the tensors of a layer whose names begin with `name`."""
 
 
+PAGE = "docs/models.md"  # generated of this registry by tests/models_page.py
 Parse = Callable[[Mapping[str, Any]], ArchitectureConfig]
 
 # The module in families/ that reads each, and its function where that is not `parse_config`. Imported for a model that is there, as all of them
 # together are a tenth of what a site imports.
-_READERS = {
+READERS = {
     "BertModel": "bert_config",
     "DeepseekV2ForCausalLM": "latent_decoders:deepseek_v2",
     "DeepseekV3ForCausalLM": "latent_decoders:deepseek_v3",
@@ -73,8 +75,9 @@ _READERS = {
     "Glm4ForCausalLM": "dense_decoders:glm4",
     "Glm4MoeForCausalLM": "expert_decoders:glm4_moe",
     "Glm4MoeLiteForCausalLM": "latent_decoders:glm4_moe_lite",
-    "Glm46VForConditionalGeneration": "expert_decoders:glm4_moe",
-    "Glm4vMoeForConditionalGeneration": "expert_decoders:glm4_moe",
+    "Glm46VForConditionalGeneration": "expert_decoders:glm_v",
+    "Glm4vForConditionalGeneration": "expert_decoders:glm_v",
+    "Glm4vMoeForConditionalGeneration": "expert_decoders:glm_v",
     "GptOssForCausalLM": "gpt_oss_config",
     "GraniteForCausalLM": "dense_decoders:granite",
     "GraniteMoeForCausalLM": "expert_decoders:granite_moe",
@@ -120,7 +123,7 @@ def _reader(place: str) -> Parse:
     return parse_config
 
 
-PARSERS = {name: _reader(place) for name, place in _READERS.items()}
+PARSERS = {name: _reader(place) for name, place in READERS.items()}
 
 
 def find_architecture(config: Mapping[str, Any], known: Mapping[str, Any] = PARSERS) -> str:
@@ -133,5 +136,18 @@ def find_architecture(config: Mapping[str, Any], known: Mapping[str, Any] = PARS
             if one in known:
                 return one
     raise CheckpointError(
-        f"config.json names architecture {', '.join(map(str, names)) or 'none'}; supported are {', '.join(known)}"
+        f"config.json names architecture {', '.join(map(str, names)) or 'none'}, which is not computed here"
+        f"{_nearest(map(str, names), known)}; {PAGE} lists the {len(known)} that are"
     )
+
+
+def _nearest(names: Iterable[str], known: Iterable[str]) -> str:
+    """Return words for the supported architecture whose name is most like one of these; none if there is none like them."""
+    stems = {_stem(name): name for name in known}
+    found = [close for name in names for close in get_close_matches(_stem(name), stems, 1, cutoff=0.6)]
+    return f"; the nearest is {stems[found[0]]}" if found else ""
+
+
+def _stem(name: str) -> str:
+    """Return an architecture's name without what it is for."""
+    return name.partition("For")[0].removesuffix("Model").lower()

@@ -49,7 +49,7 @@ _GEMMA3 = {
 
 
 def llama(config: Mapping[str, Any], **own: Any) -> DenseConfig:
-    """Read Llama 2's and 3's config.json. `own`: what another family has of it in its place."""
+    """Llama 2 and 3: the plain decoder. `own`: what another family has in place of its fields."""
     bias = flag(config, "attention_bias", False)
     fields = {"qkv_bias": bias, "o_bias": bias, "mlp_bias": flag(config, "mlp_bias", False)}
     return DenseConfig.read(config, intermediate_size=positive_int(config, "intermediate_size"), **{**fields, **own})

@@ -16,7 +16,8 @@ from pilotlight.engine.description.decoder_config import (
     text_keys,
     uniform_layers,
 )
-from pilotlight.engine.description.families.dense_decoders import granite_scales, qwen_layers
+from pilotlight.engine.description.dense_config import DenseConfig
+from pilotlight.engine.description.families.dense_decoders import glm4, granite_scales, qwen_layers
 from pilotlight.engine.description.rotary_scaling import read_rotary_rule
 from pilotlight.engine.description.shapes import ExpertNames, ExpertsShape, Routing, SparseShape
 from pilotlight.engine.description.sparse_config import SparseConfig, read_grouped_experts, read_softmax_experts
@@ -198,15 +199,14 @@ def ernie_moe(config: Mapping[str, Any]) -> SparseConfig:
 
 
 def glm4_moe(config: Mapping[str, Any]) -> SparseConfig:
-    """GLM-4.5, 4.6 and 4.7, and 4.6V's text: attention of whose heads a half turns, and DeepSeek-V3's experts."""
-    text = text_keys(config)
+    """GLM-4.5, 4.6 and 4.7: attention of whose heads a half turns, and DeepSeek-V3's experts."""
     return SparseConfig.read(
-        text,
-        rotary=(read_rotary_rule(text, default_share=0.5),),
+        config,
+        rotary=(read_rotary_rule(config, default_share=0.5),),
         default_eps=1e-5,
-        qkv_bias=flag(text, "attention_bias", False),
-        qk_norm=flag(text, "use_qk_norm", False),
-        **read_grouped_experts(text),
+        qkv_bias=flag(config, "attention_bias", False),
+        qk_norm=flag(config, "use_qk_norm", False),
+        **read_grouped_experts(config),
     )
 
 
@@ -237,6 +237,18 @@ def mimo_v2(config: Mapping[str, Any]) -> SparseConfig:
         qkv_bias=flag(config, "attention_bias", False),
         **read_grouped_experts({**config, "mlp_layer_types": kinds}),
     )
+
+
+def glm_v(config: Mapping[str, Any]) -> DenseConfig:
+    """GLM-4.1V, 4.5V and 4.6V (text): GLM-4's or GLM-4.5's decoder, by whether there are experts."""
+    text = text_keys(config)
+    if text.get("n_routed_experts") is not None:
+        return glm4_moe(text)
+    return glm4({"rms_norm_eps": 1e-5, "attention_bias": True, "head_dim": _plain_head_dim(text), **text})
+
+
+def _plain_head_dim(config: Mapping[str, Any]) -> int:
+    return positive_int(config, "hidden_size") // positive_int(config, "num_attention_heads")
 
 
 def _all_layers(config: Mapping[str, Any]) -> frozenset[int]:

@@ -11,6 +11,7 @@ from transformers import (
     Gemma3TextConfig,
     Gemma4Config,
     Gemma4TextConfig,
+    Glm4vConfig,
     Glm4vMoeConfig,
     Mistral3Config,
     PreTrainedConfig,
@@ -104,6 +105,11 @@ MODELS: dict[str, PreTrainedConfig] = {
         vision_config=QWEN | {"deepstack_visual_indexes": [0], "num_position_embeddings": 4},
         tie_word_embeddings=False,
         **IDS,
+    ),
+    "glm 4.1 v": Glm4vConfig(
+        text_config=text(head_dim=None, hidden_size=72, rope_parameters=HALF | {"mrope_section": [1, 1, 1]}),
+        vision_config=QWEN | {"image_size": 28, "out_hidden_size": 72},
+        tie_word_embeddings=False,
     ),
     "glm 4.5 v": Glm4vMoeConfig(
         text_config=text(
