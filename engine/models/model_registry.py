@@ -5,7 +5,7 @@ from typing import Any
 
 from pilotlight.engine.description.config_registry import PARSERS, find_architecture
 from pilotlight.engine.description.dense_config import DenseConfig
-from pilotlight.engine.description.families.latent import LatentConfig
+from pilotlight.engine.description.families.latent_decoders import LatentConfig
 from pilotlight.engine.models import bert, dense, gpt_oss, latent, llama4
 from pilotlight.engine.models.model import Family, Model
 from pilotlight.engine.weights.loader import WeightLoader
