@@ -58,9 +58,11 @@ Parse = Callable[[Mapping[str, Any]], ArchitectureConfig]
 
 # The module here that reads each; imported for a model that is there, as all of them together are a tenth of what a site imports.
 _MODULES = {
+    "BertForSequenceClassification": "bert",
     "BertModel": "bert",
     "DeepseekV3ForCausalLM": "deepseek_v3",
     "Gemma3ForCausalLM": "gemma3",
+    "Gemma3TextModel": "gemma3",
     "Glm4MoeForCausalLM": "glm4_moe",
     "GptOssForCausalLM": "gpt_oss",
     "KimiK25ForConditionalGeneration": "deepseek_v3",
@@ -69,10 +71,14 @@ _MODULES = {
     "LlamaForCausalLM": "llama",
     "MistralForCausalLM": "mistral",
     "MixtralForCausalLM": "mixtral",
+    "ModernBertForSequenceClassification": "modernbert",
+    "ModernBertModel": "modernbert",
     "Qwen2ForCausalLM": "qwen2",
     "Qwen3ForCausalLM": "qwen3",
     "Qwen3MoeForCausalLM": "qwen3_moe",
+    "RobertaForSequenceClassification": "roberta",
     "RobertaModel": "roberta",
+    "XLMRobertaForSequenceClassification": "roberta",
     "XLMRobertaModel": "roberta",
 }
 
@@ -95,7 +101,9 @@ def find_architecture(config: Mapping[str, Any], known: Mapping[str, Any] = PARS
     if not isinstance(names, list):
         raise CheckpointError(f"config.json has architectures = {names!r}; it must be a list")
     for name in names:
-        for one in (str(name), f"{str(name).removesuffix('Model')}ForCausalLM"):  # a decoder saved without its head
+        # a decoder that was saved without its head, or with one that scores classes
+        family = str(name).removesuffix("Model").removesuffix("ForSequenceClassification")
+        for one in (str(name), f"{family}ForCausalLM"):
             if one in known:
                 return one
     raise CheckpointError(

@@ -13,7 +13,7 @@ import torch
 
 from pilotlight.engine.description.decoder_config import DecoderConfig
 from pilotlight.engine.execution.context import Context
-from pilotlight.engine.layers.embedding import TokenEmbedding
+from pilotlight.engine.layers.embedding import ScoreHead, TokenEmbedding
 from pilotlight.engine.layers.norm import RMSNorm
 from pilotlight.engine.layers.rotary import RotaryTable
 from pilotlight.engine.layers.temperature import Temperature
@@ -101,7 +101,7 @@ class Decoder:
         embedding: TokenEmbedding | None,
         layers: Sequence[Layer],
         norm: RMSNorm | None,
-        head: TokenEmbedding | None,
+        head: TokenEmbedding | ScoreHead | None,
         rotary: list[RotaryTable],
         temperature: Temperature | None = None,
         projections: Sequence[MatrixPart] = (),
@@ -124,6 +124,10 @@ class Decoder:
     def draft_by(self, mtp: DraftHead) -> None:
         """Draft by a further layer of the checkpoint. Its weights lie behind the decoder's."""
         self.mtp = mtp
+
+    def score_by(self, head: ScoreHead) -> None:
+        """Score classes in place of tokens."""
+        self.head = head
 
     def forward(self, context: Context) -> torch.Tensor:
         return self.tapped(context, ())[0]

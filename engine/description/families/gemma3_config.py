@@ -16,6 +16,7 @@ from pilotlight.engine.description.decoder_config import (
 )
 from pilotlight.engine.description.rotary_scaling import RotaryRule, parse_rotary_rule
 from pilotlight.engine.description.tensor_sizes import WeightShape, gated
+from pilotlight.engine.kv.pool.layout import CachedLayer
 from pilotlight.engine.weights.config import flag, number, positive_int, positive_number
 
 _FULL, _SLIDING = 0, 1  # the two rotary rules
@@ -25,6 +26,12 @@ _FULL, _SLIDING = 0, 1  # the two rotary rules
 class Gemma3Config(DecoderConfig):
     intermediate_size: int
     attention_bias: bool
+    is_bidirectional: bool = False  # every token sees those on both sides, and nothing is cached
+
+    @property
+    def cached_layers(self) -> tuple[CachedLayer, ...]:
+        # zero arguments of super() do not work in a dataclass with slots, which is made twice
+        return () if self.is_bidirectional else super(Gemma3Config, self).cached_layers
 
     def layer_weights(self, layer: int, name: str) -> list[WeightShape]:
         bias = self.attention_bias
@@ -37,12 +44,12 @@ class Gemma3Config(DecoderConfig):
 def parse_config(config: Mapping[str, Any]) -> Gemma3Config:
     refuse_unless(config, "attn_logit_softcapping", None)
     refuse_unless(config, "final_logit_softcapping", None)
-    refuse_unless(config, "use_bidirectional_attention", False, None)
+    is_bidirectional = flag(config, "use_bidirectional_attention", False)
     return Gemma3Config.read(
         config,
         activation_key="hidden_activation",
         activation="gelu_pytorch_tanh",
-        layers=_layers(config),
+        layers=_layers(config, is_bidirectional),
         rotary=_rotary(config),
         default_head_dim=256,
         norm_offset=1.0,
@@ -50,16 +57,20 @@ def parse_config(config: Mapping[str, Any]) -> Gemma3Config:
         default_tied=True,
         intermediate_size=positive_int(config, "intermediate_size"),
         attention_bias=flag(config, "attention_bias", False),
+        is_bidirectional=is_bidirectional,
     )
 
 
-def _layers(config: Mapping[str, Any]) -> tuple[LayerKind, ...]:
+def _layers(config: Mapping[str, Any], is_bidirectional: bool) -> tuple[LayerKind, ...]:
     period = positive_int(config, "sliding_window_pattern", 6)  # every sixth layer sees everything
     default = tuple(
         "sliding_attention" if (i + 1) % period else "full_attention"
         for i in range(positive_int(config, "num_hidden_layers"))
     )
-    return mixed_layers(config, sliding_window(config, 4096), default, sliding_rotary=_SLIDING)
+    window = sliding_window(config, 4096)
+    if is_bidirectional and window is not None:  # half of it on each side, as transformers reads it
+        window = window // 2 + 1
+    return mixed_layers(config, window, default, sliding_rotary=_SLIDING)
 
 
 def _rotary(config: Mapping[str, Any]) -> tuple[RotaryRule, ...]:
