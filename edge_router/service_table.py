@@ -26,6 +26,7 @@ _TABLE: tuple[tuple[RouterService, re.Pattern[str]], ...] = tuple(
     (service, re.compile(pattern))
     for service, pattern in (
         (RouterService.SITES, rf"{_V1}/(?:chat/completions|completions|embeddings|messages(?:/count_tokens)?)"),
+        (RouterService.SITES, rf"(?:{_V1})?/(?:rerank|score|classify)|/v2/rerank"),
         (RouterService.SITES, r"/fn/.*"),
         (RouterService.RESPONSES, rf"{_V1}/responses(?:/.+)?"),
         (RouterService.MODEL_LISTS, rf"{_V1}/models(?:/.+)?|{_ACCOUNT}/ai/models/(?:search|schema)"),

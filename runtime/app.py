@@ -22,6 +22,7 @@ from pilotlight.runtime.api.routes.health import Health
 from pilotlight.runtime.api.routes.internal import Internal
 from pilotlight.runtime.api.routes.openai_responses import ResponsesEndpoint
 from pilotlight.runtime.api.routes.openai_routes import openai_routes
+from pilotlight.runtime.api.routes.scoring import scoring_routes
 from pilotlight.runtime.api.routes.workers_ai import workers_ai_routes
 from pilotlight.runtime.hosts.launch import launchers_of
 from pilotlight.runtime.hosts.memory_budget import model_bytes
@@ -70,6 +71,7 @@ class SiteApp(Starlette):
         self.responses = ResponsesEndpoint(generator, site.config, site.access)
         models = [
             *openai_routes(generator, limits),
+            *scoring_routes(generator, limits),
             *anthropic_routes(generator, limits),
             *self.responses.routes(),
             *workers_ai_routes(generator, limits, site.is_busy),

@@ -73,7 +73,7 @@ _ANTHROPIC_TYPES = {
 }  # fmt: skip
 OVERLOADED_STATUS = 529  # Anthropic's, for what is 503 elsewhere
 ANTHROPIC_VERSION = b"anthropic-version"  # a header of all of Anthropic's clients
-_OPENAI_PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings")
+_OPENAI_PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/rerank", "/v1/score", "/v1/classify")
 
 
 class RateQuota(NamedTuple):

@@ -379,6 +379,9 @@ class ModelInfo(_Value, frozen=True):
     prompts: tuple[tuple[str, str], ...] = ()  # that a request may choose in place of text_prompt, by name
     labels: tuple[str, ...] = ()  # of the classes whose logits a text's vector holds; empty: it is an embedding
     activation: Activation = "none"  # from those logits to scores
+    answers_by_token: bool = (
+        False  # its one class is how likely it is to say yes, which it is asked by its chat template
+    )
 
 
 class HostPhases(_Value, frozen=True):

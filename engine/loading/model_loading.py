@@ -311,6 +311,7 @@ class ModelLoading(NamedTuple):
             prompts=recipe.prompts if recipe else (),
             labels=recipe.classes.labels if recipe and recipe.classes else (),
             activation=recipe.classes.activation if recipe and recipe.classes else "none",
+            answers_by_token=recipe is not None and recipe.keeps_head,
             image_token_id=sizes and sizes.placeholder,
             embedding_size=recipe.vector_size(self.config.hidden_size) if recipe else 0,
             mapped=loaded.is_mapped,
