@@ -2,7 +2,7 @@
 
 from typing import Any
 
-API_PATHS = ("/v1/", "/ai/v1/", "/client/v4/")  # what they begin with
+API_PATHS = ("/v1/", "/ai/v1/", "/client/v4/", "/v2/", "/rerank", "/score", "/classify")  # what they begin with
 
 
 def drop_trailing_slash(scope: Any) -> None:

@@ -31,7 +31,7 @@ class ApiVersion(msgspec.Struct, frozen=True):
 
 
 class RerankMeta(msgspec.Struct, frozen=True):
-    """What Cohere's clients read."""
+    """The fields that Cohere's clients read."""
 
     api_version: ApiVersion
     tokens: dict[str, int]

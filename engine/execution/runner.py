@@ -60,7 +60,7 @@ class ModelRunner:
         none. `drafts`: computed beside it, to draft for it."""
         self.model = model
         self._drafts = drafts
-        self.pooling = head and head.recipe.pooling
+        self.pooling = None if head is None else head.recipe.pooling
         self._head = head
         self.kv_cache = kv_cache
         self.depth = 2 if kv_cache.is_cuda else 1

@@ -31,7 +31,7 @@ class DenseLayer(NamedTuple):
             tensors = load_file(file)
         except (OSError, SafetensorError) as error:
             raise CheckpointError(f"{file} cannot be read: {error}") from None
-        wanted = {"linear.weight": (module.outputs, module.inputs)}
+        wanted: dict[str, tuple[int, ...]] = {"linear.weight": (module.outputs, module.inputs)}
         if module.has_bias:
             wanted["linear.bias"] = (module.outputs,)
         found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}

@@ -20,12 +20,12 @@ class EncoderAttention(Attention):
         heads, kv_heads, head_dim, scale, window = self.shape[:5]
         tokens = x.shape[0]
         qkv = self.qkv_proj(x, context).view(tokens, heads + 2 * kv_heads, head_dim)
-        qk, v = qkv.split([heads + kv_heads, kv_heads], dim=1)
+        qk, v = torch.split(qkv, [heads + kv_heads, kv_heads], dim=1)
         if self.qk_norm is not None:
             qk = head_rms_norm(qk, self.qk_norm.weight, self.qk_norm.eps)
         if self.shape.rotary is not None:
             qk = rotary(qk, *context.turns[self.shape.rotary])
-        q, k = qk.split([heads, kv_heads], dim=1)
+        q, k = torch.split(qk, [heads, kv_heads], dim=1)
         attended = attend_texts(q, k, v, text_lengths(context), scale, window)
         return context.summed(self.o_proj(attended.reshape(tokens, heads * head_dim), context))
 
@@ -42,8 +42,10 @@ def attend_texts(
 ) -> torch.Tensor:
     """q [tokens, heads, head_dim]; k, v [tokens, kv_heads, head_dim], of which several queries' heads may share one; texts of these `lengths` back
     to back -> [tokens, heads, head_dim]. `window`: a token sees those less than so many places away; None: all of its text."""
-    parts = [tensor.transpose(0, 1).split(lengths, dim=1) for tensor in (q, k, v)]
-    attended = [_attend(*text, scale, window) for text in zip(*parts, strict=True)]
+    queries, keys, values = (torch.split(tensor.transpose(0, 1), lengths, dim=1) for tensor in (q, k, v))
+    attended = [
+        _attend(query, key, value, scale, window) for query, key, value in zip(queries, keys, values, strict=True)
+    ]
     return torch.cat(attended, dim=1).transpose(0, 1)
 
 
@@ -65,6 +67,7 @@ def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, win
 def _attention(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, sees: torch.Tensor | None
 ) -> torch.Tensor:
-    batch = [tensor.unsqueeze(0) for tensor in (q, k, v)]
     shares_keys = q.shape[0] != k.shape[0]
-    return F.scaled_dot_product_attention(*batch, attn_mask=sees, scale=scale, enable_gqa=shares_keys)[0]
+    return F.scaled_dot_product_attention(
+        q.unsqueeze(0), k.unsqueeze(0), v.unsqueeze(0), attn_mask=sees, scale=scale, enable_gqa=shares_keys
+    )[0]

@@ -48,7 +48,8 @@ class BertLayer:
         tokens, hidden = x.shape
         head_dim = hidden // self.num_heads
         qkv = self.qkv_proj(x, context).view(tokens, 3, self.num_heads, head_dim)
-        attended = attend_texts(*qkv.unbind(1), text_lengths(context), head_dim**-0.5)
+        q, k, v = qkv.unbind(1)
+        attended = attend_texts(q, k, v, text_lengths(context), head_dim**-0.5)
         x = self.attention_norm(x + self.o_proj(attended.reshape(tokens, hidden), context))
         return self.output_norm(x + self.down_proj(F.gelu(self.up_proj(x, context)), context))
 

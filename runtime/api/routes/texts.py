@@ -36,8 +36,8 @@ class TextsEndpoint(Generic[RequestT]):
         """`parse` is given the body, what resolves a model's name, and the model where the path names it."""
         self._resolve = generator.models.registry.resolve
         self._parse: Callable[..., RequestT] = partial(parse, strict=limits.strict_fields)
-        self._compute = compute
-        self._render = render
+        self._compute: Compute[RequestT] = compute
+        self._render: Render[RequestT] = render
         self._max_body_bytes = int(limits.max_body_mib * MIB)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -93,8 +93,8 @@ class _Encoder:
             shorter = self._tokenizer.cut(long, kept)
             if shorter == long:
                 break
-            pair = (shorter, None) if text.second is None else (text.first, shorter)
-            text = ScoredText(*pair, text.where)
+            first, second = (shorter, None) if text.second is None else (text.first, shorter)
+            text = ScoredText(first, second, text.where)
             encoded = self._encoded(text)
         check_tokens(self._model, encoded.token_ids, text.where, "shorten it, or ask for truncation (truncate: true)")
         return encoded
