@@ -93,6 +93,7 @@ CLIENT_REGIONS: dict[str, Region] = {
     "client-libraries": Region(clients.libraries, "clients"),
     "agents": Region(clients.agents),
     "load-generators": Region(clients.generators, "clients"),
+    "rerankers": Region(clients.rerankers),
 }
 FIRST_MINUTE_REGIONS: dict[str, Region] = {"first-minute": Region(page.first_minute)}
 

@@ -127,7 +127,8 @@ def service_at(method: str, path: str) -> RouterService | None:
         ("GET", "/client/v4/accounts/a/ai/finetunes/public", RouterService.SITES),
         ("POST", "/client/v4/accounts/a/ai/finetunes/f/finetune-assets", RouterService.FINETUNES),
         ("GET", "/fn/f/v1/models", RouterService.SITES),
-        *(("POST", path, None) for path in ("/v1/audio/speech", "/v1", "/v1/chat", "/v1/files/a/b", "/v2/models", "/v2/score", "/a/rerank", "/client/v4/zones", "/", "/fn")),
+        *(("POST", path, None) for path in ("/v2/score", "/a/rerank")),
+        *(("POST", path, None) for path in ("/v1/audio/speech", "/v1", "/v1/chat", "/v1/files/a/b", "/v2/models", "/client/v4/zones", "/", "/fn")),
     ],
 )  # fmt: skip
 def test_a_path_is_one_services(method: str, path: str, service: RouterService | None) -> None:
