@@ -59,6 +59,8 @@ class SamplingParams(_Value, frozen=True):
     prompt_logprobs: bool = False
     min_tokens: int = 0  # before which no end-of-sequence or stop token is chosen, delivered ones counted
     num_prompt_logprobs: int | None = None  # alternatives beside each of them; None: as many as num_logprobs says
+    # the first prompt token whose logprob is reported, where the first ones are of no interest: a prefix hit may end before it
+    prompt_logprobs_from: int = 1
 
     @property
     def adjusts_logits(self) -> bool:

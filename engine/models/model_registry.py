@@ -7,38 +7,37 @@ from typing import Any
 from pilotlight.engine.api.errors import CheckpointError
 from pilotlight.engine.description.class_labels import SCORE, class_labels, scores_by_decoder
 from pilotlight.engine.description.config_registry import PARSERS, find_architecture
+from pilotlight.engine.description.dense_config import DenseConfig
+from pilotlight.engine.description.families.latent import LatentConfig
 from pilotlight.engine.layers.embedding import ScoreHead
-from pilotlight.engine.models import deepseek_v3, dense, gemma3, glm4_moe, gpt_oss, llama4, mixtral, qwen3_moe
+from pilotlight.engine.models import dense, gpt_oss, latent, llama4
 from pilotlight.engine.models.decoder import Decoder
 from pilotlight.engine.models.encoders import bert, modernbert
 from pilotlight.engine.models.model import Family, Model
 from pilotlight.engine.weights.loader import WeightLoader
 
+
+def _load_decoder(config: DenseConfig, loader: WeightLoader, context_length: int) -> Model:
+    if isinstance(config, LatentConfig):
+        return latent.load(config, loader, context_length)
+    return dense.load(config, loader, context_length)
+
+
+# The others are what their configs describe.
 _LOADERS: dict[str, Callable[[Any, WeightLoader, int], Model]] = {
     "BertForSequenceClassification": bert.load,
     "BertModel": bert.load,
-    "DeepseekV3ForCausalLM": deepseek_v3.load,
-    "Gemma3ForCausalLM": gemma3.load,
-    "Gemma3TextModel": gemma3.load,
-    "Glm4MoeForCausalLM": glm4_moe.load,
     "GptOssForCausalLM": gpt_oss.load,
-    "KimiK25ForConditionalGeneration": deepseek_v3.load,
     "Llama4ForCausalLM": llama4.load,
     "Llama4ForConditionalGeneration": llama4.load,
-    "LlamaForCausalLM": dense.load,
-    "MistralForCausalLM": dense.load,
-    "MixtralForCausalLM": mixtral.load,
     "ModernBertForSequenceClassification": modernbert.load,
     "ModernBertModel": modernbert.load,
-    "Qwen2ForCausalLM": dense.load,
-    "Qwen3ForCausalLM": dense.load,
-    "Qwen3MoeForCausalLM": qwen3_moe.load,
     "RobertaForSequenceClassification": bert.load,
     "RobertaModel": bert.load,
     "XLMRobertaForSequenceClassification": bert.load,
     "XLMRobertaModel": bert.load,
 }
-FAMILIES = {name: Family(PARSERS[name], load) for name, load in _LOADERS.items()}
+FAMILIES = {name: Family(parse, _LOADERS.get(name, _load_decoder)) for name, parse in PARSERS.items()}
 
 
 def find_family(config: Mapping[str, Any]) -> Family:

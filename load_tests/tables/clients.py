@@ -20,6 +20,10 @@ def rerankers(results: Record) -> Iterable[list[str]]:
     return _rows(results["rerankers"])
 
 
+def edits(results: Record) -> Iterable[list[str]]:
+    return _rows(results)
+
+
 def generators(results: Record) -> Iterable[list[str]]:
     return _rows(results["generators"])
 

@@ -50,11 +50,11 @@ class ModernBertLayer:
         return x + self.down_proj(F.gelu(gate) * up, context)
 
     def _attention(self, x: torch.Tensor, context: Context) -> torch.Tensor:
-        heads, _, head_dim, scale, window, _, rule, _ = self.shape
-        assert rule is not None
-        qkv = self.qkv_proj(x, context).view(len(x), 3 * heads, head_dim)
-        q, k = rotary(qkv[:, : 2 * heads], *context.turns[rule]).chunk(2, dim=1)
-        attended = attend_texts(q, k, qkv[:, 2 * heads :], text_lengths(context), scale, window)
+        heads, shape = self.shape.num_heads, self.shape
+        assert shape.rotary is not None
+        qkv = self.qkv_proj(x, context).view(len(x), 3 * heads, shape.head_dim)
+        q, k = rotary(qkv[:, : 2 * heads], *context.turns[shape.rotary]).chunk(2, dim=1)
+        attended = attend_texts(q, k, qkv[:, 2 * heads :], text_lengths(context), shape.scale, shape.window)
         return self.o_proj(attended.reshape(x.shape), context)
 
 
