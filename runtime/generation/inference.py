@@ -19,7 +19,7 @@ from pilotlight.functions.inference import InferenceResponse
 from pilotlight.runtime.api.connection import EventWriter, error_body, too_large
 from pilotlight.runtime.api.routes.embeddings import as_workers_ai
 from pilotlight.runtime.api.routes.endpoint import MIB, ResponseBuilder, events_of, parsed
-from pilotlight.runtime.api.routes.scoring import as_workers_ai_ranking
+from pilotlight.runtime.api.routes.rerank import as_workers_ai_ranking
 from pilotlight.runtime.api.routes.workers_ai import ModelCatalog, RunBuilder, run_responses, task_of
 from pilotlight.runtime.generation.texts.embedding import Embedder
 from pilotlight.runtime.generation.texts.scoring import Scorer

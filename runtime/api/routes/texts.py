@@ -2,7 +2,7 @@
 
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from starlette.types import Receive, Scope, Send
 
@@ -11,15 +11,17 @@ from pilotlight.runtime.api.connection import read_body, send_json, until_discon
 from pilotlight.runtime.api.middleware import GENUINE_HOP
 from pilotlight.runtime.api.router_context import check_model, tenant_in
 from pilotlight.runtime.api.routes.endpoint import MIB, counting, naming_ignored, parsed
-from pilotlight.runtime.generation.generator import Generator
-from pilotlight.runtime.generation.texts.pooled_texts import PooledTexts
 from pilotlight.sites.site import LimitsConfig
 from pilotlight.wire.credentials import Tenant
 
+if TYPE_CHECKING:
+    from pilotlight.runtime.generation.generator import Generator
+    from pilotlight.runtime.generation.texts.pooled_texts import PooledTexts
+
 RequestT = TypeVar("RequestT", ValidEmbedding, ValidScoring)
 
-Compute = Callable[[RequestT, Tenant], Awaitable[PooledTexts]]
-Render = Callable[[RequestT, PooledTexts], bytes]
+Compute = Callable[[RequestT, Tenant], Awaitable["PooledTexts"]]
+Render = Callable[[RequestT, "PooledTexts"], bytes]
 
 
 class TextsEndpoint(Generic[RequestT]):
@@ -27,7 +29,7 @@ class TextsEndpoint(Generic[RequestT]):
 
     def __init__(
         self,
-        generator: Generator,
+        generator: "Generator",
         parse: Callable[..., RequestT],
         compute: Compute[RequestT],
         render: Render[RequestT],

@@ -35,13 +35,14 @@ from pilotlight.runtime.api.builders.blocks import BlockBuilder
 from pilotlight.runtime.api.connection import header, json_response, read_body
 from pilotlight.runtime.api.router_context import body_limit, may_see, router_context
 from pilotlight.runtime.api.routes.decisions import DecisionEndpoint
-from pilotlight.runtime.api.routes.embeddings import as_workers_ai, embedding_endpoint
+from pilotlight.runtime.api.routes.embeddings import as_workers_ai
 from pilotlight.runtime.api.routes.endpoint import MIB, Endpoint, parsed
-from pilotlight.runtime.api.routes.scoring import as_workers_ai_ranking
+from pilotlight.runtime.api.routes.rerank import as_workers_ai_ranking
 from pilotlight.runtime.api.routes.texts import TextsEndpoint
 from pilotlight.runtime.generation.admission import RETRY_AFTER_S
 from pilotlight.runtime.generation.generator import Generation, Generator
 from pilotlight.runtime.generation.output_processor import Delta
+from pilotlight.runtime.generation.texts.embedding import Embedder
 from pilotlight.runtime.generation.texts.scoring import Scorer
 from pilotlight.sites.site import LimitsConfig
 from pilotlight.wire.chat import FinishReason, Usage
@@ -75,7 +76,7 @@ def workers_ai_routes(generator: Generator, limits: LimitsConfig, is_busy: Calla
         "run": Endpoint(generator, Dialect.WORKERS_AI, parse_run, RunBuilder, limits),
         "response": Endpoint(generator, Dialect.WORKERS_AI, parse_response, run_responses, limits),
         "decision": DecisionEndpoint(generator, parse_system_one, enveloped, limits),
-        "embedding": embedding_endpoint(generator, parse_run_embedding, as_workers_ai, limits),
+        "embedding": TextsEndpoint(generator, parse_run_embedding, Embedder(generator).embed, as_workers_ai, limits),
         "reranking": TextsEndpoint(
             generator, parse_run_reranker, Scorer(generator).score, as_workers_ai_ranking, limits
         ),

@@ -9,12 +9,14 @@ import asyncio
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from pilotlight.dialects.requests import Conversation
 from pilotlight.engine.text.chat_template import ChatTemplateError
 from pilotlight.engine.text.tokenizer import read_json, read_sentence_config
-from pilotlight.runtime.generation.rendering import Rendering
+
+if TYPE_CHECKING:
+    from pilotlight.runtime.generation.rendering import Rendering
 
 _ROLES = ("system", "query", "document")
 _PROBES = tuple([{role: f"{role}{number}probe" for role in _ROLES} for number in (271828, 314159)])
@@ -56,7 +58,7 @@ class PairTemplate:
 
     def __init__(
         self,
-        rendering: Rendering,
+        rendering: "Rendering",
         *,
         has_template: bool,
         variables: Mapping[str, Any] = MappingProxyType({}),
@@ -75,7 +77,7 @@ class PairTemplate:
         self._finding = asyncio.Lock()
 
     @classmethod
-    def of_checkpoint(cls, directory: Path, rendering: Rendering, *, has_template: bool) -> "PairTemplate":
+    def of_checkpoint(cls, directory: Path, rendering: "Rendering", *, has_template: bool) -> "PairTemplate":
         """Raises TokenizerError."""
         sentences = read_sentence_config(directory)
         calls, kinds = sentences.get("processing_kwargs") or {}, sentences.get("modality_config") or {}
