@@ -20,17 +20,20 @@ from pilotlight.dialects.ollama import (
 from pilotlight.dialects.openai_chat import ChatBody
 from pilotlight.dialects.openai_completions import CompletionBody
 from pilotlight.dialects.openai_responses import RESPONSE_SCHEMA, ResponsesBody
-from pilotlight.dialects.workers_ai_api import FinetuneBody, RunBody, RunEmbeddingBody
+from pilotlight.dialects.scoring_api import ClassifyBody, RerankBody, ScoreBody
+from pilotlight.dialects.workers_ai_api import FinetuneBody, RunBody, RunEmbeddingBody, RunRerankerBody
 from pilotlight.wire.chat import ChatCompletion, Completion, ListedModel, ModelList
 from pilotlight.wire.embeddings import EmbeddingList
 from pilotlight.wire.errors import Dialect
 from pilotlight.wire.lines import CONTENT_TYPE as LINES
+from pilotlight.wire.scoring import ClassList, RerankResult, ScoredPosition, ScoreList
 from pilotlight.wire.workers_ai import (
     EmbeddingResult,
     Envelope,
     FinetuneAsset,
     ListedFinetune,
     ModelCard,
+    RerankerResult,
     Task,
     TextResult,
     TokenState,
@@ -82,6 +85,12 @@ OPERATIONS = (
     ApiOperation("post", "/v1/chat/completions", "OpenAI's chat completions", _OPENAI, ChatCompletion, ChatBody, True),
     ApiOperation("post", "/v1/completions", "OpenAI's completions of texts or token ids", _OPENAI, Completion, CompletionBody, True),
     ApiOperation("post", "/v1/embeddings", "OpenAI's embeddings", _OPENAI, EmbeddingList, EmbeddingBody),
+    ApiOperation("post", "/v1/rerank", "Documents by a query, as Jina and Cohere have it", _OPENAI, RerankResult, RerankBody),
+    ApiOperation("post", "/rerank", "The same, or text-embeddings-inference's form", _OPENAI,
+              (RerankResult, tuple[ScoredPosition, ...]), RerankBody),
+    ApiOperation("post", "/v2/rerank", "Documents by a query, as Cohere's second version has it", _OPENAI, RerankResult, RerankBody),
+    ApiOperation("post", "/v1/score", "vLLM's scores of pairs of texts", _OPENAI, ScoreList, ScoreBody),
+    ApiOperation("post", "/v1/classify", "vLLM's classes of texts", _OPENAI, ClassList, ClassifyBody),
     ApiOperation("get", "/v1/models", "The models that are served", _OPENAI, ModelList),
     ApiOperation("get", "/v1/models/{model}", "One model", _OPENAI, ListedModel),
     ApiOperation("post", "/v1/responses", "OpenAI's Responses", _RESPONSES, RESPONSE_SCHEMA, ResponsesBody, True),
@@ -92,8 +101,9 @@ OPERATIONS = (
     ApiOperation("get", "/v1/responses/{response_id}/input_items", "What was asked", _RESPONSES, _LISTED, query=(("limit", _NUMBER),)),
     ApiOperation("post", "/v1/messages", "Anthropic's Messages", _ANTHROPIC, MESSAGE_SCHEMA, MessagesBody, True),
     ApiOperation("post", "/v1/messages/count_tokens", "The number of a prompt's tokens", _ANTHROPIC, _COUNT, MessagesBody),
-    ApiOperation("post", f"{ACCOUNT}/run/{{model}}", "Workers AI's run of a text or embedding model", _NATIVE,
-              (Envelope[TextResult], Envelope[EmbeddingResult], _ENVELOPED), (RunBody, RunEmbeddingBody, ResponsesBody), True),
+    ApiOperation("post", f"{ACCOUNT}/run/{{model}}", "Workers AI's run of a text or embedding model, or of a reranker", _NATIVE,
+              (Envelope[TextResult], Envelope[EmbeddingResult], Envelope[RerankerResult], _ENVELOPED),
+              (RunBody, RunEmbeddingBody, RunRerankerBody, ResponsesBody), True),
     ApiOperation("get", f"{ACCOUNT}/models/search", "Cards of models", _NATIVE, Envelope[tuple[ModelCard, ...]], query=_SEARCH),
     ApiOperation("get", f"{ACCOUNT}/models/schema", "A model's inputs and result", _NATIVE, _SCHEMAS, query=(("model", _TEXT),)),
     ApiOperation("get", f"{ACCOUNT}/tasks/search", "The tasks that models have", _NATIVE, Envelope[tuple[Task, ...]]),

@@ -29,6 +29,7 @@ _TABLE: tuple[tuple[RouterService, re.Pattern[str]], ...] = tuple(
             RouterService.SITES,
             rf"{_V1}/(?:chat/completions|completions|embeddings|messages(?:/count_tokens)?|decisions|systemone)",
         ),
+        (RouterService.SITES, rf"(?:{_V1})?/(?:rerank|score|classify)|/v2/rerank"),
         (RouterService.SITES, r"/fn/.*"),
         (RouterService.SITES, r"/api/(?:chat|generate|embed|embeddings|show|pull)"),
         (RouterService.RESPONSES, rf"{_V1}/responses(?:/.+)?"),

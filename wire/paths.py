@@ -2,7 +2,8 @@
 
 from typing import Any
 
-API_PATHS = ("/v1/", "/ai/v1/", "/client/v4/", "/api/")  # prefixes of the API's paths
+# Prefixes of the API's paths.
+API_PATHS = ("/v1/", "/ai/v1/", "/client/v4/", "/api/", "/v2/", "/rerank", "/score", "/classify")
 
 
 def drop_trailing_slash(scope: Any) -> None:

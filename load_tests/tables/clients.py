@@ -16,6 +16,10 @@ def agents(results: Record) -> Iterable[list[str]]:
     return _rows(results["agents"])
 
 
+def rerankers(results: Record) -> Iterable[list[str]]:
+    return _rows(results["rerankers"])
+
+
 def edits(results: Record) -> Iterable[list[str]]:
     return _rows(results)
 

@@ -202,6 +202,9 @@ def _family(path: str) -> str:
     for family in ("chat/completions", "completions", "messages", "responses", "embeddings", "models"):
         if path.endswith(f"/v1/{family}"):
             return family
+    for family in ("rerank", "score", "classify"):
+        if path.endswith((f"/v1/{family}", f"/v2/{family}")) or path == f"/{family}":
+            return family
     if "/ai/run/" in path:
         return "run"
     return path.removeprefix("/") if path in (*OWN_PATHS, *OLLAMA_ANSWERS) else "other"

@@ -172,7 +172,7 @@ class FinetuneRoutes:
             planned = await asyncio.to_thread(read_model, directory)
         except (SourceError, CheckpointError) as error:
             raise ApiError("model_load_failed", f"{model!r} cannot be read: {error}") from None
-        if planned.is_encoder:
+        if planned.pools:
             raise ApiError("invalid_request", f"{model!r} makes embeddings, and adapters make none", param="model")
         return planned.adapted_shapes()
 
