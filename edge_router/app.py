@@ -30,7 +30,7 @@ from pilotlight.response_store.app import ResponsesApp
 from pilotlight.response_store.response_database import ResponseDatabase, RetentionPolicy
 from pilotlight.sites.network import NetworkConfig
 from pilotlight.support import background
-from pilotlight.wire.paths import drop_trailing_slash
+from pilotlight.wire.paths import normalize_path
 
 
 def build_app(
@@ -88,7 +88,7 @@ class RouterApp(Starlette):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Starlette answers what the router has routes of its own for, and everything unknown. All else passes by its error handling: each token
         would go through two more `send`s."""
-        drop_trailing_slash(scope)
+        normalize_path(scope)
         app = (
             self.edge.tunnels
             if scope["type"] == "websocket"

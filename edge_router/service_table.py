@@ -36,6 +36,7 @@ _TABLE: tuple[tuple[RouterService, re.Pattern[str]], ...] = tuple(
         (RouterService.RUNS, rf"{_ACCOUNT}/ai/run/.+"),
         (RouterService.BATCHES, rf"{_V1}/(?:files|batches)(?:/[^/]+(?:/(?:content|cancel))?)?"),
         (RouterService.SITES, rf"{_ACCOUNT}/ai/(?:tasks/search|finetunes/public)|/client/v4/user/tokens/verify"),
+        (RouterService.FINETUNES, rf"{_V1}/fine_tuning/jobs(?:/[^/]+(?:/[^/]+)?)?"),
         (RouterService.FINETUNES, rf"{_ACCOUNT}/ai/finetunes(?:/[^/]+(?:/finetune-assets)?)?"),
         (RouterService.STREAMS, r"/streams/.*"),
     )
