@@ -92,6 +92,8 @@ REGIONS: dict[str, Region] = {
 CLIENT_REGIONS: dict[str, Region] = {
     "client-libraries": Region(clients.libraries, "clients"),
     "agents": Region(clients.agents),
+    "ollama-clients": Region(clients.ollama, "further-clients"),
+    "decision-clients": Region(clients.deciders, "further-clients"),
     "coding-agents": Region(clients.edits),
     "load-generators": Region(clients.generators, "clients"),
 }
