@@ -31,7 +31,7 @@ _TABLE: tuple[tuple[RouterService, re.Pattern[str]], ...] = tuple(
         ),
         (RouterService.SITES, r"/fn/.*"),
         (RouterService.SITES, r"/api/(?:chat|generate|embed|embeddings|show|pull)"),
-        (RouterService.RESPONSES, rf"{_V1}/responses(?:/.+)?"),
+        (RouterService.RESPONSES, rf"{_V1}/(?:responses|conversations)(?:/.+)?"),
         (RouterService.MODEL_LISTS, rf"{_V1}/models(?:/.+)?|{_ACCOUNT}/ai/models/(?:search|schema)|/api/(?:tags|ps)"),
         (RouterService.RUNS, rf"{_ACCOUNT}/ai/run/.+"),
         (RouterService.BATCHES, rf"{_V1}/(?:files|batches)(?:/[^/]+(?:/(?:content|cancel))?)?"),

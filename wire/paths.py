@@ -9,10 +9,10 @@ API_PATHS = ("/v1/", "/ai/v1/", "/client/v4/", "/api/", "/openai/")  # what they
 _AZURE = re.compile(r"/openai(?:/v1|/deployments/[^/]+)?(?=/)")
 _V1 = re.compile(r"(?:/client/v4/accounts/[^/]+)?(?:/ai)?/v1/([a-z_]+)")
 _UPLOAD = "send text files of requests to /v1/files, and adapters to /client/v4/accounts/ACCOUNT/ai/finetunes"
-_NO_AGENTS = "state is kept by /v1/responses alone, with previous_response_id"
+_NO_AGENTS = "what is said is kept by /v1/responses and /v1/conversations"
 # Parts of OpenAI's API that are not here, and why, or what is.
 _ABSENT = {
-    "assistants": _NO_AGENTS, "threads": _NO_AGENTS, "conversations": _NO_AGENTS, "chatkit": _NO_AGENTS,
+    "assistants": _NO_AGENTS, "threads": _NO_AGENTS, "chatkit": _NO_AGENTS,
     "audio": "no model here hears or speaks", "realtime": "no model here hears or speaks", "images": "no model here draws",
     "videos": "no model here makes videos", "moderations": "no model here moderates: ask /v1/decisions what a text is",
     "vector_stores": "vectors are made at /v1/embeddings and kept elsewhere", "uploads": _UPLOAD, "containers": "no code is run for a model here",

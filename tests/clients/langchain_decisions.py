@@ -6,7 +6,7 @@ from langchain_openai.decisions import Choice, OpenAIDecisions, Predicate, Score
 
 decider = OpenAIDecisions(model=CHAT, api_key=harness.KEY, base_url=harness.OPENAI_URL, max_retries=0)
 PREDICATE = Predicate(instructions="The user asks a question.")
-CHOICE = Choice(instructions="Which airport code?", choices=["LIS", "OSL"])
+CHOICE = Choice(instructions="Which airport code?", choices={"LIS": "Lisbon", "OSL": None})
 SCORE = Score(instructions="How hot is it?", levels=["cold", "mild", "hot"])
 
 
