@@ -26,7 +26,12 @@ def prompt_pieces(dialect: Dialect, fields: dict[str, Any]) -> Iterator[tuple[by
 
 def routing_fields(dialect: Dialect, path: str, fields: dict[str, Any]) -> dict[str, Any]:
     """Return a body's fields with the names and defaults by which a router reads them."""
-    return ollama.routing_fields(path, fields) if dialect is Dialect.OLLAMA else fields
+    if dialect is Dialect.OLLAMA:
+        return ollama.routing_fields(path, fields)
+    if fields.get("questions") is not None and fields.get("messages") is None:  # decisions, whose state is their prompt
+        state = fields.get("input") if fields.get("state") is None else fields["state"]
+        return {**fields, "prompt": state, "input": None}
+    return fields
 
 
 def is_final(event: Event) -> bool:

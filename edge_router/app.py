@@ -71,7 +71,8 @@ class RouterApp(Starlette):
         }
         place, sessions = router_place(router.network), Sessions(access, router.secret)
         self.feed = Feed(RouterActivity(place, own_version(), proxy, router.clock))
-        deployments = deployment_api(router.backends, access, router.clocks, proxy.selector.places, router.tls)
+        places, hosts = proxy.selector.places, router.hosts
+        deployments = deployment_api(router.backends, access, router.clocks, places, hosts, router.tls)
         has_usage = router.accounting.ledger is not None
         operations = Operations(router.backends, router.orders)
         self.page = PageRoutes(
@@ -98,8 +99,8 @@ class RouterApp(Starlette):
         self.router.redirect_slashes = False  # /v1 is not /v1/: a redirect would turn a client's POST into a GET
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Starlette answers what the router has routes of its own for, and everything unknown. All else passes by its error handling: each token
-        would go through two more `send`s."""
+        """Dispatch a request: Starlette handles the router's own routes and unknown paths. All others bypass its error handling, which would add two
+        `send` calls to each token."""
         drop_trailing_slash(scope)
         app = (
             self.edge.tunnels

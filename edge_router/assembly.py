@@ -1,4 +1,4 @@
-"""What a router is made of, and how long each part lives. What is served, and where, is app.py's."""
+"""The parts of a router and their lifetimes. Routes are in app.py."""
 
 import asyncio
 import sqlite3
@@ -32,6 +32,7 @@ from pilotlight.edge_router.metering.ledger.prices import PriceList
 from pilotlight.edge_router.metering.ledger.site_usage import SiteUsage
 from pilotlight.edge_router.metering.objectives import Objectives
 from pilotlight.edge_router.requests.client_places import ClientPlaces
+from pilotlight.edge_router.requests.function_hosts import FunctionHosts
 from pilotlight.edge_router.requests.request import RequestParser, hop_secret
 from pilotlight.edge_router.requests.session import SessionTable
 from pilotlight.edge_router.routing.data_places import DataPlaces
@@ -70,6 +71,7 @@ class EdgeRouter:
         self.admission = AdmissionFilter(access_of(network), limits, self.secret)
         self.sessions = SessionTable(relay.session_entries, relay.session_ttl_s, clock)
         self.places = ClientPlaces.of(network.clients)
+        self.hosts = _function_hosts(network, self.secret)
         self.recordings = _recordings(network, self.secret, clock)
         self.accounting = _accounting(network, self.secret, self.recordings, self.shared)
         self.clocks = SiteClocks([*self.backends])
@@ -109,7 +111,7 @@ class EdgeRouter:
                 ("shared quotas", self.shared),
                 ("the ledger", self.accounting.ledger),
             )
-            for name, store in stores:  # told of requests to the last one
+            for name, store in stores:  # stores record requests until the last one has ended
                 if store is not None:
                     await stack.enter_async_context(_at_work(store, name))
             await stack.enter_async_context(self.proxy.upstream)
@@ -172,7 +174,7 @@ class EdgeRouter:
 
 
 class _Store(Protocol):
-    """What is written behind the requests that it is told of."""
+    """A store that is written after the requests that it records."""
 
     async def run(self) -> None: ...
 
@@ -188,12 +190,22 @@ async def _at_work(store: _Store, name: str) -> AsyncIterator[None]:
         await store.close()
 
 
+def _function_hosts(network: NetworkConfig, secret: str) -> FunctionHosts:
+    """Raises ConfigError."""
+    hosts = FunctionHosts(network)
+    if hosts and not secret:
+        raise ConfigError(
+            f"hosts and functions.domain need {HOP_SECRET_ENV}, here and at the sites: without it no site believes that a function has a host"
+        )
+    return hosts
+
+
 def access_of(network: NetworkConfig) -> Access:
     return Access(known_keys(network.accounts, network.keys), is_required=network.door.require_key)
 
 
 def _recordings(network: NetworkConfig, secret: str, clock: Callable[[], float]) -> DurableStreams:
-    """Raises ConfigError for a folder of journals that cannot be used, or whose streams no site would go on with."""
+    """Return the durable streams. Raises ConfigError if the folder of journals cannot be used, or no site could continue its streams."""
     folder = network.durable.directory
     if folder is not None and not secret:
         raise ConfigError(
@@ -208,7 +220,7 @@ def _recordings(network: NetworkConfig, secret: str, clock: Callable[[], float])
 def _accounting(
     network: NetworkConfig, secret: str, recordings: DurableStreams, shared: SharedQuotas | None
 ) -> Accounting:
-    """Raises ConfigError for a ledger that cannot be written, or whom nobody tells what was used."""
+    """Return the accounting. Raises ConfigError if the ledger cannot be written, or no site would report usage."""
     config, prices = network.ledger, PriceList(network.prices, network.ledger.currency)
     quotas = DailyQuotas(time.time, shared)
     quotas.set(network.accounts)

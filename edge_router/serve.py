@@ -1,7 +1,7 @@
-"""The router as a process: `python -m pilotlight.edge_router.serve NETWORK_FILE`. Binds, serves, and on SIGTERM drains before it stops.
-SIGHUP reads the file again.
+"""The router as a process: `python -m pilotlight.edge_router.serve NETWORK_FILE`. It binds, serves, and on SIGTERM drains before it stops. SIGHUP
+reads the file again.
 
-Knows the order of starting and stopping; what is served is app.py's.
+Knows the order of start and stop; routes are in app.py.
 """
 
 import argparse
@@ -20,6 +20,7 @@ from pilotlight.edge_router.app import RouterApp, build_app
 from pilotlight.edge_router.assembly import EdgeRouter, access_of
 from pilotlight.edge_router.forwarding.proxy import Proxy
 from pilotlight.edge_router.metering.ledger.prices import PriceList
+from pilotlight.edge_router.requests.function_hosts import FunctionMount
 from pilotlight.edge_router.requests.request import FUNCTIONS
 from pilotlight.sites.config import SERVER_ENV, ConfigError, check_secrets
 from pilotlight.sites.network import DoorConfig, NetworkConfig, load_network
@@ -97,7 +98,7 @@ async def _serve(network: NetworkConfig, listener: socket.socket, file: Path | N
     async with serving(app, network, listener):
         gc.collect()
         gc.set_threshold(10_000, 20, 50)  # a request makes some hundred objects, and hardly any in a cycle
-        gc.freeze()  # what is here now stays: no collection need look at it again
+        gc.freeze()  # exempt all present objects from garbage collection
         log.info("listening on %s", url)
         notify_ready(f"listening on {url}")
         await stop.wait()
@@ -111,6 +112,8 @@ LIVE = (
     "keys",
     "prices",
     "models",
+    "hosts",
+    "functions.domain",
     "tenant_limits",
     "door.require_key",
     "door.max_open_per_client",
@@ -123,6 +126,7 @@ def reload(router: EdgeRouter, network: NetworkConfig, file: Path | None) -> Non
     if found is not None:
         router.admission.access.become(access_of(found))
         router.admission.limits.set(found.door, found.tenant_limits, found.accounts)
+        router.hosts.become(found)
         router.accounting.prices.become(PriceList(found.prices, network.ledger.currency))
         router.accounting.quotas.set(found.accounts)
         router.set_sites(found)
@@ -140,8 +144,9 @@ async def serving(app: RouterApp, network: NetworkConfig, listener: socket.socke
         api_paths=API_PATHS,
     )
     budget = BodyBudget(app, int(door.max_bodies_mib * 2**20))
-    checked = OriginCheck(budget, origins)
-    outermost = AccessLog(checked) if network.telemetry.access_log else checked
+    # a host of a function is a name by which it is meant
+    mounted = FunctionMount(app.edge.hosts, budget, OriginCheck(budget, origins))
+    outermost = AccessLog(mounted) if network.telemetry.access_log else mounted
     server = make_server(door.server_name, outermost, http_limits(door), overload_headers=OVERLOADED)
     metrics = app.edge.metrics
     metrics.watch("body_bytes", "Memory of the bodies of requests in progress.", lambda: budget.held_bytes)
@@ -165,8 +170,8 @@ async def serving(app: RouterApp, network: NetworkConfig, listener: socket.socke
 
 
 def http_limits(door: DoorConfig) -> HttpLimits:
-    """No more connections than there are file descriptors for, one of a site's beside each: who comes too late is told so, instead of waiting for an
-    accept that fails."""
+    """Limit connections to the number of file descriptors, with one connection to a site for each: further clients get an error instead of waiting
+    for an accept that fails."""
     files = file_limit()
     return HttpLimits(
         max_head_bytes=door.max_head_kib << 10,

@@ -25,7 +25,10 @@ class RouterService(Enum):
 _TABLE: tuple[tuple[RouterService, re.Pattern[str]], ...] = tuple(
     (service, re.compile(pattern))
     for service, pattern in (
-        (RouterService.SITES, rf"{_V1}/(?:chat/completions|completions|embeddings|messages(?:/count_tokens)?)"),
+        (
+            RouterService.SITES,
+            rf"{_V1}/(?:chat/completions|completions|embeddings|messages(?:/count_tokens)?|decisions|systemone)",
+        ),
         (RouterService.SITES, r"/fn/.*"),
         (RouterService.SITES, r"/api/(?:chat|generate|embed|embeddings|show|pull)"),
         (RouterService.RESPONSES, rf"{_V1}/responses(?:/.+)?"),
@@ -40,7 +43,7 @@ _TABLE: tuple[tuple[RouterService, re.Pattern[str]], ...] = tuple(
 
 
 def service_of(scope: Scope) -> RouterService | None:
-    """Return what answers a request; None: Starlette's routes do, or nothing is there."""
+    """Return the service that answers a request; None if Starlette's routes do, or none exists."""
     service = _service_at(scope.get("path", ""))  # a lifespan has none
     if service is RouterService.RUNS:
         return RouterService.BATCHES if _is_queued(scope["query_string"]) else RouterService.SITES

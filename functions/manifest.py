@@ -25,6 +25,7 @@ from pilotlight.functions.manifest_tables import (
 )
 from pilotlight.sites.config import ConfigError, parse
 from pilotlight.sites.table import Table
+from pilotlight.wire.host_patterns import parse_pattern
 
 FILES = ("wrangler.jsonc", "wrangler.json", "wrangler.toml")
 DEV_VARS, DOT_ENV = ".dev.vars", ".env"
@@ -69,6 +70,8 @@ class Manifest:
     ignored: tuple[str, ...] = ()  # keys without an effect here
     log_sampling: float = 1.0  # the share of invocations that is kept in the site's log
     tail_consumers: tuple[str, ...] = ()  # functions that get what becomes of its invocations
+    routes: tuple[str, ...] = ()  # host patterns under which a router serves it, if it is deployed
+    has_subdomain: bool = True
     has_egress: bool = True  # a dynamic worker may be cut off from the world
 
     @property
@@ -106,8 +109,8 @@ _FOREIGN = """
     $schema account_id alias base_dir build cache cloudchamber containers define dev env_vars
     find_additional_modules first_party_worker jsx_factory jsx_fragment keep_names keep_vars legacy_env logfwdr
     logpush minify no_bundle pages_build_output_dir placement preserve_file_names
-    preview_urls python_modules route routes rules secrets send_metrics site topology tsconfig
-    upload_source_maps usage_model userconfigpath workers_dev zone_id
+    preview_urls python_modules rules secrets send_metrics site topology tsconfig
+    upload_source_maps usage_model userconfigpath zone_id
 """
 _UNKNOWN_BINDINGS = """
     browser dispatch_namespaces images mtls_certificates pipelines send_email text_blobs vpc_services wasm_modules
@@ -287,10 +290,23 @@ def _manifest(
         tail_consumers=tuple(
             _of_environment(_options(consumer), "service", path)["service"] for consumer in section.tail_consumers
         ),
+        routes=tuple(_routes(section, path)),
+        has_subdomain=section.workers_dev is not False,
         compatibility_date=section.compatibility_date or "",
         compatibility_flags=section.compatibility_flags or (),
         model_aliases=section.ai.aliases if section.ai is not None else {},
     )
+
+
+def _routes(section: ManifestSection, path: Path) -> Iterator[str]:
+    """Iterate over host patterns, a custom domain as that of all its paths. Raises ManifestError."""
+    for each in (*section.routes, *([section.route] if section.route is not None else [])):
+        text, is_custom = (each, False) if isinstance(each, str) else (each.pattern, each.custom_domain)
+        try:
+            parse_pattern(text, is_custom_domain=is_custom)
+        except ValueError as error:
+            raise ManifestError(f"{path}: routes: {error}") from None
+        yield f"{text}/*" if is_custom else text
 
 
 def _bindings(section: ManifestSection, directory: Path, path: Path) -> Iterator[BindingDeclaration]:

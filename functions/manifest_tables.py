@@ -214,6 +214,13 @@ class ObservabilityTable(Table, frozen=True, kw_only=True):
         return rate if is_on else 0.0
 
 
+class RouteTable(Table, frozen=True, kw_only=True):
+    pattern: str
+    custom_domain: bool = False
+    zone_id: str = ""  # ours are the router's to know
+    zone_name: str = ""
+
+
 class ManifestSection(Table, frozen=True, kw_only=True):
     """The top of the file, or one `[env.NAME]`."""
 
@@ -242,6 +249,9 @@ class ManifestSection(Table, frozen=True, kw_only=True):
     worker_loaders: tuple[WorkerLoaderTable, ...] = ()
     version_metadata: VersionMetadataTable | None = None
     unsafe: UnsafeTable = UnsafeTable()
+    route: str | RouteTable | None = None
+    routes: tuple[str | RouteTable, ...] = ()
+    workers_dev: bool | None = None
     observability: ObservabilityTable | None = None
     tail_consumers: tuple[TailConsumerTable, ...] = ()
 

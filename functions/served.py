@@ -7,7 +7,7 @@ import asyncio
 import logging
 import os
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from contextlib import AsyncExitStack, closing
 from dataclasses import fields, replace
 from datetime import UTC, datetime
@@ -205,6 +205,19 @@ class ServedFunctions:
         if is_live:
             self.functions.live(function, name)
         log.info("%s starts anew with the secrets that were changed", name)
+
+    async def migrate(self, pool: str) -> None:
+        """Apply the migrations of a version's databases that have not been. Raises Failure, and then nothing has changed in that database."""
+        bindings = self.functions.pools[pool].bindings
+        if bindings is not None:
+            await bindings.migrate_databases()
+
+    def take_secrets(self, function: str, values: Mapping[str, str], before: Collection[str]) -> None:
+        """Keep a function's secrets in the place of those with the names `before`; it has them within SECRETS_S. Raises SecretError."""
+        for name in set(before) - set(values):
+            self._secrets.delete(function, name)
+        for name, value in values.items():
+            self._secrets.put(function, name, value)
 
     def moves(self, pool: str) -> tuple[str, ...]:
         """Return the migrations that will rename or delete classes of objects when this version takes the traffic."""

@@ -1,6 +1,6 @@
-"""A response that outlives its request: what was asked and answered, and the events of one that is made in the background, which readers follow.
+"""A stored response: its input and output, and the events of a background response, which readers follow.
 
-Knows no HTTP, and not where responses are kept (storage.py).
+Knows neither HTTP nor the storage (storage.py).
 """
 
 import asyncio
@@ -19,12 +19,12 @@ _FAILED = "response.failed"
 
 
 class PreviousResponse(NamedTuple):
-    """A kept response that another one goes on from, with all that was said until its end."""
+    """A stored response that another one continues, with the conversation up to its end."""
 
     number: int  # the row of it; 0: it is not written yet
     id: str
     items: bytes  # JSON, with commas between
-    is_ended: bool = True  # as one must have that another goes on from
+    is_ended: bool = True  # only an ended response can be continued
 
 
 class KeptResponse:

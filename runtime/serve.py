@@ -13,21 +13,24 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
+
+from msgspec.structs import replace
 
 from pilotlight.runtime.api.unread_body import UnreadBodyMiddleware
 from pilotlight.runtime.app import SiteApp, build_app
 from pilotlight.runtime.hosts.devices import check_devices
 from pilotlight.runtime.models.checkpoint_children import close_children
-from pilotlight.runtime.models.sources import SourceError, local_directory
+from pilotlight.runtime.models.sources import SourceError, local_directory, name_of
 from pilotlight.runtime.site import Site, access_of
 from pilotlight.runtime.telemetry.timeline import process_began_s
 from pilotlight.sites.config import ConfigError, check_secrets
 from pilotlight.sites.reloading import read_again
 from pilotlight.sites.rules import is_loopback
-from pilotlight.sites.site import SiteConfig, load_site
+from pilotlight.sites.site import ModelConfig, SiteConfig, load_site
 from pilotlight.support import background
 from pilotlight.support.logs import start_logging
 from pilotlight.support.service_manager import notify_ready, notify_status
@@ -77,13 +80,19 @@ class StartError(Exception):
     """The site's parts cannot be started; the message says what to change."""
 
 
-def serve_file(file: Path) -> int:
-    """Serve the site of a file; return the process's exit code."""
+def serve_file(file: Path, model: str | None = None) -> int:
+    """Serve the site of a file, `model` in place of its models where one is given; return the process's exit code."""
     try:
-        return run(load_site(file), file=file)
+        load = load_site if model is None else partial(load_with_model, model)
+        return run(load(file), file=file, load=load)
     except ConfigError as error:
         print(error, file=sys.stderr)
         return 1
+
+
+def load_with_model(source: str, file: Path) -> SiteConfig:
+    """Return a file's site with one model, by its source. Raises ConfigError."""
+    return replace(load_site(file), models=(ModelConfig(name=name_of(source), source=source),))
 
 
 def run(

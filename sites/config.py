@@ -119,7 +119,7 @@ class HopConfig(Table, frozen=True, kw_only=True):
 
 
 class AccessConfig(Table, frozen=True, kw_only=True):
-    """Which clients are served."""
+    """Rules for the clients that are served."""
 
     require_key: Annotated[
         bool, Meta(description="Serve only clients with a key of this file. Functions check their clients themselves.")

@@ -112,7 +112,7 @@ class RelayConfig(Table, frozen=True, kw_only=True):
 
 
 class DoorConfig(AccessConfig, frozen=True, kw_only=True):
-    """Which clients are served, and limits and timeouts of their connections."""
+    """Rules for the clients that are served, and limits of their connections."""
 
     max_head_kib: Annotated[int, Meta(ge=1, le=1024, description="Size of a request's head.")] = 64
     max_headers: Annotated[int, Meta(ge=8, description="Headers of a request.")] = 128
@@ -206,6 +206,11 @@ class PlacesConfig(Table, frozen=True, kw_only=True):
             raise ValueError(f"data of {whose} names no site: name sites or regions, or remove data")
 
 
+HostName = Annotated[
+    str, Meta(pattern=r"^(\*\.?)?[A-Za-z0-9][A-Za-z0-9-]*(\.[A-Za-z0-9][A-Za-z0-9-]*)*\Z", max_length=253)
+]
+
+
 class CustomerConfig(TenantLimitsConfig, frozen=True, kw_only=True):
     """An account with its own limits, which all its keys share."""
 
@@ -227,8 +232,37 @@ class CustomerConfig(TenantLimitsConfig, frozen=True, kw_only=True):
         ),
     ] = None
     cost_per_day: Annotated[Positive | None, Meta(description="Cost per day (UTC), in the ledger's currency.")] = None
+    hosts: Annotated[
+        tuple[HostName, ...],
+        Meta(description="Host names that routes of its functions may name, such as shop.example or *.acme.example."),
+    ] = ()
     data: Annotated[
         PlacesConfig | None, Meta(description="Sites and regions to which its data may go; unset: all.")
+    ] = None
+
+
+class HostConfig(Table, frozen=True, kw_only=True):
+    """A host name whose requests a function answers."""
+
+    pattern: Annotated[
+        str,
+        Meta(
+            pattern=r"^(\*\.?)?[A-Za-z0-9][A-Za-z0-9.-]*/(\*|[^*?]+\*?)?\Z",
+            max_length=300,
+            description="Host and path, such as shop.example/* or *.shop.example/api/*; of several that fit, the most specific counts.",
+        ),
+    ]
+    function: Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9_-]{0,62}\Z", description="Name of the function.")]
+
+
+class NetworkFunctionsConfig(Table, frozen=True, kw_only=True):
+    """The names of functions in the network."""
+
+    domain: Annotated[
+        Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9-]*(\.[A-Za-z0-9][A-Za-z0-9-]*)+\Z")] | None,
+        Meta(
+            description="Domain such as fn.example: NAME.fn.example is the function NAME. DNS must lead *.fn.example to this router."
+        ),
     ] = None
 
 
@@ -406,6 +440,10 @@ class NetworkConfig(Table, frozen=True, kw_only=True):
         ),
     ] = ()
     models: Annotated[tuple[NetworkModelConfig, ...], Meta(description="Rules for models, by name.")] = ()
+    functions: Annotated[NetworkFunctionsConfig, Meta(description="Names of functions in the network.")] = (
+        NetworkFunctionsConfig()
+    )
+    hosts: Annotated[tuple[HostConfig, ...], Meta(description="Host names that functions answer.")] = ()
     objectives: Annotated[tuple[ObjectiveConfig, ...], Meta(description="Service-level objectives.")] = ()
     place: Annotated[PlaceConfig, Meta(description="Where the router is.")]
     sites: Annotated[
@@ -420,6 +458,7 @@ class NetworkConfig(Table, frozen=True, kw_only=True):
             raise ValueError(
                 "there is no site: name one under [[sites]], or let machines join (`pilotlight network init`)"
             )
+        refuse_twice([host.pattern.lower() for host in self.hosts], "host pattern")
         refuse_twice([objective.model for objective in self.objectives], "objective's model")
         check_accounts([account.name for account in self.accounts], self.keys)
         for account in self.accounts:

@@ -1,11 +1,11 @@
-"""What tells a file that has changed from the one that was read: time, size and inode, so that a renamed file counts, too."""
+"""Detect changed files by time, size and inode, so that a renamed file counts too."""
 
 import os
 from pathlib import Path
 
 
 def stamp(file: Path) -> object:
-    """Equal as long as nobody has written or replaced the file; a file that cannot be found has a stamp as well."""
+    """Return a value that changes when the file is written or replaced; a missing file has a stamp too."""
     try:
         found = os.stat(file)
     except OSError as error:

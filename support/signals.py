@@ -1,7 +1,7 @@
-"""Which signals end a process of ours in order, and what SIGHUP means: what it then does, and what a second one means, its own room decides.
+"""Signals that stop a process or make it reload. The caller decides what a stop, or a second one, does.
 
-SIGHUP comes when the terminal is closed, and by itself would end a site without a word, its weights left in shared memory: that is a stop. Sent by
-anybody else it is what `systemctl reload` sends, and never one.
+The kernel sends SIGHUP when the terminal is closed, which would end a site at once and leave its weights in shared memory. So this counts as a stop.
+From any other sender, as `systemctl reload`, it means reload.
 """
 
 import asyncio

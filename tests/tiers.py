@@ -3,7 +3,8 @@
 `unit` (no mark of its own): starts no process, binds and connects no socket. `process`: does. `network`: several sites, a browser,
 a database server. A test or a module states `pytest.mark.process` or `pytest.mark.network`; a fixture asks for `process_tier` or
 `network_tier`, and every test that uses it is of that tier. Nobody keeps a list: a unit test that starts a process or opens a socket
-fails, with the place where it did. `long`, beside any of them, computes or waits for more than about half a second.
+fails, with the place where it did. Beside any of them, `long` computes or waits for more than about half a second; `smoke` is what
+`make test` runs of the network tier: the ends that most changes can break.
 
 `--sample K` keeps at most K cases of each function, a quarter of that if it is `long`: one drawn from each of K equal stretches of its
 table, so that every part of the table has a case. The same `--seed` draws the same cases; without `--sample` all run.
@@ -28,6 +29,8 @@ OPENING = {
     "socket.bind": "binds a socket",
     "socket.connect": "connects a socket",
 }
+# Shared by all tests of a process, and started by the first: the child that reads checkpoints' files; git, for the commit in records.
+SHARED = ("engine/api/guarded_pool.py", "load_tests/records.py")
 
 
 class Watch:
@@ -49,7 +52,9 @@ class Watch:
     def _hear(self, event: str, _arguments: object) -> None:
         what = OPENING.get(event)
         if what is not None and self.seen is not None and threading.get_ident() not in self._others:
-            self.seen.append(f"{what} in {_place(traceback.extract_stack())}")
+            place = _place(traceback.extract_stack())
+            if not place.removeprefix("pilotlight/").startswith(SHARED):
+                self.seen.append(f"{what} in {place}")
 
 
 def _place(stack: Sequence[traceback.FrameSummary]) -> str:
@@ -65,16 +70,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("tiers")
     group.addoption("--sample", type=int, metavar="K", help="keep at most K cases of each test function")
     group.addoption("--seed", default="0", help="what --sample draws by")
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    for line in (
-        "unit: starts no process and opens no socket; given to every test that has no other tier",
-        "process: starts processes or opens sockets",
-        "network: several sites, a browser or a database server",
-        "long: computes or waits for more than about half a second; not part of make quick",
-    ):
-        config.addinivalue_line("markers", line)
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,6 @@
-"""Probes every site's /status for as long as the router runs, and tells its Backend what came of it.
+"""Probe every site's /status while the router runs, and report the results to its Backend.
 
-A probe also measures the round trip. Clock, sleep and chance are injected; how many failures make a site unhealthy is the Backend's rule.
+A probe also measures the round trip. Clock, sleep and randomness are injected; the Backend decides how many failures make a site unhealthy.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ from pilotlight.wire.http.client import KEEP_ALIVE_S
 
 JITTER = 0.2  # of the interval, either way: routers that start together must not probe together
 STARTING_SHARE = 0.25  # of the interval, while a site has never been healthy: it is probably starting
-DOUBT_SHARE = 0.1  # while a probe has failed and nobody knows yet whether the site has: its streams wait for the answer
+DOUBT_SHARE = 0.1  # after a failed probe: the site's streams wait until the next one shows whether the site failed
 PROBES_PER_S = (
     1000.0  # of all sites together: one takes 0.2 ms of a core, and with 5,000 sites a second of them took all of it
 )
@@ -69,7 +69,7 @@ class HealthMonitor:
         self._chance = chance
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Probe until cancelled."""
         watches: dict[Backend, asyncio.Task[None]] = {}
         async with asyncio.TaskGroup() as group:
             while True:
@@ -140,8 +140,9 @@ class _HopRefused(Exception):
 
 
 def status_fetch(session: aiohttp.ClientSession, secret: str = "", clocks: SiteClocks | None = None) -> Fetch:
-    """`session` must carry `connection_trace()`, which tells warm connections from new ones. Signed as requests are, so that a site whose secret
-    differs is known before a client's request is sent there; one whose clock differs says so, and is asked again by its own."""
+    """Return a function that fetches a site's status. `session` must have `connection_trace()`, which distinguishes new connections. Probes are
+    signed like requests, so that a site with another secret is found before a request is sent there; a site with another clock answers with its time
+    and is asked again by it."""
     clocks = clocks or SiteClocks(())
 
     async def fetch(url: str, site: str) -> ProbeReply:

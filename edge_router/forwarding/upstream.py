@@ -61,10 +61,10 @@ class StreamLost(Exception):
 
 
 class SitePace(Protocol):
-    """What a site's silence means to one request."""
+    """Decide when to give up on a silent site."""
 
     def may_leave(self) -> bool:
-        """Before the first event: the request can go elsewhere."""
+        """Tell whether the request can go elsewhere, before the first event."""
         ...
 
     def is_frozen(self) -> bool:
@@ -72,14 +72,14 @@ class SitePace(Protocol):
         ...
 
     def is_stalled(self, silent_s: float) -> bool:
-        """Inside a stream: it had better go on elsewhere."""
+        """Tell whether a stream should continue elsewhere after a silence."""
         ...
 
 
 class AttemptLimits(NamedTuple):
     first_byte_s: float  # of an answer that is generated before it is sent, the network's own time limit counts instead
     stall_s: float  # of silence, after which the site is left where that may be
-    is_continuation: bool  # of a stream that another site has begun
+    is_continuation: bool  # the stream was started by another site
 
 
 class UpstreamAttempt:
@@ -110,8 +110,8 @@ class UpstreamAttempt:
         self._lost_because: str | None = None
 
     async def response(self) -> "UpstreamResponse":
-        """Send the request and wait for what can be passed on. Raises SiteFailed. A site that stops answering its probes meanwhile is left at once: a
-        machine that froze or a cable that was cut closes no connection. On cancellation the connection is closed."""
+        """Send the request and wait for a response that can be forwarded. Raises SiteFailed. A site that stops answering its probes is left at once:
+        a frozen machine or a cut cable closes no connection. On cancellation the connection is closed."""
         upstream = self._upstream
         upstream.silence.watched.add(self)
         try:
@@ -202,8 +202,8 @@ class UpstreamAttempt:
             raise SiteFailed("refused", f"it answered {status} instead of continuing the stream")
 
     async def _first_events(self, connection: UpstreamConnection, relay: StreamRelay) -> list[RelayEvent]:
-        """Return all up to the first event that carries data. A heartbeat is no answer; but when most of the time is over and there were some, the
-        site is at work, and the client is told so instead of starting again elsewhere."""
+        """Return everything up to the first event with data. A heartbeat is not an answer; but if heartbeats came during most of the wait, the site
+        is working, and the response starts instead of a retry elsewhere."""
         limit_s = self._limits.first_byte_s
         self._until = time.monotonic() + limit_s
         first: list[RelayEvent] = []
@@ -220,7 +220,7 @@ class UpstreamAttempt:
             if not chunk:
                 raise SiteFailed("lost", "it closed the connection before its first event")
             if first and isinstance(first[-1], SiteDraining):
-                first.pop()  # it comes again, behind what must be told before the site is left
+                first.pop()  # it comes again, after the event that must precede leaving the site
             first += relay.feed(chunk)
             if not relay.has_data and first and isinstance(broken := first[-1], StreamBroken):
                 raise SiteFailed("malformed", broken.detail)
@@ -228,7 +228,7 @@ class UpstreamAttempt:
         return first
 
     async def _function_response(self, connection: UpstreamConnection) -> "UpstreamResponse":
-        """Only what a site says in its own name is told from a function's response."""
+        """Return a function's response; only the site's own headers count as failures."""
         response = connection.response
         if response.switched is not None:
             return UpstreamResponse(self._upstream, connection, None)
@@ -255,8 +255,8 @@ class UpstreamAttempt:
 
 
 class UpstreamResponse:
-    """A site's response, begun: either a whole `body`, or a stream whose relayed events it iterates over, as many at once as one read has brought.
-    Use as `with`: leaving closes the connection to a site that is still talking."""
+    """A site's response that has started: either a whole `body`, or a stream whose relayed events it iterates over, as many at once as one read
+    brought. Use as `with`: leaving closes the connection to a site that is still sending."""
 
     def __init__(
         self,
@@ -268,12 +268,12 @@ class UpstreamResponse:
         pace: SitePace | None = None,
         failure: SiteFailed | None = None,
     ) -> None:
-        """`first`: what has been read of a stream; `failure`: what the answer is if it is not the request's fault."""
+        """`first` has the part of a stream that was read already; `failure` is the failure that the answer means if the request is not at fault."""
         self.failure = failure
         self.status = connection.response.status
         self.headers = _downstream_headers(connection, body)
         self.body = body
-        self.is_opaque = isinstance(relay, OpaqueRelay)  # a function's: its loss is told by a response without an end
+        self.is_opaque = isinstance(relay, OpaqueRelay)  # a function's stream: its loss is a response without an end
         self.is_resumable = relay is not None and relay.is_resumable  # it can be continued elsewhere
         # The site's words on where it computes the prompt; "" where it had no choice, or is a function.
         self.route = "" if self.is_opaque else connection.response.header(ROUTE)
@@ -293,7 +293,7 @@ class UpstreamResponse:
 
     @property
     def use(self) -> ResourceUse:
-        """Of an answer in one piece, as its site tells; of one that does not, what the usage at its end has of the answer's."""
+        """Return the usage: as the site reports it for a whole answer, otherwise the usage in the answer's last event."""
         header = self._connection.response.header
         told = decode_use(header(USAGE), header(WORK))
         if told is not None:
@@ -302,7 +302,7 @@ class UpstreamResponse:
         return ResourceUse(output=int(found[1]) if found is not None else 0)
 
     def switched(self) -> tuple[asyncio.Transport, bytes]:
-        """Give the connection away, with what has come over it since the site switched protocols."""
+        """Give the connection away, with the bytes that came since the site switched protocols."""
         connection, pool = self._connection, self._upstream.pool
         pool.give_away(connection)
         return connection.transport, connection.response.switched or b""
@@ -377,7 +377,7 @@ class UpstreamResponse:
             self._connection.interrupt(StreamLost("stalled", detail))
 
     async def _drain(self) -> None:
-        """Nothing but the end should follow; a site that goes on is cut off."""
+        """Read to the end of the body so that the connection can be reused; time out after 0.5 s."""
         if self._connection.response.is_done:
             return
         try:

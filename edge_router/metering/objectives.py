@@ -68,12 +68,12 @@ class ObjectiveState(NamedTuple):
     within_ms: float | None  # of a first token
     requests: int  # of the period
     bad: int
-    burn_rate: dict[str, float | None]  # by window; None: nothing was asked
+    burn_rate: dict[str, float | None]  # by window; None if there were no requests
     budget_left: float  # below zero where more was bad than the period allows
 
 
 class Objectives:
-    """Run `run()` as a task; `close()` behind it. A Prometheus collector."""
+    """Run `run()` as a task, and `close()` after it. A Prometheus collector."""
 
     def __init__(
         self, configs: Sequence[ObjectiveConfig], path: Path | None, clock: Callable[[], float] = time.time

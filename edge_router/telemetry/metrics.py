@@ -1,6 +1,6 @@
-"""What the router counts, in Prometheus's form: requests, tries, decisions with their predicted terms beside the actual time, and sites.
+"""The router's metrics, in Prometheus's form: requests, tries, decisions with predicted terms and actual times, and sites.
 
-One registry per application, so that two routers in one process do not count into each other.
+One registry for each application, so that two routers in one process do not count into each other.
 """
 
 from collections import defaultdict, deque
@@ -100,7 +100,7 @@ class RouterMetrics:
             self._dearest.by[(max(terms, key=terms.__getitem__),)] += 1
 
     def first_token(self, preference: Preference, actual_s: float) -> None:
-        """The prediction and what came of it, where the site that was chosen first answered with a stream."""
+        """Record a prediction and the actual time, if the first chosen site answered with a stream."""
         site = preference.backend.name
         for term, value in preference.terms.items():
             self._predicted_ms.by[site, term] += value

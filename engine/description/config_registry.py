@@ -71,6 +71,7 @@ _READERS = {
     "Glm4ForCausalLM": "plain:glm4",
     "Glm4MoeForCausalLM": "experts:glm4_moe",
     "Glm4MoeLiteForCausalLM": "latent:glm4_moe_lite",
+    "Glm46VForConditionalGeneration": "experts:glm4_moe",
     "Glm4vMoeForConditionalGeneration": "experts:glm4_moe",
     "GptOssForCausalLM": "gpt_oss_config",
     "GraniteForCausalLM": "plain:granite",

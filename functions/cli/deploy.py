@@ -55,6 +55,8 @@ def deploy(
         "health_path": health,
         "keeps_data": manifest.keeps_data,
         "services": manifest.services,
+        "routes": manifest.routes,
+        "has_subdomain": manifest.has_subdomain,
         "home": home,
     }
     packages = requirements_of(directory)
@@ -67,6 +69,8 @@ def deploy(
         after = api.send("POST", f"{PATH}/{manifest.name}", json.dumps(wanted).encode(), author_token())
     for line in _shares(after):
         print(line)
+    for address in (f"{api.url}/fn/{manifest.name}", *after.get("addresses", ())):
+        print(f"{manifest.name}: answers at {address}")
 
 
 def rollback(api: Api, name: str, number: int | None) -> None:
@@ -117,6 +121,32 @@ def tail(api: Api, name: str, as_json: bool) -> None:
             print(json.dumps(event) if as_json else f"{event.get('site', '')}  {event.get('line', '')}", flush=True)
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def put_secret(api: Api, name: str, secret: str, value: str) -> None:
+    after = api.send("PUT", _secret_path(name, secret), value.encode(), author_token(), "text/plain; charset=utf-8")
+    print(f"{name}: {secret} is kept; requests of running versions have it in a few seconds, without a deploy")
+    _print_unconfirmed(after)
+
+
+def delete_secret(api: Api, name: str, secret: str) -> None:
+    after = api.send("DELETE", _secret_path(name, secret), b"", author_token())
+    print(f"{name}: {secret} is gone; requests of running versions are without it in a few seconds")
+    _print_unconfirmed(after)
+
+
+def secret_names(api: Api, name: str) -> list[str]:
+    names: list[str] = api.send("GET", f"{PATH}/{quote(name, safe='')}/secrets", None, author_token())
+    return names
+
+
+def _secret_path(name: str, secret: str) -> str:
+    return f"{PATH}/{quote(name, safe='')}/secrets/{quote(secret, safe='')}"
+
+
+def _print_unconfirmed(after: dict[str, Any]) -> None:
+    for site, why in after.get("unconfirmed", {}).items():
+        print(f"{after['name']}: not known to be taken over at {site} yet: {why}")
 
 
 @contextmanager

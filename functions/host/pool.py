@@ -45,6 +45,9 @@ class OpenBindings(Protocol):
     def moves(self) -> tuple[str, ...]:
         """The tags of migrations that will rename or delete classes of objects when it starts."""
 
+    async def migrate_databases(self) -> None:
+        """Apply the migrations of its databases that have not been. Raises Failure."""
+
     def start(self, ask: Callable[[frames.FunctionEvent], Awaitable[ExchangeResult]]) -> None:
         """Consume its queues, run its clock and carry out its migrations from now on. `ask` has this version handle an event."""
 

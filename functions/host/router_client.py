@@ -25,6 +25,11 @@ class RouterClient:
         self._key = key
         self._session: aiohttp.ClientSession | None = None
 
+    @property
+    def key(self) -> str:
+        """The secret that this site shares with its routers; empty: there is none."""
+        return self._key
+
     async def get(self, path: str) -> bytes:
         """Raises aiohttp.ClientError, OSError and TimeoutError."""
         async with self.ask("GET", path, timeout_s=TIMEOUT_S) as answer:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from pilotlight.functions.cli import d1_commands, state
+from pilotlight.functions.cli import d1_commands, exports, state
 from pilotlight.runtime.cli.api import API_KEY_ENV, DEFAULT_URL, Api
 from pilotlight.runtime.cli.cli_error import CliError
 from pilotlight.runtime.cli.keys.key_commands import keys
@@ -37,7 +37,13 @@ INFERENCE, FUNCTIONS, OPERATIONS = "Inference", "Functions", "Operations"  # hea
 app.add_typer(keys, name="keys", rich_help_panel=OPERATIONS)
 app.add_typer(network_commands, name="network", rich_help_panel=OPERATIONS)
 app.add_typer(adapters, name="adapters", rich_help_panel=INFERENCE)
-for name, commands in (("secret", state.secret), ("kv", state.kv), ("d1", d1_commands.d1), ("queues", state.queues)):
+for name, commands in (
+    ("secret", state.secret),
+    ("kv", state.kv),
+    ("d1", d1_commands.d1),
+    ("r2", exports.r2),
+    ("queues", state.queues),
+):
     app.add_typer(commands, name=name, rich_help_panel=FUNCTIONS)
 
 
@@ -68,12 +74,15 @@ def up(
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show what the processes log.")] = False,
     server: ServerOption = None,
     open_page: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
+    model: Annotated[
+        str | None, typer.Option(help="What all sites serve in place of their files' models, as `serve` takes it.")
+    ] = None,
 ) -> None:
     """Start a router and its sites on this machine; Ctrl-C stops them all."""
     from pilotlight.runtime.cli.up import up as run
 
     _serve_by(server)
-    run(network, sites, port, verbose, open_page=open_page)
+    run(network, sites, port, verbose, open_page=open_page, model=model)
 
 
 @app.command(rich_help_panel=OPERATIONS)
@@ -117,7 +126,7 @@ def serve(
     model: Annotated[
         str,
         typer.Argument(
-            help="A checkpoint's directory, a GGUF file, a packed model's URL, a Hugging Face hub id, or ember, which is here already."
+            help="A checkpoint's directory, a GGUF file, a packed model's URL, a Hugging Face hub id, smollm2, or ember, which is here already."
         ),
     ],
     host: Annotated[str, typer.Option(help="The address to listen at.")] = "127.0.0.1",

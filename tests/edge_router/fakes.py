@@ -263,7 +263,7 @@ async def router(
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     async with serving(app, config, listener) as server, aiohttp.ClientSession() as session:
         running = Router(url, proxy, session, server, app.edge)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await running.until_states(**(until or {site.name: "healthy" for site in fakes}))
         yield running
         await _assert_nothing_is_left(running)
@@ -273,7 +273,7 @@ async def router(
         if "aiohttp" not in repr(task)  # a site's own, on its way out
     }
     if leaked:  # a site's of our own may be answering the router's last question
-        _, leaked = await asyncio.wait(leaked, timeout=5.0)
+        _, leaked = await asyncio.wait(leaked, timeout=60)
     assert not leaked, f"tasks outlive the router: {leaked}"
 
 
@@ -285,7 +285,7 @@ async def _assert_nothing_is_left(router: Router) -> None:
         )
 
     try:
-        async with asyncio.timeout(3):
+        async with asyncio.timeout(60):
             await router.until(settled)
     except TimeoutError:
         raise AssertionError(

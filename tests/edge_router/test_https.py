@@ -56,7 +56,7 @@ async def test_a_new_certificate_is_served_to_new_connections_and_open_streams_g
             assert await response.content.readany() == event(0)
             write(tmp_path)
             async with aiohttp.ClientSession(connector=trusting(files)) as after:
-                async with asyncio.timeout(10):
+                async with asyncio.timeout(60):
                     while True:
                         try:
                             async with after.get(url + "/livez") as alive:
@@ -108,9 +108,9 @@ def test_websockets_pass_through_https_on_either_event_loop(tmp_path: Path, fact
             async with aiohttp.ClientSession(connector=trusting(files)) as client, client.ws_connect(url) as socket:
                 for size in (1, 70_000, 1_000_000):
                     await socket.send_bytes(b"b" * size)
-                    assert await socket.receive_bytes(timeout=10) == b"b" * size
+                    assert await socket.receive_bytes(timeout=60) == b"b" * size
                 await socket.send_str("close")
-                await socket.receive(timeout=10)
+                await socket.receive(timeout=60)
                 assert socket.close_code == 4002
             await running.until(lambda: not running.server.connections)
 

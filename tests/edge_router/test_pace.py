@@ -148,7 +148,7 @@ async def silent_site(said: bytes = b"") -> AsyncIterator[tuple[SiteConnections,
     ended = asyncio.Event()
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     upstream = SiteConnections(RELAY, "", SiteClocks([]))
-    async with asyncio.timeout(20), server:
+    async with asyncio.timeout(60), server:
         yield upstream, f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         upstream.pool.close()
         await ended.wait()

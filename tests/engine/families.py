@@ -7,6 +7,7 @@ adds its row here, and every test of paths runs over it.
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from transformers import (
     DeepseekV2Config,
@@ -520,6 +521,13 @@ FURTHER: dict[str, PreTrainedConfig] = {
         tie_word_embeddings=True,
     ),
 }
+SWEPT = [pytest.param(name, marks=pytest.mark.slow) for name in FURTHER]
+# Of the further ones those whose every part the C library computes.
+FURTHER_RECORDED = (
+    "phi3, fused, six heads over two",
+    "seed-oss, biased before attention",
+    "gemma2, one kv head, untied, no caps",
+)
 SEVERAL_TABLES = (
     "qwen3, biased, windows from layer 1",
     "gemma3, windows but in layer 2, tied",

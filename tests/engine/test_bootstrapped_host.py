@@ -53,7 +53,7 @@ class Gate:
         load = ModelLoader._load
 
         def gated(loader: ModelLoader, spec: ModelSpec) -> Any:
-            assert self.opened.wait(30)
+            assert self.opened.wait(60)
             if self.failure is not None:
                 raise RuntimeError(self.failure)
             return load(loader, spec)

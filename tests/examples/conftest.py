@@ -58,7 +58,7 @@ def site(process_tier: None, tmp_path_factory: pytest.TempPathFactory) -> Iterat
                 yield client
         finally:
             process.terminate()
-            process.wait(30)
+            process.wait(60)
 
 
 def _is_ready(client: httpx.Client) -> bool:

@@ -86,7 +86,7 @@ def test_pilotlight_dev_serves_an_example_at_the_root_and_ends_when_told() -> No
         assert answer.json() == {"message": "Hello, dev!"}
     finally:
         process.terminate()
-        process.wait(30)
+        process.wait(60)
         assert process.stdout is not None
         process.stdout.close()
     assert process.returncode == 0

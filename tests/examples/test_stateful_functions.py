@@ -93,7 +93,7 @@ def dev(folder: Path) -> Iterator[httpx.Client]:
             yield client
     finally:
         process.terminate()
-        process.wait(30)
+        process.wait(60)
 
 
 def test_the_digest_is_made_by_the_clock(tmp_path: Path) -> None:
@@ -123,14 +123,14 @@ def test_the_room_tells_everybody_what_anybody_says(site: httpx.Client) -> None:
     async def talk() -> list[Any]:
         url = str(site.base_url).rstrip("/")
         async with aiohttp.ClientSession() as client, client.ws_connect(f"{url}/room/attic?name=Ada") as ada:
-            heard = [await ada.receive_json(timeout=30)]
+            heard = [await ada.receive_json(timeout=60)]
             async with client.ws_connect(f"{url}/room/attic?name=Bob") as bob:
-                heard.append(await ada.receive_json(timeout=30))
-                assert await bob.receive_json(timeout=30) == heard[-1]
+                heard.append(await ada.receive_json(timeout=60))
+                assert await bob.receive_json(timeout=60) == heard[-1]
                 await bob.send_str("Hello!")
-                heard.append(await ada.receive_json(timeout=30))
-                assert await bob.receive_json(timeout=30) == heard[-1]
-            heard.append(await ada.receive_json(timeout=30))
+                heard.append(await ada.receive_json(timeout=60))
+                assert await bob.receive_json(timeout=60) == heard[-1]
+            heard.append(await ada.receive_json(timeout=60))
             return heard
 
     assert asyncio.run(talk()) == [

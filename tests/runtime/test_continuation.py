@@ -274,7 +274,7 @@ async def test_a_sequence_that_has_left_its_dead_host_counts_nowhere_while_it_wa
         mortal.launcher.prepare = hang
         exchange = start(site.app, CHAT, STREAMED)
         await eventually(lambda: len(mortal.clients) == 2)
-        (replica,) = site.app.site.models._states["tiny"].replicas
+        (replica,) = site.app.site.models.states["tiny"].replicas
         await eventually(lambda: not replica.work.sequences)
         gate.set()
         assert (await exchange.done()).events[-1] == "[DONE]"
@@ -411,4 +411,4 @@ async def test_a_site_that_stops_wakes_those_that_wait_for_a_host(site: Site) ->
     await asyncio.sleep(0)
     hosts.end("the site is shutting down")
     with pytest.raises(Exception, match="shutting down"):
-        await asyncio.wait_for(waiting, 30)
+        await asyncio.wait_for(waiting, 60)

@@ -52,7 +52,7 @@ class Network:
 
     def weigh(self, block_bytes: int, bytes_per_s: float) -> None:
         """Give the model's blocks a size, and the link a measurement."""
-        state = self.borrower.app.site.models._states["tiny"]
+        state = self.borrower.app.site.models.states["tiny"]
         state.info = replace(state.info, kv_block_bytes=block_bytes, kv_windows=(None,))
         self.known.link.note_blocks(bytes_per_s)
 
@@ -160,7 +160,7 @@ async def test_a_site_of_whose_prompt_nothing_came_is_left_alone(network: Networ
 
 async def test_prompts_with_images_or_an_adapter_stay_here(network: Network) -> None:
     """They would be computed there without."""
-    submit, info = network.borrower.engine.submits[-1], network.borrower.app.site.models._states["tiny"].info
+    submit, info = network.borrower.engine.submits[-1], network.borrower.app.site.models.states["tiny"].info
     assert math.isfinite(network.known.offer(submit, 100, info, 1000.0).cost_s)
     image = PromptImage(position=3, num_tokens=4, digest=bytes(32))
     for other in (replace(submit, adapter=AdapterSource("a", "/a", "d")), replace(submit, images=(image,))):
@@ -169,7 +169,7 @@ async def test_prompts_with_images_or_an_adapter_stay_here(network: Network) -> 
 
 
 async def test_a_distant_site_costs_its_round_trips(network: Network) -> None:
-    submit, info = network.borrower.engine.submits[-1], network.borrower.app.site.models._states["tiny"].info
+    submit, info = network.borrower.engine.submits[-1], network.borrower.app.site.models.states["tiny"].info
     near = network.known.offer(submit, 100, info, 1000.0)
     network.known.link.rtt_s += 0.25
     far = network.known.offer(submit, 100, info, 1000.0)

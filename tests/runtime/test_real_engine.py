@@ -73,7 +73,7 @@ class Process:
 
     def stop(self) -> int:
         self.popen.send_signal(signal.SIGTERM)
-        return self.popen.wait(30)
+        return self.popen.wait(60)
 
 
 @pytest.fixture(scope="module")
@@ -164,7 +164,7 @@ def test_a_site_answers_survives_its_engine_and_leaves_nothing_behind(process: P
             next(lines)
             process.popen.send_signal(signal.SIGTERM)
             assert [line for line in lines if line][-1] == "data: [DONE]"
-    assert process.popen.wait(30) == 0
+    assert process.popen.wait(60) == 0
     assert is_gone(successor)
 
 

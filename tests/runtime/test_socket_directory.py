@@ -33,7 +33,7 @@ def owned_by_another(root: Path) -> "tuple[subprocess.Popen[str], Path]":
 
 def kill(owner: "subprocess.Popen[str]") -> None:
     owner.send_signal(signal.SIGKILL)
-    owner.communicate(timeout=10)
+    owner.communicate(timeout=60)
 
 
 @pytest.mark.process

@@ -110,14 +110,14 @@ async def test_work_that_nobody_waits_for_any_more_is_stopped_or_never_begun(dat
     for task in (second, first):
         task.cancel()
     await asyncio.wait({first, second})
-    assert await asyncio.wait_for(database.run(numbers), 20) == []
+    assert await asyncio.wait_for(database.run(numbers), 60) == []
     assert done == ["stopped"]
 
 
 async def test_so_many_may_wait_and_one_more_is_refused(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(database_module, "MAX_WAITING", 3)
     go = threading.Event()
-    waiting = [asyncio.ensure_future(database.run(lambda connection: go.wait(20))) for _ in range(3)]
+    waiting = [asyncio.ensure_future(database.run(lambda connection: go.wait(60))) for _ in range(3)]
     await asyncio.sleep(0)
     with pytest.raises(DatabaseError, match="3 requests wait") as refused:
         await database.run(numbers)

@@ -68,7 +68,7 @@ class SqliteStore:
 
     @contextmanager
     def _working(self) -> Iterator[sqlite3.Connection]:
-        """Yield a connection. Raises UsageStoreError; the next one then begins anew, whatever was wrong with this."""
+        """Yield a connection. Raises UsageStoreError; after an error the next call opens a new connection."""
         try:
             yield self._open()
         except (sqlite3.Error, OSError, DatabaseError) as error:
@@ -76,7 +76,7 @@ class SqliteStore:
             raise UsageStoreError(str(error)) from None
 
     def _open(self) -> sqlite3.Connection:
-        """Open the file, and again where it is no longer the one that was opened: what is written to a deleted file is lost."""
+        """Open the file, and again if it was replaced: writes to a deleted file would be lost."""
         if self._connection is not None and self._inode != _inode(self._path):
             self.close()
         if self._connection is None:

@@ -58,8 +58,7 @@ class WeightFormat(ABC):
         """Tell whether kernels of the device decode such weights while they read them. Elsewhere they are unpacked once, when they are loaded."""
 
     def lies_as_stored(self) -> bool:
-        """Tell whether what stays packed is laid out alike whatever it holds, mostly with the stored bytes: a bundle can hold it then, and a
-        checkpoint's own pages can be it. Else it is arranged anew at every load."""
+        """Tell whether what stays packed has the stored bytes, for the most part: a checkpoint's own pages can be it. Else each load arranges it."""
         return False
 
     @abstractmethod

@@ -107,8 +107,10 @@ class OllamaBuilder:
         self._models = generator.models.registry
 
     def events(self, delta: Delta, generation: Generation) -> bytes:
-        """Return a line for each part; tokens' logprobs are with the last. A delta that shows nothing has an empty one."""
-        messages = list(self._messages(delta)) or [OllamaMessage()]
+        """Return a line for each part; tokens' logprobs are with the last. An end that shows nothing more is told by the last line alone."""
+        messages = list(self._messages(delta))
+        if not messages:
+            return b""
         logprobs = self._logprobs(delta)
         lines = [answer_line(self._request, message) for message in messages[:-1]]
         lines.append(answer_line(self._request, messages[-1], logprobs=logprobs))

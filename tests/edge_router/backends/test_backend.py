@@ -276,7 +276,7 @@ async def test_a_site_whose_status_cannot_be_taken_in_keeps_no_other_from_being_
 
     monkeypatch.setattr(backends["ams1"], "answered", raises)
     monitor = HealthMonitor(backends.values(), fetch, HEALTH, Clock(), lambda seconds: asyncio.sleep(0))
-    async with background.running(monitor.run, "probes"), asyncio.timeout(20):
+    async with background.running(monitor.run, "probes"), asyncio.timeout(60):
         await both.wait()
     assert (backends["ams1"].state, backends["iad1"].state) == ("unhealthy", "healthy")
     assert "of what it published" in caplog.text

@@ -133,7 +133,7 @@ async def test_a_router_sees_what_a_site_owes_it_whatever_the_site_publishes() -
         await response.write(event(0) + DONE)
         return response
 
-    async with fake_sites("ams1") as [site], router([site]) as running, asyncio.timeout(10):
+    async with fake_sites("ams1") as [site], router([site]) as running, asyncio.timeout(60):
         site.behave = when_told
         backend = running.proxy.selector.backends["ams1"]
 

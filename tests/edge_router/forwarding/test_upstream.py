@@ -143,7 +143,7 @@ class Attempt:
 
     async def response(self, *pieces: bytes | None) -> UpstreamResponse:
         await self.hears(*pieces)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             response = await self.task
         assert not self.upstream.silence.watched - {response}, "an attempt that is over is waited for no more"
         return response

@@ -126,7 +126,7 @@ async def is_answered(client: EngineClient) -> None:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not condition():
             await asyncio.sleep(0.005)
 
@@ -235,7 +235,7 @@ async def test_a_second_front_end_waits_for_the_lease_of_the_first(host: Host, k
 
 async def greeted_in_the_end(address: str, keys: Keys) -> SocketEngineClient:
     """Return a client that has the host, as soon as nobody else has."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while True:
             client = SocketEngineClient(address, keys, LEASE_S)
             try:

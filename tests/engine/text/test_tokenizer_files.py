@@ -167,7 +167,7 @@ def test_answers_follow_grammars_by_such_a_tokenizer(tmp_path: Path) -> None:
     tokenizer = Tokenizer.from_directory(tmp_path)
     grammars = Grammars(tmp_path, tokenizer.vocab_size, (len(RANKS) + 1,))
     try:
-        matcher = grammars.compile(Constraint("choice", '["that mat"]')).result(30)
+        matcher = grammars.compile(Constraint("choice", '["that mat"]')).result(60)
         for token_id in tokenizer.encode("that mat"):
             matcher.accept(token_id)
         allowed = [

@@ -16,11 +16,12 @@ from starlette.applications import Starlette
 
 from pilotlight.edge_router.backends.published_status import PublishedStatus
 from pilotlight.edge_router.backends.site_clocks import SiteClocks
+from pilotlight.edge_router.requests.function_hosts import FunctionHosts
 from pilotlight.edge_router.services.deployments import DeployGuard, DeploymentApi
 from pilotlight.edge_router.telemetry.status_routes import FAILURES
 from pilotlight.functions.bindings.queues import Queue
 from pilotlight.functions.bindings.storage.kv import SCHEMA
-from pilotlight.functions.cli.deploy import deploy, rollback, tail, versions
+from pilotlight.functions.cli.deploy import delete_secret, deploy, put_secret, rollback, secret_names, tail, versions
 from pilotlight.functions.cli.logs_command import logs
 from pilotlight.functions.host import deployed
 from pilotlight.runtime.cli.api import Api
@@ -33,6 +34,7 @@ from pilotlight.wire.hop.status import FunctionsStatus
 from pilotlight.wire.http.listen import bind
 from pilotlight.wire.http.server import Server
 from tests.asgi import call, eventually
+from tests.edge_router.builders import network as network_of
 from tests.runtime.conftest import Site, SiteMaker
 
 ENTRY = """
@@ -100,6 +102,7 @@ async def router(site: Site, listener: socket.socket, tmp_path: Path) -> AsyncIt
         {"ams1": backend},  # type: ignore[dict-item]
         DeployGuard("token", "", Access([], is_required=False), SiteClocks(["ams1"])),
         SimpleNamespace(of=lambda *names: None),  # type: ignore[arg-type]
+        FunctionHosts(network_of({"ams1": site.url})),
         tmp_path / "router",
     ).routes()
     server = Server(Starlette(routes=routes, exception_handlers=FAILURES))
@@ -457,3 +460,69 @@ async def test_a_log_that_is_followed_goes_on_with_what_comes(
     seen = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [each["what"] for each in seen] == ["GET /"] * 3, "the health call, and one for each round"
     assert [each["seq"] for each in seen] == sorted({each["seq"] for each in seen}), "each once"
+
+
+DATABASE = MANIFEST + '[[d1_databases]]\nbinding = "DB"\n'
+READS_DATABASE = """
+from workers import Response, WorkerEntrypoint
+
+class Default(WorkerEntrypoint):
+    async def fetch(self, request):
+        rows = await self.env.DB.prepare("SELECT text FROM notes ORDER BY id").all()
+        return Response("VERSION " + " ".join(row["text"] for row in rows.results))
+"""
+
+
+async def test_a_deploy_applies_the_migrations_of_its_databases_before_its_health_call_and_refuses_them_whole(
+    network: Network, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = network.folder / "migrations"
+    network.write("one", READS_DATABASE, DATABASE)
+    folder.mkdir()
+    (folder / "0001_notes.sql").write_text(
+        "CREATE TABLE notes (id INTEGER PRIMARY KEY, text TEXT); INSERT INTO notes (text) VALUES ('first');"
+    )
+    await network.deploy()
+    assert (await network.ask()).body == b"one first"
+    network.write("two", READS_DATABASE, DATABASE)
+    (folder / "0002_more.sql").write_text("INSERT INTO notes (text) VALUES ('second');")
+    (folder / "0003_bad.sql").write_text("INSERT INTO nowhere VALUES (1);")
+    with pytest.raises(CliError, match=r"migrations were not applied: D1_ERROR: 0003_bad\.sql: no such table: nowhere"):
+        await network.deploy()
+    assert (await network.ask()).body == b"one first", "neither the second migration nor the version"
+    (folder / "0003_bad.sql").write_text("INSERT INTO notes (text) VALUES ('third');")
+    await network.deploy()
+    assert (await network.ask()).body == b"two first second third"
+
+
+READS_SECRET = """
+from workers import Response, WorkerEntrypoint
+
+class Default(WorkerEntrypoint):
+    async def fetch(self, request):
+        return Response(f"VERSION {self.env.TOKEN}" if "TOKEN" in self.env else "VERSION none")
+"""
+
+
+async def test_a_secret_that_is_put_through_the_router_reaches_the_first_version_and_a_running_one(
+    network: Network, tmp_path: Path
+) -> None:
+    await asyncio.to_thread(put_secret, network.api, "greeter", "TOKEN", "first")
+    assert b"first" not in (tmp_path / "router" / "secrets.json").read_bytes()
+    network.write("one", READS_SECRET)
+    await network.deploy()
+    assert (await network.ask()).body == b"one first", "its health call had it, too"
+
+    async def answers(expected: bytes) -> None:
+        while (await network.ask()).body != expected:
+            await asyncio.sleep(0.05)
+
+    await asyncio.to_thread(put_secret, network.api, "greeter", "TOKEN", "second")
+    await asyncio.wait_for(answers(b"one second"), 30)
+    assert await asyncio.to_thread(secret_names, network.api, "greeter") == ["TOKEN"]
+    await asyncio.to_thread(delete_secret, network.api, "greeter", "TOKEN")
+    await asyncio.wait_for(answers(b"one none"), 30)
+    with pytest.raises(CliError, match="has no secret 'TOKEN'"):
+        await asyncio.to_thread(delete_secret, network.api, "greeter", "TOKEN")
+    with pytest.raises(CliError, match="is no name of a secret"):
+        await asyncio.to_thread(put_secret, network.api, "greeter", "TO-KEN", "x")

@@ -76,7 +76,7 @@ async def beside_a_good_one(served: Served, source: str, **limits: Any) -> Async
 
 async def fault_of(served: Served, **options: Any) -> Fault:
     with pytest.raises(Fault) as failed:
-        await asyncio.wait_for(served.get(name="bad", **options), 20)
+        await asyncio.wait_for(served.get(name="bad", **options), 60)
     return failed.value
 
 

@@ -220,7 +220,7 @@ async def test_a_site_whose_template_loops_answers_all_else(
     source = "{% if messages[0].content == 'Hi' %}" + LOOPS + "{% endif %}"
     (model_directory / "chat_template.jinja").write_text(source)
     async with make_site() as site:
-        places = site.app.site.models._states["tiny"].text.rendering._renderer._places
+        places = site.app.site.models.states["tiny"].text.rendering._renderer._places
         chats = [asyncio.create_task(call(site.app, CHAT, HELLO)) for _ in range(2 * MAX_CHILDREN)]
         await eventually(places.locked)
         assert (await call(site.app, "/livez")).status == 200

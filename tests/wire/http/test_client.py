@@ -66,7 +66,7 @@ async def ask(connection: UpstreamConnection) -> tuple[int, bytes]:
     "behind", [b"HTTP/1.1 201 Created\r\ncontent-length: 3\r\n\r\ntwo", b"HTTP/1.1 201 Cr", b"surplus"]
 )
 async def test_what_comes_behind_an_answer_is_nobodys(behind: bytes) -> None:
-    async with asyncio.timeout(5), site(ANSWER + b"one" + behind) as origin:
+    async with asyncio.timeout(60), site(ANSWER + b"one" + behind) as origin:
         pool = ConnectionPool(connect_timeout_s=2)
         connection = await pool.connect(origin)
         assert await ask(connection) == (200, b"one")
@@ -80,7 +80,7 @@ async def test_what_comes_behind_an_answer_is_nobodys(behind: bytes) -> None:
 @pytest.mark.process
 async def test_an_answer_that_ends_where_it_should_leaves_its_connection_to_the_next_request() -> None:
     early_hints = b"HTTP/1.1 103 Early Hints\r\nlink: x\r\n\r\n"
-    async with asyncio.timeout(5), site(ANSWER + b"one", early_hints + ANSWER + b"two") as origin:
+    async with asyncio.timeout(60), site(ANSWER + b"one", early_hints + ANSWER + b"two") as origin:
         pool = ConnectionPool(connect_timeout_s=2)
         connection = await pool.connect(origin)
         assert await ask(connection) == (200, b"one")
@@ -93,7 +93,7 @@ async def test_an_answer_that_ends_where_it_should_leaves_its_connection_to_the_
 
 @pytest.mark.process
 async def test_a_site_that_closes_a_connection_at_once_has_not_had_the_request() -> None:
-    async with asyncio.timeout(5), site() as origin:
+    async with asyncio.timeout(60), site() as origin:
         pool = ConnectionPool(connect_timeout_s=2)
         connection = await pool.connect(origin)
         connection.eof_received()

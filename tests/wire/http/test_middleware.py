@@ -200,7 +200,7 @@ class Bodies:
         async def receive() -> Any:
             return messages.pop(0)
 
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await self.budget({"type": kind}, receive, None)
 
 

@@ -284,7 +284,7 @@ async def test_a_writer_waits_for_a_peer_that_takes_nothing_and_goes_on_when_it_
         peer.feed(frame(PING, b"p"))
         assert bytes([0x80 | PONG]) not in peer.transport.written
         peer.socket.connection_lost(None)
-        await asyncio.wait_for(sending, 5)
+        await asyncio.wait_for(sending, 60)
 
 
 async def test_a_writer_goes_on_when_its_peer_takes_more() -> None:
@@ -293,8 +293,8 @@ async def test_a_writer_goes_on_when_its_peer_takes_more() -> None:
         sending = asyncio.create_task(peer.socket.send("x"))
         await asyncio.sleep(0)
         peer.socket.resume_writing()
-        await asyncio.wait_for(sending, 5)
-        await asyncio.wait_for(peer.socket.send("y"), 5)
+        await asyncio.wait_for(sending, 60)
+        await asyncio.wait_for(peer.socket.send("y"), 60)
         assert peer.transport.written == b"\x81\x01x\x81\x01y"
 
 

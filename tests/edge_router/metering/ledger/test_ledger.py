@@ -66,7 +66,7 @@ async def test_what_has_ended_is_written_once_and_its_meter_is_free(place: Place
     kept = place.ledger()
     writing = asyncio.create_task(kept.run())
     used(kept)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while kept.num_unwritten:
             await asyncio.sleep(0.01)
     assert rows(place) == [ROW]
@@ -329,7 +329,7 @@ async def test_what_could_not_be_written_is_tried_again_though_nothing_more_come
     monkeypatch.setattr(kept._store, "add", failing_twice)
     writing = asyncio.create_task(kept.run())
     used(kept)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while kept.num_unwritten:
             await asyncio.sleep(0.01)
     assert (kept.fault, failures, rows(Place(tmp_path))) == (None, [], [ROW])

@@ -298,7 +298,7 @@ async def test_workers_ais_queue_answers_by_request_id_with_references(
         _, told = await run({"requests": [{"prompt": "a", "external_reference": "A"}, {"prompt": "b"}]})
         assert told["result"]["status"] == "queued"
         poll = {"request_id": told["result"]["request_id"]}
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while (told := (await run(poll))[1])["result"]["status"] != "complete":
                 await asyncio.sleep(0.02)
         result = told.pop("result")

@@ -280,7 +280,7 @@ def test_a_host_that_stands_still_is_given_up(hosts: Hosts, monkeypatch: pytest.
     read = hosts.read(0, 1)
     until(lambda: len(hosts.here) == 1)
     goes_on = threading.Event()
-    monkeypatch.setattr(hosts.server, "_advance", lambda grant: goes_on.wait(10))
+    monkeypatch.setattr(hosts.server, "_advance", lambda grant: goes_on.wait(60))
     until(lambda: read.is_done)
     assert hosts.take(read) == 1
     goes_on.set()

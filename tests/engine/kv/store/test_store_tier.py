@@ -53,7 +53,7 @@ class Node:
 
     def stop(self) -> None:
         self.process.terminate()
-        self.process.wait(20)
+        self.process.wait(60)
         assert self.process.stdout is not None
         self.process.stdout.close()
 
@@ -157,7 +157,7 @@ def attempt():
     except store_tier.StoreError:
         refused.set()
 threading.Thread(target=attempt, daemon=True).start()
-assert refused.wait(30)
+assert refused.wait(60)
 """
     subprocess.run([sys.executable, "-c", script], cwd=ROOT, timeout=60, check=True)
 

@@ -644,7 +644,7 @@ def test_slots_are_registered_once_as_many_as_lie_together_have_pages(registrar:
     assert registrar.calls == [], "a page that is registered is allocated"
     for n in range(GROUP - 1, 10):
         put(tier, n)
-    assert tier.add_size(SIZE).wait(10)
+    assert tier.add_size(SIZE).wait(60)
     assert list(registrar.registered.values()) == [3 * STRIDE, 3 * STRIDE, 3 * STRIDE, STRIDE]
     assert all(reaches(tier, n) for n in range(10))
     for n in range(10, 20):
@@ -661,7 +661,7 @@ def test_memory_that_goes_to_another_size_is_covered_no_more_before_its_pages_go
     tier = HostTier.open(tmp_path / "tier", 9 * STRIDE, device=CUDA)
     for n in range(9):
         put(tier, n)
-    assert tier.add_size(SIZE).wait(10)
+    assert tier.add_size(SIZE).wait(60)
     covered, discard = [], SlotFile._discard_pages
 
     def noticed(self: SlotFile, first: int, last: int) -> None:
@@ -702,7 +702,7 @@ def test_the_next_owner_does_not_wait_until_all_is_unregistered(
 ) -> None:
     tier = HostTier.open(tmp_path / "tier", 9 * STRIDE, device=CUDA)
     assert all(put(tier, n) for n in range(9))
-    assert tier.add_size(SIZE).wait(10)
+    assert tier.add_size(SIZE).wait(60)
     unregister, taken = registrar.unregister, []
 
     def take_and_unregister(address: int) -> str | None:

@@ -39,7 +39,7 @@ class Rig:
     def register(self, num_pieces: int) -> None:
         self.registered.register(0, num_pieces * PIECE)
         until(lambda: len(self.registrar.registered) == num_pieces)
-        self.registered.wait(10)
+        self.registered.wait(60)
 
     def views(self, places: list[int]) -> list[memoryview]:
         return [memoryview(self.map)[place * BLOCK : (place + 1) * BLOCK] for place in places]

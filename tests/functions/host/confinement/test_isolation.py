@@ -79,7 +79,7 @@ async def outcomes(served: Served, query: str) -> list[str]:
         for name in ATTEMPTS:
             path = f"/{name}?{query}&pid={victim.process.child.pid}"
             pool = "waiting" if name in WAITING else "bad"
-            found.append(await asyncio.wait_for(outcome_of_a_start(served, path, pool), 20))
+            found.append(await asyncio.wait_for(outcome_of_a_start(served, path, pool), 60))
             assert not asking.done(), asking.exception()
     finally:
         asking.cancel()

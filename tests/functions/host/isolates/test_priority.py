@@ -123,7 +123,7 @@ async def test_the_kernel_hears_who_comes_first_and_who_gives_way(make_served: S
             await asyncio.sleep(0.005)
         await computing
         child = pool.isolates.living[0].process.child
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while _scheduled(child.pid) != (first, PROMPT_SLICE_NS):
                 await served.get("/")
                 await asyncio.sleep(0.01)
