@@ -9,7 +9,7 @@ DEV := $(VENV)/.installed-dev
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq
 export TORCH_BUILD
 
-.PHONY: help install kernels links up quick test test-all test-servers test-clients check fmt docs reference bench bench-engine bench-cold bench-step bench-lossless bench-kv-types bench-quantized gguf-check bench-functions bench-deploys bench-site-death bench-prefill-decode-faults bench-block-transports bench-cache-restarts bench-prefill-decode bench-routing bench-router bench-metered bench-shared-quotas bench-account-timing bench-faults bench-attacks bench-structured bench-speculation bench-adapters bench-stages bench-experts bench-page soak mutants peers report eval-ember train-ember gpu-check gpu-bench clean
+.PHONY: help install kernels links up quick test test-all test-servers test-clients check fmt docs reference bench bench-engine bench-cold bench-step bench-lossless bench-kv-types bench-quantized gguf-check bench-functions bench-deploys bench-site-death bench-prefill-decode-faults bench-block-transports bench-cache-restarts bench-prefill-decode bench-routing bench-router bench-metered bench-shared-quotas bench-account-timing bench-faults bench-attacks bench-structured bench-speculation bench-adapters bench-stages bench-experts bench-page soak mutants peers report eval-ember train-ember gpu-check gpu-bench clean release
 
 help:
 	@echo "make up         install what is missing, then run a router and three sites on this machine (MODEL=smollm2: with a real model)"
@@ -29,6 +29,7 @@ help:
 	@echo "make bench-quantized  weights in eight and four bits beside bf16 and llama.cpp's, step by step in turns (make peers)"
 	@echo "make gguf-check  files that llama.cpp's own converter and quantizer write of the embedded model, answered by this engine"
 	@echo "make bench-step what a step costs beside the model: scheduling, preparation, prefix cache, generation tags"
+	@echo "make release    build what a release consists of, in dist/"
 	@echo "make report     redraw the tables of README and docs from the newest records"
 	@echo "make bench-site-death   what 64 open streams notice when their site is killed, frozen or drained"
 	@echo "make bench-prefill-decode-faults   hosts that compute prompts, hosts that answer, and their store, killed, stopped and cut off 100 times"
@@ -215,6 +216,10 @@ bench-deploys: $(BASE)
 bench-functions: $(DEV)
 	@load_tests/peers/functions_setup.sh $(PEERS) $(BIN)/python || true
 	@$(BIN)/python -m load_tests.scenarios.functions --peers $(PEERS)
+
+# dist/: a wheel with the CPU's library for every level, and checksums
+release: $(DEV)
+	@$(BIN)/python deploy/release.py
 
 report: $(BASE)
 	@$(BIN)/python -m load_tests.report
