@@ -1,6 +1,6 @@
-"""The tables of a manifest as it is written: wrangler's names, with the types that their values have.
+"""The tables of a manifest with wrangler's names and the types of their values.
 
-Knows no files; what becomes of the values is manifest.py's.
+manifest.py reads the file and uses the values.
 """
 
 import difflib
@@ -33,7 +33,7 @@ class Renamed(Table, frozen=True, kw_only=True):
 
 
 class Migration(Table, frozen=True, kw_only=True):
-    """What became of Durable Objects' classes; functions/bindings/objects/object_migrations.py carries it out."""
+    """A change of Durable Object classes; functions/bindings/objects/object_migrations.py applies it."""
 
     tag: str
     new_classes: tuple[str, ...] = ()

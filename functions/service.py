@@ -88,7 +88,7 @@ class FunctionsService:
         return json_response(msgspec.json.encode(self.served.usage.hand_out(asked)))
 
     def versions(self) -> bytes:
-        """Return none: a site alone serves each function as it lies there."""
+        """Return none: a site without a router serves each function as it is on disk."""
         return b"[]"
 
     def lines(self, name: str) -> AsyncGenerator[bytes, None]:

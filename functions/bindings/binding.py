@@ -1,7 +1,7 @@
-"""What every binding is to the runtime: methods, each with the type of its request; and what a site gives to bindings.
+"""The base of all bindings: methods with the types of their requests, and the services that a site gives to bindings.
 
-A request comes from a function's process, which may be hostile, so it is checked here, once: behind `call` there are typed values only. Refuses to
-know sockets and processes; whoever owns the channel calls `call`.
+A request comes from a function's process, which may be hostile, so it is checked here, once: `call` passes on typed values only. The owner of the
+channel calls `call`.
 """
 
 import asyncio
@@ -91,7 +91,7 @@ class MemoryBudget:
 
 
 class HeldBytes:
-    """What one call holds; use as `with`, or call `release`."""
+    """Memory held by one call; use as `with`, or call `release`."""
 
     def __init__(self, budget: MemoryBudget) -> None:
         self._budget = budget
@@ -120,7 +120,7 @@ class HeldBytes:
 
 @dataclass(frozen=True)
 class Services:
-    """What a site gives to its bindings. A binding that needs what is not there says so when it is opened."""
+    """The services of a site for its bindings. A binding that needs a missing one says so when it is opened."""
 
     databases: Databases = field(default_factory=Databases)
     inference: Inference | None = None  # the site's models
@@ -129,7 +129,7 @@ class Services:
     function: str = "function"  # whose bindings these are
     max_bytes: int = 10 << 30  # of one database or bucket
     memory: MemoryBudget = field(default_factory=MemoryBudget)  # the function's
-    r2: Mapping[str, S3Place] = field(default_factory=dict)  # buckets that lie at an S3 endpoint, by R2's name of them
+    r2: Mapping[str, S3Place] = field(default_factory=dict)  # buckets at an S3 endpoint, by their R2 names
 
     def database(self, path: Path, schema: str) -> Database:
         """Return the one database at a path, with these tables."""

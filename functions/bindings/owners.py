@@ -20,7 +20,7 @@ from pilotlight.support.database import Databases
 SITE = "@site"  # no function has this name
 log = logging.getLogger("pilotlight.bindings")
 
-OF_A_FUNCTION = ("service", "durable_object", "props")  # what is named by its function
+OF_A_FUNCTION = ("service", "durable_object", "props")  # resources that are named by their function
 
 
 class Owners:
@@ -46,7 +46,7 @@ class Owners:
                 )
 
     def claim(self, manifest: Manifest) -> None:
-        """Check again, and give the function what was nobody's. For one that is served: a version that is refused claims nothing."""
+        """Check again, and assign unowned resources to the function. For a function that is served: a refused version claims nothing."""
         self.check(manifest)
         for kind, id in _named(manifest):
             file = self._file(kind, id)
@@ -55,8 +55,8 @@ class Owners:
                 file.write_text(self._of(manifest.name), encoding="utf-8")
 
     def take_over(self, kind: str, before: str, id: str, function: str, databases: Databases) -> None:
-        """Move a function's store from the name that it once had to the one it has now, where it was the function's alone and is not open. Of one
-        whose owner is not known, or that others may use as well, the log says what to move. Raises OSError."""
+        """Move a function's store to its new name, if it belonged to the function alone and is not open. If its owner is unknown or others may use it
+        too, log what to move. Raises OSError."""
         old, new = directory_of(self._state_dir, kind, before), directory_of(self._state_dir, kind, id)
         if new.exists() or not old.is_dir() or (owner := _read(old / "owner")) not in ("", function):
             return
@@ -82,7 +82,7 @@ class Owners:
 
 
 def _read(file: Path) -> str:
-    """Read an owner. Empty: it is nobody's, or it was being written when the machine stopped."""
+    """Return an owner; empty if there is none, or the machine stopped while it was written."""
     with suppress(FileNotFoundError):
         return file.read_text(encoding="utf-8")
     return ""

@@ -245,5 +245,5 @@ def _matches(value: Any, rule: dict[str, Any]) -> bool:
         raise BindingError(f"a filter has no {unknown[0]!r}; it has {', '.join(tests)}")
     try:
         return all(tests[word](wanted) for word, wanted in rule.items())
-    except TypeError:  # what is not there, or of another type, is neither more nor less
+    except TypeError:  # a missing value, or one of another type, is neither less nor greater
         return False

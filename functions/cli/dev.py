@@ -52,7 +52,7 @@ class DevOptions(NamedTuple):
 
 
 def dev(directory: Path, options: DevOptions) -> None:
-    """Serve until told to stop."""
+    """Serve until interrupted."""
     host, port, environment = options.host, options.port, options.environment
     if not (options.open_to_all or is_loopback(host)):
         raise CliError(f"{host} can be reached from other machines: say --open-to-all to serve whoever comes.")
@@ -225,13 +225,13 @@ def syntax_errors(paths: Iterable[Path]) -> list[str]:
 
 
 def snapshot(directory: Path) -> Seen:
-    """Return time and size of every file that may be part of the function: no log, nor what this process's own words go to, for a reload is told
+    """Return time and size of every file that may be part of the function, without logs and this process's own output, because each reload writes
     there."""
     found: Seen = {}
     try:
         paths = list(directory.iterdir())
     except OSError:
-        return found  # gone already, or somebody else's
+        return found  # the file is gone, or not readable
     for path in paths:
         if path.name in SKIPPED or (path.name.startswith(".") and not path.name.startswith((".dev.vars", ".env"))):
             continue

@@ -35,7 +35,7 @@ queues = typer.Typer(help="Messages that wait in queues.", no_args_is_help=True)
 
 
 class State:
-    """The state directory, and the manifest by whose names what lies there may be called."""
+    """The state directory, and the manifest whose names refer to it."""
 
     def __init__(self, site: Path | None, directory: Path) -> None:
         from pilotlight.functions.manifest import FILES, load_manifest

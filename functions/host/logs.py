@@ -1,6 +1,6 @@
-"""What a function prints: read at a bounded rate, kept in a short memory, handed to whoever follows it.
+"""A function's output: read at a bounded rate, kept in a short memory, and passed to followers.
 
-Printing faster than the rate makes the function wait, and nobody else.
+Output above the rate makes only the function wait.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ MAX_LINE = 4096
 
 
 class FunctionLog:
-    """What one process prints; `follow` gets each line."""
+    """The output of one process; `follow` gets each line."""
 
     def __init__(self, function: str, kib_per_s: int, follow: Callable[[str], None] | None = None) -> None:
         self.lines: deque[str] = deque(maxlen=KEPT_LINES)
@@ -87,7 +87,7 @@ class FunctionLog:
 
 
 def printable(text: str, keep: str = "\t") -> str:
-    """Return text without what would move a terminal's cursor, begin a line, or turn the order of what stands there: it is written as an escape."""
+    """Return text with control characters escaped: those that move a terminal's cursor, start a line, or reverse the order of text."""
     return _UNPRINTABLE.sub(lambda found: found[0] if found[0] in keep else ascii(found[0])[1:-1], text)
 
 

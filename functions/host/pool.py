@@ -1,7 +1,7 @@
-"""FunctionPool: one version of one function, with as many isolates as it needs now: none while nobody asks, several while they are busy.
+"""FunctionPool: one version of one function, with as many isolates as it needs: none without requests, several while they are busy.
 
-Chooses an isolate for each request and has one started where none is free; how isolates come and go is isolate_set.py's. A version owns the bindings
-that its isolates were started with, and what it has taken: replaced by another of its name, it is closed only when all of that has ended.
+Chooses an isolate for each request and has one started if none is free; isolate_set.py manages isolates. A version owns its bindings and accepted
+work: after it is replaced, it is closed when all of that has ended.
 """
 
 import logging
@@ -37,7 +37,7 @@ class OpenBindings(Protocol):
     async def answer(self, call: frames.BindingCall, body: AsyncIterator[bytes] | None = None) -> Any: ...
 
     async def static(self, method: str, url: str, headers: list[tuple[str, str]]) -> Any:
-        """Return what one of its files answers; None: none does."""
+        """Return the response of one of its files; None if there is none."""
 
     @property
     def moves(self) -> tuple[str, ...]:
@@ -65,7 +65,7 @@ class FunctionPool:
         follow: Callable[[str], None] | None = None,
         release: Callable[[], None] = lambda: None,
     ) -> None:
-        """`packages` does what must be done before the function runs, and gives the layer of what it depends on; `release` gives that back."""
+        """`packages` prepares the function's dependencies and returns their layer; `release` gives it back."""
         self.manifest = manifest
         self.bindings: OpenBindings | None = None
         self.release = release

@@ -1,4 +1,4 @@
-"""The router that a site names in its file, as the site asks it: for what is deployed, and for models that this site does not have."""
+"""The site's client of its router: deployed functions, and models that this site does not have."""
 
 import time
 import uuid

@@ -31,7 +31,7 @@ class Waiters:
             self.count -= 1
 
     def close(self) -> None:
-        """Let nobody begin to wait."""
+        """Refuse new waiters."""
         self.is_closed = True
 
     def notify(self) -> None:

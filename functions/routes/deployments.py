@@ -1,6 +1,6 @@
-"""What a router asks a site about deployed functions: try a version before it has traffic, serve it once it has, and follow what a function prints.
+"""Requests of a router to a site about deployed functions: try a version, serve it, and stream a function's output.
 
-All must be signed where the network has a secret; what is printed may be private, so without one it needs the deploy token.
+All are signed if the network has a secret. Output may be private, so without a secret it needs the deploy token.
 """
 
 import os
@@ -68,7 +68,7 @@ class FunctionDeploymentRoutes:
         return _Tail(tails, name, self._site)
 
     def _is_from_router(self, scope: Scope) -> bool:
-        """Where the network has no secret, its routers sign with the deploy token."""
+        """Tell whether a router signed the request; without a network secret, routers sign with the deploy token."""
         if self._hop_secret is not None or not self._token:
             return bool(scope.get(GENUINE_HOP, False))
         id, signature = header(scope, REQUEST_ID) or "", header(scope, HOP) or ""

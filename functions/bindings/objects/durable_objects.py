@@ -92,7 +92,7 @@ class InstanceStarted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class InstanceRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What every request of an instance begins with."""
+    """The fields with which every request of an instance starts."""
 
     class_name: ClassName
     id: Id
@@ -130,7 +130,7 @@ class SetAlarm(InstanceRequest, frozen=True, forbid_unknown_fields=True):
 
 
 class ObjectStorage(Binding):
-    """What `ctx.storage` asks for."""
+    """The calls of `ctx.storage`."""
 
     kind = "storage"
 

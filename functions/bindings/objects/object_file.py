@@ -32,7 +32,7 @@ class Alarm(NamedTuple):
 
 
 class StorageListing(NamedTuple):
-    """Which keys: from `start` on or behind `start_after`, before `end`, with a prefix."""
+    """The keys of a listing: from `start` or after `start_after`, before `end`, with a prefix."""
 
     start: str | None = None
     start_after: str | None = None

@@ -41,7 +41,7 @@ T = TypeVar("T")
 
 
 class Store(Protocol):
-    """Where a bucket's objects lie."""
+    """The store of a bucket's objects."""
 
     async def head(self, key: str) -> ObjectHead | None: ...
 
@@ -82,7 +82,7 @@ class R2Get(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class R2Put(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     key: str
-    value: bytes | None = None  # None: it is streamed
+    value: bytes | None = None  # None if it is streamed
     only_if: Conditions | None = None
     details: Details = Details()
     checksum: tuple[str, bytes] | None = None  # algorithm and digest
@@ -232,7 +232,7 @@ class R2Bucket(Binding):
 
 
 class _Told:
-    """An object's bytes; what goes wrong in their middle is said as it is at their beginning. Closes them, read or not."""
+    """An object's bytes; failures in the middle are reported like failures at the start. Closes the object, read or not."""
 
     def __init__(self, verb: str, content: Body) -> None:
         self._verb = verb

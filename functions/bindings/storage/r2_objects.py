@@ -1,4 +1,4 @@
-"""What is known of an R2 object, and the pure rules over it: conditions, ranges, etags. Knows neither files nor functions."""
+"""The description of an R2 object, and pure rules over it: conditions, ranges, etags."""
 
 import base64
 import hashlib
@@ -37,7 +37,7 @@ class HttpMetadata(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
 
 
 class Details(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What whoever puts an object says of it."""
+    """Details of an object that its writer sets."""
 
     http_metadata: HttpMetadata = HttpMetadata()
     custom_metadata: dict[str, str] = {}
@@ -108,7 +108,7 @@ class ObjectHead(NamedTuple):
     checksums: dict[str, bytes]
 
     def as_value(self, include: set[str] | None = None) -> dict[str, Any]:
-        """`include`: which metadata a list shows; None: all."""
+        """`include` names the metadata that a list shows; None for all."""
         value = {
             "key": self.key,
             "version": self.version,
@@ -128,7 +128,7 @@ class ObjectHead(NamedTuple):
 class R2Listing(NamedTuple):
     heads: list[ObjectHead]
     prefixes: list[str]
-    cursor: str | None  # None: this was all
+    cursor: str | None  # None if the list is complete
 
 
 class Digests:

@@ -110,7 +110,7 @@ def give_up_terminal() -> None:
 
 
 def drop_capabilities() -> None:
-    """Drop all capabilities for good, also from the bounding set where that is allowed."""
+    """Drop all capabilities permanently, also from the bounding set if that is allowed."""
     for capability in range(LAST_CAPABILITY + 1):
         _libc.prctl(PR_CAPBSET_DROP, ctypes.c_ulong(capability), 0, 0, 0)
     header, nothing = struct.pack("II", 0x20080522, 0), bytes(24)  # _LINUX_CAPABILITY_VERSION_3
@@ -224,7 +224,7 @@ def seccomp(denied: Iterable[str], *, asks: bool) -> int:
 
 
 def asked(listener: int) -> int:
-    """Return the id of a question of a process behind `seccomp`. Raises OSError where whoever asked is gone."""
+    """Return the id of a system call that a process behind `seccomp` asks about. Raises OSError if the process is gone."""
     question = bytearray(80)  # struct seccomp_notif
     fcntl.ioctl(listener, _NOTIF_RECV, question, True)
     return int.from_bytes(question[:8], sys.byteorder)
@@ -232,7 +232,7 @@ def asked(listener: int) -> int:
 
 def answer(listener: int, id: int, is_allowed: bool) -> None:
     reply = struct.pack("=QqiI", id, 0, 0 if is_allowed else -_EPERM, _CONTINUE if is_allowed else 0)
-    with suppress(OSError):  # whoever asked is gone
+    with suppress(OSError):  # the process is gone
         fcntl.ioctl(listener, _NOTIF_SEND, bytearray(reply), True)
 
 

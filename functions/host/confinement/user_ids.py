@@ -22,7 +22,7 @@ class UserIds:
     """Ids of one site."""
 
     def __init__(self, locks: Path = LOCKS, *, is_root: bool = os.getuid() == 0) -> None:
-        """Without root there are none: nobody else may give a process another user."""
+        """Without root there are no ids: only root may give a process another user."""
         self._locks = locks
         self._is_root = is_root
         self._files: list[int] = []

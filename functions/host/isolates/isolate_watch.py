@@ -32,12 +32,12 @@ class IsolateWatch:
         return self._meter.total_s
 
     def last_look(self) -> None:
-        """Look before it is ended: afterwards nobody can."""
+        """Take a last measurement before it is ended, after which none is possible."""
         self._spent()
 
     @property
     def is_spent(self) -> bool:
-        """Tell whether it has computed for so long that it is to be replaced."""
+        """Tell whether it has computed for so long that it should be replaced."""
         return self._meter.total_s > self._limits.cpu_total_s
 
     def look_at_start(self) -> Exceeded | None:

@@ -286,7 +286,7 @@ def _as_address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | No
 
 
 def meant(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
-    """Return the address that is reached in the end: what is embedded in one, where it leads there."""
+    """Return the address that is reached in the end: an embedded one if the address leads there."""
     address = ipaddress.ip_address(text.partition("%")[0])
     if isinstance(address, ipaddress.IPv6Address):
         if address in NAT64:

@@ -1,7 +1,7 @@
-"""A function's own WebSockets to the world: the far side's frames on one side, the messages of an exchange on the other.
+"""A function's outgoing WebSockets: frames of the remote side, and messages of an exchange.
 
-Where they may lead is the egress policy's to say (functions/host/network/egress.py), which has opened the connection. Who does not read holds up the
-other: at most one message is on its way in each direction.
+The egress policy (functions/host/network/egress.py) has opened the connection. A side that does not read delays the other: at most one message is in
+transit in each direction.
 """
 
 import asyncio
@@ -63,7 +63,7 @@ async def _relayed(socket: ClientWebSocketResponse, messages: AsyncIterator[byte
         sending.cancel()
         with suppress(asyncio.CancelledError, Exception):
             await sending
-        with suppress(Exception):  # nobody is left to be told
+        with suppress(Exception):  # no reader is left
             async with asyncio.timeout(CLOSE_S):
                 await socket.close(code=1001)
 

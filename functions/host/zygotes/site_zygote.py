@@ -86,6 +86,6 @@ def _own_libraries() -> Path:
 
 
 def authorities() -> dict[str, str]:
-    """Return the environment by which functions trust whom the site itself was told to trust: `ssl` reads the first two, requests the third."""
+    """Return the environment with which functions trust the same authorities as the site: `ssl` reads the first two variables, requests the third."""
     told = {name: os.environ[name] for name in ("SSL_CERT_FILE", "SSL_CERT_DIR") if name in os.environ}
     return {**told, "REQUESTS_CA_BUNDLE": told["SSL_CERT_FILE"]} if "SSL_CERT_FILE" in told else told

@@ -28,7 +28,7 @@ async def fetch(resource: Any, options: Any = None, **named: Any) -> Response:
 
 
 def connect(url: str, protocols: list[str]) -> WebSocket:
-    """Return a socket that is connecting, as the WebSocket of a browser is: its events tell what comes of it."""
+    """Return a socket that is connecting, like a browser's WebSocket: its events report the result."""
     headers = [("upgrade", "websocket"), *([("sec-websocket-protocol", ", ".join(protocols))] if protocols else [])]
     joint, request = Joint(), Request(url, headers=headers)
     socket, within = joint.socket, current_request.get()
