@@ -171,7 +171,8 @@ def access_of(network: NetworkConfig) -> Access:
 
 
 def _recordings(network: NetworkConfig, secret: str, clock: Callable[[], float]) -> DurableStreams:
-    """Return the durable streams. Raises ConfigError if the folder of journals cannot be used, or no site could continue its streams."""
+    """Return the durable streams.
+    Raises ConfigError if the folder of journals cannot be used, or no site could continue its streams."""
     folder = network.durable.directory
     if folder is not None and not secret:
         raise ConfigError(
@@ -186,7 +187,8 @@ def _recordings(network: NetworkConfig, secret: str, clock: Callable[[], float])
 def _accounting(
     network: NetworkConfig, secret: str, recordings: DurableStreams, shared: SharedQuotas | None
 ) -> Accounting:
-    """Return the accounting. Raises ConfigError if the ledger cannot be written, or no site would report usage."""
+    """Return the accounting.
+    Raises ConfigError if the ledger cannot be written, or no site would report usage."""
     config, prices = network.ledger, PriceList(network.prices, network.ledger.currency)
     quotas = DailyQuotas(time.time, shared)
     quotas.set(network.accounts)
@@ -206,7 +208,8 @@ def _tracing(network: NetworkConfig) -> Tracing | None:
 
 
 def _batches(network: NetworkConfig, proxy: Proxy) -> BatchQueue | None:
-    """Return the queue beside the ledger, if that has a place. Raises ConfigError for one that cannot be opened."""
+    """Return the queue beside the ledger, if that has a place.
+    Raises ConfigError for one that cannot be opened."""
     if network.ledger.directory is None:
         return None
     path = Path(network.ledger.directory).expanduser() / "batches.sqlite"
@@ -217,7 +220,8 @@ def _batches(network: NetworkConfig, proxy: Proxy) -> BatchQueue | None:
 
 
 def _objectives(network: NetworkConfig) -> Objectives | None:
-    """Return the counts beside the ledger, or in memory where it has no place. Raises ConfigError for a file that cannot be opened."""
+    """Return the counts beside the ledger, or in memory where it has no place.
+    Raises ConfigError for a file that cannot be opened."""
     if not network.objectives:
         return None
     folder = network.ledger.directory

@@ -38,7 +38,8 @@ class FunctionBindings:
 
     @classmethod
     def open(cls, state_dir: Path, services: Services, manifest: Manifest, functions: Functions) -> "FunctionBindings":
-        """Open the bindings of a manifest, for one of several functions of a site. The creator of `services` closes its databases at the end."""
+        """Open the bindings of a manifest, for one of several functions of a site.
+        The creator of `services` closes its databases at the end."""
         return cls(
             manifest, state_dir, replace(services, functions=functions, function=manifest.name, memory=MemoryBudget())
         )

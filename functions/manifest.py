@@ -172,8 +172,8 @@ def parse_dev_vars(text: str, origin: str) -> dict[str, str]:
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """Read a TOML file of a stranger's. Raises ManifestError for one that would take long, OSError, UnicodeDecodeError, RecursionError and
-    tomllib.TOMLDecodeError."""
+    """Read a TOML file of a stranger's.
+    Raises ManifestError for one that would take long, OSError, UnicodeDecodeError, RecursionError and tomllib.TOMLDecodeError."""
     text = _small_text(path)
     if _DEEP_KEY.search(text):
         raise ManifestError(f"{path}: has a key of more than {_MOST_PARTS} parts; nothing here has such keys")

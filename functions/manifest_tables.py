@@ -215,7 +215,8 @@ class ManifestSection(Table, frozen=True, kw_only=True):
 
 
 def prune(values: dict[str, Any], table: type[Table], where: str = "") -> list[str]:
-    """Take out of a table's values what it has no key for, as wrangler does with a warning. Returns the warnings."""
+    """Take out of a table's values what it has no key for, as wrangler does with a warning.
+    Returns the warnings."""
     fields = {field.encode_name: field.type for field in msgspec.structs.fields(table)}
     warnings = []
     for key in list(values):

@@ -194,7 +194,8 @@ class ServedFunctions:
                 log.error("%s keeps its old secrets: %s", name, error)
 
     def _replace(self, name: str, manifest: Manifest, layers: tuple[Path, ...]) -> None:
-        """Serve a pool with another manifest from its next request on. Raises ManifestError, Failure and OSError."""
+        """Serve a pool with another manifest from its next request on.
+        Raises ManifestError, Failure and OSError."""
         function = manifest.name
         is_live = self.functions.names.get(function) == name
         self.functions.add(manifest, name=name, layers=layers)
@@ -208,7 +209,8 @@ class ServedFunctions:
         return () if bindings is None else bindings.moves
 
     def claim(self, pool: str) -> None:
-        """Make the function the owner of this version's unowned resources. Raises BindingError if another one was faster."""
+        """Make the function the owner of this version's unowned resources.
+        Raises BindingError if another one was faster."""
         self._owners.claim(self.functions.pools[pool].manifest)
 
     async def version_of(self, name: str, scope: Scope) -> FunctionPool:

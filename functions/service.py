@@ -37,7 +37,8 @@ log = logging.getLogger("pilotlight.function")
 
 
 class FunctionsService:
-    """The functions of one site; use as `async with`. It drains as `admission` does, which gives each request its permit."""
+    """The functions of one site; use as `async with`.
+    It drains as `admission` does, which gives each request its permit."""
 
     def __init__(
         self,

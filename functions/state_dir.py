@@ -1,4 +1,5 @@
-"""The default directory for bindings' data of a site. Imports nothing of the site, because commands start with it."""
+"""The default directory for bindings' data of a site.
+Imports nothing of the site, because commands start with it."""
 
 from pathlib import Path
 

@@ -47,7 +47,8 @@ class PageRoutes:
         actions: Mapping[str, Action] | None = None,
         has_usage: bool = False,
     ) -> None:
-        """`actions` are what an operator may do to a site or to one of its models, by name. `has_usage` says whether GET /usage exists."""
+        """`actions` are what an operator may do to a site or to one of its models, by name.
+        `has_usage` says whether GET /usage exists."""
         self._timeline = timeline
         self._actions = actions or {}
         self._functions = functions
@@ -70,8 +71,9 @@ class PageRoutes:
         ]
 
     async def front(self, request: Request) -> Response:
-        """The page itself, for browsers. Raises HTTPException (404) for programs, which have no use for it, unless they only ask whether there is
-        something, as Claude Code does first."""
+        """The page itself, for browsers.
+        Raises HTTPException (404) for programs, which have no use for it, unless they only ask whether there is something, as Claude Code does
+        first."""
         if request.method != "HEAD" and "text/html" not in request.headers.get("accept", ""):
             raise HTTPException(404)
         return Response(self._index, headers=GUARDS, media_type="text/html")

@@ -50,7 +50,8 @@ class Sessions:
         return Visitor(known.name, known.is_admin)
 
     def actor(self, request: Request) -> Visitor:
-        """Return who asks for a change. Raises ApiError for others than operators, and for what another page's script sends."""
+        """Return who asks for a change.
+        Raises ApiError for others than operators, and for what another page's script sends."""
         visitor = self.visitor(request, "admin")
         origin = request.headers.get("origin")
         if origin is not None and origin.partition("://")[2] != request.headers.get("host"):

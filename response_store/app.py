@@ -507,7 +507,8 @@ def _sized(scope: Scope, body: bytes) -> Scope:
 
 
 def _replayed(body: bytes, receive: Receive | None) -> Receive:
-    """Return a `receive` with a body that was read already. Without the client's own `receive` it never reports a disconnect."""
+    """Return a `receive` with a body that was read already.
+    Without the client's own `receive` it never reports a disconnect."""
     is_told = False
 
     async def replayed() -> Message:

@@ -30,7 +30,8 @@ _shape_decoder = msgspec.json.Decoder(_InputShape)
 
 
 def read_fields(raw: bytes) -> Any:
-    """Return a body's fields; None if it is not a JSON object. Raises ApiError for an invalid input before any object is made of it."""
+    """Return a body's fields; None if it is not a JSON object.
+    Raises ApiError for an invalid input before any object is made of it."""
     if not raw.lstrip().startswith(b"{"):
         return None
     try:

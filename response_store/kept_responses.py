@@ -32,7 +32,8 @@ class KeptResponse:
     def __init__(
         self, tenant: str, fields: dict[str, Any], own: bytes = b"", before: PreviousResponse | None = None
     ) -> None:
-        """`fields`: the response itself, as clients see it. `own`: the items of its input that it does not have from `before`, as JSON."""
+        """`fields`: the response itself, as clients see it.
+        `own`: the items of its input that it does not have from `before`, as JSON."""
         self.tenant = tenant
         self.fields = fields
         self.own = own

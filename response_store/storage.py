@@ -59,7 +59,8 @@ class ResponseStore:
         self._is_closed = False
 
     async def keep(self, response: KeptResponse, row: ResponseRow | None = None) -> bool:
-        """Write a response, as a row or as it is by now, unless others have ended it. Return whether that could be done."""
+        """Write a response, as a row or as it is by now, unless others have ended it.
+        Return whether that could be done."""
         row = row or ResponseRow.of(response)
         write = _Write(response, row, asyncio.get_running_loop().create_future())
         self._unwritten.append(write)
@@ -143,7 +144,8 @@ class ResponseStore:
         return await self._do(partial(rows.items, tenant=tenant, names=names, keep_s=self._keeping.keep_s))
 
     async def cancel(self, response: KeptResponse) -> KeptResponse:
-        """Cancel one that another process makes, which stops when it hears of it. Return it as it has ended. Raises ApiError."""
+        """Cancel one that another process makes, which stops when it hears of it.
+        Return it as it has ended. Raises ApiError."""
         found = await self._do(partial(rows.cancel, tenant=response.tenant, name=response.id), is_write=True)
         if found is None:
             raise _unknown(response.id, None)

@@ -40,7 +40,8 @@ class DatabaseError(Exception):
 
 
 class Database:
-    """`prepare` sets a new connection up: schema, limits. It runs in the database's thread, as all else does."""
+    """`prepare` sets a new connection up: schema, limits.
+    It runs in the database's thread, as all else does."""
 
     def __init__(
         self,
@@ -157,7 +158,8 @@ class _Job:
 
 @contextmanager
 def transaction(connection: Connection) -> Iterator[None]:
-    """Open a transaction, all or nothing. It takes the write lock at once, so that it cannot fail halfway because another process writes."""
+    """Open a transaction, all or nothing.
+    It takes the write lock at once, so that it cannot fail halfway because another process writes."""
     connection.execute("BEGIN IMMEDIATE")
     try:
         yield

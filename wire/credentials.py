@@ -29,8 +29,9 @@ def with_bearer(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]
 
 @lru_cache(4096)  # a client sends the same with each request
 def bearer_token(authorization: str | None) -> str:
-    """Return the bearer token; empty if there is none. Other credentials are ignored: a function may check them, and where no key is required they
-    change nothing, such as `Bearer ` with an empty variable after it."""
+    """Return the bearer token; empty if there is none.
+    Other credentials are ignored: a function may check them, and where no key is required they change nothing, such as `Bearer ` with an empty
+    variable after it."""
     found = _BEARER.fullmatch(authorization.strip(" \t")) if authorization else None
     return "" if found is None else found[1]
 
@@ -45,7 +46,8 @@ class Tenant(NamedTuple):
 
 
 def owner_of(authorization: str | None, account: str) -> str:
-    """Return who asks: the account that is known, if any, or else the key. No key has a space in it, so neither can be taken for the other."""
+    """Return who asks: the account that is known, if any, or else the key.
+    No key has a space in it, so neither can be taken for the other."""
     return f"account {account}" if account else bearer_token(authorization)
 
 
@@ -173,9 +175,9 @@ def known_keys(accounts: Iterable[AccountEntry], keys: Iterable[KeyEntry]) -> li
 
 
 class Access:
-    """The configured keys. SHA-256 without salt or repetition suffices: a key of `pilotlight keys create` has 256 random bits and cannot be guessed
-    from its digest, and a slow hash would cost every request as much as an attacker. The time of a look-up depends on digests only, so it reveals no
-    key."""
+    """The configured keys.
+    SHA-256 without salt or repetition suffices: a key of `pilotlight keys create` has 256 random bits and cannot be guessed from its digest, and a
+    slow hash would cost every request as much as an attacker. The time of a look-up depends on digests only, so it reveals no key."""
 
     def __init__(self, keys: Iterable[Key], *, is_required: bool, clock: Callable[[], float] = time.time) -> None:
         self.is_required = is_required
@@ -187,7 +189,8 @@ class Access:
         self.is_required, self.keys = other.is_required, other.keys
 
     def holder(self, authorization: str | None) -> Key | None:
-        """Return the key of a request for a model; None if no key is required and it is unknown. Raises ApiError."""
+        """Return the key of a request for a model; None if no key is required and it is unknown.
+        Raises ApiError."""
         return self.key(authorization, "models") if self.is_required else self.find(bearer_token(authorization))
 
     def find(self, token: str) -> Key | None:

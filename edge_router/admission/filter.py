@@ -68,8 +68,8 @@ class AdmissionFilter:
 
 
 def tenant_of(head: Head, secret: str) -> bytes:
-    """Equal for all requests of one account, or with one key that is not known, and for no others. A path's account id is a client's own word: each
-    that it invents would be one more bucket."""
+    """Equal for all requests of one account, or with one key that is not known, and for no others.
+    A path's account id is a client's own word: each that it invents would be one more bucket."""
     return tenant_salt(head.owner, "", secret)
 
 
@@ -179,7 +179,8 @@ class TenantLimits:
         self.set(door, default, accounts)
 
     def set(self, door: DoorConfig, default: TenantLimitsConfig, accounts: tuple[CustomerConfig, ...]) -> None:
-        """Apply new limits from now on. Requests in progress and usage of the present minute count against them."""
+        """Apply new limits from now on.
+        Requests in progress and usage of the present minute count against them."""
         self._door = door
         self._default = default
         self._named = {account.name: account for account in accounts}
@@ -192,7 +193,8 @@ class TenantLimits:
         return sum(self._clients.values())
 
     async def ready(self, head: Head) -> None:
-        """Wait until `admitted` may give an account one request more of what routers share. Raises ApiError where they have none left."""
+        """Wait until `admitted` may give an account one request more of what routers share.
+        Raises ApiError where they have none left."""
         if self.shared is None:
             return
         needs = [(lease, 1.0) for name in LIMITS if (lease := self._lease(head, name)) is not None]
@@ -220,12 +222,13 @@ class TenantLimits:
         return _held(tenant, self._clients, client, self._lease(head, "max_open"))
 
     def held(self, head: Head, client: str) -> AbstractContextManager[None]:
-        """Work of a request that was admitted and has left: it counts as open, and is not refused. Use as `with`."""
+        """Work of a request that was admitted and has left: it counts as open, and is not refused.
+        Use as `with`."""
         return _held(self._tenant(head), self._clients, client, self._lease(head, "max_open"))
 
     async def reserve(self, head: Head, tokens: int, *, may_refuse: bool = True) -> ReservedTokens | None:
-        """Reserve what a request may come to; None where nothing limits it. A batch's leave the minute to those who wait. Raises ApiError where less
-        is left of the minute."""
+        """Reserve what a request may come to; None where nothing limits it.
+        A batch's leave the minute to those who wait. Raises ApiError where less is left of the minute."""
         if not self._counts_tokens or head.is_for_batch or not tokens:
             return None
         tenant = self._tenant(head)

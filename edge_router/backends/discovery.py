@@ -1,4 +1,5 @@
-"""The sites that exist: one Backend for each site of the network file. A discovery that changes at run time would be here."""
+"""The sites that exist: one Backend for each site of the network file.
+A discovery that changes at run time would be here."""
 
 from collections.abc import Callable
 

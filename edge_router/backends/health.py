@@ -126,9 +126,9 @@ class _HopRefused(Exception):
 
 
 def status_fetch(session: aiohttp.ClientSession, secret: str = "", clocks: SiteClocks | None = None) -> Fetch:
-    """Return a function that fetches a site's status. `session` must have `connection_trace()`, which distinguishes new connections. Probes are
-    signed like requests, so that a site with another secret is found before a request is sent there; a site with another clock answers with its time
-    and is asked again by it."""
+    """Return a function that fetches a site's status.
+    `session` must have `connection_trace()`, which distinguishes new connections. Probes are signed like requests, so that a site with another secret
+    is found before a request is sent there; a site with another clock answers with its time and is asked again by it."""
     clocks = clocks or SiteClocks(())
 
     async def fetch(url: str, site: str) -> ProbeReply:
@@ -158,7 +158,8 @@ def status_fetch(session: aiohttp.ClientSession, secret: str = "", clocks: SiteC
 
 
 def connection_trace() -> aiohttp.TraceConfig:
-    """Counts the round trip of a TCP handshake. (TLS takes one more; only a probe on a new connection is off by it, and later ones correct it.)"""
+    """Counts the round trip of a TCP handshake.
+    (TLS takes one more; only a probe on a new connection is off by it, and later ones correct it.)"""
     trace = aiohttp.TraceConfig()
 
     async def on_create_end(session: object, context: SimpleNamespace, params: object) -> None:

@@ -57,7 +57,8 @@ Handle = Callable[[ResponseWriter, Coroutine[Any, Any, None]], Coroutine[Any, An
 
 
 class DurableStream:
-    """One durable stream. Towards the proxy it is the client, one that never leaves and never keeps it waiting."""
+    """One durable stream.
+    Towards the proxy it is the client, one that never leaves and never keeps it waiting."""
 
     def __init__(
         self, name: str, asked: JournalHeader, head: Head, config: DurableConfig, journal: Journal | None = None
@@ -183,7 +184,8 @@ Work = Callable[[DurableStream], Coroutine[Any, Any, None]]
 
 
 class DurableStreams:
-    """All of a router's. A name is 128 random bits, but that alone opens nothing: the tenant must be the same."""
+    """All of a router's.
+    A name is 128 random bits, but that alone opens nothing: the tenant must be the same."""
 
     def __init__(self, config: DurableConfig, clock: Callable[[], float]) -> None:
         """Raises OSError where the folder cannot be used."""
@@ -200,7 +202,8 @@ class DurableStreams:
         return sum(recording.num_bytes for recording in self._all.values())
 
     async def start(self, tenant: bytes, client: Downstream, body: bytes, work: Work) -> DurableStream:
-        """`work` fills it, and raises nothing. Raises ApiError while those that have not ended fill the memory."""
+        """`work` fills it, and raises nothing.
+        Raises ApiError while those that have not ended fill the memory."""
         self._check_room()
         head = client.head
         kept = tuple(pair for pair in head.headers if pair[0] not in CREDENTIALS and not pair[0].startswith(OURS))
@@ -216,8 +219,9 @@ class DurableStreams:
         return recording
 
     async def find(self, name: str, head: Head, tenant: bytes, work: Work) -> DurableStream:
-        """Return a stream of this router, or of another one with the same folder. `head` is that of a request for it; `work` continues it if its
-        router has ended. Raises ApiError (404) if it is unknown or belongs to another tenant."""
+        """Return a stream of this router, or of another one with the same folder.
+        `head` is that of a request for it; `work` continues it if its router has ended. Raises ApiError (404) if it is unknown or belongs to another
+        tenant."""
         self.forget()
         recording = self._all.get(name)
         if recording is None and self.journals is not None:
@@ -312,8 +316,8 @@ class DurableStreams:
     async def _found(
         self, journals: Journals, name: str, head: Head, tenant: bytes, work: Work
     ) -> DurableStream | None:
-        """Return another router's stream, followed from now on. Its journal stays open while it is followed and is released after a refusal, so that
-        other routers can continue it. Raises ApiError."""
+        """Return another router's stream, followed from now on.
+        Its journal stays open while it is followed and is released after a refusal, so that other routers can continue it. Raises ApiError."""
         try:
             journal = await journals.find(name)
         except OSError as error:

@@ -58,8 +58,8 @@ class WebSocketRelay:
             self._open.discard(tunnel)
 
     def end(self) -> None:
-        """Close all WebSockets with a code that makes clients reconnect to another router. For after the open requests: a WebSocket has no end to
-        wait for."""
+        """Close all WebSockets with a code that makes clients reconnect to another router.
+        For after the open requests: a WebSocket has no end to wait for."""
         for tunnel in self._open:
             tunnel.stopping.set()
 

@@ -89,8 +89,8 @@ class ClientPlaces:
         return cls(config.front_ends, PlaceDatabase(Path(config.geo_database)) if config.geo_database else None)
 
     def place(self, address: str, header: str, is_hop: bool) -> Place | None:
-        """Return the client's location; None if it is the router's. Raises ApiError for a malformed header from a trusted sender. `is_hop` says that
-        another router sent the request."""
+        """Return the client's location; None if it is the router's.
+        Raises ApiError for a malformed header from a trusted sender. `is_hop` says that another router sent the request."""
         if header and (is_hop or self._is_front_end(address)):
             return parse_place(header)
         return self.database.place(address) if self.database is not None else None

@@ -148,7 +148,8 @@ class Deployments:
         return deployment
 
     def expected(self, name: str, revision: int, author: Account | None) -> Deployment:
-        """Return the deployment to change. Raises ApiError if it has another revision, or belongs to another account."""
+        """Return the deployment to change.
+        Raises ApiError if it has another revision, or belongs to another account."""
         deployment = self.get(name, author)
         if deployment.revision != revision:
             sentence = (
@@ -201,7 +202,8 @@ def rolled_back(deployment: Deployment, number: int | None) -> Deployment:
 
 
 def _before(deployment: Deployment) -> int:
-    """Return the previous version, 0 if there is none. It is not simply the next lower number, which may have been rolled back."""
+    """Return the previous version, 0 if there is none.
+    It is not simply the next lower number, which may have been rolled back."""
     current = deployment.version(deployment.shares[0].number) if deployment.shares else None
     if current is None:
         return 0
@@ -367,8 +369,8 @@ class DeploymentApi:
                 raise ApiError("unhealthy_version", f"nothing was changed: at {site} {tried.detail}")
 
     async def _try_everywhere(self, deployment: Deployment, version: Version) -> list[str]:
-        """Return the migrations that sites will carry out. Raises ApiError unless every site that can be asked, of those where it runs, has started
-        the version and found it healthy."""
+        """Return the migrations that sites will carry out.
+        Raises ApiError unless every site that can be asked, of those where it runs, has started the version and found it healthy."""
         name, home = deployment.name, deployment.home
         results = await self._ask_sites(home, TRY_PATH, encode(Try(name, version)), TRY_TIMEOUT_S)
         if not results and home:

@@ -161,7 +161,8 @@ class AI(Binding):
             waited_s, pause_s = waited_s + pause_s, min(2 * pause_s, LONGEST_PAUSE_S)
 
     async def _result_of(self, model: str, inputs: dict[str, Any]) -> tuple[bool, bytes]:
-        """Answer one request of a batch: whether it succeeded, and its result or error in JSON. Waits for room without an end."""
+        """Answer one request of a batch: whether it succeeded, and its result or error in JSON.
+        Waits for room without an end."""
         while True:
             response = await self._counted(model, inputs, {}, True)
             if response.status != BUSY_STATUS:

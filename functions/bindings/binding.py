@@ -62,7 +62,8 @@ class Called(Protocol):
 
 
 class Functions(Protocol):
-    """The site's functions, as bindings call them. An event's `options` may name a Durable Object: {object: class, id, name}."""
+    """The site's functions, as bindings call them.
+    An event's `options` may name a Durable Object: {object: class, id, name}."""
 
     async def ask(self, function: str, event: frames.FunctionEvent, body: Body | None = None) -> Called:
         """Have a function handle an event."""
@@ -120,7 +121,8 @@ class HeldBytes:
 
 @dataclass(frozen=True)
 class Services:
-    """The services of a site for its bindings. A binding that needs a missing one says so when it is opened."""
+    """The services of a site for its bindings.
+    A binding that needs a missing one says so when it is opened."""
 
     databases: Databases = field(default_factory=Databases)
     inference: Inference | None = None  # the site's models
@@ -145,7 +147,8 @@ Method = Callable[..., Awaitable[Any]]
 
 
 def method(function: Method) -> Method:
-    """Mark what a function may call. The first parameter is the request, a msgspec.Struct; a second, `body`, is what was streamed along."""
+    """Mark what a function may call.
+    The first parameter is the request, a msgspec.Struct; a second, `body`, is what was streamed along."""
     function.__is_method__ = True  # type: ignore[attr-defined]
     return function
 
@@ -173,7 +176,8 @@ class Binding:
     async def call(
         self, method: str, args: list[Any] | tuple[Any, ...], kwargs: Mapping[str, Any], body: Body | None = None
     ) -> Any:
-        """Call a method: it gives a plain value, a stream of bytes, or a StreamingReply, which is both. Raises BindingError."""
+        """Call a method: it gives a plain value, a stream of bytes, or a StreamingReply, which is both.
+        Raises BindingError."""
         door = self._doors.get(method)
         if door is None:
             raise BindingError(f"{self.kind} has no method {method!r}", code="no_such_method", name="TypeError")

@@ -89,7 +89,8 @@ class Crons:
         return await self._database.run(lambda connection: connection.execute(query, values).rowcount == 1)
 
     def _begin(self, schedule: Schedule, due: datetime) -> "asyncio.Task[None]":
-        """Claim a firing and start its run. The task ends when the firing is claimed; its waiter may be closed before."""
+        """Claim a firing and start its run.
+        The task ends when the firing is claimed; its waiter may be closed before."""
 
         async def claim() -> None:
             if await self._claims(schedule, due):

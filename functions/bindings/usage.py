@@ -31,7 +31,8 @@ class FunctionUsage:
     def __init__(
         self, directory: Path, site: str, account_of: Callable[[str], str], clock: Callable[[], float] = time.time
     ) -> None:
-        """`account_of`: a function's; `clock`: seconds since the epoch. Raises ConfigError for a file that cannot be used."""
+        """`account_of`: a function's; `clock`: seconds since the epoch.
+        Raises ConfigError for a file that cannot be used."""
         self._path = directory / "function-usage"
         self._site = site
         self.account_of = account_of
@@ -48,7 +49,8 @@ class FunctionUsage:
             self._open()
 
     def begin(self, function: str, model: str, adapter: str = "", bytes_in: int = 0) -> MeterSlot | None:
-        """Return a meter for a function's call of a model; None without a ledger. Raises ApiError if no meter is free."""
+        """Return a meter for a function's call of a model; None without a ledger.
+        Raises ApiError if no meter is free."""
         if self._meters is None:
             return None
         meter = self._new_meter(function, model, adapter, bytes_in)

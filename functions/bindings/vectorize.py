@@ -188,8 +188,8 @@ def _scores(rows: list[tuple[Any, ...]], wanted: Floats) -> Floats:
 
 
 def _best(best: list[_Scored], rows: list[tuple[Any, ...]], scores: Floats, request: QueryVectors) -> list[_Scored]:
-    """Return the best `top_k` of those before and these; of equal ones those of the lowest ids. The filter looks at those alone that may be among
-    them."""
+    """Return the best `top_k` of those before and these; of equal ones those of the lowest ids.
+    The filter looks at those alone that may be among them."""
     worst = best[-1][0] if len(best) == request.top_k else -np.inf
     found: list[_Scored] = []
     for score, row in sorted(

@@ -88,7 +88,8 @@ class Channel(asyncio.Protocol):
     # -- beginning an exchange --------------------------------------------------------------------------------------------------
 
     async def call(self, binding: str, method: str, *args: Any, **kwargs: Any) -> Any:
-        """Call a binding's method and return its value. A stream that it answers with is dropped: `stream` and `begin` give those."""
+        """Call a binding's method and return its value.
+        A stream that it answers with is dropped: `stream` and `begin` give those."""
         result = await self.begin(binding, method, args, kwargs)
         if result.body is not None:
             result.body.cancel()
@@ -123,8 +124,8 @@ class Channel(asyncio.Protocol):
         return result.value
 
     async def stream(self, binding: str, method: str, *args: Any, **kwargs: Any) -> AsyncIterator[bytes]:
-        """Iterate over the stream that a binding's method answers with. Leaving the loop early cancels it at the other end (with `aclosing`, at
-        once)."""
+        """Iterate over the stream that a binding's method answers with.
+        Leaving the loop early cancels it at the other end (with `aclosing`, at once)."""
         result = await self.begin(binding, method, args, kwargs)
         if result.body is None:
             raise Failure(f"{binding}.{method} answered with a value and not with a stream", name="TypeError")
@@ -135,7 +136,8 @@ class Channel(asyncio.Protocol):
             result.body.cancel()
 
     async def request(self, frame: frames.Request, body: AsyncIterator[bytes] | None = None) -> ExchangeResult:
-        """Run an exchange; `frame`, its first message, is UNNUMBERED or has a new id. Cancelling this cancels it at the other end. Raises Failure."""
+        """Run an exchange; `frame`, its first message, is UNNUMBERED or has a new id.
+        Cancelling this cancels it at the other end. Raises Failure."""
         if frame.id == frames.UNNUMBERED:
             frame = replace(frame, id=self.new_id())
         sent = self._outgoing_call(frame)
@@ -261,7 +263,8 @@ class Channel(asyncio.Protocol):
     # -- what exchanges and streams ask for -------------------------------------------------------------------------------------------
 
     def hold(self, size: int) -> None:
-        """Count bytes that stay in memory here for the other side, until `release`. Raises Failure beyond the bound."""
+        """Count bytes that stay in memory here for the other side, until `release`.
+        Raises Failure beyond the bound."""
         if self._held_bytes and self._held_bytes + size > self._max_held_bytes:
             sentence = f"open calls hold {self._held_bytes} bytes here already, of at most {self._max_held_bytes}; wait for some of them"
             raise Failure(sentence, code="overloaded", status=429)

@@ -15,7 +15,8 @@ from pilotlight.functions.channel.streams import Credit, Inbound, StreamChannel,
 
 
 class StreamingReply(NamedTuple):
-    """What a handler returns for a value with a stream. A plain value, or a stream alone, may be returned as it is."""
+    """What a handler returns for a value with a stream.
+    A plain value, or a stream alone, may be returned as it is."""
 
     value: Any
     body: AsyncIterator[bytes] | None = None

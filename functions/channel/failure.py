@@ -19,7 +19,8 @@ class Failure(Exception):
         retry_after_s: int = 1,
         value: Any = None,
     ) -> None:
-        """`retry_after_s` is for callers of a function, where the status is 503. `value`: what the exchange gives all the same."""
+        """`retry_after_s` is for callers of a function, where the status is 503.
+        `value`: what the exchange gives all the same."""
         super().__init__(message)
         self.message = message
         self.code = code

@@ -145,7 +145,8 @@ class FrameError(Exception):
 
 
 def encode(frame: AnyFrame, max_bytes: int) -> bytes:
-    """Encode a frame with its length before it. Raises ValueError on a frame that is too large, TypeError on a value that is not plain."""
+    """Encode a frame with its length before it.
+    Raises ValueError on a frame that is too large, TypeError on a value that is not plain."""
     buffer = bytearray(LENGTH_BYTES)
     try:
         _encoder.encode_into(frame, buffer, LENGTH_BYTES)
@@ -194,7 +195,8 @@ def _decoded(body: bytes) -> AnyFrame:
 
 
 def plain(value: Any, where: str = "the value") -> Any:
-    """Convert a value to plain types. Raises TypeError with the position of a value that cannot be converted."""
+    """Convert a value to plain types.
+    Raises TypeError with the position of a value that cannot be converted."""
     if isinstance(value, SCALARS):
         return scalar(value)
     if isinstance(value, (list, tuple)):

@@ -137,7 +137,8 @@ class Credit:
 
 
 async def feed(channel: StreamChannel, id: int, body: AsyncIterator[bytes], credit: Credit) -> None:
-    """Send a stream as the reader gives credit. What the stream raises ends it at the other side, too, with `fail`."""
+    """Send a stream as the reader gives credit.
+    What the stream raises ends it at the other side, too, with `fail`."""
     try:
         async for data in body:
             for start in range(0, len(data), CHUNK_BYTES):

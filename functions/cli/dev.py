@@ -106,7 +106,8 @@ def site_of(manifest: Manifest, options: DevOptions) -> SiteConfig:
 
 
 def models_of(given: Iterable[str], aliases: Mapping[str, str], residency: str) -> list[dict[str, Any]]:
-    """Return the tables of the models: what several names mean is one of them. The command line's names win over the manifest's."""
+    """Return the tables of the models: what several names mean is one of them.
+    The command line's names win over the manifest's."""
     pairs = [part.partition("=") if "=" in part else ("", "", part) for part in given]
     wanted = {**aliases, **{name: source for name, _, source in pairs if name}}
     sources = dict.fromkeys([_source(source) for name, _, source in pairs if not name])
@@ -183,7 +184,8 @@ class _ScheduledTrigger:
 
 
 async def watch(app: SiteApp, directory: Path, environment: str | None, say: Callable[[str], None]) -> None:
-    """Replace the function whenever its files change. A manifest with a mistake leaves the last good one in place."""
+    """Replace the function whenever its files change.
+    A manifest with a mistake leaves the last good one in place."""
     served = _served(app)
     name, config = served.config.serve[0].name, served.config.serve[0]
     layers = (Path(config.layer),) if config.layer else ()

@@ -16,7 +16,8 @@ OF_THE_ORIGIN = frozenset({"clear-site-data", "service-worker-allowed"})  # what
 
 
 def checked_headers(pairs: Iterable[Any]) -> list[tuple[str, str]]:
-    """Check the headers of a function's response. Raises Failure; TypeError and ValueError if they are not pairs."""
+    """Check the headers of a function's response.
+    Raises Failure; TypeError and ValueError if they are not pairs."""
     kept: list[tuple[str, str]] = []
     length: str | None = None
     for name, value in pairs:

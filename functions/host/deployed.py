@@ -96,7 +96,8 @@ class DeployedFunctions:
         await background.stop(*self._appliers.values())
 
     async def pool_of(self, name: str, key: str) -> str | None:
-        """Return the pool that answers a client with this key; None if no such function is deployed. Raises Failure if it cannot be fetched."""
+        """Return the pool that answers a client with this key; None if no such function is deployed.
+        Raises Failure if it cannot be fetched."""
         if name in self._taken:
             return None
         if name not in self._known and time.monotonic() - self._asked_at > ASK_AGAIN_S:
@@ -242,7 +243,8 @@ class DeployedFunctions:
     # -- what the router knows ----------------------------------------------------------------------------------------------------
 
     async def _follow(self) -> None:
-        """Keep up with the router. Versions with traffic are fetched here as they appear: their queues and clocks wait for no request."""
+        """Keep up with the router.
+        Versions with traffic are fetched here as they appear: their queues and clocks wait for no request."""
         said = ""
         while True:
             try:

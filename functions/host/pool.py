@@ -44,7 +44,8 @@ class OpenBindings(Protocol):
         """The tags of migrations that will rename or delete classes of objects when it starts."""
 
     def start(self, ask: Callable[[frames.FunctionEvent], Awaitable[ExchangeResult]]) -> None:
-        """Consume its queues, run its clock and carry out its migrations from now on. `ask` has this version handle an event."""
+        """Consume its queues, run its clock and carry out its migrations from now on.
+        `ask` has this version handle an event."""
 
     def stop(self) -> None:
         """Take no more from queues and clock; finish what was taken."""
@@ -86,7 +87,8 @@ class FunctionPool:
 
     @property
     def is_at_work(self) -> bool:
-        """Tell whether something that it has taken is open: requests, streams, background work. WebSockets are not waited for."""
+        """Tell whether something that it has taken is open: requests, streams, background work.
+        WebSockets are not waited for."""
         return bool(self._num_open) or self.isolates.is_at_work
 
     def is_home_of(self, object: ObjectAddress) -> bool:

@@ -1,4 +1,5 @@
-"""The stream of an isolate's response, within the limits of its function. Close it with `aclose`, even if it was not read."""
+"""The stream of an isolate's response, within the limits of its function.
+Close it with `aclose`, even if it was not read."""
 
 import asyncio
 from collections.abc import Callable

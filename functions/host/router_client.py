@@ -40,8 +40,8 @@ class RouterClient:
         headers: Mapping[str, str] | None = None,
         timeout_s: float | None = None,
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """Open a scope with the answer, whose body is still to come. `path`: as it is signed, not encoded. Raises aiohttp.ClientError, OSError and
-        TimeoutError."""
+        """Open a scope with the answer, whose body is still to come.
+        `path`: as it is signed, not encoded. Raises aiohttp.ClientError, OSError and TimeoutError."""
         if self._session is None:
             self._session = aiohttp.ClientSession()
         hop = Hop(method, path, uuid.uuid4().hex, FOR_ROUTERS)

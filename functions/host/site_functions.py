@@ -110,9 +110,9 @@ class SiteFunctions:
         await self._stack.aclose()
 
     def add(self, manifest: Manifest, *, name: str | None = None, layers: tuple[Path, ...] = ()) -> None:
-        """Serve a function from its next request on; it replaces one with the same name. With its own `name` it is one version of the function that
-        the manifest names, and gets queues and clock once it is `live`. `layers` are directories with its packages; without them, its dependencies
-        are installed. Raises ManifestError."""
+        """Serve a function from its next request on; it replaces one with the same name.
+        With its own `name` it is one version of the function that the manifest names, and gets queues and clock once it is `live`. `layers` are
+        directories with its packages; without them, its dependencies are installed. Raises ManifestError."""
         served = name or manifest.name
         provision = self._supply.provide(served, manifest, layers)
         pool = FunctionPool(
@@ -163,7 +163,8 @@ class SiteFunctions:
             self._keep(self._end(old))
 
     def version(self, function: str) -> FunctionPool:
-        """Return the version that a function's name, or a pool's, means now. Raises Failure with status 404 if there is none."""
+        """Return the version that a function's name, or a pool's, means now.
+        Raises Failure with status 404 if there is none."""
         pool = self.pools.get(self.names.get(function, function))
         if pool is None:
             sentence = f"this site has no function named {function[:64]!r}"
@@ -196,8 +197,8 @@ class SiteFunctions:
         *,
         is_socket: bool = False,
     ) -> Response:
-        """Send a request to a function. With `is_socket` the body is a WebSocket's messages, and so is the stream of a response with the status 101.
-        Raises as `ask` does."""
+        """Send a request to a function.
+        With `is_socket` the body is a WebSocket's messages, and so is the stream of a response with the status 101. Raises as `ask` does."""
         if body is not None:
             options = {**event.options, "websocket": self.limits.socket_message_bytes} if is_socket else event.options
             event = replace(event, streamed=True, options=options)
@@ -254,7 +255,8 @@ class SiteFunctions:
             await asyncio.sleep(WATCH_S)
 
     def _look(self, pool: FunctionPool) -> bool:
-        """Look at one function. Returns whether it has work. An error is logged once and does not end the watch over the others."""
+        """Look at one function.
+        Returns whether it has work. An error is logged once and does not end the watch over the others."""
         try:
             is_busy = pool.isolates.watch()
             self._tell_cpu(pool)

@@ -1,4 +1,5 @@
-"""/fn/NAME/PATH: a request to a function, streamed in both directions, or a WebSocket. The client's leaving cancels the function's work.
+"""/fn/NAME/PATH: a request to a function, streamed in both directions, or a WebSocket.
+The client's leaving cancels the function's work.
 
 The function sees itself at its host's root, as on the platform it may have been written for; where it hangs is in x-pilotlight-prefix.
 """

@@ -79,7 +79,8 @@ class ResponseParser:
         return ""
 
     def expect(self, *, is_head_request: bool = False, may_switch: bool = False) -> None:
-        """Begin the next response. After a HEAD request no body follows its head; with `may_switch` it may be a 101."""
+        """Begin the next response.
+        After a HEAD request no body follows its head; with `may_switch` it may be a 101."""
         assert self.is_done
         self.headers, self._parts = [], []
         self.has_head = self.is_done = self._ends_with_connection = False
@@ -164,7 +165,8 @@ class UpstreamConnection(asyncio.BufferedProtocol):
     """One connection. `send`, then `head`, then `read` to the end; a task at a time."""
 
     def __init__(self, origin: Origin, buffer: bytearray | None = None) -> None:
-        """`buffer` is where bytes are read into. They are taken out at once, so all connections of an event loop may share one."""
+        """`buffer` is where bytes are read into.
+        They are taken out at once, so all connections of an event loop may share one."""
         self.origin = origin
         self._buffer = buffer or bytearray(READ_BYTES)
         self.response = ResponseParser()
@@ -270,7 +272,8 @@ class UpstreamConnection(asyncio.BufferedProtocol):
 
 
 class ConnectionPool:
-    """Connections that wait for a request, newest first. No limit: admission is the sites' business, and a wait would hide in the round trip."""
+    """Connections that wait for a request, newest first.
+    No limit: admission is the sites' business, and a wait would hide in the round trip."""
 
     def __init__(self, connect_timeout_s: float) -> None:
         self._connect_timeout_s = connect_timeout_s

@@ -1,4 +1,5 @@
-"""Requests as one connection brings them, without I/O: bytes in, frozen events out. The parser is llhttp, so what is ambiguous is refused.
+"""Requests as one connection brings them, without I/O: bytes in, frozen events out.
+The parser is llhttp, so what is ambiguous is refused.
 
 Judges what the parser lets pass and another reader on the way may have read otherwise. Refuses to know sockets, responses and what a request asks.
 """

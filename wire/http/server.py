@@ -158,7 +158,8 @@ class Server:
 
 
 def give_back_memory() -> None:
-    """Return freed memory to the system, which takes milliseconds. Otherwise glibc keeps the memory of thousands of unread answers."""
+    """Return freed memory to the system, which takes milliseconds.
+    Otherwise glibc keeps the memory of thousands of unread answers."""
     import ctypes  # 10 ms, and most processes never have as much unread
 
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)

@@ -126,7 +126,8 @@ class SharedQuotas:
         return len(self._leases)
 
     def lease(self, key: LeaseKey, capacity: float, per_s: float = 0.0, before: float = 0.0) -> QuotaLease:
-        """Return this router's lease of a limit of `capacity`. `before` is the usage before the store knew the limit."""
+        """Return this router's lease of a limit of `capacity`.
+        `before` is the usage before the store knew the limit."""
         found = self._leases.get(key)
         if found is None:
             found = self._leases[key] = QuotaLease(key, capacity, per_s, before, self._clock())

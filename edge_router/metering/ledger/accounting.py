@@ -37,9 +37,9 @@ class Accounting:
     async def begin(
         self, request: ValidRequest, own_names: Callable[[str], tuple[str, str]], part: str = ""
     ) -> Charge | None:
-        """Start to count a request for a model. `own_names` are the model's own name, which the request may have an alias of, and its adapter's;
-        `part` names the journal that keeps the answer. Raises ApiError if the account may not use the model, too little of a quota is left, or usage
-        cannot be recorded."""
+        """Start to count a request for a model.
+        `own_names` are the model's own name, which the request may have an alias of, and its adapter's; `part` names the journal that keeps the
+        answer. Raises ApiError if the account may not use the model, too little of a quota is left, or usage cannot be recorded."""
         head = request.head
         if head.is_for_function or head.method != "POST":
             return None

@@ -142,8 +142,8 @@ class BatchStore:
         return b"" if row is None else bytes(row[0])
 
     def part(self, file: StoredFile, behind: int = 0) -> tuple[bytes, int]:
-        """Return a part of a file, and where to continue; 0 at the end. Answers are stored once: a batch's files are made from them when they are
-        read."""
+        """Return a part of a file, and where to continue; 0 at the end.
+        Answers are stored once: a batch's files are made from them when they are read."""
         if file.purpose != OUTPUT:
             return self.content(file), 0
         chosen = "SELECT id, output_file FROM batches WHERE owner = ? AND ? IN (output_file, error_file)"
@@ -227,8 +227,8 @@ class BatchStore:
         return BatchCounts(*(value or 0 for value in row))
 
     def answers(self, batch: str, behind: int = 0) -> Iterable[Answer]:
-        """Yield the answers after a request's number, in the order of the requests. A batch has consecutive numbers: they are read in storage order,
-        without sorting."""
+        """Yield the answers after a request's number, in the order of the requests.
+        A batch has consecutive numbers: they are read in storage order, without sorting."""
         first, last = self._connection.execute(
             "SELECT MIN(number), MAX(number) FROM requests WHERE batch = ?", (batch,)
         ).fetchone()

@@ -161,7 +161,8 @@ class BatchQueue:
                 await asyncio.sleep(error.retry_after_s or 1.0)
 
     async def _asked(self, request: WaitingRequest) -> tuple[int, bytes]:
-        """Return the answer of the network, asked again for as long as the batch has time. Raises TimeoutError."""
+        """Return the answer of the network, asked again for as long as the batch has time.
+        Raises TimeoutError."""
         num_errors, wait_s = 0, FIRST_WAIT_S
         async with asyncio.timeout(max(0.0, request.batch.expires_s - self._clock())):
             while True:

@@ -159,8 +159,8 @@ def _read(path: Path, parse: Callable[[Lines, Complain], Iterable[Rule]]) -> lis
 
 
 def _compiled(source: str) -> tuple[re.Pattern[str], bool] | None:
-    """Compile the pattern of a path, or of a host and a path; None if it is neither. One placeholder between two slashes and one splat in all:
-    anything else could take unbounded time, and the time is not the author's."""
+    """Compile the pattern of a path, or of a host and a path; None if it is neither.
+    One placeholder between two slashes and one splat in all: anything else could take unbounded time, and the time is not the author's."""
     has_host = source.startswith("https://")
     source = encoded(source.removeprefix("https://"))
     if not has_host and not source.startswith("/"):

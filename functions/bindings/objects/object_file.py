@@ -133,7 +133,8 @@ class ObjectFile:
     # -- SQL ----------------------------------------------------------------------------------------------------------------------
 
     def sql(self, script: str, parameters: Sequence[Any]) -> Outcome:
-        """Run one or more statements; the parameters are the last one's, and so is the outcome. Raises SqlError."""
+        """Run one or more statements; the parameters are the last one's, and so is the outcome.
+        Raises SqlError."""
         statements = statements_of(script)
         if not 1 <= len(statements) <= MAX_STATEMENTS:
             raise DatabaseError(f"exec takes 1 to {MAX_STATEMENTS} statements, not {len(statements)}", "bad_sql")

@@ -69,15 +69,15 @@ class ObjectStore:
         await self.run(key, lambda file: file.rollback())
 
     async def run(self, key: ObjectKey, work: Callable[[ObjectFile], T], instance: int | None = None) -> T:
-        """Do the work, in a thread, after all that was asked of this object before. `instance` None: it is the runtime's own work.
-        Raises Stale, and what the work raises."""
+        """Do the work, in a thread, after all that was asked of this object before.
+        `instance` None: it is the runtime's own work. Raises Stale, and what the work raises."""
         if self._users.get(key, 0) >= MAX_WAITING:
             raise DatabaseError(f"{MAX_WAITING} requests wait for this object's storage already", "overloaded")
         return await asyncio.shield(asyncio.ensure_future(self._alone(key, work, instance)))
 
     def move(self, classes: Iterable[str], gone: Mapping[str, str], work: Callable[[], Awaitable[None]]) -> None:
-        """Begin to move or delete the objects of these classes: `work` finds none of them open. Their instances are stale from now on, requests for
-        others of these classes wait, and those in `gone` are refused from now on."""
+        """Begin to move or delete the objects of these classes: `work` finds none of them open.
+        Their instances are stale from now on, requests for others of these classes wait, and those in `gone` are refused from now on."""
         before, moved = self._move, frozenset(classes)
         self._moving, self.gone = self._moving | moved, {**self.gone, **gone}
         for key in [key for key in self._instances if key.class_name in moved]:

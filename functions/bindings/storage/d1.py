@@ -75,7 +75,8 @@ class D1Database(Binding):
         return await self.transaction(request.statements, self._time_limit_s)
 
     async def transaction(self, given: Iterable[Statement], time_limit_s: float = float("inf")) -> list[Any]:
-        """Run all statements or none, however many. Not a function's to call: for the operator's own files. Raises BindingError."""
+        """Run all statements or none, however many.
+        Not a function's to call: for the operator's own files. Raises BindingError."""
         statements = [(statement.sql, _checked(statement.parameters)) for statement in given]
 
         def work(connection: Connection, guard: StatementGuard) -> list[Any]:

@@ -1,4 +1,5 @@
-"""R2: a bucket of objects, as functions ask for it. Checks what is asked; where objects lie is a store's business (r2_files.py, r2_s3.py).
+"""R2: a bucket of objects, as functions ask for it.
+Checks what is asked; where objects lie is a store's business (r2_files.py, r2_s3.py).
 
 Conditions are those of HTTP (RFC 9110 section 13): an etag decides over a time. Errors have the platform's numbers.
 """
@@ -232,7 +233,8 @@ class R2Bucket(Binding):
 
 
 class _Told:
-    """An object's bytes; failures in the middle are reported like failures at the start. Closes the object, read or not."""
+    """An object's bytes; failures in the middle are reported like failures at the start.
+    Closes the object, read or not."""
 
     def __init__(self, verb: str, content: Body) -> None:
         self._verb = verb

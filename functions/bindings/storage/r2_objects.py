@@ -160,8 +160,8 @@ class Digests:
 
 
 def chosen_parts(parts: Sequence[UploadedPart], uploaded: Mapping[int, tuple[str, int]]) -> list[int]:
-    """Return the numbers of an upload's parts, in order. `uploaded`: etag and size of each that is there. Raises R2Error by R2's rules, of which S3
-    does not know all."""
+    """Return the numbers of an upload's parts, in order.
+    `uploaded`: etag and size of each that is there. Raises R2Error by R2's rules, of which S3 does not know all."""
     chosen = sorted(parts, key=lambda part: part.part_number)
     numbers = [part.part_number for part in chosen]
     if not parts or len(set(numbers)) != len(numbers):

@@ -285,7 +285,8 @@ class S3Content:
 
 @asynccontextmanager
 async def _translated() -> AsyncIterator[None]:
-    """Raise the store's failures in the bucket's words. The function learns what happened, and neither keys nor names of the site's."""
+    """Raise the store's failures in the bucket's words.
+    The function learns what happened, and neither keys nor names of the site's."""
     try:
         yield
     except S3Error as error:

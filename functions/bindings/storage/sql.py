@@ -72,7 +72,8 @@ class Outcome(NamedTuple):
 
     @property
     def rows_read(self) -> int:
-        """Return the number of rows returned or changed. The platform also counts rows that a scan skipped, which SQLite does not report."""
+        """Return the number of rows returned or changed.
+        The platform also counts rows that a scan skipped, which SQLite does not report."""
         return len(self.rows) + self.rows_written
 
 

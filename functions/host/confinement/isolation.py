@@ -36,7 +36,8 @@ class IsolationTrial:
         self._stack = stack
 
     async def best(self, min_tier: int, max_tier: int) -> tuple[Isolation, ZygoteFactory]:
-        """The strongest tier that works, and where its zygotes come from. Raises IsolationError below `min_tier`."""
+        """The strongest tier that works, and where its zygotes come from.
+        Raises IsolationError below `min_tier`."""
         reasons: list[str] = []
         (scratch := self._state_dir / "scratch").mkdir(parents=True, exist_ok=True)
         scratch.chmod(0o755)  # whatever the site's own umask is
@@ -58,7 +59,8 @@ class IsolationTrial:
         return _demanded(Isolation(0, "; ".join(reasons)), min_tier), self._zygote
 
     async def _containers(self) -> Containers | str:
-        """Return the containers, or why there are none. Raises IsolationError if the file names a runtime that does not exist."""
+        """Return the containers, or why there are none.
+        Raises IsolationError if the file names a runtime that does not exist."""
         if self._oci_runtime is None:
             return "functions.oci_runtime names no OCI runtime (crun, runc)"
         try:

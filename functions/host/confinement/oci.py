@@ -1,4 +1,5 @@
-"""Containers: tier 3. The zygote of each function runs in its own container, made by an OCI runtime, and forks the isolates there.
+"""Containers: tier 3.
+The zygote of each function runs in its own container, made by an OCI runtime, and forks the isolates there.
 
 Knows bundles (https://github.com/opencontainers/runtime-spec) and the command line that crun, runc and similar programs share: `run`, `delete
 --force`, `--preserve-fds`. The control socket is descriptor 3; everything after it is the same as in other tiers, so that a request to a warm
@@ -64,8 +65,8 @@ class Containers:
     """The containers of a site. `close` ends them all."""
 
     def __init__(self, command: str, directory: Path) -> None:
-        """`command` may have options. `directory` belongs to this site; leftovers of an earlier run are removed. Raises ZygoteError if there is no
-        such program."""
+        """`command` may have options.
+        `directory` belongs to this site; leftovers of an earlier run are removed. Raises ZygoteError if there is no such program."""
         program, *self._options = shlex.split(command) or [""]
         found = shutil.which(program)
         if found is None:
@@ -183,7 +184,8 @@ class _Container:
         self.monitor = 0
 
     def find(self) -> bool:
-        """Tell whether its first process is there. It is known by a descriptor from then on, so that its number cannot become another's."""
+        """Tell whether its first process is there.
+        It is known by a descriptor from then on, so that its number cannot become another's."""
         try:
             pid = int(self.pid_file.read_text())
             pidfd = os.pidfd_open(pid)

@@ -57,8 +57,9 @@ def namespaces(limits: Confinement) -> int:
 
 
 def confine(limits: Confinement) -> int:
-    """Confine this process. Returns the descriptor by which its forks are asked for, which its code must not keep; -1 at tier 1, where none is.
-    Raises OSError where the machine does not allow it."""
+    """Confine this process.
+    Returns the descriptor by which its forks are asked for, which its code must not keep; -1 at tier 1, where none is. Raises OSError where the
+    machine does not allow it."""
     os.umask(0o022)  # directories that are made below are the function's way to its files
     readable = [*interpreter(), limits.folder, *limits.layers]
     if limits.tier >= 3:
@@ -118,8 +119,8 @@ def interpreter() -> tuple[str, ...]:
 
 
 def opened(limits: Confinement) -> Iterator[str]:
-    """Return a function's folder and layers. A directory that is closed to the function's user, such as root's home (mode 0700), is replaced by its
-    entries."""
+    """Return a function's folder and layers.
+    A directory that is closed to the function's user, such as root's home (mode 0700), is replaced by its entries."""
     paths = [os.path.realpath(path) for path in (limits.folder, *limits.layers)]
     closed = [
         path for path in paths if limits.uid is not None and os.path.isdir(path) and os.stat(path).st_mode & 5 != 5

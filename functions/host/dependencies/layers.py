@@ -53,7 +53,8 @@ class LayerError(Exception):
 
 
 def requirements_of(folder: Path) -> tuple[str, ...]:
-    """Read the requirements of a function's pyproject.toml, else of its requirements.txt; sorted. Raises ManifestError."""
+    """Read the requirements of a function's pyproject.toml, else of its requirements.txt; sorted.
+    Raises ManifestError."""
     project, listed = folder / PROJECT, folder / LIST
     if project.is_file():
         found = _of_project(project)
@@ -104,7 +105,8 @@ class Layers:
             await self.prune()
 
     async def get(self, requirements: tuple[str, ...], python: Interpreter = OWN) -> Path:
-        """Return a layer, installed if need be. Several callers at once wait for one installation. Raises LayerError."""
+        """Return a layer, installed if need be.
+        Several callers at once wait for one installation. Raises LayerError."""
         digest = digest_of(requirements, python)
         path = self.directory / digest
         if path.is_dir():

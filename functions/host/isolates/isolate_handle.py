@@ -1,5 +1,5 @@
-"""The runtime's handle of one isolate. Requests go in, responses come out, and an isolate that exceeds a limit is ended with a sentence that names
-the limit and the position in the code.
+"""The runtime's handle of one isolate.
+Requests go in, responses come out, and an isolate that exceeds a limit is ended with a sentence that names the limit and the position in the code.
 
 Usage is watched from here, not in the isolate (isolate_watch.py).
 """
@@ -40,8 +40,8 @@ class IsolateHandle:
         *,
         is_on_probation: bool = False,
     ) -> None:
-        """`on_fault` is called for responses that fail after they have started. `is_on_probation`: another isolate of this function computes for long
-        or was just ended, so this one starts in the background class."""
+        """`on_fault` is called for responses that fail after they have started.
+        `is_on_probation`: another isolate of this function computes for long or was just ended, so this one starts in the background class."""
         self.limits = limits
         self.process = IsolateProcess(function, log, CpuHistory(is_on_probation=is_on_probation))
         self.work = IsolateWork(asyncio.get_running_loop().time())
@@ -59,8 +59,8 @@ class IsolateHandle:
         self._why_ended: Fault | None = None
 
     async def start(self, zygote: FunctionZygote, boot: Boot) -> None:
-        """Fork the isolate. Raises ZygoteError and OSError, after which it must be closed. The module is imported later: requests may be sent at once
-        and wait for it."""
+        """Fork the isolate.
+        Raises ZygoteError and OSError, after which it must be closed. The module is imported later: requests may be sent at once and wait for it."""
         try:
             ours, asked = self.process.start(zygote, boot)
             self._broker = SocketBroker(asked, self._subrequests)
@@ -96,8 +96,9 @@ class IsolateHandle:
         is_socket: bool = False,
         on_end: Callable[[], None] = lambda: None,
     ) -> ExchangeResult:
-        """Have the isolate handle an event. Raises Fault with what the function's author should know. The answer's stream counts as part of the
-        request, unless it is a WebSocket's: read it or cancel it. `on_end` is called once, when the request is over."""
+        """Have the isolate handle an event.
+        Raises Fault with what the function's author should know. The answer's stream counts as part of the request, unless it is a WebSocket's: read
+        it or cancel it. `on_end` is called once, when the request is over."""
         assert self._channel is not None
         ends_at = asyncio.get_running_loop().time() + self.limits.wall_s
         try:
@@ -154,7 +155,8 @@ class IsolateHandle:
     # -- the watch --------------------------------------------------------------------------------------------------------------
 
     def watch(self) -> None:
-        """Look at what it uses, and end it beyond a limit. Called every few hundredths of a second while there is work."""
+        """Look at what it uses, and end it beyond a limit.
+        Called every few hundredths of a second while there is work."""
         if self._ending is not None or not self.process.is_running:
             return
         exceeded = self.watcher.look(self._channel) if self.is_ready else self.watcher.look_at_start()

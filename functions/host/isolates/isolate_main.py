@@ -1,4 +1,5 @@
-"""Isolate: the process in which a function runs. It imports the function's module and answers what the runtime asks, many requests at once.
+"""Isolate: the process in which a function runs.
+It imports the function's module and answers what the runtime asks, many requests at once.
 
 Runs behind its confinement (tiers.py). Knows the SDK, the author's module and one channel; holds no credentials. A mistake of
 the author's goes to the runtime as a failure with the author's traceback.

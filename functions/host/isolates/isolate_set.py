@@ -37,7 +37,8 @@ class IsolateSet:
 
     @property
     def usable(self) -> list[IsolateHandle]:
-        """Return the isolates that may take requests. One that is being started counts: two simultaneous requests must not start two."""
+        """Return the isolates that may take requests.
+        One that is being started counts: two simultaneous requests must not start two."""
         return [
             isolate
             for isolate in self.living
@@ -61,7 +62,8 @@ class IsolateSet:
         return any(object in isolate.work.objects for isolate in self.living)
 
     async def start(self) -> IsolateHandle | None:
-        """Start an isolate. Return None after waiting because the next one was not due. Raises Fault, and Failure if it would be due too late."""
+        """Start an isolate.
+        Return None after waiting because the next one was not due. Raises Fault, and Failure if it would be due too late."""
         now = asyncio.get_running_loop().time()
         if (pause_s := self.restarts.pause_s(now)) > 0:
             await self._pause(pause_s)
@@ -142,7 +144,8 @@ class IsolateSet:
             await asyncio.gather(*tuple(self._tasks), return_exceptions=True)
 
     async def _pause(self, pause_s: float) -> None:
-        """Wait until the next isolate may start. Raises Fault and Failure where that would take too long or be in vain."""
+        """Wait until the next isolate may start.
+        Raises Fault and Failure where that would take too long or be in vain."""
         if (last := self._not_imported) is not None:  # the author has the error already
             raise Fault(last.message, code=last.code, name=last.name, detail=last.detail)
         if pause_s > MAX_WAIT_S:

@@ -80,8 +80,8 @@ class CpuHistory:
 
 
 def apply_priority(pid: int, priority_class: PriorityClass) -> None:
-    """Set the scheduling of a process with all its threads (0 for this thread). Settings that the site may not make are skipped: without root,
-    priority cannot be raised, and not restored after it was lowered."""
+    """Set the scheduling of a process with all its threads (0 for this thread).
+    Settings that the site may not make are skipped: without root, priority cannot be raised, and not restored after it was lowered."""
     if os.sched_getscheduler(0) & ~os.SCHED_RESET_ON_FORK != os.SCHED_OTHER:
         return  # the site was started with other settings
     nice, slice_ns = OWN_NICE, 0
@@ -99,7 +99,8 @@ def apply_priority(pid: int, priority_class: PriorityClass) -> None:
 
 
 def cpu_s(pid: int) -> float:
-    """CPU seconds that a process with all its threads has used, to the nanosecond. Raises OSError where it is gone."""
+    """CPU seconds that a process with all its threads has used, to the nanosecond.
+    Raises OSError where it is gone."""
     return time.clock_gettime((~pid << 3) | _CPUCLOCK_SCHED)
 
 

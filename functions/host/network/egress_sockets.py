@@ -32,7 +32,8 @@ HANDSHAKES = frozenset(
 async def opened(
     session: aiohttp.ClientSession, url: str, headers: list[tuple[str, str]], messages: AsyncIterator[bytes]
 ) -> StreamingReply:
-    """Open a WebSocket for a function. Raises what the session raises, and WSServerHandshakeError where the far side does not switch."""
+    """Open a WebSocket for a function.
+    Raises what the session raises, and WSServerHandshakeError where the far side does not switch."""
     protocols = [value for name, value in headers if name.lower() == "sec-websocket-protocol"]
     socket = await session.ws_connect(
         url,

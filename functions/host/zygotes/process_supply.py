@@ -72,8 +72,8 @@ class ProcessSupply:
         await self._stack.aclose()
 
     def provide(self, pool: str, manifest: Manifest, layers: tuple[Path, ...]) -> Provision:
-        """`layers` are directories with a function's packages; without them, its dependencies are installed. Raises ManifestError. The result belongs
-        to this pool only, even if another one of its name still works."""
+        """`layers` are directories with a function's packages; without them, its dependencies are installed.
+        Raises ManifestError. The result belongs to this pool only, even if another one of its name still works."""
         assert self._state_dir is not None
         requirements = () if layers else requirements_of(manifest.directory)
         is_contained = self.isolation.tier == 3
@@ -94,7 +94,8 @@ class ProcessSupply:
     async def _install(
         self, user: object, requirements: tuple[str, ...], other: InterpreterZygote | None
     ) -> Path | None:
-        """Start the Python that a function asks for, and install what it depends on for that one. Raises LayerError."""
+        """Start the Python that a function asks for, and install what it depends on for that one.
+        Raises LayerError."""
         python = OWN if other is None else await other.start()
         if not requirements:
             return None

@@ -61,7 +61,8 @@ class SiteZygote:
         return FunctionZygote(child, ours, self._settled_mib)
 
     def _settled_mib(self) -> int:
-        """Return the memory that its children share with it. Asked only once a child of it is there, and then it has imported all that it will."""
+        """Return the memory that its children share with it.
+        Asked only once a child of it is there, and then it has imported all that it will."""
         if self._memory_mib == 0 and self._process is not None:
             self._memory_mib = memory_mib(self._process.pid)
         return self._memory_mib

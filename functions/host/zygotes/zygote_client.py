@@ -115,7 +115,8 @@ class ZygoteConnection:
         asyncio.get_running_loop().add_reader(control.fileno(), self._read)
 
     def ask(self, command: Callable[[int], Command], fds: list[int]) -> ChildProcess:
-        """Order a process. Returns before it exists: data sent to its sockets waits for it. Raises ZygoteError."""
+        """Order a process.
+        Returns before it exists: data sent to its sockets waits for it. Raises ZygoteError."""
         if self.closed:
             raise ZygoteError("the zygote is gone")
         self._next_id += 1

@@ -1,5 +1,5 @@
-"""ASGI applications in a function: `await asgi.fetch(app, request, env)`. Responses and WebSockets are streamed; lifespan runs once for each
-application.
+"""ASGI applications in a function: `await asgi.fetch(app, request, env)`.
+Responses and WebSockets are streamed; lifespan runs once for each application.
 
 Knows the ASGI specification 3.0 and the SDK's Request and Response.
 """
@@ -24,7 +24,8 @@ _lifespans: dict[int, "_Lifespan"] = {}
 
 
 async def fetch(app: App, request: Request, env: Any = None, ctx: Any = None) -> Response:
-    """Call an application. Raises its exceptions before the response has started; later ones end the stream."""
+    """Call an application.
+    Raises its exceptions before the response has started; later ones end the stream."""
     lifespan = _lifespans.get(id(app))
     if lifespan is None:
         lifespan = _lifespans[id(app)] = _Lifespan(app)

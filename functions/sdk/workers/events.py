@@ -55,7 +55,8 @@ class MessageBatch(Named):
             self._all, self._delay_s = "retry", _delay(options, named)
 
     def outcome(self, *, has_failed: bool = False) -> dict[str, Any]:
-        """Return the decisions. Messages without one are acknowledged when the handler returns, and come again if it has failed."""
+        """Return the decisions.
+        Messages without one are acknowledged when the handler returns, and come again if it has failed."""
         retried = []
         for message in self.messages:
             if (message.decision or self._all or ("retry" if has_failed else "ack")) == "retry":

@@ -65,7 +65,8 @@ class Face(Named):
 
 
 class Record(dict[str, Any]):
-    """A JavaScript object: `row.name` and `row["name"]` are the same. A key that a dict has as a method is reached as an item only."""
+    """A JavaScript object: `row.name` and `row["name"]` are the same.
+    A key that a dict has as a method is reached as an item only."""
 
     def __getattr__(self, name: str) -> Any:
         try:

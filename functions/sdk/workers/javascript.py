@@ -95,7 +95,8 @@ class Date:
 
 
 def json_text(value: Any, where: str, indent: Any = None) -> str:
-    """Write a value as JSON.stringify does: moments are texts, and whole numbers have no fraction. Raises TypeError."""
+    """Write a value as JSON.stringify does: moments are texts, and whole numbers have no fraction.
+    Raises TypeError."""
 
     def other(item: Any) -> Any:
         if isinstance(item, (date, Date)):

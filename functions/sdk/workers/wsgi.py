@@ -1,4 +1,5 @@
-"""WSGI applications (Flask, Django) in a function: `await wsgi.fetch(app, request, env)`. Each request runs in a thread; responses stream."""
+"""WSGI applications (Flask, Django) in a function: `await wsgi.fetch(app, request, env)`.
+Each request runs in a thread; responses stream."""
 
 import asyncio
 import io

@@ -229,7 +229,8 @@ def _range(value: Any) -> dict[str, int] | None:
 
 
 def _range_of_header(header: str) -> dict[str, int] | None:
-    """Read a Range header. By RFC 9110 section 14.2 a range that cannot be understood is as if there were none."""
+    """Read a Range header.
+    By RFC 9110 section 14.2 a range that cannot be understood is as if there were none."""
     unit, _, span = header.partition("=")
     first, dash, last = span.partition("-")
     if unit.strip().lower() != "bytes" or not dash or "," in span:

@@ -34,7 +34,8 @@ class ObjectContext(Context):
         self._instance = instance
 
     def block_concurrency_while(self, callback: Any) -> Awaitable[Any]:
-        """Begin no other event in this object until the callback is done. It may be awaited, or not, as in a constructor."""
+        """Begin no other event in this object until the callback is done.
+        It may be awaited, or not, as in a constructor."""
         return self._instance.block(callback)
 
     def abort(self, reason: Any = None) -> None:

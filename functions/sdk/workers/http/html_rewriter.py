@@ -1,4 +1,5 @@
-"""HTMLRewriter: a page changed while it passes, by handlers of elements, comments and text. What no handler touches leaves as it came.
+"""HTMLRewriter: a page changed while it passes, by handlers of elements, comments and text.
+What no handler touches leaves as it came.
 
 https://developers.cloudflare.com/workers/runtime-apis/html-rewriter. The standard library's parser finds the tags; nothing is kept but the open
 elements' names.
@@ -193,7 +194,8 @@ class HTMLRewriter:
 
 
 class _Page(HTMLParser):
-    """One page in progress. The parser only records what it finds; handlers, which may await, are called after it."""
+    """One page in progress.
+    The parser only records what it finds; handlers, which may await, are called after it."""
 
     def __init__(self, elements: list[tuple[Selector, Any]], documents: list[Any]) -> None:
         super().__init__(convert_charrefs=False)

@@ -1,4 +1,5 @@
-"""fetch: requests from a function to the world. The runtime makes them, by its egress policy; this process has no network."""
+"""fetch: requests from a function to the world.
+The runtime makes them, by its egress policy; this process has no network."""
 
 from collections.abc import AsyncIterator, Awaitable
 from typing import Any
@@ -54,7 +55,8 @@ def connect(url: str, protocols: list[str]) -> WebSocket:
 
 
 async def answered(asking: Awaitable[Any], joint: Joint | None, signal: AbortSignal | None = None) -> Response:
-    """Return the response. `joint` is there where a WebSocket was asked for. Raises the signal's error when it is aborted, and so does the stream."""
+    """Return the response.
+    `joint` is there where a WebSocket was asked for. Raises the signal's error when it is aborted, and so does the stream."""
     try:
         result = await (asking if signal is None else until_aborted(asking, signal))
     except BaseException:

@@ -81,7 +81,8 @@ class RpcSession:
     # -- the called side --------------------------------------------------------------------------------------------------------------
 
     async def serve(self, work: Callable[[], Coroutine[Any, Any, Any]], incoming: Any) -> AsyncIterator[bytes]:
-        """Yield the frames to send while `work` runs, its packed result, and the frames that follow from it. Raises the exceptions of `work`."""
+        """Yield the frames to send while `work` runs, its packed result, and the frames that follow from it.
+        Raises the exceptions of `work`."""
         first, reading = asyncio.ensure_future(work()), asyncio.ensure_future(self._read(incoming))
         first.add_done_callback(lambda _: self._news.set())
         is_told = False

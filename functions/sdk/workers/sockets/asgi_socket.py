@@ -38,7 +38,8 @@ class Socket:
         }
 
     async def response(self, app: Callable[..., Any]) -> Response:
-        """Return the application's response, after which it continues. Raises its exceptions before it has accepted or refused."""
+        """Return the application's response, after which it continues.
+        Raises its exceptions before it has accepted or refused."""
         self._task = asyncio.ensure_future(self._run(app))
         _running.add(self._task)
         self._task.add_done_callback(_running.discard)

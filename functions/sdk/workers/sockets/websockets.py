@@ -167,7 +167,8 @@ class WebSocket(EventTarget):
         return Sending(inbox)
 
     def close(self, code: Any = None, reason: Any = None) -> None:
-        """Close, with 1000 unless another code is given. The close event comes when the other side has answered."""
+        """Close, with 1000 unless another code is given.
+        The close event comes when the other side has answered."""
         if self._has_closed:
             return
         checked = _checked_close(code, reason)
@@ -201,7 +202,8 @@ class WebSocket(EventTarget):
         return None if self._attachment is None else unpack(msgspec.msgpack.decode(self._attachment))
 
     def __aiter__(self) -> "WebSocket":
-        """Iterate over the messages, str or bytes, until the other side closes. Its code and reason are then in `close_code` and `close_reason`."""
+        """Iterate over the messages, str or bytes, until the other side closes.
+        Its code and reason are then in `close_code` and `close_reason`."""
         self._take("iterate over")
         self._is_iterated = True
         return self
@@ -259,7 +261,8 @@ class WebSocket(EventTarget):
             self._answer_close()
 
     def _answer_close(self) -> None:
-        """Answer a close at once: what the function does about it is its own affair. Where an end is joined it is the far side that answers."""
+        """Answer a close at once: what the function does about it is its own affair.
+        Where an end is joined it is the far side that answers."""
         close = self._inbox.close
         if close is not None and not self._has_closed and (self._is_accepted or self._hibernation is not None):
             self._close(SocketClose(NO_STATUS if close.code == ABNORMAL else close.code, close.reason))

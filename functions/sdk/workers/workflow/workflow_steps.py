@@ -126,8 +126,9 @@ class WorkflowStep:
     # -- what a workflow calls ----------------------------------------------------------------------------------------------------------
 
     def do(self, name: Any = None, depends: Any = None, concurrent: bool = False, config: Any = None) -> Any:
-        """Decorate a step. It is done when what this returns is called and awaited; its parameters are the results of the steps that `depends` names,
-        or of those that they are named like, and `ctx`."""
+        """Decorate a step.
+        It is done when what this returns is called and awaited; its parameters are the results of the steps that `depends` names, or of those that
+        they are named like, and `ctx`."""
         if callable(depends):  # as in JavaScript: do(name, callback)
             return self._once(str(name), depends, (), RetryPolicy.of(config))
 
