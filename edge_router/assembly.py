@@ -176,7 +176,7 @@ def _recordings(network: NetworkConfig, secret: str, clock: Callable[[], float])
     folder = network.durable.directory
     if folder is not None and not secret:
         raise ConfigError(
-            f"another router can go on with a durable stream only at sites that know it: set {HOP_SECRET_ENV}, here and there"
+            f"durable.directory needs a network secret, so that another router can continue a stream: set {HOP_SECRET_ENV}, at routers and sites"
         )
     try:
         return DurableStreams(network.durable, clock)
@@ -196,7 +196,7 @@ def _accounting(
         return Accounting(prices, None, quotas)
     if not secret:
         raise ConfigError(
-            f"the ledger knows what was used from sites that know this router: set {HOP_SECRET_ENV}, here and there"
+            f"the ledger needs a network secret, with which sites report usage: set {HOP_SECRET_ENV}, at routers and sites"
         )
     ledger = Ledger(config, Path(config.directory).expanduser(), prices, kept=recordings.as_kept)
     return Accounting(prices, ledger, quotas)

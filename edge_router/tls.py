@@ -52,9 +52,9 @@ class Certificate:
             self._load()  # load into a separate context first: a live one with half a pair would refuse every handshake
             self.context.load_cert_chain(*self._files)
         except (OSError, ssl.SSLError) as error:
-            log.error("the new certificate cannot be used, the old one serves on: %s", error)
+            log.error("the new certificate cannot be used; the old one stays in use: %s", error)
             return False
-        log.warning("the certificate was read again")
+        log.warning("the certificate was reloaded")
         return True
 
     def _load(self) -> ssl.SSLContext:

@@ -66,8 +66,8 @@ class AskedResponse:
         self.own = b""
         self.id = f"resp_{os.urandom(12).hex()}" if self.is_background else None
         if self.is_background and not self.is_stored:
-            said = "leave store out" if is_kept else "none is kept here"
-            raise ApiError("invalid_request", f"background: such a response is kept: {said}", param="background")
+            said = "leave store out" if is_kept else "none is stored here"
+            raise ApiError("invalid_request", f"background: needs a stored response: {said}", param="background")
         if self.previous is not None and not isinstance(self.previous, str):
             raise ApiError("invalid_request", "previous_response_id: must be a string", param="previous_response_id")
 

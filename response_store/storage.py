@@ -191,7 +191,7 @@ class ResponseStore:
                 try:
                     is_kept = await self._add([write for write in batch if not write.response.is_deleted])
                 except Exception:
-                    log.exception("responses cannot be kept")
+                    log.exception("responses cannot be stored")
                 finally:  # each of them is waited for
                     for write in batch:
                         write.is_kept.set_result(is_kept)
@@ -254,7 +254,7 @@ class ResponseStore:
     async def _do(self, work: Work[Result], *, is_write: bool = False, within_s: float | None = None) -> Result:
         """Raises ApiError."""
         if not self._keeping.is_on:
-            raise ApiError("not_found", "responses are not kept here")
+            raise ApiError("not_found", "responses are not stored here")
         if self._database.is_shared and self._confirming is None and not self._is_closed:
             self._confirming = background.start(self._confirm_often, "telling of responses that are made")
         if within_s is None:
@@ -273,7 +273,7 @@ class ResponseStore:
         return result
 
     def _failing(self) -> ApiError:
-        sentence = f"kept responses cannot be read or written at the moment: {self.fault}"
+        sentence = f"stored responses cannot be read or written right now: {self.fault}"
         return ApiError("overloaded", sentence, retry_after_s=5)
 
 
@@ -297,5 +297,5 @@ def _end_elsewhere(response: KeptResponse, found: KeptResponse | None) -> None:
 
 
 def _unknown(name: str, param: str | None) -> ApiError:
-    sentence = f"there is no response {name[:100]!r} here: it was never kept, was never yours, or its time is over"
+    sentence = f"there is no response {name[:100]!r}: it was not stored, has expired, or belongs to another account"
     return ApiError("not_found", sentence, param=param)

@@ -93,7 +93,7 @@ class Database:
 
     def _do(self, job: "_Job") -> Any:
         if job.is_left:
-            raise DatabaseError("nobody waits for this work any more", "cancelled")
+            raise DatabaseError("the caller has gone", "cancelled")
         connection = self._opened()
         job.deadline_s = time.monotonic() + job.time_limit_s
         self._job = job
@@ -104,7 +104,7 @@ class Database:
             if getattr(error, "sqlite_errorname", "") != "SQLITE_INTERRUPT":
                 raise
             if job.is_left:
-                raise DatabaseError("nobody waits for this work any more", "cancelled") from None
+                raise DatabaseError("the caller has gone", "cancelled") from None
             message = (
                 f"the statement ran for longer than {job.time_limit_s:g} s and was stopped; make it touch fewer rows"
             )

@@ -87,7 +87,7 @@ class Account(NamedTuple):
         if self.models is not None and (model is None or not self.may_use(model)):
             named = f"the model {model[:200]!r}" if model is not None else "a request that names no model"
             sentence = (
-                f"{named} is not open to the account {self.name}, which may use {', '.join(self.models) or 'none'}"
+                f"{named} is not available to the account {self.name}, which may use {', '.join(self.models) or 'none'}"
             )
             raise ApiError("forbidden", sentence, param="model")
 
@@ -116,12 +116,10 @@ class Key(NamedTuple):
     def check(self, scope: str, now_s: float) -> None:
         """Raise ApiError where the key is no longer one, or opens other things."""
         if self.is_revoked:
-            raise ApiError("unauthorized", f"the key {self.name} was revoked: ask whoever gave it to you for another")
+            raise ApiError("unauthorized", f"the key {self.name} was revoked: ask its issuer for a new one")
         if self.expires_s is not None and now_s >= self.expires_s:
             when = time.strftime("%Y-%m-%d %H:%M:%SZ", time.gmtime(self.expires_s))
-            raise ApiError(
-                "unauthorized", f"the key {self.name} expired at {when}: ask whoever gave it to you for another"
-            )
+            raise ApiError("unauthorized", f"the key {self.name} expired at {when}: ask its issuer for a new one")
         if not self.opens(scope):
             has = ", ".join(sorted(self.scopes))
             sentence = f"this needs a key with the scope {scope}, and {self.name} has {has}: `pilotlight keys create --scope {scope}` makes one"
@@ -214,7 +212,7 @@ class Access:
             raise ApiError("unauthorized", "this needs a key: send it as `Authorization: Bearer KEY`")
         key = self.keys.get(_digest_of(token))
         if key is None:
-            raise ApiError("unauthorized", "this key is not known here")
+            raise ApiError("unauthorized", "this key is unknown")
         key.check(scope, self._clock())
         return key
 

@@ -130,7 +130,9 @@ class _TenantUse:
         """Take one request from the limits. Raises ApiError."""
         for bucket, what in ((self.requests, "requests"), (self.tokens, "tokens")):
             if bucket is not None and (wait_s := bucket.wait_s(now)):
-                sentence = f"your account may have {bucket.per_min:g} {what} a minute: ask again in {wait_s:.0f} s"
+                sentence = (
+                    f"your account is limited to {bucket.per_min:g} {what} per minute: try again in {wait_s:.0f} s"
+                )
                 raise _refusal(sentence, wait_s, RateQuota(what, bucket.per_min))
         if self.requests is not None:
             self.requests.take(1, now)
@@ -201,7 +203,7 @@ class TenantLimits:
         if (short := await self.shared.short(needs)) is None:
             return
         what, wait_s = LIMITS[short.key.limit], short.wait_s(1.0, self._clock())
-        sentence = f"your account may have {short.capacity:g} {what}, at all routers: ask again in {wait_s:.0f} s"
+        sentence = f"your account may have {short.capacity:g} {what}, at all routers: try again in {wait_s:.0f} s"
         rate = None if short.key.limit == "max_open" else RateQuota(short.key.limit.partition("_")[0], short.capacity)
         raise _refusal(sentence, wait_s, rate)
 
@@ -211,10 +213,10 @@ class TenantLimits:
         limits = tenant.limits
         if self._clients.get(client, 0) >= self._door.max_open_per_client:
             raise _refusal(
-                f"your address has {self._door.max_open_per_client} requests at work: wait for some of them", 1.0
+                f"your address has {self._door.max_open_per_client} requests in progress: wait for some of them", 1.0
             )
         if limits.max_open is not None and tenant.open >= limits.max_open:
-            raise _refusal(f"your account has {limits.max_open} requests at work: wait for some of them", 1.0)
+            raise _refusal(f"your account has {limits.max_open} requests in progress: wait for some of them", 1.0)
         if tenant.requests is not None or tenant.tokens is not None:
             tenant.draw(self._clock())
         if (lease := self._lease(head, "requests_per_min")) is not None:

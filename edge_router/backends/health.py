@@ -95,7 +95,7 @@ class HealthMonitor:
                 raise ProbeError(f"/status answered {fetched.http_status}")
             status = decode_status(fetched.body)
             if status.site != backend.name:
-                raise ProbeError(f"the site at {backend.url} calls itself {status.site!r}: correct the network file")
+                raise ProbeError(f"the site at {backend.url} has the name {status.site!r}: correct the router's file")
             backend.round_trip.observe(elapsed_ms / fetched.round_trips)
             backend.answered(status, asked_at)
         except TimeoutError:
@@ -103,7 +103,9 @@ class HealthMonitor:
         except msgspec.MsgspecError as error:
             backend.failed(f"/status is malformed: {error}")
         except _HopRefused:
-            backend.refused_hop(f"it refuses our signature: {HOP_SECRET_ENV} must be the same there and here")
+            backend.refused_hop(
+                f"it refuses this router's signature: {HOP_SECRET_ENV} must be the same at the router and its sites"
+            )
         except (ProbeError, aiohttp.ClientError, OSError) as error:
             backend.failed(reason_of(error))
         except Exception:

@@ -175,7 +175,7 @@ class Journal:
             self.is_ours = False
             raise
         except OSError as error:
-            log.error("a durable stream will end with this router, for it cannot be kept: %s", error)
+            log.error("a durable stream cannot be written to its journal and will end with this router: %s", error)
             self.is_ours, self.has_failed = False, True
             self._thread.submit(self._file.remove)
 
@@ -225,7 +225,7 @@ class Journals:
         try:
             file = await self._opened(self._create, name, asked)
         except OSError as error:
-            log.error("a durable stream will end with this router, for it cannot be kept: %s", error)
+            log.error("a durable stream cannot be written to its journal and will end with this router: %s", error)
             return None
         assert file is not None
         return Journal(file, self._thread, is_ours=True)
@@ -292,7 +292,7 @@ class Journals:
             try:
                 await asyncio.get_running_loop().run_in_executor(self._thread, self.sweep, keep_s, max_bytes)
             except OSError as error:
-                log.error("durable streams that are over cannot be deleted: %s", error)
+                log.error("expired durable streams cannot be deleted: %s", error)
             await asyncio.sleep(min(SWEEP_S, keep_s))
 
     def close(self) -> None:
@@ -309,7 +309,7 @@ class Journals:
                 try:
                     total -= size if _delete_if_free(path) else 0
                 except OSError as error:
-                    log.error("the durable stream %s, which is over, cannot be deleted: %s", path, error)
+                    log.error("the expired durable stream %s cannot be deleted: %s", path, error)
 
     def _files(self) -> Iterator[tuple[float, int, Path]]:
         for path in self._folder.iterdir():

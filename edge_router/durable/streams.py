@@ -101,7 +101,7 @@ class DurableStream:
     async def write(self, batch: bytes) -> None:
         """`batch` is whole events. Raises ApiError where they are more than is kept."""
         if self.events.num_bytes + len(batch) + EVENT_BYTES * batch.count(b"\n\n") > self._max_bytes:
-            sentence = f"the answer is larger than {self._max_bytes / 2**20:g} MiB, which is all that is kept of a durable stream"
+            sentence = f"the answer is larger than {self._max_bytes / 2**20:g} MiB, the limit of a durable stream"
             raise ApiError("aborted", sentence)
         await self._keep(JournalEvents(batch, self.log.take_untold()))
 
@@ -230,7 +230,9 @@ class DurableStreams:
             await self.stop(recording)
             recording = None
         if recording is None or recording.asked.tenant != tenant:
-            raise ApiError("not_found", "there is no such stream: it was never yours, or its time is over")
+            raise ApiError(
+                "not_found", "there is no such stream: it does not exist, has expired, or belongs to another account"
+            )
         return recording
 
     async def stop(self, recording: DurableStream) -> None:
@@ -296,7 +298,7 @@ class DurableStreams:
         if self.num_bytes >= self.config.max_total_mib * 2**20:
             raise ApiError(
                 "overloaded",
-                "the router keeps as many durable streams as it can: ask again later, or without durable",
+                "the router has no room for another durable stream: try again later, or without durable",
                 retry_after_s=5,
             )
 
@@ -363,7 +365,7 @@ class DurableStreams:
             await journal.begin_behind()
         except (OSError, StreamStopped, ContinuationError) as error:
             return await recording.refuse(
-                ApiError("aborted", f"the stream cannot be read on: {error or 'it was stopped'}")
+                ApiError("aborted", f"the rest of the stream cannot be read: {error or 'it was stopped'}")
             )
         if not recording.may_go_on:
             sentence = "the router that relayed this answer was lost, and such an answer cannot be continued"

@@ -101,7 +101,7 @@ class DeliveryLog:
             self._choices.append(_Choice())
         choice = self._choices[point.choice]
         if choice.finish_reason is not None:
-            raise ContinuationError(f"choice {point.choice} went on after its end")
+            raise ContinuationError(f"choice {point.choice} continued after its end")
         choice.token_ids.extend(point.token_ids)
         choice.finish_reason = point.finish_reason
         self.num_tokens += len(point.token_ids)
@@ -236,7 +236,7 @@ class StreamRelay:
                     ready.append(self._release())
         if self._held_bytes > MAX_HELD_BYTES:
             return ready, StreamBroken(
-                "malformed", f"more than {MAX_HELD_BYTES >> 20} MiB of events without their mark"
+                "malformed", f"more than {MAX_HELD_BYTES >> 20} MiB of events without a resume point"
             )
         return ready, None
 

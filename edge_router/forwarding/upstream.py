@@ -336,7 +336,7 @@ class UpstreamResponse:
         except ConnectionLost as error:
             raise StreamLost("closed", str(error)) from None
         except TimeoutError:
-            raise StreamLost("silent", "its time was over as its answer began") from None
+            raise StreamLost("silent", "its time was over when its answer started") from None
         finally:
             self._silent_since = None
         self._is_done = bool(events) and isinstance(events[-1], StreamDone)

@@ -127,7 +127,7 @@ class Tunnel:
             return "the router is shutting down"
         except TimeoutError:
             self._upstream.abort()
-            return f"one side took nothing for {self._stall_s:g} s"
+            return f"one side did not read for {self._stall_s:g} s"
         finally:
             for task in tasks:
                 task.cancel()

@@ -128,7 +128,7 @@ class Objectives:
             for key, served in counts.items():
                 self._unwritten[key] = self._unwritten[key].plus(served)
             if self._fault is None:
-                log.error("what objectives are judged by cannot be written, and is kept until it can: %s", error)
+                log.error("counts of objectives cannot be written now and are kept in memory: %s", error)
             self._fault = str(error)
         return self._states
 

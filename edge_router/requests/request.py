@@ -256,12 +256,12 @@ class RequestParser(NamedTuple):
         digest = _signed_digest(head, secret) if secret and head.has(HOP) else None
         is_hop = digest is not None
         if is_hop and digest != (hashlib.sha256(body).hexdigest() if body else NO_BODY):
-            raise ApiError("forbidden", "the body is not the one that was signed")
+            raise ApiError("forbidden", "the body differs from the signed one")
         hops = (_hops_so_far(head) if is_hop or not secret else 0) + 1
         if hops > self.max_hops:
             raise ApiError(
                 "invalid_request",
-                f"the request has passed {self.max_hops} routers: a site's url in a network file leads back to a router",
+                f"the request has passed {self.max_hops} routers: a site's url in a router's file leads back to a router",
             )
         authorization = head.header("authorization") if is_hop else _site_authorization(head, secret)
         lines = _forwarded_lines(head, hops, "" if is_hop else address, is_hop, authorization)
@@ -406,7 +406,7 @@ def _check_shape(body: bytes) -> None:
 
 def _check_number(num_messages: int) -> None:
     if num_messages > MAX_MESSAGES:
-        sentence = f"{num_messages} messages are more than the {MAX_MESSAGES} that are taken"
+        sentence = f"{num_messages} messages are more than the limit of {MAX_MESSAGES}"
         raise ApiError("invalid_request", sentence, param="messages")
 
 

@@ -47,7 +47,7 @@ class DataPlaces:
 def refusal(allowed: AllowedSites, states: str) -> ApiError:
     """Return the error of a request that no site may answer."""
     where = ", ".join(sorted(allowed.names)) or "no site at all"
-    sentence = f"data {allowed.why} may go to {where} alone: {states or 'none of them can answer now'}"
+    sentence = f"data {allowed.why} may go to {where} alone: {states or 'none of them is usable'}"
     return ApiError("no_site_available" if allowed.names else "forbidden", sentence, retry_after_s=1.0)
 
 

@@ -198,7 +198,7 @@ class SiteSelector:
             )
         if failures:
             tried = "; ".join(f"{site}: {failure.detail}" for site, failure in failures.items())
-            sentence = f"no site could answer; tried {tried}"
+            sentence = f"no site could answer; tried: {tried}"
         else:
             states = "; ".join(f"{each.name} is {each.state}: {each.detail}" for each in self.backends.values())
             sentence = f"no site is available; {states}"

@@ -87,7 +87,7 @@ class ModelLists:
             return lists
         shown = self._shown(head, (card for fields in lists for card in fields["result"]))
         if not shown and not self._is_complete():
-            sentence = "no model was found, and a site that may have it cannot be asked at the moment: ask again later"
+            sentence = "no model was found, but a site that may have it is unreachable: try again later"
             raise ApiError("no_site_available", sentence, retry_after_s=1)
         cards, info = page_of(shown, query)
         told = {name: getattr(info, name) for name in info.__struct_fields__}

@@ -55,7 +55,7 @@ def dev(directory: Path, options: DevOptions) -> None:
     """Serve until interrupted."""
     host, port, environment = options.host, options.port, options.environment
     if not (options.open_to_all or is_loopback(host)):
-        raise CliError(f"{host} can be reached from other machines: say --open-to-all to serve whoever comes.")
+        raise CliError(f"{host} is reachable from other machines: use --open-to-all to serve every client.")
     manifest = load_manifest(directory, environment)
     console = Console()
     _print_logs(console)

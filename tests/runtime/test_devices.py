@@ -55,7 +55,10 @@ async def test_every_device_has_a_budget_of_its_own(
         ({"devices": [["cuda:0", "cuda:1"], "cuda:1"]}, "'cuda:1' is named twice"),
         ({"devices": [["cpu", "cuda:0"]]}, "name CPUs only or GPUs only"),
         ({"devices": [["cpu", "tpu"]]}, "'tpu' does not name one device"),
-        ({"devices": [["ray:cpu", "cpu"]]}, "'ray:cpu' comes first in its brackets, but engine hosts run on the site's own machine"),
+        (
+            {"devices": [["ray:cpu", "cpu"]]},
+            "'ray:cpu' comes first in its brackets, but engine hosts run on the site's own machine",
+        ),
         ({"devices": ["ray:cpu"]}, "'ray:cpu' comes first"),
         ({"devices": [["cpu", "ray:cuda"]]}, "name CPUs only or GPUs only"),
         ({"devices": [["cpu", "ray:cpu"]], "ray_address": "there"}, "ray_address"),

@@ -114,7 +114,7 @@ def decode_delivery(data: bytes) -> Delivery:
     try:
         return _delivery_decoder.decode(data)
     except msgspec.DecodeError as error:
-        raise ContinuationError(f"what was delivered of the answer cannot be read: {error}") from None
+        raise ContinuationError(f"the delivered part of the answer cannot be read: {error}") from None
 
 
 def with_resume_point(events: bytes, point: ResumePoint) -> bytes:

@@ -99,11 +99,11 @@ class ResponseParser:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
             if not self._may_switch:
-                raise ConnectionLost("it switched protocols unasked") from None
+                raise ConnectionLost("it switched protocols without a request") from None
             self.status, self.has_head, self.is_reusable = self._parser.get_status_code(), True, False
             self.switched = data[upgrade.args[0] :]
         except httptools.HttpParserError as error:
-            raise ConnectionLost(f"it sent what is not HTTP: {error}") from None
+            raise ConnectionLost(f"it sent invalid HTTP: {error}") from None
         if not self.has_head and self._head_bytes > MAX_HEAD_BYTES:
             raise ConnectionLost(f"it sent a head of more than {MAX_HEAD_BYTES >> 10} KiB")
 
@@ -332,7 +332,7 @@ class ConnectionPool:
                 )
         except TimeoutError:
             raise CannotConnect(
-                f"{origin.authority} did not take the connection within {self._connect_timeout_s:g} s"
+                f"{origin.authority} did not accept the connection within {self._connect_timeout_s:g} s"
             ) from None
         except (OSError, ssl.SSLError) as error:
             if error.errno in (errno.EMFILE, errno.ENFILE):

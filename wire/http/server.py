@@ -104,7 +104,7 @@ class Server:
             return ApiError("overloaded", "too many connections: try again soon", retry_after_s=1)
         elif excess_of_client > 0:
             most = limits.max_connections_per_client
-            sentence = f"your address has {most} connections open: close some, or use them again"
+            sentence = f"your address has {most} connections open: close or reuse some"
             return ApiError("quota_exceeded", sentence, retry_after_s=1)
         return None
 

@@ -61,7 +61,7 @@ class Accounting:
             raise
 
     def end(self, charge: Charge, *, is_complete: bool, took_s: float) -> None:
-        assert self.ledger is not None, "it has begun the charge"
+        assert self.ledger is not None, "it has started the charge"
         if charge.reserved is not None:
             used, request = charge.meter.use, charge.meter.request
             cost = self.prices.cost(request.model, request.started_s, used)

@@ -98,6 +98,6 @@ def configured(key: str, made: Callable[[], Store]) -> Store:
     try:
         return made()
     except ImportError as error:
-        raise ConfigError(f"{key} needs what pip install 'pilotlight-inference[postgres]' brings: {error}") from None
+        raise ConfigError(f"{key} needs pip install 'pilotlight-inference[postgres]': {error}") from None
     except UsageStoreError as error:
-        raise ConfigError(f"{key} is no database's URL: {error}") from None
+        raise ConfigError(f"{key} is not a database URL: {error}") from None

@@ -133,7 +133,10 @@ class BatchStore:
             f"SELECT {_FILE} FROM files WHERE id = ? AND owner = ?", (name, owner)
         ).fetchone()
         if row is None:
-            raise ApiError("not_found", f"there is no file {name[:100]!r}: it was never yours, or its time is over")
+            raise ApiError(
+                "not_found",
+                f"there is no file {name[:100]!r}: it does not exist, has expired, or belongs to another account",
+            )
         return StoredFile(*row)
 
     def content(self, file: StoredFile) -> bytes:
@@ -186,16 +189,18 @@ class BatchStore:
             kept = "SELECT COUNT(*) FROM batches WHERE owner = ?"
             if connection.execute(kept, (batch.owner,)).fetchone()[0] >= MOST_BATCHES:
                 raise ApiError(
-                    "quota_exceeded", f"more than {MOST_BATCHES} batches of yours would be kept", retry_after_s=60
+                    "quota_exceeded",
+                    f"your account already has {MOST_BATCHES} batches: delete files or wait for them to expire",
+                    retry_after_s=60,
                 )
             waiting = "SELECT model, COUNT(*) FROM requests WHERE owner = ? AND status IS NULL GROUP BY model"
             numbers = dict(connection.execute(waiting, (batch.owner,)).fetchall())
             if sum(numbers.values()) + len(lines) > MOST_WAITING:
                 raise ApiError(
-                    "quota_exceeded", f"more than {MOST_WAITING} requests of yours would wait", retry_after_s=60
+                    "quota_exceeded", f"more than {MOST_WAITING} requests of your account would wait", retry_after_s=60
                 )
             if len(numbers.keys() | {line.model for line in lines}) > MOST_MODELS:
-                sentence = f"requests of yours for more than {MOST_MODELS} models would wait"
+                sentence = f"requests of your account for more than {MOST_MODELS} models would wait"
                 raise ApiError("quota_exceeded", sentence, retry_after_s=60)
             marks = ", ".join("?" * len(batch))
             connection.execute(f"INSERT INTO batches ({', '.join(batch._fields)}) VALUES ({marks})", batch)
@@ -211,7 +216,10 @@ class BatchStore:
             f"SELECT {_BATCH} FROM batches WHERE id = ? AND owner = ?", (name, owner)
         ).fetchone()
         if found is None:
-            raise ApiError("not_found", f"there is no batch {name[:100]!r}: it was never yours, or its time is over")
+            raise ApiError(
+                "not_found",
+                f"there is no batch {name[:100]!r}: it does not exist, has expired, or belongs to another account",
+            )
         return (batch := StoredBatch(*found)), self.counts(batch)
 
     def batches(self, owner: str) -> list[StoredBatch]:

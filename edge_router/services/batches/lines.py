@@ -34,7 +34,7 @@ def read_lines(content: bytes, endpoint: str) -> tuple[list[AskedLine], list[Fie
         try:
             line = _read_line(raw, endpoint)
             if line.name in names:
-                raise ApiError("invalid_request", f"custom_id {line.name[:100]!r} is there twice", param="custom_id")
+                raise ApiError("invalid_request", f"custom_id {line.name[:100]!r} is used twice", param="custom_id")
         except ApiError as error:
             faults.append({"code": error.word, "line": number, "message": error.message, "param": error.param})
             if len(faults) == MOST_FAULTS:
