@@ -10,6 +10,13 @@ import orjson
 from pilotlight.dialects.anthropic import MESSAGE_SCHEMA, MessagesBody
 from pilotlight.dialects.body.json_schemas import Schema, components
 from pilotlight.dialects.embeddings_api import EmbeddingBody
+from pilotlight.dialects.ollama import (
+    ModelBody,
+    OllamaChatBody,
+    OllamaEmbedBody,
+    OllamaEmbeddingsBody,
+    OllamaGenerateBody,
+)
 from pilotlight.dialects.openai_chat import ChatBody
 from pilotlight.dialects.openai_completions import CompletionBody
 from pilotlight.dialects.openai_responses import RESPONSE_SCHEMA, ResponsesBody
@@ -17,6 +24,7 @@ from pilotlight.dialects.workers_ai_api import FinetuneBody, RunBody, RunEmbeddi
 from pilotlight.wire.chat import ChatCompletion, Completion, ListedModel, ModelList
 from pilotlight.wire.embeddings import EmbeddingList
 from pilotlight.wire.errors import Dialect
+from pilotlight.wire.lines import CONTENT_TYPE as LINES
 from pilotlight.wire.workers_ai import (
     EmbeddingResult,
     Envelope,
@@ -59,11 +67,16 @@ _SCHEMAS = _object(success={"const": True}, result=_object(input={"type": "objec
 _ENVELOPED = _object(success={"const": True}, result=RESPONSE_SCHEMA)
 _SEARCH = (("search", _TEXT), ("task", _TEXT), ("page", _NUMBER), ("per_page", _NUMBER))
 
-_OPENAI, _RESPONSES, _ANTHROPIC, _NATIVE = (
+_LINE = _object(model=_TEXT, created_at=_TEXT, done={"type": "boolean"})
+_VECTORS = _object(model=_TEXT, embeddings={"type": "array"})
+_MODELS = _object(models={"type": "array"})
+
+_OPENAI, _RESPONSES, _ANTHROPIC, _NATIVE, _OLLAMA = (
     Dialect.OPENAI,
     Dialect.OPENAI_RESPONSES,
     Dialect.ANTHROPIC,
     Dialect.WORKERS_AI,
+    Dialect.OLLAMA,
 )
 OPERATIONS = (
     ApiOperation("post", "/v1/chat/completions", "OpenAI's chat completions", _OPENAI, ChatCompletion, ChatBody, True),
@@ -92,12 +105,22 @@ OPERATIONS = (
     ApiOperation("get", f"{ACCOUNT}/finetunes/public", "The adapters for everybody", _NATIVE, Envelope[tuple[ListedFinetune, ...]],
               query=(("limit", _NUMBER), ("offset", {"type": "integer", "minimum": 0}))),
     ApiOperation("get", "/client/v4/user/tokens/verify", "Whether a token works", _NATIVE, Envelope[TokenState]),
+    ApiOperation("post", "/api/chat", "Ollama's chat", _OLLAMA, _LINE, OllamaChatBody, True),
+    ApiOperation("post", "/api/generate", "Ollama's completion of a prompt", _OLLAMA, _LINE, OllamaGenerateBody, True),
+    ApiOperation("post", "/api/embed", "Ollama's embeddings", _OLLAMA, _VECTORS, OllamaEmbedBody),
+    ApiOperation("post", "/api/embeddings", "Ollama's embedding of one text", _OLLAMA, _object(embedding={"type": "array"}), OllamaEmbeddingsBody),
+    ApiOperation("get", "/api/tags", "The models, as Ollama lists them", _OLLAMA, _MODELS),
+    ApiOperation("get", "/api/ps", "The models that are awake", _OLLAMA, _MODELS),
+    ApiOperation("post", "/api/show", "One model", _OLLAMA, _object(details={"type": "object"}, capabilities={"type": "array"}), ModelBody),
+    ApiOperation("post", "/api/pull", "Whether a model is here", _OLLAMA, _object(status=_TEXT), ModelBody),
+    ApiOperation("get", "/api/version", "The version of Ollama's API", _OLLAMA, _object(version=_TEXT)),
 )  # fmt: skip
 
 _ERRORS: dict[Dialect, Schema] = {
     _OPENAI: _object(error=_object(message=_TEXT, type=_TEXT, code=_TEXT)),
     _RESPONSES: _object(error=_object(message=_TEXT, type=_TEXT, code=_TEXT)),
     _ANTHROPIC: _object(type={"const": "error"}, error=_object(type=_TEXT, message=_TEXT)),
+    _OLLAMA: _object(error=_TEXT),
     _NATIVE: _object(success={"const": False}, errors={"type": "array", "minItems": 1, "items": _object(
         code={"type": "integer"}, message=_TEXT)}),
 }  # fmt: skip
@@ -138,7 +161,8 @@ def _operation(each: ApiOperation, known: dict[int, Schema]) -> dict[str, Any]:
 
     content: dict[str, Any] = {"application/json": {"schema": schema(each.answer)}}
     if each.streams:
-        content["text/event-stream"] = {"schema": _EVENT}
+        is_lines = each.dialect is _OLLAMA
+        content[LINES if is_lines else "text/event-stream"] = {"schema": schema(each.answer) if is_lines else _EVENT}
     failed = {"description": "Refused", "content": {"application/json": {"schema": _ERRORS[each.dialect]}}}
     found: dict[str, Any] = {
         "summary": each.summary,

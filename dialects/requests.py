@@ -121,6 +121,11 @@ class ValidGeneration(Struct, frozen=True):
     def wants_prompt_only(self) -> bool:
         return False
 
+    @property
+    def wants_whole_calls(self) -> bool:
+        """A tool call is shown at its end, all of it."""
+        return False
+
 
 EmbeddingInput = str | tuple[int, ...]
 

@@ -76,7 +76,9 @@ class FinetuneBody(Body, frozen=True, kw_only=True):
 
 
 class ValidRun(ValidGeneration, frozen=True):
-    pass
+    @property
+    def wants_whole_calls(self) -> bool:
+        return True
 
 
 def parse_run(raw: bytes, resolve: Resolve, model: str, *, strict: bool = False) -> ValidRun:

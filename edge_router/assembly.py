@@ -11,7 +11,7 @@ from typing import Protocol
 from pilotlight.edge_router.admission.filter import AdmissionFilter, TenantLimits
 from pilotlight.edge_router.admission.quotas.daily import DailyQuotas
 from pilotlight.edge_router.admission.quotas.shared import SharedQuotas, shared_quotas
-from pilotlight.edge_router.backends.discovery import static_backends
+from pilotlight.edge_router.backends.discovery import Discovery
 from pilotlight.edge_router.backends.health import (
     HealthMonitor,
     client_session,
@@ -32,6 +32,7 @@ from pilotlight.edge_router.metering.ledger.prices import PriceList
 from pilotlight.edge_router.metering.ledger.site_usage import SiteUsage
 from pilotlight.edge_router.metering.objectives import Objectives
 from pilotlight.edge_router.requests.client_places import ClientPlaces
+from pilotlight.edge_router.requests.function_hosts import FunctionHosts
 from pilotlight.edge_router.requests.request import RequestParser, hop_secret
 from pilotlight.edge_router.requests.session import SessionTable
 from pilotlight.edge_router.routing.data_places import DataPlaces
@@ -45,8 +46,12 @@ from pilotlight.edge_router.telemetry.tracing import Tracing
 from pilotlight.sites.config import ConfigError
 from pilotlight.sites.network import NetworkConfig
 from pilotlight.support import background
+from pilotlight.support.database import DatabaseError
 from pilotlight.wire.credentials import Access, known_keys
 from pilotlight.wire.hop.headers import HOP_SECRET_ENV
+from pilotlight.wire.http.certificate import client_context
+
+FORGET_EVERY_S = 5.0
 
 
 class EdgeRouter:
@@ -57,17 +62,21 @@ class EdgeRouter:
         self.network, self.clock = network, clock
         relay = network.relay
         self.secret = hop_secret()
-        self.backends = static_backends(network, clock)
+        self.tls = client_context(network.hop.authority)
+        self.discovery = Discovery(network, clock)
+        self.backends = self.discovery.backends
         self.metrics = RouterMetrics(self.backends.values())
         self.shared = shared_quotas(network.quotas, clock)
         limits = TenantLimits(network.door, network.tenant_limits, network.accounts, self.secret, clock, self.shared)
         self.admission = AdmissionFilter(access_of(network), limits, self.secret)
         self.sessions = SessionTable(relay.session_entries, relay.session_ttl_s, clock)
         self.places = ClientPlaces.of(network.clients)
+        self.hosts = _function_hosts(network, self.secret)
         self.recordings = _recordings(network, self.secret, clock)
         self.accounting = _accounting(network, self.secret, self.recordings, self.shared)
         self.clocks = SiteClocks([*self.backends])
-        self.orders = SiteControl({site.name: site.url for site in self.backends.values()}, self.secret, self.clocks)
+        self.orders = SiteControl(self.discovery.urls, self.secret, self.clocks)
+        self._monitor: HealthMonitor | None = None  # while it runs
         self._hints = WakeHints(self.orders, self.metrics.registry)
         data = DataPlaces(network)
         finetunes = SiteFinetunes(self.backends, data, self.orders)
@@ -79,7 +88,7 @@ class EdgeRouter:
             self.recordings,
             self.accounting,
             self.metrics,
-            SiteConnections(relay, self.secret, self.clocks),
+            SiteConnections(relay, self.secret, self.clocks, self.tls),
             clock,
             body_timeout_s=network.door.body_timeout_s,
             tracing=_tracing(network),
@@ -106,18 +115,33 @@ class EdgeRouter:
                 if store is not None:
                     await stack.enter_async_context(_at_work(store, name))
             await stack.enter_async_context(self.proxy.upstream)
-            tcp = await stack.enter_async_context(connector())
+            tcp = await stack.enter_async_context(connector(self.tls))
             probing = await stack.enter_async_context(client_session(tcp, self.network.relay, connection_trace()))
             stack.enter_context(self.orders.by(probing))
             await stack.enter_async_context(self._hints)
             fetch = status_fetch(probing, self.secret, self.clocks)
-            monitor = HealthMonitor(self.backends.values(), fetch, self.network.health, self.clock)
-            for name, work in (("the probes of sites", monitor.run), *self._works()):
+            monitor = self._monitor = HealthMonitor(self.backends.values(), fetch, self.network.health, self.clock)
+            works = ("the probes of sites", monitor.run), ("forgetting sites that have left", self._forget_sites)
+            for name, work in (*works, *self._works()):
                 await stack.enter_async_context(background.running(work, name))
             if self.batches is not None:
                 await stack.enter_async_context(_at_work(self.batches, "the queue of batches"))
             stack.push_async_callback(self.recordings.close)
             yield
+
+    def set_sites(self, network: NetworkConfig) -> None:
+        """Take over the sites of the file, and where data may go."""
+        self.discovery.become(network)
+        self.proxy.selector.places.become(DataPlaces(network))
+        if self._monitor is not None:
+            self._monitor.changed()
+
+    async def _forget_sites(self) -> None:
+        while True:
+            await asyncio.sleep(FORGET_EVERY_S)
+            self.discovery.sweep()
+            if self._monitor is not None:
+                self._monitor.changed()
 
     def _works(self) -> Iterator[tuple[str, background.Work]]:
         if self.recordings.journals is not None:
@@ -164,6 +188,16 @@ async def _at_work(store: _Store, name: str) -> AsyncIterator[None]:
             yield
     finally:
         await store.close()
+
+
+def _function_hosts(network: NetworkConfig, secret: str) -> FunctionHosts:
+    """Raises ConfigError."""
+    hosts = FunctionHosts(network)
+    if hosts and not secret:
+        raise ConfigError(
+            f"hosts and functions.domain need {HOP_SECRET_ENV}, here and at the sites: without it no site believes that a function has a host"
+        )
+    return hosts
 
 
 def access_of(network: NetworkConfig) -> Access:
@@ -215,7 +249,7 @@ def _batches(network: NetworkConfig, proxy: Proxy) -> BatchQueue | None:
     path = Path(network.ledger.directory).expanduser() / "batches.sqlite"
     try:
         return BatchQueue(path, proxy, proxy.admission.access)
-    except (sqlite3.Error, OSError) as error:
+    except (sqlite3.Error, OSError, DatabaseError) as error:
         raise ConfigError(f"the queue of batches {path} cannot be opened: {error}") from None
 
 
@@ -228,5 +262,5 @@ def _objectives(network: NetworkConfig) -> Objectives | None:
     path = None if folder is None else Path(folder).expanduser() / "objectives.sqlite"
     try:
         return Objectives(network.objectives, path)
-    except (sqlite3.Error, OSError) as error:
+    except (sqlite3.Error, OSError, DatabaseError) as error:
         raise ConfigError(f"the counts of objectives {path} cannot be opened: {error}") from None

@@ -26,10 +26,14 @@ class RouterService(Enum):
 _TABLE: tuple[tuple[RouterService, re.Pattern[str]], ...] = tuple(
     (service, re.compile(pattern))
     for service, pattern in (
-        (RouterService.SITES, rf"{_V1}/(?:chat/completions|completions|embeddings|messages(?:/count_tokens)?)"),
+        (
+            RouterService.SITES,
+            rf"{_V1}/(?:chat/completions|completions|embeddings|messages(?:/count_tokens)?|decisions|systemone)",
+        ),
         (RouterService.SITES, r"/fn/.*"),
+        (RouterService.SITES, r"/api/(?:chat|generate|embed|embeddings|show|pull)"),
         (RouterService.RESPONSES, rf"{_V1}/responses(?:/.+)?"),
-        (RouterService.MODEL_LISTS, rf"{_V1}/models(?:/.+)?|{_ACCOUNT}/ai/models/(?:search|schema)"),
+        (RouterService.MODEL_LISTS, rf"{_V1}/models(?:/.+)?|{_ACCOUNT}/ai/models/(?:search|schema)|/api/(?:tags|ps)"),
         (RouterService.RUNS, rf"{_ACCOUNT}/ai/run/.+"),
         (RouterService.BATCHES, rf"{_V1}/(?:files|batches)(?:/[^/]+(?:/(?:content|cancel))?)?"),
         (RouterService.SITES, rf"{_ACCOUNT}/ai/(?:tasks/search|finetunes/public)|/client/v4/user/tokens/verify"),

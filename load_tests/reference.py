@@ -7,7 +7,7 @@ import ast
 import inspect
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, NamedTuple, Union, get_args, get_origin, get_type_hints
@@ -50,13 +50,13 @@ def configuration() -> str:
     return _page(text)
 
 
-def config_tables(kind: type[Table]) -> Iterator[tuple[str, list[tuple[str, ...]]]]:
+def config_tables(kind: type[Table]) -> Iterator[tuple[str, Sequence[tuple[str, ...]]]]:
     """Yield each table of a file by its TOML name, with its rows: key, value, default and meaning. A table's own tables follow it."""
     schema = json.loads(render(kind))
     yield from _tables("", schema, schema["$defs"])
 
 
-def _tables(name: str, schema: Schema, known: Mapping[str, Schema]) -> Iterator[tuple[str, list[tuple[str, ...]]]]:
+def _tables(name: str, schema: Schema, known: Mapping[str, Schema]) -> Iterator[tuple[str, Sequence[tuple[str, ...]]]]:
     prefix = f"{name.strip('[]')}." if name else ""
     rows, inner = [], []
     for key, field in schema["properties"].items():
@@ -384,7 +384,7 @@ def _plain(text: str) -> str:
     return " ".join(text.replace("\\[", "[").split())
 
 
-def _table(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+def _table(header: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
     lines = [header, ("---",) * len(header), *rows]
     return "".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |\n" for line in lines)
 

@@ -106,6 +106,7 @@ REGIONS: dict[str, Region] = {
 CLIENT_REGIONS: dict[str, Region] = {
     "client-libraries": Region(clients.libraries, ("dialects", "runtime/api", "edge_router"), "clients"),
     "agents": Region(clients.agents, ("dialects", "runtime/api", "edge_router")),
+    "coding-agents": Region(clients.edits, ("dialects", "runtime/api", "edge_router")),
     "load-generators": Region(clients.generators, ("dialects", "runtime/api", "edge_router"), "clients"),
 }
 FIRST_MINUTE_REGIONS: dict[str, Region] = {"first-minute": Region(page.first_minute, ("page", "runtime"))}

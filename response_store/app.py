@@ -214,7 +214,7 @@ class ResponsesApp:
         """Start a background response and return it, unless it is refused at once."""
         kept = asked.queued()
         recorded = _Recorded(asked, kept, self.store)
-        kept.task = asyncio.create_task(self._make(recorded, scope, body), name="background response")
+        kept.make_by(self._make(recorded, scope, body))
         await recorded.is_kept.wait()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(REFUSED_WITHIN_S):

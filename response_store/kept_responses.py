@@ -4,6 +4,7 @@ Knows neither HTTP nor the storage (storage.py).
 """
 
 import asyncio
+from collections.abc import Coroutine
 from typing import Any, NamedTuple
 
 import orjson
@@ -45,6 +46,10 @@ class KeptResponse:
         self.is_deleted = False
         self.told: tuple[int, Any] = (0, None)  # the events and the fields of it that others know
         self._changed = asyncio.Event()
+
+    def make_by(self, making: Coroutine[Any, Any, None]) -> None:
+        """Start the task that computes the response."""
+        self.task = asyncio.create_task(making, name="background response")
 
     @property
     def id(self) -> str:

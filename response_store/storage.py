@@ -28,20 +28,25 @@ from pilotlight.response_store.response_rows import Name, Progress, ResponseRow
 from pilotlight.support import background
 from pilotlight.wire.errors import ApiError
 
-ANSWERS_WITHIN_S = 5.0  # the database
-FAILING_WITHIN_S = 0.2  # shorter after a failure, so that not every response waits for the full timeout
-TRY_AGAIN_S = 5.0
-TELL_EVERY_S = 0.5  # how far one is
-SEEN_EVERY_S = rows.EXPIRES_S / 4
-FOLLOW_EVERY_S = 0.25  # what another process makes
-
 log = logging.getLogger("pilotlight.responses")
+
+
+class Timings(NamedTuple):
+    """How long a store waits, in seconds."""
+
+    answer_s: float = 5.0  # for the database
+    answer_after_fault_s: float = 0.2  # once it has not answered: no response's end waits for it each time
+    retry_s: float = 5.0
+    progress_s: float = 0.5  # between two reports of how far the responses of this process are
+    presence_s: float = rows.EXPIRES_S / 4  # between two signs that this process is there, while it makes none
+    follow_s: float = 0.25  # between two looks at a response that another process makes
 
 
 class ResponseStore:
     """`sweep()` it from time to time; `close()` it."""
 
-    def __init__(self, keeping: RetentionPolicy, database: ResponseDatabase) -> None:
+    def __init__(self, keeping: RetentionPolicy, database: ResponseDatabase, timings: Timings | None = None) -> None:
+        self.timings = timings or Timings()
         self.fault: str | None = None  # why the database could not be read or written when that was last tried
         self._is_unwritable = False
         self._keeping = keeping
@@ -90,7 +95,7 @@ class ResponseStore:
     async def settle(self, response: KeptResponse) -> None:
         """Write a response that has ended, however often that has to be tried: until then it is read from memory."""
         while not (response.is_deleted or response.is_settled or await self.keep(response)) and not self._is_closed:
-            await asyncio.sleep(TRY_AGAIN_S)
+            await asyncio.sleep(self.timings.retry_s)
         self._made.pop((response.tenant, response.id), None)
 
     async def find(self, name: str, tenant: str, param: str | None = None) -> KeptResponse:
@@ -134,7 +139,7 @@ class ResponseStore:
                 return [*told.events, failed_event(told.response.fields, max(place, told.till))], True
             if told.events or told.response.is_ended:
                 return told.events, told.response.is_ended
-            await asyncio.sleep(FOLLOW_EVERY_S)
+            await asyncio.sleep(self.timings.follow_s)
         return [], True
 
     async def items(self, names: Sequence[str], tenant: str) -> dict[str, bytes]:
@@ -218,22 +223,22 @@ class ResponseStore:
     async def _take_back(self) -> None:
         """Delete responses that were stored although their clients got an error."""
         while self._refused:
-            await asyncio.sleep(TRY_AGAIN_S)
+            await asyncio.sleep(self.timings.retry_s)
             refused = frozenset(self._refused)
             with suppress(ResponsesFault):  # which the next request finds, too; and a full disk is no less full by this
                 delete = partial(rows.delete_all, names=refused)
-                await self._database.run(delete, ANSWERS_WITHIN_S, is_write=True)
+                await self._database.run(delete, self.timings.answer_s, is_write=True)
                 self._refused -= refused
 
     async def _confirm_often(self) -> None:
         """Report to other processes that this one is alive, and its progress."""
         while True:
-            await asyncio.sleep(TELL_EVERY_S)
+            await asyncio.sleep(self.timings.progress_s)
             self._has_begun.clear()
             with suppress(ApiError):  # the error is logged already
                 await self._confirm()
             with suppress(TimeoutError):
-                async with asyncio.timeout(0 if self._made else SEEN_EVERY_S):
+                async with asyncio.timeout(0 if self._made else self.timings.presence_s):
                     await self._has_begun.wait()
 
     async def _confirm(self) -> None:
@@ -241,7 +246,7 @@ class ResponseStore:
         progress = [Progress.of(made) for made in begun]
         shown = [made.fields for made in begun]
         work = partial(rows.confirm, maker=self._maker, told=progress)
-        confirmed = await self._do(work, is_write=True, within_s=ANSWERS_WITHIN_S)
+        confirmed = await self._do(work, is_write=True, within_s=self.timings.answer_s)
         for made, fields, one in zip(begun, shown, progress, strict=True):
             made.told = (one.till, fields)
             if one.name in confirmed.taken:
@@ -258,7 +263,7 @@ class ResponseStore:
         if self._database.is_shared and self._confirming is None and not self._is_closed:
             self._confirming = background.start(self._confirm_often, "telling of responses that are made")
         if within_s is None:
-            within_s = ANSWERS_WITHIN_S if self.fault is None else FAILING_WITHIN_S
+            within_s = self.timings.answer_s if self.fault is None else self.timings.answer_after_fault_s
         try:
             result = await self._database.run(work, within_s, is_write=is_write)
         except ResponsesFault as error:

@@ -17,9 +17,11 @@ from pilotlight.page.routes import PageRoutes
 from pilotlight.page.sessions import Sessions
 from pilotlight.runtime.api.middleware import FUNCTIONS, UNROUTED, SiteMiddleware
 from pilotlight.runtime.api.routes.anthropic import anthropic_routes
+from pilotlight.runtime.api.routes.decisions import decision_routes
 from pilotlight.runtime.api.routes.finetune_routes import FinetuneRoutes
 from pilotlight.runtime.api.routes.health import Health
 from pilotlight.runtime.api.routes.internal import Internal
+from pilotlight.runtime.api.routes.ollama import ollama_routes
 from pilotlight.runtime.api.routes.openai_responses import ResponsesEndpoint
 from pilotlight.runtime.api.routes.openai_routes import openai_routes
 from pilotlight.runtime.api.routes.workers_ai import workers_ai_routes
@@ -72,6 +74,8 @@ class SiteApp(Starlette):
             *openai_routes(generator, limits),
             *anthropic_routes(generator, limits),
             *self.responses.routes(),
+            *decision_routes(generator, limits),
+            *ollama_routes(generator, limits),
             *workers_ai_routes(generator, limits, site.is_busy),
             *FinetuneRoutes(site.models.registry, site.models.adapters).routes(),
         ]

@@ -159,7 +159,7 @@ def lenders_of(config: SiteConfig, secret: str | None) -> "Lenders | None":
         return None
     from pilotlight.runtime.dispatch.lenders import Lenders  # with an HTTP client, which other sites do without
 
-    return Lenders(config.engine.lenders, secret)
+    return Lenders(config.engine.lenders, secret, config.hop.authority)
 
 
 def finetunes_of(config: SiteConfig) -> FinetuneStore | None:

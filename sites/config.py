@@ -22,6 +22,7 @@ Count = Annotated[int, Meta(ge=1)]
 
 MIN_SECRET_BYTES = 16
 SERVER_ENV = "PILOTLIGHT_SERVER"  # overrides `server` under [door]
+ROUTER_STATE_ENV = "PILOTLIGHT_ROUTER_STATE"
 
 
 class ConfigError(ValueError):
@@ -71,6 +72,52 @@ class ListenConfig(Table, frozen=True, kw_only=True):
         Meta(description="Address to listen on. Others than this machine's own need keys, require_hop or open_to_all."),
     ] = "127.0.0.1"
     port: Annotated[int, Meta(ge=0, le=65535, description="TCP port; 0: any free port.")]
+    tls_certificate: Annotated[
+        str | None,
+        Meta(
+            description=(
+                "PEM file with the certificate chain, leaf first. Together with tls_key it makes the process speak HTTPS. "
+                "Read again when it changes."
+            )
+        ),
+    ] = None
+    tls_key: Annotated[str | None, Meta(description="PEM file with the private key.")] = None
+
+    def agree(self) -> None:
+        if (self.tls_certificate is None) != (self.tls_key is None):
+            raise ValueError("tls_certificate and tls_key belong together: set both or neither")
+
+
+class HopConfig(Table, frozen=True, kw_only=True):
+    """Trust between the routers and sites of a network."""
+
+    authority: Annotated[
+        str | None,
+        Meta(
+            description=(
+                "PEM file of the authority that signs the network's certificates (`pilotlight network init` makes one). It is "
+                "trusted beside the system's authorities for connections between routers and sites."
+            )
+        ),
+    ] = None
+    secret_file: Annotated[
+        str | None,
+        Meta(
+            description=(
+                "File with the network's secret, read if PILOTLIGHT_HOP_SECRET is unset. While one secret replaces another it "
+                "holds both, with a comma between them: the first signs, both are accepted."
+            )
+        ),
+    ] = None
+
+    def secret(self) -> str:
+        """Return the secret of the file, or an empty string if no file is named. Raises ConfigError."""
+        if self.secret_file is None:
+            return ""
+        try:
+            return Path(self.secret_file).read_text(encoding="ascii").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"hop.secret_file {self.secret_file} cannot be read: {error}") from None
 
 
 class AccessConfig(Table, frozen=True, kw_only=True):
@@ -125,12 +172,24 @@ class AccessConfig(Table, frozen=True, kw_only=True):
 
 
 class TelemetryConfig(Table, frozen=True, kw_only=True):
-    """Traces of requests, without prompts and answers. Needs pilotlight-inference[telemetry]."""
+    """Logs, and traces of requests. Neither contains anything of prompts and answers."""
 
+    log_format: Annotated[
+        Literal["text", "json"], Meta(description="Form of log lines, on standard error; json: one object per line.")
+    ] = "text"
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"], Meta(description="Lowest level that is logged.")
+    ] = "info"
+    access_log: Annotated[
+        bool, Meta(description="Log a line for each request that has ended, except probes of health and status.")
+    ] = False
     otlp: Annotated[
         str | None,
         Meta(
-            description="URL of a collector that accepts OTLP over HTTP, such as http://127.0.0.1:4318; unset: no traces."
+            description=(
+                "URL of a collector that accepts OTLP over HTTP, such as http://127.0.0.1:4318, for traces, which need the packages of "
+                "pilotlight-inference[telemetry]; unset: no traces."
+            )
         ),
     ] = None
 
@@ -170,10 +229,20 @@ def state_directory(name: str) -> Path:
     return Path(home).expanduser() / "pilotlight" / name
 
 
+def router_state_directory() -> Path:
+    """Return where a router keeps deployed functions: their versions, their bundles and their shares of traffic."""
+    given = os.environ.get(ROUTER_STATE_ENV)
+    return Path(given).expanduser() if given else state_directory("router")
+
+
 def check_secrets(*names: str) -> None:
     """Raise ConfigError for a secret in the environment that is too short. Unset variables are accepted."""
     for name in names:
-        if 0 < len(os.environ.get(name, "").encode()) < MIN_SECRET_BYTES:
+        if any(
+            len(each.encode()) < MIN_SECRET_BYTES
+            for each in os.environ.get(name, "").split(",")
+            if os.environ.get(name)
+        ):
             raise ConfigError(
                 f"{name} has fewer than {MIN_SECRET_BYTES} bytes: set it to the output of `openssl rand -hex 32`"
             )

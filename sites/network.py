@@ -14,6 +14,7 @@ from pilotlight.sites.accounts import AllowedModels, KeyConfig, Moment, Name, ch
 from pilotlight.sites.config import (
     AccessConfig,
     Count,
+    HopConfig,
     ListenConfig,
     NonNegative,
     PlaceConfig,
@@ -108,23 +109,6 @@ class RelayConfig(Table, frozen=True, kw_only=True):
     ] = 100_000
     session_ttl_s: Annotated[Positive, Meta(description="Time after which a conversation prefix is dropped.")] = 3600.0
     drain_timeout_s: Annotated[NonNegative, Meta(description="Time that open requests have after SIGTERM.")] = 30.0
-
-
-class RouterListenConfig(ListenConfig, frozen=True, kw_only=True):
-    tls_certificate: Annotated[
-        str | None,
-        Meta(
-            description=(
-                "PEM file with the certificate chain, leaf first. Together with tls_key it makes the router speak HTTPS. "
-                "Read again when it changes."
-            )
-        ),
-    ] = None
-    tls_key: Annotated[str | None, Meta(description="PEM file with the private key.")] = None
-
-    def agree(self) -> None:
-        if (self.tls_certificate is None) != (self.tls_key is None):
-            raise ValueError("tls_certificate and tls_key belong together: set both or neither")
 
 
 class DoorConfig(AccessConfig, frozen=True, kw_only=True):
@@ -222,6 +206,11 @@ class PlacesConfig(Table, frozen=True, kw_only=True):
             raise ValueError(f"data of {whose} names no site: name sites or regions, or remove data")
 
 
+HostName = Annotated[
+    str, Meta(pattern=r"^(\*\.?)?[A-Za-z0-9][A-Za-z0-9-]*(\.[A-Za-z0-9][A-Za-z0-9-]*)*\Z", max_length=253)
+]
+
+
 class CustomerConfig(TenantLimitsConfig, frozen=True, kw_only=True):
     """An account with its own limits, which all its keys share."""
 
@@ -243,8 +232,37 @@ class CustomerConfig(TenantLimitsConfig, frozen=True, kw_only=True):
         ),
     ] = None
     cost_per_day: Annotated[Positive | None, Meta(description="Cost per day (UTC), in the ledger's currency.")] = None
+    hosts: Annotated[
+        tuple[HostName, ...],
+        Meta(description="Host names that routes of its functions may name, such as shop.example or *.acme.example."),
+    ] = ()
     data: Annotated[
         PlacesConfig | None, Meta(description="Sites and regions to which its data may go; unset: all.")
+    ] = None
+
+
+class HostConfig(Table, frozen=True, kw_only=True):
+    """A host name whose requests a function answers."""
+
+    pattern: Annotated[
+        str,
+        Meta(
+            pattern=r"^(\*\.?)?[A-Za-z0-9][A-Za-z0-9.-]*/(\*|[^*?]+\*?)?\Z",
+            max_length=300,
+            description="Host and path, such as shop.example/* or *.shop.example/api/*; of several that fit, the most specific counts.",
+        ),
+    ]
+    function: Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9_-]{0,62}\Z", description="Name of the function.")]
+
+
+class NetworkFunctionsConfig(Table, frozen=True, kw_only=True):
+    """The names of functions in the network."""
+
+    domain: Annotated[
+        Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9-]*(\.[A-Za-z0-9][A-Za-z0-9-]*)+\Z")] | None,
+        Meta(
+            description="Domain such as fn.example: NAME.fn.example is the function NAME. DNS must lead *.fn.example to this router."
+        ),
     ] = None
 
 
@@ -385,12 +403,21 @@ class ObjectiveConfig(Table, frozen=True, kw_only=True):
             raise ValueError("an objective needs answered, or first_token with first_token_ms")
 
 
+class JoinConfig(Table, frozen=True, kw_only=True):
+    """Machines that become sites by a token (`pilotlight join`)."""
+
+    directory: Annotated[
+        str | None,
+        Meta(description="The network's folder, which `pilotlight network init` makes; unset: no machine may join."),
+    ] = None
+
+
 class NetworkConfig(Table, frozen=True, kw_only=True):
     """The router's file."""
 
-    listen: Annotated[
-        RouterListenConfig, Meta(description="Address of the router's HTTP server, and its TLS certificate.")
-    ]
+    listen: Annotated[ListenConfig, Meta(description="Address of the router's HTTP server, and its TLS certificate.")]
+    hop: Annotated[HopConfig, Meta(description="What the router and its sites know each other by.")] = HopConfig()
+    join: Annotated[JoinConfig, Meta(description="Machines that may join as sites.")] = JoinConfig()
     door: Annotated[DoorConfig, Meta(description="Which clients are served, and limits of their connections.")] = (
         DoorConfig()
     )
@@ -408,7 +435,7 @@ class NetworkConfig(Table, frozen=True, kw_only=True):
     )
     ledger: Annotated[LedgerConfig, Meta(description="Record of each account's usage.")] = LedgerConfig()
     quotas: Annotated[QuotasConfig, Meta(description="Limits that routers share.")] = QuotasConfig()
-    telemetry: Annotated[TelemetryConfig, Meta(description="Traces.")] = TelemetryConfig()
+    telemetry: Annotated[TelemetryConfig, Meta(description="Logs and traces.")] = TelemetryConfig()
     prices: Annotated[
         tuple[PriceConfig, ...],
         Meta(
@@ -416,14 +443,25 @@ class NetworkConfig(Table, frozen=True, kw_only=True):
         ),
     ] = ()
     models: Annotated[tuple[NetworkModelConfig, ...], Meta(description="Rules for models, by name.")] = ()
+    functions: Annotated[NetworkFunctionsConfig, Meta(description="Names of functions in the network.")] = (
+        NetworkFunctionsConfig()
+    )
+    hosts: Annotated[tuple[HostConfig, ...], Meta(description="Host names that functions answer.")] = ()
     objectives: Annotated[tuple[ObjectiveConfig, ...], Meta(description="Service-level objectives.")] = ()
     place: Annotated[PlaceConfig, Meta(description="Where the router is.")]
-    sites: Annotated[tuple[SiteRef, ...], Meta(min_length=1, description="The sites of the network.")]
+    sites: Annotated[
+        tuple[SiteRef, ...], Meta(description="The sites of the network; at least one, unless machines may join.")
+    ] = ()
     health: Annotated[HealthConfig, Meta(description="Probes of sites.")] = HealthConfig()
     relay: Annotated[RelayConfig, Meta(description="Timeouts, retries and continuation.")] = RelayConfig()
 
     def agree(self) -> None:
         refuse_twice([site.name for site in self.sites], "site name")
+        if not self.sites and self.join.directory is None:
+            raise ValueError(
+                "there is no site: name one under [[sites]], or let machines join (`pilotlight network init`)"
+            )
+        refuse_twice([host.pattern.lower() for host in self.hosts], "host pattern")
         refuse_twice([objective.model for objective in self.objectives], "objective's model")
         check_accounts([account.name for account in self.accounts], self.keys)
         for account in self.accounts:

@@ -13,6 +13,7 @@ from pilotlight.sites.accounts import AccountConfig, KeyConfig, KeysFile, Name, 
 from pilotlight.sites.config import (
     AccessConfig,
     Count,
+    HopConfig,
     ListenConfig,
     NonNegative,
     PlaceConfig,
@@ -649,6 +650,15 @@ class FunctionsConfig(Table, frozen=True, kw_only=True):
         Meta(ge=0, description="Memory for idle functions with their imports, from which new processes are forked."),
     ] = 1024
 
+    logs_days: Annotated[
+        NonNegative, Meta(description="for which invocations are kept, with what they print (`pilotlight logs`)")
+    ] = 7.0
+    logs_mib: Annotated[
+        int,
+        Meta(
+            ge=0, description="of them; the function that takes the most room loses its oldest first. 0: none are kept"
+        ),
+    ] = 256
     layers_mib: Annotated[
         int,
         Meta(
@@ -724,6 +734,7 @@ class SiteConfig(Table, frozen=True, kw_only=True):
     name: Annotated[Name, Meta(description="Name of the site: an airport code and a number, such as ams1.")]
     place: Annotated[PlaceConfig, Meta(description="Where the site is.")]
     listen: Annotated[SiteListenConfig, Meta(description="Address of the site's HTTP server.")]
+    hop: Annotated[HopConfig, Meta(description="What the site and its routers know each other by.")] = HopConfig()
     door: Annotated[AccessConfig, Meta(description="Which clients are served.")] = AccessConfig()
     accounts: Annotated[tuple[AccountConfig, ...], Meta(description="Accounts and the models that they may use.")] = ()
     keys: Annotated[
@@ -742,7 +753,7 @@ class SiteConfig(Table, frozen=True, kw_only=True):
         ResponsesConfig()
     )
     limits: Annotated[LimitsConfig, Meta(description="Limits of requests.")] = LimitsConfig()
-    telemetry: Annotated[TelemetryConfig, Meta(description="Traces.")] = TelemetryConfig()
+    telemetry: Annotated[TelemetryConfig, Meta(description="Logs and traces.")] = TelemetryConfig()
 
     def agree(self) -> None:
         if not self.models and not self.functions.are_served:

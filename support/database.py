@@ -7,7 +7,7 @@ before its caller continues (WAL, synchronous=FULL). What is stored, and which S
 import asyncio
 import sqlite3
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -192,11 +192,28 @@ class Databases:
             await database.close()
 
 
-def create(connection: Connection, schema: str) -> None:
-    """Create the tables that are not there yet."""
+def create(connection: Connection, schema: str, migrations: Sequence[str] = ()) -> None:
+    """Create the tables that are not there yet, and bring those of an earlier version forward: the first of `migrations` leads from version 1 to 2.
+    Raises DatabaseError for a file that a later version of Pilotlight has written."""
     with transaction(connection):
+        written = claim_version(connection, 1 + len(migrations))
+        for step in migrations[written - 1 :]:
+            for statement in step.split(";"):
+                connection.execute(statement)
         for statement in schema.split(";"):
             connection.execute(statement)
+
+
+def claim_version(connection: Connection, newest: int = 1) -> int:
+    """Note that a file's tables have the newest version from now on; return what they have, `newest` where there are none. Raises DatabaseError for
+    a version that is not known here."""
+    has_tables = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+    (written,) = connection.execute("PRAGMA user_version").fetchone()
+    if written > newest:
+        sentence = f"its tables have version {written}, and this Pilotlight knows {newest}: a later one has written it. Install that again, "
+        raise DatabaseError(f"{sentence}or restore a backup of before the upgrade", "newer")
+    connection.execute(f"PRAGMA user_version = {newest}")
+    return (written or 1) if has_tables else newest
 
 
 def storage_word(error: Exception) -> tuple[str, int, str] | None:

@@ -10,6 +10,8 @@ import os
 import signal
 from collections.abc import Callable
 
+from pilotlight.support.service_manager import notify_ready, notify_reloading, notify_stopping
+
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -25,12 +27,24 @@ class Terminal:
         return self._ends_us and not _has_terminal()
 
 
-def follow_signals(stop: Callable[[], None], reload: Callable[[], None]) -> None:
-    """Call back in the running event loop."""
+def follow_signals(stop: Callable[[], None], reload: Callable[[], object]) -> None:
+    """Call back in the running event loop, and tell the service manager, if there is one."""
     loop, terminal = asyncio.get_running_loop(), Terminal()
+
+    def on_stop() -> None:
+        notify_stopping()
+        stop()
+
+    def on_hangup() -> None:
+        if terminal.is_gone:
+            return on_stop()
+        notify_reloading()
+        reload()
+        notify_ready()
+
     for number in STOP_SIGNALS:
-        loop.add_signal_handler(number, stop)
-    loop.add_signal_handler(signal.SIGHUP, lambda: stop() if terminal.is_gone else reload())
+        loop.add_signal_handler(number, on_stop)
+    loop.add_signal_handler(signal.SIGHUP, on_hangup)
 
 
 def _has_terminal() -> bool:

@@ -20,6 +20,7 @@ class Dialect(Enum):
     WORKERS_AI = "workers_ai"
     ANTHROPIC = "anthropic"
     OPENAI_RESPONSES = "openai_responses"
+    OLLAMA = "ollama"
 
 
 class ErrorKind(NamedTuple):
@@ -73,6 +74,7 @@ _ANTHROPIC_TYPES = {
 }  # fmt: skip
 OVERLOADED_STATUS = 529  # Anthropic's status for errors that are 503 in other dialects
 ANTHROPIC_VERSION = b"anthropic-version"  # a header of all of Anthropic's clients
+OLLAMA_PATHS = "/api/"
 _OPENAI_PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings")
 
 
@@ -116,6 +118,9 @@ class ApiError(Exception):
             kind = _ANTHROPIC_TYPES.get(status) or _ANTHROPIC_TYPES[400 if status < 500 else 500]
             # Anthropic has no `code`. Routers and people distinguish errors by this word.
             return {"type": "error", "error": {"type": kind, "message": self.message, "code": self.word}}
+        if dialect is Dialect.OLLAMA:
+            # `code` is no field of Ollama's: the word, by which routers tell a site's own faults from a request's.
+            return {"error": self.message, "code": self.word}
         if dialect is Dialect.WORKERS_AI:
             error = {"code": self.kind.workers_ai_code, "message": self.message}
             return {"result": None, "success": False, "errors": [error], "messages": []}
@@ -150,6 +155,8 @@ def dialect_of(path: str, headers: Iterable[tuple[bytes, bytes]] = ()) -> Dialec
         return Dialect.ANTHROPIC
     if "/v1/responses" in path:
         return Dialect.OPENAI_RESPONSES
+    if path.startswith(OLLAMA_PATHS):
+        return Dialect.OLLAMA
     if path.startswith("/client/v4/") and "/ai/v1/" not in path:
         return Dialect.WORKERS_AI
     is_of_openai = path.endswith(_OPENAI_PATHS) or path.startswith("/fn/")
@@ -163,6 +170,6 @@ def message_of(body: bytes) -> str:
     try:
         fields = orjson.loads(body)
         error = fields["error"] if "error" in fields else fields["errors"][0]
-        return str(error["message"])
+        return error if isinstance(error, str) else str(error["message"])
     except (orjson.JSONDecodeError, KeyError, IndexError, TypeError):
         return body[:200].decode(errors="replace")

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-API_PATHS = ("/v1/", "/ai/v1/", "/client/v4/")  # prefixes of the API's paths
+API_PATHS = ("/v1/", "/ai/v1/", "/client/v4/", "/api/")  # prefixes of the API's paths
 
 
 def drop_trailing_slash(scope: Any) -> None:

@@ -7,8 +7,9 @@ import asyncio
 import logging
 import os
 import random
+import ssl
 import uuid
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Collection
 from types import SimpleNamespace
 from typing import NamedTuple
 
@@ -51,14 +52,16 @@ Fetch = Callable[[str, str], Awaitable[ProbeReply]]  # of a URL, from the site o
 class HealthMonitor:
     def __init__(
         self,
-        backends: Iterable[Backend],
+        backends: Collection[Backend],
         fetch: Fetch,
         config: HealthConfig,
         clock: Callable[[], float],
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         chance: Callable[[], float] = random.random,
     ) -> None:
-        self._backends = tuple(backends)
+        """`backends`: a view that may change, of which `changed` tells."""
+        self._backends = backends
+        self._changed = asyncio.Event()
         self._fetch = fetch
         self._config = config
         self._clock = clock
@@ -67,9 +70,20 @@ class HealthMonitor:
 
     async def run(self) -> None:
         """Probe until cancelled."""
+        watches: dict[Backend, asyncio.Task[None]] = {}
         async with asyncio.TaskGroup() as group:
-            for i, backend in enumerate(self._backends):
-                group.create_task(self._watch(backend, i / PROBES_PER_S))
+            while True:
+                for gone in watches.keys() - set(self._backends):
+                    watches.pop(gone).cancel()
+                for i, backend in enumerate(self._backends):
+                    if backend not in watches:
+                        watches[backend] = group.create_task(self._watch(backend, i / PROBES_PER_S))
+                await self._changed.wait()
+                self._changed.clear()
+
+    def changed(self) -> None:
+        """Probe the sites that there are now."""
+        self._changed.set()
 
     async def _watch(self, backend: Backend, begin_after_s: float = 0.0) -> None:
         if begin_after_s > self._config.interval_s:  # else all may be asked at once
@@ -172,8 +186,8 @@ def connection_trace() -> aiohttp.TraceConfig:
     return trace
 
 
-def connector() -> aiohttp.TCPConnector:
-    return aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S, ttl_dns_cache=60)
+def connector(tls: ssl.SSLContext | None = None) -> aiohttp.TCPConnector:
+    return aiohttp.TCPConnector(ssl=tls or True, limit=0, keepalive_timeout=KEEP_ALIVE_S, ttl_dns_cache=60)
 
 
 def client_session(

@@ -105,6 +105,10 @@ class DurableStream:
             raise ApiError("aborted", sentence)
         await self._keep(JournalEvents(batch, self.log.take_untold()))
 
+    def write_now(self, batch: bytes) -> bool:
+        """Never: each batch is written to a disk first."""
+        return False
+
     async def end_stream(self) -> None:
         """The task's end is the stream's."""
 

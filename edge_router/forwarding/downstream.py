@@ -5,16 +5,18 @@ Servers report a disconnect through `receive()` only, so a task must call it: `w
 
 import asyncio
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import orjson
 from starlette.types import Message, Receive, Scope, Send
 
+from pilotlight.edge_router.requests.function_hosts import OWN_HOST
 from pilotlight.edge_router.requests.request import FUNCTIONS, Head, request_id_of
 from pilotlight.wire.credentials import with_bearer
-from pilotlight.wire.errors import ApiError
+from pilotlight.wire.errors import ApiError, Dialect
 from pilotlight.wire.hop.headers import REQUEST_ID
+from pilotlight.wire.lines import as_lines
 
 Result = TypeVar("Result")
 
@@ -53,6 +55,10 @@ class ResponseWriter(Protocol):
 
     async def write(self, batch: bytes) -> None: ...
 
+    def write_now(self, batch: bytes) -> bool:
+        """Send whole events if that needs no wait. Returns whether they were sent."""
+        ...
+
     async def end_stream(self) -> None: ...
 
     async def refuse(self, error: ApiError) -> None: ...
@@ -74,7 +80,9 @@ class Downstream:
         self.is_streaming = False
         self.has_answered = False
         self._receive = receive
-        self._send = send
+        self._send = as_lines(send) if self.head.dialect is Dialect.OLLAMA else send
+        # Our own server's (wire/http/exchange.py)
+        self._now: Callable[[bytes], bool] | None = getattr(self._send, "now", None)
         self._loop = asyncio.get_running_loop()
         self._task = asyncio.current_task(self._loop)
         self._is_at_work = False  # the task, with what `_end` ends
@@ -167,6 +175,10 @@ class Downstream:
         await self._send({"type": "http.response.body", "body": batch, "more_body": True})
         self._waits_since = None
 
+    def write_now(self, batch: bytes) -> bool:
+        """Send whole events, if the server can without a wait. Returns whether they were sent."""
+        return self._now is not None and self._now(batch)
+
     async def end_stream(self) -> None:
         self._has_all = True
         await self._send({"type": "http.response.body", "body": b""})
@@ -247,4 +259,12 @@ def head_of(scope: Scope) -> Head:
         headers = [pair for pair in headers if not pair[0].startswith("sec-websocket-")]  # a server's own to answer
         if scope["subprotocols"]:
             headers.append(("sec-websocket-protocol", ", ".join(scope["subprotocols"])))
-    return Head(scope.get("method", "GET"), scope["path"], target, headers, scheme=scheme, is_websocket=is_websocket)
+    return Head(
+        scope.get("method", "GET"),
+        scope["path"],
+        target,
+        headers,
+        scheme=scheme,
+        is_websocket=is_websocket,
+        is_at_own_host=scope.get(OWN_HOST, False),
+    )

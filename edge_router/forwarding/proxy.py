@@ -30,6 +30,7 @@ from pilotlight.edge_router.routing.views import Preference
 from pilotlight.edge_router.telemetry.metrics import NO_SITE, RouterMetrics
 from pilotlight.edge_router.telemetry.tracing import RequestTrace, Tracing
 from pilotlight.sites.network import RelayConfig
+from pilotlight.support.logs import REQUEST
 from pilotlight.wire.errors import ApiError
 from pilotlight.wire.hop.continuation import ContinuationError
 from pilotlight.wire.hop.headers import REQUEST_ID, ROUTE
@@ -86,6 +87,7 @@ class Proxy:
     async def handle(self, client: ResponseWriter, work: Coroutine[Any, Any, None]) -> None:
         """Run a request's work; count its outcome and send an error response if it fails."""
         watched = self.upstream.silence.watched
+        REQUEST.set(client.request_id)
         self._open.add(client)
         watched.add(client)
         try:
@@ -256,6 +258,15 @@ class Proxy:
         selector, site, recovery, meter = self.selector, proxied.site, proxied.recovery, proxied.log.meter
         if not client.is_streaming:
             await client.start_stream(response.status, headers)
+
+        def forward(data: bytes) -> bool:
+            if not client.write_now(data):
+                return False
+            if meter is not None:
+                meter.sends(len(data))
+            recovery.delivered(self._clock())
+            return True
+
         async for events in response:
             for event in events:
                 match event:
@@ -263,6 +274,7 @@ class Proxy:
                         if meter is not None:
                             meter.sends(len(event.data))
                         await client.write(event.data)
+                        response.forward_by(forward)  # once it has gone on, if it was cut
                         waited_s = recovery.delivered(self._clock())
                         if waited_s is not None and recovery.lost is not None:
                             self.metrics.stream_continued(recovery.lost_site, recovery.lost.cause, site, waited_s)

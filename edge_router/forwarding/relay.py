@@ -281,4 +281,6 @@ def error_of(body: bytes) -> dict[str, Any]:
         return fields
     errors = fields.get("errors")
     error = errors[0] if isinstance(errors, list) and errors else fields.get("error")
+    if isinstance(error, str):  # Ollama's, with its word beside it
+        return {"message": error, "code": fields.get("code")}
     return error if isinstance(error, dict) else {}

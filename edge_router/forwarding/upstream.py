@@ -8,7 +8,9 @@ import asyncio
 import base64
 import os
 import re
+import ssl
 import time
+from collections.abc import Callable
 from types import TracebackType
 from typing import NamedTuple, Protocol
 
@@ -16,6 +18,7 @@ from pilotlight.edge_router.backends.site_clocks import SiteClocks
 from pilotlight.edge_router.forwarding.relay import (
     Cause,
     DeliveryLog,
+    Forward,
     OpaqueRelay,
     RelayEvent,
     SiteDraining,
@@ -279,7 +282,8 @@ class UpstreamResponse:
         self._relay = relay
         self._upstream = upstream
         self._connection = connection
-        self._first = first
+        self._events = first  # for the task that iterates
+        self._forward: Callable[[bytes], bool] | None = None
         self._pace = pace
         self._is_done = False
         self._silent_since: float | None = None
@@ -315,6 +319,11 @@ class UpstreamResponse:
         if self._connection.response.switched is None:
             self._upstream.pool.put_back(self._connection)
 
+    def forward_by(self, forward: Callable[[bytes], bool]) -> None:
+        """Give events to `forward` as they come, without waking the task that iterates. It gets what `forward` returns False for, and what is no
+        `Forward`."""
+        self._forward = forward
+
     def __aiter__(self) -> "UpstreamResponse":
         return self
 
@@ -324,15 +333,12 @@ class UpstreamResponse:
         if self._is_done:
             await self._drain()
             raise StopAsyncIteration
-        relay, events = self._relay, self._first
-        assert relay is not None
-        self._first, before = None, relay.num_events
+        assert self._relay is not None
         self._silent_since = time.monotonic()
         try:
-            while events is None:
-                chunk = await self._connection.read()
-                found = relay.feed(chunk) if chunk else relay.end()
-                events = found if found or relay.num_events > before else None
+            if self._events is None:
+                await self._connection.pump(self._take)
+            events, self._events = self._relay.end() if self._events is None else self._events, None
         except ConnectionLost as error:
             raise StreamLost("closed", str(error)) from None
         except TimeoutError:
@@ -341,6 +347,23 @@ class UpstreamResponse:
             self._silent_since = None
         self._is_done = bool(events) and isinstance(events[-1], StreamDone)
         return events
+
+    def _take(self, chunk: bytes) -> bool:
+        """Relay a piece of the stream. Returns whether the next can come, False where the task is to see what followed."""
+        relay = self._relay
+        assert relay is not None
+        before = relay.num_events
+        events = relay.feed(chunk)
+        if events and not self._is_forwarded(events):
+            self._events = events
+            return False
+        if events or relay.num_events > before:
+            self._silent_since = time.monotonic()
+        return True
+
+    def _is_forwarded(self, events: list[RelayEvent]) -> bool:
+        only = events[0]
+        return len(events) == 1 and isinstance(only, Forward) and self._forward is not None and self._forward(only.data)
 
     def look(self, now: float, awake_since: float) -> None:
         if self._silent_since is None:
@@ -371,9 +394,9 @@ class UpstreamResponse:
 class SiteConnections:
     """The connections to sites. `async with` it: leaving closes them all."""
 
-    def __init__(self, config: RelayConfig, secret: str, clocks: SiteClocks) -> None:
+    def __init__(self, config: RelayConfig, secret: str, clocks: SiteClocks, tls: ssl.SSLContext | None = None) -> None:
         self.config = config
-        self.pool = ConnectionPool(config.connect_timeout_s)
+        self.pool = ConnectionPool(config.connect_timeout_s, tls)
         self.silence = SilenceWatch(min(LOOK_AGAIN_S, config.idle_timeout_s) / 2)
         self._secret, self._clocks = secret, clocks
         self._watch: asyncio.Task[None] | None = None

@@ -21,6 +21,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from pilotlight.edge_router.forwarding.downstream import DownstreamGone
 from pilotlight.edge_router.forwarding.request_state import RequestState
 from pilotlight.sites.network import ObjectiveConfig
+from pilotlight.support.database import claim_version
 from pilotlight.wire.errors import ApiError
 
 BUCKET_S = 300
@@ -87,6 +88,7 @@ class Objectives:
         self._thread = ThreadPoolExecutor(1, "objectives")
         self._connection = sqlite3.connect(path or ":memory:", check_same_thread=False)
         self._connection.execute("PRAGMA journal_mode = WAL")
+        claim_version(self._connection)
         self._connection.execute(_SCHEMA)
         with self._connection:
             # Twice the period, lest a clock that is ahead at one start takes the counts along.

@@ -69,7 +69,9 @@ class UsageRoutes:
         if key.is_admin:
             return wanted
         if wanted not in (None, key.account.name):
-            raise ApiError("forbidden", f"the key {key.name} may see only the usage of its own account, {key.account.name}")
+            raise ApiError(
+                "forbidden", f"the key {key.name} may see only the usage of its own account, {key.account.name}"
+            )
         return key.account.name
 
 

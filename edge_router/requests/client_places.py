@@ -14,10 +14,10 @@ from pathlib import Path
 
 import maxminddb
 
-from pilotlight.edge_router.file_stamps import stamp
 from pilotlight.edge_router.routing.geo import parse_place
 from pilotlight.sites.config import ConfigError
 from pilotlight.sites.network import ClientsConfig
+from pilotlight.support.file_stamps import stamp
 from pilotlight.wire.hop.status import Place
 
 LOOK_EVERY_S = 30.0

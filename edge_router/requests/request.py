@@ -18,7 +18,7 @@ import orjson
 
 from pilotlight.dialects.body.exact_json import exact_loads
 from pilotlight.dialects.prefix_pieces import canonical
-from pilotlight.dialects.table import prompt_pieces
+from pilotlight.dialects.table import prompt_pieces, routing_fields
 from pilotlight.edge_router.requests.client_places import FindPlace
 from pilotlight.edge_router.requests.preferences import preferences
 from pilotlight.edge_router.requests.session import (
@@ -44,6 +44,7 @@ from pilotlight.wire.hop.headers import (
     HOPS,
     MAX_QUEUE_WAIT,
     NO_BODY,
+    OWN_HOST,
     PREFIXES,
     REQUEST_ID,
     SESSION_AFFINITY,
@@ -86,7 +87,8 @@ class Head:
     """The head of a request as it arrived."""
 
     __slots__ = (
-        "_first", "dialect", "headers", "holder", "is_for_batch", "is_for_function", "is_websocket", "method", "path", "scheme", "target",
+        "_first", "dialect", "headers", "holder", "is_at_own_host", "is_for_batch", "is_for_function", "is_websocket", "method", "path", "scheme",
+        "target",
     )  # fmt: skip
 
     def __init__(
@@ -98,9 +100,11 @@ class Head:
         *,
         scheme: str = "http",
         is_websocket: bool = False,
+        is_at_own_host: bool = False,
         holder: Key | None = None,
     ) -> None:
         """`path` is decoded, `target` as it was sent, query included; headers' names are lower case; `scheme` is the connection's."""
+        self.is_at_own_host = is_at_own_host  # the client has named a host of the function that it is for
         self.method = method
         self.path = path
         self.target = target
@@ -271,6 +275,7 @@ class RequestParser(NamedTuple):
         account, model = _account_and_model(head)
         # Whatever type a body claims, it is read as sites read it: curl calls JSON a form, others octets.
         fields = _parse(head, body) if body and not head.is_for_function else {}
+        fields = routing_fields(head.dialect, head.path, fields)
         if model is None:
             named = fields.get("model")
             model = named if isinstance(named, str) else None
@@ -364,6 +369,8 @@ def _forwarded_lines(head: Head, hops: int, address: str, is_hop: bool, authoriz
             lines.append(f"{CLIENT_ADDRESS}: {address}\r\n")
         origin = head.header(CLIENT_ORIGIN) if is_hop else f"{head.scheme}://{head.header('host')}"
         lines.append(f"{CLIENT_ORIGIN}: {origin}\r\n")
+        if head.is_at_own_host or (is_hop and head.has(OWN_HOST)):
+            lines.append(f"{OWN_HOST}: 1\r\n")
     lines.append(f"accept-encoding: identity\r\n{HOPS}: {hops}\r\n")
     return "".join(lines).encode("latin-1")
 

@@ -17,6 +17,7 @@ import msgspec
 from blake3 import blake3
 
 from pilotlight.edge_router.routing.views import Home
+from pilotlight.wire.hop.headers import lasting
 from pilotlight.wire.hop.prefixes import short_digest
 
 DIGEST_BYTES = 16  # 2^64 entries before a collision is likely
@@ -74,7 +75,7 @@ def tenant_salt(key: str, account: str, network_secret: str = "") -> bytes:
     """Return the salt of a tenant: a client's key, and an account.
     The network's routers agree on it, and it cannot be computed without the network's secret."""
     hasher = blake3(derive_key_context="pilotlight edge_router tenant salt v1")
-    for part in (network_secret, account, key):
+    for part in (lasting(network_secret), account, key):
         raw = part.encode()
         hasher.update(len(raw).to_bytes(8, "big") + raw)
     return hasher.digest(32)

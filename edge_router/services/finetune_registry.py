@@ -107,7 +107,7 @@ class SiteFinetunes:
     async def spread(self, finetune: Finetune) -> list[str]:
         """Carry one to every site that may have it. Return which sites do not have it then, and why."""
         lacking = []
-        for site in self._backends.values():
+        for site in tuple(self._backends.values()):
             if site.state == "healthy" and not self.may_have(site, finetune):
                 continue
             if site.state != "healthy":
@@ -121,7 +121,7 @@ class SiteFinetunes:
     async def remove(self, finetune: Finetune) -> list[str]:
         """Remove one everywhere. Return which sites still have it, and why."""
         keeping = []
-        for site in self._backends.values():
+        for site in tuple(self._backends.values()):
             if site.name in self._told and finetune.id in self._ids(site):
                 why = await self._remove(finetune.id, site) if site.state == "healthy" else f"it is {site.state}"
                 if why is not None:

@@ -18,13 +18,14 @@ from pilotlight.edge_router.forwarding.upstream import UpstreamResponse
 from pilotlight.edge_router.requests.request import Head, ValidRequest
 from pilotlight.edge_router.routing.views import Preference
 from pilotlight.edge_router.telemetry.metrics import NO_SITE
-from pilotlight.wire.errors import ApiError
+from pilotlight.wire.errors import ApiError, Dialect
 from pilotlight.wire.hop.headers import REQUEST_ID
 from pilotlight.wire.workers_ai import MOST_PER_PAGE, page_of
 
 _ACCOUNT = r"/client/v4/accounts/[^/]+"
 _PATH = re.compile(
     rf"(?:{_ACCOUNT})?(?:/ai)?/v1/models(?:/(?P<model>.+))?|{_ACCOUNT}/ai/models/(?P<verb>search|schema)"
+    r"|/api/(?:tags|ps)"
 )
 
 Fields = dict[str, Any]
@@ -66,11 +67,12 @@ class ModelLists:
         return await self._listed(client) if found["model"] is None else await self._one(client, found["model"])
 
     async def _listed(self, client: Downstream) -> Answer:
-        lists = await self._lists(client, client.head, "data")
+        field = "models" if client.head.dialect is Dialect.OLLAMA else "data"
+        lists = await self._lists(client, client.head, field)
         if isinstance(lists, Answer):
             return lists
-        shown = self._shown(client.head, (entry for fields in lists for entry in fields["data"]))
-        fields = {**lists[0], "data": shown}
+        shown = self._shown(client.head, (entry for fields in lists for entry in fields[field]))
+        fields = {**lists[0], field: shown}
         if "first_id" in fields:  # Anthropic's
             fields["first_id"], fields["last_id"] = (shown[0]["id"], shown[-1]["id"]) if shown else (None, None)
         return Answer(200, orjson.dumps(fields))
@@ -174,7 +176,7 @@ class ModelLists:
         account = None if head.holder is None else head.holder.account
         firsts: dict[str, Fields] = {}
         for entry in entries:
-            firsts.setdefault(entry["id"], entry)
+            firsts.setdefault(_id(entry), entry)
         return [
             self._priced(entry) for id, entry in firsts.items() if account is None or account.may_use(*self._names(id))
         ]
@@ -188,7 +190,7 @@ class ModelLists:
         return [model]
 
     def _priced(self, entry: Fields) -> Fields:
-        price = self._proxy.accounting.prices.told(entry["id"], time.time())
+        price = self._proxy.accounting.prices.told(_id(entry), time.time())
         return entry if price is None else {**entry, "pricing": price}
 
 
@@ -206,7 +208,12 @@ def _listing(answer: Answer | ApiError, field: str) -> Fields | None:
 
 
 def _is_entry(entry: Any) -> bool:
-    return isinstance(entry, dict) and isinstance(entry.get("id"), str)
+    return isinstance(entry, dict) and isinstance(_id(entry), str)
+
+
+def _id(entry: Fields) -> Any:
+    """Return a model's name; Ollama's lists call it `model`."""
+    return entry.get("id", entry.get("model"))
 
 
 def _object(body: bytes) -> Fields | None:

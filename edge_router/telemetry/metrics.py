@@ -4,7 +4,7 @@ One registry for each application, so that two routers in one process do not cou
 """
 
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator
 
 from prometheus_client import CollectorRegistry, Gauge, Histogram, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -41,10 +41,11 @@ class _Counts(Collector):
 
 
 class RouterMetrics:
-    def __init__(self, backends: Iterable[Backend]) -> None:
+    def __init__(self, backends: Collection[Backend]) -> None:
+        """`backends`: a view that may change."""
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
-        self.registry.register(_BackendCollector(tuple(backends)))
+        self.registry.register(_BackendCollector(backends))
         self._requests = self._counts(
             "requests", "Requests by the site that answered and by outcome.", "site", "outcome"
         )
@@ -137,7 +138,7 @@ class RouterMetrics:
 class _BackendCollector:
     """Sites are read when asked, not written when they change."""
 
-    def __init__(self, backends: tuple[Backend, ...]) -> None:
+    def __init__(self, backends: Collection[Backend]) -> None:
         self._backends = backends
 
     def collect(self) -> Iterator[Metric]:

@@ -12,6 +12,7 @@ from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 from starlette.types import ExceptionHandler
 
+from pilotlight.dialects import ollama
 from pilotlight.dialects.openapi import document, page
 from pilotlight.edge_router.forwarding.proxy import Proxy
 from pilotlight.edge_router.metering.objectives import told
@@ -42,6 +43,7 @@ class OwnRoutes:
             Route("/health", self.readyz),
             Route("/ping", self.livez),
             Route("/version", self.version),
+            *ollama.fixed_routes(),
             Route("/openapi.json", self.openapi),
             Route("/docs", self.docs),
             Route("/metrics", self._for("metrics", self.metrics)),

@@ -10,7 +10,7 @@ from typing import Literal
 
 from pilotlight.engine.api.struct import Struct, replace
 
-VERSION = (3, 6)  # of the protocol
+VERSION = (3, 7)  # of the protocol
 PRIORITIES = range(-8, 9)
 LAST_CHUNK_TOKENS = 512  # of a prompt that is handed over, at most: its blocks are the ones that no computing hides
 
@@ -58,6 +58,8 @@ class SamplingParams(_Value, frozen=True):
     prompt_logprobs: bool = False
     min_tokens: int = 0  # before which no end-of-sequence or stop token is chosen, delivered ones counted
     num_prompt_logprobs: int | None = None  # alternatives beside each of them; None: as many as num_logprobs says
+    # the first prompt token whose logprob is reported, where the first ones are of no interest: a prefix hit may end before it
+    prompt_logprobs_from: int = 1
 
     @property
     def adjusts_logits(self) -> bool:

@@ -99,6 +99,8 @@ def _image_problem(submit: Submit, model: ModelInfo) -> str | None:
 def _sampling_problem(sampling: SamplingParams, vocab_size: int) -> str | None:
     if sampling.max_tokens < 1:
         return f"max_tokens is {sampling.max_tokens}; it must be at least 1"
+    if sampling.prompt_logprobs_from < 1:
+        return f"prompt_logprobs_from is {sampling.prompt_logprobs_from}; nothing comes before the first token, so it must be at least 1"
     if sampling.min_tokens < 0:
         return f"min_tokens is {sampling.min_tokens}; it must be 0 or more"
     if any(not 0 <= token_id < vocab_size for token_id in sampling.stop_token_ids) and sampling.min_tokens:

@@ -179,8 +179,10 @@ def _prompt_logprobs(
         sequence, sampling = chunk.sequence, chunk.sequence.sampling
         if sampling.prompt_logprobs and sequence.wants_prompt_logprobs:
             num_top = sampling.num_logprobs if sampling.num_prompt_logprobs is None else sampling.num_prompt_logprobs
-            if known := sequence.token_ids[chunk.start + 1 : min(chunk.end + 1, sequence.num_prompt_tokens)]:
-                wanted.append(PromptLogprobsInput(i, sum(lengths[:i]), array("q", known), num_top or 0))
+            first = max(chunk.start + 1, sampling.prompt_logprobs_from)
+            if known := sequence.token_ids[first : min(chunk.end + 1, sequence.num_prompt_tokens)]:
+                row = sum(lengths[:i]) + first - 1 - chunk.start
+                wanted.append(PromptLogprobsInput(i, row, array("q", known), num_top or 0))
     return tuple(wanted)
 
 

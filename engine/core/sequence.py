@@ -139,7 +139,14 @@ class Sequence:
     @property
     def needs_every_token(self) -> bool:
         """Whether every token must be computed: what is reported of the prompt's tokens, or made of all their hidden states, is not in the cache."""
-        return self.wants_prompt_logprobs or self.pooling in ("mean", "cls")
+        return self.first_needed_token == 0
+
+    @property
+    def first_needed_token(self) -> int | None:
+        """The first token that must be computed, though the cache may hold it; None if all but the last may come from the cache."""
+        if self.pooling in ("mean", "cls"):
+            return 0
+        return self.sampling.prompt_logprobs_from - 1 if self.wants_prompt_logprobs else None
 
     def shares_prompt_with(self, other: "Sequence") -> bool:
         """Whether its prompt's blocks, once computed by the other, are this one's as well."""

@@ -63,6 +63,8 @@ LIBRARIES: dict[str, Client] = {
     "openai-agents, Responses": Client("openai_agents_responses.py", ("openai-agents",)),
     "openai, Responses": Client("openai_responses.py", ("openai",)),
     "anthropic": Client("anthropic_sdk.py", ("anthropic",)),
+    "ollama": Client("ollama_sdk.py", ("ollama",)),
+    "ollama for Node.js": Client("ollama.mjs", ("ollama",)),
     "openai for Node.js": Client("openai.mjs", ("openai", "zod")),
     "cloudflare for Node.js": Client("cloudflare.mjs", ("cloudflare",)),
     "anthropic for Node.js": Client("anthropic.mjs", ("@anthropic-ai/sdk", "zod")),
@@ -182,16 +184,32 @@ def checked(name: str, client: Client, folder: Path, running: LocalNetwork, fres
 
 def installed(name: str, client: Client, folder: Path, fresh: bool) -> list[str]:
     """Install a client unless it is there; return the command that runs its program."""
-    place = folder / re.sub(r"[^a-z0-9]+", "-", name.lower())
     if client.is_node:
-        node = folder / "nodejs" / "bin"
-        stamped(folder / "nodejs", (NODE,), False, lambda: pip(folder / "nodejs", (NODE,)))
-        stamped(place, client.packages, fresh, lambda: npm(node, place, client.packages))
+        node, place = installed_npm(name, client.packages, folder, fresh)
         for program in PROGRAMS.glob("*.mjs"):  # modules are looked for beside the program that imports them
             shutil.copy(program, place)
         return [str(node / "node"), str(place / client.program)]
-    stamped(place, (*client.packages, client.alone or ""), fresh, lambda: pip(place, client.packages, client.alone))
+    place = installed_pip(name, client.packages, folder, fresh, client.alone)
     return [str(place / "bin" / "python"), str(PROGRAMS / client.program)]
+
+
+def installed_npm(name: str, packages: tuple[str, ...], folder: Path, fresh: bool) -> tuple[Path, Path]:
+    """Install packages from npm unless they are there; return the folder of Node.js's programs, and the place of `node_modules`."""
+    node, place = folder / "nodejs" / "bin", place_of(name, folder)
+    stamped(folder / "nodejs", (NODE,), False, lambda: pip(folder / "nodejs", (NODE,)))
+    stamped(place, packages, fresh, lambda: npm(node, place, packages))
+    return node, place
+
+
+def installed_pip(name: str, packages: tuple[str, ...], folder: Path, fresh: bool, alone: str | None = None) -> Path:
+    """Install packages from PyPI into an environment of their own unless they are there; return its place. `alone`: see Client."""
+    place = place_of(name, folder)
+    stamped(place, (*packages, alone or ""), fresh, lambda: pip(place, packages, alone))
+    return place
+
+
+def place_of(name: str, folder: Path) -> Path:
+    return folder / re.sub(r"[^a-z0-9]+", "-", name.lower())
 
 
 def pip(place: Path, packages: tuple[str, ...], alone: str | None = None) -> None:

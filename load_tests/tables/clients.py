@@ -16,6 +16,10 @@ def agents(results: Record) -> Iterable[list[str]]:
     return _rows(results["agents"])
 
 
+def edits(results: Record) -> Iterable[list[str]]:
+    return _rows(results)
+
+
 def generators(results: Record) -> Iterable[list[str]]:
     return _rows(results["generators"])
 

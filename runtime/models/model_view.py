@@ -9,6 +9,7 @@ from pilotlight.engine.text.tokenizer import Tokenizer
 from pilotlight.runtime.models.adapters import SEPARATOR, is_name
 from pilotlight.runtime.models.host_memory import HostMemory
 from pilotlight.runtime.models.model_state import AwakeModel, ModelState
+from pilotlight.runtime.models.text import TextSide
 from pilotlight.sites.site import ModelConfig
 from pilotlight.wire.hop.status import ModelStatus, Residency
 
@@ -49,6 +50,10 @@ class ModelRegistry:
         """Return the model's tokenizer, once it has been loaded."""
         text = self._states[name].text
         return text.tokenizer if text is not None else None
+
+    def text(self, name: str) -> TextSide | None:
+        """Return the model's text side, once it has been loaded."""
+        return self._states[name].text
 
     def takes_conversations(self, name: str) -> bool:
         """Return whether it has a chat template, once it has been loaded."""

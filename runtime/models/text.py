@@ -39,6 +39,7 @@ class TextSide(NamedTuple):
     answers: AnswerFormat
     defaults: SamplingDefaults
     placeholders: ImagePlaceholders | None  # None: the checkpoint has no eyes
+    family: str  # `model_type` of its config.json; empty: it has none
 
     @classmethod
     def from_directory(cls, directory: Path, tool_format: str | None = None) -> "TextSide":
@@ -54,6 +55,7 @@ class TextSide(NamedTuple):
             AnswerFormat.of(tokenizer, template, tool_format),
             defaults,
             _placeholders(directory, tokenizer),
+            str(read_json(directory / "config.json").get("model_type") or ""),
         )
 
 

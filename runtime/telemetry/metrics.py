@@ -64,6 +64,10 @@ class Metrics:
         for name, (meaning, read) in gauges.items():
             Gauge(f"pilotlight_{name}", meaning, registry=self._registry).set_function(read)
 
+    def watch_certificate(self, read: Callable[[], float]) -> None:
+        about = "When the certificate of this listener ends, since the epoch."
+        Gauge("pilotlight_certificate_ends_seconds", about, registry=self._registry).set_function(read)
+
     def response(self, endpoint: str, status: int) -> None:
         self._responses.labels(endpoint, status).inc()
 

@@ -110,7 +110,7 @@ async def test_a_long_prompt_is_computed_elsewhere_where_it_would_hold_up_others
             assert asked.sampling.max_tokens != 1
             assert answer.headers["x-pilotlight-route"].startswith("prompt=engine 0; here=")
         text = await pair.metrics()
-        assert pair.site.app.site.models._states["tiny"].replicas[0].takes_prompts, "it was not late"
+        assert pair.site.app.site.models.states["tiny"].replicas[0].takes_prompts, "it was not late"
         assert 'pilotlight_prompts_placed_total{model_name="tiny",where="handed_over"} 1.0' in text
         assert 'pilotlight_prompts_placed_total{model_name="tiny",where="here"} 3.0' in text
 

@@ -114,6 +114,7 @@ def is_taken(table: type[Table], values: Any) -> bool:
     return True
 
 
+@pytest.mark.long
 @settings(max_examples=400, deadline=None)
 @given(mutated())
 def test_a_file_has_mistakes_if_and_only_if_it_is_refused(file: tuple[type[Table], dict[str, Any]]) -> None:
@@ -126,6 +127,7 @@ def test_a_file_has_mistakes_if_and_only_if_it_is_refused(file: tuple[type[Table
         assert "must be a string, not '" not in sentence, "a value of the right type is told its bounds"
 
 
+@pytest.mark.long
 @settings(max_examples=200, deadline=None)
 @given(st.data())
 def test_mistakes_in_several_places_are_all_named_at_once(data: st.DataObject) -> None:
@@ -251,6 +253,7 @@ def test_a_url_is_kept_without_its_last_slash() -> None:
     assert [site.url for site in parse(NetworkConfig, NETWORK, "network.toml").sites] == ["http://h:1", "https://h"]
 
 
+@pytest.mark.process
 def test_a_good_file_waits_for_nothing_that_explains_a_bad_one() -> None:
     program = (
         "import sys; from pilotlight.sites.site import LOCAL, load_site; load_site(LOCAL / 'ams1.toml'); "

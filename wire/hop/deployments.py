@@ -30,6 +30,8 @@ class Version(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     health_path: str = "/"
     replaced: int | None = None  # the version whose traffic it took; 0 if there was none; None if unknown
     services: tuple[Name, ...] = ()  # other functions that it calls
+    routes: tuple[str, ...] = ()  # host patterns, as wire/host_patterns.py reads them
+    has_subdomain: bool = True  # it is served below the network's functions.domain, if there is one
 
 
 class Share(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -47,6 +49,7 @@ class Deployment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     shares: tuple[Share, ...] = ()
     account: str = ""  # the owner: the account that deployed it first, permanently; empty if it belongs to the network
     home: str = ""  # the only site where it runs, because its data is there; empty if it runs everywhere
+    secrets: str = ""  # changes with its secrets, which its sites then fetch; empty: none was put through a router
 
     @property
     def services(self) -> set[str]:
@@ -75,6 +78,7 @@ class Changed(Deployment, frozen=True, forbid_unknown_fields=True):
     """The result of a deployment or a rollback."""
 
     unconfirmed: dict[str, str] = {}  # sites that are not known to serve it yet, and why
+    addresses: tuple[str, ...] = ()  # hosts and paths beside /fn/NAME
 
 
 class NewVersion(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -88,6 +92,8 @@ class NewVersion(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     health_path: Annotated[str, Meta(pattern="^/", max_length=500)] = "/"
     keeps_data: bool = False  # so that it must run at one site only
     services: Annotated[tuple[Name, ...], Meta(max_length=100)] = ()
+    routes: Annotated[tuple[Annotated[str, Meta(max_length=300)], ...], Meta(max_length=100)] = ()
+    has_subdomain: bool = True
     home: Annotated[str, Meta(max_length=100)] | None = (
         None  # that site; empty to run everywhere; None to leave it unchanged
     )

@@ -17,6 +17,7 @@ SITE = "x-pilotlight-site"  # site -> router, client: who answered
 HOP = "x-pilotlight-hop"  # router -> site: signature
 CLIENT_ADDRESS = "cf-connecting-ip"  # router, site -> function: the platform's name for it
 CLIENT_ORIGIN = "x-pilotlight-origin"  # router -> site, for a function: scheme and host as its client has named them
+OWN_HOST = "x-pilotlight-own-host"  # router -> site, for a function: its client has named a host of the function, which has no prefix there
 CLIENT_GEO = "x-client-geo"  # router -> site: latitude,longitude of the client
 ACCOUNT = "x-pilotlight-account"  # router -> site: whose request it is, where the router knows its key
 HOPS = "x-pilotlight-hops"  # router -> router: how many routers the request has passed
@@ -78,6 +79,16 @@ class Hop(NamedTuple):
     query: str = ""
 
 
+def signing(secret: str) -> str:
+    """Return the secret that signs: the first, where a network has two while one replaces the other. All are believed."""
+    return secret.partition(",")[0]
+
+
+def lasting(secret: str) -> str:
+    """Return the secret by which tenants and engine hosts are told apart: the last, which changes when the one before it is dropped."""
+    return secret.rpartition(",")[2]
+
+
 NO_BODY = hashlib.sha256().hexdigest()
 
 
@@ -85,7 +96,7 @@ def sign_hop(secret: str, now_s: float, hop: Hop, body: bytes = b"") -> str:
     """Return STAMP.DIGEST.MAC.SITE.
     The digest of the body is included, so that everything except the body can be checked before the body arrives."""
     stamp, digest = str(int(now_s)), hashlib.sha256(body).hexdigest() if body else NO_BODY
-    return f"{stamp}.{digest}.{_mac(secret, stamp, digest, hop)}.{hop.site}"
+    return f"{stamp}.{digest}.{_mac(signing(secret), stamp, digest, hop)}.{hop.site}"
 
 
 def signed_body(signature: str, secret: str, now_s: float, hop: Hop) -> str | None:
@@ -93,7 +104,7 @@ def signed_body(signature: str, secret: str, now_s: float, hop: Hop) -> str | No
     stamp, digest, mac, site = (signature.split(".", 3) + [""] * 3)[:4]
     if not (_is_stamp(stamp) and signature.isascii() and site == hop.site):
         return None
-    is_genuine = hmac.compare_digest(mac, _mac(secret, stamp, digest, hop))
+    is_genuine = any(hmac.compare_digest(mac, _mac(each, stamp, digest, hop)) for each in secret.split(","))
     return digest if is_genuine and abs(now_s - int(stamp)) <= HOP_MAX_AGE_S else None
 
 
@@ -117,7 +128,7 @@ def tell_clock(secret: str, now_s: float, site: str, request_id: str) -> str:
     """Return STAMP.MAC, by which a router signs for this site although their clocks differ.
     The request's id makes it this answer's alone."""
     stamp = str(int(now_s))
-    return f"{stamp}.{_mac(secret, stamp, CLOCK, Hop('', '', request_id, site))}"
+    return f"{stamp}.{_mac(signing(secret), stamp, CLOCK, Hop('', '', request_id, site))}"
 
 
 def told_clock(value: str, secret: str, site: str, request_id: str) -> float | None:
@@ -125,8 +136,9 @@ def told_clock(value: str, secret: str, site: str, request_id: str) -> float | N
     stamp, _, mac = value.partition(".")
     if not (_is_stamp(stamp) and mac.isascii()):
         return None
-    expected = _mac(secret, stamp, CLOCK, Hop("", "", request_id, site))
-    return float(stamp) if hmac.compare_digest(mac, expected) else None
+    asked = Hop("", "", request_id, site)
+    is_genuine = any(hmac.compare_digest(mac, _mac(each, stamp, CLOCK, asked)) for each in secret.split(","))
+    return float(stamp) if is_genuine else None
 
 
 def _is_stamp(text: str) -> bool:

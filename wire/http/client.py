@@ -9,6 +9,7 @@ import errno
 import ssl
 import time
 from collections import deque
+from collections.abc import Callable
 from functools import lru_cache
 from typing import NamedTuple, cast
 from urllib.parse import urlsplit
@@ -175,6 +176,8 @@ class UpstreamConnection(asyncio.BufferedProtocol):
         self._is_paused = False
         self._error: Exception | None = None
         self._waiter: asyncio.Future[None] | None = None
+        self._take: Callable[[bytes], bool] | None = None  # while `pump` waits
+        self._has_refused = False  # `_take` has
 
     @property
     def is_fit(self) -> bool:
@@ -210,10 +213,34 @@ class UpstreamConnection(asyncio.BufferedProtocol):
             if response.is_done:
                 return b""
             await self._news()
+        self._resume()
+        return response.take()
+
+    async def pump(self, take: Callable[[bytes], bool]) -> None:
+        """Give `take` each piece of the body as it comes, until it returns False or the body ends. Raises as `head` does, and what `take` raises.
+
+        `take` is called by the transport: the task that waits here is woken when there is nothing more for it.
+        """
+        response = self.response
+        self._has_refused = False
+        while not self._has_refused:
+            if response.held_bytes:
+                self._resume()
+                self._has_refused = not take(response.take())
+            elif response.is_done:
+                return
+            else:
+                news = self._news()
+                self._take = take
+                try:
+                    await news
+                finally:
+                    self._take = None
+
+    def _resume(self) -> None:
         if self._is_paused and not self._transport.is_closing():
             self._is_paused = False
             self._transport.resume_reading()
-        return response.take()
 
     def interrupt(self, error: Exception) -> None:
         """End a wait, now or the next one, from outside."""
@@ -244,6 +271,13 @@ class UpstreamConnection(asyncio.BufferedProtocol):
         except ConnectionLost as error:
             self._error = self._error or error
             self.close()
+        if self._take is not None and response.held_bytes and self._error is None and not self._has_refused:
+            try:
+                self._has_refused = not self._take(response.take())
+            except Exception as error:
+                self._error = error
+            if not (self._has_refused or response.is_done or self._error):
+                return
         if (response.held_bytes > HELD_BYTES or response.switched is not None) and not self._is_paused:
             self._is_paused = True
             self._transport.pause_reading()
@@ -275,12 +309,13 @@ class ConnectionPool:
     """Connections that wait for a request, newest first.
     No limit: admission is the sites' business, and a wait would hide in the round trip."""
 
-    def __init__(self, connect_timeout_s: float) -> None:
+    def __init__(self, connect_timeout_s: float, tls: ssl.SSLContext | None = None) -> None:
+        """`tls`: whom to trust; by default the system's authorities."""
         self._connect_timeout_s = connect_timeout_s
         self._idle: dict[Origin, deque[UpstreamConnection]] = {}
         self._open: set[UpstreamConnection] = set()
         self._buffer = bytearray(READ_BYTES)
-        self._tls: ssl.SSLContext | None = None
+        self._tls = tls
 
     @property
     def num_open(self) -> int:

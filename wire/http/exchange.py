@@ -64,7 +64,7 @@ class HttpExchange:
 
     async def _run(self, app: Application) -> None:
         try:
-            await app(self.scope, self.receive, self.send)
+            await app(self.scope, self.receive, AnswerSender(self))
             failure = None if self.is_done or self.is_gone else "it returned before the end of its answer"
         except asyncio.CancelledError:
             self._connection.abort()
@@ -152,6 +152,14 @@ class HttpExchange:
         else:
             await self._until_room()
 
+    def write_now(self, part: bytes) -> bool:
+        """Write a part of the answer's body, if nothing has to be waited for. Returns whether it was written."""
+        connection = self._connection
+        if connection.is_full or not self.has_begun or self.is_done or self.is_gone or len(part) > SLICE_BYTES:
+            return False
+        connection.transport.write(self.framing.framed(part, is_last=False))
+        return True
+
     def _write(self, framed: bytes) -> None:
         self._start, self.has_begun = None, True
         if framed:
@@ -186,6 +194,20 @@ class HttpExchange:
             await waiter
         finally:
             self._waiters.remove(waiter)
+
+
+class AnswerSender:
+    """The `send` of an application. `now` writes a part of a body without a wait (`HttpExchange.write_now`); whatever stands in for this `send` and
+    has no `now` gets every part by a message."""
+
+    __slots__ = ("_exchange", "now")
+
+    def __init__(self, exchange: HttpExchange) -> None:
+        self._exchange = exchange
+        self.now = exchange.write_now
+
+    def __call__(self, message: MutableMapping[str, Any]) -> Coroutine[Any, Any, None]:
+        return self._exchange.send(message)
 
 
 class RequestBody:

@@ -61,9 +61,9 @@ def _bind_sentence(host: str, port: int, error: Exception) -> str:
     return f"cannot listen on {host} port {port}: {getattr(error, 'strerror', None) or error}; change [listen]"
 
 
-def url_of(listener: socket.socket) -> str:
+def url_of(listener: socket.socket, *, is_tls: bool = False) -> str:
     host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return f"http{'s' * is_tls}://{f'[{host}]' if ':' in host else host}:{port}"
 
 
 def follow_parent() -> bool:

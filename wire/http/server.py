@@ -21,9 +21,7 @@ from pilotlight.wire.http.connection import HttpConnection, host_and_port
 from pilotlight.wire.http.exchange import Application
 from pilotlight.wire.http.limits import HttpLimits
 
-SWEEP_S = 0.5
 SWEPT_AT_ONCE = 256
-GIVEN_BACK_BYTES = 4 << 20  # once that much was unread, and three quarters of it are gone
 REFUSED_AT_ONCE = 16  # connections beyond the limit that get an error response before they are closed; further ones are closed at once
 # Sent and not acknowledged for so long, the client is gone: one that merely does not read still acknowledges, and a network that loses a third of all
 # packets has brought one through by then.
@@ -120,7 +118,7 @@ class Server:
         """Check all connections with one clock: ten thousand idle ones cost a few milliseconds of each second, and none needs a timer. They are
         checked in small groups, so that other work is not delayed."""
         while True:
-            await asyncio.sleep(SWEEP_S)
+            await asyncio.sleep(self.limits.sweep_s)
             self._tell_date()
             connections = tuple(self.connections)
             for start in range(0, len(connections), SWEPT_AT_ONCE):
@@ -142,7 +140,7 @@ class Server:
                 total += size
                 by_client[connection.client] += size
         self._most_unread = max(self._most_unread, total)
-        if self._most_unread > GIVEN_BACK_BYTES and total < self._most_unread / 4:
+        if self._most_unread > self.limits.given_back_bytes and total < self._most_unread / 4:
             self._most_unread = total
             give_back_memory()
 

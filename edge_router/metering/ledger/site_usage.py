@@ -51,7 +51,7 @@ class SiteUsage:
     async def collect(self) -> None:
         """Write what all sites have. Raises UsageStoreError."""
         self._identity = self._identity or await self._ledger.identity()
-        for site in self._backends.values():
+        for site in tuple(self._backends.values()):
             if site.state == "healthy" and site.status is not None and site.status.functions is not None:
                 for _ in range(ROUNDS):
                     if not await self._collect_from(site.name):

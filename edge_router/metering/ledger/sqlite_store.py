@@ -17,6 +17,7 @@ from pilotlight.edge_router.metering.ledger.ledger_store import (
     row,
     selection,
 )
+from pilotlight.support.database import DatabaseError, claim_version
 from pilotlight.wire.hop.usage_records import UsageRecord
 
 _SCHEMA = f"""
@@ -70,7 +71,7 @@ class SqliteStore:
         """Yield a connection. Raises UsageStoreError; after an error the next call opens a new connection."""
         try:
             yield self._open()
-        except (sqlite3.Error, OSError) as error:
+        except (sqlite3.Error, OSError, DatabaseError) as error:
             self.close()
             raise UsageStoreError(str(error)) from None
 
@@ -83,6 +84,7 @@ class SqliteStore:
             try:
                 connection.execute("PRAGMA journal_mode = WAL")
                 connection.execute("PRAGMA synchronous = FULL")
+                claim_version(connection)
                 connection.executescript(_SCHEMA)
                 known = {column[1] for column in connection.execute("PRAGMA table_info(usage)")}
                 for name in MORE:

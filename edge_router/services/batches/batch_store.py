@@ -12,6 +12,7 @@ from typing import NamedTuple
 import orjson
 
 from pilotlight.edge_router.services.batches.lines import AskedLine, Fields, queued_response, written_line
+from pilotlight.support.database import claim_version
 from pilotlight.wire.errors import ApiError
 
 KEPT_S = 24 * 3600  # after a batch's end, and for a file that no batch has used
@@ -99,6 +100,7 @@ class BatchStore:
         self._connection = sqlite3.connect(path, timeout=5.0, check_same_thread=False)
         self._connection.execute("PRAGMA journal_mode = WAL")
         self._connection.execute("PRAGMA synchronous = FULL")
+        claim_version(self._connection)
         self._connection.executescript(_SCHEMA)
 
     def close(self) -> None:

@@ -239,6 +239,9 @@ class BatchAnswer:
     async def write(self, batch: bytes) -> None:
         raise AssertionError("no stream begins")
 
+    def write_now(self, batch: bytes) -> bool:
+        raise AssertionError("no stream begins")
+
     async def end_stream(self) -> None:
         raise AssertionError("no stream begins")
 

@@ -18,6 +18,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from pilotlight.dialects.body.json_schemas import schema_of
+from pilotlight.dialects.decisions.system_one import enveloped, parse_system_one
 from pilotlight.dialects.openai_responses import ResponsesWriter, parse_response
 from pilotlight.dialects.requests import ValidGeneration
 from pilotlight.dialects.workers_ai_api import RunBody, RunEmbeddingBody, ValidRun, parse_run, parse_run_embedding
@@ -25,6 +26,7 @@ from pilotlight.engine.text.formats import CallPart, ReasoningPart, TextPart
 from pilotlight.runtime.api.builders.blocks import BlockBuilder
 from pilotlight.runtime.api.connection import header, json_response, read_body
 from pilotlight.runtime.api.router_context import body_limit, may_see, router_context
+from pilotlight.runtime.api.routes.decisions import DecisionEndpoint
 from pilotlight.runtime.api.routes.embeddings import EmbeddingEndpoint, as_workers_ai
 from pilotlight.runtime.api.routes.endpoint import MIB, Endpoint, parsed
 from pilotlight.runtime.generation.admission import RETRY_AFTER_S
@@ -56,9 +58,10 @@ _BUSY = re.compile(rb"(?:^|&)rejectIfBusy=(?:true|1)(?:&|$)")
 
 def workers_ai_routes(generator: Generator, limits: LimitsConfig, is_busy: Callable[[str], bool]) -> list[Route]:
     """`is_busy` tells whether a request for a model would have to wait."""
-    endpoints: dict[str, Endpoint[Any] | EmbeddingEndpoint] = {
+    endpoints: dict[str, Endpoint[Any] | EmbeddingEndpoint | DecisionEndpoint] = {
         "run": Endpoint(generator, Dialect.WORKERS_AI, parse_run, RunBuilder, limits),
         "response": Endpoint(generator, Dialect.WORKERS_AI, parse_response, run_responses, limits),
+        "decision": DecisionEndpoint(generator, parse_system_one, enveloped, limits),
         "embedding": EmbeddingEndpoint(generator, parse_run_embedding, as_workers_ai, limits),
     }
     endpoint = _Run(endpoints, limits, is_busy)
@@ -89,7 +92,7 @@ class _Run:
 
     def __init__(
         self,
-        endpoints: dict[str, Endpoint[Any] | EmbeddingEndpoint],
+        endpoints: dict[str, Endpoint[Any] | EmbeddingEndpoint | DecisionEndpoint],
         limits: LimitsConfig,
         is_busy: Callable[[str], bool],
     ) -> None:
@@ -111,10 +114,10 @@ class _Run:
         )
 
 
-def task_of(raw: bytes) -> Literal["run", "response", "embedding"]:
-    """Return what a body asks for: an answer, one in the Responses API's form, or embeddings. Most that hold these words have them inside a message's
-    parts; what is not JSON is another's to refuse."""
-    if b'"text"' not in raw and b'"input"' not in raw:
+def task_of(raw: bytes) -> Literal["run", "response", "embedding", "decision"]:
+    """Return what a body asks for: an answer, one in the Responses API's form, embeddings, or decisions. Most that hold these words have them in a
+    message's parts; what is not JSON is another's to refuse."""
+    if not any(word in raw for word in (b'"text"', b'"input"', b'"questions"')):
         return "run"
     try:
         values = orjson.loads(raw)
@@ -122,6 +125,8 @@ def task_of(raw: bytes) -> Literal["run", "response", "embedding"]:
         return "run"
     if not isinstance(values, dict) or values.get("messages") is not None or values.get("prompt") is not None:
         return "run"
+    if values.get("questions") is not None:
+        return "decision"
     if values.get("input") is not None:
         return "response"
     return "embedding" if values.get("text") is not None else "run"

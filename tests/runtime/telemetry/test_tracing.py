@@ -19,6 +19,8 @@ from tests.edge_router.telemetry.test_tracing import PARENT, TRACE, Collector, a
 from tests.functions.bindings.conftest import Wire, wire  # noqa: F401 - a fixture
 from tests.runtime.conftest import SiteMaker
 
+pytestmark = pytest.mark.process
+
 MODEL = "@test/tiny"
 CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "Hi, a secret"}]}
 CAME_WITH = {"traceparent": f"00-{TRACE}-{PARENT}-01", "tracestate": "a=b"}

@@ -112,7 +112,7 @@ class RpcSession:
     def unpack(self, value: Any) -> "Received":
         """Return a received value, and the stubs that came with it."""
         received = Received(self)
-        received.value = unpack_sent(value, received)
+        received.unpack(value)
         return received
 
     def export(self, value: Any) -> int | None:
@@ -253,6 +253,9 @@ class Received:
         self.value: Any = None
         self._session = session
         self._stubs: list[RpcStub] = []
+
+    def unpack(self, value: Any) -> None:
+        self.value = unpack_sent(value, self)
 
     def stub(self, id: int) -> RpcStub:
         stub = RpcStub(self._session.import_(id))
