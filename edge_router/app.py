@@ -99,8 +99,8 @@ class RouterApp(Starlette):
         self.router.redirect_slashes = False  # /v1 is not /v1/: a redirect would turn a client's POST into a GET
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Dispatch a request: Starlette handles the router's own routes and unknown paths. All others bypass its error handling, which would add two
-        `send` calls to each token."""
+        """Dispatch a request: Starlette handles the router's own routes and unknown paths.
+        All others bypass its error handling, which would add two `send` calls to each token."""
         normalize_path(scope)
         app = (
             self.edge.tunnels

@@ -1,4 +1,5 @@
-"""The table of the router's paths: which of its applications answers what. A path that is not in it is 404 before anything of its body is read."""
+"""The table of the router's paths: which of its applications answers what.
+A path that is not in it is 404 before anything of its body is read."""
 
 import re
 from enum import Enum

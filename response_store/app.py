@@ -192,12 +192,10 @@ class ResponsesApp:
         method, verb, task = scope["method"], found["verb"], found["task"]
         if found["id"] is None:
             if method != "POST":
-                raise ApiError(
-                    "method_not_allowed", f"{scope['path']} does not take {method}: POST asks for a response"
-                )
+                raise ApiError("method_not_allowed", f"{scope['path']} does not take {method}: POST creates a response")
             if task == COMPACT:
                 sentence = (
-                    "conversations are not compacted here: ask for a summary as for any response, and go on from it"
+                    "compacting conversations is not supported: request a summary as a response, and continue from it"
                 )
                 raise ApiError("not_implemented", sentence)
             ask = self._create if task is None else self._count
@@ -311,9 +309,7 @@ class ResponsesApp:
 
     async def _cancel(self, kept: KeptResponse, send: Send) -> None:
         if kept.fields["background"] is not True:
-            raise ApiError(
-                "invalid_request", "only a response that was asked for with background: true can be cancelled"
-            )
+            raise ApiError("invalid_request", "only a response created with background: true can be cancelled")
         if not kept.is_ended and kept.task is not None:
             kept.task.cancel()
             await asyncio.wait({kept.task}, timeout=WRITTEN_WITHIN_S)
@@ -324,9 +320,7 @@ class ResponsesApp:
     def _events(self, kept: KeptResponse) -> EventsAfter:
         """Return where the events of a response come from: from here, or from where it is kept."""
         if kept.fields["background"] is not True:
-            raise ApiError(
-                "invalid_request", "only a response that was asked for with background: true can be streamed again"
-            )
+            raise ApiError("invalid_request", "only a response created with background: true can be streamed again")
         return kept.after if kept.task is not None else partial(self.store.after, kept)
 
 
@@ -570,7 +564,8 @@ def _sized(scope: Scope, body: bytes) -> Scope:
 
 
 def _replayed(body: bytes, receive: Receive | None) -> Receive:
-    """Return a `receive` with a body that was read already. Without the client's own `receive` it never reports a disconnect."""
+    """Return a `receive` with a body that was read already.
+    Without the client's own `receive` it never reports a disconnect."""
     is_told = False
 
     async def replayed() -> Message:

@@ -36,7 +36,8 @@ _shape_decoder = msgspec.json.Decoder(_InputShape)
 
 
 def read_fields(raw: bytes) -> Any:
-    """Return a body's fields; None if it is not a JSON object. Raises ApiError for an invalid input before any object is made of it."""
+    """Return a body's fields; None if it is not a JSON object.
+    Raises ApiError for an invalid input before any object is made of it."""
     if not raw.lstrip().startswith(b"{"):
         return None
     try:
@@ -72,8 +73,8 @@ class AskedResponse:
         self.own = b""
         self.id = f"resp_{os.urandom(12).hex()}" if self.is_background else None
         if self.is_background and not self.is_stored:
-            said = "leave store out" if is_kept else "none is kept here"
-            raise ApiError("invalid_request", f"background: such a response is kept: {said}", param="background")
+            said = "leave store out" if is_kept else "none is stored here"
+            raise ApiError("invalid_request", f"background: needs a stored response: {said}", param="background")
         if self.previous is not None and not isinstance(self.previous, str):
             raise ApiError("invalid_request", "previous_response_id: must be a string", param="previous_response_id")
         if self.previous is not None and self.previous.startswith(CONVERSATION):

@@ -12,7 +12,7 @@ import orjson
 from pilotlight.wire.errors import ApiError
 from pilotlight.wire.sse import encode_event
 
-LOST = ApiError("aborted", "the process that made this response ended before it: ask again")
+LOST = ApiError("aborted", "the process that made this response has stopped: send the request again")
 
 
 _FAILED = "response.failed"
@@ -34,7 +34,8 @@ class KeptResponse:
     def __init__(
         self, tenant: str, fields: dict[str, Any], own: bytes = b"", before: PreviousResponse | None = None
     ) -> None:
-        """`fields`: the response itself, as clients see it. `own`: the items of its input that it does not have from `before`, as JSON."""
+        """`fields`: the response itself, as clients see it.
+        `own`: the items of its input that it does not have from `before`, as JSON."""
         self.tenant = tenant
         self.fields = fields
         self.own = own

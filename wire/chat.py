@@ -84,7 +84,8 @@ class CustomDelta(msgspec.Struct, frozen=True):
 
 
 class ToolCallDelta(msgspec.Struct, frozen=True):
-    """A part of a tool call. The first part has the call's id, type and name; later parts have more of its arguments."""
+    """A part of a tool call.
+    The first part has the call's id, type and name; later parts have more of its arguments."""
 
     index: int
     function: FunctionDelta | UnsetType = UNSET
@@ -129,7 +130,8 @@ class ChunkChoice(msgspec.Struct, frozen=True):
 
 
 class ChatChunk(msgspec.Struct, frozen=True):
-    """One event of a chat stream. `usage` is null in all but the last of a stream that asked for usage, unless it asked for it in every one."""
+    """One event of a chat stream.
+    `usage` is null in all but the last of a stream that asked for usage, unless it asked for it in every one."""
 
     id: str
     created: int

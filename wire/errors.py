@@ -86,7 +86,8 @@ class RateQuota(NamedTuple):
 
 
 class ApiError(Exception):
-    """A refusal in one of the table's words. `param` names the request's field at fault; `retry_after_s` and `rate_limit` become headers."""
+    """A refusal in one of the table's words.
+    `param` names the request's field at fault; `retry_after_s` and `rate_limit` become headers."""
 
     def __init__(
         self,

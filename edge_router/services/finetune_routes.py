@@ -36,7 +36,7 @@ class RoutedFinetunes:
         jobs, found = JOBS.fullmatch(client.head.path), FINETUNES.match(client.head.path)
         with await self._proxy.admission.admit(client.head, client.address):
             if not self._proxy.parser.secret:
-                sentence = f"fine-tunes come to sites that know this router: set {HOP_SECRET_ENV}, here and there"
+                sentence = f"fine-tunes need a network secret: set {HOP_SECRET_ENV}, at routers and sites"
                 raise ApiError("not_found", sentence)
             if jobs is not None:
                 await client.body(CREATE_BYTES, config.idle_timeout_s, UPLOAD_S)
@@ -95,13 +95,13 @@ class RoutedFinetunes:
                 if status:
                     return status, answer
                 failures.append(f"{site.name}: {message_of(answer)}")
-        sentence = f"no site that takes fine-tunes and serves {model[:200]!r} answers now"
+        sentence = f"no site that accepts fine-tunes and serves {model[:200]!r} is reachable"
         raise ApiError("no_site_available", "; ".join([sentence, *failures]), retry_after_s=1)
 
     async def _upload(self, client: Downstream, finetune: Finetune, body: bytes) -> Answer:
         sites = self._finetunes.with_one(finetune.id)
         if not sites:
-            sentence = f"no site that has {finetune.name} answers now: send its file again later"
+            sentence = f"no site that has {finetune.name} is reachable: send its file again later"
             raise ApiError("no_site_available", sentence, retry_after_s=1)
         status, answer = await self._ask(client, sites[0].name, f"/{finetune.id}/finetune-assets", body)
         if status == 0:

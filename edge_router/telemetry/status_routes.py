@@ -103,7 +103,7 @@ class OwnRoutes:
         """Return the state of each objective."""
         objectives = self._proxy.metrics.objectives
         if objectives is None:
-            sentence = "this router has no objectives: [[objectives]] of its file says what requests are promised"
+            sentence = "this router has no objectives: add [[objectives]] to its file"
             raise ApiError("not_found", sentence)
         return _json(told(await objectives.states()))
 

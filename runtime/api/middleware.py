@@ -191,7 +191,7 @@ def _checked(receive: Receive, digest: str) -> Receive:
         if message["type"] == "http.request":
             hasher.update(message.get("body", b""))
             if not message.get("more_body", False) and hasher.hexdigest() != digest:
-                raise HopRefused("signature", "the body is not the one that was signed")
+                raise HopRefused("signature", "the body differs from the signed one")
         return message
 
     return checked
