@@ -6,6 +6,7 @@ know sockets and processes; whoever owns the channel calls `call`.
 
 import asyncio
 import inspect
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -118,6 +119,19 @@ class HeldBytes:
         self.release()
 
 
+class Clock:
+    """The time by which bindings expire, delay and ring. A test may set it."""
+
+    look_s = 30.0  # between two looks: the machine's clock may be set
+
+    def now_s(self) -> float:
+        """Return seconds since 1970."""
+        return time.time()
+
+
+CLOCK = Clock()
+
+
 @dataclass(frozen=True)
 class Services:
     """What a site gives to its bindings. A binding that needs what is not there says so when it is opened."""
@@ -129,6 +143,7 @@ class Services:
     function: str = "function"  # whose bindings these are
     max_bytes: int = 10 << 30  # of one database or bucket
     memory: MemoryBudget = field(default_factory=MemoryBudget)  # the function's
+    clock: Clock = CLOCK
     r2: Mapping[str, S3Place] = field(default_factory=dict)  # buckets that lie at an S3 endpoint, by R2's name of them
 
     def database(self, path: Path, schema: str) -> Database:

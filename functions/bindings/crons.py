@@ -31,18 +31,25 @@ class Crons:
     """The triggers of one function, until they are closed."""
 
     def __init__(
-        self, schedules: Iterable[Schedule], run: Run, database: Database, now_s: Callable[[], float] = time.time
+        self,
+        schedules: Iterable[Schedule],
+        run: Run,
+        database: Database,
+        now_s: Callable[[], float] = time.time,
+        look_s: float = LOOK_S,
     ) -> None:
+        """`look_s`: between two looks at the clock, which may be set."""
         self._run = run
         self._database = database
         self._now_s = now_s
+        self._look_s = look_s
         self._runs: set[asyncio.Task[None]] = set()
         self._tasks = [asyncio.create_task(self._follow(schedule)) for schedule in schedules]
 
     @classmethod
     def open(cls, schedules: Iterable[Schedule], run: Run, state_dir: Path, services: Services) -> "Crons":
         path = directory_of(state_dir, "cron", services.function) / "fired.sqlite"
-        return cls(schedules, run, services.database(path, SCHEMA))
+        return cls(schedules, run, services.database(path, SCHEMA), services.clock.now_s, services.clock.look_s)
 
     def stop(self) -> None:
         """Begin nothing new; handlers under way are the function's own to end, and what is claimed is run."""
@@ -63,8 +70,8 @@ class Crons:
                 due = schedule.last_until(now, after)
                 if due is None:
                     following = schedule.next_after(now)
-                    wait_s = LOOK_S if following is None else (following - now).total_seconds()
-                    await asyncio.sleep(min(LOOK_S, wait_s))
+                    wait_s = self._look_s if following is None else (following - now).total_seconds()
+                    await asyncio.sleep(min(self._look_s, wait_s))
                     continue
                 after = due
                 await asyncio.shield(self._begin(schedule, due))
