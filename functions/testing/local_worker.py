@@ -256,7 +256,7 @@ class LocalWorker:
     ) -> WorkerResponse:
         assert self._http is not None
         asked = {"json": json} if json is not None else {"data": body}
-        async with self._http.request(method, path, headers=headers, allow_redirects=False, **asked) as answer:  # type: ignore[arg-type]
+        async with self._http.request(method, path, headers=headers, allow_redirects=False, **asked) as answer:
             return WorkerResponse(answer.status, answer.headers.copy(), await answer.read())
 
     async def _asked(self, event: Any) -> Any:

@@ -4,7 +4,8 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -34,11 +35,6 @@ class Site:
             raise Failure("the handler failed")
 
 
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(crons, "LOOK_S", 0.005)
-
-
 @pytest.fixture
 async def start(tmp_path: Path) -> AsyncIterator[Callable[..., Awaitable[Crons]]]:
     made: list[Crons] = []
@@ -48,7 +44,7 @@ async def start(tmp_path: Path) -> AsyncIterator[Callable[..., Awaitable[Crons]]
         """Follows them from this time on."""
         database = Database(tmp_path / "fired.sqlite", lambda connection: create(connection, crons.SCHEMA))
         databases.append(database)
-        made.append(Crons([cron.parse(text) for text in expressions], site.run, database, clock))
+        made.append(Crons([cron.parse(text) for text in expressions], site.run, database, clock, look_s=0.005))
         query = "SELECT COUNT(*) FROM fired"
         while await database.run(lambda connection: connection.execute(query).fetchone()[0]) < len(expressions):
             await asyncio.sleep(0.005)
@@ -165,18 +161,18 @@ async def test_a_minute_that_is_claimed_while_its_clock_stops_is_run(
     await eventually(lambda: site.fired == [("* * * * *", "12:00")])
 
 
-async def test_the_triggers_of_a_manifest_are_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_triggers_of_a_manifest_are_followed(tmp_path: Path) -> None:
     (tmp_path / "entry.py").write_text("")
     (tmp_path / "wrangler.toml").write_text('name = "f"\nmain = "entry.py"\n[triggers]\ncrons = ["* * * * *"]\n')
     clock = Clock(NOON - 30)
     fired: list[Any] = []
-    monkeypatch.setattr(Crons.__init__, "__defaults__", (clock,))
+    look = SimpleNamespace(now_s=clock, look_s=0.005)
 
     class Functions:
         async def ask(self, function: str, event: ScheduledEvent) -> None:
             fired.append((function, event.cron, event.scheduled_time_ms))
 
-    services = Services(databases=Databases())
+    services = Services(databases=Databases(), clock=cast(Any, look))
     bindings = FunctionBindings.open(tmp_path / "state", services, load_manifest(tmp_path), Functions())  # type: ignore[arg-type]
     bindings.start(None)  # type: ignore[arg-type]  # it consumes nothing
     await asyncio.sleep(0.05)
