@@ -55,7 +55,9 @@ class Crons:
     @classmethod
     def open(cls, schedules: Iterable[Schedule], run: Run, state_dir: Path, services: Services) -> "Crons":
         path = directory_of(state_dir, "cron", services.function) / "fired.sqlite"
-        return cls(schedules, run, services.database(path, SCHEMA))
+        return cls(
+            schedules, run, services.database(path, SCHEMA), services.clock.now_s, Timings(look_s=services.clock.look_s)
+        )
 
     def stop(self) -> None:
         """Start no new handlers. Running ones belong to the function, and claimed firings still run."""
