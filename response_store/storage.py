@@ -31,7 +31,7 @@ from pilotlight.wire.errors import ApiError
 log = logging.getLogger("pilotlight.responses")
 
 
-class Timings(NamedTuple):
+class StoreTimings(NamedTuple):
     """How long a store waits, in seconds."""
 
     answer_s: float = 5.0  # for the database
@@ -45,8 +45,10 @@ class Timings(NamedTuple):
 class ResponseStore:
     """`sweep()` it from time to time; `close()` it."""
 
-    def __init__(self, keeping: RetentionPolicy, database: ResponseDatabase, timings: Timings | None = None) -> None:
-        self.timings = timings or Timings()
+    def __init__(
+        self, keeping: RetentionPolicy, database: ResponseDatabase, timings: StoreTimings | None = None
+    ) -> None:
+        self.timings = timings or StoreTimings()
         self.fault: str | None = None  # why the database could not be read or written when that was last tried
         self._is_unwritable = False
         self._keeping = keeping

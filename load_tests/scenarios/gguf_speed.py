@@ -55,7 +55,7 @@ def _compared(
 ) -> dict[str, Any]:
     directory = directory_of(file, folder / "store")
     ours = [sys.executable, "-m", "load_tests.peers.run_pilotlight", str(directory), str(options.threads)]
-    engines = {
+    engines: dict[str, Process | LlamaCpp] = {
         OURS: Process(ours, folder / "ours.log", scope, {"GOMP_SPINCOUNT": "1000"}),
         PEER: LlamaCpp(program, file, options.threads, folder / "llama.log"),
     }

@@ -7,11 +7,11 @@ from pathlib import Path
 import msgspec
 from rich.console import Console
 
-import pilotlight.functions
+import pilotlight.functions.cli
 from pilotlight.runtime.cli.cli_error import CliError
 from pilotlight.wire.hop.deployments import Name
 
-TEMPLATES = Path(pilotlight.functions.__file__).parent / "templates"
+TEMPLATES = Path(pilotlight.functions.cli.__file__).parents[1] / "templates"
 MANIFEST = "wrangler.toml"
 SUFFIX = ".txt"  # of Python files in a template, which are no modules of ours
 IGNORED = ".pilotlight/\n.dev.vars*\n.env*\n__pycache__/\n"

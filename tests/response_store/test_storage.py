@@ -20,7 +20,7 @@ from pilotlight.response_store import response_rows
 from pilotlight.response_store.kept_responses import KeptResponse, failed_event
 from pilotlight.response_store.response_database import ResponsesFault, RetentionPolicy
 from pilotlight.response_store.response_file import ResponseFile
-from pilotlight.response_store.storage import ResponseStore, Timings
+from pilotlight.response_store.storage import ResponseStore, StoreTimings
 from pilotlight.support.database import Database
 from pilotlight.wire.errors import ApiError
 
@@ -51,7 +51,7 @@ async def opened(
     path: Path, days: Callable[[], float], max_bytes: int = 100 * MIB, **timings: float
 ) -> AsyncIterator[ResponseStore]:
     policy, database = RetentionPolicy(path, max_bytes, 30 * DAY_S), ResponseFile(path, max_bytes, days)
-    store = ResponseStore(policy, database, Timings(**timings))
+    store = ResponseStore(policy, database, StoreTimings(**timings))
     try:
         yield store
     finally:
@@ -135,7 +135,7 @@ from pathlib import Path
 from pilotlight.response_store.kept_responses import KeptResponse, failed_event
 from pilotlight.response_store.response_database import RetentionPolicy, ResponsesFault
 from pilotlight.response_store.response_file import ResponseFile
-from pilotlight.response_store.storage import ResponseStore, Timings
+from pilotlight.response_store.storage import ResponseStore, StoreTimings
 
 async def main():
     path = Path(sys.argv[1])

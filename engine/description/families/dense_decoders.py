@@ -301,7 +301,7 @@ def gemma4(config: Mapping[str, Any]) -> DenseConfig:
     )
 
 
-def _own_heads(config: Mapping[str, Any], layer: int, shares: bool) -> dict[str, int]:
+def _own_heads(config: Mapping[str, Any], layer: int, shares: bool) -> dict[str, Any]:
     """Return what the heads of a layer of Gemma 4 that sees everything are, where they are not the model's: said for all such layers in published
     checkpoints, and for each layer in those that transformers writes."""
     listed = config.get("per_layer_config")

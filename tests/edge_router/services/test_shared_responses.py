@@ -23,7 +23,7 @@ from pilotlight.edge_router.services.shared_responses import PostgresResponses
 from pilotlight.response_store.kept_responses import KeptResponse, failed_event
 from pilotlight.response_store.response_database import RetentionPolicy
 from pilotlight.response_store.response_rows import EXPIRES_S
-from pilotlight.response_store.storage import ResponseStore, Timings
+from pilotlight.response_store.storage import ResponseStore, StoreTimings
 from pilotlight.sites.config import ConfigError
 from pilotlight.wire.errors import ApiError
 from pilotlight.wire.sse import EventDecoder
@@ -41,7 +41,7 @@ def server(postgres: Postgres) -> Postgres:
     return without_responses(postgres)
 
 
-OFTEN = Timings(progress_s=0.02, presence_s=0.1, follow_s=0.02, retry_s=0.05)
+OFTEN = StoreTimings(progress_s=0.02, presence_s=0.1, follow_s=0.02, retry_s=0.05)
 
 
 @asynccontextmanager
