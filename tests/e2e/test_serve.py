@@ -75,7 +75,7 @@ def test_a_hangup_reads_the_file_of_keys_again(
         assert f"{file} was read again" in server.stderr.readline()
         file.write_text("keys = 1\n")
         server.send_signal(signal.SIGHUP)
-        assert "cannot be used, and what was read before goes on" in server.stderr.readline()
+        assert "is invalid, so the previous configuration stays in use" in server.stderr.readline()
         server.send_signal(signal.SIGTERM)
         assert server.wait(60) == 0
 

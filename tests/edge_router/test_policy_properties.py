@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from pilotlight.edge_router.backends.backend import Backend
-from pilotlight.edge_router.backends.discovery import static_backends
+from pilotlight.edge_router.backends.discovery import Discovery
 from pilotlight.edge_router.routing.cost import MAX_HOLDERS, MAX_NEAR, CostPolicy, Priced, Scored, TypicalMs
 from pilotlight.edge_router.routing.placement import MAX_WALK
 from pilotlight.edge_router.routing.views import BackendView, Home, RouteRequest
@@ -237,7 +237,7 @@ def test_of_many_near_sites_with_a_queue_the_idle_one_farther_away_is_priced() -
 )
 def test_clocks_that_jump_leave_every_figure_in_its_range(steps: list[tuple[str, float]]) -> None:
     clock = Clock()
-    site: Backend = static_backends(network({"ams1": "http://127.0.0.1:1"}), clock)["ams1"]
+    site: Backend = Discovery(network({"ams1": "http://127.0.0.1:1"}), clock).backends["ams1"]
     for sequence, (step, seconds) in enumerate(steps):
         match step:
             case "jump":

@@ -27,7 +27,7 @@ from pilotlight.kernels.matrices import lossless_speed
 from pilotlight.kernels.matrices.lossless import LosslessWeight, pack_lossless
 from tests.checkpoints import write_llama
 from tests.engine.driver import drain, submit
-from tests.engine.families import MODELS, PACKED, write_family
+from tests.engine.families import MODELS, PACKED, SWEPT, write_family
 from tests.engine.test_in_place import answers, assert_same, has_moved
 from tests.engine.test_mapped_weights import CONFIG
 
@@ -64,7 +64,7 @@ def coded_tensors(path: Path) -> list[str]:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", [name for name in MODELS if name != PACKED])
+@pytest.mark.parametrize("name", [*(name for name in MODELS if name != PACKED), *SWEPT])
 def test_every_family_answers_the_same_before_and_after_its_move_and_when_it_wakes(
     name: str, tmp_path: Path, kept_at: Path, memory: KvMemory
 ) -> None:

@@ -172,7 +172,7 @@ async def test_what_is_being_made_is_followed_and_ends_with_its_process(path: Pa
             finally:
                 await store.settle(made)
 
-        made.task = asyncio.create_task(work())
+        made.make_by(work())
         await asyncio.sleep(0)
     async with opened(path, days) as store:
         found = await store.find("a", "t")
@@ -194,7 +194,7 @@ async def test_a_response_that_is_deleted_while_it_is_made_or_written_does_not_c
                 made.end_as("cancelled")
                 await store.settle(made)
 
-        made.task = asyncio.create_task(work())
+        made.make_by(work())
         await asyncio.sleep(0)
         await store.delete(made)
         assert await there(store, "a") == [False]
@@ -224,7 +224,7 @@ async def test_what_cannot_be_written_can_be_deleted_and_keeps_no_process_from_e
         made = [response(name, status="in_progress") for name in ("deleted", "left")]
         for one in made:
             await store.begin(one)
-            one.task = asyncio.create_task(work(store, one))
+            one.make_by(work(store, one))
         await asyncio.sleep(0)
         monkeypatch.setattr(store, "_add", fail)
         assert made[0].task is not None

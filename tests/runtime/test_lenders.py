@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import ssl
 import time
 from collections.abc import AsyncIterator
 from typing import Any, cast
@@ -213,7 +214,9 @@ class Scripted:
     async def __aenter__(self) -> Lender:
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
         port = self._server.sockets[0].getsockname()[1]
-        self._lender = Lender(LenderConfig(site="ams1", url=f"http://127.0.0.1:{port}"), SECRET)
+        self._lender = Lender(
+            LenderConfig(site="ams1", url=f"http://127.0.0.1:{port}"), SECRET, ssl.create_default_context()
+        )
         return self._lender
 
     async def __aexit__(self, *_: object) -> None:
@@ -309,7 +312,10 @@ async def test_another_sites_words_fit_into_a_header(word: str) -> None:
 
 
 def test_a_site_of_which_nothing_comes_again_and_again_is_left_alone_for_longer() -> None:
-    lender, output = Lender(LenderConfig(site="ams1", url="http://127.0.0.1:1"), SECRET), TokenOutput("")
+    lender, output = (
+        Lender(LenderConfig(site="ams1", url="http://127.0.0.1:1"), SECRET, ssl.create_default_context()),
+        TokenOutput(""),
+    )
     rests = []
     for _ in range(8):
         lender.note_found(output, is_late=False, is_lost=True)

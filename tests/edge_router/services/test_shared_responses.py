@@ -73,7 +73,7 @@ async def begun(store: ResponseStore, name: str) -> KeptResponse:
         finally:
             await store.settle(made)
 
-    made.task = asyncio.create_task(make())
+    made.make_by(make())
     await asyncio.sleep(0)
     return made
 

@@ -39,6 +39,8 @@ class Router:
         self.asked.append(path)
         if self.is_away:
             raise OSError("nobody there")
+        if path.endswith("/secrets"):
+            return b"{}"
         return encode(self.deployments) if path == PATH else self.bundles[path.rpartition("/")[2]]
 
     def deploy(
@@ -75,6 +77,8 @@ class Functions:
 
     def moves(self, pool: str) -> tuple[str, ...]:
         return ()
+
+    async def migrate(self, pool: str) -> None: ...
 
     def claim(self, pool: str) -> None:
         if pool in self.of_others:
