@@ -80,8 +80,8 @@ def write(path: Path, content: bytes) -> None:
 
 
 def in_file(store: ResponseStore) -> Database:
-    assert isinstance(store._database, ResponseFile)
-    return store._database._database
+    assert isinstance(store.database, ResponseFile)
+    return store.database._database
 
 
 async def there(store: ResponseStore, *names: str) -> list[bool]:
@@ -275,7 +275,7 @@ async def test_what_is_written_after_its_client_was_told_that_it_is_not_kept_is_
             await self.database.close()
 
     async with opened(path, days, retry_s=0.01) as store:
-        late = store._database = cast("Any", Late(store._database))
+        late = store.database = cast("Any", Late(store.database))
         assert not await store.keep(response("a"))
         kept = partial(response_rows.find, tenant="t", name="a")
         assert await late.database.run(kept, 5.0, is_write=False) is not None

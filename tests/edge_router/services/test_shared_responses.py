@@ -131,8 +131,8 @@ async def stop(store: ResponseStore) -> None:
 
 async def idle(store: ResponseStore) -> None:
     """Wait until a router's thread has done what it was asked."""
-    assert isinstance(store._database, PostgresResponses)
-    await asyncio.get_running_loop().run_in_executor(store._database._thread, int)
+    assert isinstance(store.database, PostgresResponses)
+    await asyncio.get_running_loop().run_in_executor(store.database._thread, int)
 
 
 async def test_what_one_router_keeps_another_one_has_and_its_tenants_alone(server: Postgres) -> None:
@@ -397,7 +397,7 @@ async def test_who_writes_does_so_alone(server: Postgres, monkeypatch: pytest.Mo
         for store in (a, b):
             assert await store.keep(response("before"))
             await stop(store)
-        writing = asyncio.create_task(a._database.run(lambda _: goes_on.wait(60), 30.0, is_write=True))
+        writing = asyncio.create_task(a.database.run(lambda _: goes_on.wait(60), 30.0, is_write=True))
         await until(
             partial(asyncio.to_thread, ask, server, "SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND granted")
         )
