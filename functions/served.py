@@ -7,7 +7,7 @@ import asyncio
 import logging
 import os
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from contextlib import AsyncExitStack, closing
 from dataclasses import fields, replace
 from datetime import UTC, datetime
@@ -16,9 +16,10 @@ from pathlib import Path
 from msgspec.structs import asdict
 from starlette.types import Scope
 
-from pilotlight.functions.bindings.binding import BindingError, Services
+from pilotlight.functions.bindings.binding import CLOCK, BindingError, Clock, Services
 from pilotlight.functions.bindings.objects.object_migrations import MigrationError
 from pilotlight.functions.bindings.owners import Owners
+from pilotlight.functions.bindings.queues import Queue
 from pilotlight.functions.bindings.secrets.secret_store import SecretError, SecretStore
 from pilotlight.functions.bindings.storage.s3 import S3Place
 from pilotlight.functions.bindings.usage import FunctionUsage
@@ -26,6 +27,7 @@ from pilotlight.functions.channel import Failure
 from pilotlight.functions.function_bindings import FunctionBindings
 from pilotlight.functions.host.dependencies.layers import LayerBudget
 from pilotlight.functions.host.deployed import DeployedFunctions
+from pilotlight.functions.host.invocations.log_store import LOGS, LogStore
 from pilotlight.functions.host.limits import FunctionLimits
 from pilotlight.functions.host.pool import FunctionPool
 from pilotlight.functions.host.router_client import RouterClient
@@ -65,9 +67,13 @@ class ServedFunctions:
         own_ports: Callable[[], list[int]],
         site: str,
         trace: Trace | None = None,
+        authority: str | None = None,
+        clock: Clock = CLOCK,
     ) -> None:
-        """`inference` answers AI bindings; no function may connect to this machine's `own_ports`; `trace` is the scope of an invocation. Raises
-        ManifestError."""
+        """`inference` answers AI bindings; no function may connect to this machine's `own_ports`; `trace` is the scope of an invocation; `authority`
+        is of the network's certificates; bindings go by `clock`. Raises ManifestError."""
+        self._authority = authority
+        self._clock = clock
         self.config = config
         self.manifests = _manifests(config)
         self.deployed: DeployedFunctions | None = None
@@ -91,6 +97,7 @@ class ServedFunctions:
             own_ports=own_ports,
             zygotes_mib=config.zygotes_mib,
             layer_budget=LayerBudget(config.layers_mib, config.layers_days),
+            logs=LogStore(state_dir / LOGS, days=config.logs_days, mib=config.logs_mib) if config.logs_mib else None,
             on_cpu=self._computed,
             trace=trace,
             open_bindings=lambda manifest, functions: FunctionBindings.open(
@@ -104,10 +111,12 @@ class ServedFunctions:
             secret, token = os.environ.get(HOP_SECRET_ENV, ""), os.environ.get(DEPLOY_TOKEN_ENV, "")
             inference, router = self._inference, None
             if self.config.deployments is not None:
-                router = RouterClient(self.config.deployments.rstrip("/"), secret or token)
+                router = RouterClient(self.config.deployments.rstrip("/"), secret or token, self._authority)
                 stack.push_async_callback(router.close)
                 inference = NetworkInference(inference, router)
-            self._services = Services(inference=inference, r2=r2_stores(self.config), usage=self.usage)
+            self._services = Services(
+                inference=inference, r2=r2_stores(self.config), usage=self.usage, clock=self._clock
+            )
             stack.push_async_callback(self._services.databases.close)
             await stack.enter_async_context(self.functions)
             if router is not None:
@@ -144,8 +153,8 @@ class ServedFunctions:
         layers: tuple[Path, ...] = (),
         pool: str | None = None,
     ) -> None:
-        """Serve a function from its next request on, in the place of one of that name; `pool`: as one version beside others, which owns what it names
-        once it is accepted (`claim`). Raises ManifestError, and then nothing has changed."""
+        """Serve a function from its next request on, in place of one with its name; with `pool`, as one version beside others, which owns its
+        resources once it is accepted (`claim`). Raises ManifestError, with nothing changed."""
         served = name or manifest.name
         named = _with_version(replace(manifest, name=served), pool)  # as its bindings and its consumers call it
         try:
@@ -194,7 +203,8 @@ class ServedFunctions:
                 log.error("%s keeps its old secrets: %s", name, error)
 
     def _replace(self, name: str, manifest: Manifest, layers: tuple[Path, ...]) -> None:
-        """Serve a pool with another manifest from its next request on. Raises ManifestError, Failure and OSError."""
+        """Serve a pool with another manifest from its next request on.
+        Raises ManifestError, Failure and OSError."""
         function = manifest.name
         is_live = self.functions.names.get(function) == name
         self.functions.add(manifest, name=name, layers=layers)
@@ -202,13 +212,31 @@ class ServedFunctions:
             self.functions.live(function, name)
         log.info("%s starts anew with the secrets that were changed", name)
 
+    async def migrate(self, pool: str) -> None:
+        """Apply the migrations of a version's databases that have not been. Raises Failure, and then nothing has changed in that database."""
+        bindings = self.functions.pools[pool].bindings
+        if bindings is not None:
+            await bindings.migrate_databases()
+
+    def take_secrets(self, function: str, values: Mapping[str, str], before: Collection[str]) -> None:
+        """Keep a function's secrets in the place of those with the names `before`; it has them within SECRETS_S. Raises SecretError."""
+        for name in set(before) - set(values):
+            self._secrets.delete(function, name)
+        for name, value in values.items():
+            self._secrets.put(function, name, value)
+
+    def queue(self, name: str) -> Queue:
+        """Return a queue by its name; made where it is not there yet."""
+        return Queue.of(name, self._state_dir, self._services)
+
     def moves(self, pool: str) -> tuple[str, ...]:
         """Return the migrations that will rename or delete classes of objects when this version takes the traffic."""
         bindings = self.functions.pools[pool].bindings
         return () if bindings is None else bindings.moves
 
     def claim(self, pool: str) -> None:
-        """Make the function the owner of what this version names and nobody owns. Raises BindingError where another was quicker."""
+        """Make the function the owner of this version's unowned resources.
+        Raises BindingError if another one was faster."""
         self._owners.claim(self.functions.pools[pool].manifest)
 
     async def version_of(self, name: str, scope: Scope) -> FunctionPool:
@@ -224,8 +252,8 @@ class ServedFunctions:
 
 
 def client_key(scope: Scope) -> str:
-    """Return what tells a client from others: its session, its credentials, its address."""
-    addresses = (CLIENT_ADDRESS,) if scope.get(GENUINE_HOP, False) else ()  # a router's word; anybody else may lie
+    """Return a value that distinguishes clients: session, credentials, or address."""
+    addresses = (CLIENT_ADDRESS,) if scope.get(GENUINE_HOP, False) else ()  # only a router's header is believed
     for name in (SESSION_AFFINITY, "authorization", *addresses, "x-forwarded-for"):
         if (value := header(scope, name)) is not None:
             return f"{name}={value}"
@@ -256,7 +284,7 @@ def _manifests(config: FunctionsConfig) -> dict[str, tuple[Manifest, tuple[Path,
 
 
 def _with_version(manifest: Manifest, pool: str | None) -> Manifest:
-    """Make a value of a binding of the version's metadata: `id` is the same for the same bytes, of what was deployed."""
+    """Add the version to the metadata binding: `id` is the same for the same deployed bytes."""
     since = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
     version = {
         "id": str(uuid.uuid5(uuid.NAMESPACE_OID, pool or f"{manifest.name} {since}")),

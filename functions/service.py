@@ -37,7 +37,8 @@ log = logging.getLogger("pilotlight.function")
 
 
 class FunctionsService:
-    """The functions of one site; use as `async with`. It drains as `admission` does, which gives each request its permit."""
+    """The functions of one site; use as `async with`.
+    It drains as `admission` does, which gives each request its permit."""
 
     def __init__(
         self,
@@ -49,7 +50,9 @@ class FunctionsService:
         trace: Trace | None = None,
     ) -> None:
         """`trace` is the scope of an invocation. Raises ManifestError."""
-        self.served = ServedFunctions(config.functions, state_dir_of(config), inference, own_ports, config.name, trace)
+        self.served = ServedFunctions(
+            config.functions, state_dir_of(config), inference, own_ports, config.name, trace, config.hop.authority
+        )
         self._admission = admission
         self._site = config.name
         self._named_state = state_directory(config.name) if config.functions.state_dir is None else None
@@ -88,7 +91,7 @@ class FunctionsService:
         return json_response(msgspec.json.encode(self.served.usage.hand_out(asked)))
 
     def versions(self) -> bytes:
-        """Return none: a site alone serves each function as it lies there."""
+        """Return none: a site without a router serves each function as it is on disk."""
         return b"[]"
 
     def lines(self, name: str) -> AsyncGenerator[bytes, None]:

@@ -1,5 +1,5 @@
-"""The page's routes, for a router or a site to mount: `/` for browsers, its files and feed under `/page/`. What they raise as ApiError the
-application round them answers."""
+"""Routes of the page, for a router or a site to mount: `/` for browsers, files and feed under `/page/`. The surrounding application handles their
+ApiErrors."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from pathlib import Path
@@ -47,7 +47,8 @@ class PageRoutes:
         actions: Mapping[str, Action] | None = None,
         has_usage: bool = False,
     ) -> None:
-        """`actions`: by name, what an operator may do to a site or to a model there. `has_usage`: GET /usage tells what accounts have used."""
+        """`actions` are what an operator may do to a site or to one of its models, by name.
+        `has_usage` says whether GET /usage exists."""
         self._timeline = timeline
         self._actions = actions or {}
         self._functions = functions
@@ -70,14 +71,15 @@ class PageRoutes:
         ]
 
     async def front(self, request: Request) -> Response:
-        """The page itself, for browsers. Raises HTTPException (404) for programs, which have no use for it, unless they only ask whether there is
-        something, as Claude Code does first."""
+        """The page itself, for browsers.
+        Raises HTTPException (404) for programs, which have no use for it, unless they only ask whether there is something, as Claude Code does
+        first."""
         if request.method != "HEAD" and "text/html" not in request.headers.get("accept", ""):
             raise HTTPException(404)
         return Response(self._index, headers=GUARDS, media_type="text/html")
 
     async def session(self, request: Request) -> Response:
-        """GET says who one is, POST {"key": KEY} begins a session, DELETE ends it."""
+        """GET returns the visitor, POST {"key": KEY} starts a session, DELETE ends it."""
         if request.method == "DELETE":
             response = _json({})
             self._sessions.close(response)
@@ -126,7 +128,7 @@ class PageRoutes:
         """Return what took how long at a site's start and at its models' wakes: `?site=`."""
         self._sessions.visitor(request)
         if self._timeline is None:
-            raise ApiError("not_found", "no site's timeline can be read here")
+            raise ApiError("not_found", "this process has no timelines")
         found = await self._timeline(request.query_params.get("site", ""))
         return Response(found, headers={"cache-control": "no-store"}, media_type="application/json")
 
@@ -140,7 +142,7 @@ class PageRoutes:
         """Return what a function prints, as it does: `?name=`. For operators: it may be private."""
         self._sessions.actor(request)
         if self._functions is None:
-            raise ApiError("not_found", "no function can be followed here")
+            raise ApiError("not_found", "this process has no functions to follow")
         events = self._functions.lines(request.query_params.get("name", ""))
         return StreamingResponse(events, media_type="text/event-stream", headers={"cache-control": "no-store"})
 
@@ -173,7 +175,7 @@ async def _fields(request: Request) -> dict[str, str]:
     try:
         return msgspec.json.decode(bytes(body), type=dict[str, str])
     except msgspec.MsgspecError as error:
-        raise ApiError("invalid_request", f"the body is not what it should be: {error}") from None
+        raise ApiError("invalid_request", f"the body has an invalid form: {error}") from None
 
 
 def _json(fields: object, status: int = 200) -> Response:

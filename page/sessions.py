@@ -1,7 +1,7 @@
-"""Who may look and who may act: a cookie in place of the key, that no script can read.
+"""Sessions of the page: a signed cookie, which scripts cannot read, in place of a key.
 
-A key is typed in once; the cookie names it and is signed, for a day at most. A key that is taken from the configuration, revoked or expired ends its
-sessions. Looking needs the scope `metrics`: who may ask models alone, a customer, does not see the network.
+A visitor types in a key once. The cookie names the key and is valid for a day at most. A session ends when its key is removed from the configuration,
+revoked or expired. Reading needs the scope `metrics`: customers, whose keys have `models` only, do not see the network.
 """
 
 import hashlib
@@ -38,23 +38,24 @@ class Sessions:
         self._clock = clock
 
     def visitor(self, request: Request, scope: str = VIEW) -> Visitor:
-        """Return who asks, by cookie or by key. Raises ApiError for whoever is not known, or may not."""
+        """Return the visitor, by cookie or by key. Raises ApiError if the key is unknown or lacks `scope`."""
         if not self._access.is_required:
             return OPERATOR
         if (authorization := request.headers.get("authorization")) is not None:
             key = self._access.key(authorization, scope)
             return Visitor(key.name, key.is_admin)
         if (known := self._key_of(request.cookies.get(COOKIE, ""))) is None:
-            raise ApiError("unauthorized", "this needs a key: `pilotlight keys create` makes one")
+            raise ApiError("unauthorized", "this needs a key: create one with `pilotlight keys create`")
         known.check(scope, self._clock())
         return Visitor(known.name, known.is_admin)
 
     def actor(self, request: Request) -> Visitor:
-        """Return who asks for a change. Raises ApiError for others than operators, and for what another page's script sends."""
+        """Return who asks for a change.
+        Raises ApiError for others than operators, and for what another page's script sends."""
         visitor = self.visitor(request, "admin")
         origin = request.headers.get("origin")
         if origin is not None and origin.partition("://")[2] != request.headers.get("host"):
-            raise ApiError("forbidden", "this was sent from another page")
+            raise ApiError("forbidden", "the request came from a page of another origin")
         return visitor
 
     def open(self, authorization: str, response: Response, *, is_secure: bool) -> Visitor:

@@ -1,9 +1,10 @@
-"""A response that outlives its request: what was asked and answered, and the events of one that is made in the background, which readers follow.
+"""A stored response: its input and output, and the events of a background response, which readers follow.
 
-Knows no HTTP, and not where responses are kept (storage.py).
+Knows neither HTTP nor the storage (storage.py).
 """
 
 import asyncio
+from collections.abc import Coroutine
 from typing import Any, NamedTuple
 
 import orjson
@@ -11,19 +12,20 @@ import orjson
 from pilotlight.wire.errors import ApiError
 from pilotlight.wire.sse import encode_event
 
-LOST = ApiError("aborted", "the process that made this response ended before it: ask again")
+LOST = ApiError("aborted", "the process that made this response has stopped: send the request again")
 
 
 _FAILED = "response.failed"
+CONVERSATION = "conv_"  # of a conversation's id
 
 
 class PreviousResponse(NamedTuple):
-    """A kept response that another one goes on from, with all that was said until its end."""
+    """A stored response that another one continues, with the conversation up to its end."""
 
     number: int  # the row of it; 0: it is not written yet
     id: str
     items: bytes  # JSON, with commas between
-    is_ended: bool = True  # as one must have that another goes on from
+    is_ended: bool = True  # only an ended response can be continued
 
 
 class KeptResponse:
@@ -32,7 +34,8 @@ class KeptResponse:
     def __init__(
         self, tenant: str, fields: dict[str, Any], own: bytes = b"", before: PreviousResponse | None = None
     ) -> None:
-        """`fields`: the response itself, as clients see it. `own`: the items of its input that it does not have from `before`, as JSON."""
+        """`fields`: the response itself, as clients see it.
+        `own`: the items of its input that it does not have from `before`, as JSON."""
         self.tenant = tenant
         self.fields = fields
         self.own = own
@@ -44,6 +47,10 @@ class KeptResponse:
         self.is_deleted = False
         self.told: tuple[int, Any] = (0, None)  # the events and the fields of it that others know
         self._changed = asyncio.Event()
+
+    def make_by(self, making: Coroutine[Any, Any, None]) -> None:
+        """Start the task that computes the response."""
+        self.task = asyncio.create_task(making, name="background response")
 
     @property
     def id(self) -> str:
@@ -103,3 +110,15 @@ def is_failed_event(event: bytes) -> bool:
 
 def joined(*items: bytes) -> bytes:
     return b",".join(part for part in items if part)
+
+
+def conversation_id(given: Any) -> str | None:
+    """Return the conversation that a response is to be part of, named or as an object. Raises ApiError."""
+    name = given.get("id") if isinstance(given, dict) else given
+    if name is None:
+        return None
+    if not isinstance(name, str) or not name.startswith(CONVERSATION):
+        raise ApiError(
+            "invalid_request", f"conversation: must be an id that begins with {CONVERSATION}", param="conversation"
+        )
+    return name

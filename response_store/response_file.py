@@ -14,7 +14,7 @@ import orjson
 
 from pilotlight.response_store import response_rows as rows
 from pilotlight.response_store.response_database import ResponsesFault, Result, Work
-from pilotlight.support.database import Connection, Database, DatabaseError, storage_word, transaction
+from pilotlight.support.database import Connection, Database, DatabaseError, claim_version, storage_word, transaction
 
 ROOM_BYTES = 64 << 20  # beyond what is kept, twice: for pages that are half empty
 _TRIGGERS = """
@@ -79,7 +79,7 @@ class ResponseFile:
         except (sqlite3.DatabaseError, orjson.JSONDecodeError) as error:
             if not _is_damage(error) or (self._is_open and not is_write):
                 raise
-            log.error("%s is damaged and set aside, and responses are kept anew: %s", self._path, error)
+            log.error("%s is damaged and was set aside; a new file is used: %s", self._path, error)
         await self._database.close()
         self._is_open = False
         await asyncio.to_thread(_move, self._path)
@@ -105,6 +105,7 @@ class ResponseFile:
 
 def _make_tables(connection: Connection) -> None:
     """Make the tables, or bring those of an earlier version up to date."""
+    claim_version(connection)
     columns = {column[1] for column in connection.execute("PRAGMA table_info(responses)")}
     if columns and "maker" not in columns:
         with transaction(connection):
@@ -131,7 +132,7 @@ def _locked(path: Path) -> int:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(fd)
-        raise OSError("another process keeps its own there: give each a responses.directory") from None
+        raise OSError("another process stores responses there: give each its own responses.directory") from None
     return fd
 
 

@@ -27,11 +27,11 @@ class SiteClocks:
         return [now_s, *(now_s + ahead_s for ahead_s in self._ahead_s.values() if ahead_s)]
 
     def is_told(self, site: str, time_s: float) -> None:
-        """By the site. What is wrong is said once, for a person to set it."""
+        """Record a site's own time. A wrong clock is logged once."""
         ahead_s = time_s - self._clock()
         self._ahead_s[site] = ahead_s if abs(ahead_s) > 1 else 0.0  # a stamp is of whole seconds
         when = "ahead of" if ahead_s > 0 else "behind"
-        log.warning("site %s's clock is %.0f s %s this router's: set whichever is wrong", site, abs(ahead_s), when)
+        log.warning("site %s's clock is %.0f s %s this router's: set the wrong one", site, abs(ahead_s), when)
         all_ahead_s = self._ahead_s.values()
         if len(all_ahead_s) > 1 and all(all_ahead_s) and max(all_ahead_s) - min(all_ahead_s) < HOP_MAX_AGE_S:
             log.error("this router's own clock differs from every site's by %.0f s: set it", abs(ahead_s))

@@ -35,7 +35,7 @@ class UsageRoutes:
         query = self._asked(request)
         ledger = self._accounting.ledger
         if ledger is None:
-            raise ApiError("not_found", "this router keeps no ledger: [ledger] of its file says where one would be")
+            raise ApiError("not_found", "usage is not recorded: set ledger.directory in the router's file")
         rows = [_told(row) for row in await ledger.usage(query)]
         if request.query_params.get("format") == "csv":
             return Response(_csv(rows, query.by), media_type="text/csv; charset=utf-8", headers=NOT_KEPT)
@@ -60,7 +60,7 @@ class UsageRoutes:
         return UsageQuery(from_s, to_s, by, account)
 
     def _account(self, request: Request, wanted: str | None) -> str | None:
-        """Return the account whose usage is told; None: everybody's. Raises ApiError."""
+        """Return the account whose usage is reported; None for all. Raises ApiError."""
         authorization = request.headers.get("authorization")
         if authorization is None or not self._access.is_required:
             self._sessions.visitor(request, "admin")  # by the page's cookie
@@ -69,11 +69,13 @@ class UsageRoutes:
         if key.is_admin:
             return wanted
         if wanted not in (None, key.account.name):
-            raise ApiError("forbidden", f"the key {key.name} may see the usage of its own account, {key.account.name}")
+            raise ApiError(
+                "forbidden", f"the key {key.name} may see only the usage of its own account, {key.account.name}"
+            )
         return key.account.name
 
 
-SECONDS = {"device_us": "device_s", "cpu_us": "cpu_s"}  # as sums are told
+SECONDS = {"device_us": "device_s", "cpu_us": "cpu_s"}  # unit in reports of sums
 NOT_KEPT = {"cache-control": "no-store"}
 
 

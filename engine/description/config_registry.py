@@ -61,6 +61,7 @@ Parse = Callable[[Mapping[str, Any]], ArchitectureConfig]
 # The module in families/ that reads each, and its function where that is not `parse_config`. Imported for a model that is there, as all of them
 # together are a tenth of what a site imports.
 READERS = {
+    "BertForSequenceClassification": "bert_config",
     "BertModel": "bert_config",
     "DeepseekV2ForCausalLM": "latent_decoders:deepseek_v2",
     "DeepseekV3ForCausalLM": "latent_decoders:deepseek_v3",
@@ -70,12 +71,13 @@ READERS = {
     "Gemma2ForCausalLM": "dense_decoders:gemma2",
     "Gemma3ForCausalLM": "dense_decoders:gemma3",
     "Gemma3ForConditionalGeneration": "dense_decoders:gemma3",
+    "Gemma3TextModel": "dense_decoders:gemma3",
     "Gemma4ForCausalLM": "dense_decoders:gemma4",
     "Gemma4ForConditionalGeneration": "dense_decoders:gemma4",
+    "Glm46VForConditionalGeneration": "expert_decoders:glm_v",
     "Glm4ForCausalLM": "dense_decoders:glm4",
     "Glm4MoeForCausalLM": "expert_decoders:glm4_moe",
     "Glm4MoeLiteForCausalLM": "latent_decoders:glm4_moe_lite",
-    "Glm46VForConditionalGeneration": "expert_decoders:glm_v",
     "Glm4vForConditionalGeneration": "expert_decoders:glm_v",
     "Glm4vMoeForConditionalGeneration": "expert_decoders:glm_v",
     "GptOssForCausalLM": "gpt_oss_config",
@@ -92,6 +94,8 @@ READERS = {
     "Mistral4ForCausalLM": "latent_decoders:mistral4",
     "MistralForCausalLM": "dense_decoders:mistral",
     "MixtralForCausalLM": "expert_decoders:mixtral",
+    "ModernBertForSequenceClassification": "modernbert_config",
+    "ModernBertModel": "modernbert_config",
     "Olmo2ForCausalLM": "dense_decoders:olmo2",
     "Olmo3ForCausalLM": "dense_decoders:olmo3",
     "OlmoeForCausalLM": "expert_decoders:olmoe",
@@ -103,9 +107,11 @@ READERS = {
     "Qwen3MoeForCausalLM": "expert_decoders:qwen3_moe",
     "Qwen3VLForConditionalGeneration": "dense_decoders:qwen3",
     "Qwen3VLMoeForConditionalGeneration": "expert_decoders:qwen3_moe",
+    "RobertaForSequenceClassification": "roberta_config",
     "RobertaModel": "roberta_config",
     "SeedOssForCausalLM": "dense_decoders:seed_oss",
     "SmolLM3ForCausalLM": "dense_decoders:smollm3",
+    "XLMRobertaForSequenceClassification": "roberta_config",
     "XLMRobertaModel": "roberta_config",
 }
 
@@ -132,7 +138,9 @@ def find_architecture(config: Mapping[str, Any], known: Mapping[str, Any] = PARS
     if not isinstance(names, list):
         raise CheckpointError(f"config.json has architectures = {names!r}; it must be a list")
     for name in names:
-        for one in (str(name), f"{str(name).removesuffix('Model')}ForCausalLM"):  # a decoder saved without its head
+        # a decoder that was saved without its head, or with one that scores classes
+        family = str(name).removesuffix("Model").removesuffix("ForSequenceClassification")
+        for one in (str(name), f"{family}ForCausalLM"):
             if one in known:
                 return one
     raise CheckpointError(

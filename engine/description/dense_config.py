@@ -9,6 +9,7 @@ from typing import Literal
 from pilotlight.engine.description.decoder_config import DecoderConfig
 from pilotlight.engine.description.shapes import NORMS_BEFORE, AttentionShape, NormNames
 from pilotlight.engine.description.tensor_sizes import WeightShape, gated
+from pilotlight.engine.kv.pool.layout import CachedLayer
 from pilotlight.engine.weights.fused import FusedRows
 
 Activation = Literal["silu", "gelu_tanh"]
@@ -38,6 +39,12 @@ class DenseConfig(DecoderConfig):
     logit_scale: float = 1.0
     logit_cap: float | None = None  # a logit l becomes logit_cap * tanh(l / logit_cap)
     is_fused: bool = False  # the checkpoint keeps queries, keys and values in one tensor, and gates and ups in one
+    is_bidirectional: bool = False  # every token sees those on both sides, and nothing is cached
+
+    @property
+    def cached_layers(self) -> tuple[CachedLayer, ...]:
+        # without arguments super() does not work in a dataclass with slots, which is made twice
+        return () if self.is_bidirectional else super(DenseConfig, self).cached_layers
 
     @property
     def num_norms(self) -> int:

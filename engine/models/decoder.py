@@ -13,7 +13,7 @@ import torch
 
 from pilotlight.engine.description.decoder_config import DecoderConfig
 from pilotlight.engine.execution.context import Context
-from pilotlight.engine.layers.embedding import TokenEmbedding
+from pilotlight.engine.layers.embedding import ScoreHead, TokenEmbedding
 from pilotlight.engine.layers.norm import RMSNorm
 from pilotlight.engine.layers.rotary import RotaryTable
 from pilotlight.engine.layers.temperature import Temperature
@@ -127,7 +127,7 @@ class Decoder:
         embedding: TokenEmbedding | None,
         layers: Sequence[Layer],
         norm: RMSNorm | None,
-        head: TokenEmbedding | None,
+        head: TokenEmbedding | ScoreHead | None,
         rotary: list[RotaryTable],
         temperature: Temperature | None = None,
         projections: Sequence[MatrixPart] = (),
@@ -152,6 +152,11 @@ class Decoder:
     def draft_by(self, mtp: DraftHead) -> None:
         """Draft by a further layer of the checkpoint. Its weights lie behind the decoder's."""
         self.mtp = mtp
+
+    def score_by(self, head: ScoreHead) -> None:
+        """Score classes in place of tokens, to which no rule of tokens' logits applies."""
+        self.head = head
+        self.logit_rule = PLAIN_LOGITS
 
     def forward(self, context: Context) -> torch.Tensor:
         return self.tapped(context, ())[0]

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pilotlight.engine.description.dense_config import DenseConfig
 from pilotlight.engine.description.sparse_config import SparseConfig
 from pilotlight.engine.layers.attention import Attention
+from pilotlight.engine.layers.encoder_attention import EncoderAttention
 from pilotlight.engine.layers.mlp import GatedMLP
 from pilotlight.engine.layers.moe import SparseMLP
 from pilotlight.engine.layers.norm import RMSNorm
@@ -27,11 +28,12 @@ LoadAttention = Callable[[int, str], Part]
 
 def load(config: DenseConfig, loader: WeightLoader, context_length: int) -> Decoder:
     kind = config.norm
+    attention_kind = EncoderAttention if config.is_bidirectional else Attention
 
     def attention(i: int, name: str) -> Part:
         # A layer that drafts stands behind the last one, and is of its kind.
         shape = config.attention(min(i, config.num_layers - 1))._replace(layer=i)
-        return Attention.load(
+        return attention_kind.load(
             loader,
             f"{name}.self_attn",
             config.hidden_size,

@@ -85,8 +85,13 @@ class WeightSource:
         return self.checkpoint.facts
 
     def stays_packed(self, device: torch.device) -> bool:
-        """Whether weights are loaded as they are stored. A bundle of them in memory is a copy of the checkpoint; others hold what was unpacked."""
+        """Tell whether weights are loaded as they are stored, for kernels that decode them."""
         return self.packed is None and self.format is not None and self.format.stays_packed(device)
+
+    def lies_as_stored(self, device: torch.device) -> bool:
+        """Tell whether weights that stay packed have the stored bytes, for the most part. Others are laid out by what they hold, at every load anew,
+        and a bundle of them in memory is a copy of the checkpoint."""
+        return self.stays_packed(device) and self.format is not None and self.format.lies_as_stored()
 
     def identity(self, dtype: torch.dtype | None, is_coded: bool = False) -> BundleIdentity:
         """Return the identity of a bundle in one type; None: of a copy of the checkpoint. `is_coded`: its matrices are in 12 bits."""

@@ -1,4 +1,4 @@
-"""From a manifest's declarations to bindings: which class opens which kind, and one set of them that answers a function's calls."""
+"""Open the bindings that a manifest declares: the class for each kind, and one set that answers a function's calls."""
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -76,6 +76,10 @@ class Bindings:
         if binding is None:
             raise BindingError(f"there is no binding {call.binding!r}", code="no_such_binding", name="TypeError")
         return await binding.call(call.method, call.args, call.kwargs, body)
+
+    def get(self, name: str) -> Binding | None:
+        """Return an open binding by its name."""
+        return self._bindings.get(name)
 
     async def close(self) -> None:
         for binding in self._bindings.values():

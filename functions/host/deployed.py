@@ -1,7 +1,7 @@
-"""Deployed functions: what the router has of them is fetched when it is wanted, verified by its hash, and served beside the site file's own.
+"""Deployed functions: fetched from the router on demand, verified by hash, and served beside those of the site file.
 
-Each version is a pool of its own, under `NAME@DIGEST`; bindings know it by its plain name, which means the version that has most of the traffic.
-Which version a client gets follows from its key, the same at every site. While the router cannot be asked, what is known is served on.
+Each version has its own pool, named `NAME@DIGEST`; bindings use the plain name, which means the version with most of the traffic. The version of a
+client follows from its key, the same at every site. While the router is unreachable, known versions are served.
 """
 
 import asyncio
@@ -9,7 +9,7 @@ import logging
 import shutil
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
@@ -17,6 +17,7 @@ from typing import Protocol
 import aiohttp
 import msgspec
 
+from pilotlight.functions.bindings.secrets.secret_store import SecretError
 from pilotlight.functions.channel import Failure
 from pilotlight.functions.channel.frames import UNNUMBERED, FetchEvent
 from pilotlight.functions.host.router_client import RouterClient
@@ -25,12 +26,13 @@ from pilotlight.functions.manifest import Manifest, ManifestError, MisfitError, 
 from pilotlight.support import atomic_files, background
 from pilotlight.wire.hop.bundles import BundleError, digest_of, unpack
 from pilotlight.wire.hop.deployments import PATH, Deployment, Tried, Version, decode_deployments, encode
+from pilotlight.wire.hop.sealed_secrets import UnsealedError, unseal
 
 log = logging.getLogger("pilotlight.function")
 
 POLL_S = 2.0
-ASK_AGAIN_S = 1.0  # for a name that nobody knows
-PAUSE_AFTER_FAILURE_S = 5.0  # of a version that could not be had; its requests are told so meanwhile
+ASK_AGAIN_S = 1.0  # for an unknown name
+PAUSE_AFTER_FAILURE_S = 5.0  # after a version could not be fetched; its requests fail meanwhile
 AT_ONCE = 16  # functions whose deployments are applied: each may install packages, and may wait for its health call
 DIGEST_CHARS = 16  # of a version's digest in its pool's name
 MISFITS = "misfits"  # the failure of a version that does not go with the objects that are there
@@ -38,7 +40,7 @@ HEALTHY = ".healthy"  # beside a version's folder, once its health call has succ
 
 
 class FunctionRegistry(Protocol):
-    """Where versions are added to be served (ServedFunctions)."""
+    """Where versions are registered to be served (ServedFunctions)."""
 
     @property
     def functions(self) -> SiteFunctions: ...
@@ -48,8 +50,21 @@ class FunctionRegistry(Protocol):
     def moves(self, pool: str) -> tuple[str, ...]:
         """Return the migrations that will rename or delete classes of objects when this version takes the traffic."""
 
+    async def migrate(self, pool: str) -> None:
+        """Apply what a version brings for its databases, which its health call may want. Raises Failure."""
+
+    def take_secrets(self, function: str, values: Mapping[str, str], before: Collection[str]) -> None:
+        """Keep a function's secrets in the place of those with the names `before`. Raises SecretError."""
+
     def claim(self, pool: str) -> None:
         """Raises Failure where what it names is another's."""
+
+
+class KeptSecrets(msgspec.Struct, frozen=True):
+    """What a site has taken over of a function's secrets, beside its versions."""
+
+    word: str = ""
+    names: list[str] = []
 
 
 class DeployedFunctions:
@@ -96,7 +111,8 @@ class DeployedFunctions:
         await background.stop(*self._appliers.values())
 
     async def pool_of(self, name: str, key: str) -> str | None:
-        """The pool that answers a client of this key; None: no such function is deployed. Raises Failure where it cannot be had."""
+        """Return the pool that answers a client with this key; None if no such function is deployed.
+        Raises Failure if it cannot be fetched."""
         if name in self._taken:
             return None
         if name not in self._known and time.monotonic() - self._asked_at > ASK_AGAIN_S:
@@ -129,6 +145,7 @@ class DeployedFunctions:
         if name in self._taken:
             return Tried(False, f"the site file serves a function named {name} already")
         self._failed.pop(pool_name(name, version), None)
+        await self._fetch_secrets(name)
         try:
             pool = await self._started(name, version)
         except Failure as failure:
@@ -225,6 +242,10 @@ class DeployedFunctions:
         if mark.exists():
             return
         try:
+            try:
+                await self._serving.migrate(pool)
+            except Failure as failure:
+                raise Failure(f"its migrations were not applied: {failure.message}") from None
             url = f"http://health.internal{version.health_path}"
             health_call = FetchEvent(UNNUMBERED, "GET", url, [("host", "health")])
             response = await self._serving.functions.fetch(pool, health_call)
@@ -239,10 +260,31 @@ class DeployedFunctions:
                 raise
         mark.touch()
 
+    async def _fetch_secrets(self, name: str, word: str | None = None) -> None:
+        """Take over a function's secrets from the router, if they are not those of this word already. What cannot be had is tried again with the next
+        change, and the log says so."""
+        file = self._directory / f"{name}.secrets"
+        kept = KeptSecrets()
+        with suppress(FileNotFoundError, msgspec.DecodeError):
+            kept = msgspec.json.decode(file.read_bytes(), type=KeptSecrets)
+        if word == kept.word:
+            return
+        try:
+            data = await self._router.get(f"{PATH}/{name}/secrets")
+            sealed = msgspec.json.decode(data, type=dict[str, bytes])
+            values = {secret: unseal(self._router.key, name, secret, each) for secret, each in sealed.items()}
+            if values or kept.names:
+                await asyncio.to_thread(self._serving.take_secrets, name, values, kept.names)
+                self._directory.mkdir(parents=True, exist_ok=True)
+                atomic_files.write(file, encode(KeptSecrets(kept.word if word is None else word, sorted(values))))
+        except (aiohttp.ClientError, OSError, TimeoutError, msgspec.DecodeError, UnsealedError, SecretError) as error:
+            log.error("%s: its secrets cannot be taken over: %s", name, error)
+
     # -- what the router knows ----------------------------------------------------------------------------------------------------
 
     async def _follow(self) -> None:
-        """Keep up with the router. Versions with traffic are fetched here as they appear: their queues and clocks wait for no request."""
+        """Keep up with the router.
+        Versions with traffic are fetched here as they appear: their queues and clocks wait for no request."""
         said = ""
         while True:
             try:
@@ -291,6 +333,8 @@ class DeployedFunctions:
             if name not in self._known:
                 return
             deployment = self._known[name]
+            if deployment.shares and deployment.runs_at(self._site):
+                await self._fetch_secrets(name, deployment.secrets)
             wanted = await self._serve(deployment)
             self._applied[name] = deployment
             for pool in [*self._serving.functions.pools]:

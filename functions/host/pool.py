@@ -1,7 +1,7 @@
-"""FunctionPool: one version of one function, with as many isolates as it needs now: none while nobody asks, several while they are busy.
+"""FunctionPool: one version of one function, with as many isolates as it needs: none without requests, several while they are busy.
 
-Chooses an isolate for each request and has one started where none is free; how isolates come and go is isolate_set.py's. A version owns the bindings
-that its isolates were started with, and what it has taken: replaced by another of its name, it is closed only when all of that has ended.
+Chooses an isolate for each request and has one started if none is free; isolate_set.py manages isolates. A version owns its bindings and accepted
+work: after it is replaced, it is closed when all of that has ended.
 """
 
 import logging
@@ -16,6 +16,8 @@ from typing import Any, Protocol
 from pilotlight.functions.channel import ExchangeResult, Failure, Inbound, frames
 from pilotlight.functions.host.author_reports import AuthorReports
 from pilotlight.functions.host.faults import Fault
+from pilotlight.functions.host.invocations.invocation import Invocation
+from pilotlight.functions.host.invocations.invocation_log import FunctionJournal
 from pilotlight.functions.host.isolates.isolate_factory import IsolateFactory
 from pilotlight.functions.host.isolates.isolate_handle import STOPPED, IsolateHandle
 from pilotlight.functions.host.isolates.isolate_set import IsolateSet
@@ -37,14 +39,18 @@ class OpenBindings(Protocol):
     async def answer(self, call: frames.BindingCall, body: AsyncIterator[bytes] | None = None) -> Any: ...
 
     async def static(self, method: str, url: str, headers: list[tuple[str, str]]) -> Any:
-        """Return what one of its files answers; None: none does."""
+        """Return the response of one of its files; None if there is none."""
 
     @property
     def moves(self) -> tuple[str, ...]:
         """The tags of migrations that will rename or delete classes of objects when it starts."""
 
+    async def migrate_databases(self) -> None:
+        """Apply the migrations of its databases that have not been. Raises Failure."""
+
     def start(self, ask: Callable[[frames.FunctionEvent], Awaitable[ExchangeResult]]) -> None:
-        """Consume its queues, run its clock and carry out its migrations from now on. `ask` has this version handle an event."""
+        """Consume its queues, run its clock and carry out its migrations from now on.
+        `ask` has this version handle an event."""
 
     def stop(self) -> None:
         """Take no more from queues and clock; finish what was taken."""
@@ -62,10 +68,11 @@ class FunctionPool:
         *,
         layers: tuple[Path, ...] = (),
         packages: Callable[[], Awaitable[Path | None]] | None = None,
+        journal: FunctionJournal,
         follow: Callable[[str], None] | None = None,
         release: Callable[[], None] = lambda: None,
     ) -> None:
-        """`packages` does what must be done before the function runs, and gives the layer of what it depends on; `release` gives that back."""
+        """`packages` prepares the function's dependencies and returns their layer; `release` gives it back."""
         self.manifest = manifest
         self.bindings: OpenBindings | None = None
         self.release = release
@@ -73,7 +80,8 @@ class FunctionPool:
         self._objects: Counter[ObjectAddress] = Counter()  # that have open calls here
         self.num_asked = self.num_failed = 0
         self.waiters = Waiters(manifest.name, limits.max_waiting)
-        self.reports = AuthorReports(manifest.name, limits.log_kib_per_s, follow)
+        self._journal = journal
+        self.reports = AuthorReports(manifest.name, limits.log_kib_per_s, follow, journal.printed)
         self._packages = Packages(manifest, layers, packages)
         self.factory = IsolateFactory(
             manifest, limits, context, self._packages, partial(on_subrequest, self), self.reports
@@ -86,7 +94,8 @@ class FunctionPool:
 
     @property
     def is_at_work(self) -> bool:
-        """Tell whether something that it has taken is open: requests, streams, background work. WebSockets are not waited for."""
+        """Tell whether something that it has taken is open: requests, streams, background work.
+        WebSockets are not waited for."""
         return bool(self._num_open) or self.isolates.is_at_work
 
     def is_home_of(self, object: ObjectAddress) -> bool:
@@ -121,6 +130,25 @@ class FunctionPool:
     async def _ask(
         self, event: frames.FunctionEvent, body: AsyncIterator[bytes] | None, *, is_socket: bool
     ) -> ExchangeResult:
+        invocation = self._journal.begin(event)
+        try:
+            result = await self._handled(event, body, invocation, is_socket=is_socket)
+        except BaseException as error:
+            invocation.end(error)
+            raise
+        invocation.answered(result.value)
+        if result.body is None:
+            invocation.end()
+        return result
+
+    async def _handled(
+        self,
+        event: frames.FunctionEvent,
+        body: AsyncIterator[bytes] | None,
+        invocation: Invocation,
+        *,
+        is_socket: bool,
+    ) -> ExchangeResult:
         object = object_of(event)
         with ExitStack() as work:
             work.enter_context(self.held())
@@ -133,7 +161,8 @@ class FunctionPool:
                 raise Failure(sentence, code="overloaded", status=503)
             isolate.work.has_objects = isolate.work.has_objects or object is not None
             try:
-                return await isolate.ask(event, body, is_socket=is_socket, on_end=work.pop_all().close)
+                on_end = work.pop_all().close
+                return await isolate.ask(event, body, invocation=invocation, is_socket=is_socket, on_end=on_end)
             except Fault as fault:
                 self.isolates.failed(isolate, fault)
                 raise

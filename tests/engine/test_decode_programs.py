@@ -85,6 +85,7 @@ def test_every_dense_family_is_recorded_and_computes_the_same_bits(name: str, dt
     assert graphs_of(engine).num_graphs == 5, "one sequence to five"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", ["awq", "eight bits in words"])
 def test_weights_in_codes_are_recorded_and_compute_the_same_bits(name: str, dtype: str, tmp_path: Path) -> None:
@@ -98,6 +99,7 @@ def test_weights_in_codes_are_recorded_and_compute_the_same_bits(name: str, dtyp
     assert graphs_of(engine).num_graphs == 5
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "name", [*(name for name in MODELS if name not in DENSE), "granite, scaled at each seam", "olmo2, normed behind"]
 )
@@ -115,6 +117,7 @@ def test_a_family_with_a_part_that_torch_computes_goes_on_without_and_says_so_on
     assert "torch computes a part of it" in said[0]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "options",
     [
@@ -143,6 +146,7 @@ DRAFTED = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "dtype"), DRAFTED)
 def test_steps_that_check_drafts_are_recorded_and_compute_the_bits_of_decoding(
     name: str, dtype: str, tmp_path: Path

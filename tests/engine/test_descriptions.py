@@ -39,6 +39,7 @@ def _with_other_values(config: Any) -> Iterator[Any]:
             yield changed
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "file", sorted((Path(__file__).parent / "planning" / "configs").glob("*.json")), ids=lambda file: file.stem
 )

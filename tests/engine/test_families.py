@@ -76,6 +76,7 @@ def test_a_prefix_hit_agrees(written: tuple[Path, PreTrainedModel]) -> None:
     assert_agrees(model, prompt + random_prompt(21, seed=4), longer)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("arithmetic", "written"), in_turn(BOTH, MODELS) + PATHS, indirect=True)
 def test_preempted_sequences_agree(written: tuple[Path, PreTrainedModel]) -> None:
     directory, model = written

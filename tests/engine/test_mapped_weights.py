@@ -322,6 +322,7 @@ sys.stdin.readline()
 """
 
 
+@pytest.mark.process
 @pytest.mark.cpu_only
 def test_two_hosts_share_a_bundle_and_one_that_is_killed_takes_nothing_along(
     directory: Path, kept_at: Path, memory: KvMemory

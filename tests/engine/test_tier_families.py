@@ -19,7 +19,7 @@ from tests.engine.families import MODELS, SWEPT, write_family
 from tests.engine.kv.fake_store import FakeStore
 from tests.waiting import until
 
-pytestmark = pytest.mark.usefixtures("always_worth_it")
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("always_worth_it")]
 
 
 @pytest.fixture(scope="module", params=[*MODELS, *SWEPT])
@@ -50,6 +50,7 @@ def open_anew(directory: Path, host: str = "host", disk: str = "disk") -> Shared
     return opened
 
 
+@pytest.mark.process
 def test_a_round_trip_through_host_disk_and_store_agrees(
     written: tuple[Path, PreTrainedModel], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,4 +1,5 @@
-"""Requests as one connection brings them, without I/O: bytes in, frozen events out. The parser is llhttp, so what is ambiguous is refused.
+"""Requests as one connection brings them, without I/O: bytes in, frozen events out.
+The parser is llhttp, so what is ambiguous is refused.
 
 Judges what the parser lets pass and another reader on the way may have read otherwise. Refuses to know sockets, responses and what a request asks.
 """
@@ -24,7 +25,7 @@ class RequestHead(NamedTuple):
     version: str
     headers: Headers
     keep_alive: bool
-    expects: bool  # to be told to go on before it sends its body
+    expects: bool  # it waits for 100 Continue before it sends its body
 
     @classmethod
     def of(cls, method: bytes, url: bytes, version: str, headers: Headers) -> "RequestHead":
@@ -48,12 +49,12 @@ class RequestHead(NamedTuple):
         if coding and version == "1.0":
             raise ApiError("invalid_request", "HTTP/1.0 has no transfer-encoding: send HTTP/1.1, or a content-length")
         if coding not in (b"", b"chunked"):
-            raise ApiError("not_implemented", "the only transfer-encoding that is read here is chunked")
+            raise ApiError("not_implemented", "the only supported transfer-encoding is chunked")
         keep_alive = (version == "1.1" or b"keep-alive" in tokens) and b"close" not in tokens
         return cls(method, _own_part(url), version, headers, keep_alive, expects)
 
     def scope(self, around: dict[str, Any]) -> dict[str, Any]:
-        """`around`: what it tells of the connection."""
+        """Return the ASGI scope. `around` has the fields of the connection."""
         raw_path, _, query = self.url.partition(b"?")
         path = raw_path.decode("latin-1")
         return {
@@ -70,7 +71,7 @@ def _own_part(url: bytes) -> bytes:
     try:
         parts = httptools.parse_url(url)
     except httptools.HttpParserInvalidURLError:
-        raise ApiError("invalid_request", "the request's target is no URL") from None
+        raise ApiError("invalid_request", "the request's target is not a URL") from None
     return (parts.path or b"/") + (b"?" + parts.query if parts.query else b"")
 
 
@@ -88,11 +89,11 @@ class Ended(NamedTuple):
 
 class WebSocketAsked(NamedTuple):
     head: RequestHead
-    rest: bytes  # what came behind it
+    rest: bytes  # the bytes after it
 
 
 class Refused(NamedTuple):
-    """Nothing that comes behind it is read."""
+    """A refusal. No bytes after it are read."""
 
     error: ApiError
 
@@ -140,11 +141,11 @@ class RequestReader:
         return self._events
 
     def _upgrade(self, rest: bytes) -> bytes | None:
-        """Pass over any wish but a WebSocket's, as RFC 9110 (7.8) allows, and so h2c, which RFC 9113 has removed: it would lead past whatever a front
-        judges by paths. Return what is to be parsed next: a request whose wish is not granted begins again without that."""
+        """Ignore upgrades except to WebSocket, as RFC 9110 (7.8) allows; so h2c too, which RFC 9113 removed and which would bypass a proxy's rules
+        for paths. Return the bytes to parse next: the request again, without the ignored upgrade."""
         method = self._parser.get_method()
         if method == b"CONNECT":
-            raise ApiError("invalid_request", "there are no tunnels here: send plain HTTP/1.1")
+            raise ApiError("invalid_request", "CONNECT is not supported: send plain HTTP/1.1")
         names = {name for name, _ in self._headers}
         wanted = [value.lower() for name, value in self._headers if name == b"upgrade"]
         has_body = b"transfer-encoding" in names or any(
@@ -179,9 +180,9 @@ class RequestReader:
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if not self.is_in_head:
-            return  # a trailer: nobody reads them
+            return  # a trailer, which is not used
         headers = self._headers
-        headers.append((name.lower(), value.strip(b" \t")))  # the parser leaves what stands behind a value
+        headers.append((name.lower(), value.strip(b" \t")))  # the parser leaves whitespace after a value
         if len(headers) > self._max_headers:
             raise self._too_large()
 
@@ -194,7 +195,7 @@ class RequestReader:
             return  # the parser stops here
         self._num_open += 1
         if self._num_open > MAX_PIPELINED + 1:
-            raise ApiError("invalid_request", f"more than {MAX_PIPELINED} requests ahead of their answers")
+            raise ApiError("invalid_request", f"more than {MAX_PIPELINED} pipelined requests")
         self._events.append(Begun(head))
 
     def on_body(self, body: bytes) -> None:

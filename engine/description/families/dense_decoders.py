@@ -258,14 +258,18 @@ def gemma3(config: Mapping[str, Any]) -> DenseConfig:
         text = {**_GEMMA3, **text}
     for key in ("attn_logit_softcapping", "final_logit_softcapping"):
         refuse_unless(text, key, None)
-    refuse_unless(text, "use_bidirectional_attention", False, None)
+    is_bidirectional = flag(text, "use_bidirectional_attention", False)
+    window = sliding_window(text, 4096)
+    if is_bidirectional and window is not None:  # half of it on each side, as transformers reads it
+        window = window // 2 + 1
     period = positive_int(text, "sliding_window_pattern", 6)  # every sixth layer sees everything
     thetas = number(text, "rope_theta", 1_000_000.0), number(text, "rope_local_base_freq", 10_000.0)
     return _gemma(
         text,
-        layers=mixed_layers(text, sliding_window(text, 4096), every_nth(text, period), sliding_rotary=1),
+        layers=mixed_layers(text, window, every_nth(text, period), sliding_rotary=1),
         rotary=rules_by_type(text, *thetas),
         qk_norm=True,
+        is_bidirectional=is_bidirectional,
     )
 
 

@@ -1,17 +1,19 @@
-"""The runtime's handle of one isolate. Requests go in, answers come out, and an isolate that exceeds a limit is ended with a sentence that says
-which, and where in the code it was.
+"""The runtime's handle of one isolate.
+Requests go in, responses come out, and an isolate that exceeds a limit is ended with a sentence that names the limit and the position in the code.
 
-What it uses is watched from here and not in the isolate (isolate_watch.py).
+Usage is watched from here, not in the isolate (isolate_watch.py).
 """
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack, suppress
+from functools import partial
 
 from msgspec.structs import replace
 
 from pilotlight.functions.channel import Channel, ChannelClosed, ExchangeResult, Failure, frames
 from pilotlight.functions.host.faults import Fault, fault_of
+from pilotlight.functions.host.invocations.invocation import Invocation
 from pilotlight.functions.host.isolates.isolate_process import EXIT_REPORT_S, IsolateProcess
 from pilotlight.functions.host.isolates.isolate_watch import IsolateWatch
 from pilotlight.functions.host.isolates.isolate_work import IsolateWork
@@ -25,7 +27,7 @@ from pilotlight.functions.host.zygotes.control_messages import Boot
 from pilotlight.functions.host.zygotes.zygote_client import FunctionZygote
 
 LAG_S = 0.1  # a loop that is silent for so long is busy: another isolate takes the next request
-STOPPED = "stopped"  # the code of a fault that is none of the function's: its process stood still
+STOPPED = "stopped"  # the code of a fault that is not the function's: its process was stopped
 
 
 class IsolateHandle:
@@ -40,8 +42,8 @@ class IsolateHandle:
         *,
         is_on_probation: bool = False,
     ) -> None:
-        """`on_fault` hears of answers that fail after they have begun. `is_on_probation`: an isolate of this function computes for long, or has just
-        been ended for what it did, so this one starts in the background class."""
+        """`on_fault` is called for responses that fail after they have started.
+        `is_on_probation`: another isolate of this function computes for long or was just ended, so this one starts in the background class."""
         self.limits = limits
         self.process = IsolateProcess(function, log, CpuHistory(is_on_probation=is_on_probation))
         self.work = IsolateWork(asyncio.get_running_loop().time())
@@ -59,8 +61,8 @@ class IsolateHandle:
         self._why_ended: Fault | None = None
 
     async def start(self, zygote: FunctionZygote, boot: Boot) -> None:
-        """Fork the isolate. Raises ZygoteError and OSError, and then it is to be closed. The module is imported later: requests may be sent at once
-        and wait for it."""
+        """Fork the isolate.
+        Raises ZygoteError and OSError, after which it must be closed. The module is imported later: requests may be sent at once and wait for it."""
         try:
             ours, asked = self.process.start(zygote, boot)
             self._broker = SocketBroker(asked, self._subrequests)
@@ -93,11 +95,14 @@ class IsolateHandle:
         event: frames.FunctionEvent,
         body: AsyncIterator[bytes] | None = None,
         *,
+        invocation: Invocation,
         is_socket: bool = False,
         on_end: Callable[[], None] = lambda: None,
     ) -> ExchangeResult:
-        """Have the isolate handle an event. Raises Fault with what the function's author should know. The answer's stream counts as part of the
-        request, unless it is a WebSocket's: read it or cancel it. `on_end` is called once, when the request is over."""
+        """Have the isolate handle an event.
+        Raises Fault with what the function's author should know. The answer's stream counts as part of the request, unless it is a WebSocket's: read
+        it or cancel it. `on_end` is called once, when the request is over. The invocation ends with the stream, a WebSocket's too; without a stream
+        its caller ends it."""
         assert self._channel is not None
         ends_at = asyncio.get_running_loop().time() + self.limits.wall_s
         try:
@@ -105,20 +110,22 @@ class IsolateHandle:
                 request.callback(on_end)
                 id = self._channel.new_id()
                 self.work.begin(id)
+                self._charge()
                 self._subrequests.begin(id)
-                request.callback(self._done, id)
+                self.process.log.attribute(id, invocation.id)
+                request.callback(self._done, id, invocation)
                 async with asyncio.timeout_at(ends_at):
                     result = await self._channel.request(replace(event, id=id), body)
                 self.process.history.answered()
                 if result.body is None:
                     return result
                 if is_socket and result.value.get("web_socket") is True:
-                    # It may last for hours, and what it computes is counted with the isolate's other sockets.
-                    stream = ResponseStream(self, result.body, None, self.work.close_socket)
+                    # It may last for hours; its CPU time counts with the isolate's other sockets.
+                    stream = ResponseStream(self, result.body, None, partial(self._socket_closed, invocation))
                     self.work.open_sockets.add(stream)
                 else:
                     end = request.pop_all().close
-                    stream = ResponseStream(self, result.body, ends_at, lambda _: end())
+                    stream = ResponseStream(self, result.body, ends_at, partial(_stream_ended, invocation, end))
                 return ExchangeResult(result.value, stream)  # type: ignore[arg-type]
         except TimeoutError:
             sentence = f"the function has not answered within {self.limits.wall_s:g} s"
@@ -136,12 +143,23 @@ class IsolateHandle:
     def stream_failed(self, fault: Fault) -> None:
         self._on_fault(self, fault)
 
-    def _done(self, id: int) -> None:
-        self.work.end(id)
+    def _done(self, id: int, invocation: Invocation) -> None:
+        self._charge()
+        invocation.charge(self.work.end(id))
         self._subrequests.forget(id)
+
+    def _charge(self) -> None:
+        if self.is_ready:
+            self.watcher.charge()
+
+    def _socket_closed(self, invocation: Invocation, stream: ResponseStream) -> None:
+        self.work.close_socket(stream)
+        invocation.end(stream.fault)
 
     def _on_note(self, note: frames.Note) -> None:
         if note.name in ("ready", "broken"):
+            self.watcher.last_look()  # the import is no request's
+            self.watcher.charge()  # and those that waited for it have begun
             self.is_ready = True
             self.is_retiring = self.is_retiring or note.name == "broken"
         elif note.name == "background" and isinstance(note.value, int):
@@ -154,7 +172,8 @@ class IsolateHandle:
     # -- the watch --------------------------------------------------------------------------------------------------------------
 
     def watch(self) -> None:
-        """Look at what it uses, and end it beyond a limit. Called every few hundredths of a second while there is work."""
+        """Look at what it uses, and end it beyond a limit.
+        Called every few hundredths of a second while there is work."""
         if self._ending is not None or not self.process.is_running:
             return
         exceeded = self.watcher.look(self._channel) if self.is_ready else self.watcher.look_at_start()
@@ -199,7 +218,7 @@ class IsolateHandle:
         return self._why_ended
 
     async def close(self) -> None:
-        """End the isolate; what is under way fails."""
+        """End the isolate; open requests fail."""
         if self._channel is not None:
             if not self._channel.closed.is_set() and self._ending is None:
                 sentence = f"the site has ended this isolate of {self.process.function!r}"
@@ -215,3 +234,8 @@ class IsolateHandle:
     async def until_gone(self) -> None:
         assert self._channel is not None
         await self._channel.closed.wait()
+
+
+def _stream_ended(invocation: Invocation, end: Callable[[], None], stream: ResponseStream) -> None:
+    end()
+    invocation.end(stream.fault, is_canceled=not stream.is_whole)

@@ -25,7 +25,7 @@ import brokered_sockets
 from pilotlight.functions.channel import current_request
 from pilotlight.functions.host.confinement import system, tiers
 from pilotlight.functions.host.isolates import isolate_main
-from pilotlight.functions.host.zygotes import prefork
+from pilotlight.functions.host.zygotes import labelled_output, prefork
 from pilotlight.functions.host.zygotes.control_messages import (
     MAX_DESCRIPTORS,
     MAX_MESSAGE_BYTES,
@@ -54,7 +54,7 @@ def main(control_fd: int) -> None:
 
 
 def contained(control_fd: int = 3) -> None:
-    """Run a function's zygote in a container of its own; what it is to be comes as the first message."""
+    """Run a function's zygote in its own container; its settings come as the first message."""
     for name in set(os.environ) - {"LANG", "MALLOC_ARENA_MAX", "TZ"}:
         del os.environ[name]  # what the OCI runtime has put there
     _settle()
@@ -68,8 +68,7 @@ def _settle() -> None:
     _import_for_all()
     paths = tiers.interpreter()
     sys.path[:] = [path for path in sys.path if path.startswith(sys.base_prefix)] + [paths[-1]]
-    for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    labelled_output.install()
     sys.path_importer_cache.clear()
     threading.stack_size(THREAD_STACK)
     prefork.warm_up()
@@ -141,7 +140,7 @@ class ForkServer:
         """Run as the forked child. Never returns."""
         status = 1
         try:
-            os.setpgid(0, 0)  # no session of its own: see priority.py
+            os.setpgid(0, 0)  # not its own session: see priority.py
             _keep_only(fds)
             self._child(command, fds)
             status = 0
@@ -149,9 +148,11 @@ class ForkServer:
             with suppress(BaseException):
                 sys.stderr.write(f"{type(error).__name__}: {error}\n")
         finally:
-            with suppress(BaseException):
-                sys.stdout.flush()
-                sys.stderr.flush()
+            for stream in (sys.stdout, sys.stderr):
+                with suppress(BaseException):  # the author may have put others in their place
+                    stream.flush()
+                    if isinstance(stream, labelled_output.LabelledOutput):
+                        stream.finish()
             os._exit(status)
 
     def _reap(self, pidfd: int) -> None:
@@ -209,7 +210,7 @@ def _function_zygote(command: Command, fds: list[int]) -> None:
     path = list(sys.path)
     sys.path[:0] = command.sys_path
     for name in command.imports:
-        with suppress(BaseException):  # the isolate meets it again, and tells the author
+        with suppress(BaseException):  # the isolate meets the same error, and reports it to the author
             importlib.import_module(name)
     sys.path[:] = path
     send_report(control, Imported())

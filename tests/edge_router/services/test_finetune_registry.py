@@ -27,6 +27,8 @@ from tests.fakes import FakeLauncher, write_model_directory
 from tests.runtime.conftest import site_config
 from tests.uploads import FORM, TINY, adapter_files, form
 
+pytestmark = pytest.mark.process
+
 PATH = "/client/v4/accounts/acc1/ai/finetunes"
 ANN, BOB = {"authorization": "Bearer key-of-ann"}, {"authorization": "Bearer key-of-bob"}
 
@@ -52,13 +54,13 @@ class ServedSite(FakeSite):
         self._stop = asyncio.Event()
         served = serve_app(app, bind("127.0.0.1", self.port), stop=self._stop, on_ready=ready.set_result)
         self._server = asyncio.create_task(served)
-        self.port = int((await asyncio.wait_for(ready, 10)).rpartition(":")[2])
+        self.port = int((await asyncio.wait_for(ready, 60)).rpartition(":")[2])
 
     async def stop(self) -> None:
         self._stop.set()
         server, self._server = self._server, None
         if server is not None:
-            await asyncio.wait_for(server, 20)
+            await asyncio.wait_for(server, 60)
 
     @property
     def ids(self) -> set[str]:
@@ -152,7 +154,7 @@ async def test_a_site_that_was_away_gets_what_it_missed(tmp_path: Path) -> None:
         await sites["iad1"].stop()
         await running.until_states(iad1="unhealthy")
         second, lacking = await upload(running, name="second")
-        assert lacking == ["iad1 is unhealthy and gets it when it is back"]
+        assert lacking == ["iad1 is unhealthy and will get it when it returns"]
         removed = await told(await running.http.delete(f"{running.url}{PATH}/{first}", headers=ANN))
         (still,) = removed["messages"]
         assert still.startswith("iad1 still has it, until it is back")
@@ -167,7 +169,7 @@ async def test_a_site_that_was_away_gets_what_it_missed(tmp_path: Path) -> None:
 async def test_requests_go_where_their_adapter_is(tmp_path: Path) -> None:
     async with network(tmp_path, lacks="iad1") as (running, sites):
         id, lacking = await upload(running)
-        assert lacking == ["iad1 takes no fine-tunes: finetunes.directory of its file is unset"]
+        assert lacking == ["iad1 accepts no fine-tunes: finetunes.directory in its file is unset"]
         assert {await ask(running, lora) for lora in (id, "tone") * 4} == {(200, "ams1")}
         sites["iad1"].launcher.client.submits.clear()
         body = {"model": "tiny:tone", "messages": [{"role": "user", "content": "Hi"}]}
@@ -197,7 +199,7 @@ async def test_an_accounts_adapters_stay_where_its_data_may_be(tmp_path: Path) -
         ({"name": "tone"}, 409, "there is a fine-tune named 'tone' already"),
         ({"name": "../up"}, 400, "is no fine-tune's name"),
         ({"name": 3}, 400, "must be an object such as"),
-        ({"model": "nothing", "name": "new"}, 429, "no site that takes fine-tunes and serves 'nothing'"),
+        ({"model": "nothing", "name": "new"}, 429, "no site that accepts fine-tunes and serves 'nothing'"),
     ],
 )
 async def test_what_cannot_be_created_is_named(tmp_path: Path, body: dict[str, Any], status: int, words: str) -> None:
@@ -211,7 +213,7 @@ async def test_a_name_is_an_accounts_once_in_the_whole_network(tmp_path: Path) -
     async with network(tmp_path) as (running, sites):
         await create(running)
         (holder,) = [name for name, site in sites.items() if [*site.kept.rglob(RECORD)]]
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while await listed(running) != ["tone"]:
                 await asyncio.sleep(0.01)
         running.proxy.selector.backends[holder].cordon(True)

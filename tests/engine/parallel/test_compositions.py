@@ -154,7 +154,7 @@ COMPOSITIONS: dict[str, HostConfig] = {
         for name, host in COMPOSITIONS.items()
     ],
 )
-def ranks(request: pytest.FixtureRequest) -> Iterator[Ranks]:
+def ranks(process_tier: None, request: pytest.FixtureRequest) -> Iterator[Ranks]:
     host = COMPOSITIONS[request.param]
     with group_memory(host) as memory:
         yield Ranks(host, memory)

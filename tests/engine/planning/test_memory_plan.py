@@ -71,6 +71,7 @@ def test_the_planned_bytes_are_those_of_a_load(tmp_path: Path, name: str, monkey
         loaded.close()
 
 
+@pytest.mark.process
 def test_a_plan_needs_no_torch() -> None:
     pytest.importorskip("orjson")  # the command line's
     names = (
@@ -138,6 +139,7 @@ def plan_of_sixteen() -> ModelPlan:
     return make_plan(model, parse_devices("16xh100", never), Workload.of(model))
 
 
+@pytest.mark.long
 def test_a_plan_weighs_copies_of_the_attention_on_several_ranks_too(plan_of_sixteen: ModelPlan) -> None:
     fitting = [split for split in plan_of_sixteen.splits if split.fits]
     assert any(split.parallelism.copies > 1 and split.parallelism.tp > 1 for split in fitting)

@@ -1,7 +1,7 @@
-"""`ctx.storage` of a Durable Object: keys, SQL, transactions and the alarm, on the object's own SQLite file at the runtime.
+"""`ctx.storage` of a Durable Object: keys, SQL, transactions and the alarm, in the object's SQLite file at the runtime.
 
-Every request is answered while this process waits, so nothing else happens in the object between a request of its storage and the answer. What it
-writes before it awaits anything else is committed together, and before anybody outside can learn of it. Refuses to know how instances begin and end.
+The process blocks until a request is answered, so nothing else happens in the object between a request and its answer. Writes before the next await
+are committed together, and before anything outside can see them.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ class Owner(Protocol):
 
 
 class Ready:
-    """The result of what is done already; awaiting it gives it."""
+    """A result that is available; awaiting it returns it."""
 
     def __init__(self, value: Any) -> None:
         self._value = value
@@ -62,6 +62,19 @@ class Asker:
     def is_foreign(self) -> bool:
         """Tell whether another event's transaction is open."""
         return self.transaction is not None and _within.get() is not self.transaction
+
+    def enter(self, transaction: "Transaction") -> None:
+        """Begin a transaction: requests of other events are refused until it is left."""
+        self.flush()  # what other events have written is not this transaction's to undo
+        self.write("begin")
+        self.transaction = transaction
+
+    def leave(self, keep: bool) -> None:
+        """End the open transaction, with what it wrote or without."""
+        try:
+            self.ask("end", keep=keep)
+        finally:
+            self.transaction = None
 
     def ask(self, method: str, **kwargs: Any) -> Any:
         if self._owner.broken is not None:
@@ -96,7 +109,7 @@ class Asker:
                 raise
 
     def abandon(self) -> None:
-        """Undo what is not committed; nothing more comes of this instance."""
+        """Undo uncommitted writes; this instance is finished."""
         host.before_leaving.discard(self._settle)
         with suppress(Exception):  # then the next instance's start undoes it
             host.call_now(STORAGE, "abandon", **self._who)
@@ -154,7 +167,7 @@ class SyncKv(Named):
 
 
 class SqlCursor(Named):
-    """What `sql.exec` gives: rows as records, read once."""
+    """The result of `sql.exec`: rows as records, read once."""
 
     def __init__(self, answer: Mapping[str, Any]) -> None:
         self.column_names = Items(answer["columns"])
@@ -220,7 +233,7 @@ class Storage(Named):
         self.sql = Sql(asker)
 
     def get(self, key: Any, options: Any = None, **named: Any) -> Awaitable[Any]:
-        """Return a value, None where there is none; of a list of keys, those that are there."""
+        """Return a value, or None if there is none; for a list of keys, those that exist."""
         return self._do(lambda: self._keys.get(key))
 
     def put(self, key: Any, value: Any = None, options: Any = None, **named: Any) -> Awaitable[None]:
@@ -279,9 +292,8 @@ class Storage(Named):
 
     async def _transact(self, closure: Callable[["Transaction"], Any]) -> Any:
         asker = self._asker
-        asker.flush()  # what other events have written is not this transaction's to undo
-        asker.write("begin")
-        transaction = asker.transaction = Transaction(self._keys)
+        transaction = Transaction(self._keys)
+        asker.enter(transaction)
         token = _within.set(transaction)
         asker._owner.hold()
         keep = False
@@ -292,9 +304,8 @@ class Storage(Named):
             return value
         finally:
             try:
-                asker.ask("end", keep=keep)
+                asker.leave(keep)
             finally:
-                asker.transaction = None
                 _within.reset(token)
                 asker._owner.release()
                 asker.flush()
@@ -308,7 +319,7 @@ class Storage(Named):
 
 
 class Transaction(Named):
-    """What `transaction`'s closure gets."""
+    """The argument of `transaction`'s closure."""
 
     def __init__(self, keys: Keys) -> None:
         self._keys = keys
