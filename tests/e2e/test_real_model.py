@@ -44,7 +44,9 @@ def question(text: str, **more: Any) -> dict[str, Any]:
 
 
 def test_it_knows_the_capital_of_france(client: openai.OpenAI) -> None:
-    answer = client.chat.completions.create(**question("What is the capital of France? Answer in one sentence.", max_tokens=24))
+    answer = client.chat.completions.create(
+        **question("What is the capital of France? Answer in one sentence.", max_tokens=24)
+    )
     assert "Paris" in (answer.choices[0].message.content or "")
     assert answer.usage is not None
     assert answer.usage.prompt_tokens > 20, "its chat template has a system prompt of its own"
