@@ -44,7 +44,7 @@ _TABLE: tuple[tuple[RouterService, re.Pattern[str]], ...] = tuple(
 
 
 def service_of(scope: Scope) -> RouterService | None:
-    """Return what answers a request; None: Starlette's routes do, or nothing is there."""
+    """Return the service that answers a request; None if Starlette's routes do, or none exists."""
     service = _service_at(scope.get("path", ""))  # a lifespan has none
     if service is RouterService.RUNS:
         return RouterService.BATCHES if _is_queued(scope["query_string"]) else RouterService.SITES

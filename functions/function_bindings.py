@@ -1,5 +1,6 @@
 """Everything that one function binds, opened together: its bindings, the consumers of its queues, and its cron triggers."""
 
+import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from fnmatch import fnmatchcase
@@ -14,10 +15,16 @@ from pilotlight.functions.bindings.crons import Crons
 from pilotlight.functions.bindings.objects.durable_objects import STORAGE, ObjectStorage
 from pilotlight.functions.bindings.queues import DEFAULT_CONCURRENCY, Deliver, Queue, QueueConsumer, Settings
 from pilotlight.functions.bindings.registry import Bindings
+from pilotlight.functions.bindings.storage.d1 import D1Database
+from pilotlight.functions.bindings.storage.d1_migrations import MigrationFiles
 from pilotlight.functions.channel import Failure
 from pilotlight.functions.channel.frames import UNNUMBERED, BindingCall, FunctionEvent, QueueEvent, ScheduledEvent
 from pilotlight.functions.manifest import Manifest
 from pilotlight.functions.manifest_tables import ConsumerDeclaration
+
+MIGRATE_S = 60.0  # for all that is to be migrated in one database, while a deploy waits
+
+log = logging.getLogger("pilotlight.function")
 
 
 class FunctionBindings:
@@ -68,6 +75,16 @@ class FunctionBindings:
         if manifest.crons:
             schedules = [cron.parse(expression) for expression in dict.fromkeys(manifest.crons)]
             self._crons = Crons.open(schedules, run, self._state_dir, services)
+
+    async def migrate_databases(self) -> None:
+        """Apply the migrations of its D1 databases that have not been, of each database all or none. Raises BindingError."""
+        for declared in self._manifest.bindings:
+            if isinstance(database := self._bindings.get(declared.name), D1Database):
+                files = MigrationFiles.of(declared.options, self._manifest.directory)
+                if waiting := await files.waiting(database):
+                    await files.apply(database, waiting, MIGRATE_S)
+                    names = ", ".join(path.name for path in waiting)
+                    log.info("%s: migrations of %s were applied: %s", self._manifest.name, declared.name, names)
 
     @property
     def moves(self) -> tuple[str, ...]:

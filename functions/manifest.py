@@ -25,6 +25,7 @@ from pilotlight.functions.manifest_tables import (
 )
 from pilotlight.sites.config import ConfigError, parse
 from pilotlight.sites.table import Table
+from pilotlight.wire.host_patterns import parse_pattern
 
 FILES = ("wrangler.jsonc", "wrangler.json", "wrangler.toml")
 DEV_VARS, DOT_ENV = ".dev.vars", ".env"
@@ -67,6 +68,10 @@ class Manifest:
     compatibility_flags: tuple[str, ...] = ()
     model_aliases: Mapping[str, str] = field(default_factory=dict)  # what answers by these names in development
     ignored: tuple[str, ...] = ()  # keys without an effect here
+    log_sampling: float = 1.0  # the share of invocations that is kept in the site's log
+    tail_consumers: tuple[str, ...] = ()  # functions that get what becomes of its invocations
+    routes: tuple[str, ...] = ()  # host patterns under which a router serves it, if it is deployed
+    has_subdomain: bool = True
     has_egress: bool = True  # a dynamic worker may be cut off from the world
 
     @property
@@ -78,6 +83,7 @@ class Manifest:
     def services(self) -> list[str]:
         """Return the other functions that it calls, or has objects of."""
         named = {binding.options.get("service") or binding.options.get("script_name") for binding in self.bindings}
+        named.update(self.tail_consumers)
         return sorted(name for name in named if name and not name.startswith("@") and name != self.name)
 
     @property
@@ -102,9 +108,9 @@ class ManifestAssets(NamedTuple):
 _FOREIGN = """
     $schema account_id alias base_dir build cache cloudchamber containers define dev env_vars
     find_additional_modules first_party_worker jsx_factory jsx_fragment keep_names keep_vars legacy_env logfwdr
-    logpush minify no_bundle observability pages_build_output_dir placement preserve_file_names
-    preview_urls python_modules route routes rules secrets send_metrics site tail_consumers topology tsconfig
-    upload_source_maps usage_model userconfigpath workers_dev zone_id
+    logpush minify no_bundle pages_build_output_dir placement preserve_file_names
+    preview_urls python_modules rules secrets send_metrics site topology tsconfig
+    upload_source_maps usage_model userconfigpath zone_id
 """
 _UNKNOWN_BINDINGS = """
     browser dispatch_namespaces images mtls_certificates pipelines send_email text_blobs vpc_services wasm_modules
@@ -134,7 +140,16 @@ def load_manifest(directory: Path, environment: str | None = None) -> Manifest:
         ignored += more
         name = chosen.name or (f"{top.name}-{environment}" if top.name else None)
         # https://developers.cloudflare.com/workers/wrangler/configuration: these are inherited, bindings and vars are not
-        inherited = ("main", "migrations", "compatibility_date", "compatibility_flags", "triggers", "limits", "assets")
+        inherited = (
+            "main",
+            "migrations",
+            "compatibility_date",
+            "compatibility_flags",
+            "triggers",
+            "limits",
+            "assets",
+            "observability",
+        )
         chosen = msgspec.structs.replace(
             chosen, **{key: getattr(top, key) for key in inherited if not getattr(chosen, key)}
         )
@@ -271,10 +286,27 @@ def _manifest(
         assets=_assets(section.assets, directory, path) if section.assets is not None else None,
         cpu_ms=section.limits.cpu_ms if section.limits else None,
         subrequests=section.limits.subrequests if section.limits else None,
+        log_sampling=section.observability.sampling if section.observability else 1.0,
+        tail_consumers=tuple(
+            _of_environment(_options(consumer), "service", path)["service"] for consumer in section.tail_consumers
+        ),
+        routes=tuple(_routes(section, path)),
+        has_subdomain=section.workers_dev is not False,
         compatibility_date=section.compatibility_date or "",
         compatibility_flags=section.compatibility_flags or (),
         model_aliases=section.ai.aliases if section.ai is not None else {},
     )
+
+
+def _routes(section: ManifestSection, path: Path) -> Iterator[str]:
+    """Iterate over host patterns, a custom domain as that of all its paths. Raises ManifestError."""
+    for each in (*section.routes, *([section.route] if section.route is not None else [])):
+        text, is_custom = (each, False) if isinstance(each, str) else (each.pattern, each.custom_domain)
+        try:
+            parse_pattern(text, is_custom_domain=is_custom)
+        except ValueError as error:
+            raise ManifestError(f"{path}: routes: {error}") from None
+        yield f"{text}/*" if is_custom else text
 
 
 def _bindings(section: ManifestSection, directory: Path, path: Path) -> Iterator[BindingDeclaration]:

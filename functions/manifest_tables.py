@@ -184,6 +184,43 @@ class LimitsTable(Table, frozen=True, kw_only=True):
     subrequests: Count | None = None
 
 
+class TailConsumerTable(Table, frozen=True, kw_only=True):
+    service: FunctionName
+    environment: str | None = None
+
+
+Rate = Annotated[float, Meta(ge=0, le=1)]
+
+
+class ObservedLogsTable(Table, frozen=True, kw_only=True):
+    enabled: bool = True
+    head_sampling_rate: Rate | None = None
+    invocation_logs: bool = True
+    persist: bool = True
+
+
+class ObservabilityTable(Table, frozen=True, kw_only=True):
+    """What is kept of invocations; unlike the platform, where the manifest says nothing all of it is."""
+
+    enabled: bool = True
+    head_sampling_rate: Rate = 1.0
+    logs: ObservedLogsTable = ObservedLogsTable()
+
+    @property
+    def sampling(self) -> float:
+        """Return the share of invocations that is kept."""
+        is_on = self.enabled and self.logs.enabled and self.logs.persist
+        rate = self.head_sampling_rate if self.logs.head_sampling_rate is None else self.logs.head_sampling_rate
+        return rate if is_on else 0.0
+
+
+class RouteTable(Table, frozen=True, kw_only=True):
+    pattern: str
+    custom_domain: bool = False
+    zone_id: str = ""  # ours are the router's to know
+    zone_name: str = ""
+
+
 class ManifestSection(Table, frozen=True, kw_only=True):
     """The top of the file, or one `[env.NAME]`."""
 
@@ -212,6 +249,11 @@ class ManifestSection(Table, frozen=True, kw_only=True):
     worker_loaders: tuple[WorkerLoaderTable, ...] = ()
     version_metadata: VersionMetadataTable | None = None
     unsafe: UnsafeTable = UnsafeTable()
+    route: str | RouteTable | None = None
+    routes: tuple[str | RouteTable, ...] = ()
+    workers_dev: bool | None = None
+    observability: ObservabilityTable | None = None
+    tail_consumers: tuple[TailConsumerTable, ...] = ()
 
 
 def prune(values: dict[str, Any], table: type[Table], where: str = "") -> list[str]:

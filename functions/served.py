@@ -7,7 +7,7 @@ import asyncio
 import logging
 import os
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from contextlib import AsyncExitStack, closing
 from dataclasses import fields, replace
 from datetime import UTC, datetime
@@ -26,6 +26,7 @@ from pilotlight.functions.channel import Failure
 from pilotlight.functions.function_bindings import FunctionBindings
 from pilotlight.functions.host.dependencies.layers import LayerBudget
 from pilotlight.functions.host.deployed import DeployedFunctions
+from pilotlight.functions.host.invocations.log_store import LOGS, LogStore
 from pilotlight.functions.host.limits import FunctionLimits
 from pilotlight.functions.host.pool import FunctionPool
 from pilotlight.functions.host.router_client import RouterClient
@@ -65,9 +66,11 @@ class ServedFunctions:
         own_ports: Callable[[], list[int]],
         site: str,
         trace: Trace | None = None,
+        authority: str | None = None,
     ) -> None:
-        """`inference` answers AI bindings; no function may connect to this machine's `own_ports`; `trace` is the scope of an invocation. Raises
-        ManifestError."""
+        """`inference` answers AI bindings; no function may connect to this machine's `own_ports`; `trace` is the scope of an invocation; `authority`
+        is of the network's certificates. Raises ManifestError."""
+        self._authority = authority
         self.config = config
         self.manifests = _manifests(config)
         self.deployed: DeployedFunctions | None = None
@@ -91,6 +94,7 @@ class ServedFunctions:
             own_ports=own_ports,
             zygotes_mib=config.zygotes_mib,
             layer_budget=LayerBudget(config.layers_mib, config.layers_days),
+            logs=LogStore(state_dir / LOGS, days=config.logs_days, mib=config.logs_mib) if config.logs_mib else None,
             on_cpu=self._computed,
             trace=trace,
             open_bindings=lambda manifest, functions: FunctionBindings.open(
@@ -104,7 +108,7 @@ class ServedFunctions:
             secret, token = os.environ.get(HOP_SECRET_ENV, ""), os.environ.get(DEPLOY_TOKEN_ENV, "")
             inference, router = self._inference, None
             if self.config.deployments is not None:
-                router = RouterClient(self.config.deployments.rstrip("/"), secret or token)
+                router = RouterClient(self.config.deployments.rstrip("/"), secret or token, self._authority)
                 stack.push_async_callback(router.close)
                 inference = NetworkInference(inference, router)
             self._services = Services(inference=inference, r2=r2_stores(self.config), usage=self.usage)
@@ -201,6 +205,19 @@ class ServedFunctions:
         if is_live:
             self.functions.live(function, name)
         log.info("%s starts anew with the secrets that were changed", name)
+
+    async def migrate(self, pool: str) -> None:
+        """Apply the migrations of a version's databases that have not been. Raises Failure, and then nothing has changed in that database."""
+        bindings = self.functions.pools[pool].bindings
+        if bindings is not None:
+            await bindings.migrate_databases()
+
+    def take_secrets(self, function: str, values: Mapping[str, str], before: Collection[str]) -> None:
+        """Keep a function's secrets in the place of those with the names `before`; it has them within SECRETS_S. Raises SecretError."""
+        for name in set(before) - set(values):
+            self._secrets.delete(function, name)
+        for name, value in values.items():
+            self._secrets.put(function, name, value)
 
     def moves(self, pool: str) -> tuple[str, ...]:
         """Return the migrations that will rename or delete classes of objects when this version takes the traffic."""

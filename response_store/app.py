@@ -1,9 +1,9 @@
-"""Responses that outlive their request, as an ASGI application round the one that answers: `store`, `previous_response_id`, `background`, and what
-is read, cancelled or deleted by id.
+"""Stored responses, as an ASGI application around the one that answers: `store`, `previous_response_id`, `background`, and reading, cancelling or
+deleting a response by id.
 
-The application inside gets a body with the whole conversation and keeps nothing, so its stream goes on at another site as any other does. A router
-has this before its sites, and a site that is asked without a router before its engine. Responses are kept on this process's disk, where another
-router does not know them, or in a database that routers share (storage.py).
+The inner application gets a body with the whole conversation and stores nothing, so its stream can continue at another site like any other. A router
+runs this before its sites, and a site that serves clients directly runs it before its engine. Responses are stored on this process's disk, or in a
+database that routers share (storage.py).
 """
 
 import asyncio
@@ -30,7 +30,7 @@ from pilotlight.wire.sse import HEARTBEAT, EventDecoder, encode_event, parse_eve
 if TYPE_CHECKING:
     from pilotlight.response_store.storage import ResponseStore
 
-INPUT_TOKENS, COMPACT = "input_tokens", "compact"  # what may be asked below the path instead of an id
+INPUT_TOKENS, COMPACT = "input_tokens", "compact"  # paths that stand where an id would
 BODY_TIMEOUT_S = 60.0
 AT_ONCE_BYTES = 256 << 10  # a body up to here is read in a few milliseconds, on the loop
 REFUSED_WITHIN_S = 1.0  # a background response that is refused so soon is refused with its status
@@ -49,7 +49,7 @@ _CONVERSATION_PATH = re.compile(
 _LIFECYCLE = (
     b"response.created", b"response.queued", b"response.in_progress", b"response.completed", b"response.incomplete", b"response.failed",
 )  # fmt: skip
-_LAST = (b"event: response.completed\n", b"event: response.incomplete\n")  # of what is kept
+_LAST = (b"event: response.completed\n", b"event: response.incomplete\n")  # events that end a stored response
 
 EventsAfter = Callable[[int], Awaitable[tuple[list[bytes], bool]]]  # from a place on, and whether they are the last
 
@@ -71,12 +71,12 @@ class Door(Protocol):
         ...
 
     def held(self, scope: Scope) -> AbstractContextManager[object]:
-        """Open a scope for what goes on in the background after its request."""
+        """Open a scope for work that continues in the background after its request."""
         ...
 
 
 class OpenDoor:
-    """Takes every request: what stands before an engine has limits of its own."""
+    """Admission that accepts every request: an engine behind it has its own limits."""
 
     @asynccontextmanager
     async def admitted(self, scope: Scope, receive: Receive, send: Send) -> AsyncIterator[ReadBody]:
@@ -87,7 +87,7 @@ class OpenDoor:
 
 
 class ResponsesApp:
-    """Run `run()` as a task; `close()` behind it."""
+    """Run `run()` as a task, and `close()` after it."""
 
     def __init__(
         self, app: ASGIApp, access: Access, max_body_bytes: int, keeping: RetentionPolicy, door: Door | None = None
@@ -131,7 +131,7 @@ class ResponsesApp:
         while True:
             await asyncio.sleep(SWEEP_EVERY_S)
             if self._keeping.database is not None or self._keeping.path.exists():
-                with contextlib.suppress(ApiError):  # which the log tells
+                with contextlib.suppress(ApiError):  # the error is logged already
                     await self.store.sweep()
 
     async def close(self) -> None:
@@ -269,10 +269,10 @@ class ResponsesApp:
         return body
 
     async def _begin(self, asked: AskedResponse, scope: Scope, body: bytes, receive: Receive, send: Send) -> None:
-        """Begin a background response, and tell of it, unless it is refused at once."""
+        """Start a background response and return it, unless it is refused at once."""
         kept = asked.queued()
         recorded = _Recorded(asked, kept, self.store)
-        kept.task = asyncio.create_task(self._make(asked, recorded, scope, body), name="background response")
+        kept.make_by(self._make(asked, recorded, scope, body))
         await recorded.is_kept.wait()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(REFUSED_WITHIN_S):
@@ -350,7 +350,7 @@ async def _read_body(receive: Receive, limit: int) -> bytes:
 
 
 class _Patched:
-    """An ASGI `send` behind the inner application: its response and lifecycle events become the client's, and are kept at the end."""
+    """An ASGI `send` for the inner application: its response and lifecycle events are rewritten for the client, and stored at the end."""
 
     def __init__(
         self, asked: AskedResponse, send: Send, keep: Callable[[KeptResponse], Awaitable[bool]] | None
@@ -381,7 +381,7 @@ class _Patched:
         events = self.events(message.get("body", b""))
         last = next((i for i, event in enumerate(events) if self._keep is not None and event.startswith(_LAST)), None)
         if last is not None:
-            if last:  # nothing that was said waits for the disk
+            if last:  # events before the last one do not wait for the disk
                 await self._send({**message, "body": b"".join(events[:last]), "more_body": True})
             events = [await self._kept(events[last]), *events[last + 1 :]]
         await self._send({**message, "body": b"".join(events)})
@@ -428,7 +428,7 @@ class _Patched:
 
 
 class _Recorded(_Patched):
-    """The same where nobody waits: events are kept, and the response as far as it is known."""
+    """The same without a client: events are stored, and the response as far as it is known."""
 
     def __init__(self, asked: AskedResponse, kept: KeptResponse, store: "ResponseStore") -> None:
         super().__init__(asked, self._ignored, None)
@@ -570,7 +570,7 @@ def _sized(scope: Scope, body: bytes) -> Scope:
 
 
 def _replayed(body: bytes, receive: Receive | None) -> Receive:
-    """Return a `receive` with a body that has been read. Without the client's own behind it, that client never leaves."""
+    """Return a `receive` with a body that was read already. Without the client's own `receive` it never reports a disconnect."""
     is_told = False
 
     async def replayed() -> Message:

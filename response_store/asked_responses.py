@@ -1,4 +1,4 @@
-"""What a request for a response asks, and what is asked of those who answer instead: the whole conversation, with nothing to be kept."""
+"""The parts of a request for a response, and the body for the inner application: the whole conversation, with nothing to store."""
 
 import os
 import time
@@ -36,7 +36,7 @@ _shape_decoder = msgspec.json.Decoder(_InputShape)
 
 
 def read_fields(raw: bytes) -> Any:
-    """Return a body, or None for what is no JSON object. Raises ApiError for an input that is none before objects are made of it."""
+    """Return a body's fields; None if it is not a JSON object. Raises ApiError for an invalid input before any object is made of it."""
     if not raw.lstrip().startswith(b"{"):
         return None
     try:
@@ -119,7 +119,7 @@ class AskedResponse:
         return {**response, **told, **({"id": self.id} if self.id is not None else {})}
 
     def queued(self) -> KeptResponse:
-        """Return a background response that has not begun."""
+        """Return a background response that has not started."""
         return self.kept(self.patched({
             "object": "response", "created_at": int(time.time()), "status": "queued", "error": None, "incomplete_details": None,
             "model": self.fields.get("model"), "output": [], "usage": None, "parallel_tool_calls": True, "tool_choice": "auto", "tools": [],

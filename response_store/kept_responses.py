@@ -1,9 +1,10 @@
-"""A response that outlives its request: what was asked and answered, and the events of one that is made in the background, which readers follow.
+"""A stored response: its input and output, and the events of a background response, which readers follow.
 
-Knows no HTTP, and not where responses are kept (storage.py).
+Knows neither HTTP nor the storage (storage.py).
 """
 
 import asyncio
+from collections.abc import Coroutine
 from typing import Any, NamedTuple
 
 import orjson
@@ -19,12 +20,12 @@ CONVERSATION = "conv_"  # of a conversation's id
 
 
 class PreviousResponse(NamedTuple):
-    """A kept response that another one goes on from, with all that was said until its end."""
+    """A stored response that another one continues, with the conversation up to its end."""
 
     number: int  # the row of it; 0: it is not written yet
     id: str
     items: bytes  # JSON, with commas between
-    is_ended: bool = True  # as one must have that another goes on from
+    is_ended: bool = True  # only an ended response can be continued
 
 
 class KeptResponse:
@@ -45,6 +46,10 @@ class KeptResponse:
         self.is_deleted = False
         self.told: tuple[int, Any] = (0, None)  # the events and the fields of it that others know
         self._changed = asyncio.Event()
+
+    def make_by(self, making: Coroutine[Any, Any, None]) -> None:
+        """Start the task that computes the response."""
+        self.task = asyncio.create_task(making, name="background response")
 
     @property
     def id(self) -> str:

@@ -39,7 +39,7 @@ class Exchange:
         while text not in self.body:
             assert not self.task.done(), f"the response ended without {text!r}: {self.body!r}"
             self._changed.clear()
-            await asyncio.wait_for(self._changed.wait(), 30)
+            await asyncio.wait_for(self._changed.wait(), 60)
 
     async def done(self) -> "Exchange":
         await asyncio.wait_for(self.task, 60)

@@ -1,7 +1,7 @@
-"""The OpenAI shapes of an answer: whole objects, and the chunks of a stream.
+"""OpenAI's forms of an answer: whole objects, and the chunks of a stream.
 
-Frozen structs, written field by field as OpenAI documents them, so that encoding one is the wire format. UNSET fields are left out; None is
-written as null, which their clients tell apart. The module refuses to know where the tokens come from.
+Frozen structs, field by field as OpenAI documents them, so that encoding one gives the wire format. UNSET fields are left out; None is written as
+null, because clients distinguish the two.
 """
 
 from typing import Literal
@@ -84,7 +84,7 @@ class CustomDelta(msgspec.Struct, frozen=True):
 
 
 class ToolCallDelta(msgspec.Struct, frozen=True):
-    """A call's beginning has its id, type and name; what comes after has more of its arguments."""
+    """A part of a tool call. The first part has the call's id, type and name; later parts have more of its arguments."""
 
     index: int
     function: FunctionDelta | UnsetType = UNSET

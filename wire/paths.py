@@ -3,7 +3,7 @@
 import re
 from typing import Any
 
-API_PATHS = ("/v1/", "/ai/v1/", "/client/v4/", "/api/", "/openai/")  # what they begin with
+API_PATHS = ("/v1/", "/ai/v1/", "/client/v4/", "/api/", "/openai/")  # prefixes of the API's paths
 
 # Azure's, with a deployment's name or without: requests name their model as well.
 _AZURE = re.compile(r"/openai(?:/v1|/deployments/[^/]+)?(?=/)")

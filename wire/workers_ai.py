@@ -54,7 +54,7 @@ EMBEDDING_TASK = Task(
 
 
 class TokenState(msgspec.Struct, frozen=True):
-    """What is told of a key that is asked whether it works."""
+    """The answer to the question whether a key is valid."""
 
     id: str
     status: Literal["active"] = "active"
@@ -97,7 +97,7 @@ class FinetuneAsset(msgspec.Struct, frozen=True):
 
 
 class ResultInfo(msgspec.Struct, frozen=True):
-    """Which part of a list a result is."""
+    """The part of a list that a result contains."""
 
     page: int  # from 1
     per_page: int

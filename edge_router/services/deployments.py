@@ -1,16 +1,17 @@
-"""The deployed functions of the network: versions, shares of traffic, and the routes by which they are changed. Off without a deploy token or keys.
+"""The deployed functions of the network: versions, shares of traffic, and the routes that change them. Off without a deploy token or keys.
 
-A function is the account's whose key deployed it first, for good: with its name go its stores, so nobody else deploys, reads or follows it. The
-deploy token and admin keys are the operator's, to whom all of them are open.
+A function belongs permanently to the account that deployed it first, together with its stores, so no other account can deploy, read or follow it. The
+deploy token and admin keys are the operator's, who may access all functions.
 
-A new version takes traffic only after the sites have started it and its health call has succeeded there. Of two changes at once the later one is
-refused: each names the revision it was made for. What is known is on the disk before it is answered. Sites ask for all this, and are told when: a
-change is answered when they serve it, or with those that do not say so in time.
+A new version takes traffic only after the sites have started it and its health call has succeeded there. Of two simultaneous changes the later one is
+refused: each names the revision that it was made for. A change is on the disk before it is answered. Sites fetch the deployments, and are notified of
+changes: a change is answered when all sites serve it, or with the names of those that do not confirm in time.
 """
 
 import asyncio
 import hmac
 import os
+import ssl
 import time
 import uuid
 from collections.abc import AsyncGenerator, Mapping
@@ -26,12 +27,16 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import BaseRoute, Route
 
 from pilotlight.edge_router.backends.backend import Backend
+from pilotlight.edge_router.backends.health import connector
 from pilotlight.edge_router.backends.site_clocks import SiteClocks
+from pilotlight.edge_router.requests.function_hosts import FunctionHosts
 from pilotlight.edge_router.routing.data_places import DataPlaces
 from pilotlight.edge_router.services.bundles import BundleStore
 from pilotlight.edge_router.services.function_homes import home_of, with_callers
+from pilotlight.edge_router.services.function_logs import find_logs, log_query
+from pilotlight.edge_router.services.function_secrets import FunctionSecrets
 from pilotlight.edge_router.telemetry.status_routes import limited_body
-from pilotlight.sites.config import ConfigError
+from pilotlight.sites.config import ConfigError, router_state_directory
 from pilotlight.support import atomic_files
 from pilotlight.wire.credentials import Access, Account, bearer_token
 from pilotlight.wire.errors import ApiError, message_of
@@ -67,19 +72,19 @@ from pilotlight.wire.hop.headers import (
 )
 from pilotlight.wire.hop.status import FunctionsStatus
 
-STATE_DIR_ENV = "PILOTLIGHT_ROUTER_STATE"
 MAX_BODY = 64 << 10
 TRY_TIMEOUT_S = 120.0
 SERVE_TIMEOUT_S = (
     10.0  # of a version that was tried already: a site fetches what is known, and a process may have to start
 )
 JSON = "application/json"
+NO_STORE = {"cache-control": "no-store"}
 RequestT = TypeVar("RequestT")
 
 
 @dataclass(frozen=True)
 class DeployGuard:
-    """Who may ask: authors by the token or by a key with the scope `deploy`, sites by the network's signature."""
+    """Authorization: authors by the token or by a key with the scope `deploy`, sites by the network's signature."""
 
     token: str
     secret: str
@@ -87,7 +92,7 @@ class DeployGuard:
     clocks: SiteClocks
 
     def author(self, request: Request) -> Account | None:
-        """Return the account that asks; None: the operator. Raises ApiError."""
+        """Return the account of a request; None for the operator. Raises ApiError."""
         authorization = request.headers.get("authorization")
         given = bearer_token(authorization)
         if self.token and hmac.compare_digest(given.encode(), self.token.encode()):
@@ -103,27 +108,29 @@ class DeployGuard:
         raise ApiError("forbidden", f"deploying needs the router's token; set {DEPLOY_TOKEN_ENV}")
 
     def author_or_site(self, request: Request) -> Account | None:
-        """Return the account that asks; None: the operator, or a site."""
+        """Return the account of a request; None for the operator or a site."""
+        return None if self.is_from_site(request) else self.author(request)
+
+    def is_from_site(self, request: Request) -> bool:
         signature, id = request.headers.get(HOP, ""), request.headers.get(REQUEST_ID, "")
         hop = Hop(request.method, request.url.path, id, FOR_ROUTERS, request.url.query)
-        if self._key and any(hop_is_genuine(signature, self._key, now_s, hop) for now_s in self.clocks.times_s()):
-            return None  # by the site's own clock, whose name it does not say
-        return self.author(request)
+        times_s = self.clocks.times_s()  # by the site's own clock, whose name it does not say
+        return bool(self.key) and any(hop_is_genuine(signature, self.key, now_s, hop) for now_s in times_s)
 
     def signed(self, method: str, path: str, site: str, body: bytes = b"") -> dict[str, str]:
         """Headers by which a site knows this router. The token itself is never sent to one."""
         hop = Hop(method, path, uuid.uuid4().hex, site)
         now_s = self.clocks.now_s(site)
-        return {REQUEST_ID: hop.request_id, HOP: sign_hop(self._key, now_s, hop, body)} if self._key else {}
+        return {REQUEST_ID: hop.request_id, HOP: sign_hop(self.key, now_s, hop, body)} if self.key else {}
 
     @property
-    def _key(self) -> str:
+    def key(self) -> str:
         """A network without a secret, on one machine, has the token to sign with."""
         return self.secret or self.token
 
 
 class Deployments:
-    """What is known, in memory and in one file."""
+    """The known deployments, in memory and in one file."""
 
     def __init__(self, directory: Path) -> None:
         self._path = directory / "deployments.json"
@@ -148,7 +155,7 @@ class Deployments:
         return deployment
 
     def expected(self, name: str, revision: int, author: Account | None) -> Deployment:
-        """Raises ApiError where somebody else was quicker, or whose it is."""
+        """Return the deployment to change. Raises ApiError if it has another revision, or belongs to another account."""
         deployment = self.get(name, author)
         if deployment.revision != revision:
             sentence = (
@@ -159,7 +166,7 @@ class Deployments:
         return deployment
 
     def change(self, deployment: Deployment) -> None:
-        """There is no await between the look at the revision and this."""
+        """Apply a change. There is no await between the check of the revision and this."""
         changed = with_callers({**self.known, deployment.name: deployment})
         atomic_files.write(self._path, encode(list(changed.values())))
         self.known = changed
@@ -170,12 +177,12 @@ def may_see(author: Account | None, deployment: Deployment) -> bool:
 
 
 def with_version(deployment: Deployment, new: Version, percent: float) -> Deployment:
-    """The version gets its share, and what had all the rest shares the rest."""
+    """Return the deployment with the new version's share; the other versions share the rest."""
     others = [share for share in deployment.shares if share.number != new.number]
     total = sum(share.percent for share in others)
     shares = [Share(new.number, 100.0 if not others else percent)]
     if others and percent < 100:
-        # one version beside the new one: whoever had most of the traffic; a third would only be in the way of a rollback
+        # one version besides the new one: the one with the most traffic; a third would make a rollback ambiguous
         stable = max(others, key=lambda share: share.percent)
         assert total > 0
         shares.append(Share(stable.number, 100.0 - percent))
@@ -201,7 +208,7 @@ def rolled_back(deployment: Deployment, number: int | None) -> Deployment:
 
 
 def _before(deployment: Deployment) -> int:
-    """Not simply the next lower number: that may be one that was rolled back before. 0: there is none."""
+    """Return the previous version, 0 if there is none. It is not simply the next lower number, which may have been rolled back."""
     current = deployment.version(deployment.shares[0].number) if deployment.shares else None
     if current is None:
         return 0
@@ -212,13 +219,23 @@ def _before(deployment: Deployment) -> int:
 
 class DeploymentApi:
     def __init__(
-        self, backends: Mapping[str, Backend], guard: DeployGuard, places: DataPlaces, directory: Path
+        self,
+        backends: Mapping[str, Backend],
+        guard: DeployGuard,
+        places: DataPlaces,
+        hosts: FunctionHosts,
+        directory: Path,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         self._backends = backends
         self._places = places
+        self._hosts = hosts
         self._guard = guard
+        self._tls = tls
         self._deployments = Deployments(directory)
+        hosts.serve(self._deployments.known)
         self._bundles = BundleStore(directory / "bundles")
+        self._secrets = FunctionSecrets(directory, guard.key)
 
     def routes(self) -> list[BaseRoute]:
         return [
@@ -228,6 +245,9 @@ class DeploymentApi:
             Route(PATH + "/{name}", self.remove, methods=["DELETE"]),
             Route(PATH + "/{name}/rollback", self.rollback, methods=["POST"]),
             Route(PATH + "/{name}/tail", self.tail, methods=["GET"]),
+            Route(PATH + "/{name}/logs", self.logs, methods=["GET"]),
+            Route(PATH + "/{name}/secrets", self.secrets, methods=["GET"]),
+            Route(PATH + "/{name}/secrets/{secret}", self.secret, methods=["PUT", "DELETE"]),
         ]
 
     async def all(self, request: Request) -> Response:
@@ -268,11 +288,21 @@ class DeploymentApi:
         deployment = self._deployments.expected(name, new.expected_revision, author)
         if not self._bundles.has(new.digest):
             raise ApiError("invalid_request", f"there is no bundle {new.digest}; put it first")
+        self._hosts.check(name, new.routes, author, deployment.account)
         number = max((version.number for version in deployment.versions), default=0) + 1
         stable = max(deployment.shares, key=lambda share: share.percent, default=None)
         replaced = 0 if stable is None else stable.number
         version = Version(
-            number, new.digest, time.time(), new.message, new.environment, new.health_path, replaced, new.services
+            number,
+            new.digest,
+            time.time(),
+            new.message,
+            new.environment,
+            new.health_path,
+            replaced,
+            new.services,
+            new.routes,
+            new.has_subdomain,
         )
         home = home_of(deployment, new, self._deployments.known, self._homes(deployment.account))
         moves = await self._try_everywhere(replace(deployment, home=home), version)
@@ -284,7 +314,8 @@ class DeploymentApi:
             raise ApiError("invalid_request", sentence)
         before = replace(self._deployments.expected(name, new.expected_revision, author), home=home)
         changed = with_version(before, version, new.percent)
-        self._deployments.change(changed)
+        self._hosts.check(name, new.routes, author, before.account)
+        self._change(changed)
         self._forget_bundles()
         return await self._served_everywhere(changed, 201)
 
@@ -296,7 +327,10 @@ class DeploymentApi:
         changed = rolled_back(deployment, wanted.number)
         await self._check_fits(changed)
         self._deployments.expected(name, wanted.expected_revision, author)
-        self._deployments.change(changed)
+        version = changed.version(changed.shares[0].number)
+        assert version is not None
+        self._hosts.check(name, version.routes, author, changed.account)
+        self._change(changed)
         return await self._served_everywhere(changed, 200)
 
     async def remove(self, request: Request) -> Response:
@@ -308,25 +342,66 @@ class DeploymentApi:
         if not deployment.shares:
             raise ApiError("not_found", f"no function named {name[:64]!r} is deployed")
         changed = replace(deployment, revision=deployment.revision + 1, shares=())
-        self._deployments.change(changed)
+        self._change(changed)
         return await self._served_everywhere(changed, 200)
 
     async def tail(self, request: Request) -> Response:
-        """What the function prints at every site, as events, until the reader leaves."""
+        """Stream what the function prints at every site, as events, until the reader disconnects."""
+        name = self._readable(request)
+        return StreamingResponse(self.lines(name), media_type="text/event-stream", headers=NO_STORE)
+
+    async def logs(self, request: Request) -> Response:
+        """Return the invocations that were kept at every site that can be asked now."""
+        query, after = log_query(self._readable(request), request.query_params)
+        found = await find_logs(self._followed(query.function), query, after, self._guard.signed)
+        return Response(encode(found), media_type=JSON, headers=NO_STORE)
+
+    async def secrets(self, request: Request) -> Response:
+        """Return the names of a function's secrets to its author, and to sites what was sealed for them."""
+        name = _named(request.path_params["name"])
+        if self._guard.is_from_site(request):
+            return Response(encode(self._secrets.of(name)), media_type=JSON)
+        self._deployments.get(name, self._guard.author(request))
+        return Response(encode(sorted(self._secrets.of(name))), media_type=JSON)
+
+    async def secret(self, request: Request) -> Response:
+        """Put or delete a secret, which the function's sites then fetch."""
         author = self._guard.author(request)
-        self._deployments.get(_named(request.path_params["name"]), author)
-        headers = {"cache-control": "no-store"}
-        lines = self.lines(request.path_params["name"])
-        return StreamingResponse(lines, media_type="text/event-stream", headers=headers)
+        name, secret = _named(request.path_params["name"]), request.path_params["secret"]
+        body = await limited_body(request, MAX_BODY)
+        deployment = self._deployments.get(name, author)
+        if request.method == "DELETE":
+            word = self._secrets.delete(name, secret)
+        else:
+            try:
+                word = self._secrets.put(name, secret, body.decode())
+            except UnicodeDecodeError:
+                raise ApiError("invalid_request", "a secret is text in UTF-8") from None
+        changed = replace(deployment, secrets=word)
+        self._change(changed)
+        return await self._served_everywhere(changed, 200)
+
+    def _readable(self, request: Request) -> str:
+        """Return the name of a function whose output the author may read: a site's own, which nobody has deployed, is the operator's. Raises
+        ApiError."""
+        author, name = self._guard.author(request), _named(request.path_params["name"])
+        self._deployments.get(name, author)
+        if author is not None and name not in self._deployments.known:
+            raise ApiError("not_found", f"no function named {name} is deployed")
+        return name
 
     def versions(self) -> bytes:
         return encode(list(self._deployments.known.values()))
 
     def lines(self, name: str) -> AsyncGenerator[bytes, None]:
         """Iterate over what a function prints at the sites that can be asked now. Raises ApiError."""
+        return self._lines(_named(name), self._followed(name))
+
+    def _followed(self, name: str) -> list[Backend]:
+        """Return the sites that can be asked now and may have run the function."""
         home = "" if (deployment := self._deployments.known.get(name)) is None else deployment.home
         healthy = [backend for backend in self._backends.values() if _functions_of(backend) is not None]
-        return self._lines(_named(name), [backend for backend in healthy if home in ("", backend.name)])
+        return [backend for backend in healthy if home in ("", backend.name)]
 
     async def _lines(self, name: str, sites: list[Backend]) -> AsyncGenerator[bytes, None]:
         queue: asyncio.Queue[bytes] = asyncio.Queue(100)
@@ -345,7 +420,7 @@ class DeploymentApi:
                 await queue.put(b"data: " + msgspec.json.encode(sentence) + b"\n\n")
 
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=5.0)
-        async with aiohttp.ClientSession(timeout=timeout) as session:
+        async with aiohttp.ClientSession(timeout=timeout, connector=connector(self._tls)) as session:
             tasks = [asyncio.create_task(follow(session, backend)) for backend in sites]
             try:
                 yield b": following\n\n"
@@ -387,7 +462,7 @@ class DeploymentApi:
         return sorted({tag for tried in results.values() for tag in tried.moves})
 
     async def _served_everywhere(self, changed: Deployment, status: int) -> Response:
-        """Tell all sites, those too where it does not run: they send on who asks them."""
+        """Notify every site; sites that do not run the function redirect callers."""
         results = await self._ask_sites("", SERVE_PATH, encode(Serve(changed.name, changed.revision)), SERVE_TIMEOUT_S)
         unconfirmed = {}
         for site, tried in results.items():
@@ -396,7 +471,12 @@ class DeploymentApi:
             elif changed.shares and changed.runs_at(site):
                 self._backends[site].published.serves(changed.name)
         fields = {name: getattr(changed, name) for name in changed.__struct_fields__}
-        return Response(encode(Changed(**fields, unconfirmed=unconfirmed)), status, media_type=JSON)
+        made = Changed(**fields, unconfirmed=unconfirmed, addresses=self._hosts.addresses(changed))
+        return Response(encode(made), status, media_type=JSON)
+
+    def _change(self, deployment: Deployment) -> None:
+        self._deployments.change(deployment)
+        self._hosts.serve(self._deployments.known)
 
     def _sites(self, home: str = "") -> list[Backend]:
         """Return the healthy sites that take deployed functions; with `home`, that one alone."""
@@ -411,10 +491,10 @@ class DeploymentApi:
         return [site.name for site in self._sites() if allowed is None or site.name in allowed.names]
 
     async def _ask_sites(self, home: str, path: str, body: bytes, timeout_s: float) -> dict[str, Tried]:
-        """What each healthy site that takes deployed functions says, by its name."""
+        """Return the answers of the healthy sites that accept deployed functions, by name."""
         sites = self._sites(home)
         timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=5.0)
-        async with aiohttp.ClientSession(timeout=timeout) as session:
+        async with aiohttp.ClientSession(timeout=timeout, connector=connector(self._tls)) as session:
             results = await asyncio.gather(*(self._ask_site(session, site, path, body) for site in sites))
         return {site.name: tried for site, tried in zip(sites, results, strict=True)}
 
@@ -437,13 +517,16 @@ class DeploymentApi:
 
 
 def deployment_api(
-    backends: Mapping[str, Backend], access: Access, clocks: SiteClocks, places: DataPlaces
+    backends: Mapping[str, Backend],
+    access: Access,
+    clocks: SiteClocks,
+    places: DataPlaces,
+    hosts: FunctionHosts,
+    tls: ssl.SSLContext | None = None,
 ) -> DeploymentApi:
     """The token, the network's secret and where to keep all this come from the environment."""
     guard = DeployGuard(os.environ.get(DEPLOY_TOKEN_ENV, ""), os.environ.get(HOP_SECRET_ENV, ""), access, clocks)
-    home = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
-    directory = Path(os.environ.get(STATE_DIR_ENV) or f"{home}/pilotlight/router").expanduser()
-    return DeploymentApi(backends, guard, places, directory)
+    return DeploymentApi(backends, guard, places, hosts, router_state_directory(), tls)
 
 
 async def _parsed(request: Request, kind: type[RequestT]) -> RequestT:
@@ -466,5 +549,5 @@ def _named(name: str) -> str:
 
 
 def _functions_of(backend: Backend) -> FunctionsStatus | None:
-    """Return what a healthy site says of its functions; None: it has none, or is not well."""
+    """Return the functions of a healthy site; None if it has none or is not healthy."""
     return backend.status.functions if backend.state == "healthy" and backend.status is not None else None

@@ -1,4 +1,4 @@
-"""Workers AI's fine-tunes behind a router, as an ASGI application: one site judges what an account uploads, and the others get it from there."""
+"""Workers AI's fine-tunes behind a router, as an ASGI application: one site validates an upload, and the others get it from there."""
 
 from http import HTTPStatus
 from typing import Any

@@ -1,4 +1,4 @@
-"""What models the network serves, as an ASGI application: sites have different ones, and one site of each kind is asked for its own."""
+"""Lists of the network's models, as an ASGI application: sites have different models, so one site of each kind is asked for its own."""
 
 import asyncio
 import re
@@ -37,8 +37,8 @@ class Answer(NamedTuple):
 
 
 class ModelLists:
-    """Lists are what all sites have together: of a model that several have, the entry of the first in the router's file. An account sees what it may
-    use, everybody sees prices."""
+    """Combine the lists of all sites: of a model at several sites, the entry of the first in the router's file counts. An account sees the models
+    that it may use, and every client sees prices."""
 
     def __init__(self, proxy: Proxy) -> None:
         self._proxy = proxy
@@ -133,8 +133,8 @@ class ModelLists:
         return self._proxy.parser.parse(head, b"", client.request_id, client.address)
 
     def _kinds(self, model: str | None = None) -> Iterable[set[str]]:
-        """Group the sites that may be asked by what they say that they serve; with `model`: those that say they have it, or have said nothing.
-        While none of these is well the others are asked."""
+        """Group the sites that may be asked by the models that they publish; with `model`, only those that publish it or have published nothing. If
+        none of these is healthy, the others are asked."""
         views = [backend.view() for backend in self._proxy.selector.backends.values()]
         if model is not None:
             views = [view for view in views if view.status is None or view.model(model) is not None]
@@ -157,7 +157,7 @@ class ModelLists:
         )
 
     async def _ask(self, client: Downstream, request: ValidRequest, sites: set[str]) -> Answer | ApiError:
-        """Have a request answered by one of `sites`, and return its answer, or why there is none."""
+        """Send a request to one of `sites`; return its answer, or why there is none."""
         proxied = self._proxy.proxied(request)
         proxied.tries.excluded |= self._proxy.selector.backends.keys() - sites
         answers: list[Answer] = []
@@ -181,7 +181,7 @@ class ModelLists:
         ]
 
     def _names(self, model: str) -> list[str]:
-        """Return all names of a model, each with the adapter behind it that was asked for."""
+        """Return all names of a model, each with the requested adapter."""
         for backend in self._proxy.selector.backends.values():
             if (known := backend.view().model(model)) is not None:
                 names = [known.name, *known.aliases]
@@ -198,7 +198,7 @@ def _is_no_site(answer: Answer | ApiError) -> bool:
 
 
 def _listing(answer: Answer | ApiError, field: str) -> Fields | None:
-    """Return a site's list; None: it is none."""
+    """Return a site's list; None if the answer is not one."""
     if isinstance(answer, ApiError) or answer.status != HTTPStatus.OK:
         return None
     fields = _object(answer.body)

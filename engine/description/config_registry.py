@@ -56,37 +56,68 @@ class ArchitectureConfig(Protocol):
 
 Parse = Callable[[Mapping[str, Any]], ArchitectureConfig]
 
-# The module here that reads each; imported for a model that is there, as all of them together are a tenth of what a site imports.
-_MODULES = {
-    "BertModel": "bert",
-    "DeepseekV3ForCausalLM": "deepseek_v3",
-    "Gemma3ForCausalLM": "gemma3",
-    "Glm4MoeForCausalLM": "glm4_moe",
-    "GptOssForCausalLM": "gpt_oss",
-    "KimiK25ForConditionalGeneration": "deepseek_v3",
-    "Llama4ForCausalLM": "llama4",
-    "Llama4ForConditionalGeneration": "llama4",
-    "LlamaForCausalLM": "llama",
-    "MistralForCausalLM": "mistral",
-    "MixtralForCausalLM": "mixtral",
-    "Qwen2ForCausalLM": "qwen2",
-    "Qwen3ForCausalLM": "qwen3",
-    "Qwen3MoeForCausalLM": "qwen3_moe",
-    "RobertaModel": "roberta",
-    "XLMRobertaModel": "roberta",
+# The module in families/ that reads each, and its function where that is not `parse_config`. Imported for a model that is there, as all of them
+# together are a tenth of what a site imports.
+_READERS = {
+    "BertModel": "bert_config",
+    "DeepseekV2ForCausalLM": "latent:deepseek_v2",
+    "DeepseekV3ForCausalLM": "latent:deepseek_v3",
+    "Ernie4_5ForCausalLM": "plain:ernie",
+    "Ernie4_5_MoeForCausalLM": "experts:ernie_moe",
+    "Exaone4ForCausalLM": "plain:exaone4",
+    "Gemma2ForCausalLM": "plain:gemma2",
+    "Gemma3ForCausalLM": "plain:gemma3",
+    "Gemma3ForConditionalGeneration": "plain:gemma3",
+    "Glm4ForCausalLM": "plain:glm4",
+    "Glm4MoeForCausalLM": "experts:glm4_moe",
+    "Glm4MoeLiteForCausalLM": "latent:glm4_moe_lite",
+    "Glm46VForConditionalGeneration": "experts:glm4_moe",
+    "Glm4vMoeForConditionalGeneration": "experts:glm4_moe",
+    "GptOssForCausalLM": "gpt_oss_config",
+    "GraniteForCausalLM": "plain:granite",
+    "GraniteMoeForCausalLM": "experts:granite_moe",
+    "KimiK25ForConditionalGeneration": "latent:deepseek_v3",
+    "Llama4ForCausalLM": "llama4_config",
+    "Llama4ForConditionalGeneration": "llama4_config",
+    "LlamaForCausalLM": "plain:llama",
+    "MiniMaxM2ForCausalLM": "experts:minimax_m2",
+    "Ministral3ForCausalLM": "plain:mistral",
+    "Mistral3ForConditionalGeneration": "latent:mistral3",
+    "Mistral4ForCausalLM": "latent:mistral4",
+    "MistralForCausalLM": "plain:mistral",
+    "MixtralForCausalLM": "experts:mixtral",
+    "Olmo2ForCausalLM": "plain:olmo2",
+    "Olmo3ForCausalLM": "plain:olmo3",
+    "OlmoeForCausalLM": "experts:olmoe",
+    "Phi3ForCausalLM": "plain:phi3",
+    "Qwen2ForCausalLM": "plain:qwen2",
+    "Qwen2MoeForCausalLM": "experts:qwen2_moe",
+    "Qwen2_5_VLForConditionalGeneration": "plain:qwen2",
+    "Qwen3ForCausalLM": "plain:qwen3",
+    "Qwen3MoeForCausalLM": "experts:qwen3_moe",
+    "Qwen3VLForConditionalGeneration": "plain:qwen3",
+    "Qwen3VLMoeForConditionalGeneration": "experts:qwen3_moe",
+    "RobertaModel": "roberta_config",
+    "SeedOssForCausalLM": "plain:seed_oss",
+    "SmolLM3ForCausalLM": "plain:smollm3",
+    "XLMRobertaModel": "roberta_config",
 }
 
 
-def _parser(module: str) -> Parse:
+def _reader(place: str) -> Parse:
+    module, _, function = place.partition(":")
+
     def parse_config(config: Mapping[str, Any]) -> ArchitectureConfig:
-        parse: Parse = import_module(f"pilotlight.engine.description.families.{module}_config").parse_config
+        parse: Parse = getattr(
+            import_module(f"pilotlight.engine.description.families.{module}"), function or "parse_config"
+        )
         with refusing_types():
             return parse(config)
 
     return parse_config
 
 
-PARSERS = {name: _parser(module) for name, module in _MODULES.items()}
+PARSERS = {name: _reader(place) for name, place in _READERS.items()}
 
 
 def find_architecture(config: Mapping[str, Any], known: Mapping[str, Any] = PARSERS) -> str:

@@ -9,12 +9,17 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
 
 from pilotlight.engine.api.errors import CheckpointError
-from pilotlight.engine.description.rotary_scaling import RotaryRule, read_rotary_rule
+from pilotlight.engine.description.rotary_scaling import (
+    RotaryRule,
+    parse_rotary_rule,
+    read_rotary_rule,
+)
 from pilotlight.engine.description.shapes import NO_IMAGES, AttentionShape, ImageBytes, NormKind
 from pilotlight.engine.description.tensor_sizes import WeightShape, embedding, norm, projections, summed
 from pilotlight.engine.kv.pool.layout import CachedLayer, keys_and_values
 from pilotlight.engine.weights.config import flag, number, positive_int, quantization, quantization_method
 from pilotlight.engine.weights.formats.weight_formats import FORMATS, OF_STACKS
+from pilotlight.engine.weights.fused import FusedRows
 
 LAYER_TYPES = ("full_attention", "sliding_attention")
 
@@ -58,7 +63,12 @@ class DecoderConfig:
     @property
     def rotary_numbers(self) -> int:
         """Numbers of the rotary tables for each position, in fp32."""
-        return len(self.rotary) * self.rotary_dim
+        return sum(rule.turning(self.head_dim) for rule in self.rotary)
+
+    @property
+    def fused(self) -> tuple[FusedRows, ...]:
+        """The tensors of a checkpoint that hold several of the model's matrices."""
+        return ()
 
     def attention_bytes(self, tokens: int, ranks: int, item_bytes: int) -> int:
         """Return what attention holds at once beside its projections, in a step of so many tokens."""
@@ -67,11 +77,6 @@ class DecoderConfig:
     def image_bytes(self, item_bytes: int) -> ImageBytes:
         """Return what images hold."""
         return NO_IMAGES
-
-    @property
-    def rotary_dim(self) -> int:
-        """Numbers of each head that turn."""
-        return self.head_dim
 
     def layer_weights(self, layer: int, name: str) -> list[WeightShape]:
         """Return the tensors of a layer whose names begin with `name`."""
@@ -140,7 +145,7 @@ class DecoderConfig:
         layers: tuple[LayerKind, ...] | None = None,
         rotary: tuple[RotaryRule, ...] | None = None,
         activation_key: str = "hidden_act",
-        activation: str = "silu",
+        allowed_activation: str = "silu",
         quantizations: Collection[str] | None = None,
         default_head_dim: int | None = None,
         default_eps: float = 1e-6,
@@ -150,7 +155,7 @@ class DecoderConfig:
         **own: Any,
     ) -> Self:
         """`own`: the fields that a family adds. Without `layers` every layer sees everything."""
-        refuse_unless(config, activation_key, activation)
+        refuse_unless(config, activation_key, allowed_activation)
         method = quantization_method(config)
         if quantizations is None:
             quantizations = [name for name in FORMATS if name not in OF_STACKS]
@@ -167,6 +172,9 @@ class DecoderConfig:
                 f"config.json has {heads} heads, {kv_heads} key-value heads and head_dim {head_dim}: "
                 "heads must be a multiple of key-value heads, and head_dim even"
             )
+        rotary = rotary or (read_rotary_rule(config),)
+        for rule in rotary:
+            rule.turning(head_dim)  # raises for what is no pairs
         return cls(
             vocab_size=positive_int(config, "vocab_size"),
             hidden_size=hidden,
@@ -178,7 +186,7 @@ class DecoderConfig:
                 number(config, "rms_norm_eps", default_eps), norm_offset, flag(config, "norm_offset_included", False)
             ),
             tied=flag(config, "tie_word_embeddings", default_tied),
-            rotary=rotary or (read_rotary_rule(config),),
+            rotary=rotary,
             layers=layers or (LayerKind(),) * positive_int(config, "num_hidden_layers"),
             attention_scale=head_dim**-0.5 if attention_scale is None else attention_scale,
             **own,
@@ -215,7 +223,11 @@ def uniform_layers(config: Mapping[str, Any], window: int | None) -> tuple[Layer
 
 
 def mixed_layers(
-    config: Mapping[str, Any], window: int | None, default: tuple[str, ...], sliding_rotary: int = 0
+    config: Mapping[str, Any],
+    window: int | None,
+    default: tuple[str, ...],
+    sliding_rotary: int = 0,
+    full_rotary: int | None = 0,
 ) -> tuple[LayerKind, ...]:
     """Return the layers as `layer_types` lists them, or as in `default` where a checkpoint is older than that key."""
     num_layers = positive_int(config, "num_hidden_layers")
@@ -228,7 +240,34 @@ def mixed_layers(
                 f"config.json has a layer of type {layer_type!r}; supported are {', '.join(LAYER_TYPES)}"
             )
     return tuple(
-        LayerKind(window, sliding_rotary) if layer_type == "sliding_attention" else LayerKind() for layer_type in types
+        LayerKind(window, sliding_rotary) if layer_type == "sliding_attention" else LayerKind(rotary=full_rotary)
+        for layer_type in types
+    )
+
+
+def every_nth(config: Mapping[str, Any], n: int) -> tuple[str, ...]:
+    """Return layer types of which every n-th sees everything, and the others look through a window; with n = 0 all see everything."""
+    return tuple(
+        "sliding_attention" if n and (i + 1) % n else "full_attention"
+        for i in range(positive_int(config, "num_hidden_layers"))
+    )
+
+
+def rules_by_type(
+    config: Mapping[str, Any], full_theta: float, sliding_theta: float, default_share: float = 1.0
+) -> tuple[RotaryRule, RotaryRule]:
+    """Read the rotary rules of layers that see everything, and of those that look through a window. Newer checkpoints keep one for each type;
+    in older ones scaling is for layers that see everything alone."""
+    nested = config.get("rope_parameters") or {}
+    if not isinstance(nested, dict) or not nested.keys() <= set(LAYER_TYPES):
+        raise CheckpointError(
+            f"config.json has rope_parameters = {nested!r}; for {architecture(config)} they must be an object per layer type, "
+            f"{' and '.join(LAYER_TYPES)}"
+        )
+    full, sliding = nested.get("full_attention"), nested.get("sliding_attention")
+    return (
+        parse_rotary_rule(config, full or config.get("rope_scaling") or {}, full_theta, default_share),
+        parse_rotary_rule(config, sliding or {}, sliding_theta, default_share),
     )
 
 

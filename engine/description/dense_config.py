@@ -1,9 +1,17 @@
-"""The config of the plain decoder: Llama's, Mistral's and Qwen's, which differ in biases, head norms and windows alone."""
+"""The config of a decoder of grouped-query attention and gated feed-forwards: most families differ in its fields alone.
+
+A family says here what it has; engine/models/dense.py loads that, and a plan counts it.
+"""
 
 from dataclasses import dataclass
+from typing import Literal
 
 from pilotlight.engine.description.decoder_config import DecoderConfig
+from pilotlight.engine.description.shapes import NORMS_BEFORE, AttentionShape, NormNames
 from pilotlight.engine.description.tensor_sizes import WeightShape, gated
+from pilotlight.engine.weights.fused import FusedRows
+
+Activation = Literal["silu", "gelu_tanh"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -13,9 +21,54 @@ class DenseConfig(DecoderConfig):
     o_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False  # queries and keys are normalised per head, before they are rotated
+    joint_qk_norm: bool = False  # or all queries of a token at once, and all keys
+    norms: NormNames = NORMS_BEFORE
+    activation: Activation = "silu"
+    is_interleaved: bool = False  # the two numbers of a pair that turns are neighbours
+    soft_cap: float | None = None  # of attention scores
+    # Of queries: tokens to a step, its weight, and tokens that are added to a position first
+    temperature: tuple[float, float, float] | None = None
+    embedding_scale: float = 1.0
+    residual_scale: float = 1.0  # of what attention and feed-forward add to the hidden states
+    logit_scale: float = 1.0
+    logit_cap: float | None = None  # a logit l becomes logit_cap * tanh(l / logit_cap)
+    is_fused: bool = False  # the checkpoint keeps queries, keys and values in one tensor, and gates and ups in one
+
+    @property
+    def num_norms(self) -> int:
+        return sum(name is not None for name in self.norms)
+
+    @property
+    def fused(self) -> tuple[FusedRows, ...]:
+        if not self.is_fused:
+            return ()
+        q, kv, inner = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim, self.intermediate_size
+        return (
+            FusedRows("self_attn.qkv_proj", {"self_attn.q_proj": q, "self_attn.k_proj": kv, "self_attn.v_proj": kv}),
+            FusedRows("mlp.gate_up_proj", {"mlp.gate_proj": inner, "mlp.up_proj": inner}),
+        )
+
+    def attention(self, layer: int) -> AttentionShape:
+        plain = DecoderConfig.attention(self, layer)
+        return plain._replace(
+            soft_cap=self.soft_cap,
+            is_interleaved=self.is_interleaved,
+            is_tempered=self.temperature is not None,
+        )
 
     def layer_weights(self, layer: int, name: str) -> list[WeightShape]:
-        return [
-            *self.attention_weights(name, qkv_bias=self.qkv_bias, o_bias=self.o_bias, qk_norm=self.qk_norm),
-            *gated(f"{name}.mlp", self.hidden_size, self.intermediate_size, bias=self.mlp_bias),
-        ]
+        return [*self.mixer_weights(name), *self.feed_forward_weights(layer, name)]
+
+    def mixer_weights(self, name: str) -> list[WeightShape]:
+        """Return the tensors of a layer's attention and norms."""
+        return self.attention_weights(
+            name,
+            qkv_bias=self.qkv_bias,
+            o_bias=self.o_bias,
+            qk_norm=self.qk_norm or self.joint_qk_norm,
+            num_norms=self.num_norms,
+        )
+
+    def feed_forward_weights(self, layer: int, name: str) -> list[WeightShape]:
+        """Return the tensors of a layer's feed-forward."""
+        return gated(f"{name}.mlp", self.hidden_size, self.intermediate_size, bias=self.mlp_bias)

@@ -13,7 +13,7 @@ from pilotlight.engine.api.protocol import HostConfig, ModelInfo, ModelSpec
 from pilotlight.engine.api.struct import replace
 from pilotlight.engine.core.phases import Phases
 from pilotlight.engine.description.config_registry import ArchitectureConfig
-from pilotlight.engine.description.decoder_config import architecture
+from pilotlight.engine.description.decoder_config import DecoderConfig, architecture
 from pilotlight.engine.description.image_sizes import ImageSizes, read_image_sizes
 from pilotlight.engine.drafting.drafter_registry import DraftWords
 from pilotlight.engine.execution.runner import ModelRunner
@@ -78,7 +78,8 @@ def opened_source(
     phases.end("config")
     # Of several ranks each has its own part, in its own memory.
     weights_file = None if spec.weights_file is None or links is not None else Path(spec.weights_file)
-    source = WeightSource(directory, architecture(raw_config), weights_file, read_format(raw_config))
+    fused = config.fused if isinstance(config, DecoderConfig) else ()
+    source = WeightSource(directory, architecture(raw_config), weights_file, read_format(raw_config), fused)
     try:
         if links is not None and source.packed is not None and config.cached_layers:
             raise CheckpointError(
@@ -210,7 +211,7 @@ class ModelLoading(NamedTuple):
         source, device, recipe = self.source, self.arena.device, self.recipe
 
         def dry_run() -> DryRun:
-            storage, pooling = MetaStorage.open(Path(self.spec.path)), recipe and recipe.pooling
+            storage, pooling = MetaStorage.open(Path(self.spec.path), source.fused), recipe and recipe.pooling
             return DryRun(
                 self.family,
                 self.config,

@@ -113,6 +113,8 @@ def _named(manifest: Manifest) -> Iterator[tuple[str, str]]:
             yield "service", options["service"]
             if options.get("props"):  # which the function that is called believes
                 yield "props", options["service"]
+    for service in manifest.tail_consumers:
+        yield "service", service
     for consumer in manifest.consumers:
         yield "queue", consumer.queue
         if consumer.dead_letter_queue:

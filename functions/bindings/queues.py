@@ -169,6 +169,21 @@ class Queue:
         await self._database.run(work)
         self.news.set()
 
+    def attach(self, consumer: "QueueConsumer") -> None:
+        """Give the queue's messages to a consumer from now on. The one before stops when it next looks.
+
+        Raises BindingError where another function consumes the queue.
+        """
+        self.check_consumer(consumer.function)
+        self.consumer = consumer
+        self.news.set()
+
+    def detach(self, consumer: "QueueConsumer") -> None:
+        """Leave the queue without a consumer, if this is its consumer."""
+        if self.consumer is consumer:
+            self.consumer = None
+        self.news.set()
+
     def check_consumer(self, function: str) -> None:
         """Raise BindingError where another function consumes the queue."""
         if self.consumer is not None and self.consumer.function != function:
@@ -238,9 +253,7 @@ class QueueConsumer:
     ) -> None:
         """Raises BindingError where another function consumes the queue."""
         self.function = function
-        queue.check_consumer(function)
-        queue.consumer = self
-        queue.news.set()  # the one before looks up, and finds itself replaced
+        queue.attach(self)
         self._queue = queue
         self._deliver = deliver
         self._settings = settings
@@ -252,9 +265,7 @@ class QueueConsumer:
 
     def stop(self) -> None:
         """Take no more messages; batches under way are finished."""
-        if self._queue.consumer is self:
-            self._queue.consumer = None
-        self._queue.news.set()
+        self._queue.detach(self)
 
     async def close(self) -> None:
         """Stop. What is still being delivered comes again, and the attempt is not counted: the site has cut it off."""

@@ -77,6 +77,10 @@ class Bindings:
             raise BindingError(f"there is no binding {call.binding!r}", code="no_such_binding", name="TypeError")
         return await binding.call(call.method, call.args, call.kwargs, body)
 
+    def get(self, name: str) -> Binding | None:
+        """Return an open binding by its name."""
+        return self._bindings.get(name)
+
     async def close(self) -> None:
         for binding in self._bindings.values():
             await binding.close()

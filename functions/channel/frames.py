@@ -57,6 +57,12 @@ class QueueEvent(Frame, frozen=True, tag="queue"):
     messages: list[dict[str, Any]]
 
 
+class TailEvent(Frame, frozen=True, tag="tail"):
+    """What became of invocations of other functions, each as Cloudflare's TraceItem."""
+
+    events: list[dict[str, Any]]
+
+
 class RpcEvent(Frame, frozen=True, tag="rpc"):
     """A method of an entrypoint; `options` may name a Durable Object's class and id."""
 
@@ -117,13 +123,14 @@ class Note(Frame, frozen=True, tag="note"):
     value: Any = None
 
 
-FunctionEvent = FetchEvent | ScheduledEvent | QueueEvent | RpcEvent  # what a function handles
+FunctionEvent = FetchEvent | ScheduledEvent | QueueEvent | TailEvent | RpcEvent  # what a function handles
 Request = BindingCall | FunctionEvent
 AnyFrame = (
     BindingCall
     | FetchEvent
     | ScheduledEvent
     | QueueEvent
+    | TailEvent
     | RpcEvent
     | Reply
     | Fail

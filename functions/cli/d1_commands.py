@@ -120,54 +120,35 @@ def migrations_apply(
 
 class _Migrations:
     def __init__(self, database: str, site: Path | None, directory: Path) -> None:
+        from pilotlight.functions.bindings.binding import BindingError
+        from pilotlight.functions.bindings.storage.d1_migrations import MigrationFiles
+
         self._state = State(site, directory)
         self._database = database
-        options = self._state.declared("d1", database).options
-        self._table = str(options.get("migrations_table", "d1_migrations"))
-        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", self._table):
-            raise CliError(f"migrations_table is no name of a table: {self._table!r}")
-        self.folder = directory / str(options.get("migrations_dir", "migrations"))
+        try:
+            self._files = MigrationFiles.of(self._state.declared("d1", database).options, directory)
+        except BindingError as error:
+            raise CliError(error.message) from None
+        self.folder = self._files.folder
 
     def open(self) -> list[Path]:
         """List the files of those that have not been applied."""
         if not self.folder.is_dir():
             raise CliError(f"There are no migrations in {self.folder}; `pilotlight d1 migrations create` makes one.")
-        table = (
-            f"CREATE TABLE IF NOT EXISTS {self._table} (id INTEGER PRIMARY KEY AUTOINCREMENT, name TEXT UNIQUE, "
-            "applied_at TIMESTAMP DEFAULT CURRENT_TIMESTAMP NOT NULL)"
-        )
-        self._run((table, []))
-        names = {row[0] for row in self._run((f"SELECT name FROM {self._table}", []))[0]["rows"]}
-        return [path for path in sorted(self.folder.glob("*.sql"), key=_order) if path.name not in names]
+        found: list[Path] = self._state.bound("d1", self._database, lambda d1: self._files.waiting(_d1(d1)))
+        return found
 
     def apply(self, path: Path) -> None:
-        from pilotlight.functions.bindings.storage.sql import statements_of
-
-        sql = sql_in(path)
-        if re.search(r"(?im)^\s*PRAGMA\s+foreign_keys\s*=", sql):
+        if re.search(r"(?im)^\s*PRAGMA\s+foreign_keys\s*=", sql_in(path)):
             print(
                 f"{path.name}: PRAGMA foreign_keys has no effect, as on D1: dropping a table deletes what references it by ON DELETE CASCADE; "
                 "defer_foreign_keys puts off the checks alone",
                 file=sys.stderr,
             )
-        noted = (f"INSERT INTO {self._table} (name) VALUES (?)", [path.name])
         try:
-            self._run(*((statement, []) for statement in statements_of(sql)), noted)
+            self._state.bound("d1", self._database, lambda d1: self._files.apply(_d1(d1), [path]))
         except CliError as error:
             raise CliError(f"{path.name} was not applied: {error}") from None
-
-    def _run(self, *statements: tuple[str, list[Any]]) -> Any:
-        """Run statements in one transaction."""
-        from pilotlight.functions.bindings.storage.d1 import Statement
-
-        made = [Statement(*statement) for statement in statements]
-        return self._state.bound("d1", self._database, lambda d1: _d1(d1).transaction(made))
-
-
-def _order(path: Path) -> tuple[float, str]:
-    """Sort by the number that a name begins with; one without a number comes last."""
-    number = re.match(r"\d+", path.name)
-    return (int(number[0]) if number else float("inf"), path.name)
 
 
 def _d1(binding: "Binding") -> "D1Database":

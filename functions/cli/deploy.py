@@ -45,7 +45,7 @@ def deploy(
     print(f"{manifest.name}: {len(data)} bytes, SHA-256 {digest[:16]}")
     for note in manifest.notes:
         print(f"  {note}")
-    api.send("PUT", f"{PATH}/bundles/{digest}", data, _token(), "application/x-tar")
+    api.send("PUT", f"{PATH}/bundles/{digest}", data, author_token(), "application/x-tar")
     wanted = {
         "digest": digest,
         "expected_revision": before["revision"],
@@ -55,6 +55,8 @@ def deploy(
         "health_path": health,
         "keeps_data": manifest.keeps_data,
         "services": manifest.services,
+        "routes": manifest.routes,
+        "has_subdomain": manifest.has_subdomain,
         "home": home,
     }
     packages = requirements_of(directory)
@@ -64,16 +66,18 @@ def deploy(
         else ""
     )
     with _progress(f"{manifest.name}: its sites {installing}start it and call GET {health}"):
-        after = api.send("POST", f"{PATH}/{manifest.name}", json.dumps(wanted).encode(), _token())
+        after = api.send("POST", f"{PATH}/{manifest.name}", json.dumps(wanted).encode(), author_token())
     for line in _shares(after):
         print(line)
+    for address in (f"{api.url}/fn/{manifest.name}", *after.get("addresses", ())):
+        print(f"{manifest.name}: answers at {address}")
 
 
 def rollback(api: Api, name: str, number: int | None) -> None:
     before = _of(api, name)
     _expect_versions(before)
     wanted = {"expected_revision": before["revision"], "number": number}
-    after = api.send("POST", f"{PATH}/{quote(name, safe='')}/rollback", json.dumps(wanted).encode(), _token())
+    after = api.send("POST", f"{PATH}/{quote(name, safe='')}/rollback", json.dumps(wanted).encode(), author_token())
     for line in _shares(after):
         print(line)
 
@@ -81,7 +85,7 @@ def rollback(api: Api, name: str, number: int | None) -> None:
 def delete(api: Api, name: str) -> None:
     before = _of(api, name)
     path = f"{PATH}/{quote(name, safe='')}"
-    after = api.send("DELETE", path, json.dumps({"expected_revision": before["revision"]}).encode(), _token())
+    after = api.send("DELETE", path, json.dumps({"expected_revision": before["revision"]}).encode(), author_token())
     newest = max(version["number"] for version in after["versions"])
     print(
         f"{name}: not served any more; its data is kept, and `pilotlight rollback {name} --version {newest}` brings it back"
@@ -113,10 +117,36 @@ def tail(api: Api, name: str, as_json: bool) -> None:
             file=sys.stderr,
         )
     try:
-        for event in api.follow(f"{PATH}/{quote(name, safe='')}/tail", _token()):
+        for event in api.follow(f"{PATH}/{quote(name, safe='')}/tail", author_token()):
             print(json.dumps(event) if as_json else f"{event.get('site', '')}  {event.get('line', '')}", flush=True)
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def put_secret(api: Api, name: str, secret: str, value: str) -> None:
+    after = api.send("PUT", _secret_path(name, secret), value.encode(), author_token(), "text/plain; charset=utf-8")
+    print(f"{name}: {secret} is kept; requests of running versions have it in a few seconds, without a deploy")
+    _print_unconfirmed(after)
+
+
+def delete_secret(api: Api, name: str, secret: str) -> None:
+    after = api.send("DELETE", _secret_path(name, secret), b"", author_token())
+    print(f"{name}: {secret} is gone; requests of running versions are without it in a few seconds")
+    _print_unconfirmed(after)
+
+
+def secret_names(api: Api, name: str) -> list[str]:
+    names: list[str] = api.send("GET", f"{PATH}/{quote(name, safe='')}/secrets", None, author_token())
+    return names
+
+
+def _secret_path(name: str, secret: str) -> str:
+    return f"{PATH}/{quote(name, safe='')}/secrets/{quote(secret, safe='')}"
+
+
+def _print_unconfirmed(after: dict[str, Any]) -> None:
+    for site, why in after.get("unconfirmed", {}).items():
+        print(f"{after['name']}: not known to be taken over at {site} yet: {why}")
 
 
 @contextmanager
@@ -139,7 +169,7 @@ def _progress(sentence: str) -> Iterator[None]:
 
 
 def _of(api: Api, name: str) -> dict[str, Any]:
-    deployment: dict[str, Any] = api.send("GET", f"{PATH}/{quote(name, safe='')}", None, _token())
+    deployment: dict[str, Any] = api.send("GET", f"{PATH}/{quote(name, safe='')}", None, author_token())
     return deployment
 
 
@@ -169,7 +199,7 @@ def _shares(deployment: dict[str, Any]) -> list[str]:
     ]
 
 
-def _token() -> str:
+def author_token() -> str:
     token = os.environ.get(DEPLOY_TOKEN_ENV, "") or os.environ.get(API_KEY_ENV, "")
     if not token:
         raise CliError(

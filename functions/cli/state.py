@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from pilotlight.runtime.cli.api import DEFAULT_URL, Api
 from pilotlight.runtime.cli.cli_error import CliError
 
 if TYPE_CHECKING:
@@ -21,13 +22,26 @@ if TYPE_CHECKING:
     from pilotlight.functions.manifest import BindingDeclaration, Manifest
 
 DEV_STATE = ".pilotlight"
-NAMES = ("database_name", "database_id", "id", "queue", "index_name", "dataset")  # options that name a store
+NAMES = (
+    "database_name",
+    "database_id",
+    "id",
+    "queue",
+    "bucket_name",
+    "index_name",
+    "dataset",
+)  # options that name a store
 HERE = Path(".")
 SiteOption = Annotated[Path | None, typer.Option("--site", help="A site's file, on the machine of that site.")]
 DirOption = Annotated[Path, typer.Option("--dir", help="The folder of a function that `pilotlight dev` serves.")]
 
 FunctionArgument = Annotated[str, typer.Argument(help="A function's name, or, with --store, a secrets store's id.")]
 StoreOption = Annotated[bool, typer.Option("--store", help="Of a secrets store, which several functions may bind.")]
+
+RemoteOption = Annotated[
+    bool, typer.Option("--remote", help="Through the router, at every site where the function runs or will run.")
+]
+UrlOption = Annotated[str, typer.Option(help="Of the router.", envvar="PILOTLIGHT_URL")]
 
 secret = typer.Typer(help="Secrets of functions, sealed on this machine.", no_args_is_help=True)
 kv = typer.Typer(help="Keys of a KV namespace, by its binding's name or its id.", no_args_is_help=True)
@@ -42,7 +56,8 @@ class State:
         from pilotlight.functions.state_dir import state_dir_of
         from pilotlight.sites.site import load_site
 
-        self.directory = state_dir_of(load_site(site)) if site is not None else directory / DEV_STATE
+        self._site = None if site is None else load_site(site)
+        self.directory = directory / DEV_STATE if self._site is None else state_dir_of(self._site)
         has_manifest = any((directory / name).is_file() for name in FILES)
         if site is None and not has_manifest:
             raise CliError(
@@ -61,7 +76,18 @@ class State:
         if self._manifest is not None and not self._is_store(self._manifest, kind, name):
             known = ", ".join(each.name for each in declared) or "none"
             raise CliError(f"There is no {kind.partition('_')[0]} {name!r}: the manifest's are {known}.")
-        return BindingDeclaration(kind, name, {"id": name, "database_id": name, "queue": name})
+        return BindingDeclaration(kind, name, {"id": name, "database_id": name, "queue": name, "bucket_name": name})
+
+    def file_of(self, kind: str, name: str, file: str) -> Path:
+        """Return a store's file. Raises CliError where there is none."""
+        from pilotlight.functions.bindings.place import directory_of
+
+        declared = self.declared(kind, name)
+        id = declared.options.get("database_id") or declared.options.get("database_name") or declared.name
+        path = directory_of(self.directory, kind, id) / file
+        if not path.is_file():
+            raise CliError(f"Nothing has been written to {name} here: there is no {path}.")
+        return path
 
     def _is_store(self, manifest: "Manifest", kind: str, name: str) -> bool:
         """Tell whether there is a store of this id, or a queue that the function consumes: a misspelt name would make one."""
@@ -93,11 +119,19 @@ class State:
         except SecretError as error:
             raise CliError(str(error)) from None
 
+    def _r2(self) -> dict[str, Any]:
+        """Return the buckets of the site that lie at an S3 endpoint."""
+        if self._site is None or not self._site.functions.r2:
+            return {}
+        from pilotlight.functions.served import r2_stores
+
+        return dict(r2_stores(self._site.functions))
+
     def _run(self, work: "Callable[[Services], Awaitable[Any]]") -> Any:
         from pilotlight.functions.bindings.binding import BindingError, Services
 
         async def run() -> Any:
-            services = Services()
+            services = Services(r2=self._r2())
             try:
                 return await work(services)
             finally:
@@ -124,12 +158,18 @@ def secret_put(
     site: SiteOption = None,
     directory: DirOption = HERE,
     store: StoreOption = False,
+    remote: RemoteOption = False,
+    url: UrlOption = DEFAULT_URL,
 ) -> None:
     """Keep a secret; its value is read from standard input."""
-    state, function = State(site, directory), _owner(function, store)
     value = sys.stdin.read().rstrip("\n") if not sys.stdin.isatty() else typer.prompt(name, hide_input=True)
     if not value:
         raise CliError("The secret is empty; give it on standard input.")
+    if _is_remote(remote, site, store):
+        from pilotlight.functions.cli.deploy import put_secret
+
+        return put_secret(Api(url), function, name, value)
+    state, function = State(site, directory), _owner(function, store)
     state.secrets(lambda kept: kept.put(function, name, value))
     print(
         f"{function}: {name} is kept at this site; if the site runs, the function's next requests have it in a few seconds"
@@ -138,9 +178,20 @@ def secret_put(
 
 @secret.command("list")
 def secret_list(
-    function: FunctionArgument, site: SiteOption = None, directory: DirOption = HERE, store: StoreOption = False
+    function: FunctionArgument,
+    site: SiteOption = None,
+    directory: DirOption = HERE,
+    store: StoreOption = False,
+    remote: RemoteOption = False,
+    url: UrlOption = DEFAULT_URL,
 ) -> None:
     """List names, never values."""
+    if _is_remote(remote, site, store):
+        from pilotlight.functions.cli.deploy import secret_names
+
+        for name in secret_names(Api(url), function):
+            print(name)
+        return
     for name in State(site, directory).secrets(lambda kept: kept.names(_owner(function, store))):
         print(name)
 
@@ -152,11 +203,23 @@ def secret_delete(
     site: SiteOption = None,
     directory: DirOption = HERE,
     store: StoreOption = False,
+    remote: RemoteOption = False,
+    url: UrlOption = DEFAULT_URL,
 ) -> None:
     """Forget a secret."""
+    if _is_remote(remote, site, store):
+        from pilotlight.functions.cli.deploy import delete_secret
+
+        return delete_secret(Api(url), function, name)
     function = _owner(function, store)
     if not State(site, directory).secrets(lambda kept: kept.delete(function, name)):
         raise CliError(f"{function} has no secret {name}.")
+
+
+def _is_remote(remote: bool, site: Path | None, store: bool) -> bool:
+    if remote and (site is not None or store):
+        raise CliError("--remote puts a function's secret through the router; --site and --store mean this machine's.")
+    return remote
 
 
 def _owner(function: str, is_store: bool) -> str:

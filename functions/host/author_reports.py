@@ -10,15 +10,22 @@ log = logging.getLogger("pilotlight.function")
 
 
 class AuthorReports:
-    def __init__(self, function: str, kib_per_s: int, follow: Callable[[str], None] | None = None) -> None:
-        """`follow` is given every line, too."""
+    def __init__(
+        self,
+        function: str,
+        kib_per_s: int,
+        follow: Callable[[str], None] | None = None,
+        record: Callable[[int, str, str], None] | None = None,
+    ) -> None:
+        """`follow` is given every line and fault, `record` every line, with the id of its invocation and its level."""
         self.follow = follow
+        self._record = record
         self._function = function
         self._kib_per_s = kib_per_s
 
     def new_log(self) -> FunctionLog:
         """Return the log of one process."""
-        return FunctionLog(self._function, self._kib_per_s, self.follow)
+        return FunctionLog(self._function, self._kib_per_s, self.follow, self._record)
 
     def tell(self, fault: Fault) -> None:
         """Report a fault. A client's leaving is no fault of the function's."""

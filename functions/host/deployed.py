@@ -9,7 +9,7 @@ import logging
 import shutil
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
@@ -17,6 +17,7 @@ from typing import Protocol
 import aiohttp
 import msgspec
 
+from pilotlight.functions.bindings.secrets.secret_store import SecretError
 from pilotlight.functions.channel import Failure
 from pilotlight.functions.channel.frames import UNNUMBERED, FetchEvent
 from pilotlight.functions.host.router_client import RouterClient
@@ -25,6 +26,7 @@ from pilotlight.functions.manifest import Manifest, ManifestError, MisfitError, 
 from pilotlight.support import atomic_files, background
 from pilotlight.wire.hop.bundles import BundleError, digest_of, unpack
 from pilotlight.wire.hop.deployments import PATH, Deployment, Tried, Version, decode_deployments, encode
+from pilotlight.wire.hop.sealed_secrets import UnsealedError, unseal
 
 log = logging.getLogger("pilotlight.function")
 
@@ -48,8 +50,21 @@ class FunctionRegistry(Protocol):
     def moves(self, pool: str) -> tuple[str, ...]:
         """Return the migrations that will rename or delete classes of objects when this version takes the traffic."""
 
+    async def migrate(self, pool: str) -> None:
+        """Apply what a version brings for its databases, which its health call may want. Raises Failure."""
+
+    def take_secrets(self, function: str, values: Mapping[str, str], before: Collection[str]) -> None:
+        """Keep a function's secrets in the place of those with the names `before`. Raises SecretError."""
+
     def claim(self, pool: str) -> None:
         """Raises Failure where what it names is another's."""
+
+
+class KeptSecrets(msgspec.Struct, frozen=True):
+    """What a site has taken over of a function's secrets, beside its versions."""
+
+    word: str = ""
+    names: list[str] = []
 
 
 class DeployedFunctions:
@@ -129,6 +144,7 @@ class DeployedFunctions:
         if name in self._taken:
             return Tried(False, f"the site file serves a function named {name} already")
         self._failed.pop(pool_name(name, version), None)
+        await self._fetch_secrets(name)
         try:
             pool = await self._started(name, version)
         except Failure as failure:
@@ -225,6 +241,10 @@ class DeployedFunctions:
         if mark.exists():
             return
         try:
+            try:
+                await self._serving.migrate(pool)
+            except Failure as failure:
+                raise Failure(f"its migrations were not applied: {failure.message}") from None
             url = f"http://health.internal{version.health_path}"
             health_call = FetchEvent(UNNUMBERED, "GET", url, [("host", "health")])
             response = await self._serving.functions.fetch(pool, health_call)
@@ -238,6 +258,26 @@ class DeployedFunctions:
                 self._serving.functions.remove(pool)
                 raise
         mark.touch()
+
+    async def _fetch_secrets(self, name: str, word: str | None = None) -> None:
+        """Take over a function's secrets from the router, if they are not those of this word already. What cannot be had is tried again with the next
+        change, and the log says so."""
+        file = self._directory / f"{name}.secrets"
+        kept = KeptSecrets()
+        with suppress(FileNotFoundError, msgspec.DecodeError):
+            kept = msgspec.json.decode(file.read_bytes(), type=KeptSecrets)
+        if word == kept.word:
+            return
+        try:
+            data = await self._router.get(f"{PATH}/{name}/secrets")
+            sealed = msgspec.json.decode(data, type=dict[str, bytes])
+            values = {secret: unseal(self._router.key, name, secret, each) for secret, each in sealed.items()}
+            if values or kept.names:
+                await asyncio.to_thread(self._serving.take_secrets, name, values, kept.names)
+                self._directory.mkdir(parents=True, exist_ok=True)
+                atomic_files.write(file, encode(KeptSecrets(kept.word if word is None else word, sorted(values))))
+        except (aiohttp.ClientError, OSError, TimeoutError, msgspec.DecodeError, UnsealedError, SecretError) as error:
+            log.error("%s: its secrets cannot be taken over: %s", name, error)
 
     # -- what the router knows ----------------------------------------------------------------------------------------------------
 
@@ -291,6 +331,8 @@ class DeployedFunctions:
             if name not in self._known:
                 return
             deployment = self._known[name]
+            if deployment.shares and deployment.runs_at(self._site):
+                await self._fetch_secrets(name, deployment.secrets)
             wanted = await self._serve(deployment)
             self._applied[name] = deployment
             for pool in [*self._serving.functions.pools]:

@@ -1,6 +1,7 @@
 """What a function prints: read at a bounded rate, kept in a short memory, handed to whoever follows it.
 
-Printing faster than the rate makes the function wait, and nobody else.
+Printing faster than the rate makes the function wait, and nobody else. An isolate labels what Python prints with the request in whose task that
+happened (labelled_output.py); what comes without a label belongs to none.
 """
 
 import asyncio
@@ -15,13 +16,23 @@ log = logging.getLogger("pilotlight.function")
 KEPT_LINES = 200
 READ_BYTES = 4 << 10  # at once: each line is handed on in the loop that serves all, 20 us for it
 MAX_LINE = 4096
+MAX_LABEL = 24
+MAX_REQUESTS = 4096  # of one process, whose lines are told apart: background work prints after its request
 
 
 class FunctionLog:
-    """What one process prints; `follow` gets each line."""
+    """What one process prints; `follow` gets each line, `record` the id of its invocation (0: none), its level and the line."""
 
-    def __init__(self, function: str, kib_per_s: int, follow: Callable[[str], None] | None = None) -> None:
+    def __init__(
+        self,
+        function: str,
+        kib_per_s: int,
+        follow: Callable[[str], None] | None = None,
+        record: Callable[[int, str, str], None] | None = None,
+    ) -> None:
         self.lines: deque[str] = deque(maxlen=KEPT_LINES)
+        self._record = record
+        self._invocations: dict[int, int] = {}  # by request; the oldest first
         self._function = function
         self._pause_s = READ_BYTES / (kib_per_s << 10)
         self._follow = follow
@@ -31,6 +42,12 @@ class FunctionLog:
         self._fd, self.write_fd = os.pipe()
         os.set_blocking(self._fd, False)
         self._loop.add_reader(self._fd, self._read)
+
+    def attribute(self, request: int, invocation: int) -> None:
+        """Count what is printed for a request of the process to an invocation."""
+        self._invocations[request] = invocation
+        if len(self._invocations) > MAX_REQUESTS:
+            del self._invocations[next(iter(self._invocations))]
 
     def close_write_end(self) -> None:
         """Close this process's copy, once the child has its own."""
@@ -76,14 +93,19 @@ class FunctionLog:
 
     def _take(self, data: bytes) -> None:
         *lines, self._rest = (self._rest + data).split(b"\n")
-        if len(self._rest) > MAX_LINE:
-            lines, self._rest = [*lines, self._rest[:MAX_LINE]], b""
+        if len(self._rest) > MAX_LINE + MAX_LABEL:
+            label = LABEL.match(self._rest)
+            lines, self._rest = [*lines, self._rest], label[0] if label else b""
         for raw in lines:
-            line = printable(raw[:MAX_LINE].decode("utf-8", "replace"))
+            label = LABEL.match(raw)
+            line = printable(raw[label.end() if label else 0 :][:MAX_LINE].decode("utf-8", "replace"))
             self.lines.append(line)
             log.info("%s: %s", self._function, line)
             if self._follow is not None:
                 self._follow(line)
+            if self._record is not None:
+                request, level = (int(label[1]), LEVELS[label[2]]) if label else (-1, "log")
+                self._record(self._invocations.get(request, 0), level, line)
 
 
 def printable(text: str, keep: str = "\t") -> str:
@@ -91,4 +113,6 @@ def printable(text: str, keep: str = "\t") -> str:
     return _UNPRINTABLE.sub(lambda found: found[0] if found[0] in keep else ascii(found[0])[1:-1], text)
 
 
+LABEL = re.compile(rb"\x1e(-?\d{1,18})([oe])\x1f")  # before a line: its request, and by which stream it came
+LEVELS = {b"o": "log", b"e": "error"}
 _UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")

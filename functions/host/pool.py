@@ -16,6 +16,8 @@ from typing import Any, Protocol
 from pilotlight.functions.channel import ExchangeResult, Failure, Inbound, frames
 from pilotlight.functions.host.author_reports import AuthorReports
 from pilotlight.functions.host.faults import Fault
+from pilotlight.functions.host.invocations.invocation import Invocation
+from pilotlight.functions.host.invocations.invocation_log import FunctionJournal
 from pilotlight.functions.host.isolates.isolate_factory import IsolateFactory
 from pilotlight.functions.host.isolates.isolate_handle import STOPPED, IsolateHandle
 from pilotlight.functions.host.isolates.isolate_set import IsolateSet
@@ -43,6 +45,9 @@ class OpenBindings(Protocol):
     def moves(self) -> tuple[str, ...]:
         """The tags of migrations that will rename or delete classes of objects when it starts."""
 
+    async def migrate_databases(self) -> None:
+        """Apply the migrations of its databases that have not been. Raises Failure."""
+
     def start(self, ask: Callable[[frames.FunctionEvent], Awaitable[ExchangeResult]]) -> None:
         """Consume its queues, run its clock and carry out its migrations from now on. `ask` has this version handle an event."""
 
@@ -62,6 +67,7 @@ class FunctionPool:
         *,
         layers: tuple[Path, ...] = (),
         packages: Callable[[], Awaitable[Path | None]] | None = None,
+        journal: FunctionJournal,
         follow: Callable[[str], None] | None = None,
         release: Callable[[], None] = lambda: None,
     ) -> None:
@@ -73,7 +79,8 @@ class FunctionPool:
         self._objects: Counter[ObjectAddress] = Counter()  # that have open calls here
         self.num_asked = self.num_failed = 0
         self.waiters = Waiters(manifest.name, limits.max_waiting)
-        self.reports = AuthorReports(manifest.name, limits.log_kib_per_s, follow)
+        self._journal = journal
+        self.reports = AuthorReports(manifest.name, limits.log_kib_per_s, follow, journal.printed)
         self._packages = Packages(manifest, layers, packages)
         self.factory = IsolateFactory(
             manifest, limits, context, self._packages, partial(on_subrequest, self), self.reports
@@ -121,6 +128,25 @@ class FunctionPool:
     async def _ask(
         self, event: frames.FunctionEvent, body: AsyncIterator[bytes] | None, *, is_socket: bool
     ) -> ExchangeResult:
+        invocation = self._journal.begin(event)
+        try:
+            result = await self._handled(event, body, invocation, is_socket=is_socket)
+        except BaseException as error:
+            invocation.end(error)
+            raise
+        invocation.answered(result.value)
+        if result.body is None:
+            invocation.end()
+        return result
+
+    async def _handled(
+        self,
+        event: frames.FunctionEvent,
+        body: AsyncIterator[bytes] | None,
+        invocation: Invocation,
+        *,
+        is_socket: bool,
+    ) -> ExchangeResult:
         object = object_of(event)
         with ExitStack() as work:
             work.enter_context(self.held())
@@ -133,7 +159,8 @@ class FunctionPool:
                 raise Failure(sentence, code="overloaded", status=503)
             isolate.work.has_objects = isolate.work.has_objects or object is not None
             try:
-                return await isolate.ask(event, body, is_socket=is_socket, on_end=work.pop_all().close)
+                on_end = work.pop_all().close
+                return await isolate.ask(event, body, invocation=invocation, is_socket=is_socket, on_end=on_end)
             except Fault as fault:
                 self.isolates.failed(isolate, fault)
                 raise

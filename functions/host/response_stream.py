@@ -41,6 +41,8 @@ class ResponseStream:
         self._size = 0
         self._is_over = False
         self._why_ended: Fault | None = None
+        self.fault: Fault | None = None  # for which it was cut off
+        self.is_whole = False  # it was read to its end
 
     def __aiter__(self) -> "ResponseStream":
         return self
@@ -51,9 +53,11 @@ class ResponseStream:
         try:
             return await self._next()
         except BaseException as error:
+            self.fault = error if isinstance(error, Fault) else None
+            self.is_whole = isinstance(error, StopAsyncIteration)
             await self.aclose()
-            if isinstance(error, Fault):
-                self._isolate.stream_failed(error)
+            if self.fault is not None:
+                self._isolate.stream_failed(self.fault)
             raise
 
     async def aclose(self) -> None:

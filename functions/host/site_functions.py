@@ -18,6 +18,8 @@ from pilotlight.functions.channel import ExchangeResult, Failure, Inbound, Strea
 from pilotlight.functions.host.answer_headers import checked_headers
 from pilotlight.functions.host.confinement.isolation import Isolation
 from pilotlight.functions.host.dependencies.layers import LayerBudget
+from pilotlight.functions.host.invocations.invocation_log import InvocationLog
+from pilotlight.functions.host.invocations.log_store import LogStore
 from pilotlight.functions.host.isolates.priority import PriorityClass, apply_priority
 from pilotlight.functions.host.limits import FunctionLimits
 from pilotlight.functions.host.network.egress import Egress
@@ -35,6 +37,7 @@ WATCH_S = 0.05
 IDLE_S = 0.2  # more while nobody asks
 TRIGGERS: dict[type[frames.FunctionEvent], str] = {  # OpenTelemetry's words for what invokes a function
     frames.FetchEvent: "http", frames.RpcEvent: "other", frames.QueueEvent: "pubsub", frames.ScheduledEvent: "timer",
+    frames.TailEvent: "other",
 }  # fmt: skip
 
 
@@ -66,14 +69,17 @@ class SiteFunctions:
         open_bindings: Opener | None = None,
         zygotes_mib: int = 1024,
         layer_budget: LayerBudget = LayerBudget(),  # noqa: B008 - it is frozen
+        logs: LogStore | None = None,
         on_cpu: Callable[[str, float], None] = lambda function, seconds: None,
         trace: Trace | None = None,
     ) -> None:
-        """`on_cpu` hears of the processor time that functions use. `trace` is the scope of an invocation."""
+        """`logs` keeps what becomes of invocations, and is closed at the end. `on_cpu` hears of the processor time that functions use. `trace` is
+        the scope of an invocation."""
         self.limits = limits or FunctionLimits()
         self.pools: dict[str, FunctionPool] = {}
         self.names: dict[str, str] = {}  # of functions with several versions: the pool that bindings mean
         self.tails = Tails()
+        self.invocations = InvocationLog(self.ask, logs)
         self._trace = trace or (lambda function, trigger: nullcontext())
         self._versions: dict[
             str, list[FunctionPool]
@@ -96,6 +102,8 @@ class SiteFunctions:
         async with AsyncExitStack() as stack:
             apply_priority(0, PriorityClass.INTERACTIVE)  # the loop that carries every request and answer
             stack.callback(apply_priority, 0, PriorityClass.NORMAL)
+            stack.push_async_callback(self.invocations.close)
+            await stack.enter_async_context(background.running(self.invocations.run, "the log of functions"))
             await stack.enter_async_context(self._supply)
             await stack.enter_async_context(self._egress)
             stack.push_async_callback(self._close_all)
@@ -122,6 +130,7 @@ class SiteFunctions:
             self._answer_subrequest,
             layers=layers,
             packages=provision.install,
+            journal=self.invocations.of(manifest, served.partition("@")[2]),
             follow=partial(self.tails.publish, manifest.name),
             release=provision.release,
         )

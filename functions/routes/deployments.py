@@ -1,15 +1,18 @@
-"""What a router asks a site about deployed functions: try a version before it has traffic, serve it once it has, and follow what a function prints.
+"""What a router asks a site about deployed functions: try a version before it has traffic, serve it once it has, follow what a function prints, and
+find what was kept of its invocations.
 
 All must be signed where the network has a secret; what is printed may be private, so without one it needs the deploy token.
 """
 
 import os
+import sqlite3
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import TypeVar
 
 import msgspec
+from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -20,8 +23,10 @@ from pilotlight.functions.host.tails import Tails
 from pilotlight.functions.served import ServedFunctions
 from pilotlight.runtime.api.connection import header, json_response, read_json, response_start, until_disconnect
 from pilotlight.runtime.api.middleware import GENUINE_HOP
+from pilotlight.support.database import DatabaseError
 from pilotlight.wire.errors import ApiError
 from pilotlight.wire.hop.deployments import SERVE_PATH, TAIL_PATH, TRY_PATH, Serve, Try, encode
+from pilotlight.wire.hop.function_logs import LOGS_PATH, LogQuery
 from pilotlight.wire.hop.headers import DEPLOY_TOKEN_ENV, HOP, REQUEST_ID, Hop, hop_is_genuine
 from pilotlight.wire.sse import CONTENT_TYPE, encode_event
 
@@ -41,6 +46,7 @@ class FunctionDeploymentRoutes:
             Route(TRY_PATH, self.try_version, methods=["POST"]),
             Route(SERVE_PATH, self.serve, methods=["POST"]),
             Route(TAIL_PATH + "/{name}", self.tail),
+            Route(LOGS_PATH, self.logs, methods=["POST"]),
         ]
 
     async def try_version(self, request: Request) -> Response:
@@ -66,6 +72,16 @@ class FunctionDeploymentRoutes:
         if tails.is_full(name):
             raise ApiError("overloaded", "too many follow this function already", retry_after_s=5)
         return _Tail(tails, name, self._site)
+
+    async def logs(self, request: Request) -> Response:
+        if not self._is_from_router(request.scope):
+            raise ApiError("forbidden", "a function's log is read through one of the network's routers only")
+        query = await read_json(request, LogQuery, MAX_BODY, "the body is not what a router asks for")
+        try:
+            found = await self._served.functions.invocations.find(query)
+        except (sqlite3.Error, DatabaseError) as error:
+            raise ApiError("overloaded", f"the log cannot be read now: {error}", retry_after_s=5) from None
+        return json_response(encode([replace(invocation, site=self._site) for invocation in found]))
 
     def _is_from_router(self, scope: Scope) -> bool:
         """Where the network has no secret, its routers sign with the deploy token."""

@@ -27,7 +27,15 @@ from pilotlight.functions.served import ServedFunctions
 from pilotlight.runtime.api.connection import AnswerCut, answering, header, response_start, send_json
 from pilotlight.runtime.api.middleware import GENUINE_HOP, SITE_NAME
 from pilotlight.wire.errors import ApiError, Dialect
-from pilotlight.wire.hop.headers import CLIENT_ADDRESS, CLIENT_GEO, CLIENT_ORIGIN, HOP_BY_HOP, OURS, REQUEST_ID
+from pilotlight.wire.hop.headers import (
+    CLIENT_ADDRESS,
+    CLIENT_GEO,
+    CLIENT_ORIGIN,
+    HOP_BY_HOP,
+    OURS,
+    OWN_HOST,
+    REQUEST_ID,
+)
 
 BODY_IN_ONE = 64 << 10  # a body that is announced as small goes along with its request
 LIMITS = frozenset({"cpu_time", "memory", "blocked", "wall_time", "start_time", "response_too_large"})
@@ -93,7 +101,7 @@ class FunctionRoute:
         try:
             version, event = await self._served.version_of(name, scope), self._event(scope, name, "GET")
             event.headers.extend([("connection", "Upgrade"), ("upgrade", "websocket")])
-            response = self._told(await self._functions.fetch(version, event, messages, is_socket=True), name)
+            response = self._told(await self._functions.fetch(version, event, messages, is_socket=True), name, scope)
             if response.status != 101:
                 await _send(response, "GET", answer)
                 return None
@@ -133,13 +141,13 @@ class FunctionRoute:
             event = self._event(scope, name, scope["method"], whole)
             with version.held():  # it may be replaced while a file is looked for
                 response = await self._functions.static(version, event)
-                if response is not None and self._name is None:
+                if response is not None and self._is_below(scope):
                     response = _below(response, f"/fn/{name}")
                 if response is None:
                     response = await self._functions.fetch(version, event, stream)
             started = True
             sending = send if isinstance(body, bytes) else body.beside(send)
-            await _send(self._told(response, name), scope["method"], sending)
+            await _send(self._told(response, name, scope), scope["method"], sending)
         except Fault as fault:
             if started:
                 raise AnswerCut from None  # the server closes the connection, which tells the client that the answer is not whole
@@ -152,12 +160,17 @@ class FunctionRoute:
 
     def _event(self, scope: Scope, name: str, method: str, body: bytes = b"") -> FetchEvent:
         """Return the request as the function sees it."""
-        headers = _headers(scope, self._name is None, name)
+        headers = _headers(scope, self._is_below(scope), name)
         return FetchEvent(UNNUMBERED, method, self._url(scope, name), headers, body, options={"cf": _cf(scope)})
 
-    def _told(self, response: Response, name: str) -> Response:
+    def _is_below(self, scope: Scope) -> bool:
+        """Tell whether the client finds the function below /fn/NAME, where others share the host. A router's word; anybody else may lie."""
+        is_at_own_host = scope.get(GENUINE_HOP, False) and header(scope, OWN_HOST) is not None
+        return self._name is None and not is_at_own_host
+
+    def _told(self, response: Response, name: str, scope: Scope) -> Response:
         """Return the response with its headers confined to the function's path, where others share the host."""
-        if self._name is not None:
+        if not self._is_below(scope):
             return response
         return response._replace(headers=confined_headers(response.headers, f"/fn/{name}"))
 

@@ -18,6 +18,7 @@ from starlette.types import ASGIApp, ExceptionHandler, Message, Receive, Scope, 
 from pilotlight.runtime.api.connection import AnswerCut, answering, header, send_error
 from pilotlight.runtime.telemetry.metrics import Metrics
 from pilotlight.runtime.telemetry.tracing import RequestSpan, SiteTracing
+from pilotlight.support.logs import REQUEST
 from pilotlight.wire.credentials import Access, with_bearer
 from pilotlight.wire.errors import ApiError, dialect_of
 from pilotlight.wire.hop import headers
@@ -88,6 +89,7 @@ class SiteMiddleware:
         normalize_path(scope)  # the signature was made of the path as it was sent
         is_genuine = digest is not None
         scope["pilotlight.request_id"] = request_id
+        REQUEST.set(request_id)
         scope[GENUINE_HOP] = is_genuine
         scope[SITE_NAME] = self._site
         if is_genuine:

@@ -21,7 +21,7 @@ from pilotlight.runtime.cli.models.ray_head import ray_head
 from pilotlight.runtime.cli.start_progress import ServerStart, StartProgress
 from pilotlight.runtime.cli.up import POLL_S, require_free
 from pilotlight.runtime.hosts.gpus import installed_gpus
-from pilotlight.runtime.models.sources import EMBEDDED, PREFIX
+from pilotlight.runtime.models.sources import name_of, source_of
 from pilotlight.sites.accounts import KeysFile
 from pilotlight.sites.config import parse
 from pilotlight.sites.rules import is_loopback
@@ -118,14 +118,12 @@ class Served(NamedTuple):
 
     @property
     def source(self) -> str:
-        """The model's source; the name of an embedded model alone is one, unless a folder here has it."""
-        is_embedded = (EMBEDDED / self.model).is_dir() and not Path(self.model).exists()
-        return f"{PREFIX}{self.model}" if is_embedded else self.model
+        """The model's source."""
+        return source_of(self.model)
 
     def site(self, known: KeysFile = NO_KEYS, open_to_all: bool = False) -> SiteConfig:
         """Return a site with this model alone."""
-        place = self.source.split("#")[0].removeprefix("embedded:").rstrip("/")
-        name = self.name or place.rsplit("/", 1)[-1].removesuffix(".packed").removesuffix(".gguf")
+        name = self.name or name_of(self.source)
         kv_gib = _CPU_KV_GIB if self.kv_gib is None and self._is_on_cpu else self.kv_gib
         cache = {} if kv_gib is None else {"kv_gib": kv_gib}
         threads = {} if self.threads is None else {"threads": self.threads}

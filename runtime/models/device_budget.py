@@ -137,10 +137,7 @@ class DeviceBudget:
         state.lose(replica)
         state.detail = ""
         state.history.evictions += 1
-        replica.falling_asleep = asyncio.create_task(
-            self._unload(state, self._host.client), name=f"unload {state.name}"
-        )
-        return replica.falling_asleep
+        return replica.start_unloading(self._unload(state, self._host.client))
 
     async def _unload(self, state: ModelState, client: EngineClient | None) -> None:
         try:
@@ -151,7 +148,7 @@ class DeviceBudget:
             log.info("model %s sleeps (%s)", state.name, where)
             self._on_eviction(state.name, where)
         finally:  # its next wake waits for this first
-            self._replica(state).falling_asleep = None
+            self._replica(state).end_unloading()
             self.release(state)
 
     def _candidates(self) -> list[EvictionCandidate]:

@@ -4,9 +4,9 @@ State and the facts that follow from it; registry.py, wakes.py, device_budget.py
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pilotlight.engine.api.client import EngineClient
 from pilotlight.engine.api.protocol import ModelInfo, ModelLoad
@@ -52,6 +52,24 @@ class Replica:
         self.late_at = 0.0  # when it had not computed a prompt that another host had waited for in vain
         self.work = OpenWork()
         self.prefixes = PrefixMemory()
+
+    def start_waking(self, wake: Coroutine[Any, Any, None]) -> None:
+        """Run a waking as the replica's task; `end_waking` is called by it, last."""
+        self.task = asyncio.create_task(wake, name=f"wake {self.model}")
+
+    def end_waking(self) -> None:
+        self.task = None
+
+    def note_loaded(self, client: EngineClient) -> None:
+        self.loaded_by = client
+
+    def start_unloading(self, unload: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
+        """Run an unloading, for which the next waking waits; `end_unloading` is called by it, last."""
+        self.falling_asleep = asyncio.create_task(unload, name=f"unload {self.model}")
+        return self.falling_asleep
+
+    def end_unloading(self) -> None:
+        self.falling_asleep = None
 
     @property
     def is_live(self) -> bool:
@@ -137,6 +155,17 @@ class ModelState:
         """Tell whether it takes new requests nowhere: others have waited long for its memory."""
         held = [replica for replica in self.replicas if replica.holds_memory]
         return bool(held) and all(replica.is_yielding for replica in held)
+
+    def note_files(self, directory: Path) -> None:
+        self.directory = directory
+
+    def note_text(self, text: TextSide) -> None:
+        self.text = text
+
+    def note_info(self, info: ModelInfo) -> bool:
+        """Keep what a load has found. Returns whether it was the first."""
+        is_first, self.info = self.info is None, info
+        return is_first
 
     def has_others_awake(self, replica: Replica) -> bool:
         return any(other.is_awake for other in self.replicas if other is not replica)

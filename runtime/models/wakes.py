@@ -65,7 +65,7 @@ class Waker:
     def begin(self, state: ModelState, replica: Replica) -> None:
         """Let the model wake as this replica of it."""
         state.history.failure = None
-        replica.task = asyncio.create_task(self._wake(state, replica), name=f"wake {state.name}")
+        replica.start_waking(self._wake(state, replica))
 
     async def _wake(self, state: ModelState, replica: Replica) -> None:
         """Wake the replica, or note the failure; raise nothing but cancellation."""
@@ -73,24 +73,23 @@ class Waker:
         try:
             if replica.falling_asleep is not None:
                 await asyncio.shield(replica.falling_asleep)
-            if state.directory is None or not state.directory.is_dir():  # a wake asks no server for what is here
-                state.detail = "its files are being fetched"
-                state.directory = await directory_of(state.config.source, _reporter(state, "downloaded"))
-            text = asyncio.create_task(self._read_text(state, state.directory))  # beside the wait for room
+            directory = await self._files(state)
+            text = asyncio.create_task(self._read_text(state, directory))  # beside the wait for room
             try:
-                has_evicted = await self._acquire_memory(state, replica, state.directory)
+                has_evicted = await self._acquire_memory(state, replica, directory)
                 room_at = time.monotonic()
-                is_first, state.info = state.info is None, await self._load(state, replica, state.directory, text)
+                info = await self._load(state, replica, directory, text)
                 while replica.host.client is not replica.loaded_by:  # it died while the text side was still being read
-                    state.info = await self._load(state, replica, state.directory, text)
+                    info = await self._load(state, replica, directory, text)
             finally:
                 text.cancel()
                 await asyncio.gather(text, return_exceptions=True)
+            is_first = state.note_info(info)
             replica.is_awake = True
             self._check_template_later(state)
-            self._note_wake(state, replica, state.info, began, room_at, has_evicted)
+            self._note_wake(state, replica, info, began, room_at, has_evicted)
             if is_first:
-                _log_conversion(state.info)
+                _log_conversion(info)
         except (SourceError, TokenizerError, ChatTemplateError) as error:
             self._fail(state, replica, "model_load_failed", str(error))
         except EngineError as error:
@@ -99,10 +98,18 @@ class Waker:
             log.exception("loading %s", state.name)
             self._fail(state, replica, "model_load_failed", repr(error))
         finally:
-            replica.task = None
+            replica.end_waking()
             if not replica.is_awake:
                 self._budgets[replica.host.index].release(state)
             self._changed.notify_all()
+
+    async def _files(self, state: ModelState) -> Path:
+        """Return the model's folder, fetched if it is not here: a wake asks no server for what is here."""
+        if state.directory is None or not state.directory.is_dir():
+            state.detail = "its files are being fetched"
+            state.note_files(await directory_of(state.config.source, _reporter(state, "downloaded")))
+        assert state.directory is not None
+        return state.directory
 
     async def _acquire_memory(self, state: ModelState, replica: Replica, directory: Path) -> bool:
         device = replica.host.device
@@ -159,11 +166,12 @@ class Waker:
         weights = asyncio.create_task(self._load_weights(state, replica, directory))
         try:
             await asyncio.wait({text, weights}, return_when=asyncio.FIRST_EXCEPTION)
-            state.text = await text
+            text_side = await text
+            state.note_text(text_side)
             info = _limited(await weights, state.config)
-            check_vocabulary(state.text.tokenizer, info)
+            check_vocabulary(text_side.tokenizer, info)
             if not state.demand.waiters:
-                await state.text.rendering.check()
+                await text_side.rendering.check()
             return info
         finally:
             weights.cancel()
@@ -214,7 +222,7 @@ class Waker:
             state.detail, state.loaded_share = "its weights are being loaded", 0.0
             try:
                 info = await replica.host.load_model(client, spec, partial(_note_progress, state))
-                replica.loaded_by = client
+                replica.note_loaded(client)
                 return info
             except EngineError as error:
                 if error.code != "engine_error":

@@ -132,6 +132,7 @@ def test_a_path_is_one_services(method: str, path: str, service: RouterService |
     assert service_at(method, path) is service
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(("method", "path"), NEEDS)
 async def test_a_path_opens_to_its_scope_and_to_no_other(method: str, path: str) -> None:
     needed = NEEDS[method, path]

@@ -7,26 +7,51 @@ adds its row here, and every test of paths runs over it.
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from transformers import (
+    DeepseekV2Config,
     DeepseekV3Config,
+    Ernie4_5_MoeConfig,
+    Ernie4_5Config,
+    Exaone4Config,
+    Gemma2Config,
     Gemma3TextConfig,
+    Glm4Config,
     Glm4MoeConfig,
+    Glm4MoeLiteConfig,
     GptOssConfig,
+    GraniteConfig,
+    GraniteMoeConfig,
     Llama4TextConfig,
     LlamaConfig,
+    MiniMaxM2Config,
+    Ministral3Config,
     MistralConfig,
     MixtralConfig,
+    Olmo2Config,
+    Olmo3Config,
+    OlmoeConfig,
+    Phi3Config,
     PreTrainedConfig,
     PreTrainedModel,
     Qwen2Config,
+    Qwen2MoeConfig,
     Qwen3Config,
     Qwen3MoeConfig,
+    SeedOssConfig,
+    SmolLM3Config,
 )
 
 from tests.checkpoints import AWKWARD, LLAMA3_SCALING, pack_experts, write_checkpoint
 
-UNSET = ("bos_token_id", "sliding_window", "q_lora_rank")  # whose None is a value
+UNSET = (
+    "bos_token_id",
+    "sliding_window",
+    "q_lora_rank",
+    "attn_logit_softcapping",
+    "final_logit_softcapping",
+)  # whose None is a value
 YARN = {
     "rope_type": "yarn", "rope_theta": 10_000.0, "factor": 4.0, "original_max_position_embeddings": 64
 }  # fmt: skip
@@ -206,6 +231,303 @@ MODELS: dict[str, PreTrainedConfig] = {
         attn_temperature_tuning=False,
     ),
 }
+# Of each further family what differs from the ones above, in two shapes. The quick tests take them along one path, the sweeps along every one.
+_LITE = LATENT | {"num_attention_heads": 5, "num_key_value_heads": 5, "v_head_dim": 16, "q_lora_rank": None}
+FURTHER: dict[str, PreTrainedConfig] = {
+    "phi3, fused, six heads over two": config(Phi3Config, hidden_size=60, head_dim=None, sliding_window=None),
+    "phi3, one kv head, window, tied, half of each head turns by short factors": config(
+        Phi3Config,
+        hidden_size=60,
+        num_attention_heads=5,
+        num_key_value_heads=1,
+        head_dim=None,
+        sliding_window=19,
+        tie_word_embeddings=True,
+        original_max_position_embeddings=256,
+        rope_parameters={
+            "rope_type": "longrope",
+            "rope_theta": 10_000.0,
+            "partial_rotary_factor": 0.5,
+            "original_max_position_embeddings": 256,
+            "short_factor": [1.0, 1.1, 1.4],
+            "long_factor": [1.0, 2.0, 3.0],
+        },
+    ),
+    "ministral3, queries grow every 9 tokens": config(
+        Ministral3Config,
+        sliding_window=None,
+        rope_parameters=YARN
+        | {"original_max_position_embeddings": 9, "llama_4_scaling_beta": 0.3, "mscale": 1.0, "mscale_all_dim": 1.0},
+    ),
+    "ministral3, one kv head, window, tied": config(
+        Ministral3Config,
+        num_attention_heads=3,
+        num_key_value_heads=1,
+        sliding_window=14,
+        tie_word_embeddings=True,
+        rope_parameters=YARN | {"llama_4_scaling_beta": 0.1},
+    ),
+    "granite, scaled at each seam": config(
+        GraniteConfig,
+        hidden_size=60,
+        head_dim=None,
+        embedding_multiplier=3.0,
+        residual_multiplier=0.4,
+        attention_multiplier=0.2,
+        logits_scaling=2.5,
+    ),
+    "granite, biased, one kv head, tied": config(
+        GraniteConfig,
+        hidden_size=60,
+        num_attention_heads=5,
+        num_key_value_heads=1,
+        head_dim=None,
+        attention_bias=True,
+        mlp_bias=True,
+        tie_word_embeddings=True,
+        residual_multiplier=1.3,
+    ),
+    "gemma2, capped, tied": config(
+        Gemma2Config,
+        hidden_activation="gelu_pytorch_tanh",
+        sliding_window=12,
+        query_pre_attn_scalar=7,
+        attn_logit_softcapping=2.0,  # low enough to be met
+        final_logit_softcapping=3.0,
+        tie_word_embeddings=True,
+    ),
+    "gemma2, one kv head, untied, no caps": config(
+        Gemma2Config,
+        hidden_activation="gelu_pytorch_tanh",
+        num_attention_heads=3,
+        num_key_value_heads=1,
+        sliding_window=25,
+        attn_logit_softcapping=None,
+        final_logit_softcapping=None,
+    ),
+    "olmo2, normed behind": config(Olmo2Config, hidden_size=60, head_dim=None),
+    "olmo2, one kv head, biased, tied": config(
+        Olmo2Config,
+        hidden_size=60,
+        num_attention_heads=5,
+        num_key_value_heads=1,
+        head_dim=None,
+        attention_bias=True,
+        tie_word_embeddings=True,
+    ),
+    "olmo3, windows but in layer 3": config(
+        Olmo3Config,
+        hidden_size=60,
+        head_dim=None,
+        num_hidden_layers=4,
+        sliding_window=11,
+        rope_parameters={
+            "full_attention": YARN,
+            "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
+        },
+    ),
+    "olmo3, one kv head, tied": config(
+        Olmo3Config,
+        hidden_size=60,
+        num_attention_heads=5,
+        num_key_value_heads=1,
+        head_dim=None,
+        sliding_window=23,
+        tie_word_embeddings=True,
+        rope_parameters=None,
+    ),
+    "exaone4, windows but in layer 1, which does not turn": config(
+        Exaone4Config, sliding_window=13, sliding_window_pattern=2
+    ),
+    "exaone4, one kv head, no windows, tied": config(
+        Exaone4Config,
+        num_attention_heads=3,
+        num_key_value_heads=1,
+        sliding_window=None,
+        layer_types=["full_attention"] * 3,
+        tie_word_embeddings=True,
+    ),
+    "smollm3, layer 1 does not turn": config(SmolLM3Config, hidden_size=60, head_dim=None, no_rope_layers=[1, 0, 1]),
+    "smollm3, one kv head, window where nothing turns, tied": config(
+        SmolLM3Config,
+        hidden_size=60,
+        num_attention_heads=5,
+        num_key_value_heads=1,
+        head_dim=None,
+        no_rope_layer_interval=2,
+        use_sliding_window=True,
+        sliding_window=15,
+        tie_word_embeddings=True,
+    ),
+    "glm4, fused, half of each head turns in neighbours": config(
+        Glm4Config,
+        head_dim=12,
+        rope_parameters={"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.5},
+    ),
+    "glm4, one kv head, unbiased, tied": config(
+        Glm4Config,
+        num_attention_heads=3,
+        num_key_value_heads=1,
+        attention_bias=False,
+        tie_word_embeddings=True,
+        rope_parameters={"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.4},
+    ),
+    "seed-oss, biased before attention": config(SeedOssConfig, attention_dropout=0.0, residual_dropout=0.0),
+    "seed-oss, one kv head, biased behind attention, tied": config(
+        SeedOssConfig,
+        num_attention_heads=3,
+        num_key_value_heads=1,
+        attention_bias=False,
+        attention_out_bias=True,
+        tie_word_embeddings=True,
+        attention_dropout=0.0,
+        residual_dropout=0.0,
+    ),
+    "ernie, neighbours turn": config(Ernie4_5Config),
+    "ernie, one kv head, biased, tied": config(
+        Ernie4_5Config, num_attention_heads=3, num_key_value_heads=1, use_bias=True, tie_word_embeddings=True
+    ),
+    "qwen2-moe, a shared expert that is weighed": config(
+        Qwen2MoeConfig,
+        hidden_size=60,
+        head_dim=None,
+        num_experts=5,
+        num_experts_per_tok=3,
+        moe_intermediate_size=27,
+        shared_expert_intermediate_size=33,
+        norm_topk_prob=True,
+    ),
+    "qwen2-moe, one kv head, a dense layer, tied": config(
+        Qwen2MoeConfig,
+        hidden_size=60,
+        num_attention_heads=5,
+        num_key_value_heads=1,
+        head_dim=None,
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=21,
+        shared_expert_intermediate_size=9,
+        mlp_only_layers=[0],
+        tie_word_embeddings=True,
+    ),
+    "olmoe, three of five experts": config(
+        OlmoeConfig, hidden_size=60, head_dim=None, num_experts=5, num_experts_per_tok=3, norm_topk_prob=True
+    ),
+    "olmoe, one kv head, tied": config(
+        OlmoeConfig,
+        hidden_size=60,
+        num_attention_heads=5,
+        num_key_value_heads=1,
+        head_dim=None,
+        num_experts=4,
+        num_experts_per_tok=2,
+        tie_word_embeddings=True,
+    ),
+    "granite-moe, stacks of five experts": config(
+        GraniteMoeConfig,
+        hidden_size=60,
+        head_dim=None,
+        intermediate_size=31,
+        num_local_experts=5,
+        num_experts_per_tok=3,
+        embedding_multiplier=3.0,
+        residual_multiplier=0.4,
+        attention_multiplier=0.2,
+        logits_scaling=2.5,
+    ),
+    "granite-moe, one kv head, tied": config(
+        GraniteMoeConfig,
+        hidden_size=60,
+        num_attention_heads=5,
+        num_key_value_heads=1,
+        head_dim=None,
+        intermediate_size=27,
+        num_local_experts=3,
+        num_experts_per_tok=1,
+        tie_word_embeddings=True,
+    ),
+    "minimax-m2, half of each head turns": config(
+        MiniMaxM2Config,
+        head_dim=12,
+        intermediate_size=27,
+        num_local_experts=6,
+        num_experts_per_tok=3,
+        rope_parameters={"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.5},
+    ),
+    "minimax-m2, one kv head, tied": config(
+        MiniMaxM2Config,
+        num_attention_heads=3,
+        num_key_value_heads=1,
+        intermediate_size=21,
+        num_local_experts=4,
+        num_experts_per_tok=1,
+        tie_word_embeddings=True,
+    ),
+    "ernie-moe, two of six experts, a shared one": config(
+        Ernie4_5_MoeConfig,
+        head_dim=None,
+        hidden_size=60,
+        moe_num_experts=6,
+        moe_k=2,
+        moe_intermediate_size=27,
+        moe_num_shared_experts=2,
+    ),
+    "ernie-moe, one kv head, two dense layers, tied": config(
+        Ernie4_5_MoeConfig,
+        head_dim=None,
+        hidden_size=60,
+        num_attention_heads=5,
+        num_key_value_heads=1,
+        moe_num_experts=4,
+        moe_k=3,
+        moe_intermediate_size=21,
+        moe_num_shared_experts=0,
+        moe_layer_start_index=1,
+        moe_layer_interval=2,
+        tie_word_embeddings=True,
+    ),
+    "deepseek-v2, best of two of four groups, yarn": config(
+        DeepseekV2Config,
+        **LATENT | {"qk_nope_head_dim": 10},  # transformers' turn wants even numbers before what turns
+        n_routed_experts=12,
+        num_experts_per_tok=3,
+        n_group=4,
+        topk_group=2,
+        topk_method="group_limited_greedy",
+        routed_scaling_factor=1.7,
+        first_k_dense_replace=1,
+        rope_parameters=YARN | {"mscale": 0.7, "mscale_all_dim": 0.7},
+    ),
+    "deepseek-v2, queries at once, no groups, tied": config(
+        DeepseekV2Config,
+        **_LITE | {"qk_nope_head_dim": 8},
+        hidden_size=60,
+        n_routed_experts=5,
+        num_experts_per_tok=2,
+        n_shared_experts=1,
+        first_k_dense_replace=1,
+        tie_word_embeddings=True,
+    ),
+    "glm-4.7-flash, three of eight experts": config(
+        Glm4MoeLiteConfig, **LATENT, n_routed_experts=8, num_experts_per_tok=3, routed_scaling_factor=1.4
+    ),
+    "glm-4.7-flash, queries at once, all layers of experts, tied": config(
+        Glm4MoeLiteConfig,
+        **_LITE,
+        n_routed_experts=5,
+        num_experts_per_tok=2,
+        mlp_layer_types=["sparse"] * 3,
+        norm_topk_prob=False,
+        tie_word_embeddings=True,
+    ),
+}
+SWEPT = [pytest.param(name, marks=pytest.mark.slow) for name in FURTHER]
+# Of the further ones those whose every part the C library computes.
+FURTHER_RECORDED = (
+    "phi3, fused, six heads over two",
+    "seed-oss, biased before attention",
+    "gemma2, one kv head, untied, no caps",
+)
 SEVERAL_TABLES = (
     "qwen3, biased, windows from layer 1",
     "gemma3, windows but in layer 2, tied",
@@ -214,7 +536,7 @@ PACKED = "gpt-oss, experts in mxfp4"
 
 
 def write_family(directory: Path, name: str, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
-    model = write_checkpoint(directory, MODELS[name], dtype=dtype)
+    model = write_checkpoint(directory, MODELS[name] if name in MODELS else FURTHER[name], dtype=dtype)
     if name == PACKED:
         pack_experts(directory, model)
     return model

@@ -31,6 +31,7 @@ def alone(checkpoint: Path, arithmetic: str) -> dict[str, list[int]]:
     return {r.sequence_id: one(load_engine(checkpoint), r).token_ids for r in requests()}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "limits",
     [

@@ -95,7 +95,7 @@ def test_a_full_manifest_becomes_declarations(folder: Path) -> None:
     assert options["LIMITER"] == {"namespace_id": "1001", "limit": 100, "period": 60}
     assert manifest.crons == ("*/5 * * * *",)
     assert manifest.consumers[0].max_batch_size == 5
-    assert manifest.ignored == ("observability", "workers_dev")
+    assert manifest.ignored == ()
 
 
 def test_an_environment_inherits_main_and_not_bindings(folder: Path) -> None:
@@ -212,6 +212,8 @@ def test_a_mistake_in_jsonc_is_reported_in_its_own_line() -> None:
         ('main = "src/entry.py"\n[vars]\nA = 1\n[ai]\nbinding = "A"', "'A' is used twice"),
         ('name = "No Spaces"\nmain = "src/entry.py"', "name: must match .*, which 'No Spaces' does not"),
         ("main = ", "not valid TOML"),
+        ('main = "src/entry.py"\nroutes = ["a.example:80/*"]', "begins with no host name"),
+        ('main = "src/entry.py"\nroutes = [{pattern = "a.example/x", custom_domain = true}]', "a host name alone"),
     ],
 )
 def test_a_mistake_is_refused_with_what_to_change(folder: Path, text: str, sentence: str) -> None:
@@ -225,11 +227,31 @@ def test_a_mistake_is_refused_with_what_to_change(folder: Path, text: str, sente
         ('nmae = "x"\nmain = "src/entry.py"', "nmae (did you mean name?)"),
         ('main = "src/entry.py"\n[[kv_namespace]]\nbinding = "KV"', "kv_namespace (did you mean kv_namespaces?)"),
         ('main = "src/entry.py"\n[assets]\ndirectory = "src"\naccount_id = "1"', "assets.account_id"),
-        ('main = "src/entry.py"\nroutes = ["a.example/*"]\n', "routes"),
     ],
 )
 def test_an_unknown_key_is_a_warning_as_in_wrangler(folder: Path, text: str, warning: str) -> None:
     assert load_manifest(write(folder, text)).ignored == (warning,)
+
+
+@pytest.mark.parametrize(
+    ("text", "routes"),
+    [
+        ('route = "a.example/*"', ("a.example/*",)),
+        ('routes = ["a.example/*", { pattern = "b.example", custom_domain = true }]', ("a.example/*", "b.example/*")),
+        ('routes = [{ pattern = "*.a.example/api/*", zone_name = "a.example" }]', ("*.a.example/api/*",)),
+    ],
+)
+def test_routes_are_read_as_wrangler_writes_them(folder: Path, text: str, routes: tuple[str, ...]) -> None:
+    manifest = load_manifest(write(folder, f'main = "src/entry.py"\n{text}\nworkers_dev = false'))
+    assert (manifest.routes, manifest.has_subdomain, manifest.ignored) == (routes, False, ())
+
+
+def test_an_environment_has_routes_of_its_own(folder: Path) -> None:
+    write(
+        folder, 'main = "src/entry.py"\nroutes = ["a.example/*"]\n[env.staging]\nroutes = ["s.example/*"]\n[env.other]'
+    )
+    assert load_manifest(folder, "staging").routes == ("s.example/*",)
+    assert load_manifest(folder, "other").routes == ()
 
 
 def test_a_kind_that_is_not_offered_is_a_binding_of_its_own(folder: Path) -> None:

@@ -150,6 +150,7 @@ def results_of(response: dict[str, Any]) -> list[dict[str, Any]]:
     return [{"type": "function_call_output", "call_id": item["call_id"], "output": "not run"} for item in calls]
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("is_streamed", [False, True], ids=["whole", "streamed"])
 @pytest.mark.parametrize("dialect", [chat, run, messages, responses, kept, ollama])
 async def test_an_answer_that_was_cut_anywhere_is_taken_back(site: Site, dialect: Dialect, is_streamed: bool) -> None:

@@ -4,6 +4,7 @@ import hashlib
 from pathlib import Path
 from typing import Any, get_args
 
+import pytest
 from starlette.routing import Mount, Route
 
 from pilotlight.runtime.app import SiteApp
@@ -98,6 +99,7 @@ def paths(app: SiteApp) -> set[str]:
     return {route.path for route in app.routes}  # type: ignore[attr-defined]
 
 
+@pytest.mark.process
 async def test_every_path_opens_to_its_scope_and_to_no_other(make_site: SiteMaker, tmp_path: Path) -> None:
     functions: dict[str, Any] = {"directory": str(tmp_path / "functions"), "state_dir": str(tmp_path / "state")}
     (tmp_path / "functions").mkdir()

@@ -31,6 +31,14 @@ class Scanner:
         self._held: list[str] | None = None  # what was read of what may be a call
         self._num_kept = 0  # characters of it
 
+    @classmethod
+    def of_whole(cls, markers: Markers, text: str) -> "Scanner":
+        """Return a scanner of a text to which nothing is added."""
+        scanner = cls(markers, {})
+        scanner.text = text
+        scanner.has_ended = True
+        return scanner
+
     @property
     def num_held(self) -> int:
         """Characters that have come and were not put out."""

@@ -82,9 +82,7 @@ def string(s: Scanner, put: Put) -> Reading[bool]:
 
 def as_json(text: str, s: Scanner) -> str:
     """Return the JSON value that a text stands for; a text that is none is a string."""
-    alone = Scanner(s.markers, {})
-    alone.text = text.strip()
-    alone.has_ended = True
+    alone = Scanner.of_whole(s.markers, text.strip())
     found: list[str] = []
     reading = value(alone, found.append)
     try:

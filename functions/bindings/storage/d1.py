@@ -4,7 +4,7 @@ What a function may say is functions/bindings/storage/sql.py's business. Results
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -74,14 +74,25 @@ class D1Database(Binding):
             raise _error(f"a batch has 1 to {MAX_STATEMENTS} statements, not {len(request.statements)}")
         return await self.transaction(request.statements, self._time_limit_s)
 
-    async def transaction(self, given: Iterable[Statement], time_limit_s: float = float("inf")) -> list[Any]:
-        """Run all statements or none, however many. Not a function's to call: for the operator's own files. Raises BindingError."""
+    async def transaction(
+        self, given: Iterable[Statement], time_limit_s: float = float("inf"), files: Sequence[str] = ()
+    ) -> list[Any]:
+        """Run all statements or none, however many. Not a function's to call: for the operator's own files. `files`: of each statement the one that
+        it comes from, for the error. Raises BindingError."""
         statements = [(statement.sql, _checked(statement.parameters)) for statement in given]
 
         def work(connection: Connection, guard: StatementGuard) -> list[Any]:
             with guard.trusting():
                 connection.execute("BEGIN IMMEDIATE")
-            values = [_as_value(execute(connection, guard, sql, parameters)) for sql, parameters in statements]
+            values = []
+            for number, (sql, parameters) in enumerate(statements):
+                try:
+                    values.append(_as_value(execute(connection, guard, sql, parameters)))
+                except SqlError as error:
+                    if not files:
+                        raise
+                    sentence = str(error).removesuffix(f": {error.code_name}")
+                    raise SqlError(f"{files[number]}: {sentence}", error.code_name) from None
             with guard.trusting(), as_sql_errors(guard):
                 connection.execute("COMMIT")  # which is where a deferred foreign key fails
             return values

@@ -7,11 +7,13 @@ What it uses is watched from here and not in the isolate (isolate_watch.py).
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack, suppress
+from functools import partial
 
 from msgspec.structs import replace
 
 from pilotlight.functions.channel import Channel, ChannelClosed, ExchangeResult, Failure, frames
 from pilotlight.functions.host.faults import Fault, fault_of
+from pilotlight.functions.host.invocations.invocation import Invocation
 from pilotlight.functions.host.isolates.isolate_process import EXIT_REPORT_S, IsolateProcess
 from pilotlight.functions.host.isolates.isolate_watch import IsolateWatch
 from pilotlight.functions.host.isolates.isolate_work import IsolateWork
@@ -93,11 +95,13 @@ class IsolateHandle:
         event: frames.FunctionEvent,
         body: AsyncIterator[bytes] | None = None,
         *,
+        invocation: Invocation,
         is_socket: bool = False,
         on_end: Callable[[], None] = lambda: None,
     ) -> ExchangeResult:
         """Have the isolate handle an event. Raises Fault with what the function's author should know. The answer's stream counts as part of the
-        request, unless it is a WebSocket's: read it or cancel it. `on_end` is called once, when the request is over."""
+        request, unless it is a WebSocket's: read it or cancel it. `on_end` is called once, when the request is over. The invocation ends with the
+        stream, a WebSocket's too; where there is none, its caller ends it."""
         assert self._channel is not None
         ends_at = asyncio.get_running_loop().time() + self.limits.wall_s
         try:
@@ -105,8 +109,10 @@ class IsolateHandle:
                 request.callback(on_end)
                 id = self._channel.new_id()
                 self.work.begin(id)
+                self._charge()
                 self._subrequests.begin(id)
-                request.callback(self._done, id)
+                self.process.log.attribute(id, invocation.id)
+                request.callback(self._done, id, invocation)
                 async with asyncio.timeout_at(ends_at):
                     result = await self._channel.request(replace(event, id=id), body)
                 self.process.history.answered()
@@ -114,11 +120,11 @@ class IsolateHandle:
                     return result
                 if is_socket and result.value.get("web_socket") is True:
                     # It may last for hours, and what it computes is counted with the isolate's other sockets.
-                    stream = ResponseStream(self, result.body, None, self.work.close_socket)
+                    stream = ResponseStream(self, result.body, None, partial(self._socket_closed, invocation))
                     self.work.open_sockets.add(stream)
                 else:
                     end = request.pop_all().close
-                    stream = ResponseStream(self, result.body, ends_at, lambda _: end())
+                    stream = ResponseStream(self, result.body, ends_at, partial(_stream_ended, invocation, end))
                 return ExchangeResult(result.value, stream)  # type: ignore[arg-type]
         except TimeoutError:
             sentence = f"the function has not answered within {self.limits.wall_s:g} s"
@@ -136,12 +142,23 @@ class IsolateHandle:
     def stream_failed(self, fault: Fault) -> None:
         self._on_fault(self, fault)
 
-    def _done(self, id: int) -> None:
-        self.work.end(id)
+    def _done(self, id: int, invocation: Invocation) -> None:
+        self._charge()
+        invocation.charge(self.work.end(id))
         self._subrequests.forget(id)
+
+    def _charge(self) -> None:
+        if self.is_ready:
+            self.watcher.charge()
+
+    def _socket_closed(self, invocation: Invocation, stream: ResponseStream) -> None:
+        self.work.close_socket(stream)
+        invocation.end(stream.fault)
 
     def _on_note(self, note: frames.Note) -> None:
         if note.name in ("ready", "broken"):
+            self.watcher.last_look()  # the import is no request's
+            self.watcher.charge()  # and those that waited for it have begun
             self.is_ready = True
             self.is_retiring = self.is_retiring or note.name == "broken"
         elif note.name == "background" and isinstance(note.value, int):
@@ -215,3 +232,8 @@ class IsolateHandle:
     async def until_gone(self) -> None:
         assert self._channel is not None
         await self._channel.closed.wait()
+
+
+def _stream_ended(invocation: Invocation, end: Callable[[], None], stream: ResponseStream) -> None:
+    end()
+    invocation.end(stream.fault, is_canceled=not stream.is_whole)

@@ -103,6 +103,8 @@ class Function:
                 return await self._scheduled(frame)
             if isinstance(frame, frames.QueueEvent):
                 return await self._queue(frame)
+            if isinstance(frame, frames.TailEvent):
+                return await self._event("tail", as_record(frame.events))
         except SystemExit as error:
             raise _exited(error) from None
         raise Failure(f"a function does not answer {type(frame).__name__}", code="unsupported")

@@ -32,13 +32,20 @@ class IsolateWatch:
         return self._meter.total_s
 
     def last_look(self) -> None:
-        """Look before it is ended: afterwards nobody can."""
+        """Look before it is ended, since afterwards nobody can, or before it takes requests, which are not charged what came before them."""
         self._spent()
 
     @property
     def is_spent(self) -> bool:
         """Tell whether it has computed for so long that it is to be replaced."""
         return self._meter.total_s > self._limits.cpu_total_s
+
+    def charge(self) -> None:
+        """Charge its CPU time up to now to its open work: where a request begins or ends, so that what a short one has used is its own."""
+        now = asyncio.get_running_loop().time()
+        spent_s = self._spent()
+        self._process.history.spent(spent_s, now)
+        self._meter.charge(spent_s, now)
 
     def look_at_start(self) -> Exceeded | None:
         now = asyncio.get_running_loop().time()
@@ -49,11 +56,8 @@ class IsolateWatch:
 
     def look(self, channel: Channel | None) -> Exceeded | None:
         """Look at one that is at work."""
-        now = asyncio.get_running_loop().time()
-        spent_s = self._spent()
-        self._process.history.spent(spent_s, now)
+        self.charge()
         self._process.update_priority()
-        self._meter.charge(spent_s, now)
         exceeded = first_exceeded(self._usage(), self._limits)
         if exceeded is None and channel is not None and not self.is_spent:
             self.probe.begin(channel)

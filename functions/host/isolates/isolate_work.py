@@ -39,9 +39,10 @@ class IsolateWork:
     def begin(self, id: int) -> None:
         self.requests[id] = 0.0
 
-    def end(self, id: int) -> None:
-        self.requests.pop(id, None)
+    def end(self, id: int) -> float:
+        """Return the CPU seconds that the request was charged."""
         self.idle_since = _now()
+        return self.requests.pop(id, 0.0)
 
     def close_socket(self, stream: "ResponseStream") -> None:
         self.open_sockets.discard(stream)

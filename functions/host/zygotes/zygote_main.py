@@ -25,7 +25,7 @@ import brokered_sockets
 from pilotlight.functions.channel import current_request
 from pilotlight.functions.host.confinement import system, tiers
 from pilotlight.functions.host.isolates import isolate_main
-from pilotlight.functions.host.zygotes import prefork
+from pilotlight.functions.host.zygotes import labelled_output, prefork
 from pilotlight.functions.host.zygotes.control_messages import (
     MAX_DESCRIPTORS,
     MAX_MESSAGE_BYTES,
@@ -68,8 +68,7 @@ def _settle() -> None:
     _import_for_all()
     paths = tiers.interpreter()
     sys.path[:] = [path for path in sys.path if path.startswith(sys.base_prefix)] + [paths[-1]]
-    for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    labelled_output.install()
     sys.path_importer_cache.clear()
     threading.stack_size(THREAD_STACK)
     prefork.warm_up()
@@ -149,9 +148,11 @@ class ForkServer:
             with suppress(BaseException):
                 sys.stderr.write(f"{type(error).__name__}: {error}\n")
         finally:
-            with suppress(BaseException):
-                sys.stdout.flush()
-                sys.stderr.flush()
+            for stream in (sys.stdout, sys.stderr):
+                with suppress(BaseException):  # the author may have put others in their place
+                    stream.flush()
+                    if isinstance(stream, labelled_output.LabelledOutput):
+                        stream.finish()
             os._exit(status)
 
     def _reap(self, pidfd: int) -> None:

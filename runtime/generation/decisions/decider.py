@@ -40,6 +40,10 @@ class Decisions:
         self.finish_reason: str | None = None
         self.delivered_tokens = 0
 
+    def complete(self, probabilities: list[list[float]]) -> None:
+        """Set the result: the probabilities of each question's options."""
+        self.probabilities, self.finish_reason = probabilities, "stop"
+
     @property
     def usage(self) -> Usage:
         return Usage.of(self.input_tokens, completion_tokens=0, cached_tokens=self.cached_tokens)
@@ -118,8 +122,7 @@ class Decider:
                 permit.reserve(request.model, most_at_once, 1, site.models.registry.kv_tokens(model))
                 measure.answer = decisions
                 await self._compute(request, tenant, adapter, asked, decisions)
-                decisions.probabilities = [each.probabilities() for each in asked]
-                decisions.finish_reason = "stop"
+                decisions.complete([each.probabilities() for each in asked])
                 measure.note_delta(0)
                 kv_tokens = site.models.registry.kv_tokens(model)
                 site.traffic.computed(

@@ -18,6 +18,7 @@ from starlette.applications import Starlette
 
 from pilotlight.edge_router.backends.published_status import PublishedStatus
 from pilotlight.edge_router.backends.site_clocks import SiteClocks
+from pilotlight.edge_router.requests.function_hosts import FunctionHosts
 from pilotlight.edge_router.routing.data_places import AllowedSites
 from pilotlight.edge_router.services import deployments
 from pilotlight.edge_router.services.deployments import DeployGuard, DeploymentApi, rolled_back, with_version
@@ -39,6 +40,9 @@ from pilotlight.wire.hop.deployments import (
 from pilotlight.wire.hop.headers import FOR_ROUTERS, HOP, REQUEST_ID, Hop, sign_hop, signed_body
 from pilotlight.wire.hop.status import FunctionsStatus
 from tests.asgi import Exchange, call
+from tests.edge_router.builders import network
+
+pytestmark = pytest.mark.process
 
 TOKEN = {"authorization": "Bearer token"}
 
@@ -168,12 +172,14 @@ def router_app(
     clocks: SiteClocks | None = None,
     further: Sequence[FakeSite] = (),
     allowed: frozenset[str] | None = None,
+    **tables: Any,
 ) -> Starlette:
-    """`allowed`: where accounts' data may lie."""
+    """`allowed`: where accounts' data may lie; `tables`: of the router's file."""
     guard = DeployGuard(token, "secret", Access(keys, is_required=False), clocks or SiteClocks(["ams1", "iad1"]))
     sites: dict[str, Any] = {site.name: site for site in (fake, *further)}
     where: Any = SimpleNamespace(of=lambda *names: None if allowed is None else AllowedSites(allowed, "of the account"))
-    api = DeploymentApi(sites, guard, where, tmp_path / "router")
+    hosts = FunctionHosts(network({"ams1": "http://127.0.0.1:1"}, **tables))
+    api = DeploymentApi(sites, guard, where, hosts, tmp_path / "router")
     return Starlette(routes=api.routes(), exception_handlers=FAILURES)
 
 
@@ -479,6 +485,7 @@ async def test_a_function_is_its_accounts_and_no_other_account_touches_it(fake: 
         await deployed(app, data, 0, key="bob"),
         await call(app, url, **bob),
         await call(app, url + "/tail", **bob),
+        await call(app, url + "/logs", **bob),
         await call(app, url + "/rollback", method="POST", body=back, **bob),
     ):
         assert (answer.status, answer.json["error"]["code"]) == (403, "forbidden")
@@ -486,6 +493,7 @@ async def test_a_function_is_its_accounts_and_no_other_account_touches_it(fake: 
     refused = await deployed(app, data, 0, key="bob", name="web")
     assert (refused.status, "may deploy bobs-*" in refused.json["error"]["message"]) == (403, True)
     assert (await call(app, PATH, **bob)).json == []
+    assert (await call(app, f"{PATH}/bobs-own/logs", **bob)).status == 404, "it may be a site's own"
     assert (await call(app, f"{PATH}/bundles/{digest_of(data)}", **bob)).status == 404
     assert (await put(app, data, key="asker")).status == 403
     assert (await put(app, data, key="nobody")).status == 401
@@ -497,3 +505,19 @@ async def test_a_function_is_its_accounts_and_no_other_account_touches_it(fake: 
         assert (changed.status, changed.json["account"]) == (201, "alice"), "it stays whose it was"
     again = router_app(fake, tmp_path, keys=keys)
     assert (await call(again, url, **bob)).status == 403, "and after a restart"
+
+
+async def test_routes_of_a_version_are_checked_before_it_is_tried_and_told_where_it_answers(
+    fake: FakeSite, tmp_path: Path
+) -> None:
+    accounts = [{"name": "alice", "hosts": ["*.alice.example"]}]
+    tables = {"accounts": accounts, "functions": {"domain": "fn.example"}}
+    app, data = router_app(fake, tmp_path, keys=[known("alice", "deploy")], **tables), bundle(tmp_path)
+    await put(app, data, key="alice")
+    refused = await deployed(app, data, 0, key="alice", routes=["other.example/*"])
+    assert (refused.status, "may not take the route other.example" in refused.json["error"]["message"]) == (403, True)
+    assert fake.tried == []
+    made = await deployed(app, data, 0, key="alice", routes=["www.alice.example/*"])
+    assert (made.status, made.json["addresses"]) == (201, ["www.alice.example/*", "f.fn.example"])
+    taken = await deployed(app, data, 0, key="token", name="g", routes=["www.alice.example/*"])
+    assert (taken.status, "is the function f's already" in taken.json["error"]["message"]) == (409, True)

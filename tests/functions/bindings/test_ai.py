@@ -274,6 +274,7 @@ async def test_a_silent_stream_has_heartbeats_and_then_an_error_is_an_event(make
         assert b'"errors":[{"code":5000,"message":"the step failed"}]' in rest
 
 
+@pytest.mark.process
 async def test_a_batch_is_queued_polled_and_answered_with_its_references(site: Site, ai: AI) -> None:  # noqa: F811
     requests = [{"prompt": "a", "external_reference": "A"}, {"prompt": "b"}, {"promt": "c"}]
     queued = await ai.run(MODEL, {"requests": requests}, {"queueRequest": True})

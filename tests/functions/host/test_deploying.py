@@ -16,11 +16,13 @@ from starlette.applications import Starlette
 
 from pilotlight.edge_router.backends.published_status import PublishedStatus
 from pilotlight.edge_router.backends.site_clocks import SiteClocks
+from pilotlight.edge_router.requests.function_hosts import FunctionHosts
 from pilotlight.edge_router.services.deployments import DeployGuard, DeploymentApi
 from pilotlight.edge_router.telemetry.status_routes import FAILURES
 from pilotlight.functions.bindings.queues import Queue
 from pilotlight.functions.bindings.storage.kv import SCHEMA
-from pilotlight.functions.cli.deploy import deploy, rollback, tail, versions
+from pilotlight.functions.cli.deploy import delete_secret, deploy, put_secret, rollback, secret_names, tail, versions
+from pilotlight.functions.cli.logs_command import logs
 from pilotlight.functions.host import deployed
 from pilotlight.runtime.cli.api import Api
 from pilotlight.runtime.cli.cli_error import CliError
@@ -32,6 +34,7 @@ from pilotlight.wire.hop.status import FunctionsStatus
 from pilotlight.wire.http.listen import bind
 from pilotlight.wire.http.server import Server
 from tests.asgi import call, eventually
+from tests.edge_router.builders import network as network_of
 from tests.runtime.conftest import Site, SiteMaker
 
 ENTRY = """
@@ -99,6 +102,7 @@ async def router(site: Site, listener: socket.socket, tmp_path: Path) -> AsyncIt
         {"ams1": backend},  # type: ignore[dict-item]
         DeployGuard("token", "", Access([], is_required=False), SiteClocks(["ams1"])),
         SimpleNamespace(of=lambda *names: None),  # type: ignore[arg-type]
+        FunctionHosts(network_of({"ams1": site.url})),
         tmp_path / "router",
     ).routes()
     server = Server(Starlette(routes=routes, exception_handlers=FAILURES))
@@ -408,3 +412,117 @@ async def test_what_a_function_prints_and_why_it_fails_can_be_followed(network: 
         async with session.get(f"{network.site.url}/internal/functions/tail/greeter") as refused:
             assert refused.status == 403
     await eventually(lambda: "greeter" not in tails._followers)  # who leaves is forgotten
+
+
+async def test_the_log_of_a_function_is_read_through_the_router(
+    network: Network, capsys: pytest.CaptureFixture[str]
+) -> None:
+    network.write("one")
+    await network.deploy()
+    await network.ask()
+    options: dict[str, Any] = {"since": "1h", "grep": "", "status": "ok", "limit": 10, "follow": False}
+
+    async def read(**changed: Any) -> str:
+        capsys.readouterr()
+        await asyncio.to_thread(logs, network.api, "greeter", **{**options, "as_json": False, **changed})
+        return capsys.readouterr().out
+
+    printed = await read()
+    assert printed.count("ams1  fetch GET / -> 200 ok") == 2, "the health call, too"
+    assert "  version one answers\n" in printed
+    (_, invocation) = [json.loads(line) for line in (await read(as_json=True)).splitlines()]
+    assert (invocation["site"], len(invocation["version"])) == ("ams1", 16)
+    assert await read(grep="nothing of this") == ""
+    with pytest.raises(CliError, match="status"):
+        await read(status="good")
+    with pytest.raises(CliError, match="neither an age"):
+        await read(since="yesterday")
+
+
+async def test_a_log_that_is_followed_goes_on_with_what_comes(
+    network: Network, capsys: pytest.CaptureFixture[str]
+) -> None:
+    network.write("one")
+    await network.deploy()
+    rounds: list[int] = []
+
+    def wait(seconds: float) -> None:
+        rounds.append(len(rounds))
+        if len(rounds) == 3:
+            raise KeyboardInterrupt
+        asyncio.run_coroutine_threadsafe(network.ask(), loop).result(10)
+
+    loop = asyncio.get_running_loop()
+    capsys.readouterr()
+    asked: dict[str, Any] = {"since": None, "grep": "", "status": None, "limit": 10, "follow": True, "as_json": True}
+    with pytest.raises(SystemExit):
+        await asyncio.to_thread(logs, network.api, "greeter", **asked, sleep=wait)
+    seen = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [each["what"] for each in seen] == ["GET /"] * 3, "the health call, and one for each round"
+    assert [each["seq"] for each in seen] == sorted({each["seq"] for each in seen}), "each once"
+
+
+DATABASE = MANIFEST + '[[d1_databases]]\nbinding = "DB"\n'
+READS_DATABASE = """
+from workers import Response, WorkerEntrypoint
+
+class Default(WorkerEntrypoint):
+    async def fetch(self, request):
+        rows = await self.env.DB.prepare("SELECT text FROM notes ORDER BY id").all()
+        return Response("VERSION " + " ".join(row["text"] for row in rows.results))
+"""
+
+
+async def test_a_deploy_applies_the_migrations_of_its_databases_before_its_health_call_and_refuses_them_whole(
+    network: Network, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = network.folder / "migrations"
+    network.write("one", READS_DATABASE, DATABASE)
+    folder.mkdir()
+    (folder / "0001_notes.sql").write_text(
+        "CREATE TABLE notes (id INTEGER PRIMARY KEY, text TEXT); INSERT INTO notes (text) VALUES ('first');"
+    )
+    await network.deploy()
+    assert (await network.ask()).body == b"one first"
+    network.write("two", READS_DATABASE, DATABASE)
+    (folder / "0002_more.sql").write_text("INSERT INTO notes (text) VALUES ('second');")
+    (folder / "0003_bad.sql").write_text("INSERT INTO nowhere VALUES (1);")
+    with pytest.raises(CliError, match=r"migrations were not applied: D1_ERROR: 0003_bad\.sql: no such table: nowhere"):
+        await network.deploy()
+    assert (await network.ask()).body == b"one first", "neither the second migration nor the version"
+    (folder / "0003_bad.sql").write_text("INSERT INTO notes (text) VALUES ('third');")
+    await network.deploy()
+    assert (await network.ask()).body == b"two first second third"
+
+
+READS_SECRET = """
+from workers import Response, WorkerEntrypoint
+
+class Default(WorkerEntrypoint):
+    async def fetch(self, request):
+        return Response(f"VERSION {self.env.TOKEN}" if "TOKEN" in self.env else "VERSION none")
+"""
+
+
+async def test_a_secret_that_is_put_through_the_router_reaches_the_first_version_and_a_running_one(
+    network: Network, tmp_path: Path
+) -> None:
+    await asyncio.to_thread(put_secret, network.api, "greeter", "TOKEN", "first")
+    assert b"first" not in (tmp_path / "router" / "secrets.json").read_bytes()
+    network.write("one", READS_SECRET)
+    await network.deploy()
+    assert (await network.ask()).body == b"one first", "its health call had it, too"
+
+    async def answers(expected: bytes) -> None:
+        while (await network.ask()).body != expected:
+            await asyncio.sleep(0.05)
+
+    await asyncio.to_thread(put_secret, network.api, "greeter", "TOKEN", "second")
+    await asyncio.wait_for(answers(b"one second"), 30)
+    assert await asyncio.to_thread(secret_names, network.api, "greeter") == ["TOKEN"]
+    await asyncio.to_thread(delete_secret, network.api, "greeter", "TOKEN")
+    await asyncio.wait_for(answers(b"one none"), 30)
+    with pytest.raises(CliError, match="has no secret 'TOKEN'"):
+        await asyncio.to_thread(delete_secret, network.api, "greeter", "TOKEN")
+    with pytest.raises(CliError, match="is no name of a secret"):
+        await asyncio.to_thread(put_secret, network.api, "greeter", "TO-KEN", "x")

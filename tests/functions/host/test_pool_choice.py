@@ -1,14 +1,18 @@
 """Which isolate a request is given, and when another one is started for it."""
 
 import asyncio
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
 from pilotlight.functions.channel import Failure
+from pilotlight.functions.channel.frames import UNNUMBERED, FetchEvent
+from pilotlight.functions.host.invocations.invocation_log import InvocationLog
 from pilotlight.functions.host.limits import FunctionLimits
 from pilotlight.functions.host.pool import FunctionPool, _is_started
+from pilotlight.functions.manifest import Manifest
 
 LIMITS = FunctionLimits(concurrency=4, max_isolates=3, sockets=2)
 
@@ -110,8 +114,9 @@ async def test_no_more_sockets_are_opened_than_a_function_may_have() -> None:
 
     async def nothing() -> None: ...
 
+    made._journal = InvocationLog(made.ask).of(Manifest("hello", Path(), Path()), "")
     made._packages = cast("Any", SimpleNamespace(install=nothing))
     with pytest.raises(Failure, match="'hello' has as many WebSockets open as it may") as refused:
-        await made.ask(cast("Any", None), is_socket=True)
+        await made.ask(FetchEvent(UNNUMBERED, "GET", "http://host/"), is_socket=True)
     assert refused.value.status == 503
     assert made._num_open == 0

@@ -57,7 +57,7 @@ class ObjectContext(Context):
         return self._instance.sockets.tags(socket)
 
     def set_web_socket_auto_response(self, pair: Any = None) -> None:
-        self._instance.sockets.auto_response = pair
+        self._instance.sockets.answer_automatically(pair)
 
     def get_web_socket_auto_response(self) -> Any:
         return self._instance.sockets.auto_response
@@ -78,7 +78,7 @@ class Instance:
     def __init__(self, class_name: str, id: str, name: str | None) -> None:
         self.events = 0
         self.broken: BaseException | None = None
-        self.target: Any = None
+        self._target: Any = None
         self._holds = 0
         self._opened = asyncio.Event()
         self._opened.set()
@@ -86,6 +86,10 @@ class Instance:
         self._asker = Asker(class_name, id, self)
         self.sockets = ObjectSockets(self._event)
         self.context = ObjectContext(self, class_name, DurableObjectId(id, name), Storage(self._asker))
+
+    def construct(self, kind: type[DurableObject]) -> None:
+        """Make the author's object. Raises what its constructor raises."""
+        self._target = kind(self.context, host.env)
 
     async def run(self, act: Callable[[Any], Awaitable[T]]) -> T:
         """Run one event. Its answer leaves when what it wrote is on the disk."""
@@ -131,7 +135,7 @@ class Instance:
             await self._opened.wait()
         self._check()
         host.event_runner.set(self._later)
-        return await act(self.target)
+        return await act(self._target)
 
     async def _later(self, act: Callable[[], Awaitable[Any]]) -> Any:
         return await self.run(lambda target: act())
@@ -204,7 +208,7 @@ class Objects:
             self._forget_unused()
             instance = Instance(class_name, id, name if isinstance(name, str) else None)
             try:
-                instance.target = kind(instance.context, host.env)
+                instance.construct(kind)
             except BaseException as error:
                 instance.reset(error)  # what half a constructor has written is undone
                 raise

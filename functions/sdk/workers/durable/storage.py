@@ -63,6 +63,19 @@ class Asker:
         """Tell whether another event's transaction is open."""
         return self.transaction is not None and _within.get() is not self.transaction
 
+    def enter(self, transaction: "Transaction") -> None:
+        """Begin a transaction: requests of other events are refused until it is left."""
+        self.flush()  # what other events have written is not this transaction's to undo
+        self.write("begin")
+        self.transaction = transaction
+
+    def leave(self, keep: bool) -> None:
+        """End the open transaction, with what it wrote or without."""
+        try:
+            self.ask("end", keep=keep)
+        finally:
+            self.transaction = None
+
     def ask(self, method: str, **kwargs: Any) -> Any:
         if self._owner.broken is not None:
             raise self._owner.broken
@@ -279,9 +292,8 @@ class Storage(Named):
 
     async def _transact(self, closure: Callable[["Transaction"], Any]) -> Any:
         asker = self._asker
-        asker.flush()  # what other events have written is not this transaction's to undo
-        asker.write("begin")
-        transaction = asker.transaction = Transaction(self._keys)
+        transaction = Transaction(self._keys)
+        asker.enter(transaction)
         token = _within.set(transaction)
         asker._owner.hold()
         keep = False
@@ -292,9 +304,8 @@ class Storage(Named):
             return value
         finally:
             try:
-                asker.ask("end", keep=keep)
+                asker.leave(keep)
             finally:
-                asker.transaction = None
                 _within.reset(token)
                 asker._owner.release()
                 asker.flush()

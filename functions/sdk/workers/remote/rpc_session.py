@@ -111,7 +111,7 @@ class RpcSession:
     def unpack(self, value: Any) -> "Received":
         """Return a value that came, and what it brought."""
         received = Received(self)
-        received.value = unpack_sent(value, received)
+        received.unpack(value)
         return received
 
     def export(self, value: Any) -> int | None:
@@ -252,6 +252,9 @@ class Received:
         self.value: Any = None
         self._session = session
         self._stubs: list[RpcStub] = []
+
+    def unpack(self, value: Any) -> None:
+        self.value = unpack_sent(value, self)
 
     def stub(self, id: int) -> RpcStub:
         stub = RpcStub(self._session.import_(id))

@@ -24,6 +24,10 @@ class ObjectSockets:
         self._tags: dict[WebSocket, tuple[str, ...]] = {}
         self._answered: weakref.WeakKeyDictionary[WebSocket, datetime] = weakref.WeakKeyDictionary()
 
+    def answer_automatically(self, pair: Any) -> None:
+        """Answer each message that equals the pair's request with its response, without an event of the object; None: no more."""
+        self.auto_response = pair
+
     def accept(self, socket: Any, tags: Any) -> None:
         if not isinstance(socket, WebSocket):
             raise TypeError(f"acceptWebSocket takes an end of a WebSocketPair, and not {type(socket).__name__}")

@@ -20,7 +20,7 @@ from workers.bindings.r2 import R2Bucket, R2ObjectBody
 __all__ = ["s3_endpoint", "s3_place"]
 
 
-@pytest.fixture(params=["files", "s3"])
+@pytest.fixture(params=["files", pytest.param("s3", marks=pytest.mark.process)])
 async def bucket(wire: Wire, request: pytest.FixtureRequest) -> R2Bucket:
     """The same by either store."""
     stores = {} if request.param == "files" else {"photos": request.getfixturevalue("s3_place")}

@@ -11,6 +11,7 @@ import pytest
 
 from pilotlight.functions.channel import Channel, Inbound, frames
 from pilotlight.functions.host.faults import Fault
+from pilotlight.functions.host.invocations.invocation import Invocation
 from pilotlight.functions.host.isolates.isolate_handle import IsolateHandle
 from pilotlight.functions.host.isolates.priority import PriorityClass
 from pilotlight.functions.host.limits import FunctionLimits
@@ -67,7 +68,8 @@ class Made:
 
     async def ask(self, wall_s: float = 60.0) -> Any:
         self.isolate.limits = replace(self.isolate.limits, wall_s=wall_s)
-        return await self.isolate.ask(frames.FetchEvent(frames.UNNUMBERED, "GET", "http://host/"))
+        event = frames.FetchEvent(frames.UNNUMBERED, "GET", "http://host/")
+        return await self.isolate.ask(event, invocation=Invocation(1, event, lambda ended: None))
 
 
 @pytest.fixture

@@ -1,0 +1,121 @@
+"""Host names of functions: a request that names one goes to its function, as if its path began with /fn/NAME, and the function has all of its paths.
+
+The operator says which host is whose (`[[hosts]]`, `functions.domain` of the router's file); the routes of a deployed function's manifest count as
+far as its account's `hosts` allow. Knows host and path; refuses to know sites.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from pilotlight.sites.network import NetworkConfig
+from pilotlight.wire.credentials import Account
+from pilotlight.wire.errors import ApiError
+from pilotlight.wire.hop.deployments import Deployment, Version
+from pilotlight.wire.host_patterns import HostPattern, covers, parse_pattern
+
+OWN_HOST = "pilotlight.own_host"  # in a scope: the request named a host of its function
+Places = dict[str, list[tuple[HostPattern, str]]]
+"""By host, the most specific first."""
+
+
+class FunctionHosts:
+    def __init__(self, network: NetworkConfig) -> None:
+        self._deployed: dict[str, Deployment] = {}
+        self._places: Places = {}
+        self._subdomains_off: frozenset[str] = frozenset()
+        self.become(network)
+
+    def become(self, network: NetworkConfig) -> None:
+        """Take over what the router's file says now."""
+        self._domain = (network.functions.domain or "").lower()
+        self._fixed = [(parse_pattern(each.pattern), each.function) for each in network.hosts]
+        self._allowed = {
+            account.name: [parse_pattern(host, is_custom_domain="*" not in host) for host in account.hosts]
+            for account in network.accounts
+        }
+        self.serve(self._deployed)
+
+    def serve(self, deployed: Mapping[str, Deployment]) -> None:
+        """Take over the routes of all deployed functions."""
+        self._deployed = dict(deployed)
+        live = {name: version for name, each in deployed.items() if (version := _live(each)) is not None}
+        routes = [(parse_pattern(route), name) for name, version in live.items() for route in version.routes]
+        places: Places = {}
+        for pattern, name in sorted([*self._fixed, *routes], key=lambda place: place[0].rank):
+            places.setdefault(pattern.host, []).append((pattern, name))
+        self._places = places
+        self._subdomains_off = frozenset(name for name, version in live.items() if not version.has_subdomain)
+
+    def find(self, host: str, path: str) -> str | None:
+        """Return the function of a host, lower case and without a port, and a path; None: it is nobody's."""
+        name, is_apex = host, True
+        while name:
+            for pattern, function in self._places.get(name, ()):
+                if (pattern.has_apex if is_apex else pattern.has_subdomains) and pattern.takes_path(path):
+                    return function
+            name, is_apex = name.partition(".")[2], False
+        label, dot, domain = host.partition(".")
+        if self._domain and dot and domain == self._domain and label not in self._subdomains_off:
+            return label
+        return None
+
+    def check(self, name: str, routes: Iterable[str], account: Account | None, owner: str) -> None:
+        """Raise ApiError for a route that cannot be read, is another function's, or is none of those that the account may take. `account`: who asks;
+        None: the operator, for whom it is `owner`'s."""
+        allowed = self._allowed.get(owner, []) if account is not None or owner else None
+        taken = {(pattern, function) for places in self._places.values() for pattern, function in places}
+        for route in routes:
+            try:
+                pattern = parse_pattern(route)
+            except ValueError as error:
+                raise ApiError("invalid_request", f"routes: {error}") from None
+            if allowed is not None and not any(covers(each, pattern) for each in allowed):
+                sentence = f"the account {owner} may not take the route {route}: `hosts` of its [[accounts]] in the router's file says which it may"
+                raise ApiError("forbidden", sentence)
+            for other, function in taken:
+                if other == pattern and function != name:
+                    raise ApiError("conflict", f"the route {route} is the function {function}'s already")
+
+    def addresses(self, deployment: Deployment) -> tuple[str, ...]:
+        """Return where a deployed function can be reached beside /fn/NAME, as host and path."""
+        version = _live(deployment)
+        if version is None:
+            return ()
+        subdomain = (f"{deployment.name}.{self._domain}",) if self._domain and version.has_subdomain else ()
+        return (*version.routes, *subdomain)
+
+    def __bool__(self) -> bool:
+        return bool(self._places or self._domain)
+
+
+class FunctionMount:
+    """An ASGI application: requests to hosts of functions go to `inside` under /fn/NAME, all others to `otherwise` as they are."""
+
+    def __init__(self, hosts: FunctionHosts, inside: Any, otherwise: Any) -> None:
+        self._hosts = hosts
+        self._inside = inside
+        self._otherwise = otherwise
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        name = self._function(scope) if self._hosts and scope["type"] in ("http", "websocket") else None
+        if name is None:
+            await self._otherwise(scope, receive, send)
+            return
+        raw = scope.get("raw_path", scope["path"].encode())
+        mounted = {
+            **scope,
+            "path": f"/fn/{name}{scope['path']}",
+            "raw_path": b"/fn/%b%b" % (name.encode(), raw),
+            OWN_HOST: True,
+        }
+        await self._inside(mounted, receive, send)
+
+    def _function(self, scope: Any) -> str | None:
+        host = next((value for key, value in scope["headers"] if key == b"host"), b"")
+        name = host.decode("latin-1").lower().rpartition(":")[0] if b":" in host else host.decode("latin-1").lower()
+        return self._hosts.find(name.removesuffix("."), scope["path"])
+
+
+def _live(deployment: Deployment) -> Version | None:
+    """Return the newest version that has traffic: its routes are the function's."""
+    return deployment.version(deployment.shares[0].number) if deployment.shares else None

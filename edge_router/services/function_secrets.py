@@ -1,0 +1,55 @@
+"""Secrets of deployed functions, kept sealed by this router for the sites that serve them now, and for those that will."""
+
+import uuid
+from pathlib import Path
+
+import msgspec
+
+from pilotlight.sites.config import ConfigError
+from pilotlight.support import atomic_files
+from pilotlight.wire.errors import ApiError
+from pilotlight.wire.hop.sealed_secrets import MAX_SECRET_BYTES, seal
+
+MAX_SECRETS = 64  # of one function
+
+
+class FunctionSecrets:
+    def __init__(self, directory: Path, key: str) -> None:
+        """`key`: by which sites open them; empty: none can be put. Raises ConfigError for a file that cannot be read."""
+        self._path = directory / "secrets.json"
+        self._key = key
+        self._sealed: dict[str, dict[str, bytes]] = {}
+        if self._path.is_file():
+            try:
+                self._sealed = msgspec.json.decode(self._path.read_bytes(), type=dict[str, dict[str, bytes]])
+            except msgspec.DecodeError as error:
+                raise ConfigError(f"{self._path} is damaged ({error}); remove it and put the secrets again") from None
+
+    def of(self, function: str) -> dict[str, bytes]:
+        return self._sealed.get(function, {})
+
+    def put(self, function: str, name: str, value: str) -> str:
+        """Keep a secret. Returns a word that changes with every change. Raises ApiError."""
+        if not self._key:
+            raise ApiError("not_found", "this router has no key by which secrets could be sealed for its sites")
+        if not value or len(value.encode()) > MAX_SECRET_BYTES:
+            raise ApiError("invalid_request", f"a secret has 1 to {MAX_SECRET_BYTES} bytes")
+        if not (name.isidentifier() and len(name) <= 128):
+            raise ApiError("invalid_request", f"{name[:64]!r} is no name of a secret: letters, digits and _")
+        kept = {**self.of(function), name: seal(self._key, function, name, value)}
+        if len(kept) > MAX_SECRETS:
+            raise ApiError("invalid_request", f"a function has at most {MAX_SECRETS} secrets")
+        return self._write(function, kept)
+
+    def delete(self, function: str, name: str) -> str:
+        """Likewise. Raises ApiError."""
+        kept = dict(self.of(function))
+        if kept.pop(name, None) is None:
+            raise ApiError("not_found", f"{function} has no secret {name[:64]!r} that was put through a router")
+        return self._write(function, kept)
+
+    def _write(self, function: str, kept: dict[str, bytes]) -> str:
+        changed = {**self._sealed, function: kept}
+        atomic_files.write(self._path, msgspec.json.encode(changed))
+        self._sealed = changed
+        return uuid.uuid4().hex

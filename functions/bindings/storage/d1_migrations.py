@@ -1,0 +1,67 @@
+"""Migrations of a D1 database: files of SQL in the function's folder, each applied once. Which have been is in a table of the database itself, under
+wrangler's names.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pilotlight.functions.bindings.binding import BindingError
+from pilotlight.functions.bindings.storage.d1 import D1Database, Statement
+from pilotlight.functions.bindings.storage.sql import statements_of
+
+_TABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+class MigrationFiles(NamedTuple):
+    folder: Path
+    table: str
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any], directory: Path) -> "MigrationFiles":
+        """Return those of a database's declaration in the function's folder. Raises BindingError."""
+        table = str(options.get("migrations_table") or "d1_migrations")
+        if not _TABLE_NAME.fullmatch(table):
+            raise BindingError(f"migrations_table is no name of a table: {table!r}")
+        folder = directory / str(options.get("migrations_dir") or "migrations")
+        if not folder.resolve().is_relative_to(directory.resolve()):
+            raise BindingError(f"migrations_dir leads out of the function's folder: {folder}")
+        return cls(folder, table)
+
+    async def waiting(self, database: D1Database) -> list[Path]:
+        """List the files that have not been applied, by their numbers. Raises BindingError."""
+        files = sorted(self.folder.glob("*.sql"), key=_order)
+        if not files:
+            return []
+        made = (
+            f"CREATE TABLE IF NOT EXISTS {self.table} (id INTEGER PRIMARY KEY AUTOINCREMENT, name TEXT UNIQUE, "
+            "applied_at TIMESTAMP DEFAULT CURRENT_TIMESTAMP NOT NULL)"
+        )
+        found = await database.transaction([Statement(made), Statement(f"SELECT name FROM {self.table}")])
+        applied = {row[0] for row in found[1]["rows"]}
+        return [path for path in files if path.name not in applied]
+
+    async def apply(self, database: D1Database, files: Sequence[Path], time_limit_s: float = float("inf")) -> None:
+        """Apply files in one transaction: all of them or none. Raises BindingError, which names the file."""
+        statements, names = [], []
+        for path in files:
+            its = [Statement(sql) for sql in statements_of(sql_of(path))]
+            its.append(Statement(f"INSERT INTO {self.table} (name) VALUES (?)", [path.name]))
+            statements += its
+            names += [path.name] * len(its)
+        await database.transaction(statements, time_limit_s, names)
+
+
+def sql_of(path: Path) -> str:
+    """Return a file's text. Raises BindingError."""
+    try:
+        return path.read_bytes().decode()
+    except (OSError, UnicodeDecodeError) as error:
+        raise BindingError(f"{path.name} cannot be read as text in UTF-8: {error}") from None
+
+
+def _order(path: Path) -> tuple[float, str]:
+    """Sort by the number that a name begins with; one without a number comes last."""
+    number = re.match(r"\d+", path.name)
+    return (int(number[0]) if number else float("inf"), path.name)

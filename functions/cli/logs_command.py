@@ -1,0 +1,83 @@
+"""`pilotlight logs`: what sites have kept of a function's invocations, through the router, once or as it comes."""
+
+import json
+import re
+import sys
+import time
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any
+from urllib.parse import quote, urlencode
+
+from pilotlight.functions.cli.deploy import author_token
+from pilotlight.runtime.cli.api import Api
+from pilotlight.runtime.cli.cli_error import CliError
+from pilotlight.wire.hop.deployments import PATH
+
+FOLLOW_S = 1.0
+UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+
+
+def logs(
+    api: Api,
+    name: str,
+    *,
+    since: str | None,
+    grep: str,
+    status: str | None,
+    limit: int,
+    follow: bool,
+    as_json: bool,
+    sleep: Callable[[float], None] = time.sleep,
+) -> None:
+    """Print invocations, the oldest first; with `follow` until Ctrl-C."""
+    asked: dict[str, Any] = {"limit": limit, "grep": grep}
+    if since is not None:
+        asked["since_s"] = moment_of(since, time.time())
+    if status is not None:
+        asked["status"] = status
+    after: dict[str, int] = {}
+    warned: set[str] = set()
+    token = author_token()
+    try:
+        while True:
+            pairs = [*asked.items(), *(("after", f"{site}:{seq}") for site, seq in after.items() if seq)]
+            found = api.send("GET", f"{PATH}/{quote(name, safe='')}/logs?{urlencode(pairs)}", None, token)
+            for site, why in found["unread"].items():
+                if site not in warned:
+                    print(f"{site} could not be asked: {why}", file=sys.stderr)
+                warned.add(site)
+            for invocation in found["invocations"]:
+                print(json.dumps(invocation) if as_json else shown(invocation), flush=True)
+            if not follow:
+                return
+            after = found["after"]
+            sleep(FOLLOW_S)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+def moment_of(text: str, now_s: float) -> float:
+    """Return seconds since the epoch: `text` is an age as 90s, 10m, 2h or 7d, or a date or time as ISO 8601 has it. Raises CliError."""
+    if found := re.fullmatch(r"(\d{1,9})([smhd])", text):
+        return now_s - int(found[1]) * UNITS[found[2]]
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except ValueError:
+        raise CliError(
+            f"--since {text} is neither an age such as 10m, 2h or 7d nor a time such as 2026-11-28T09:00."
+        ) from None
+
+
+def shown(invocation: dict[str, Any]) -> str:
+    """Return an invocation as lines: what it was, then what it printed and why it failed, indented."""
+    at = datetime.fromtimestamp(invocation["at_s"]).isoformat(" ", "milliseconds")
+    status = "" if invocation["status"] is None else f" {invocation['status']}"
+    version = f"  {invocation['version']}" if invocation["version"] else ""
+    head = f"{at}  {invocation['site']}  {invocation['trigger']} {invocation['what']}"
+    if invocation["trigger"] != "process":
+        times = f"{invocation['wall_ms']:.1f} ms, CPU {invocation['cpu_ms']:.1f} ms"
+        head += f" ->{status} {invocation['outcome']}  {times}{version}"
+    lines = [f"  {text}" for _, _, text in invocation["lines"]]
+    failed = (invocation["detail"] or invocation["error"]).rstrip().splitlines()
+    return "\n".join([head, *lines, *(f"  {line}" for line in failed)])

@@ -1,0 +1,163 @@
+"""InvocationLog: every invocation of a site's functions, with what it prints, on its way to the store and to tail consumers.
+
+Nothing of it is waited for by a request: what has ended is written in batches, once a second. Knows no processes.
+"""
+
+import asyncio
+import logging
+import random
+import sqlite3
+import time
+from collections.abc import Awaitable, Callable
+
+from pilotlight.functions.channel import frames
+from pilotlight.functions.host.invocations.invocation import Invocation
+from pilotlight.functions.host.invocations.log_store import InvocationRow, LineRow, LogStore
+from pilotlight.functions.host.invocations.tail_consumers import MAX_LINES, Ask, TailConsumers, trace_item
+from pilotlight.functions.manifest import Manifest
+from pilotlight.support.database import DatabaseError
+from pilotlight.wire.hop.function_logs import LoggedInvocation, LogQuery
+
+FLUSH_S = 1.0
+TRIM_S = 60.0
+MAX_UNWRITTEN = 50_000  # invocations and lines; beyond it they are counted and dropped
+OUTSIDE = "printed outside of a request"
+
+log = logging.getLogger("pilotlight.function")
+
+
+class InvocationLog:
+    def __init__(self, ask: Ask, store: LogStore | None = None) -> None:
+        """`ask` has a tail consumer handle an event; without a store nothing is kept."""
+        self.keeps = store is not None
+        self._store = store
+        self._consumers = TailConsumers(ask)
+        self._last_id = 0
+        self._rows: list[InvocationRow] = []
+        self._lines: list[LineRow] = []
+        # By function and version: the record of what it prints outside of requests, until that is written.
+        self._loose: dict[tuple[str, str], int] = {}
+        self._ended: list[Callable[[], None]] = []  # deliveries to consumers
+        self._num_dropped = 0
+
+    def of(self, manifest: Manifest, version: str) -> "FunctionJournal":
+        """Return where one version of a function is recorded."""
+        return FunctionJournal(self, manifest, version)
+
+    def new_id(self) -> int:
+        """Return an id that no invocation has had here, before a restart neither."""
+        self._last_id = max(self._last_id + 1, time.time_ns())
+        return self._last_id
+
+    def keep(self, row: InvocationRow) -> None:
+        if self._has_room():
+            self._rows.append(row)
+
+    def keep_line(self, function: str, version: str, id: int, level: str, text: str) -> None:
+        """Keep what was printed; `id` is 0 for what belongs to no request."""
+        if not self._has_room():
+            return
+        now = time.time()
+        if id == 0:
+            id = self._loose.get((function, version), 0) or self.new_id()
+            if (function, version) not in self._loose:
+                self._loose[function, version] = id
+                self._rows.append(InvocationRow(id, function, version, now, 0.0, 0.0, "process", OUTSIDE, None, "ok"))
+        self._lines.append(LineRow(id, now, level, text))
+
+    def send_later(self, deliver: Callable[[TailConsumers], None]) -> None:
+        """Deliver to tail consumers at the next flush but one: what the invocation printed may come after its answer."""
+        self._ended.append(lambda: deliver(self._consumers))
+
+    async def find(self, query: LogQuery) -> list[LoggedInvocation]:
+        """Raises sqlite3.Error and DatabaseError."""
+        if self._store is None:
+            return []
+        await self.flush()
+        return await self._store.find(query)
+
+    async def run(self) -> None:
+        """Write and send what has ended, once a second. Never returns."""
+        trimmed_at = float("-inf")
+        ready: list[Callable[[], None]] = []
+        while True:
+            await asyncio.sleep(FLUSH_S)
+            for deliver in ready:
+                deliver()
+            ready, self._ended = self._ended, []
+            await self.flush()
+            if self._store is not None and time.monotonic() - trimmed_at > TRIM_S:
+                trimmed_at = time.monotonic()
+                await self._guarded(self._store.trim())
+
+    async def flush(self) -> None:
+        rows, lines = self._rows, self._lines
+        self._rows, self._lines, self._loose = [], [], {}
+        if self._num_dropped:
+            log.warning("%d records of functions' logs were dropped: the disk does not keep up", self._num_dropped)
+            self._num_dropped = 0
+        if self._store is not None and (rows or lines):
+            await self._guarded(self._store.write(rows, lines))
+
+    async def close(self) -> None:
+        await self._consumers.close()
+        await self.flush()
+        if self._store is not None:
+            await self._store.close()
+
+    def _has_room(self) -> bool:
+        has_room = self.keeps and len(self._rows) + len(self._lines) < MAX_UNWRITTEN
+        self._num_dropped += self.keeps and not has_room
+        return has_room
+
+    async def _guarded(self, work: Awaitable[None]) -> None:
+        """Do work of the store. What it cannot do costs records, and no request."""
+        try:
+            await work
+        except (sqlite3.Error, DatabaseError) as error:
+            log.warning("functions' logs cannot be written: %s", error)
+
+
+class FunctionJournal:
+    """The records of one version of a function."""
+
+    def __init__(self, log: InvocationLog, manifest: Manifest, version: str) -> None:
+        self._log = log
+        self._function = manifest.name
+        self._version = version
+        self._consumers = manifest.tail_consumers
+        self._sampling = manifest.log_sampling
+        self._open: dict[int, Invocation] = {}  # of which tail consumers get what is printed
+
+    def begin(self, event: frames.FunctionEvent) -> Invocation:
+        """Return the record of an invocation, which is kept once it has ended, if it is one of those that are."""
+        consumers = () if isinstance(event, frames.TailEvent) else self._consumers  # so that nothing goes round
+        id = self._log.new_id()
+        is_kept = self._log.keeps and random.random() < self._sampling
+        invocation = Invocation(id if is_kept else -id, event, self._ended, wants_lines=bool(consumers))
+        if consumers:
+            self._open[invocation.id] = invocation
+        return invocation
+
+    def printed(self, id: int, level: str, text: str) -> None:
+        """Note a line. `id`: of the invocation; 0: it belongs to none."""
+        if id > 0 or (id == 0 and self._sampling):
+            self._log.keep_line(self._function, self._version, id, level, text)
+        if (invocation := self._open.get(id)) is not None and len(invocation.printed) <= MAX_LINES:
+            invocation.printed.append((time.time(), level, text))
+
+    def _ended(self, invocation: Invocation) -> None:
+        if invocation.id > 0:
+            wall_ms, cpu_ms = round(invocation.wall_s * 1000, 3), round(invocation.cpu_s * 1000, 3)
+            what = invocation.trigger, invocation.what, invocation.status
+            became = invocation.outcome, invocation.error, invocation.detail
+            of = invocation.id, self._function, self._version
+            self._log.keep(InvocationRow(*of, invocation.started_s, wall_ms, cpu_ms, *what, *became))
+        if invocation.id in self._open:
+            self._log.send_later(lambda consumers: self._send(invocation, consumers))
+
+    def _send(self, invocation: Invocation, consumers: TailConsumers) -> None:
+        del self._open[invocation.id]
+        item = trace_item(invocation, self._function, self._version)
+        for consumer in self._consumers:
+            consumers.send(consumer, item)

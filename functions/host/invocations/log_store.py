@@ -1,0 +1,150 @@
+"""The log of a site's functions in one SQLite file: invocations with what they printed, for some days and within some room.
+
+Writing is not worth a wait, so it happens in batches behind the requests. Where there is too much, the function that takes the most room loses its
+oldest records: one that prints a lot forgets its own past, and nobody else's.
+"""
+
+import time
+from collections.abc import Callable, Iterable
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from pilotlight.support.database import Connection, Database, create, transaction
+from pilotlight.wire.hop.function_logs import LoggedInvocation, LogLine, LogQuery
+
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS invocations (seq INTEGER PRIMARY KEY AUTOINCREMENT, id INTEGER NOT NULL, function TEXT NOT NULL, version TEXT NOT NULL,
+  at_s REAL NOT NULL, wall_ms REAL NOT NULL, cpu_ms REAL NOT NULL, trigger TEXT NOT NULL, what TEXT NOT NULL, status INTEGER, outcome TEXT NOT NULL,
+  error TEXT NOT NULL, detail TEXT NOT NULL);
+CREATE INDEX IF NOT EXISTS invocations_by_function ON invocations (function, seq);
+CREATE INDEX IF NOT EXISTS invocations_by_time ON invocations (at_s);
+CREATE INDEX IF NOT EXISTS invocations_by_id ON invocations (id);
+CREATE TABLE IF NOT EXISTS lines (invocation INTEGER NOT NULL, at_s REAL NOT NULL, level TEXT NOT NULL, text TEXT NOT NULL);
+CREATE INDEX IF NOT EXISTS lines_by_invocation ON lines (invocation)
+"""
+LOGS = "function-logs.sqlite"  # in the site's state
+COLUMNS = "id, function, version, at_s, wall_ms, cpu_ms, trigger, what, status, outcome, error, detail"
+MAX_LINES = 1000  # of one invocation, in an answer
+TRIM_ROWS = 2000  # deleted at once, so that a query need not wait for long
+FIND_S = 10.0
+
+
+class InvocationRow(NamedTuple):
+    id: int
+    function: str
+    version: str
+    at_s: float
+    wall_ms: float
+    cpu_ms: float
+    trigger: str
+    what: str
+    status: int | None
+    outcome: str
+    error: str = ""
+    detail: str = ""
+
+
+class LineRow(NamedTuple):
+    invocation: int
+    at_s: float
+    level: str
+    text: str
+
+
+class LogStore:
+    def __init__(self, path: Path, *, days: float, mib: int, clock: Callable[[], float] = time.time) -> None:
+        """`days` and `mib`: what is older, or more, is deleted."""
+        self._days = days
+        self._max_bytes = mib << 20
+        self._clock = clock
+        # Deleted rows leave their pages for new ones; the rest is for what comes between two trims.
+        self._database = Database(path, lambda connection: create(connection, SCHEMA), max_bytes=2 * self._max_bytes)
+
+    async def write(self, invocations: Iterable[InvocationRow], lines: Iterable[LineRow]) -> None:
+        """Raises sqlite3.Error and DatabaseError."""
+
+        def work(connection: Connection) -> None:
+            with transaction(connection):
+                marks = ", ".join("?" * len(InvocationRow._fields))
+                connection.executemany(f"INSERT INTO invocations ({COLUMNS}) VALUES ({marks})", invocations)
+                connection.executemany("INSERT INTO lines VALUES (?, ?, ?, ?)", lines)
+
+        await self._database.run(work)
+
+    async def find(self, query: LogQuery) -> list[LoggedInvocation]:
+        """Raises sqlite3.Error and DatabaseError."""
+        return await self._database.run(lambda connection: _found(connection, query), FIND_S)
+
+    async def trim(self) -> None:
+        """Delete what is too old and what is too much. Raises sqlite3.Error and DatabaseError."""
+        too_old = partial(_delete, condition="at_s < ?", value=self._clock() - self._days * 86_400)
+        while await self._database.run(too_old):
+            pass
+        while await self._database.run(self._is_too_large):
+            largest = await self._database.run(_largest)
+            if largest is None:
+                return
+            too_much = partial(_delete, condition="function = ?", value=largest, share="MAX(1, COUNT(*) / 8)")
+            if not await self._database.run(too_much):
+                return
+
+    async def close(self) -> None:
+        await self._database.close()
+
+    def _is_too_large(self, connection: Connection) -> bool:
+        pages, free, size = (
+            connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "freelist_count", "page_size")
+        )
+        return bool((pages - free) * size > self._max_bytes)
+
+
+def _found(connection: Connection, query: LogQuery) -> list[LoggedInvocation]:
+    conditions, values = ["function = ?", "at_s >= ?", "seq > ?"], [query.function, query.since_s, query.after]
+    if query.status == "error":
+        conditions.append("(outcome NOT IN ('ok', 'canceled') OR status >= 500)")
+    elif query.status is not None and query.status.endswith("xx"):
+        conditions.append("status / 100 = ?")
+        values.append(int(query.status[0]))
+    elif query.status is not None:
+        conditions.append("status = ?" if query.status.isdigit() else "outcome = ?")
+        values.append(int(query.status) if query.status.isdigit() else query.status)
+    if query.grep:
+        conditions.append(
+            "(instr(what, ?) OR instr(error, ?) OR instr(detail, ?) OR EXISTS "
+            "(SELECT 1 FROM lines WHERE invocation = invocations.id AND instr(text, ?)))"
+        )
+        values += [query.grep] * 4
+    order = "ASC" if query.after else "DESC"
+    sql = f"SELECT seq, {COLUMNS} FROM invocations WHERE {' AND '.join(conditions)} ORDER BY seq {order} LIMIT ?"
+    found = []
+    for seq, id, *rest in connection.execute(sql, [*values, query.limit]).fetchall():
+        lines = connection.execute(
+            "SELECT at_s, level, text FROM lines WHERE invocation = ? ORDER BY rowid LIMIT ?", (id, MAX_LINES)
+        )
+        printed = tuple(LogLine(*line) for line in lines)
+        found.append(replace(LoggedInvocation(seq, str(id), *rest), lines=printed))
+    return found
+
+
+def _largest(connection: Connection) -> str | None:
+    """Return the function whose records take the most room."""
+    sql = (
+        "SELECT function, SUM(200 + LENGTH(detail) + (SELECT COALESCE(SUM(80 + LENGTH(text)), 0) FROM lines WHERE invocation = id)) AS size "
+        "FROM invocations GROUP BY function ORDER BY size DESC LIMIT 1"
+    )
+    row = connection.execute(sql).fetchone()
+    return None if row is None else str(row[0])
+
+
+def _delete(connection: Connection, condition: str, value: object, share: str = "COUNT(*)") -> int:
+    """Delete the oldest of some records: TRIM_ROWS at most, and a share of them. Returns how many they were."""
+    limit = f"MIN({TRIM_ROWS}, (SELECT {share} FROM invocations WHERE {condition}))"
+    sql = f"SELECT id FROM invocations WHERE {condition} ORDER BY seq LIMIT {limit}"
+    ids = connection.execute(sql, (value, value)).fetchall()
+    with transaction(connection):
+        connection.executemany("DELETE FROM lines WHERE invocation = ?", ids)
+        connection.executemany("DELETE FROM invocations WHERE id = ?", ids)
+    return len(ids)

@@ -1,0 +1,42 @@
+"""What Python code of a function prints, each line labelled with the request in whose task it was printed.
+
+Many requests share a process and its output, so the runtime could not tell otherwise which of them a line belongs to. The label is the function's
+word about itself and reaches no other function's log. The inverse, which takes labels off, is functions/host/logs.py.
+"""
+
+import io
+import sys
+
+from pilotlight.functions.channel import current_request
+
+MAX_OPEN = 64 << 10  # characters of lines without an end, beyond which they are written as they are
+
+
+class LabelledOutput(io.TextIOWrapper):
+    def __init__(self, stream: io.TextIOWrapper, letter: str) -> None:
+        """`letter` says which stream it is. Takes over the bytes of `stream`, which is of no further use."""
+        super().__init__(stream.detach(), "utf-8", "backslashreplace", line_buffering=True)
+        self._letter = letter
+        self._begun: dict[int, str] = {}  # lines without an end, by request
+
+    def write(self, text: str) -> int:
+        request = current_request.get()
+        lines = (self._begun.pop(request, "") + text).split("\n")
+        if lines[-1]:
+            self._begun[request] = lines[-1]
+        if len(lines) > 1:
+            super().write("".join(f"\x1e{request}{self._letter}\x1f{line}\n" for line in lines[:-1]))
+        if lines[-1] and len(lines[-1]) > MAX_OPEN:
+            self.finish()
+        return len(text)
+
+    def finish(self) -> None:
+        """Write lines that have no end."""
+        begun, self._begun = self._begun, {}
+        for request, line in begun.items():
+            super().write(f"\x1e{request}{self._letter}\x1f{line}\n")
+
+
+def install() -> None:
+    """Label what is printed from now on."""
+    sys.stdout, sys.stderr = LabelledOutput(sys.stdout, "o"), LabelledOutput(sys.stderr, "e")  # type: ignore[arg-type]

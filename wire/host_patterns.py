@@ -1,0 +1,63 @@
+"""Patterns of host and path under which a function is served, as Cloudflare's routes have them: `shop.example/*`, `*.shop.example/api/*`, and, for a
+custom domain, the host alone.
+
+https://developers.cloudflare.com/workers/configuration/routing/routes/: `*` stands at a host's beginning and at a path's end, and of several
+patterns that match, the most specific counts. Knows no functions.
+"""
+
+import re
+from typing import NamedTuple
+
+_HOST = re.compile(r"(?:\*\.?)?[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?(?:\.[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?)*")
+
+
+class HostPattern(NamedTuple):
+    host: str  # without its wildcard
+    has_subdomains: bool
+    has_apex: bool  # the host itself is meant
+    path: str
+    is_prefix: bool  # longer paths are meant, too
+
+    def takes_path(self, path: str) -> bool:
+        return path.startswith(self.path) if self.is_prefix else path == self.path
+
+    @property
+    def rank(self) -> tuple[bool, int, bool, int]:
+        """Sort the more specific of two first: a host before its wildcard, a longer one before a shorter, a path before its prefix."""
+        return self.has_subdomains, -len(self.host), self.is_prefix, -len(self.path)
+
+
+def parse_pattern(text: str, *, is_custom_domain: bool = False) -> HostPattern:
+    """Raises ValueError with a sentence that says what to change."""
+    plain = re.sub(r"^https?://", "", text.strip())
+    host, slash, path = plain.partition("/")
+    host = host.lower()
+    if not _HOST.fullmatch(host) or len(host) > 253:
+        raise ValueError(
+            f"{text[:200]!r} begins with no host name such as shop.example or *.shop.example, without a port"
+        )
+    if is_custom_domain:
+        if slash or host.startswith("*"):
+            raise ValueError(
+                f"{text[:200]!r} is a custom domain, so it is a host name alone, without * and without a path"
+            )
+        return HostPattern(host, False, True, "/", True)
+    path = f"/{path}"
+    if "*" in path[:-1] or "?" in path:
+        raise ValueError(f"{text[:200]!r}: a path has * at its end alone, and no query")
+    is_prefix = path.endswith("*")
+    return HostPattern(
+        host.removeprefix("*").removeprefix("."),
+        host.startswith("*"),
+        not host.startswith("*."),
+        path.removesuffix("*"),
+        is_prefix,
+    )
+
+
+def covers(allowed: HostPattern, wanted: HostPattern) -> bool:
+    """Tell whether all hosts of a pattern are hosts of another."""
+    if allowed.has_subdomains and wanted.host.endswith(f".{allowed.host}"):
+        return True
+    same = wanted.host == allowed.host
+    return same and (allowed.has_subdomains or not wanted.has_subdomains) and (allowed.has_apex or not wanted.has_apex)
