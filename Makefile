@@ -9,7 +9,7 @@ DEV := $(VENV)/.installed-dev
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq
 export TORCH_BUILD
 
-.PHONY: help install kernels links up quick test test-all test-servers test-clients check fmt docs reference bench bench-engine bench-cold bench-step bench-lossless bench-kv-types bench-quantized gguf-check bench-functions bench-deploys bench-site-death bench-prefill-decode-faults bench-block-transports bench-cache-restarts bench-prefill-decode bench-routing bench-router bench-metered bench-shared-quotas bench-account-timing bench-faults bench-attacks bench-structured bench-speculation bench-adapters bench-stages bench-experts bench-page soak peers release report eval-ember train-ember gpu-check gpu-bench clean
+.PHONY: help install kernels links up quick test test-all test-servers test-clients check fmt docs reference bench bench-engine bench-cold bench-step bench-lossless bench-kv-types bench-quantized gguf-check bench-functions bench-deploys bench-site-death bench-prefill-decode-faults bench-block-transports bench-cache-restarts bench-prefill-decode bench-routing bench-router bench-metered bench-shared-quotas bench-account-timing bench-faults bench-attacks bench-structured bench-speculation bench-adapters bench-stages bench-experts bench-page soak mutants peers report eval-ember train-ember gpu-check gpu-bench clean release
 
 help:
 	@echo "make up         install what is missing, then run a router and three sites on this machine (MODEL=smollm2: with a real model)"
@@ -44,6 +44,7 @@ help:
 	@echo "make bench-faults   what clients notice of each of some forty faults (as root: lossy links and full disks too)"
 	@echo "make bench-attacks  what other clients notice of hostile requests, beside as many well-formed ones"
 	@echo "make soak       half an hour of mixed traffic and random faults (MINUTES=... for less)"
+	@echo "make mutants    how many small faults in the product do its tests notice? (hours; goes on where it was stopped, in .mutants/)"
 	@echo "make bench-ledger  a hundred processes killed under load: has the ledger each token once?"
 	@echo "make bench-adapters  decode steps of sixteen adapters beside none; a site with a thousand of them (some six minutes)"
 	@echo "make bench-stages  pipeline stages cut by cost beside as many layers each: times and idle shares (a minute)"
@@ -181,6 +182,9 @@ MINUTES ?= 30
 
 soak: $(DEV)
 	@$(BIN)/python -m load_tests.scenarios.soak --minutes $(MINUTES)
+
+mutants: $(DEV) kernels
+	@$(RUN) -m load_tests.scenarios.mutants --number 300 --seed 1
 
 bench-ledger: $(DEV)
 	@$(BIN)/python -m load_tests.scenarios.ledger

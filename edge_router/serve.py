@@ -1,5 +1,5 @@
-"""The router as a process: `python -m pilotlight.edge_router.serve NETWORK_FILE`. It binds, serves, and on SIGTERM drains before it stops. SIGHUP
-reads the file again.
+"""The router as a process: `python -m pilotlight.edge_router.serve NETWORK_FILE`.
+It binds, serves, and on SIGTERM drains before it stops. SIGHUP reads the file again.
 
 Knows the order of start and stop; routes are in app.py.
 """
@@ -70,8 +70,8 @@ def main() -> int:
 
 
 def run(network: NetworkConfig, port: int | None = None, file: Path | None = None) -> int:
-    """Serves until a stop signal; returns the exit status. `file`: where the network was read, and is read again at SIGHUP. Raises ListenError for a
-    port that cannot be had."""
+    """Serve until a stop signal; return the exit status.
+    The network was read from `file`, which is read again at SIGHUP. Raises ListenError for a port that cannot be opened."""
     start_logging("router", network.telemetry.log_level, network.telemetry.log_format)
     if not follow_parent():
         return 1

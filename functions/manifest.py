@@ -1,7 +1,7 @@
-"""A function's manifest: wrangler.toml, wrangler.jsonc or wrangler.json read into frozen values, with what `.dev.vars` or `.env` adds.
+"""A function's manifest: wrangler.toml, wrangler.jsonc or wrangler.json as frozen values, with the variables of `.dev.vars` or `.env`.
 
-`load_manifest` is the only reader. A misspelt key and a kind of binding that is not offered are refused with the nearest valid name. Keys that
-speak of somebody else's platform (routes, account_id, ...) are taken and kept by name in `ignored`. Knows files; refuses to know what is bound.
+`load_manifest` is the only reader. A misspelt key and an unsupported kind of binding are refused with the nearest valid name. Keys for Cloudflare's
+platform (routes, account_id, ...) are accepted and listed in `ignored`.
 """
 
 import json
@@ -32,7 +32,7 @@ DEV_VARS, DOT_ENV = ".dev.vars", ".env"
 WORKFLOW_PREFIX = "$workflow$"  # of the objects that a workflow's instances are; no class of Python's has such a name
 
 
-# What is kept on the site's disk. A rate limit is each site's own on the platform, too, and secrets are put where they are wanted.
+# Data on the site's disk. On the platform, too, a rate limit is each site's own, and secrets are put where they are needed.
 _KEPT = frozenset(("kv", "d1", "r2", "queue_producer", "durable_object", "workflow", "vectorize", "analytics_engine"))
 
 
@@ -76,7 +76,7 @@ class Manifest:
 
     @property
     def keeps_data(self) -> bool:
-        """Tell whether two sites that served it would have different data, or both do what is to be done once."""
+        """Tell whether two sites that served it would have different data, or would both run what must run once."""
         return bool(self.crons or self.consumers) or any(binding.kind in _KEPT for binding in self.bindings)
 
     @property
@@ -88,7 +88,7 @@ class Manifest:
 
     @property
     def notes(self) -> list[str]:
-        """What its author should hear of it, each a line: what has no effect, and what is not offered."""
+        """Return notes for the author, one line each: settings without effect, and unsupported ones."""
         lines = [f"{key} in the manifest has no effect here" for key in self.ignored if key != "$schema"]  # an editor's
         return lines + [
             f"{binding.name}: {binding.options['kind']} is not offered here; it fails when it is used"
@@ -98,7 +98,7 @@ class Manifest:
 
 
 class ManifestAssets(NamedTuple):
-    """Files that are answered without the function, where the path is none of `worker_first`."""
+    """Files that are served without the function, unless the path matches `worker_first`."""
 
     declaration: BindingDeclaration
     worker_first: tuple[str, ...]  # patterns with *; one that begins with ! takes paths out again
@@ -187,8 +187,8 @@ def parse_dev_vars(text: str, origin: str) -> dict[str, str]:
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """Read a TOML file of a stranger's. Raises ManifestError for one that would take long, OSError, UnicodeDecodeError, RecursionError and
-    tomllib.TOMLDecodeError."""
+    """Read a TOML file of a stranger's.
+    Raises ManifestError for one that would take long, OSError, UnicodeDecodeError, RecursionError and tomllib.TOMLDecodeError."""
     text = _small_text(path)
     if _DEEP_KEY.search(text):
         raise ManifestError(f"{path}: has a key of more than {_MOST_PARTS} parts; nothing here has such keys")

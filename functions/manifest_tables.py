@@ -1,6 +1,6 @@
-"""The tables of a manifest as it is written: wrangler's names, with the types that their values have.
+"""The tables of a manifest with wrangler's names and the types of their values.
 
-Knows no files; what becomes of the values is manifest.py's.
+manifest.py reads the file and uses the values.
 """
 
 import difflib
@@ -33,7 +33,7 @@ class Renamed(Table, frozen=True, kw_only=True):
 
 
 class Migration(Table, frozen=True, kw_only=True):
-    """What became of Durable Objects' classes; functions/bindings/objects/object_migrations.py carries it out."""
+    """A change of Durable Object classes; functions/bindings/objects/object_migrations.py applies it."""
 
     tag: str
     new_classes: tuple[str, ...] = ()
@@ -257,7 +257,8 @@ class ManifestSection(Table, frozen=True, kw_only=True):
 
 
 def prune(values: dict[str, Any], table: type[Table], where: str = "") -> list[str]:
-    """Take out of a table's values what it has no key for, as wrangler does with a warning. Returns the warnings."""
+    """Take out of a table's values what it has no key for, as wrangler does with a warning.
+    Returns the warnings."""
     fields = {field.encode_name: field.type for field in msgspec.structs.fields(table)}
     warnings = []
     for key in list(values):

@@ -148,8 +148,8 @@ class ServedFunctions:
         layers: tuple[Path, ...] = (),
         pool: str | None = None,
     ) -> None:
-        """Serve a function from its next request on, in the place of one of that name; `pool`: as one version beside others, which owns what it names
-        once it is accepted (`claim`). Raises ManifestError, and then nothing has changed."""
+        """Serve a function from its next request on, in place of one with its name; with `pool`, as one version beside others, which owns its
+        resources once it is accepted (`claim`). Raises ManifestError, with nothing changed."""
         served = name or manifest.name
         named = _with_version(replace(manifest, name=served), pool)  # as its bindings and its consumers call it
         try:
@@ -198,7 +198,8 @@ class ServedFunctions:
                 log.error("%s keeps its old secrets: %s", name, error)
 
     def _replace(self, name: str, manifest: Manifest, layers: tuple[Path, ...]) -> None:
-        """Serve a pool with another manifest from its next request on. Raises ManifestError, Failure and OSError."""
+        """Serve a pool with another manifest from its next request on.
+        Raises ManifestError, Failure and OSError."""
         function = manifest.name
         is_live = self.functions.names.get(function) == name
         self.functions.add(manifest, name=name, layers=layers)
@@ -225,7 +226,8 @@ class ServedFunctions:
         return () if bindings is None else bindings.moves
 
     def claim(self, pool: str) -> None:
-        """Make the function the owner of what this version names and nobody owns. Raises BindingError where another was quicker."""
+        """Make the function the owner of this version's unowned resources.
+        Raises BindingError if another one was faster."""
         self._owners.claim(self.functions.pools[pool].manifest)
 
     async def version_of(self, name: str, scope: Scope) -> FunctionPool:
@@ -241,8 +243,8 @@ class ServedFunctions:
 
 
 def client_key(scope: Scope) -> str:
-    """Return what tells a client from others: its session, its credentials, its address."""
-    addresses = (CLIENT_ADDRESS,) if scope.get(GENUINE_HOP, False) else ()  # a router's word; anybody else may lie
+    """Return a value that distinguishes clients: session, credentials, or address."""
+    addresses = (CLIENT_ADDRESS,) if scope.get(GENUINE_HOP, False) else ()  # only a router's header is believed
     for name in (SESSION_AFFINITY, "authorization", *addresses, "x-forwarded-for"):
         if (value := header(scope, name)) is not None:
             return f"{name}={value}"
@@ -273,7 +275,7 @@ def _manifests(config: FunctionsConfig) -> dict[str, tuple[Manifest, tuple[Path,
 
 
 def _with_version(manifest: Manifest, pool: str | None) -> Manifest:
-    """Make a value of a binding of the version's metadata: `id` is the same for the same bytes, of what was deployed."""
+    """Add the version to the metadata binding: `id` is the same for the same deployed bytes."""
     since = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
     version = {
         "id": str(uuid.uuid5(uuid.NAMESPACE_OID, pool or f"{manifest.name} {since}")),

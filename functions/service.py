@@ -37,7 +37,8 @@ log = logging.getLogger("pilotlight.function")
 
 
 class FunctionsService:
-    """The functions of one site; use as `async with`. It drains as `admission` does, which gives each request its permit."""
+    """The functions of one site; use as `async with`.
+    It drains as `admission` does, which gives each request its permit."""
 
     def __init__(
         self,
@@ -90,7 +91,7 @@ class FunctionsService:
         return json_response(msgspec.json.encode(self.served.usage.hand_out(asked)))
 
     def versions(self) -> bytes:
-        """Return none: a site alone serves each function as it lies there."""
+        """Return none: a site without a router serves each function as it is on disk."""
         return b"[]"
 
     def lines(self, name: str) -> AsyncGenerator[bytes, None]:

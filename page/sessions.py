@@ -45,16 +45,17 @@ class Sessions:
             key = self._access.key(authorization, scope)
             return Visitor(key.name, key.is_admin)
         if (known := self._key_of(request.cookies.get(COOKIE, ""))) is None:
-            raise ApiError("unauthorized", "this needs a key: `pilotlight keys create` makes one")
+            raise ApiError("unauthorized", "this needs a key: create one with `pilotlight keys create`")
         known.check(scope, self._clock())
         return Visitor(known.name, known.is_admin)
 
     def actor(self, request: Request) -> Visitor:
-        """Return who asks for a change. Raises ApiError for others than operators, and for what another page's script sends."""
+        """Return who asks for a change.
+        Raises ApiError for others than operators, and for what another page's script sends."""
         visitor = self.visitor(request, "admin")
         origin = request.headers.get("origin")
         if origin is not None and origin.partition("://")[2] != request.headers.get("host"):
-            raise ApiError("forbidden", "this was sent from another page")
+            raise ApiError("forbidden", "the request came from a page of another origin")
         return visitor
 
     def open(self, authorization: str, response: Response, *, is_secure: bool) -> Visitor:

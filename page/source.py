@@ -10,7 +10,8 @@ from pilotlight.wire.hop.status import FunctionsStatus, ModelStatus, Place, Proc
 
 
 class TimeHistogram(msgspec.Struct, frozen=True):
-    """Counts of times in milliseconds. There is one more count than bounds, for times above the last bound."""
+    """Counts of times in milliseconds.
+    There is one more count than bounds, for times above the last bound."""
 
     bounds_ms: tuple[float, ...]
     counts: tuple[int, ...]
@@ -108,4 +109,5 @@ class FunctionsSource(Protocol):
         """Return JSON: of each deployed function its `name`, `versions` and `shares` of the traffic."""
 
     def lines(self, name: str) -> AsyncGenerator[bytes, None]:
-        """Iterate over the lines that a function prints from now on, as events: `{"site", "line"}`. Raises ApiError for an unknown name."""
+        """Iterate over the lines that a function prints from now on, as events: `{"site", "line"}`.
+        Raises ApiError for an unknown name."""

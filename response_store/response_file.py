@@ -79,7 +79,7 @@ class ResponseFile:
         except (sqlite3.DatabaseError, orjson.JSONDecodeError) as error:
             if not _is_damage(error) or (self._is_open and not is_write):
                 raise
-            log.error("%s is damaged and set aside, and responses are kept anew: %s", self._path, error)
+            log.error("%s is damaged and was set aside; a new file is used: %s", self._path, error)
         await self._database.close()
         self._is_open = False
         await asyncio.to_thread(_move, self._path)
@@ -132,7 +132,7 @@ def _locked(path: Path) -> int:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(fd)
-        raise OSError("another process keeps its own there: give each a responses.directory") from None
+        raise OSError("another process stores responses there: give each its own responses.directory") from None
     return fd
 
 

@@ -1,5 +1,6 @@
-"""Responses as rows of a database: SQLite for one process, or PostgreSQL for several routers. A row has only what its response adds to the previous
-one, so the database has a conversation once. A response that is deleted or expired keeps what later responses need.
+"""Responses as rows of a database: SQLite for one process, or PostgreSQL for several routers.
+A row has only what its response adds to the previous one, so the database has a conversation once. A response that is deleted or expired keeps what
+later responses need.
 
 A row is found only together with its tenant. A response in progress is written by its maker, until another process ends or deletes it. The functions
 take a connection and run in one transaction each, in SQL that both databases accept: `?` is a value, `now_s()` the time by the database's clock.
@@ -93,7 +94,8 @@ class Confirmed(NamedTuple):
 
 
 def schema(number: str, blob: str) -> str:
-    """Return statements that make the tables, but for the triggers that count bytes by tenant. `number`, `blob`: types of the database's own."""
+    """Return statements that make the tables, but for the triggers that count bytes by tenant.
+    `number`, `blob`: types of the database's own."""
     return f"""
 CREATE TABLE IF NOT EXISTS responses (
     number {number}, tenant TEXT NOT NULL, id TEXT NOT NULL, state INTEGER NOT NULL, kept_s DOUBLE PRECISION NOT NULL,
@@ -119,8 +121,9 @@ CREATE TABLE IF NOT EXISTS response_makers (maker TEXT PRIMARY KEY, since_s DOUB
 def add(
     connection: RowConnection, rows: Iterable[ResponseRow], maker: str, max_bytes: int
 ) -> dict[Name, KeptResponse | None]:
-    """Write responses in their present state. The account with the most makes room, oldest first. Return the responses that were not written because
-    other processes changed them; None for deleted ones."""
+    """Write responses in their present state.
+    The account with the most makes room, oldest first. Return the responses that were not written because other processes changed them; None for
+    deleted ones."""
     first, taken = None, dict[Name, KeptResponse | None]()
     for row in rows:
         found = find(connection, row.tenant, row.id)
@@ -139,8 +142,9 @@ def add(
 
 
 def confirm(connection: RowConnection, maker: str, told: Iterable[Progress]) -> Confirmed:
-    """Confirm that a maker is alive, and its progress. Responses of makers that were silent for EXPIRES_S fail, but only after this maker was heard
-    for as long without a gap: after an outage of the database all makers seem silent."""
+    """Confirm that a maker is alive, and its progress.
+    Responses of makers that were silent for EXPIRES_S fail, but only after this maker was heard for as long without a gap: after an outage of the
+    database all makers seem silent."""
     if _confirm_maker(connection, maker):
         _end_lost(connection)
     chosen = f"SELECT tenant, id, number FROM responses WHERE state = {MADE} AND maker = ?"

@@ -64,7 +64,8 @@ class ResponseStore:
         self._is_closed = False
 
     async def keep(self, response: KeptResponse, row: ResponseRow | None = None) -> bool:
-        """Write a response, as a row or as it is by now, unless others have ended it. Return whether that could be done."""
+        """Write a response, as a row or as it is by now, unless others have ended it.
+        Return whether that could be done."""
         row = row or ResponseRow.of(response)
         write = _Write(response, row, asyncio.get_running_loop().create_future())
         self._unwritten.append(write)
@@ -148,7 +149,8 @@ class ResponseStore:
         return await self._do(partial(rows.items, tenant=tenant, names=names, keep_s=self._keeping.keep_s))
 
     async def cancel(self, response: KeptResponse) -> KeptResponse:
-        """Cancel one that another process makes, which stops when it hears of it. Return it as it has ended. Raises ApiError."""
+        """Cancel one that another process makes, which stops when it hears of it.
+        Return it as it has ended. Raises ApiError."""
         found = await self._do(partial(rows.cancel, tenant=response.tenant, name=response.id), is_write=True)
         if found is None:
             raise _unknown(response.id, None)
@@ -194,7 +196,7 @@ class ResponseStore:
                 try:
                     is_kept = await self._add([write for write in batch if not write.response.is_deleted])
                 except Exception:
-                    log.exception("responses cannot be kept")
+                    log.exception("responses cannot be stored")
                 finally:  # each of them is waited for
                     for write in batch:
                         write.is_kept.set_result(is_kept)
@@ -257,7 +259,7 @@ class ResponseStore:
     async def _do(self, work: Work[Result], *, is_write: bool = False, within_s: float | None = None) -> Result:
         """Raises ApiError."""
         if not self._keeping.is_on:
-            raise ApiError("not_found", "responses are not kept here")
+            raise ApiError("not_found", "responses are not stored here")
         if self._database.is_shared and self._confirming is None and not self._is_closed:
             self._confirming = background.start(self._confirm_often, "telling of responses that are made")
         if within_s is None:
@@ -276,7 +278,7 @@ class ResponseStore:
         return result
 
     def _failing(self) -> ApiError:
-        sentence = f"kept responses cannot be read or written at the moment: {self.fault}"
+        sentence = f"stored responses cannot be read or written right now: {self.fault}"
         return ApiError("overloaded", sentence, retry_after_s=5)
 
 
@@ -300,5 +302,5 @@ def _end_elsewhere(response: KeptResponse, found: KeptResponse | None) -> None:
 
 
 def _unknown(name: str, param: str | None) -> ApiError:
-    sentence = f"there is no response {name[:100]!r} here: it was never kept, was never yours, or its time is over"
+    sentence = f"there is no response {name[:100]!r}: it was not stored, has expired, or belongs to another account"
     return ApiError("not_found", sentence, param=param)

@@ -276,7 +276,8 @@ class NetworkModelConfig(Table, frozen=True, kw_only=True):
 
 
 class DurableConfig(Table, frozen=True, kw_only=True):
-    """Streams that can be read again. Their events are stored in the router's memory, and in a directory that routers may share."""
+    """Streams that can be read again.
+    Their events are stored in the router's memory, and in a directory that routers may share."""
 
     directory: Annotated[
         str | None,
@@ -296,7 +297,8 @@ class DurableConfig(Table, frozen=True, kw_only=True):
 
 
 class LedgerConfig(Table, frozen=True, kw_only=True):
-    """The record of each account's usage. Needs PILOTLIGHT_HOP_SECRET, with which sites sign what they report."""
+    """The record of each account's usage.
+    Needs PILOTLIGHT_HOP_SECRET, with which sites sign what they report."""
 
     directory: Annotated[
         str | None,
@@ -382,7 +384,8 @@ Share = Annotated[float, Meta(gt=0.0, lt=1.0)]
 
 
 class ObjectiveConfig(Table, frozen=True, kw_only=True):
-    """A service-level objective over 30 days. A request counts for the first objective that fits its model."""
+    """A service-level objective over 30 days.
+    A request counts for the first objective that fits its model."""
 
     model: Annotated[str, Meta(min_length=1, description="Name of the models, with *.")]
     answered: Annotated[Share | None, Meta(description="Share of requests that must not fail, such as 0.999.")] = None

@@ -9,7 +9,8 @@ from pathlib import Path
 
 
 def write(path: Path, data: bytes) -> None:
-    """Write a file that is its owner's alone: the old one is there or the new one, never half of it. Raises OSError."""
+    """Write a file that is its owner's alone: the old one is there or the new one, never half of it.
+    Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     handle, made = tempfile.mkstemp(dir=path.parent, prefix=".")
     try:

@@ -47,7 +47,7 @@ def for_each(items: Iterable[Item], work: Callable[[Item], None], name: str) -> 
         try:
             work(item)
         except Exception:
-            log.exception("%s failed for %.200r; the others go on", name, item)
+            log.exception("%s failed for %.200r; the others continue", name, item)
 
 
 async def _repeat(work: Work, name: str) -> None:

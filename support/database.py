@@ -40,7 +40,8 @@ class DatabaseError(Exception):
 
 
 class Database:
-    """`prepare` sets a new connection up: schema, limits. It runs in the database's thread, as all else does."""
+    """`prepare` sets a new connection up: schema, limits.
+    It runs in the database's thread, as all else does."""
 
     def __init__(
         self,
@@ -92,7 +93,7 @@ class Database:
 
     def _do(self, job: "_Job") -> Any:
         if job.is_left:
-            raise DatabaseError("nobody waits for this work any more", "cancelled")
+            raise DatabaseError("the caller has gone", "cancelled")
         connection = self._opened()
         job.deadline_s = time.monotonic() + job.time_limit_s
         self._job = job
@@ -103,7 +104,7 @@ class Database:
             if getattr(error, "sqlite_errorname", "") != "SQLITE_INTERRUPT":
                 raise
             if job.is_left:
-                raise DatabaseError("nobody waits for this work any more", "cancelled") from None
+                raise DatabaseError("the caller has gone", "cancelled") from None
             message = (
                 f"the statement ran for longer than {job.time_limit_s:g} s and was stopped; make it touch fewer rows"
             )
@@ -157,7 +158,8 @@ class _Job:
 
 @contextmanager
 def transaction(connection: Connection) -> Iterator[None]:
-    """Open a transaction, all or nothing. It takes the write lock at once, so that it cannot fail halfway because another process writes."""
+    """Open a transaction, all or nothing.
+    It takes the write lock at once, so that it cannot fail halfway because another process writes."""
     connection.execute("BEGIN IMMEDIATE")
     try:
         yield

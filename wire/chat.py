@@ -84,7 +84,8 @@ class CustomDelta(msgspec.Struct, frozen=True):
 
 
 class ToolCallDelta(msgspec.Struct, frozen=True):
-    """A part of a tool call. The first part has the call's id, type and name; later parts have more of its arguments."""
+    """A part of a tool call.
+    The first part has the call's id, type and name; later parts have more of its arguments."""
 
     index: int
     function: FunctionDelta | UnsetType = UNSET
@@ -129,7 +130,8 @@ class ChunkChoice(msgspec.Struct, frozen=True):
 
 
 class ChatChunk(msgspec.Struct, frozen=True):
-    """One event of a chat stream. `usage` is null in all but the last of a stream that asked for usage, unless it asked for it in every one."""
+    """One event of a chat stream.
+    `usage` is null in all but the last of a stream that asked for usage, unless it asked for it in every one."""
 
     id: str
     created: int
@@ -220,10 +222,10 @@ class ListedModel(msgspec.Struct, frozen=True):
     stored_dtypes: tuple[str, ...] | UnsetType = UNSET  # of its checkpoint, by safetensors' names
     weights_bytes: int | UnsetType = UNSET
     saved_bytes: int | UnsetType = UNSET  # by weights in 12 bits, losslessly, where it has such
-    type: Literal["chat", "completion", "embedding"] | UnsetType = (
-        UNSET  # as well; completion: texts alone, for want of a chat template
-    )
+    # as well; completion: texts alone, for want of a chat template; classification: several classes of texts
+    type: Literal["chat", "completion", "embedding", "rerank", "classification"] | UnsetType = UNSET
     embedding_size: int | UnsetType = UNSET  # of embedding models
+    labels: tuple[str, ...] | UnsetType = UNSET  # of a classification model's classes
     input_modalities: tuple[Literal["text", "image"], ...] | UnsetType = UNSET  # as OpenRouter calls them
     root: str | UnsetType = UNSET  # of an adapter, its own name
     parent: str | UnsetType = UNSET  # and the model that it changes

@@ -11,7 +11,8 @@ MOST_FIELDS = 8  # beside the one file
 
 
 async def read_form(content_type: str, body: AsyncGenerator[bytes, None]) -> FormData:
-    """Return a form's fields, and its file, which lies on the disk from 1 MiB on: close it. Raises ApiError, and what `body` raises."""
+    """Return a form's fields, and its file, which lies on the disk from 1 MiB on: close it.
+    Raises ApiError, and what `body` raises."""
     if not content_type.lower().startswith("multipart/form-data"):
         raise ApiError("invalid_request", "a file is sent as multipart/form-data, in the field file")
     headers = Headers({"content-type": content_type})

@@ -63,7 +63,8 @@ class EventDecoder:
         return len(self._buffer)
 
     def feed(self, chunk: bytes) -> list[Event]:
-        """Return the events that `chunk` completes. Raises SSEError when an unfinished event outgrows the limit."""
+        """Return the events that `chunk` completes.
+        Raises SSEError when an unfinished event outgrows the limit."""
         return [parse_event(raw) for raw in self.split(chunk)]
 
     def split(self, chunk: bytes) -> list[bytes]:

@@ -28,7 +28,8 @@ class Spans:
     """One for a process."""
 
     def __init__(self, collector: str, service: str, version: str, **named: str) -> None:
-        """`collector` is a URL; OTLP's path is added if it has none. `named` are attributes of all spans. Raises ImportError."""
+        """`collector` is a URL; OTLP's path is added if it has none.
+        `named` are attributes of all spans. Raises ImportError."""
         from opentelemetry import trace
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.resources import Resource

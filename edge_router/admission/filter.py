@@ -68,8 +68,8 @@ class AdmissionFilter:
 
 
 def tenant_of(head: Head, secret: str) -> bytes:
-    """Equal for all requests of one account, or with one key that is not known, and for no others. A path's account id is a client's own word: each
-    that it invents would be one more bucket."""
+    """Equal for all requests of one account, or with one key that is not known, and for no others.
+    A path's account id is a client's own word: each that it invents would be one more bucket."""
     return tenant_salt(head.owner, "", secret)
 
 
@@ -130,7 +130,9 @@ class _TenantUse:
         """Take one request from the limits. Raises ApiError."""
         for bucket, what in ((self.requests, "requests"), (self.tokens, "tokens")):
             if bucket is not None and (wait_s := bucket.wait_s(now)):
-                sentence = f"your account may have {bucket.per_min:g} {what} a minute: ask again in {wait_s:.0f} s"
+                sentence = (
+                    f"your account is limited to {bucket.per_min:g} {what} per minute: try again in {wait_s:.0f} s"
+                )
                 raise _refusal(sentence, wait_s, RateQuota(what, bucket.per_min))
         if self.requests is not None:
             self.requests.take(1, now)
@@ -179,7 +181,8 @@ class TenantLimits:
         self.set(door, default, accounts)
 
     def set(self, door: DoorConfig, default: TenantLimitsConfig, accounts: tuple[CustomerConfig, ...]) -> None:
-        """Apply new limits from now on. Requests in progress and usage of the present minute count against them."""
+        """Apply new limits from now on.
+        Requests in progress and usage of the present minute count against them."""
         self._door = door
         self._default = default
         self._named = {account.name: account for account in accounts}
@@ -192,14 +195,15 @@ class TenantLimits:
         return sum(self._clients.values())
 
     async def ready(self, head: Head) -> None:
-        """Wait until `admitted` may give an account one request more of what routers share. Raises ApiError where they have none left."""
+        """Wait until `admitted` may give an account one request more of what routers share.
+        Raises ApiError where they have none left."""
         if self.shared is None:
             return
         needs = [(lease, 1.0) for name in LIMITS if (lease := self._lease(head, name)) is not None]
         if (short := await self.shared.short(needs)) is None:
             return
         what, wait_s = LIMITS[short.key.limit], short.wait_s(1.0, self._clock())
-        sentence = f"your account may have {short.capacity:g} {what}, at all routers: ask again in {wait_s:.0f} s"
+        sentence = f"your account may have {short.capacity:g} {what}, at all routers: try again in {wait_s:.0f} s"
         rate = None if short.key.limit == "max_open" else RateQuota(short.key.limit.partition("_")[0], short.capacity)
         raise _refusal(sentence, wait_s, rate)
 
@@ -209,10 +213,10 @@ class TenantLimits:
         limits = tenant.limits
         if self._clients.get(client, 0) >= self._door.max_open_per_client:
             raise _refusal(
-                f"your address has {self._door.max_open_per_client} requests at work: wait for some of them", 1.0
+                f"your address has {self._door.max_open_per_client} requests in progress: wait for some of them", 1.0
             )
         if limits.max_open is not None and tenant.open >= limits.max_open:
-            raise _refusal(f"your account has {limits.max_open} requests at work: wait for some of them", 1.0)
+            raise _refusal(f"your account has {limits.max_open} requests in progress: wait for some of them", 1.0)
         if tenant.requests is not None or tenant.tokens is not None:
             tenant.draw(self._clock())
         if (lease := self._lease(head, "requests_per_min")) is not None:
@@ -220,12 +224,13 @@ class TenantLimits:
         return _held(tenant, self._clients, client, self._lease(head, "max_open"))
 
     def held(self, head: Head, client: str) -> AbstractContextManager[None]:
-        """Work of a request that was admitted and has left: it counts as open, and is not refused. Use as `with`."""
+        """Work of a request that was admitted and has left: it counts as open, and is not refused.
+        Use as `with`."""
         return _held(self._tenant(head), self._clients, client, self._lease(head, "max_open"))
 
     async def reserve(self, head: Head, tokens: int, *, may_refuse: bool = True) -> ReservedTokens | None:
-        """Reserve what a request may come to; None where nothing limits it. A batch's leave the minute to those who wait. Raises ApiError where less
-        is left of the minute."""
+        """Reserve what a request may come to; None where nothing limits it.
+        A batch's leave the minute to those who wait. Raises ApiError where less is left of the minute."""
         if not self._counts_tokens or head.is_for_batch or not tokens:
             return None
         tenant = self._tenant(head)

@@ -70,15 +70,17 @@ class Backend:
 
     @property
     def is_frozen(self) -> bool:
-        """Its probes fail. One that answers them, only to say that it is not ready or does not know us, knows about its streams itself."""
+        """Its probes fail.
+        One that answers them, only to say that it is not ready or does not know us, knows about its streams itself."""
         return self.state == "unhealthy" and not self.probed.refuses_hops and (self.status is None or self.status.ready)
 
     @contextmanager
     def inflight(
         self, tokens: int, on_site_lost: Callable[[str], None] | None = None, expected_ms: float | None = None
     ) -> "Iterator[Ticket]":
-        """Open a scope in which a request counts here. `on_site_lost` is called, with the reason, when the site fails before it has answered;
-        `expected_ms`: from now to its first token, None as of an answer in one piece, whose time says nothing about the queue."""
+        """Open a scope in which a request counts here.
+        `on_site_lost` is called, with the reason, when the site fails before it has answered; `expected_ms`: from now to its first token, None as of
+        an answer in one piece, whose time says nothing about the queue."""
         now = self._clock()
         late_at = None if expected_ms is None else now + TOLERANCE * expected_ms / 1000
         ticket = Ticket(self, tokens, now, late_at, on_site_lost)
@@ -120,7 +122,8 @@ class Backend:
         self._view = None
 
     def declined(self, model: str, queued_tokens: int, asked_at: float) -> None:
-        """The site would rather not, for its queue is longer than it was taken to be: so long. It is as alive as one that answers."""
+        """The site would rather not, for its queue is longer than it was taken to be: so long.
+        It is as alive as one that answers."""
         if self.published.correct_queue(model, queued_tokens, asked_at):
             self.pending.remove_sent_before(asked_at)
             self._view = None
@@ -203,7 +206,8 @@ class _CachedView(NamedTuple):
 
 @dataclass(eq=False, slots=True)
 class Ticket:
-    """One request sent to a site. Until the site starts to answer, its prompt counts in the site's queue, and the request can still go elsewhere."""
+    """One request sent to a site.
+    Until the site starts to answer, its prompt counts in the site's queue, and the request can still go elsewhere."""
 
     backend: Backend
     tokens: int

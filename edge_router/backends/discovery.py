@@ -1,4 +1,4 @@
-"""Which sites exist: those of the network file, one Backend each. The file may be read again while the router runs."""
+"""The sites that exist: one Backend for each site of the network file, which may be read again while the router runs."""
 
 from collections.abc import Callable
 

@@ -45,8 +45,8 @@ class Lateness:
         return self._mean_ms(self._late_ms + max(0.0, overdue_ms), waiting=overdue_ms > 0)
 
     def proven_ms(self, overdue_ms: float = 0.0, next_overdue_ms: float = 0.0) -> float:
-        """Return the mean without the latest of the answers: what more than one has shown. `next_overdue_ms` is of the answer that should have come
-        after the first that is overdue."""
+        """Return the mean without the latest of the answers: what more than one has shown.
+        `next_overdue_ms` is of the answer that should have come after the first that is overdue."""
         if self.is_punctual and overdue_ms <= 0:
             return 0.0
         self._forget()

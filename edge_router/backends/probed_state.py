@@ -30,7 +30,7 @@ class ProbedState:
         if status.draining:
             self.become("draining", "the site is draining")
         elif not status.ready:
-            self.become("unhealthy", "the site says that it is not ready")
+            self.become("unhealthy", "the site is not ready")
         else:
             self._successes += 1
             flapping = self.state == "unhealthy" and self.was_healthy

@@ -31,7 +31,7 @@ class SiteClocks:
         ahead_s = time_s - self._clock()
         self._ahead_s[site] = ahead_s if abs(ahead_s) > 1 else 0.0  # a stamp is of whole seconds
         when = "ahead of" if ahead_s > 0 else "behind"
-        log.warning("site %s's clock is %.0f s %s this router's: set whichever is wrong", site, abs(ahead_s), when)
+        log.warning("site %s's clock is %.0f s %s this router's: set the wrong one", site, abs(ahead_s), when)
         all_ahead_s = self._ahead_s.values()
         if len(all_ahead_s) > 1 and all(all_ahead_s) and max(all_ahead_s) - min(all_ahead_s) < HOP_MAX_AGE_S:
             log.error("this router's own clock differs from every site's by %.0f s: set it", abs(ahead_s))

@@ -231,9 +231,7 @@ class Downstream:
         waits_for_leave = self.head.header("expect").lower() == "100-continue"
         if not waits_for_leave and size <= DISCARD_TIMES * limit:
             await self._discard(DISCARD_TIMES * limit, silence_s)
-        sentence = (
-            f"the body is larger than {limit / 2**20:g} MiB, which the router's file may raise (relay.max_body_mib)"
-        )
+        sentence = f"the body is larger than {limit / 2**20:g} MiB, the router's limit (relay.max_body_mib)"
         raise ApiError("body_too_large", sentence)
 
     async def _discard(self, limit: int, silence_s: float) -> None:

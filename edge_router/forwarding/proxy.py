@@ -218,7 +218,8 @@ class Proxy:
     async def relay(
         self, client: ResponseWriter, proxied: RequestState, response: UpstreamResponse, preference: Preference
     ) -> None:
-        """Forward one site's response to its end. Bookkeeping runs after the first byte is written. Raises Lost."""
+        """Forward one site's response to its end.
+        Bookkeeping runs after the first byte is written. Raises Lost."""
         site, elapsed_s = preference.backend.name, self._clock() - proxied.started_at
         proxied.answered_by(site, response.status, is_stream=response.body is None, elapsed_s=elapsed_s)
         # After this loop iteration: the server writes when the loop comes round.
@@ -303,7 +304,8 @@ class Proxy:
         return AttemptPace(proxied, backend, self.config, self.selector.rank, self.selector.retries)
 
     def _may_be_the_sites(self, proxied: RequestState, backend: Backend, failure: SiteFailed) -> bool:
-        """Tell whether another site is asked after a plain failure. What two have said in the same words is the request's own fault."""
+        """Tell whether another site is asked after a plain failure.
+        What two have said in the same words is the request's own fault."""
         has_said_so = any(each.detail == failure.detail for each in proxied.tries.failures.values())
         return not has_said_so and self._pace(proxied, backend).may_leave()
 

@@ -159,7 +159,8 @@ class RequestState:
         self._config = config
 
     def go_on(self, begun: BegunAnswer, now: float) -> None:
-        """Name the answer, and if another router had started it, continue after its delivered part. Raises ApiError."""
+        """Name the answer, and if another router had started it, continue after its delivered part.
+        Raises ApiError."""
         self.log = begun.log
         if self.request.answer_name is not None:
             self.request = replace(self.request, answer_name=begun.name)
@@ -184,8 +185,9 @@ class RequestState:
             self.first_token_s = elapsed_s
 
     def ask(self, max_queue_ms: float | None) -> ValidRequest:
-        """Return what the next site gets. A new request may be declined a few times, and when it has lost a site, too: many come at once then. After
-        that the best has to take it, be it one that declined, as a site takes what is continued."""
+        """Return what the next site gets.
+        A new request may be declined a few times, and when it has lost a site, too: many come at once then. After that the best has to take it, be it
+        one that declined, as a site takes what is continued."""
         may_decline = self.recovery.lost is None and len(self.tries.declined) < MAX_DECLINES
         limit = max_queue_ms if may_decline else None
         if limit != self.request.max_queue_ms:
@@ -193,8 +195,9 @@ class RequestState:
         return self.request
 
     def expected_ms(self, preference: Preference) -> float | None:
-        """Return what the next site is held to, from now to its first token. None if how long this one takes says nothing about the site's queue, or
-        the site has published nothing that it could be held to: the first answers after a start are slow."""
+        """Return what the next site is held to, from now to its first token.
+        None if how long this one takes says nothing about the site's queue, or the site has published nothing that it could be held to: the first
+        answers after a start are slow."""
         request = self.request
         if self.recovery.lost is not None or request.model is None or request.is_generated_whole:
             return None
@@ -217,11 +220,13 @@ class RequestState:
 
     @property
     def first_stall_s(self) -> float:
-        """The silence that is allowed before the next site's first token. A stream that stands still has waited already."""
+        """The silence that is allowed before the next site's first token.
+        A stream that stands still has waited already."""
         return self._config.stall_s * (2 if self.recovery.lost is None else 1) * 2.0**self.tries.num_silent
 
     def is_out_of_tries(self, now: float) -> bool:
-        """A new request has a number of tries. Of a stream that was cut, all sites are asked, again and again, for a while."""
+        """A new request has a number of tries.
+        Of a stream that was cut, all sites are asked, again and again, for a while."""
         if self.recovery.lost is None:
             return len(self.tries.failures) >= self._config.max_tries
         return now >= self.recovery.deadline

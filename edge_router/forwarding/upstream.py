@@ -110,8 +110,9 @@ class UpstreamAttempt:
         self._lost_because: str | None = None
 
     async def response(self) -> "UpstreamResponse":
-        """Send the request and wait for a response that can be forwarded. Raises SiteFailed. A site that stops answering its probes is left at once:
-        a frozen machine or a cut cable closes no connection. On cancellation the connection is closed."""
+        """Send the request and wait for a response that can be forwarded.
+        Raises SiteFailed. A site that stops answering its probes is left at once: a frozen machine or a cut cable closes no connection. On
+        cancellation the connection is closed."""
         upstream = self._upstream
         upstream.silence.watched.add(self)
         try:
@@ -157,8 +158,8 @@ class UpstreamAttempt:
             self._connecting.reschedule(asyncio.get_running_loop().time())
 
     async def _head(self) -> UpstreamConnection:
-        """Return a connection that has brought the response's head. A kept one that its site closed when the request was under way already says
-        nothing of the site."""
+        """Return a connection that has brought the response's head.
+        A kept one that its site closed when the request was under way already says nothing of the site."""
         upstream, request = self._upstream, self._request
         self._connection = kept = upstream.pool.idle(self._origin)
         if kept is not None:
@@ -202,8 +203,9 @@ class UpstreamAttempt:
             raise SiteFailed("refused", f"it answered {status} instead of continuing the stream")
 
     async def _first_events(self, connection: UpstreamConnection, relay: StreamRelay) -> list[RelayEvent]:
-        """Return everything up to the first event with data. A heartbeat is not an answer; but if heartbeats came during most of the wait, the site
-        is working, and the response starts instead of a retry elsewhere."""
+        """Return everything up to the first event with data.
+        A heartbeat is not an answer; but if heartbeats came during most of the wait, the site is working, and the response starts instead of a retry
+        elsewhere."""
         limit_s = self._limits.first_byte_s
         self._until = time.monotonic() + limit_s
         first: list[RelayEvent] = []
@@ -326,7 +328,8 @@ class UpstreamResponse:
         return self
 
     async def __anext__(self) -> list[RelayEvent]:
-        """Raises Lost where the connection ends, or `look` has ended a silence. Progress is a whole event: other bytes are silence."""
+        """Raises Lost where the connection ends, or `look` has ended a silence.
+        Progress is a whole event: other bytes are silence."""
         if self._is_done:
             await self._drain()
             raise StopAsyncIteration
@@ -339,7 +342,7 @@ class UpstreamResponse:
         except ConnectionLost as error:
             raise StreamLost("closed", str(error)) from None
         except TimeoutError:
-            raise StreamLost("silent", "its time was over as its answer began") from None
+            raise StreamLost("silent", "its time was over when its answer started") from None
         finally:
             self._silent_since = None
         self._is_done = bool(events) and isinstance(events[-1], StreamDone)

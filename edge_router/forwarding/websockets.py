@@ -58,8 +58,8 @@ class WebSocketRelay:
             self._open.discard(tunnel)
 
     def end(self) -> None:
-        """Close all WebSockets with a code that makes clients reconnect to another router. For after the open requests: a WebSocket has no end to
-        wait for."""
+        """Close all WebSockets with a code that makes clients reconnect to another router.
+        For after the open requests: a WebSocket has no end to wait for."""
         for tunnel in self._open:
             tunnel.stopping.set()
 
@@ -127,7 +127,7 @@ class Tunnel:
             return "the router is shutting down"
         except TimeoutError:
             self._upstream.abort()
-            return f"one side took nothing for {self._stall_s:g} s"
+            return f"one side did not read for {self._stall_s:g} s"
         finally:
             for task in tasks:
                 task.cancel()

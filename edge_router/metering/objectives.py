@@ -78,7 +78,8 @@ class Objectives:
     def __init__(
         self, configs: Sequence[ObjectiveConfig], path: Path | None, clock: Callable[[], float] = time.time
     ) -> None:
-        """`path`: None where counts end with the router. `clock`: seconds since the epoch. Raises sqlite3.Error."""
+        """`path`: None where counts end with the router.
+        `clock`: seconds since the epoch. Raises sqlite3.Error."""
         self._configs = configs
         self._clock = clock
         self._unwritten: defaultdict[tuple[int, str, str], JudgedRequests] = defaultdict(JudgedRequests)
@@ -95,8 +96,8 @@ class Objectives:
             self._connection.execute("DELETE FROM requests WHERE bucket < ?", (oldest,))
 
     def count(self, proxied: RequestState, model: str, error: BaseException | None, took_s: float) -> None:
-        """Count a request that has ended, with an error or without. `model`: its own name. What a client did wrong is not counted, nor one that
-        left before it had reason to."""
+        """Count a request that has ended, with an error or without.
+        `model`: its own name. What a client did wrong is not counted, nor one that left before it had reason to."""
         config = next((each for each in self._configs if fnmatchcase(model, each.model)), None)
         if config is None:
             return
@@ -129,7 +130,7 @@ class Objectives:
             for key, served in counts.items():
                 self._unwritten[key] = self._unwritten[key].plus(served)
             if self._fault is None:
-                log.error("what objectives are judged by cannot be written, and is kept until it can: %s", error)
+                log.error("counts of objectives cannot be written now and are kept in memory: %s", error)
             self._fault = str(error)
         return self._states
 

@@ -72,8 +72,8 @@ class ConversationFingerprint(msgspec.Struct, frozen=True):
 
 @lru_cache(4096)
 def tenant_salt(key: str, account: str, network_secret: str = "") -> bytes:
-    """Return the salt of a tenant: a client's key, and an account. The network's routers agree on it, and it cannot be computed without the network's
-    secret."""
+    """Return the salt of a tenant: a client's key, and an account.
+    The network's routers agree on it, and it cannot be computed without the network's secret."""
     hasher = blake3(derive_key_context="pilotlight edge_router tenant salt v1")
     for part in (lasting(network_secret), account, key):
         raw = part.encode()

@@ -95,8 +95,8 @@ class Scored(NamedTuple):
 
 
 class TypicalMs(NamedTuple):
-    """Average times of the sites that have measured themselves. A site that has just started has no rates: if it counted as faster than the others,
-    each conversation would leave the site of its first turn."""
+    """Average times of the sites that have measured themselves.
+    A site that has just started has no rates: if it counted as faster than the others, each conversation would leave the site of its first turn."""
 
     token: float  # of prefill
     step: float  # of decode
@@ -150,7 +150,8 @@ class CostPolicy:
         return [*preferences, Preference(last.backend, last.cost_ms, last.terms, "spill" if others else reason)]
 
     def _scored(self, priced: list[Priced], usual_ms: float) -> list[Scored]:
-        """Return the sites with their scores, best first. `usual_ms` is the usual wait of requests, 0 if unknown."""
+        """Return the sites with their scores, best first.
+        `usual_ms` is the usual wait of requests, 0 if unknown."""
         least_ms = min([each.cost_ms for each in priced], default=0.0)
         over = least_ms / usual_ms if usual_ms else 0.0
         most_delay_ms = self.assumptions.delay_share * least_ms / (1 + over * over)
@@ -337,8 +338,8 @@ def _stored_tokens(models: Sequence[ModelStatus | None], cached: Sequence[int]) 
 
 
 def _readable(model: ModelStatus | None, cached: int, stored: Mapping[str, int]) -> int:
-    """Return how many tokens of the prompt a site could read from its store. They are priced at what it was measured to read them; a site that has
-    not read any is given none."""
+    """Return how many tokens of the prompt a site could read from its store.
+    They are priced at what it was measured to read them; a site that has not read any is given none."""
     return max(0, stored.get(model.kv_store, 0) - cached) if model is not None and stored else 0
 
 

@@ -1,4 +1,5 @@
-"""The input and output of every policy. A policy is one file with one method: `rank(request, backends) -> preferences`.
+"""The input and output of every policy.
+A policy is one file with one method: `rank(request, backends) -> preferences`.
 
 A policy sees frozen snapshots, no sockets and no clock, so that a simulator can use it. Failover is "the next preference". Snapshots are msgspec
 structs because a decision makes several: each takes 0.1 us, a frozen dataclass of as many fields 1 us.
@@ -50,7 +51,8 @@ class RouteRequest(msgspec.Struct, frozen=True):
 
 
 class BackendView(msgspec.Struct, frozen=True):
-    """A site as the router knows it. It stays true until something happens at the site or to it; times are of the router's clock."""
+    """A site as the router knows it.
+    It stays true until something happens at the site or to it; times are of the router's clock."""
 
     name: str
     state: State
@@ -108,7 +110,8 @@ class BackendView(msgspec.Struct, frozen=True):
 
 
 def is_adapter_of(name: str, model: ModelStatus) -> bool:
-    """Tell whether a name has the form `MODEL:ADAPTER` for this model. Whether the adapter exists, only the site knows."""
+    """Tell whether a name has the form `MODEL:ADAPTER` for this model.
+    Whether the adapter exists, only the site knows."""
     if ":" not in name:
         return False
     base = name.rpartition(":")[0]

@@ -1,4 +1,5 @@
-"""The router's activity, as its page shows it (page/source.py). Reads counters of other modules, once a second."""
+"""The router's activity, as its page shows it (page/source.py).
+Reads counters of other modules, once a second."""
 
 from collections.abc import Callable, Mapping
 from functools import partial

@@ -1,7 +1,7 @@
-"""AI: a function's calls to the models of its site (inference.py).
+"""The AI binding: a function's calls to the models of its site (inference.py).
 
-What a model says and refuses is the site's business, and its errors' codes are the site's. This adds who asks (each function is a tenant of its
-own), waiting for room, refusing to wait (`rejectIfBusy`), and batches that are answered later.
+Answers, refusals and error codes are the site's. This module adds the caller (each function is a tenant), waiting for capacity, refusing to wait
+(`rejectIfBusy`), and batches that are answered later.
 """
 
 import asyncio
@@ -97,7 +97,7 @@ class AI(Binding):
 
     @method
     async def poll(self, request: Poll) -> Any:
-        """Tell what has become of a batch."""
+        """Return the state of a batch."""
         found = None if self._batches is None else await self._batches.get(request.request_id)
         if found is None:
             raise _refusal(404, 3042, f"there is no batch {request.request_id[:100]!r}, or it was kept for its time")
@@ -161,7 +161,8 @@ class AI(Binding):
             waited_s, pause_s = waited_s + pause_s, min(2 * pause_s, LONGEST_PAUSE_S)
 
     async def _result_of(self, model: str, inputs: dict[str, Any]) -> tuple[bool, bytes]:
-        """Answer one request of a batch: whether it succeeded, and its result or error in JSON. Waits for room without an end."""
+        """Answer one request of a batch: whether it succeeded, and its result or error in JSON.
+        Waits for room without an end."""
         while True:
             response = await self._counted(model, inputs, {}, True)
             if response.status != BUSY_STATUS:
@@ -201,7 +202,7 @@ class CountedEvents:
     def _end(self, outcome: Outcome) -> None:
         if not self._has_ended:
             self._has_ended = True
-            self._meter.count(self._events.use)  # what was generated and not read
+            self._meter.count(self._events.use)  # tokens that were generated and not read
             self._usage.end(self._meter, outcome)
 
 

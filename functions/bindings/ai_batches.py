@@ -53,7 +53,7 @@ class Batches:
         self._wake()
 
     async def put(self, model: str, inputs: dict[str, Any]) -> dict[str, Any]:
-        """Keep a batch to be answered, and return what its caller is told. Raises BindingError."""
+        """Store a batch that will be answered, and return the reply for its caller. Raises BindingError."""
         requests = _valid_requests(inputs)
         batch, now_s = uuid.uuid4().hex, self._now_s()
         rows = [(batch, position, model, now_s, *request) for position, request in enumerate(requests)]

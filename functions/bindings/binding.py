@@ -1,7 +1,7 @@
-"""What every binding is to the runtime: methods, each with the type of its request; and what a site gives to bindings.
+"""The base of all bindings: methods with the types of their requests, and the services that a site gives to bindings.
 
-A request comes from a function's process, which may be hostile, so it is checked here, once: behind `call` there are typed values only. Refuses to
-know sockets and processes; whoever owns the channel calls `call`.
+A request comes from a function's process, which may be hostile, so it is checked here, once: `call` passes on typed values only. The owner of the
+channel calls `call`.
 """
 
 import asyncio
@@ -62,7 +62,8 @@ class Called(Protocol):
 
 
 class Functions(Protocol):
-    """The site's functions, as bindings call them. An event's `options` may name a Durable Object: {object: class, id, name}."""
+    """The site's functions, as bindings call them.
+    An event's `options` may name a Durable Object: {object: class, id, name}."""
 
     async def ask(self, function: str, event: frames.FunctionEvent, body: Body | None = None) -> Called:
         """Have a function handle an event."""
@@ -91,7 +92,7 @@ class MemoryBudget:
 
 
 class HeldBytes:
-    """What one call holds; use as `with`, or call `release`."""
+    """Memory held by one call; use as `with`, or call `release`."""
 
     def __init__(self, budget: MemoryBudget) -> None:
         self._budget = budget
@@ -120,7 +121,8 @@ class HeldBytes:
 
 @dataclass(frozen=True)
 class Services:
-    """What a site gives to its bindings. A binding that needs what is not there says so when it is opened."""
+    """The services of a site for its bindings.
+    A binding that needs a missing one says so when it is opened."""
 
     databases: Databases = field(default_factory=Databases)
     inference: Inference | None = None  # the site's models
@@ -129,7 +131,7 @@ class Services:
     function: str = "function"  # whose bindings these are
     max_bytes: int = 10 << 30  # of one database or bucket
     memory: MemoryBudget = field(default_factory=MemoryBudget)  # the function's
-    r2: Mapping[str, S3Place] = field(default_factory=dict)  # buckets that lie at an S3 endpoint, by R2's name of them
+    r2: Mapping[str, S3Place] = field(default_factory=dict)  # buckets at an S3 endpoint, by their R2 names
 
     def database(self, path: Path, schema: str) -> Database:
         """Return the one database at a path, with these tables."""
@@ -145,7 +147,8 @@ Method = Callable[..., Awaitable[Any]]
 
 
 def method(function: Method) -> Method:
-    """Mark what a function may call. The first parameter is the request, a msgspec.Struct; a second, `body`, is what was streamed along."""
+    """Mark what a function may call.
+    The first parameter is the request, a msgspec.Struct; a second, `body`, is what was streamed along."""
     function.__is_method__ = True  # type: ignore[attr-defined]
     return function
 
@@ -173,7 +176,8 @@ class Binding:
     async def call(
         self, method: str, args: list[Any] | tuple[Any, ...], kwargs: Mapping[str, Any], body: Body | None = None
     ) -> Any:
-        """Call a method: it gives a plain value, a stream of bytes, or a StreamingReply, which is both. Raises BindingError."""
+        """Call a method: it gives a plain value, a stream of bytes, or a StreamingReply, which is both.
+        Raises BindingError."""
         door = self._doors.get(method)
         if door is None:
             raise BindingError(f"{self.kind} has no method {method!r}", code="no_such_method", name="TypeError")

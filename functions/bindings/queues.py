@@ -1,8 +1,8 @@
-"""Queues: messages in SQLite that are delivered at least once, whatever dies.
+"""Queues: messages in SQLite that are delivered at least once, across all failures.
 
-A message is the sender's once it is on the disk. Taking it leases it and counts the attempt first, so that a message which kills its consumer is
-counted too; what is not acknowledged comes again, and after its retries goes to the dead letter queue. Knows messages and time; who consumes them is
-given as a function.
+A message is accepted once it is on the disk. Taking it leases it and counts the attempt first, so that a message which kills its consumer is counted
+too; a message that is not acknowledged comes again, and after its retries goes to the dead letter queue. The consumer is a function that is passed
+in.
 """
 
 import asyncio
@@ -66,7 +66,7 @@ class StoredMessage(NamedTuple):
 
 
 class Settings(NamedTuple):
-    """How a consumer wants its messages; the names are the manifest's."""
+    """The settings of a consumer, by the manifest's names."""
 
     max_batch_size: int = 10
     max_batch_timeout_s: float = 5.0
@@ -110,7 +110,7 @@ class Queue:
         self.news.set()
 
     async def due_in_s(self, size: int, timeout_s: float) -> float | None:
-        """Return in how many seconds the next batch is: 0 now, None: there is nothing, not even delayed."""
+        """Return the seconds until the next batch: 0 for now, None if there is no message, not even a delayed one."""
 
         def look(connection: Connection) -> float | None:
             now_s = self._now_s()
@@ -142,7 +142,7 @@ class Queue:
         return await self._database.run(work)
 
     async def settle(self, done: list[str], again: list[tuple[str, float]]) -> None:
-        """Delete what is done; what comes again is visible after its delay."""
+        """Delete finished messages; make the others visible again after their delay."""
 
         def work(connection: Connection) -> None:
             now_s = self._now_s()
@@ -268,7 +268,7 @@ class QueueConsumer:
         self._queue.detach(self)
 
     async def close(self) -> None:
-        """Stop. What is still being delivered comes again, and the attempt is not counted: the site has cut it off."""
+        """Stop. Messages in delivery come again, and the attempt is not counted, because the site interrupted it."""
         self.stop()
         for task in (self._task, *self._deliveries):
             task.cancel()

@@ -1,10 +1,9 @@
-"""What functions use at this site, until a router's ledger has it: what they ask of models, and the processor time of their processes.
+"""Usage of functions at this site, until a router's ledger has it: their model calls, and the processor time of their processes.
 
-No router sees either. It is counted in a mapped file (wire/hop/meters.py), tokens before the function gets them, so a site that is killed leaves as
-much as had been used; routers ask for what has ended (wire/hop/usage_records.py). A record is handed to one ledger and stays with it, for it may
-be there
-already; a ledger that has not asked for a day is taken for gone. There is no file until a ledger has asked once. While all meters are in use, models
-refuse functions, as nothing may be lost. Refuses to know functions and models.
+Routers see neither. It is counted in a mapped file (wire/hop/meters.py), tokens before the function gets them, so that a killed site loses nothing;
+routers ask for finished records (wire/hop/usage_records.py). A record is given to one ledger and stays assigned to it, because that ledger may have
+it already; a ledger that has not asked for a day counts as gone. The file exists only after a ledger has asked once. While all meters are in use,
+models refuse functions, so that no usage is lost.
 """
 
 import os
@@ -32,7 +31,8 @@ class FunctionUsage:
     def __init__(
         self, directory: Path, site: str, account_of: Callable[[str], str], clock: Callable[[], float] = time.time
     ) -> None:
-        """`account_of`: a function's; `clock`: seconds since the epoch. Raises ConfigError for a file that cannot be used."""
+        """`account_of`: a function's; `clock`: seconds since the epoch.
+        Raises ConfigError for a file that cannot be used."""
         self._path = directory / "function-usage"
         self._site = site
         self.account_of = account_of
@@ -49,7 +49,8 @@ class FunctionUsage:
             self._open()
 
     def begin(self, function: str, model: str, adapter: str = "", bytes_in: int = 0) -> MeterSlot | None:
-        """Return a meter for a function's question to a model; None: nobody keeps a ledger. Raises ApiError where there is none left."""
+        """Return a meter for a function's call of a model; None without a ledger.
+        Raises ApiError if no meter is free."""
         if self._meters is None:
             return None
         meter = self._new_meter(function, model, adapter, bytes_in)

@@ -1,6 +1,6 @@
-"""What the event loop does for a channel's socket, done while the loop stands still: for code that cannot await.
+"""Socket I/O of a channel while the event loop is blocked, for code that cannot await.
 
-What arrives meanwhile is taken as usual, pings too, and waits for the loop. Knows asyncio's transport and the socket under it.
+Frames that arrive meanwhile are handled as usual, pings too, and their effects wait for the loop.
 """
 
 import asyncio

@@ -1,8 +1,8 @@
-"""What crosses the socket between a runtime and an isolate, and its bytes: a 4-byte big-endian length, then one msgpack map.
+"""Frames of the socket between a runtime and an isolate: a 4-byte big-endian length, then one msgpack map.
 
-Either side may begin an exchange; the runtime's ids are even, an isolate's odd. Decoding checks every field, for the other side may be hostile.
-Values inside are plain (None, bool, int, float, str, bytes, list, map); `plain` makes them so and names what cannot be. Both processes import this
-module: standard library and msgspec, nothing of ours.
+Either side may start an exchange; the runtime's ids are even, an isolate's odd. Decoding checks every field, because the other side may be hostile.
+Values are plain (None, bool, int, float, str, bytes, list, map); `plain` converts them and names those that cannot be converted. Both processes
+import this module: standard library and msgspec only.
 """
 
 from collections.abc import Iterator, Mapping
@@ -14,7 +14,7 @@ LENGTH_BYTES = 4
 UNNUMBERED = -1  # the id of a request that no channel has yet
 SCALARS = (str, int, float, bytes, bytearray, memoryview, type(None))  # a bool is an int
 _PLAIN = (str, int, float, bytes, bool)
-RESPONSE = "$response"  # the only key of what a method gives back as a Response: its status, headers and, without a stream behind it, body
+RESPONSE = "$response"  # the only key of a returned Response: its status, headers and, without a stream, its body
 
 
 class Frame(msgspec.Struct, frozen=True, tag_field="kind", forbid_unknown_fields=True):
@@ -148,11 +148,12 @@ _decoder: msgspec.msgpack.Decoder[AnyFrame] = msgspec.msgpack.Decoder(AnyFrame)
 
 
 class FrameError(Exception):
-    """What arrived is no frame; the connection is of no further use."""
+    """The bytes are not a valid frame; the connection cannot be used any more."""
 
 
 def encode(frame: AnyFrame, max_bytes: int) -> bytes:
-    """Encode a frame with its length before it. Raises ValueError on a frame that is too large, TypeError on a value that is not plain."""
+    """Encode a frame with its length before it.
+    Raises ValueError on a frame that is too large, TypeError on a value that is not plain."""
     buffer = bytearray(LENGTH_BYTES)
     try:
         _encoder.encode_into(frame, buffer, LENGTH_BYTES)
@@ -201,7 +202,8 @@ def _decoded(body: bytes) -> AnyFrame:
 
 
 def plain(value: Any, where: str = "the value") -> Any:
-    """Convert a value to plain types. Raises TypeError that says where another is."""
+    """Convert a value to plain types.
+    Raises TypeError with the position of a value that cannot be converted."""
     if isinstance(value, SCALARS):
         return scalar(value)
     if isinstance(value, (list, tuple)):

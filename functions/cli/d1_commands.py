@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from pilotlight.functions.bindings.binding import Binding
     from pilotlight.functions.bindings.storage.d1 import D1Database
 
-LocalOption = Annotated[bool, typer.Option("--local", help="The state of `pilotlight dev`, which is meant anyway.")]
-RemoteOption = Annotated[bool, typer.Option("--remote", help="A site's; name its file with --site.")]
+LocalOption = Annotated[bool, typer.Option("--local", help="Use the state of `pilotlight dev` (the default).")]
+RemoteOption = Annotated[bool, typer.Option("--remote", help="Use a site's state; name its file with --site.")]
 
-d1 = typer.Typer(help="SQL on a D1 database, by its binding's name, its database_name or its id.", no_args_is_help=True)
-migrations = typer.Typer(help="Changes of a database's tables, each applied once.", no_args_is_help=True)
+d1 = typer.Typer(help="Run SQL on a D1 database, named by its binding, database_name or id.", no_args_is_help=True)
+migrations = typer.Typer(help="Migrations of a database, each applied once.", no_args_is_help=True)
 d1.add_typer(migrations, name="migrations")
 
 
@@ -31,7 +31,7 @@ def d1_execute(
     database: str,
     command: Annotated[str | None, typer.Option("--command", help="SQL.")] = None,
     file: Annotated[Path | None, typer.Option("--file", help="A file of SQL.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     site: SiteOption = None,
     directory: DirOption = HERE,
     local: LocalOption = False,

@@ -28,7 +28,7 @@ PROGRESS_S = 10.0
 def deploy(
     api: Api, directory: Path, environment: str | None, percent: float, message: str, health: str, home: str | None
 ) -> None:
-    """`home`: the site where it is to run alone; empty: everywhere; None: as before, and at first as its bindings want."""
+    """`home` is the only site where it shall run; empty for everywhere; None to leave it, or at first to decide by its bindings."""
     if not health.startswith("/"):
         raise CliError(f"--health {health} is no path: it begins with /.")
     manifest = load_manifest(directory, environment)
@@ -151,7 +151,7 @@ def _print_unconfirmed(after: dict[str, Any]) -> None:
 
 @contextmanager
 def _progress(sentence: str) -> Iterator[None]:
-    """Say what is waited for, and every ten seconds that it goes on: a first install of packages may take minutes."""
+    """Print what the command waits for, every ten seconds: a first install of packages may take minutes."""
     done, started_at = threading.Event(), time.monotonic()
 
     def tell() -> None:

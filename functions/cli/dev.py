@@ -52,10 +52,10 @@ class DevOptions(NamedTuple):
 
 
 def dev(directory: Path, options: DevOptions) -> None:
-    """Serve until told to stop."""
+    """Serve until interrupted."""
     host, port, environment = options.host, options.port, options.environment
     if not (options.open_to_all or is_loopback(host)):
-        raise CliError(f"{host} can be reached from other machines: say --open-to-all to serve whoever comes.")
+        raise CliError(f"{host} is reachable from other machines: use --open-to-all to serve every client.")
     manifest = load_manifest(directory, environment)
     console = Console()
     _print_logs(console)
@@ -106,7 +106,8 @@ def site_of(manifest: Manifest, options: DevOptions) -> SiteConfig:
 
 
 def models_of(given: Iterable[str], aliases: Mapping[str, str], residency: str) -> list[dict[str, Any]]:
-    """Return the tables of the models: what several names mean is one of them. The command line's names win over the manifest's."""
+    """Return the tables of the models: what several names mean is one of them.
+    The command line's names win over the manifest's."""
     pairs = [part.partition("=") if "=" in part else ("", "", part) for part in given]
     wanted = {**aliases, **{name: source for name, _, source in pairs if name}}
     sources = dict.fromkeys([_source(source) for name, _, source in pairs if not name])
@@ -183,7 +184,8 @@ class _ScheduledTrigger:
 
 
 async def watch(app: SiteApp, directory: Path, environment: str | None, say: Callable[[str], None]) -> None:
-    """Replace the function whenever its files change. A manifest with a mistake leaves the last good one in place."""
+    """Replace the function whenever its files change.
+    A manifest with a mistake leaves the last good one in place."""
     served = _served(app)
     name, config = served.config.serve[0].name, served.config.serve[0]
     layers = (Path(config.layer),) if config.layer else ()
@@ -225,13 +227,13 @@ def syntax_errors(paths: Iterable[Path]) -> list[str]:
 
 
 def snapshot(directory: Path) -> Seen:
-    """Return time and size of every file that may be part of the function: no log, nor what this process's own words go to, for a reload is told
+    """Return time and size of every file that may be part of the function, without logs and this process's own output, because each reload writes
     there."""
     found: Seen = {}
     try:
         paths = list(directory.iterdir())
     except OSError:
-        return found  # gone already, or somebody else's
+        return found  # the file is gone, or not readable
     for path in paths:
         if path.name in SKIPPED or (path.name.startswith(".") and not path.name.startswith((".dev.vars", ".env"))):
             continue

@@ -16,7 +16,8 @@ OF_THE_ORIGIN = frozenset({"clear-site-data", "service-worker-allowed"})  # what
 
 
 def checked_headers(pairs: Iterable[Any]) -> list[tuple[str, str]]:
-    """Check the headers of a function's answer. Raises Failure; TypeError and ValueError for what are no pairs."""
+    """Check the headers of a function's response.
+    Raises Failure; TypeError and ValueError if they are not pairs."""
     kept: list[tuple[str, str]] = []
     length: str | None = None
     for name, value in pairs:
@@ -36,8 +37,8 @@ def checked_headers(pairs: Iterable[Any]) -> list[tuple[str, str]]:
 
 
 def confined_headers(pairs: Iterable[tuple[str, str]], prefix: str) -> list[tuple[str, str]]:
-    """Confine the headers of a function below a path of a host that others share: its cookies are sent to it alone, and what it may not say of the
-    whole origin is dropped. A path of its own is kept, with the prefix before it."""
+    """Confine the headers of a function below a path of a shared host: its cookies are limited to the path, and headers that concern the whole origin
+    are dropped. A cookie's own path is kept, with the prefix before it."""
     return [
         (name, _confined_cookie(value, prefix) if name == "set-cookie" else value)
         for name, value in pairs

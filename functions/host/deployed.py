@@ -1,7 +1,7 @@
-"""Deployed functions: what the router has of them is fetched when it is wanted, verified by its hash, and served beside the site file's own.
+"""Deployed functions: fetched from the router on demand, verified by hash, and served beside those of the site file.
 
-Each version is a pool of its own, under `NAME@DIGEST`; bindings know it by its plain name, which means the version that has most of the traffic.
-Which version a client gets follows from its key, the same at every site. While the router cannot be asked, what is known is served on.
+Each version has its own pool, named `NAME@DIGEST`; bindings use the plain name, which means the version with most of the traffic. The version of a
+client follows from its key, the same at every site. While the router is unreachable, known versions are served.
 """
 
 import asyncio
@@ -31,8 +31,8 @@ from pilotlight.wire.hop.sealed_secrets import UnsealedError, unseal
 log = logging.getLogger("pilotlight.function")
 
 POLL_S = 2.0
-ASK_AGAIN_S = 1.0  # for a name that nobody knows
-PAUSE_AFTER_FAILURE_S = 5.0  # of a version that could not be had; its requests are told so meanwhile
+ASK_AGAIN_S = 1.0  # for an unknown name
+PAUSE_AFTER_FAILURE_S = 5.0  # after a version could not be fetched; its requests fail meanwhile
 AT_ONCE = 16  # functions whose deployments are applied: each may install packages, and may wait for its health call
 DIGEST_CHARS = 16  # of a version's digest in its pool's name
 MISFITS = "misfits"  # the failure of a version that does not go with the objects that are there
@@ -40,7 +40,7 @@ HEALTHY = ".healthy"  # beside a version's folder, once its health call has succ
 
 
 class FunctionRegistry(Protocol):
-    """Where versions are added to be served (ServedFunctions)."""
+    """Where versions are registered to be served (ServedFunctions)."""
 
     @property
     def functions(self) -> SiteFunctions: ...
@@ -111,7 +111,8 @@ class DeployedFunctions:
         await background.stop(*self._appliers.values())
 
     async def pool_of(self, name: str, key: str) -> str | None:
-        """The pool that answers a client of this key; None: no such function is deployed. Raises Failure where it cannot be had."""
+        """Return the pool that answers a client with this key; None if no such function is deployed.
+        Raises Failure if it cannot be fetched."""
         if name in self._taken:
             return None
         if name not in self._known and time.monotonic() - self._asked_at > ASK_AGAIN_S:
@@ -282,7 +283,8 @@ class DeployedFunctions:
     # -- what the router knows ----------------------------------------------------------------------------------------------------
 
     async def _follow(self) -> None:
-        """Keep up with the router. Versions with traffic are fetched here as they appear: their queues and clocks wait for no request."""
+        """Keep up with the router.
+        Versions with traffic are fetched here as they appear: their queues and clocks wait for no request."""
         said = ""
         while True:
             try:

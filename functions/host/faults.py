@@ -1,4 +1,4 @@
-"""Faults: what a function's author is told when it fails, and how the end of its process is put into words."""
+"""Faults: the error that a function's author gets, and a description of how a process ended."""
 
 import os
 import signal

@@ -1,7 +1,7 @@
-"""What a function prints: read at a bounded rate, kept in a short memory, handed to whoever follows it.
+"""A function's output: read at a bounded rate, kept in a short memory, and passed to followers.
 
-Printing faster than the rate makes the function wait, and nobody else. An isolate labels what Python prints with the request in whose task that
-happened (labelled_output.py); what comes without a label belongs to none.
+Output above the rate makes only the function wait. An isolate labels output of Python code with the request in whose task it was printed
+(labelled_output.py); output without a label belongs to no request.
 """
 
 import asyncio
@@ -21,7 +21,8 @@ MAX_REQUESTS = 4096  # of one process, whose lines are told apart: background wo
 
 
 class FunctionLog:
-    """What one process prints; `follow` gets each line, `record` the id of its invocation (0: none), its level and the line."""
+    """The output of one process.
+    `follow` gets each line; `record` gets the id of its invocation (0 if there is none), its level and the line."""
 
     def __init__(
         self,
@@ -109,7 +110,7 @@ class FunctionLog:
 
 
 def printable(text: str, keep: str = "\t") -> str:
-    """Return text without what would move a terminal's cursor, begin a line, or turn the order of what stands there: it is written as an escape."""
+    """Return text with control characters escaped: those that move a terminal's cursor, start a line, or reverse the order of text."""
     return _UNPRINTABLE.sub(lambda found: found[0] if found[0] in keep else ascii(found[0])[1:-1], text)
 
 

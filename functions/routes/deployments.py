@@ -1,7 +1,6 @@
-"""What a router asks a site about deployed functions: try a version before it has traffic, serve it once it has, follow what a function prints, and
-find what was kept of its invocations.
+"""Requests of a router to a site about deployed functions: try a version, serve it, stream a function's output, find its invocations.
 
-All must be signed where the network has a secret; what is printed may be private, so without one it needs the deploy token.
+All are signed if the network has a secret. Output may be private, so without a secret it needs the deploy token.
 """
 
 import os
@@ -84,7 +83,7 @@ class FunctionDeploymentRoutes:
         return json_response(encode([replace(invocation, site=self._site) for invocation in found]))
 
     def _is_from_router(self, scope: Scope) -> bool:
-        """Where the network has no secret, its routers sign with the deploy token."""
+        """Tell whether a router signed the request; without a network secret, routers sign with the deploy token."""
         if self._hop_secret is not None or not self._token:
             return bool(scope.get(GENUINE_HOP, False))
         id, signature = header(scope, REQUEST_ID) or "", header(scope, HOP) or ""

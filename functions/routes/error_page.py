@@ -1,4 +1,4 @@
-"""What a browser is shown of a function that failed: the sentence and, where the site shows errors, the author's part of the traceback."""
+"""The page that a browser gets from a failed function: the sentence and, if the site shows errors, the author's part of the traceback."""
 
 from html import escape
 

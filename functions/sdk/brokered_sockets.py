@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-ANSWER_S = 30.0  # for the runtime to resolve and connect, which has deadlines of its own
+ANSWER_S = 30.0  # for the runtime to resolve and connect, with its own deadlines
 MAX_NAMES = 1024  # addresses whose names are remembered
 _System = socket.socket
 _getaddrinfo = socket.getaddrinfo
@@ -25,7 +25,7 @@ _within: Callable[[], int] = int  # the request that is being answered; `use` sa
 
 
 class SocketQuestion(msgspec.Struct, frozen=True):
-    """One packet to the runtime, with a socket that it is to answer on."""
+    """One packet to the runtime, with a socket for the answer."""
 
     host: str
     port: int

@@ -55,7 +55,8 @@ def check(data: bytes) -> int:
 
 
 def unpack(data: bytes, folder: Path) -> None:
-    """Unpack into a folder that is not there yet. Raises BundleError, and then the folder may be there in part."""
+    """Unpack into a folder that is not there yet.
+    Raises BundleError, and then the folder may be there in part."""
     folder.mkdir(parents=True)
     for name, content in _entries(data):
         path = folder / name
@@ -113,7 +114,8 @@ def _entries(data: bytes) -> Iterator[tuple[str, bytes]]:
 
 
 def _read_head(data: bytes, at: int) -> tuple[str, int]:
-    """Return a file's name and size. The caller compares the whole head with the one that `_head` makes of them."""
+    """Return a file's name and size.
+    The caller compares the whole head with the one that `_head` makes of them."""
     name = data[at : at + 100].rstrip(b"\0")
     if data[at + 156 : at + 157] == _EXTENDED:  # one block, as names are short, with "LENGTH path=NAME\n"
         name = data[at + _BLOCK : at + 2 * _BLOCK].rstrip(b"\0").partition(b" path=")[2][:-1]

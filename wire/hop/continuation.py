@@ -1,4 +1,5 @@
-"""What routers and sites exchange so that a stream can outlive its site. On signed hops only: clients never see or send it.
+"""What routers and sites exchange so that a stream can outlive its site.
+On signed hops only: clients never see or send it.
 
 Router to site: the header `x-pilotlight-answer: SEED.CREATED.NONCE` sets an answer's random numbers and id, the same at every site. For a continued
 stream a fourth part gives the number of bytes before the client's body: the delivered part of each choice.
@@ -113,7 +114,7 @@ def decode_delivery(data: bytes) -> Delivery:
     try:
         return _delivery_decoder.decode(data)
     except msgspec.DecodeError as error:
-        raise ContinuationError(f"what was delivered of the answer cannot be read: {error}") from None
+        raise ContinuationError(f"the delivered part of the answer cannot be read: {error}") from None
 
 
 def with_resume_point(events: bytes, point: ResumePoint) -> bytes:

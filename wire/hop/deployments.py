@@ -40,7 +40,8 @@ class Share(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Deployment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One function. The shares add up to 100; the first is the newest. One that was removed has none: its versions, data and name are kept."""
+    """One function. The shares add up to 100; the first is the newest.
+    One that was removed has none: its versions, data and name are kept."""
 
     name: Name
     revision: int
@@ -63,7 +64,8 @@ class Deployment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return next((version for version in self.versions if version.number == number), None)
 
     def chosen(self, key: str) -> Version | None:
-        """Return the version that a client's key belongs to. A client of the newest keeps it while its share grows."""
+        """Return the version that a client's key belongs to.
+        A client of the newest keeps it while its share grows."""
         point, total = _point(self.name, key), 0.0
         for share in self.shares:
             total += share.percent
@@ -125,7 +127,8 @@ class Serve(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Tried(msgspec.Struct, frozen=True):
-    """Site -> router: of a version to try, or of a revision to serve. `detail` is the author's traceback, where there is one."""
+    """Site -> router: of a version to try, or of a revision to serve.
+    `detail` is the author's traceback, where there is one."""
 
     healthy: bool
     detail: str = ""

@@ -69,8 +69,8 @@ def forwardable(headers: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
 
 
 class Hop(NamedTuple):
-    """The parts of a request that a signature covers. Messages after a handshake, such as a WebSocket's, are not covered: TLS between router and site
-    protects them."""
+    """The parts of a request that a signature covers.
+    Messages after a handshake, such as a WebSocket's, are not covered: TLS between router and site protects them."""
 
     method: str
     path: str  # decoded: a proxy in between may spell the same path otherwise
@@ -93,7 +93,8 @@ NO_BODY = hashlib.sha256().hexdigest()
 
 
 def sign_hop(secret: str, now_s: float, hop: Hop, body: bytes = b"") -> str:
-    """Return STAMP.DIGEST.MAC.SITE. The digest of the body is included, so that everything except the body can be checked before the body arrives."""
+    """Return STAMP.DIGEST.MAC.SITE.
+    The digest of the body is included, so that everything except the body can be checked before the body arrives."""
     stamp, digest = str(int(now_s)), hashlib.sha256(body).hexdigest() if body else NO_BODY
     return f"{stamp}.{digest}.{_mac(signing(secret), stamp, digest, hop)}.{hop.site}"
 
@@ -124,7 +125,8 @@ def age_of_hop(signature: str, now_s: float) -> float | None:
 
 
 def tell_clock(secret: str, now_s: float, site: str, request_id: str) -> str:
-    """Return STAMP.MAC, by which a router signs for this site although their clocks differ. The request's id makes it this answer's alone."""
+    """Return STAMP.MAC, by which a router signs for this site although their clocks differ.
+    The request's id makes it this answer's alone."""
     stamp = str(int(now_s))
     return f"{stamp}.{_mac(signing(secret), stamp, CLOCK, Hop('', '', request_id, site))}"
 

@@ -1,4 +1,5 @@
-"""SiteStatus: what a site publishes at /status, and all a router may know of it. Also the process table that `pilotlight status` prints.
+"""SiteStatus: what a site publishes at /status, and all a router may know of it.
+Also the process table that `pilotlight status` prints.
 
 Rates are tokens per second, times are milliseconds, counts are current values unless called counters.
 """
@@ -143,5 +144,6 @@ def encode_status(status: SiteStatus | RouterStatus) -> bytes:
 
 
 def decode_status(body: bytes) -> SiteStatus:
-    """Decode a status. Raises msgspec.ValidationError or msgspec.DecodeError on anything that is not a SiteStatus."""
+    """Decode a status.
+    Raises msgspec.ValidationError or msgspec.DecodeError on anything that is not a SiteStatus."""
     return _status_decoder.decode(body)

@@ -11,7 +11,8 @@ Outcome = Literal["complete", "cut", "recovered"]
 
 
 class MeteredRequest(msgspec.Struct, frozen=True):
-    """A request under way. Its id is the ledger's own: a client may send the id of another request, and the same one twice."""
+    """A request under way.
+    Its id is the ledger's own: a client may send the id of another request, and the same one twice."""
 
     id: str
     request_id: str
@@ -47,6 +48,7 @@ class UsageAsked(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class UsageTold(msgspec.Struct, frozen=True):
-    """Site -> router: records that the ledger does not have, as far as the site knows. More may follow when these are written."""
+    """Site -> router: records that the ledger does not have, as far as the site knows.
+    More may follow when these are written."""
 
     records: tuple[UsageRecord, ...]

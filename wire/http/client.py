@@ -80,7 +80,8 @@ class ResponseParser:
         return ""
 
     def expect(self, *, is_head_request: bool = False, may_switch: bool = False) -> None:
-        """Begin the next response. After a HEAD request no body follows its head; with `may_switch` it may be a 101."""
+        """Begin the next response.
+        After a HEAD request no body follows its head; with `may_switch` it may be a 101."""
         assert self.is_done
         self.headers, self._parts = [], []
         self.has_head = self.is_done = self._ends_with_connection = False
@@ -99,11 +100,11 @@ class ResponseParser:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
             if not self._may_switch:
-                raise ConnectionLost("it switched protocols unasked") from None
+                raise ConnectionLost("it switched protocols without a request") from None
             self.status, self.has_head, self.is_reusable = self._parser.get_status_code(), True, False
             self.switched = data[upgrade.args[0] :]
         except httptools.HttpParserError as error:
-            raise ConnectionLost(f"it sent what is not HTTP: {error}") from None
+            raise ConnectionLost(f"it sent invalid HTTP: {error}") from None
         if not self.has_head and self._head_bytes > MAX_HEAD_BYTES:
             raise ConnectionLost(f"it sent a head of more than {MAX_HEAD_BYTES >> 10} KiB")
 
@@ -165,7 +166,8 @@ class UpstreamConnection(asyncio.BufferedProtocol):
     """One connection. `send`, then `head`, then `read` to the end; a task at a time."""
 
     def __init__(self, origin: Origin, buffer: bytearray | None = None) -> None:
-        """`buffer` is where bytes are read into. They are taken out at once, so all connections of an event loop may share one."""
+        """`buffer` is where bytes are read into.
+        They are taken out at once, so all connections of an event loop may share one."""
         self.origin = origin
         self._buffer = buffer or bytearray(READ_BYTES)
         self.response = ResponseParser()
@@ -304,7 +306,8 @@ class UpstreamConnection(asyncio.BufferedProtocol):
 
 
 class ConnectionPool:
-    """Connections that wait for a request, newest first. No limit: admission is the sites' business, and a wait would hide in the round trip."""
+    """Connections that wait for a request, newest first.
+    No limit: admission is the sites' business, and a wait would hide in the round trip."""
 
     def __init__(self, connect_timeout_s: float, tls: ssl.SSLContext | None = None) -> None:
         """`tls`: whom to trust; by default the system's authorities."""
@@ -364,7 +367,7 @@ class ConnectionPool:
                 )
         except TimeoutError:
             raise CannotConnect(
-                f"{origin.authority} did not take the connection within {self._connect_timeout_s:g} s"
+                f"{origin.authority} did not accept the connection within {self._connect_timeout_s:g} s"
             ) from None
         except (OSError, ssl.SSLError) as error:
             if error.errno in (errno.EMFILE, errno.ENFILE):

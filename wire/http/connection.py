@@ -198,8 +198,8 @@ class HttpConnection(asyncio.Protocol):
             self._begin()
 
     def refuse(self, error: ApiError) -> None:
-        """Refuse the request before its answer has started. For an answer in progress, its own or of an earlier request, only the end can be
-        withheld."""
+        """Refuse the request before its answer has started.
+        For an answer in progress, its own or of an earlier request, only the end can be withheld."""
         server = self.server
         server.cut[error.word] += 1
         if self._exchanges:
@@ -262,7 +262,8 @@ class HttpConnection(asyncio.Protocol):
             self.transport.close()  # TLS cannot half-close
 
     def _has(self, seconds: float) -> None:
-        """Give the client `seconds` from now. A client that does not read gets no more time by sending requests."""
+        """Give the client `seconds` from now.
+        A client that does not read gets no more time by sending requests."""
         if not self.is_full:
             self.deadline = time.monotonic() + seconds
 
@@ -274,7 +275,8 @@ class HttpConnection(asyncio.Protocol):
 
 
 def _websocket_app(connection: HttpConnection, exchange: HttpExchange, early: bytearray) -> Application:
-    """An application for the request that asks for a WebSocket. The connection stays counted, and is answering, until it is lost."""
+    """An application for the request that asks for a WebSocket.
+    The connection stays counted, and is answering, until it is lost."""
 
     def open_websocket(headers: Headers) -> "WebSocket":
         from pilotlight.wire.http.websocket import WebSocket

@@ -246,7 +246,8 @@ class ResponseFraming:
         self._owed_bytes: int | None = None  # of the length that the head has named
 
     def head(self, status: int, headers: Pairs, whole_bytes: int | None, may_go_on: bool, date: bytes) -> bytes:
-        """`whole_bytes`: the body's size where all of it is there; `may_go_on`: another request may follow. Raises ValueError."""
+        """`whole_bytes`: the body's size where all of it is there; `may_go_on`: another request may follow.
+        Raises ValueError."""
         headers = tuple(headers)
         lines = []
         self._is_chunked, self._is_empty = False, self._is_head_request
@@ -287,7 +288,8 @@ class ResponseFraming:
 
 
 def response_head(status: int, headers: Pairs, *lines: bytes) -> bytes:
-    """The one writer of them. `lines` are whole headers, ends included. Raises ValueError for a line end inside a header."""
+    """The one writer of them.
+    `lines` are whole headers, ends included. Raises ValueError for a line end inside a header."""
     parts = [_status_line(status)]
     for name, value in headers:
         parts += (name, b": ", value, b"\r\n")

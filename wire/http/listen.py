@@ -54,7 +54,7 @@ def bind(host: str, port: int) -> socket.socket:
 def _bind_sentence(host: str, port: int, error: Exception) -> str:
     code = getattr(error, "errno", None)
     if code == errno.EADDRINUSE:
-        holder = f"`ss -ltnp 'sport = :{port}'` names it"
+        holder = f"`ss -ltnp 'sport = :{port}'` shows it"
         return f"port {port} on {host} is in use; stop the process that holds it ({holder}) or set another listen.port"
     if code == errno.EACCES:
         return f"port {port} needs privileges; set a listen.port above 1023"

@@ -59,7 +59,7 @@ class Origins:
         name = _host_of(f"//{host or ''}")
         if host is not None and not (name in self._hosts or name == self._own_name or _is_local(name)):
             shown = (name or host)[:100]
-            sentence = f"{shown!r} is no name of this machine: add it to hosts under [door] if it is meant"
+            sentence = f"{shown!r} is not a name of this machine: to allow it, add it to hosts under [door]"
             return ApiError("misdirected_request", sentence)
         if not origin:
             return None
@@ -69,7 +69,9 @@ class Origins:
             return None
         if self._is_configured(origin) or _is_loopback(_host_of(origin)) or _host_of(origin) in self._hosts:
             return None
-        sentence = f"a page of {origin[:100]!r} may not send this: add it to cors_origins under [door] if it is meant"
+        sentence = (
+            f"a page of {origin[:100]!r} may not send this: to allow it, add the origin to cors_origins under [door]"
+        )
         return ApiError("forbidden", sentence)
 
     def cors(self, method: str, path: str, first: Mapping[bytes, bytes]) -> tuple[Pairs, bool]:
@@ -83,9 +85,7 @@ class Origins:
         if not self._is_configured(named) and not (path.startswith(self._api_paths) and _is_loopback(_host_of(named))):
             if not is_question:
                 return [], False
-            sentence = (
-                f"a page of {named[:100]!r} may not read answers: add it to cors_origins under [door] if it is meant"
-            )
+            sentence = f"a page of {named[:100]!r} may not read answers: to allow it, add the origin to cors_origins under [door]"
             raise ApiError("forbidden", sentence)
         is_any = "*" in self._cors_origins
         said: Pairs = [(b"access-control-allow-origin", b"*" if is_any else origin), (b"vary", b"origin")]
@@ -126,7 +126,8 @@ class OriginCheck:
 
 
 class BodyBudget:
-    """Bounds what the bodies of all requests under way may hold of a process's memory. Beyond it `receive` raises ApiError."""
+    """Bounds what the bodies of all requests under way may hold of a process's memory.
+    Beyond it `receive` raises ApiError."""
 
     def __init__(self, app: Any, max_bytes: int) -> None:
         self.held_bytes = 0
@@ -145,7 +146,7 @@ class BodyBudget:
             held_bytes += size
             self.held_bytes += size
             if size and self.held_bytes > self._max_bytes:
-                sentence = "the bodies of other requests fill the memory: send yours again soon"
+                sentence = "the bodies of other requests use the whole memory: try again soon"
                 raise ApiError("overloaded", sentence, retry_after_s=1)
             return message
 

@@ -102,7 +102,7 @@ class Server:
             return ApiError("overloaded", "too many connections: try again soon", retry_after_s=1)
         elif excess_of_client > 0:
             most = limits.max_connections_per_client
-            sentence = f"your address has {most} connections open: close some, or use them again"
+            sentence = f"your address has {most} connections open: close or reuse some"
             return ApiError("quota_exceeded", sentence, retry_after_s=1)
         return None
 
@@ -156,7 +156,8 @@ class Server:
 
 
 def give_back_memory() -> None:
-    """Return freed memory to the system, which takes milliseconds. Otherwise glibc keeps the memory of thousands of unread answers."""
+    """Return freed memory to the system, which takes milliseconds.
+    Otherwise glibc keeps the memory of thousands of unread answers."""
     import ctypes  # 10 ms, and most processes never have as much unread
 
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)

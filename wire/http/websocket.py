@@ -44,7 +44,8 @@ class WebSocket(asyncio.Protocol):
         max_message_bytes: int,
         on_lost: Callable[[], None] = lambda: None,
     ) -> None:
-        """`early` has the bytes that were read after the handshake. `on_lost` is called once, when the connection is gone."""
+        """`early` has the bytes that were read after the handshake.
+        `on_lost` is called once, when the connection is gone."""
         self._transport = transport
         self._codec = FrameCodec(ConnectionType.CLIENT if is_client else ConnectionType.SERVER)
         self._max_message_bytes = max_message_bytes
@@ -85,7 +86,8 @@ class WebSocket(asyncio.Protocol):
             await self._watch.until_writable()
 
     def close(self, code: int = NORMAL, reason: str = "") -> None:
-        """Say so to the peer, and end the connection when it has answered, or a second later. `receive` returns the answer."""
+        """Say so to the peer, and end the connection when it has answered, or a second later.
+        `receive` returns the answer."""
         if self._codec.state is ConnectionState.OPEN and not self._transport.is_closing():
             self._say_close(WebSocketClose(code, reason))
             self._read_on()

@@ -78,7 +78,8 @@ class DailyQuotas:
             use.cost += cost
 
     def recovered(self, account: str, started_s: float, tokens: int, cost: int) -> None:
-        """Report to other routers the usage of a request that was open when this router died. Here the ledger has it already."""
+        """Report to other routers the usage of a request that was open when this router died.
+        Here the ledger has it already."""
         if started_s >= self.day_began_s:
             self._spend(self._parts(account, self._day, 0, 0), tokens, cost)
 
@@ -90,7 +91,8 @@ class DailyQuotas:
         self.recovered(account, started_s, tokens, cost)
 
     async def ready(self, account: str, tokens: int, cost: int) -> None:
-        """Wait until `reserve` may give as much of what routers share. Raises ApiError where they have too little left."""
+        """Wait until `reserve` may give as much of what routers share.
+        Raises ApiError where they have too little left."""
         if self._shared is None:
             return
         parts = self._parts(account, self._today(), tokens, cost)
@@ -103,8 +105,8 @@ class DailyQuotas:
                 raise self._refusal(account, what, f"{max(0.0, used):{form}}", f"{part.amount / scale:{form}}")
 
     def reserve(self, account: str, tokens: int, cost: int) -> Reserved:
-        """Return a reservation for a request. Accounts without a quota are counted too, because one may be set during the day. Raises ApiError if
-        less is left."""
+        """Return a reservation for a request.
+        Accounts without a quota are counted too, because one may be set during the day. Raises ApiError if less is left."""
         limits = self._limits.get(account)
         if (today := self._today()) != self._day:
             self._turn_to(today)

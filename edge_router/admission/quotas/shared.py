@@ -126,7 +126,8 @@ class SharedQuotas:
         return len(self._leases)
 
     def lease(self, key: LeaseKey, capacity: float, per_s: float = 0.0, before: float = 0.0) -> QuotaLease:
-        """Return this router's lease of a limit of `capacity`. `before` is the usage before the store knew the limit."""
+        """Return this router's lease of a limit of `capacity`.
+        `before` is the usage before the store knew the limit."""
         found = self._leases.get(key)
         if found is None:
             found = self._leases[key] = QuotaLease(key, capacity, per_s, before, self._clock())
@@ -147,7 +148,7 @@ class SharedQuotas:
             if self.fault is not None or now >= until:
                 if self._serves_without:
                     return None
-                sentence = "what accounts may use cannot be checked at the moment: ask again later"
+                sentence = "limits of accounts cannot be checked right now: try again later"
                 raise ApiError("overloaded", sentence, retry_after_s=2)
             if (used_up := next((lease for lease, _ in short if now < lease.empty_until), None)) is not None:
                 return used_up
@@ -208,7 +209,7 @@ class SharedQuotas:
             self._failed(str(error))
         else:
             if self.fault is not None:
-                log.warning("accounts' limits are shared with other routers again")
+                log.warning("limits of accounts are shared with other routers again")
             self.fault = None
             for lease, claim, grant in zip(leases, claims, grants, strict=True):
                 lease.answered(claim, grant, now)
@@ -225,8 +226,8 @@ class SharedQuotas:
 
     def _failed(self, why: str) -> None:
         if self.fault is None:
-            without = "by this router's own counts" if self._serves_without else "by what is leased"
-            log.error("accounts' limits are kept %s until their store can be asked: %s", without, why)
+            without = "by this router's own counts" if self._serves_without else "by this router's leases"
+            log.error("limits of accounts are enforced %s until their store answers: %s", without, why)
         self.fault = why
 
     def _tell_waiting(self) -> None:

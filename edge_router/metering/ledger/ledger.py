@@ -93,7 +93,7 @@ class Ledger:
         try:
             return waiting + self._store.usage(UsageQuery(from_s, by=("account",)))
         except UsageStoreError as error:
-            log.error("what was used today is known only in part: %s", error)
+            log.error("today's usage is known only in part: %s", error)
             return waiting
 
     def begin(self, request: ValidRequest, model: str, part: str = "", adapter: str = "") -> MeterSlot:
@@ -142,11 +142,11 @@ class Ledger:
         except UsageStoreError as error:
             self._wake.set()
             if self.fault is None:
-                log.error("usage cannot be written, and is kept until it can: %s", error)
+                log.error("usage cannot be written now and is kept in meters: %s", error)
             self.fault = str(error)
         else:
             if self.fault is not None:
-                log.warning("usage is written again; %d records have waited", len(self._ended))
+                log.warning("usage is written again; %d records were waiting", len(self._ended))
             self.fault = None
             self._settle(batch)
 
@@ -189,7 +189,7 @@ class Ledger:
             if self._config.when_failing == "refuse":
                 self._meters.close()
                 raise ConfigError(f"the ledger's store cannot be written: {error}") from None
-            log.error("usage cannot be written, and is kept until it can: %s", error)
+            log.error("usage cannot be written now and is kept in meters: %s", error)
             self.fault = str(error)
             self._wake.set()
         else:
@@ -229,4 +229,4 @@ def _postgres(url: str) -> UsageStore:
 
 
 def _failing() -> ApiError:
-    return ApiError("overloaded", "what is used cannot be written down at the moment: ask again later", retry_after_s=5)
+    return ApiError("overloaded", "usage cannot be recorded right now; retry later", retry_after_s=5)

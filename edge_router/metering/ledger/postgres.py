@@ -24,7 +24,8 @@ Connection = psycopg.Connection[dict[str, Any]]
 
 class PostgresDatabase:
     def __init__(self, url: str, prepare: Callable[[Connection], None]) -> None:
-        """`prepare` updates the tables on each new connection. Raises UsageStoreError for an invalid database URL."""
+        """`prepare` updates the tables on each new connection.
+        Raises UsageStoreError for an invalid database URL."""
         try:
             given: dict[str, Any] = conninfo_to_dict(url)
             self._conninfo = make_conninfo(**{**_DEFAULTS, **given})
@@ -42,7 +43,8 @@ class PostgresDatabase:
 
     @contextmanager
     def working(self) -> Iterator[Connection]:
-        """Yield a connection. Raises UsageStoreError; the next one is then another, as a database that comes back knows none of the old ones."""
+        """Yield a connection.
+        Raises UsageStoreError; the next one is then another, as a database that comes back knows none of the old ones."""
         try:
             if self._connection is None:
                 self._connection = psycopg.connect(self._conninfo, autocommit=True, row_factory=dict_row)

@@ -135,7 +135,10 @@ class BatchStore:
             f"SELECT {_FILE} FROM files WHERE id = ? AND owner = ?", (name, owner)
         ).fetchone()
         if row is None:
-            raise ApiError("not_found", f"there is no file {name[:100]!r}: it was never yours, or its time is over")
+            raise ApiError(
+                "not_found",
+                f"there is no file {name[:100]!r}: it does not exist, has expired, or belongs to another account",
+            )
         return StoredFile(*row)
 
     def content(self, file: StoredFile) -> bytes:
@@ -144,8 +147,8 @@ class BatchStore:
         return b"" if row is None else bytes(row[0])
 
     def part(self, file: StoredFile, behind: int = 0) -> tuple[bytes, int]:
-        """Return a part of a file, and where to continue; 0 at the end. Answers are stored once: a batch's files are made from them when they are
-        read."""
+        """Return a part of a file, and where to continue; 0 at the end.
+        Answers are stored once: a batch's files are made from them when they are read."""
         if file.purpose != OUTPUT:
             return self.content(file), 0
         chosen = "SELECT id, output_file FROM batches WHERE owner = ? AND ? IN (output_file, error_file)"
@@ -188,16 +191,18 @@ class BatchStore:
             kept = "SELECT COUNT(*) FROM batches WHERE owner = ?"
             if connection.execute(kept, (batch.owner,)).fetchone()[0] >= MOST_BATCHES:
                 raise ApiError(
-                    "quota_exceeded", f"more than {MOST_BATCHES} batches of yours would be kept", retry_after_s=60
+                    "quota_exceeded",
+                    f"your account already has {MOST_BATCHES} batches: delete files or wait for them to expire",
+                    retry_after_s=60,
                 )
             waiting = "SELECT model, COUNT(*) FROM requests WHERE owner = ? AND status IS NULL GROUP BY model"
             numbers = dict(connection.execute(waiting, (batch.owner,)).fetchall())
             if sum(numbers.values()) + len(lines) > MOST_WAITING:
                 raise ApiError(
-                    "quota_exceeded", f"more than {MOST_WAITING} requests of yours would wait", retry_after_s=60
+                    "quota_exceeded", f"more than {MOST_WAITING} requests of your account would wait", retry_after_s=60
                 )
             if len(numbers.keys() | {line.model for line in lines}) > MOST_MODELS:
-                sentence = f"requests of yours for more than {MOST_MODELS} models would wait"
+                sentence = f"requests of your account for more than {MOST_MODELS} models would wait"
                 raise ApiError("quota_exceeded", sentence, retry_after_s=60)
             marks = ", ".join("?" * len(batch))
             connection.execute(f"INSERT INTO batches ({', '.join(batch._fields)}) VALUES ({marks})", batch)
@@ -213,7 +218,10 @@ class BatchStore:
             f"SELECT {_BATCH} FROM batches WHERE id = ? AND owner = ?", (name, owner)
         ).fetchone()
         if found is None:
-            raise ApiError("not_found", f"there is no batch {name[:100]!r}: it was never yours, or its time is over")
+            raise ApiError(
+                "not_found",
+                f"there is no batch {name[:100]!r}: it does not exist, has expired, or belongs to another account",
+            )
         return (batch := StoredBatch(*found)), self.counts(batch)
 
     def batches(self, owner: str) -> list[StoredBatch]:
@@ -229,8 +237,8 @@ class BatchStore:
         return BatchCounts(*(value or 0 for value in row))
 
     def answers(self, batch: str, behind: int = 0) -> Iterable[Answer]:
-        """Yield the answers after a request's number, in the order of the requests. A batch has consecutive numbers: they are read in storage order,
-        without sorting."""
+        """Yield the answers after a request's number, in the order of the requests.
+        A batch has consecutive numbers: they are read in storage order, without sorting."""
         first, last = self._connection.execute(
             "SELECT MIN(number), MAX(number) FROM requests WHERE batch = ?", (batch,)
         ).fetchone()

@@ -1,7 +1,6 @@
-"""Alarms of Durable Objects: each is called when its time has come, at least once, across restarts, and again with growing pauses where it fails.
+"""Alarms of Durable Objects: each is called when it is due, at least once, across restarts, and again with growing pauses if it fails.
 
-An object's own file says when its alarm is; the file here only lists where to look, and may list too much: it is written before the object can
-commit. Knows files and time; how an object is called is given.
+An object's own file has its alarm; the file here only lists where to look, and may list too many: it is written before the object can commit.
 """
 
 import asyncio

@@ -92,7 +92,7 @@ class InstanceStarted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class InstanceRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What every request of an instance begins with."""
+    """The fields with which every request of an instance starts."""
 
     class_name: ClassName
     id: Id
@@ -130,7 +130,7 @@ class SetAlarm(InstanceRequest, frozen=True, forbid_unknown_fields=True):
 
 
 class ObjectStorage(Binding):
-    """What `ctx.storage` asks for."""
+    """The calls of `ctx.storage`."""
 
     kind = "storage"
 
@@ -141,7 +141,8 @@ class ObjectStorage(Binding):
 
     @classmethod
     def of(cls, manifest: Manifest, state_dir: Path, services: Services) -> "ObjectStorage":
-        """Open the storage of a function for one of its versions. Raises MigrationError where that does not go with the objects that are there."""
+        """Open the storage of a function for one of its versions.
+        Raises MigrationError where that does not go with the objects that are there."""
         assert services.functions is not None
         directory, functions, function = _directory(state_dir, services), services.functions, services.function
         migrations = ObjectMigrations(directory, manifest.migrations, _own_classes(manifest))
@@ -169,7 +170,8 @@ class ObjectStorage(Binding):
         return tuple(each.tag for each in pending if each.renamed_classes or each.deleted_classes)
 
     def migrate(self) -> None:
-        """Carry out what this version's migrations have not done yet. The instances of renamed and deleted classes end."""
+        """Carry out what this version's migrations have not done yet.
+        The instances of renamed and deleted classes end."""
         pending, gone = self._migrations.pending, self._migrations.after().gone
         if not pending:
             return

@@ -32,7 +32,7 @@ class Alarm(NamedTuple):
 
 
 class StorageListing(NamedTuple):
-    """Which keys: from `start` on or behind `start_after`, before `end`, with a prefix."""
+    """The keys of a listing: from `start` or after `start_after`, before `end`, with a prefix."""
 
     start: str | None = None
     start_after: str | None = None
@@ -133,7 +133,8 @@ class ObjectFile:
     # -- SQL ----------------------------------------------------------------------------------------------------------------------
 
     def sql(self, script: str, parameters: Sequence[Any]) -> Outcome:
-        """Run one or more statements; the parameters are the last one's, and so is the outcome. Raises SqlError."""
+        """Run one or more statements; the parameters are the last one's, and so is the outcome.
+        Raises SqlError."""
         statements = statements_of(script)
         if not 1 <= len(statements) <= MAX_STATEMENTS:
             raise DatabaseError(f"exec takes 1 to {MAX_STATEMENTS} statements, not {len(statements)}", "bad_sql")

@@ -1,7 +1,7 @@
-"""`[[migrations]]` of a manifest: classes of Durable Objects renamed or deleted, carried out once, in order, when a version takes the traffic.
+"""`[[migrations]]` of a manifest: Durable Object classes are renamed or deleted, once and in order, when a version takes the traffic.
 
-What has been done is kept by tag beside the objects, and what became of classes that are gone: a version that binds one of those is refused, since
-its objects would begin empty. Classes need not be announced here; naming new ones only makes a name that is gone usable again.
+Applied migrations are stored by tag beside the objects, with the fate of removed classes: a version that binds a removed class is refused, because
+its objects would start empty. New classes need no announcement; naming one only makes a removed name usable again.
 """
 
 import json
@@ -26,10 +26,10 @@ class MigrationError(BindingError):
 
 
 class MigrationRecord(msgspec.Struct):
-    """What has been carried out."""
+    """The applied migrations."""
 
     done: list[str] = []  # tags
-    gone: dict[str, str] = {}  # classes, and what became of each
+    gone: dict[str, str] = {}  # removed classes, and the fate of each
 
     def note(self, migration: Migration, bound: Collection[str]) -> None:
         """Note a migration as done. A class that it deletes and that is `bound` all the same begins anew."""
@@ -54,7 +54,7 @@ class ObjectMigrations:
 
     @property
     def pending(self) -> list[Migration]:
-        """Those that move or delete objects when this version takes the traffic, or only have to be noted."""
+        """Return the migrations that move or delete objects when this version takes the traffic, or only need to be recorded."""
         done = self.record().done
         return [migration for migration in self._migrations if migration.tag not in done]
 

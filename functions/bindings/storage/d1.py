@@ -77,8 +77,8 @@ class D1Database(Binding):
     async def transaction(
         self, given: Iterable[Statement], time_limit_s: float = float("inf"), files: Sequence[str] = ()
     ) -> list[Any]:
-        """Run all statements or none, however many. Not a function's to call: for the operator's own files. `files`: of each statement the one that
-        it comes from, for the error. Raises BindingError."""
+        """Run all statements or none, however many.
+        For the operator's own files, not for functions. `files` has each statement's file, for errors. Raises BindingError."""
         statements = [(statement.sql, _checked(statement.parameters)) for statement in given]
 
         def work(connection: Connection, guard: StatementGuard) -> list[Any]:

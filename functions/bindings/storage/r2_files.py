@@ -286,7 +286,7 @@ class FileStore:
         self._sweep(connection)
 
     def _sweep(self, connection: Connection) -> None:
-        """Remove uploads that nobody completes, and files that no index names."""
+        """Remove unfinished uploads, and files that no index names."""
         old = connection.execute(
             "SELECT key, id FROM uploads WHERE created_s < ?", (self._now_s() - UPLOAD_KEPT_S,)
         ).fetchall()

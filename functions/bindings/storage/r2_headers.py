@@ -1,6 +1,6 @@
-"""An R2 object as S3 tells of it: its details in the headers of a PUT, and out of those of an answer, or out of an entry of a list.
+"""An R2 object in S3's form: its details in the headers of a PUT, and read from the headers of a response or an entry of a list.
 
-What S3 has a header for lies there, so that other tools can read it; the rest is one header of ours. Both directions are here, side by side.
+Details with an S3 header use it, so that other tools can read them; the rest is in one header of ours. Both directions are here, side by side.
 """
 
 import base64
@@ -16,7 +16,7 @@ from pilotlight.functions.bindings.storage.s3 import S3Answer, text_of
 
 OURS = "x-amz-meta-pilotlight"  # what S3 has no header for: JSON in base64
 MAX_META_BYTES = 2048  # of all a PUT says of its object, by S3's rule
-UNSAID = ("binary/octet-stream", "application/octet-stream")  # what S3 tells of an object of which no type was said
+UNSAID = ("binary/octet-stream", "application/octet-stream")  # types that S3 returns for an object without one
 HEADERS = {
     "content_type": "content-type", "content_language": "content-language", "content_disposition": "content-disposition",
     "content_encoding": "content-encoding", "cache_control": "cache-control",

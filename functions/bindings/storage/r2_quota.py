@@ -62,7 +62,7 @@ class OpenWrite:
     """A file that is being written; use as `with`."""
 
     def __init__(self, quota: BucketQuota, place: Hashable | None) -> None:
-        """`place`: what it replaces; None if an earlier open write replaces the same."""
+        """`place` is what the write replaces; None if an earlier open write replaces the same."""
         self.size = 0
         self.place = place
         self._quota = quota

@@ -1,7 +1,7 @@
-"""A function's own SQL on a connection: what it may say, how long and how large it may be, and what came of it.
+"""A function's own SQL on a connection: which statements are allowed, limits of time and size, and results.
 
 SQLite's authorizer sees every statement before it runs. Refused: other files (ATTACH, VACUUM INTO), pragmas that change the database's settings,
-transactions by hand, extensions, temporary tables, and the tables named `_cf_*` that are the runtime's. Limits are the platform's documented ones.
+explicit transactions, extensions, temporary tables, and the tables named `_cf_*`, which are the runtime's. Limits are the platform's documented ones.
 """
 
 import sqlite3
@@ -36,7 +36,7 @@ READING_PRAGMAS = frozenset({
     "table_list", "table_info", "table_xinfo", "index_list", "index_info", "index_xinfo", "foreign_key_list", "foreign_key_check", "quick_check",
     "optimize", "foreign_keys", "user_version", "data_version", "page_count", "page_size", "collation_list", "function_list", "pragma_list",
 })  # fmt: skip
-# These may be set, and hold until the end of the call: the connection is everybody's who binds this database.
+# These may be set, until the end of the call: all users of the database share the connection.
 LASTING_PRAGMAS = (
     "defer_foreign_keys", "ignore_check_constraints", "legacy_alter_table", "recursive_triggers", "reverse_unordered_selects", "case_sensitive_like",
 )  # fmt: skip
@@ -72,7 +72,8 @@ class Outcome(NamedTuple):
 
     @property
     def rows_read(self) -> int:
-        """The rows that were returned or changed. The platform also counts rows that a scan passed over, which SQLite does not tell us."""
+        """Return the number of rows returned or changed.
+        The platform also counts rows that a scan skipped, which SQLite does not report."""
         return len(self.rows) + self.rows_written
 
 

@@ -1,4 +1,4 @@
-"""What a function's files import from elsewhere, found by reading them: nothing is run."""
+"""Find the imports of a function's files by reading them; no code runs."""
 
 import ast
 import os
@@ -22,7 +22,7 @@ def imports_of(manifest: Manifest) -> list[str]:
             with _parsing:
                 tree = ast.parse(path.read_bytes())
         except (SyntaxError, ValueError, OSError, RecursionError):
-            continue  # its import tells the author
+            continue  # the import itself reports the error to the author
         for name in _imported(tree):
             top = name.partition(".")[0]
             if top not in local and top not in ("workers", "js", "pyodide"):

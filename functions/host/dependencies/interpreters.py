@@ -1,7 +1,7 @@
-"""Which Python runs a function: the site's own, or one of this machine's others where `requires-python` asks for it.
+"""The Python that runs a function: the site's own, or another one of this machine if `requires-python` asks for it.
 
-Looked for are `python3.N` on the path, pyenv's and uv's. Another Python has a zygote of its own, and the one package that ours needs beside the
-standard library is installed for it as a layer. Where none fits, the log says what was wanted, and the site's own runs the function.
+Candidates are `python3.N` on the path, pyenv's and uv's. Another Python has its own zygote, and msgspec is installed for it as a layer. If none fits,
+the log says so, and the site's own Python runs the function.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ class Interpreter(NamedTuple):
 
     @property
     def tag(self) -> str:
-        """What its compiled packages are named by."""
+        """Return the tag in the names of its compiled packages."""
         major, minor = self.version.split(".")[:2]
         return f"cpython-{major}{minor}"
 
@@ -44,7 +44,7 @@ OWN = Interpreter(sys.executable, platform.python_version())
 
 
 class Installer(Protocol):
-    """What installs packages for an interpreter (layers.py)."""
+    """Installs packages for an interpreter (layers.py)."""
 
     async def get(self, requirements: tuple[str, ...], python: Interpreter) -> Path:
         """Return a layer. Raises LayerError."""
@@ -99,7 +99,7 @@ class Interpreters:
         self._zygotes: dict[str, InterpreterZygote] = {}
 
     def wanted_by(self, function: str, folder: Path) -> InterpreterZygote | None:
-        """Return the zygote of the Python that a function asks for; None: the site's own is one, or there is no other."""
+        """Return the zygote of the Python that a function asks for; None if the site's own fits, or there is no other."""
         wanted = requires_python(folder)
         if not wanted or OWN.version in wanted:
             return None
@@ -121,7 +121,7 @@ class Interpreters:
 
 
 def requires_python(folder: Path) -> SpecifierSet | None:
-    """Read `project.requires-python`; None where nothing is said, or nothing that can be understood."""
+    """Return `project.requires-python`; None if it is missing or invalid."""
     try:
         project = read_toml(folder / "pyproject.toml").get("project", {})
         return SpecifierSet(str(project["requires-python"]))

@@ -1,6 +1,6 @@
-"""IsolateSet: the isolates of one version of a function: started, watched, retired, and what the ends of the last ones mean for the next.
+"""IsolateSet: the isolates of one version of a function: started, watched, retired, with restart pauses after failures.
 
-What they are made from is isolate_factory.py's; which one answers a request is pool.py's.
+isolate_factory.py makes them; pool.py chooses one for a request.
 """
 
 import asyncio
@@ -30,14 +30,15 @@ class IsolateSet:
         self._factory = factory
         self._reports = reports
         self._waiters = waiters
-        self._not_imported: Fault | None = None  # what came of the last try
+        self._not_imported: Fault | None = None  # the result of the last attempt
         self._gone_cpu_s = 0.0  # of isolates that are gone
         self._told_cpu_s = 0.0
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
     def usable(self) -> list[IsolateHandle]:
-        """Those that may take requests. One that is only now being started counts: two requests at once must not start two."""
+        """Return the isolates that may take requests.
+        One that is being started counts: two simultaneous requests must not start two."""
         return [
             isolate
             for isolate in self.living
@@ -61,7 +62,8 @@ class IsolateSet:
         return any(object in isolate.work.objects for isolate in self.living)
 
     async def start(self) -> IsolateHandle | None:
-        """Start an isolate. None: the next one was not due, and has been waited for. Raises Fault, and Failure where it would be due too late."""
+        """Start an isolate.
+        Return None after waiting because the next one was not due. Raises Fault, and Failure if it would be due too late."""
         now = asyncio.get_running_loop().time()
         if (pause_s := self.restarts.pause_s(now)) > 0:
             await self._pause(pause_s)
@@ -115,13 +117,13 @@ class IsolateSet:
         return False
 
     def failed(self, isolate: IsolateHandle, fault: Fault) -> None:
-        """Tell the author what became of a request, and replace an isolate that has shown that it must be."""
+        """Report a failed request to the author, and replace the isolate if it must be."""
         self._reports.tell(fault)
         if fault.code == "import_failed":
             self._not_imported = fault
             self._taint(isolate)
         elif fault.name == "MemoryError" and not isolate.work.sockets and not isolate.work.has_objects:
-            self._taint(isolate)  # whatever it was doing, a part of it may be missing
+            self._taint(isolate)  # a part of its interrupted work may be missing
 
     def spent_cpu_s(self) -> float:
         """Return the isolates' processor time since this was asked last."""
@@ -142,8 +144,9 @@ class IsolateSet:
             await asyncio.gather(*tuple(self._tasks), return_exceptions=True)
 
     async def _pause(self, pause_s: float) -> None:
-        """Wait until the next isolate may start. Raises Fault and Failure where that would take too long or be in vain."""
-        if (last := self._not_imported) is not None:  # the author has been told
+        """Wait until the next isolate may start.
+        Raises Fault and Failure where that would take too long or be in vain."""
+        if (last := self._not_imported) is not None:  # the author has the error already
             raise Fault(last.message, code=last.code, name=last.name, detail=last.detail)
         if pause_s > MAX_WAIT_S:
             sentence = f"the processes of {self._function!r} end one after the other without an answer; the next one starts in {pause_s:.0f} s"

@@ -32,12 +32,12 @@ class IsolateWatch:
         return self._meter.total_s
 
     def last_look(self) -> None:
-        """Look before it is ended, since afterwards nobody can, or before it takes requests, which are not charged what came before them."""
+        """Measure before the isolate ends, after which it is impossible, or before it takes requests, which must not pay for its past."""
         self._spent()
 
     @property
     def is_spent(self) -> bool:
-        """Tell whether it has computed for so long that it is to be replaced."""
+        """Tell whether it has computed for so long that it should be replaced."""
         return self._meter.total_s > self._limits.cpu_total_s
 
     def charge(self) -> None:

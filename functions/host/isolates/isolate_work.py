@@ -1,6 +1,6 @@
-"""What one isolate is at work on, and the CPU time that each of it is charged.
+"""The open work of one isolate, and the CPU time charged to each part.
 
-The kernel counts a process as a whole: what was spent between two looks is divided among the requests that were open at both, and the WebSockets.
+The kernel counts a process as a whole: time between two measurements is divided among the requests that were open at both, and the WebSockets.
 """
 
 import asyncio
@@ -22,7 +22,9 @@ class IsolateWork:
         self.num_waiting = 0  # requests that wait for the isolate's start
         self.open_sockets: set[ResponseStream] = set()  # what the function sends over its WebSockets
         self.background = 0
-        self.objects: dict[tuple[str, str], int] = {}  # Durable Objects by class and id, and how much of that is theirs
+        self.objects: dict[
+            tuple[str, str], int
+        ] = {}  # Durable Objects by class and id, and how many requests are theirs
         self.has_objects = False  # instances of Durable Objects, which no other isolate has
         self.idle_since = now
         self._background_since = now
@@ -86,7 +88,7 @@ class CpuMeter:
 
     def charge(self, spent_s: float, now: float) -> None:
         requests, sockets = self._work.requests, self._work.sockets
-        charged = [id for id in requests if id in self._seen]  # who came since has used little of what was spent
+        charged = [id for id in requests if id in self._seen]  # newer requests have used little of this time
         sharers = len(charged) + (sockets > 0)
         for id in charged:
             requests[id] += spent_s / sharers

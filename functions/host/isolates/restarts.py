@@ -8,7 +8,7 @@ PROBATION_S = 10.0  # after an isolate that ended badly, the next ones start in 
 FREE = 4  # bad ends in a row, after each of which the next isolate starts at once
 FIRST_PAUSE_S = 0.05
 MAX_PAUSE_S = 5.0
-MAX_WAIT_S = 1.0  # a request waits for so long; for a longer pause it is told when to come again
+MAX_WAIT_S = 1.0  # the longest time that a request waits; for a longer pause it gets Retry-After
 
 
 class Restarts:

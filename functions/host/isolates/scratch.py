@@ -1,4 +1,5 @@
-"""The directory that a function's isolates write to at tier 1, and how much is in it. Tier 2 has a file system of that size instead."""
+"""The directory that a function's isolates write to at tier 1, and how much is in it.
+Tier 2 has a file system of that size instead."""
 
 import asyncio
 import os
@@ -30,7 +31,8 @@ class Scratch:
             os.chown(self.path, uid, uid)
 
     async def enforce(self, isolates: Sequence[WritingIsolate]) -> None:
-        """Look once, and pause. Beyond the limit end all isolates, whichever of them has written, and empty the directory."""
+        """Look once, and pause.
+        Beyond the limit end all isolates, whichever of them has written, and empty the directory."""
         limit_bytes = self._limit_mib << 20
         if await asyncio.to_thread(bytes_below, self.path, limit_bytes) > limit_bytes:
             guilty = tuple(isolates)

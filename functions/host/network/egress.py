@@ -120,8 +120,8 @@ class Egress:
     async def _judged(
         self, request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
     ) -> aiohttp.ClientResponse:
-        """Every request of the session, as the client has understood its URL. The client follows redirects of a handshake by itself: they end
-        here."""
+        """Every request of the session, as the client has understood its URL.
+        The client follows redirects of a handshake by itself: they end here."""
         self._check_place(request.url.host or "", request.url.port or 0)
         response = await handler(request)
         if "sec-websocket-key" in request.headers and response.status in REDIRECTS:
@@ -286,7 +286,7 @@ def _as_address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | No
 
 
 def meant(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
-    """Return the address that is reached in the end: what is embedded in one, where it leads there."""
+    """Return the address that is reached in the end: an embedded one if the address leads there."""
     address = ipaddress.ip_address(text.partition("%")[0])
     if isinstance(address, ipaddress.IPv6Address):
         if address in NAT64:
@@ -303,8 +303,8 @@ def is_public(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
 
 
 def is_of_this_machine(address: str) -> bool:
-    """Tell whether the kernel would answer itself: it then speaks from that very address. Nothing is sent. What a NAT elsewhere leads back to this
-    machine, the machine cannot know."""
+    """Tell whether the kernel would answer itself: it then speaks from that very address.
+    Nothing is sent. What a NAT elsewhere leads back to this machine, the machine cannot know."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         try:

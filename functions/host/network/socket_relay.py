@@ -1,7 +1,7 @@
-"""SocketRelay: one client's WebSocket and the exchange with a function behind it, as two streams of messages.
+"""SocketRelay: one client's WebSocket and the exchange with a function, as two streams of messages.
 
-ASGI's `websocket` on one side, the channel's messages on the other, and between them at most one message in each direction: who does not read holds
-up the other, through the channel's credit and the client's own TCP. Knows neither frames nor functions.
+ASGI's `websocket` on one side, the channel's messages on the other, with at most one message in each direction: a side that does not read delays the
+other, through the channel's credit and the client's TCP.
 """
 
 import asyncio
@@ -199,7 +199,7 @@ async def _awaited(receive: Receive) -> AsgiMessage:
 
 
 def _wire_code(code: int) -> int:
-    """Return a code that may be sent: what stands for the want of one is not."""
+    """Return a close code that may be sent; codes that stand for a missing one may not."""
     if code == NO_STATUS:
         return 1000
     return code if 3000 <= code <= 4999 or (1000 <= code <= 1014 and code not in (1004, ABNORMAL)) else FAILED

@@ -1,4 +1,4 @@
-"""What the runtime and its zygotes say to each other: one msgpack map in each message of a SOCK_SEQPACKET socket, descriptors beside it."""
+"""Messages between the runtime and its zygotes: one msgpack map in each message of a SOCK_SEQPACKET socket, with descriptors."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ MAX_DESCRIPTORS = 4
 
 
 class Boot(msgspec.Struct, frozen=True):
-    """What an isolate is to run."""
+    """The function that an isolate runs, and its settings."""
 
     main: str
     sys_path: list[str]

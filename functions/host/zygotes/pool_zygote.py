@@ -20,7 +20,7 @@ SETTLED_S = 3.0  # after which a function that sleeps has imported what it will
 
 @dataclass(frozen=True)
 class PoolContext:
-    """What the site gives to each function's pool."""
+    """The site's resources for each function's pool."""
 
     zygotes: ZygoteFactory
     tier: int
@@ -68,7 +68,7 @@ class PoolZygote:
         return self.current
 
     def watch(self, *, is_asleep: bool) -> str:
-        """Look at the zygote once. Returns why it is to be ended; empty: it is not."""
+        """Check the zygote once. Return why it should be ended; empty if it should not."""
         now = asyncio.get_running_loop().time()
         if not is_asleep or self.current is None:
             self.asleep_since = self.asleep_mib = None
@@ -96,7 +96,7 @@ class PoolZygote:
     def _create(self) -> FunctionZygote:
         self.close()
         context, limits = self._context, self._limits
-        if context.tier < 2:  # else it has a file system of its own
+        if context.tier < 2:  # in tier 2 it has its own file system
             self._scratch.make()
         confinement = Confinement(
             tier=context.tier,

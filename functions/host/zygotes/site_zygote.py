@@ -61,7 +61,8 @@ class SiteZygote:
         return FunctionZygote(child, ours, self._settled_mib)
 
     def _settled_mib(self) -> int:
-        """Return the memory that its children share with it. Asked only once a child of it is there, and then it has imported all that it will."""
+        """Return the memory that its children share with it.
+        Asked only once a child of it is there, and then it has imported all that it will."""
         if self._memory_mib == 0 and self._process is not None:
             self._memory_mib = memory_mib(self._process.pid)
         return self._memory_mib
@@ -86,6 +87,6 @@ def _own_libraries() -> Path:
 
 
 def authorities() -> dict[str, str]:
-    """Return the environment by which functions trust whom the site itself was told to trust: `ssl` reads the first two, requests the third."""
+    """Return the environment with which functions trust the same authorities as the site: `ssl` reads the first two variables, requests the third."""
     told = {name: os.environ[name] for name in ("SSL_CERT_FILE", "SSL_CERT_DIR") if name in os.environ}
     return {**told, "REQUESTS_CA_BUNDLE": told["SSL_CERT_FILE"]} if "SSL_CERT_FILE" in told else told

@@ -1,4 +1,4 @@
-"""What this process is: the one function it runs, its environment, and the channel to the runtime that everything else goes through."""
+"""The state of this process: the function that it runs, its environment, and the channel to the runtime."""
 
 import asyncio
 import threading
@@ -63,7 +63,7 @@ def connect(channel: Channel | None) -> None:
 
 
 def leave() -> None:
-    """Note that something is about to be told to the world outside."""
+    """Note that a message is about to leave the process."""
     while before_leaving:
         before_leaving.pop()()
 

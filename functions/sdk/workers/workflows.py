@@ -1,7 +1,7 @@
-"""Workflows: `run(event, step)`, whose steps are done once each, whatever happens to the process in between.
+"""Workflows: `run(event, step)`, whose steps run once each, whatever happens to the process.
 
-Each instance is a Durable Object of its own: what its steps gave is in its storage, and its alarm wakes it. Whenever it is woken `run` begins anew,
-and steps that were done give at once what they gave; between long waits nothing of it is in memory.
+Each instance is a Durable Object: results of steps are in its storage, and its alarm wakes it. When it wakes, `run` starts again, and finished steps
+return their results at once; during long waits nothing of it is in memory.
 """
 
 import asyncio
@@ -85,7 +85,7 @@ class WorkflowObject(DurableObject):
     # -- at work ------------------------------------------------------------------------------------------------------------------------
 
     async def alarm(self, info: Any = None) -> None:
-        """Go on, from wherever it stopped, until it is over or waits for long."""
+        """Continue where it stopped, until it ends or waits for long."""
         state = self._state
         if state is None or state["status"] in (*OVER, "paused") or self._running is not None:
             return
@@ -176,7 +176,7 @@ class WorkflowObject(DurableObject):
 
 
 def object_class(module: Any, name: str) -> type[DurableObject] | None:
-    """Return the class of the objects that a workflow's instances are; None: the module has no such workflow."""
+    """Return the class of a workflow's instances; None if the module has no such workflow."""
     kind = getattr(module, name.removeprefix(PREFIX), None)
     if not (isinstance(kind, type) and issubclass(kind, WorkflowEntrypoint)):
         return None

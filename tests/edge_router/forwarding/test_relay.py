@@ -147,7 +147,7 @@ def test_a_choice_that_has_ended_does_not_go_on() -> None:
     (broken,) = others
     assert isinstance(broken, StreamBroken)
     assert broken.cause == "malformed"
-    assert "went on after its end" in broken.detail
+    assert "continued after its end" in broken.detail
     assert log.num_tokens == 1
 
 

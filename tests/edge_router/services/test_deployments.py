@@ -254,7 +254,7 @@ async def test_sites_that_do_not_confirm_are_named_and_cost_no_deploy(
     monkeypatch.setattr(deployments, "SERVE_TIMEOUT_S", 0.05)
     fake.serves.clear()
     answer = await rolled_back_by(app, 1)
-    assert (answer.status, answer.json["unconfirmed"]) == (200, {"ams1": "nothing was heard within 0.05 s"})
+    assert (answer.status, answer.json["unconfirmed"]) == (200, {"ams1": "no answer within 0.05 s"})
     fake.state = "unhealthy"  # it will ask when it is back
     assert (await rolled_back_by(app, 2)).json["unconfirmed"] == {}
 
@@ -347,7 +347,7 @@ async def test_a_function_that_keeps_data_runs_at_one_site_and_so_does_who_calls
         told = "own calls notes, which runs at iad1 alone, where its data lies: deploy with --home iad1"
         assert await deploy("own", home="ams1", services=["notes"]) == (told, [])
         for name in ("sin1", "nowhere"):
-            told = f"{name!r} is no healthy site that takes deployed functions and may have their data; there is: ams1, iad1"
+            told = f"{name!r} is not a healthy site that accepts deployed functions and may have their data; choose one of: ams1, iad1"
             assert await deploy("own", home=name) == (told, [])
         assert await deploy("own", keeps_data=True, home="") == ("", ["ams1", "iad1"]), "its author wants it so"
         second.state = "unhealthy"

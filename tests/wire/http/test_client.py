@@ -268,7 +268,7 @@ async def test_a_pool_that_ends_closes_what_it_has_opened_but_for_what_it_gave_a
     [
         (ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused"), "cannot connect to 127.0.0.1:1: Connection"),
         (ssl.SSLError("no such certificate"), "cannot connect to 127.0.0.1:1: "),
-        (None, "127.0.0.1:1 did not take the connection within 0.01 s"),
+        (None, "127.0.0.1:1 did not accept the connection within 0.01 s"),
     ],
 )
 async def test_a_connection_that_cannot_be_made_says_why(

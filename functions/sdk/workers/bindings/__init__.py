@@ -1,4 +1,4 @@
-"""What `self.env.NAME` is inside a function: `open_face` makes it from a manifest's declaration. The runtime does the work."""
+"""The values of `self.env.NAME` in a function: `open_face` makes them from a manifest's declarations. The runtime does the work."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""Dynamic workers, as functions see them: code that a function gives is run as a function of its own."""
+"""Dynamic workers in functions: code that a function provides runs as its own function."""
 
 import hashlib
 import inspect

@@ -34,11 +34,12 @@ class ObjectContext(Context):
         self._instance = instance
 
     def block_concurrency_while(self, callback: Any) -> Awaitable[Any]:
-        """Begin no other event in this object until the callback is done. It may be awaited, or not, as in a constructor."""
+        """Begin no other event in this object until the callback is done.
+        It may be awaited, or not, as in a constructor."""
         return self._instance.block(callback)
 
     def abort(self, reason: Any = None) -> None:
-        """Throw this instance away, with what it has not committed."""
+        """Discard this instance, with its uncommitted writes."""
         error = Failure(f"the Durable Object aborted itself: {reason}", code="object_aborted")
         self._instance.reset(error)
         raise error
@@ -166,7 +167,7 @@ class Instance:
             self.release()
 
     async def _until_broken(self, work: Awaitable[T]) -> T:
-        """Run an event until its instance is thrown away: it does not go on then, for whatever they would write is refused anyway."""
+        """Run an event until its instance is discarded: its writes would be refused after that."""
         task, broke = asyncio.ensure_future(work), asyncio.ensure_future(self._broke.wait())
         try:
             await asyncio.wait({task, broke}, return_when=asyncio.FIRST_COMPLETED)

@@ -1,4 +1,4 @@
-"""AbortController and AbortSignal: what was begun is given up when its signal says so, and with it what the runtime does for it."""
+"""AbortController and AbortSignal: cancel work, and the runtime's part of it, by a signal."""
 
 import asyncio
 from collections.abc import Callable

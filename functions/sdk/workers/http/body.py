@@ -1,6 +1,6 @@
-"""What Request and Response share: a body that is bytes or a stream, given in many forms, read once in one of several.
+"""The common part of Request and Response: a body that is bytes or a stream, given in many forms, read once in one of several.
 
-A stream may be any asynchronous or plain iterator of str or bytes. Whoever reads it twice is told so.
+A stream may be any asynchronous or plain iterator of str or bytes. Reading it twice raises an error.
 """
 
 import asyncio

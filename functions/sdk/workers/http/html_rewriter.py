@@ -1,4 +1,5 @@
-"""HTMLRewriter: a page changed while it passes, by handlers of elements, comments and text. What no handler touches leaves as it came.
+"""HTMLRewriter: a page changed while it passes, by handlers of elements, comments and text.
+What no handler touches leaves as it came.
 
 https://developers.cloudflare.com/workers/runtime-apis/html-rewriter. The standard library's parser finds the tags; nothing is kept but the open
 elements' names.
@@ -22,7 +23,7 @@ VOID = frozenset(
 
 
 class Token(Named):
-    """A piece of the page, and what is to stand around it or in its place."""
+    """A part of the page, and the text around it or in its place."""
 
     def __init__(self, source: str) -> None:
         self._source = source
@@ -193,7 +194,8 @@ class HTMLRewriter:
 
 
 class _Page(HTMLParser):
-    """One page on its way. The parser only notes what it has found; handlers, which may await, are called behind it."""
+    """One page in progress.
+    The parser only records what it finds; handlers, which may await, are called after it."""
 
     def __init__(self, elements: list[tuple[Selector, Any]], documents: list[Any]) -> None:
         super().__init__(convert_charrefs=False)
@@ -254,7 +256,7 @@ class _Page(HTMLParser):
     def handle_pi(self, data: str) -> None:
         self._found.append(("doctype", f"<?{data}>"))
 
-    # -- what becomes of it ---------------------------------------------------------------------------------------------------------
+    # -- changes of the element ----------------------------------------------------------------------------------------------------------
 
     async def _handle(self) -> None:
         found, self._found = self._found, []

@@ -18,7 +18,7 @@ _PART = re.compile(
 
 
 class SelectableElement(Protocol):
-    """What a selector looks at."""
+    """The part of an element that selectors use."""
 
     @property
     def tag(self) -> str: ...
@@ -41,7 +41,7 @@ class Step(NamedTuple):
 
 
 class Selector:
-    """One selector, or several with commas between them. Raises ValueError for what is none."""
+    """One selector, or several separated by commas. Raises ValueError for an invalid one."""
 
     def __init__(self, text: str) -> None:
         self._alternatives = [_steps(each.strip(), text) for each in re.split(r",(?![^\[]*\])(?![^(]*\))", text)]

@@ -12,7 +12,7 @@ KEPT = "/:?#[]@!$&'()*+,;=%~|"  # what quoting leaves alone in an address that m
 
 
 def quoted(url: str) -> str:
-    """Return an address as it may stand in a header: characters beyond ASCII, spaces and quotes are percent-encoded."""
+    """Return an address for a header: characters beyond ASCII, spaces and quotes are percent-encoded."""
     parts = urlsplit(url)
     if not parts.netloc.isascii():
         host = parts.hostname or ""
@@ -46,7 +46,7 @@ class URLSearchParams:
         self._pairs.append((name, str(value)))
 
     def set(self, name: str, value: Any) -> None:
-        """Set a parameter, in the place of the first of that name."""
+        """Set a parameter, in place of the first with that name."""
         pair, place = (name, str(value)), next((i for i, (key, _) in enumerate(self._pairs) if key == name), None)
         if place is None:
             self._pairs.append(pair)
@@ -201,7 +201,7 @@ class URL:
 
     @property
     def _query(self) -> str:
-        """Return the query as it was given, until somebody has changed a parameter."""
+        """Return the original query until a parameter is changed."""
         is_changed = self.searchParams.items() != self._read_pairs
         return self.searchParams.toString() if is_changed else quote(self._given, safe=KEPT)
 

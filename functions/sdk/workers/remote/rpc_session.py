@@ -51,7 +51,7 @@ class RpcSession:
     # -- the caller's side ------------------------------------------------------------------------------------------------------------
 
     async def outgoing(self) -> AsyncIterator[bytes]:
-        """Give what is to be sent. Its end is the session's, unless an answer is read, of which some may still have to be."""
+        """Yield the frames to send. The session ends with the last one, unless an answer is being read."""
         try:
             while True:
                 while self._outbox:
@@ -81,7 +81,8 @@ class RpcSession:
     # -- the called side --------------------------------------------------------------------------------------------------------------
 
     async def serve(self, work: Callable[[], Coroutine[Any, Any, Any]], incoming: Any) -> AsyncIterator[bytes]:
-        """Give what is to be sent while `work` runs, its packed result, and what follows from that. Raises what the work raises."""
+        """Yield the frames to send while `work` runs, its packed result, and the frames that follow from it.
+        Raises the exceptions of `work`."""
         first, reading = asyncio.ensure_future(work()), asyncio.ensure_future(self._read(incoming))
         first.add_done_callback(lambda _: self._news.set())
         is_told = False
@@ -109,7 +110,7 @@ class RpcSession:
         return pack_sent(value, where, self)
 
     def unpack(self, value: Any) -> "Received":
-        """Return a value that came, and what it brought."""
+        """Return a received value, and the stubs that came with it."""
         received = Received(self)
         received.unpack(value)
         return received
@@ -155,7 +156,7 @@ class RpcSession:
             self._send("drop", id)
 
     def close(self, why: Failure) -> None:
-        """End it: what waits for the other side fails, what was sent to it is given back."""
+        """End the session: pending calls fail, and received objects are given back."""
         if self._why_over is None:
             self._why_over = why
             self._imports.clear()
@@ -246,7 +247,7 @@ class RpcSession:
 
 
 class Received:
-    """What came with one message, and the stubs in it."""
+    """The stubs that came with one message."""
 
     def __init__(self, session: RpcSession) -> None:
         self.value: Any = None
@@ -271,7 +272,7 @@ class Received:
 
 
 class _Remote:
-    """What has a number at the other side."""
+    """An object that has a number at the other side."""
 
     def __init__(self, session: RpcSession, id: int) -> None:
         self._session = session
@@ -399,7 +400,7 @@ def _no_member(name: str | None) -> Failure:
     return Failure(f"the RPC receiver does not do this: {sentence}", code="no_method", name="TypeError")
 
 
-_reading: set["asyncio.Future[Any]"] = set()  # tasks that nobody else holds
+_reading: set["asyncio.Future[Any]"] = set()  # tasks that only this set references
 
 
 def _ended(task: "asyncio.Future[Any]") -> None:

@@ -10,7 +10,7 @@ class RpcTarget:
 
 
 class Remote(Protocol):
-    """What a stub stands for."""
+    """The object that a stub stands for."""
 
     def call(self, name: str | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Awaitable[Any]:
         """Call it, or a method of it."""
@@ -21,7 +21,7 @@ class Remote(Protocol):
 
 
 class Handle:
-    """What several stubs hold of the same thing, which is given back with the last of them."""
+    """The common reference of several stubs to one object, given back with the last of them."""
 
     def __init__(self, remote: Remote) -> None:
         self.remote = remote
@@ -45,8 +45,8 @@ class Handle:
 class RpcStub:
     """A function or an RpcTarget of another function: `await stub(...)`, `await stub.method(...)`, `await stub.property`.
 
-    What came as an argument is given back when the call it came with has ended, unless it was `dup`ed; everything else by `dispose`, at the end of
-    `with stub:`, or with the last reference to it.
+    An argument is given back at the end of its call, unless it was `dup`ed; other stubs by `dispose`, at the end of `with stub:`, or with the last
+    reference.
     """
 
     def __init__(self, handle: Handle) -> None:

@@ -1,7 +1,7 @@
-"""WebSockets as a function has them: `WebSocketPair`, whose two ends are connected, and what happens at an end.
+"""WebSockets in functions: `WebSocketPair`, whose two ends are connected, and events at an end.
 
-Whatever is sent at one end arrives at the other. The end that a response carries is joined to the client (workers/joints.py); the other one is the
-function's, which listens (`addEventListener`, `onmessage`), or iterates: `async for message in server`. Sending never waits unless it is awaited.
+Messages sent at one end arrive at the other. The end that a response carries is connected to the client (workers/joints.py); the function keeps the
+other, listens (`addEventListener`, `onmessage`) or iterates: `async for message in server`. Sending waits only if it is awaited.
 """
 
 import asyncio
@@ -54,7 +54,7 @@ class ErrorEvent(Event):
 
 
 class EventTarget(Named):
-    """Who listens to what happens at a socket, and the handlers that are at work on it."""
+    """The listeners of a socket's events, and their running handlers."""
 
     onmessage: Any = None
     onclose: Any = None
@@ -155,7 +155,7 @@ class WebSocket(EventTarget):
             raise TypeError("Can't call WebSocket send() after close()")
         inbox = self._peer._inbox
         if self._was_closed:
-            return Sending(inbox)  # nobody is there any more: as in a browser, this is no error
+            return Sending(inbox)  # the peer is gone: as in a browser, this is not an error
         host.leave()
         if inbox.held_bytes > MAX_WAITING_BYTES:
             inbox.drop()
@@ -167,7 +167,8 @@ class WebSocket(EventTarget):
         return Sending(inbox)
 
     def close(self, code: Any = None, reason: Any = None) -> None:
-        """Close, with 1000 unless another code is given. The close event comes when the other side has answered."""
+        """Close, with 1000 unless another code is given.
+        The close event comes when the other side has answered."""
         if self._has_closed:
             return
         checked = _checked_close(code, reason)
@@ -201,7 +202,8 @@ class WebSocket(EventTarget):
         return None if self._attachment is None else unpack(msgspec.msgpack.decode(self._attachment))
 
     def __aiter__(self) -> "WebSocket":
-        """Iterate over the messages, str or bytes, until the other side closes. Its code and reason are then in `close_code` and `close_reason`."""
+        """Iterate over the messages, str or bytes, until the other side closes.
+        Its code and reason are then in `close_code` and `close_reason`."""
         self._take("iterate over")
         self._is_iterated = True
         return self
@@ -259,7 +261,8 @@ class WebSocket(EventTarget):
             self._answer_close()
 
     def _answer_close(self) -> None:
-        """Answer a close at once: what the function does about it is its own affair. Where an end is joined it is the far side that answers."""
+        """Answer a close at once: what the function does about it is its own affair.
+        Where an end is joined it is the far side that answers."""
         close = self._inbox.close
         if close is not None and not self._has_closed and (self._is_accepted or self._hibernation is not None):
             self._close(SocketClose(NO_STATUS if close.code == ABNORMAL else close.code, close.reason))
@@ -343,7 +346,7 @@ class WebSocketPair:
 
 
 class WebSocketRequestResponsePair(Named):
-    """For `ctx.setWebSocketAutoResponse`."""
+    """The argument of `ctx.setWebSocketAutoResponse`."""
 
     def __init__(self, request: str, response: str) -> None:
         self.request, self.response = str(request), str(response)

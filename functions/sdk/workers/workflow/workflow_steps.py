@@ -31,14 +31,14 @@ UNITS = {
     "year": 31_536_000.0,
 }
 STAYS_S = 5.0  # a wait that is shorter is waited for in memory
-QUIET_S = 0.05  # in which nothing of the workflow has begun to run, before it is put aside
-TURN_S = 60.0  # of one run, which is a request with a limit of its own
+QUIET_S = 0.05  # idle time of the workflow after which it is suspended
+TURN_S = 60.0  # for one run, which is a request with its own limit
 FOREVER = float("inf")
 UNKEPT = object()
 
 
 class NonRetryableError(Exception):
-    """What a step raises that is not to be repeated."""
+    """An exception of a step that is not retried."""
 
 
 class WorkflowTimeoutError(Exception):
@@ -76,7 +76,7 @@ class RetryPolicy(NamedTuple):
 
 
 class StepLog:
-    """What became of steps, and the events that nobody has taken, in an object's storage."""
+    """The results of steps, and unread events, in an object's storage."""
 
     def __init__(self, storage: Any) -> None:
         self._storage = storage
@@ -96,7 +96,7 @@ class StepLog:
         self._storage.kv.put(f"event:{number:09}", event)
 
     async def take_event(self, type: str, key: str, until_s: float) -> Any:
-        """Give the oldest event of a type that came in time to a step; None where there is none."""
+        """Return the oldest event of a type that arrived in time for a step; None if there is none."""
         for name, event in self._storage.kv.list(prefix="event:"):
             if event["type"] == type and event["timestamp_ms"] <= until_s * 1000:
                 self._storage.kv.delete(name)
@@ -116,7 +116,7 @@ class WorkflowStep:
     def __init__(self, log: StepLog) -> None:
         self._log = log
         self._counts: Counter[str] = Counter()
-        self._steps: dict[str, Any] = {}  # what was decorated, by the function's name and by the step's
+        self._steps: dict[str, Any] = {}  # decorated steps, by the function's name and by the step's
         self._at_work = 0  # steps that compute
         self._waits: dict[object, float] = {}  # until when, seconds since 1970
         self._changed = asyncio.Event()
@@ -126,8 +126,9 @@ class WorkflowStep:
     # -- what a workflow calls ----------------------------------------------------------------------------------------------------------
 
     def do(self, name: Any = None, depends: Any = None, concurrent: bool = False, config: Any = None) -> Any:
-        """Decorate a step. It is done when what this returns is called and awaited; its parameters are the results of the steps that `depends` names,
-        or of those that they are named like, and `ctx`."""
+        """Decorate a step.
+        It is done when what this returns is called and awaited; its parameters are the results of the steps that `depends` names, or of those that
+        they are named like, and `ctx`."""
         if callable(depends):  # as in JavaScript: do(name, callback)
             return self._once(str(name), depends, (), RetryPolicy.of(config))
 
@@ -252,7 +253,7 @@ class WorkflowStep:
             self._changed.set()
 
     async def _turn(self) -> None:
-        """Begin no step where the run has lasted long: the next run goes on with it, and has its own time."""
+        """Start no step after a long run: the next run continues, with its own time limit."""
         if self._is_tired or time.monotonic() - self._began_s > TURN_S:
             self._is_tired = True
             self._changed.set()
