@@ -69,7 +69,7 @@ class Manifest:
     model_aliases: Mapping[str, str] = field(default_factory=dict)  # what answers by these names in development
     ignored: tuple[str, ...] = ()  # keys without an effect here
     log_sampling: float = 1.0  # the share of invocations that is kept in the site's log
-    tail_consumers: tuple[str, ...] = ()  # functions that get what becomes of its invocations
+    tail_consumers: tuple[str, ...] = ()  # functions that get its invocations
     routes: tuple[str, ...] = ()  # host patterns under which a router serves it, if it is deployed
     has_subdomain: bool = True
     has_egress: bool = True  # a dynamic worker may be cut off from the world

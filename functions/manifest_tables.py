@@ -200,7 +200,7 @@ class ObservedLogsTable(Table, frozen=True, kw_only=True):
 
 
 class ObservabilityTable(Table, frozen=True, kw_only=True):
-    """What is kept of invocations; unlike the platform, where the manifest says nothing all of it is."""
+    """Settings for storing invocations; unlike the platform, all are stored by default."""
 
     enabled: bool = True
     head_sampling_rate: Rate = 1.0

@@ -208,13 +208,14 @@ class ServedFunctions:
         log.info("%s starts anew with the secrets that were changed", name)
 
     async def migrate(self, pool: str) -> None:
-        """Apply the migrations of a version's databases that have not been. Raises Failure, and then nothing has changed in that database."""
+        """Apply the migrations of a version's databases that have not been.
+        Raises Failure, and then nothing has changed in that database."""
         bindings = self.functions.pools[pool].bindings
         if bindings is not None:
             await bindings.migrate_databases()
 
     def take_secrets(self, function: str, values: Mapping[str, str], before: Collection[str]) -> None:
-        """Keep a function's secrets in the place of those with the names `before`; it has them within SECRETS_S. Raises SecretError."""
+        """Store a function's secrets in place of those with the names `before`; the function has them within SECRETS_S. Raises SecretError."""
         for name in set(before) - set(values):
             self._secrets.delete(function, name)
         for name, value in values.items():

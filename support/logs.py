@@ -47,7 +47,7 @@ class TextLines(logging.Formatter):
         line = f"{_time_of(record)} {self._process} {record.levelname} {text}"
         if request and request not in text:
             line += f" (request {request})"
-        # A message may quote a client: a line end in it must not begin a line of its own.
+        # A message may quote a client: a line end in it must not start a new line.
         line = line.replace("\r", "\\r").replace("\n", "\\n")
         return "\n".join([line, *_trace_of(self, record)])
 

@@ -1,8 +1,8 @@
-"""Patterns of host and path under which a function is served, as Cloudflare's routes have them: `shop.example/*`, `*.shop.example/api/*`, and, for a
-custom domain, the host alone.
+"""Patterns of host and path of a function, in the form of Cloudflare's routes: `shop.example/*`, `*.shop.example/api/*`, or, for a custom domain, the
+host.
 
-https://developers.cloudflare.com/workers/configuration/routing/routes/: `*` stands at a host's beginning and at a path's end, and of several
-patterns that match, the most specific counts. Knows no functions.
+https://developers.cloudflare.com/workers/configuration/routing/routes/: `*` is at a host's start and at a path's end, and the most specific of
+several matching patterns counts.
 """
 
 import re
@@ -28,7 +28,7 @@ class HostPattern(NamedTuple):
 
 
 def parse_pattern(text: str, *, is_custom_domain: bool = False) -> HostPattern:
-    """Raises ValueError with a sentence that says what to change."""
+    """Parse a pattern. Raises ValueError with a sentence that names the error."""
     plain = re.sub(r"^https?://", "", text.strip())
     host, slash, path = plain.partition("/")
     host = host.lower()

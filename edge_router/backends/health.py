@@ -59,7 +59,7 @@ class HealthMonitor:
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         chance: Callable[[], float] = random.random,
     ) -> None:
-        """`backends`: a view that may change, of which `changed` tells."""
+        """`backends` is a view that may change; `changed` is called then."""
         self._backends = backends
         self._changed = asyncio.Event()
         self._fetch = fetch

@@ -320,8 +320,8 @@ class UpstreamResponse:
             self._upstream.pool.put_back(self._connection)
 
     def forward_by(self, forward: Callable[[bytes], bool]) -> None:
-        """Give events to `forward` as they come, without waking the task that iterates. It gets what `forward` returns False for, and what is no
-        `Forward`."""
+        """Give events to `forward` as they come, without waking the task that iterates.
+        The task gets the events that `forward` refuses, and all that are not `Forward`."""
         self._forward = forward
 
     def __aiter__(self) -> "UpstreamResponse":
@@ -349,7 +349,8 @@ class UpstreamResponse:
         return events
 
     def _take(self, chunk: bytes) -> bool:
-        """Relay a piece of the stream. Returns whether the next can come, False where the task is to see what followed."""
+        """Relay a piece of the stream.
+        Returns whether the next can come, False where the task is to see what followed."""
         relay = self._relay
         assert relay is not None
         before = relay.num_events

@@ -47,7 +47,7 @@ class FunctionHosts:
         self._subdomains_off = frozenset(name for name, version in live.items() if not version.has_subdomain)
 
     def find(self, host: str, path: str) -> str | None:
-        """Return the function of a host, lower case and without a port, and a path; None: it is nobody's."""
+        """Return the function of a host, in lower case and without a port, and a path; None if there is none."""
         name, is_apex = host, True
         while name:
             for pattern, function in self._places.get(name, ()):
@@ -60,8 +60,8 @@ class FunctionHosts:
         return None
 
     def check(self, name: str, routes: Iterable[str], account: Account | None, owner: str) -> None:
-        """Raise ApiError for a route that cannot be read, is another function's, or is none of those that the account may take. `account`: who asks;
-        None: the operator, for whom it is `owner`'s."""
+        """Raise ApiError for a route that is invalid, belongs to another function, or is not allowed for the account. `account` is the caller's; None
+        for the operator, who acts for `owner`."""
         allowed = self._allowed.get(owner, []) if account is not None or owner else None
         taken = {(pattern, function) for places in self._places.values() for pattern, function in places}
         for route in routes:

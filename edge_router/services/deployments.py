@@ -388,8 +388,7 @@ class DeploymentApi:
         return await self._served_everywhere(changed, 200)
 
     def _readable(self, request: Request) -> str:
-        """Return the name of a function whose output the author may read: a site's own, which nobody has deployed, is the operator's. Raises
-        ApiError."""
+        """Return the name of a function whose output the author may read; a site's own function is the operator's. Raises ApiError."""
         author, name = self._guard.author(request), _named(request.path_params["name"])
         self._deployments.get(name, author)
         if author is not None and name not in self._deployments.known:

@@ -104,7 +104,7 @@ class JoinRoutes:
 
 
 def _host_of(url: str) -> str:
-    """Raises ApiError for what is no address of a site."""
+    """Return the host of a site's URL. Raises ApiError for an invalid one."""
     try:
         parts = urlsplit(url)
         host = parts.hostname if parts.scheme == "https" and parts.port and parts.path in ("", "/") else None

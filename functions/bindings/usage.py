@@ -55,7 +55,7 @@ class FunctionUsage:
             return None
         meter = self._new_meter(function, model, adapter, bytes_in)
         if meter is None:
-            sentence = "what functions use cannot be written down at the moment: ask again later"
+            sentence = "usage of functions cannot be recorded right now: try again later"
             raise ApiError("overloaded", sentence, retry_after_s=5)
         return meter
 

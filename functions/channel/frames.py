@@ -58,7 +58,7 @@ class QueueEvent(Frame, frozen=True, tag="queue"):
 
 
 class TailEvent(Frame, frozen=True, tag="tail"):
-    """What became of invocations of other functions, each as Cloudflare's TraceItem."""
+    """Invocations of other functions, each as Cloudflare's TraceItem."""
 
     events: list[dict[str, Any]]
 

@@ -70,7 +70,7 @@ def moment_of(text: str, now_s: float) -> float:
 
 
 def shown(invocation: dict[str, Any]) -> str:
-    """Return an invocation as lines: what it was, then what it printed and why it failed, indented."""
+    """Return an invocation as lines: the invocation, then its output and its exception, indented."""
     at = datetime.fromtimestamp(invocation["at_s"]).isoformat(" ", "milliseconds")
     status = "" if invocation["status"] is None else f" {invocation['status']}"
     version = f"  {invocation['version']}" if invocation["version"] else ""

@@ -122,7 +122,7 @@ class State:
             raise CliError(str(error)) from None
 
     def _r2(self) -> dict[str, Any]:
-        """Return the buckets of the site that lie at an S3 endpoint."""
+        """Return the buckets of the site at S3 endpoints."""
         if self._site is None or not self._site.functions.r2:
             return {}
         from pilotlight.functions.served import r2_stores

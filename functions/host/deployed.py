@@ -54,14 +54,14 @@ class FunctionRegistry(Protocol):
         """Apply what a version brings for its databases, which its health call may want. Raises Failure."""
 
     def take_secrets(self, function: str, values: Mapping[str, str], before: Collection[str]) -> None:
-        """Keep a function's secrets in the place of those with the names `before`. Raises SecretError."""
+        """Store a function's secrets in place of those with the names `before`. Raises SecretError."""
 
     def claim(self, pool: str) -> None:
         """Raises Failure where what it names is another's."""
 
 
 class KeptSecrets(msgspec.Struct, frozen=True):
-    """What a site has taken over of a function's secrets, beside its versions."""
+    """A function's secrets at a site, beside its versions."""
 
     word: str = ""
     names: list[str] = []
@@ -261,8 +261,8 @@ class DeployedFunctions:
         mark.touch()
 
     async def _fetch_secrets(self, name: str, word: str | None = None) -> None:
-        """Take over a function's secrets from the router, if they are not those of this word already. What cannot be had is tried again with the next
-        change, and the log says so."""
+        """Fetch a function's secrets from the router, unless the site has those of this word.
+        A failure is logged and tried again with the next change."""
         file = self._directory / f"{name}.secrets"
         kept = KeptSecrets()
         with suppress(FileNotFoundError, msgspec.DecodeError):

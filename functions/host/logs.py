@@ -17,7 +17,7 @@ KEPT_LINES = 200
 READ_BYTES = 4 << 10  # at once: each line is handed on in the loop that serves all, 20 us for it
 MAX_LINE = 4096
 MAX_LABEL = 24
-MAX_REQUESTS = 4096  # of one process, whose lines are told apart: background work prints after its request
+MAX_REQUESTS = 4096  # of one process whose lines are distinguished: background work prints after its request
 
 
 class FunctionLog:

@@ -73,8 +73,8 @@ class SiteFunctions:
         on_cpu: Callable[[str, float], None] = lambda function, seconds: None,
         trace: Trace | None = None,
     ) -> None:
-        """`logs` keeps what becomes of invocations, and is closed at the end. `on_cpu` hears of the processor time that functions use. `trace` is
-        the scope of an invocation."""
+        """`logs` stores invocations, and is closed at the end.
+        `on_cpu` is called with the CPU time of functions. `trace` is the scope of an invocation."""
         self.limits = limits or FunctionLimits()
         self.pools: dict[str, FunctionPool] = {}
         self.names: dict[str, str] = {}  # of functions with several versions: the pool that bindings mean

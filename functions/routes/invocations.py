@@ -165,7 +165,8 @@ class FunctionRoute:
         return FetchEvent(UNNUMBERED, method, self._url(scope, name), headers, body, options={"cf": _cf(scope)})
 
     def _is_below(self, scope: Scope) -> bool:
-        """Tell whether the client finds the function below /fn/NAME, where others share the host. A router's word; anybody else may lie."""
+        """Tell whether the client reaches the function below /fn/NAME, where others share the host.
+        Only a router's header is believed."""
         is_at_own_host = scope.get(GENUINE_HOP, False) and header(scope, OWN_HOST) is not None
         return self._name is None and not is_at_own_host
 

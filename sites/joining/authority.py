@@ -27,7 +27,7 @@ class AuthorityError(Exception):
 
 
 class NewPair(NamedTuple):
-    """A private key, and what asks for its certificate: both PEM."""
+    """A private key and its certificate request, both PEM."""
 
     key: bytes
     request: bytes

@@ -1,4 +1,5 @@
-"""Tokens by which machines join: each is good once, for minutes, and can be revoked. The folder keeps their digests.
+"""Tokens by which machines join: each is good once, for minutes, and can be revoked.
+The folder keeps their digests.
 
 A token names the network's authority by its fingerprint, so that a machine that has the token needs nothing else to know whom it talks to.
 """

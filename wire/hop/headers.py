@@ -80,12 +80,13 @@ class Hop(NamedTuple):
 
 
 def signing(secret: str) -> str:
-    """Return the secret that signs: the first, where a network has two while one replaces the other. All are believed."""
+    """Return the secret that signs: the first, where a network has two while one replaces the other.
+    All are believed."""
     return secret.partition(",")[0]
 
 
 def lasting(secret: str) -> str:
-    """Return the secret by which tenants and engine hosts are told apart: the last, which changes when the one before it is dropped."""
+    """Return the secret for tenants' salts and engine hosts: the last one, which changes when the one before it is removed."""
     return secret.rpartition(",")[2]
 
 

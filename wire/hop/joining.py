@@ -1,4 +1,4 @@
-"""What a machine that joins a network and one of its routers tell each other (`pilotlight join`)."""
+"""Messages between a machine that joins a network and a router (`pilotlight join`)."""
 
 from typing import Annotated
 

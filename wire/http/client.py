@@ -217,7 +217,8 @@ class UpstreamConnection(asyncio.BufferedProtocol):
         return response.take()
 
     async def pump(self, take: Callable[[bytes], bool]) -> None:
-        """Give `take` each piece of the body as it comes, until it returns False or the body ends. Raises as `head` does, and what `take` raises.
+        """Give `take` each piece of the body as it comes, until it returns False or the body ends.
+        Raises as `head` does, and what `take` raises.
 
         `take` is called by the transport: the task that waits here is woken when there is nothing more for it.
         """

@@ -197,8 +197,9 @@ class HttpExchange:
 
 
 class AnswerSender:
-    """The `send` of an application. `now` writes a part of a body without a wait (`HttpExchange.write_now`); whatever stands in for this `send` and
-    has no `now` gets every part by a message."""
+    """The `send` of an application.
+    `now` writes a part of a body without waiting (`HttpExchange.write_now`); a substitute for this `send` without `now` gets every part as a
+    message."""
 
     __slots__ = ("_exchange", "now")
 

@@ -1,6 +1,5 @@
-"""Migrations of a D1 database: files of SQL in the function's folder, each applied once. Which have been is in a table of the database itself, under
-wrangler's names.
-"""
+"""Migrations of a D1 database: files of SQL in the function's folder, each applied once.
+Which have been is in a table of the database itself, under wrangler's names."""
 
 import re
 from collections.abc import Mapping, Sequence

@@ -1,6 +1,6 @@
-"""InvocationLog: every invocation of a site's functions, with what it prints, on its way to the store and to tail consumers.
+"""InvocationLog: every invocation of a site's functions with its output, on the way to the store and to tail consumers.
 
-Nothing of it is waited for by a request: what has ended is written in batches, once a second. Knows no processes.
+No request waits for it: ended invocations are written in batches, once a second.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ class InvocationLog:
         self._last_id = 0
         self._rows: list[InvocationRow] = []
         self._lines: list[LineRow] = []
-        # By function and version: the record of what it prints outside of requests, until that is written.
+        # By function and version: the record of output outside of requests, until it is written.
         self._loose: dict[tuple[str, str], int] = {}
         self._ended: list[Callable[[], None]] = []  # deliveries to consumers
         self._num_dropped = 0
@@ -111,7 +111,7 @@ class InvocationLog:
         return has_room
 
     async def _guarded(self, work: Awaitable[None]) -> None:
-        """Do work of the store. What it cannot do costs records, and no request."""
+        """Do work of the store. A failure costs records and never a request."""
         try:
             await work
         except (sqlite3.Error, DatabaseError) as error:

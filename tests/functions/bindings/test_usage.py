@@ -106,7 +106,7 @@ def test_models_refuse_functions_while_nothing_can_be_written_down(
     kept = opened(tmp_path)
     use(kept, 1)
     use(kept, 1)
-    with pytest.raises(ApiError, match="cannot be written down") as refused:
+    with pytest.raises(ApiError, match="cannot be recorded") as refused:
         kept.begin("hello", "m")
     assert refused.value.word == "overloaded"
     kept.computed("hello", 1.0)  # is not counted, and stops nothing

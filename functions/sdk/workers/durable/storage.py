@@ -70,7 +70,7 @@ class Asker:
         self.transaction = transaction
 
     def leave(self, keep: bool) -> None:
-        """End the open transaction, with what it wrote or without."""
+        """End the open transaction; `keep` its writes or undo them."""
         try:
             self.ask("end", keep=keep)
         finally:
