@@ -260,7 +260,7 @@ def _manifest(
     if not main.is_relative_to(directory):
         raise ManifestError(f"{path}: main leads out of the function's folder: {section.main!r}")
     if main.suffix != ".py":
-        raise ManifestError(f"{path}: main must be a Python file; {section.main!r} is none")
+        raise ManifestError(f"{path}: main must be a Python file, not {section.main!r}")
     if not main.is_file():
         raise ManifestError(f"{path}: main names {section.main!r}, which does not exist")
     bindings = (*_bindings(section, directory, path), *not_offered)

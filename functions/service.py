@@ -85,7 +85,7 @@ class FunctionsService:
         """Hand a router's ledger what functions have used. Raises ApiError."""
         if not request.scope.get(GENUINE_HOP, False) or self.served.usage is None:
             raise ApiError(
-                "forbidden", "what functions have used is told to routers that share a secret with this site"
+                "forbidden", "usage of functions is reported only to routers that share a secret with this site"
             )
         asked = await read_json(request, UsageAsked, MAX_BODY, "the body is not what a router asks for")
         return json_response(msgspec.json.encode(self.served.usage.hand_out(asked)))
@@ -135,7 +135,7 @@ def _note_address(file: Path, address: str) -> None:
     before = file.read_text() if file.is_file() else address
     if before != address:
         log.warning(
-            "%s holds what a site at %s has kept, and this one is at %s: if that is another network's, set functions.state_dir in this site's file",
+            "%s has the state of a site at %s, and this site is at %s: if it belongs to another network, set functions.state_dir in this file",
             file.parent, before, address,
         )  # fmt: skip
     atomic_files.write(file, address.encode())

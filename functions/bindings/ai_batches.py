@@ -108,7 +108,7 @@ class Batches:
                 return
 
     async def _answer(self, batch: str, position: int, model: str, inputs: str) -> None:
-        assert self._serve is not None, "nothing is put before somebody serves"
+        assert self._serve is not None, "the batches are not served yet"
         is_success, result = await self._serve(model, msgspec.json.decode(inputs))
         row = (is_success, result.decode(), batch, position)
         statement = "UPDATE requests SET is_success = ?, result = ? WHERE batch = ? AND position = ?"

@@ -71,9 +71,9 @@ class Owners:
             atomic_files.sync(new.parent)
             log.info("the %s store %s of %s is %s now: %s", kind, before, function, id, new)
             return
-        why = f"others may use it, too (functions.shared, {kind}:{before})" if owner else "nobody knows whose it is"
+        why = f"others may use it, too (functions.shared, {kind}:{before})" if owner else "its owner is unknown"
         log.warning(
-            "%s begins with an empty %s store %s; to keep what lies in %s, which it is not given because %s, move that folder to %s while the site "
+            "%s starts with an empty %s store %s; to use the data in %s, which it does not get because %s, move that folder to %s while the site "
             "is stopped",
             function, kind, id, old, why, new,
         )  # fmt: skip

@@ -288,7 +288,7 @@ class QueueConsumer:
                 task.add_done_callback(self._over)
             except Exception:
                 self._room.release()
-                log.exception("the consumer of the queue %s goes on after an error", self._queue.name)
+                log.exception("the consumer of the queue %s continues after an error", self._queue.name)
                 await asyncio.sleep(PAUSE_AFTER_ERROR_S)
 
     async def _due(self) -> list[StoredMessage]:
@@ -332,7 +332,7 @@ class QueueConsumer:
             try:
                 if is_seen:
                     await self._settle(messages, retried)
-                else:  # the function could not be asked: it is full, being replaced, or gone
+                else:  # the function could not be reached: it is full, being replaced, or gone
                     await self._queue.give_back(messages, PAUSE_AFTER_ERROR_S)
                 for message in messages:
                     del self._under_way[message.id]

@@ -56,7 +56,7 @@ def _service(declaration: Declaration, state_dir: Path, services: Services) -> B
     if not service.startswith("@"):
         return Service.open(declaration, state_dir, services)
     if services.inference is None:
-        raise BindingError(f"{declaration.name}: there are no models here to call; give the site a [[models]] table")
+        raise BindingError(f"{declaration.name}: the site has no models; add a [[models]] table to its file")
     return ModelService(service, services)
 
 

@@ -37,7 +37,7 @@ class Service(Binding):
     @classmethod
     def open(cls, declaration: Declaration, state_dir: Path, services: Services) -> "Service":
         if services.functions is None:
-            raise BindingError(f"{declaration.name}: there are no other functions here to bind")
+            raise BindingError(f"{declaration.name}: the site has no other functions to bind")
         options = declaration.options
         props = {"props": options["props"]} if options.get("props") else {}
         return cls(services.functions, options["service"], options.get("entrypoint") or "default", props)

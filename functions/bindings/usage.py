@@ -127,7 +127,7 @@ class FunctionUsage:
             self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             self._meters = MeterFile(self._path, MAX_UNWRITTEN)
         except (OSError, MetersError) as error:
-            raise ConfigError(f"what functions use cannot be counted in {self._path}: {error}") from None
+            raise ConfigError(f"usage of functions cannot be counted in {self._path}: {error}") from None
         for number, record in self._meters.left_behind():
             if record.use == NOTHING and not record.cpu_us:
                 self._meters.free(number)

@@ -229,5 +229,5 @@ def scalar(value: Any) -> Any:
 
 def _key(key: Any, where: str) -> str:
     if not isinstance(key, str):
-        raise TypeError(f"{where} has the key {key!r}, which is no string; only strings can be keys")
+        raise TypeError(f"{where} has the key {key!r}, which is not a string; only strings can be keys")
     return str.__str__(key)

@@ -134,7 +134,9 @@ class _Migrations:
     def open(self) -> list[Path]:
         """List the files of those that have not been applied."""
         if not self.folder.is_dir():
-            raise CliError(f"There are no migrations in {self.folder}; `pilotlight d1 migrations create` makes one.")
+            raise CliError(
+                f"There are no migrations in {self.folder}; create one with `pilotlight d1 migrations create`."
+            )
         found: list[Path] = self._state.bound("d1", self._database, lambda d1: self._files.waiting(_d1(d1)))
         return found
 
@@ -160,7 +162,7 @@ def sql_in(path: Path) -> str:
     try:
         return contents(path).decode()
     except UnicodeDecodeError:
-        raise CliError(f"{path} is no text in UTF-8.") from None
+        raise CliError(f"{path} is not UTF-8 text.") from None
 
 
 def check_place(site: Path | None, local: bool, remote: bool) -> None:

@@ -72,7 +72,7 @@ def _dumped(
     made = connection.execute("SELECT type, name, tbl_name, sql FROM sqlite_master WHERE sql IS NOT NULL").fetchall()
     made = [row for row in made if not row[1].startswith(("sqlite_", "_cf_"))]
     if virtual := [name for kind, name, _, sql in made if kind == "table" and sql.upper().startswith("CREATE VIRTUAL")]:
-        raise CliError(f"The table {virtual[0]} is virtual, and its insides are no rows: export the others by --table.")
+        raise CliError(f"The table {virtual[0]} is virtual and has no rows: export the others by --table.")
     wanted = [row for row in made if not tables or row[2] in tables]
     if missing := tables - {row[2] for row in wanted}:
         raise CliError(f"The database has no table {sorted(missing)[0]}.")
@@ -154,7 +154,7 @@ def kv_import(
         entries = json.loads(contents(file))
         puts = [_put_of(entry) for entry in entries]
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise CliError(f"{file} is no list of keys with values: {error!r}.") from None
+        raise CliError(f"{file} is not a list of keys with values: {error!r}.") from None
 
     async def work(kv: "Binding") -> int:
         live = [put for put in puts if put["expiration"] is None or put["expiration"] > time.time() + 60]
@@ -229,7 +229,7 @@ def r2_import(
 ) -> None:
     """Put all objects of an exported folder, with their metadata."""
     if not (folder / INDEX).is_file():
-        raise CliError(f"{folder} has no {INDEX}: it is no exported bucket.")
+        raise CliError(f"{folder} has no {INDEX}: it is not an exported bucket.")
 
     async def pieces(path: Path) -> Any:
         with path.open("rb") as file:

@@ -45,7 +45,7 @@ def logs(
             found = api.send("GET", f"{PATH}/{quote(name, safe='')}/logs?{urlencode(pairs)}", None, token)
             for site, why in found["unread"].items():
                 if site not in warned:
-                    print(f"{site} could not be asked: {why}", file=sys.stderr)
+                    print(f"{site} could not be reached: {why}", file=sys.stderr)
                 warned.add(site)
             for invocation in found["invocations"]:
                 print(json.dumps(invocation) if as_json else shown(invocation), flush=True)

@@ -88,7 +88,7 @@ class State:
         id = declared.options.get("database_id") or declared.options.get("database_name") or declared.name
         path = directory_of(self.directory, kind, id) / file
         if not path.is_file():
-            raise CliError(f"Nothing has been written to {name} here: there is no {path}.")
+            raise CliError(f"{name} has no data here: there is no {path}.")
         return path
 
     def _is_store(self, manifest: "Manifest", kind: str, name: str) -> bool:

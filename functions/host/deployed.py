@@ -159,7 +159,7 @@ class DeployedFunctions:
         try:
             await self._ask()
         except (aiohttp.ClientError, OSError, TimeoutError, msgspec.DecodeError) as error:
-            return Tried(False, f"{self._router.url} cannot be asked: {error}")
+            return Tried(False, f"{self._router.url} cannot be reached: {error}")
         deployment = self._known.get(name)
         if deployment is None or deployment.revision < revision:
             return Tried(False, f"{self._router.url}, which this site asks, knows no revision {revision}")
@@ -220,7 +220,9 @@ class DeployedFunctions:
             sentence = f"version {version.number} of {name} could not be fetched from {self._router.url}: {error}"
             raise Failure(sentence, code="overloaded", status=503) from None
         if digest_of(data) != version.digest:
-            sentence = f"what {self._router.url} sent for version {version.number} of {name} is not what was deployed"
+            sentence = (
+                f"what {self._router.url} sent for version {version.number} of {name} differs from the deployed version"
+            )
             raise Failure(sentence, code="overloaded", status=503)
         try:
             await asyncio.to_thread(_unpacked, data, folder)
@@ -293,7 +295,7 @@ class DeployedFunctions:
             except (aiohttp.ClientError, OSError, TimeoutError, msgspec.DecodeError) as error:
                 if str(error) != said:
                     said = str(error)
-                    log.warning("the deployments cannot be asked of %s: %s", self._router.url, error)
+                    log.warning("deployments cannot be fetched from %s: %s", self._router.url, error)
             await asyncio.sleep(POLL_S)
 
     async def _ask(self) -> None:
@@ -395,7 +397,7 @@ def pool_name(name: str, version: Version) -> str:
 
 
 def _elsewhere(deployment: Deployment) -> Failure:
-    sentence = f"the function {deployment.name} runs at the site {deployment.home} alone, where its data lies"
+    sentence = f"the function {deployment.name} runs at the site {deployment.home} only, where its data is"
     return Failure(sentence, code="not_found", status=421)  # a router tries the next site
 
 

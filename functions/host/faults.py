@@ -14,7 +14,7 @@ class Fault(Failure):
 
 def manner_of(report: Died | None) -> str:
     if report is None:
-        return "is gone, and nobody knows why"
+        return "ended for an unknown reason"
     if os.WIFSIGNALED(report.status):
         number = os.WTERMSIG(report.status)
         return f"was killed by signal {number} ({signal.strsignal(number)})"

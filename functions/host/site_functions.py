@@ -215,7 +215,7 @@ class SiteFunctions:
         try:
             response = _response_of(result)
             if response.status == 101 and not (is_socket and response.stream is not None):
-                raise Failure("the function switched protocols, and nobody asked for it", code="wrong_type")
+                raise Failure("the function switched protocols without a request", code="wrong_type")
         except Failure:
             if result.body is not None:
                 await result.body.aclose()

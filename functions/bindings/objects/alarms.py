@@ -90,7 +90,7 @@ class Alarms:
             try:
                 wait_s = await self._ring_due() if self._has_file else LOOK_S
             except Exception:
-                log.exception("the alarms go on after an error")
+                log.exception("the alarms continue after an error")
                 wait_s = 1.0
             try:
                 async with asyncio.timeout(wait_s):

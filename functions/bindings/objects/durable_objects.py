@@ -68,7 +68,7 @@ class DurableObjects(Binding):
     @classmethod
     def open(cls, declaration: Declaration, state_dir: Path, services: Services) -> "DurableObjects":
         if services.functions is None:
-            raise BindingError(f"{declaration.name}: there are no functions here whose objects could be bound")
+            raise BindingError(f"{declaration.name}: the site has no functions whose objects could be bound")
         options = declaration.options
         return cls(services.functions, options.get("script_name") or services.function, options["class_name"])
 

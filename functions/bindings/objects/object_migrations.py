@@ -85,8 +85,8 @@ class ObjectMigrations:
         for name in self._classes:
             if name in gone:
                 raise MigrationError(
-                    f"the class {name} was {gone[name]}, so its objects would begin empty; bind what it is called now, or announce it by "
-                    "new_sqlite_classes in a migration with a tag of its own"
+                    f"the class {name} was {gone[name]}, so its objects would start empty; bind its new name, or add it to "
+                    "new_sqlite_classes in a migration with a new tag"
                 )
 
     def move(self, migration: Migration) -> None:

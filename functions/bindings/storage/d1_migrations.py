@@ -22,7 +22,7 @@ class MigrationFiles(NamedTuple):
         """Return those of a database's declaration in the function's folder. Raises BindingError."""
         table = str(options.get("migrations_table") or "d1_migrations")
         if not _TABLE_NAME.fullmatch(table):
-            raise BindingError(f"migrations_table is no name of a table: {table!r}")
+            raise BindingError(f"migrations_table is not a table's name: {table!r}")
         folder = directory / str(options.get("migrations_dir") or "migrations")
         if not folder.resolve().is_relative_to(directory.resolve()):
             raise BindingError(f"migrations_dir leads out of the function's folder: {folder}")

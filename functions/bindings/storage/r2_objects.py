@@ -183,7 +183,7 @@ def decoded_cursor(cursor: str) -> bytes:
     try:
         return base64.b64decode(cursor.encode(), altchars=b"-_", validate=True)
     except ValueError:
-        raise R2Error("the cursor is none that a list has given", 10022, 400) from None
+        raise R2Error("the cursor does not come from a list", 10022, 400) from None
 
 
 def multipart_etag(etags: Sequence[str]) -> str:

@@ -142,7 +142,7 @@ class StatementGuard:
         if action in (sqlite3.SQLITE_TRANSACTION, sqlite3.SQLITE_SAVEPOINT):
             return f"use {self._transactions_by} instead of BEGIN, COMMIT and SAVEPOINT"
         if action in _TEMPORARY:
-            return "temporary tables would be seen by everybody who binds this database"
+            return "temporary tables would be visible to all functions that bind this database"
         if action == sqlite3.SQLITE_CREATE_VTABLE and (second or "").lower() not in TABLE_MODULES:
             return f"virtual tables are those of {', '.join(sorted(TABLE_MODULES))}"
         if action == sqlite3.SQLITE_FUNCTION and (second or "").lower() in FORBIDDEN_FUNCTIONS:

@@ -143,7 +143,7 @@ class Containers:
         if not container.child.pid and not container.zygote.why_failed:
             await ended
             container.zygote.fail(
-                f"{self.name}: {container.last_words() or 'the container ended at once, and nobody says why'}"
+                f"{self.name}: {container.last_words() or 'the container ended at once, without a reason'}"
             )
         container.theirs.close()
         await ended

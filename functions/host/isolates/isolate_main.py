@@ -88,7 +88,7 @@ class Function:
             name, detail = type(error).__name__, trouble.text_of(error)
             sentence = f"{os.path.basename(boot.main)} {what}: {name}: {error}"
             if isinstance(error, PermissionError):
-                sentence += "; functions run as a user of their own: run chmod -R go+rX on the function's folder"
+                sentence += "; functions run as another user: run chmod -R go+rX on the function's folder"
             self.broken = Failure(sentence, code="import_failed", name=name, detail=detail)
 
     async def answer(self, frame: frames.Request, body: Inbound | None) -> Any:

@@ -97,7 +97,7 @@ class IsolateSet:
                 is_busy = self._look(isolate, now) or is_busy
             except Exception:  # one whose use cannot be measured has no limits
                 log.exception("%s: an isolate cannot be watched and is ended", self._function)
-                isolate.end("what it uses cannot be measured", "unwatched")
+                isolate.end("its usage cannot be measured", "unwatched")
         self._factory.enforce_disk(self.living)
         return is_busy
 

@@ -176,7 +176,7 @@ class Egress:
             whose = "this site's own" if port in self._own_ports() else "on the site's own machine"
             return f"{host}:{port} is {whose}; reach models and functions through bindings"
         if not is_public(end):
-            return f"{host} is at {address}, which is no public address; the site file allows exceptions under functions.egress_allow"
+            return f"{host} is at {address}, which is not a public address; the site file allows exceptions in functions.egress_allow"
         return ""
 
 

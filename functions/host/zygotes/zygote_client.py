@@ -42,7 +42,7 @@ LOOK_S = 0.5  # between two looks at what a zygote does
 SELDOM_S = 5.0  # the same while its function sleeps: there may be thousands
 MAX_DENIED = 64  # forks that were not ordered: some packages try a few during import, and continue without
 READ_AT_ONCE = 64  # messages, while others wait
-FORGED = "its packages forged what its zygote says"
+FORGED = "its packages forged reports of its zygote"
 
 
 class ZygoteError(Exception):
@@ -319,7 +319,7 @@ class FunctionZygote:
         if self._imported_cpu_s is None:
             self._imported_cpu_s = cpu_s
         if cpu_s - self._imported_cpu_s > limits.cpu_ms / 1e3:
-            return f"its packages used more than {limits.cpu_ms} ms of CPU time beside its requests"
+            return f"its packages used more than {limits.cpu_ms} ms of CPU time outside requests"
         if now - self._settled_at > limits.start_s:
             return f"its packages kept its isolates from starting for {limits.start_s:g} s"
         if (memory_mib := self._child.memory_mib()) > limits.memory_mib:

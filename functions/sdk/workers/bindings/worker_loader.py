@@ -86,7 +86,9 @@ def _code(given: Any) -> dict[str, Any]:
     modules = {str(name): _module(str(name), source) for name, source in dict(code["modules"]).items()}
     has_network = not ("global_outbound" in code and code["global_outbound"] is None)
     if has_network and code.get("global_outbound") is not None:
-        raise Failure("globalOutbound is None here, for no network, or left out: not another worker", name="TypeError")
+        raise Failure(
+            "globalOutbound must be None (no network) or left out; other workers are not supported", name="TypeError"
+        )
     return {
         "main": str(code["main_module"]),
         "modules": modules,

@@ -80,7 +80,7 @@ class ByteStream(Readable):
 
     def __aiter__(self) -> AsyncIterator[bytes]:
         if self._is_used:
-            raise TypeError("this body has been read already; keep what the first read gave")
+            raise TypeError("this body has been read already; keep the result of the first read")
         self._is_used = True
         return self._chunks
 

@@ -60,7 +60,7 @@ class RpcSession:
                 await self._news.wait()
         finally:
             if not self._has_reader:
-                self.close(Failure("the call is over, and what was sent with it", code="session_over"))
+                self.close(Failure("the call is over, and its arguments were given back", code="session_over"))
 
     async def result(self, incoming: Any) -> Any:
         """Return what the call gives, of which `incoming` is the answer's stream. Raises what it raised."""
@@ -99,7 +99,7 @@ class RpcSession:
                     self._news.clear()
                     await self._news.wait()
         finally:
-            self.close(Failure("the call is over, and what was sent with it", code="session_over"))
+            self.close(Failure("the call is over, and its arguments were given back", code="session_over"))
             for task in (first, reading):
                 task.cancel()
             await asyncio.gather(first, reading, return_exceptions=True)
@@ -178,7 +178,7 @@ class RpcSession:
             self._news.set()
 
     async def _read(self, incoming: Any) -> None:
-        why = Failure("the call is over, and what came with it", code="session_over")
+        why = Failure("the call is over, and its results were given back", code="session_over")
         buffer = bytearray()
         try:
             async for chunk in incoming:
@@ -223,7 +223,7 @@ class RpcSession:
         try:
             export = self._exports.get(id)
             if export is None:
-                raise Failure("what is called was disposed of", code="disposed")
+                raise Failure("the called object was disposed of", code="disposed")
             args, kwargs = unpack_sent(args, brought), unpack_sent(kwargs, brought)
 
             async def act() -> Any:

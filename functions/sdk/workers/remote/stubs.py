@@ -84,7 +84,7 @@ class RpcStub:
 
     def _remote(self) -> Remote:
         if self._handle is None:
-            sentence = "this stub was disposed of: what comes as an argument is there until the method returns, unless it is kept by stub.dup()"
+            sentence = "this stub was disposed of: an argument is valid until the method returns, unless it is kept by stub.dup()"
             raise RuntimeError(sentence)
         return self._handle.remote
 

@@ -273,7 +273,7 @@ class WebSocket(EventTarget):
 
     def _accept_for(self, hibernation: Any) -> None:
         if self._is_accepted or self._is_joined or self._hibernation is not None:
-            raise TypeError("acceptWebSocket takes a socket that nobody has accepted before")
+            raise TypeError("acceptWebSocket needs a socket that was not accepted before")
         self._hibernation = hibernation
         self._start()
 
