@@ -1,4 +1,4 @@
-"""The router's door before kept responses: limits, body and time limits are those of any request, and each request counts once."""
+"""Admission for stored responses: the same limits and timeouts as other requests, and each request counts once."""
 
 from collections.abc import AsyncIterator
 from contextlib import AbstractContextManager, asynccontextmanager

@@ -121,7 +121,7 @@ LIVE = (
 
 
 def reload(router: EdgeRouter, network: NetworkConfig, file: Path | None) -> None:
-    """Sites, keys, limits, prices, and where data may go; certificates are looked at all the time (tls.py)."""
+    """Apply changed sites, keys, limits, prices and data rules. Certificates are checked all the time."""
     found = None if file is None else read_again(network, file, load_network, LIVE)
     if found is not None:
         router.admission.access.become(access_of(found))

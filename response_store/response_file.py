@@ -66,8 +66,11 @@ class ResponseFile:
             self._lock_fd = -1
 
     async def _done(self, work: Work[Result], *, is_write: bool) -> Result:
-        """Do the work, anew where the file has to be set aside first: a damaged page costs what is read there, and all only where the file cannot be
-        opened or written. Raises sqlite3.Error, DatabaseError, OSError."""
+        """Do the work, again after a damaged file was set aside.
+
+        A damaged page loses only its own data; the whole file is lost only if it cannot be opened or written. Raises sqlite3.Error, DatabaseError,
+        OSError.
+        """
 
         def written(connection: Connection) -> Result:
             with transaction(connection):

@@ -317,7 +317,7 @@ def _insert(connection: RowConnection, row: ResponseRow, maker: str) -> int:
 
 
 def _forget(connection: RowConnection, forgotten: int) -> None:
-    """Delete a response; and its row, with those before it that are deleted too, up to one that others still need."""
+    """Delete a response, and its row with earlier deleted ones, up to a row that other responses need."""
     number: int | None = forgotten
     connection.execute(f"UPDATE responses SET state = {GONE}, fields = NULL, events = NULL WHERE number = ?", (number,))
     connection.execute("DELETE FROM response_items WHERE response = ?", (number,))

@@ -93,7 +93,7 @@ class ResponseStore:
             response.add_event(event)
 
     async def settle(self, response: KeptResponse) -> None:
-        """Write a response that has ended, however often that has to be tried: until then it is read from memory."""
+        """Write an ended response, however often it takes; until then it is read from memory."""
         while not (response.is_deleted or response.is_settled or await self.keep(response)) and not self._is_closed:
             await asyncio.sleep(self.timings.retry_s)
         self._made.pop((response.tenant, response.id), None)
@@ -131,8 +131,10 @@ class ResponseStore:
         return await self._do(partial(rows.input_items, tenant=response.tenant, name=response.id))
 
     async def after(self, response: KeptResponse, place: int) -> tuple[list[bytes], bool]:
-        """Return the events from the one of that number on, once there are any, and whether they are the last: of one that is not made here. Of one
-        whose process was lost the last is that it has failed, wherever its reader was. Raises ApiError."""
+        """Return the events from a number on, once there are any, and whether they are the last, of another process's response.
+
+        If that process was lost, the last event is a failure, wherever the reader was. Raises ApiError.
+        """
         work = partial(rows.events, tenant=response.tenant, name=response.id, place=place)
         while (told := await self._do(work)) is not None:
             if told.response.fields["status"] == "failed" and not (told.events and is_failed_event(told.events[-1])):
@@ -289,7 +291,7 @@ class _Write(NamedTuple):
 
 
 def _end_elsewhere(response: KeptResponse, found: KeptResponse | None) -> None:
-    """End a response as others have: `found` is what they have made of it, None where they have deleted it."""
+    """End a response that another process changed: `found` is its new state, None if it was deleted."""
     was_made = not response.is_ended
     if found is None:
         response.is_deleted = True

@@ -193,8 +193,10 @@ class Databases:
 
 
 def create(connection: Connection, schema: str, migrations: Sequence[str] = ()) -> None:
-    """Create the tables that are not there yet, and bring those of an earlier version forward: the first of `migrations` leads from version 1 to 2.
-    Raises DatabaseError for a file that a later version of Pilotlight has written."""
+    """Create missing tables, and upgrade those of an earlier version: the first of `migrations` leads from version 1 to 2.
+
+    Raises DatabaseError for a file of a later version of Pilotlight.
+    """
     with transaction(connection):
         written = claim_version(connection, 1 + len(migrations))
         for step in migrations[written - 1 :]:

@@ -83,7 +83,8 @@ class Account(NamedTuple):
         return self.models is None or any(fnmatchcase(name, pattern) for name in names for pattern in self.models)
 
     def check_model(self, model: str | None) -> None:
-        """Raise ApiError for a model that is not the account's to use; `model`: as the request names it, None where it names none."""
+        """Raise ApiError for a model that the account may not use.
+        `model` is the name in the request, None without one."""
         if self.models is not None and (model is None or not self.may_use(model)):
             named = f"the model {model[:200]!r}" if model is not None else "a request that names no model"
             sentence = (

@@ -23,7 +23,7 @@ class HostPattern(NamedTuple):
 
     @property
     def rank(self) -> tuple[bool, int, bool, int]:
-        """Sort the more specific of two first: a host before its wildcard, a longer one before a shorter, a path before its prefix."""
+        """Return a key that sorts the more specific pattern first: hosts before wildcards, long before short, paths before prefixes."""
         return self.has_subdomains, -len(self.host), self.is_prefix, -len(self.path)
 
 

@@ -6,8 +6,8 @@ API_PATHS = ("/v1/", "/ai/v1/", "/client/v4/", "/api/")  # prefixes of the API's
 
 
 def drop_trailing_slash(scope: Any) -> None:
-    """Let a request of the API mean the same with a slash at the end of its path, as clients write it whose base URL has none. A redirect would turn
-    a POST into a GET."""
+    """Ignore a slash at the end of an API path, which clients add to a base URL.
+    A redirect would turn a POST into a GET."""
     path = scope.get("path", "")  # a lifespan has none
     if path.endswith("/") and path.startswith(API_PATHS):
         scope["path"] = path[:-1]

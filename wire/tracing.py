@@ -1,9 +1,4 @@
-"""Spans for a collector that speaks OTLP over HTTP: how a process of ours makes and sends them, and whose work the work at hand is a part of.
-
-A span's place in its trace is named by headers (W3C Trace Context: `traceparent`, `tracestate`), between processes and within one. The SDK is
-imported here and nowhere else, so that a process without a collector does not load it. Spans are sent from a thread of the SDK's, in batches; what a
-collector does not take is dropped.
-"""
+"""Spans for a collector of OTLP over HTTP: how a process makes and sends them, and the parent of present work."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager

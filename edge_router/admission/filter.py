@@ -1,10 +1,6 @@
-"""Admission: which requests are taken at all, whatever their body says, and what one tenant and one client address may have of the router.
+"""Admission of requests by key, address and tenant, before their body is read.
 
-A tenant is an account, or a key that is not known, by a salted digest. Buckets hold a minute's worth, so a burst of that size passes. A request
-reserves the tokens that it may come to (its prompt, and `max_tokens` or EXPECTED_TOKENS) and settles for those it came to, so requests at once cannot
-pass a limit that one after the other would meet; an answer longer than it was taken to be leaves a debt, for which the next request waits. One that
-may come to more than a minute's worth is taken when all of that is there. Tables are bounded. Where routers share accounts'
-limits (quotas/shared.py), those count beside this router's own. Knows heads and keys; refuses to know sites.
+Limits what one tenant and one client address may use of the router.
 """
 
 import re

@@ -148,7 +148,7 @@ class Backend:
         self._view = None
 
     def view(self) -> BackendView:
-        """Made anew only when something has changed: a decision looks at every site, and most have been quiet since the last one."""
+        """Return a snapshot, made again only after a change: a decision looks at every site, and most are unchanged."""
         now, known = self._clock(), self._view
         if known is None or not known.since <= now < known.until or known.view.rtt_ms != self.round_trip.ms:
             known = self._view = self._look(now)

@@ -1,7 +1,4 @@
-"""The round trip between the router and a site: seeded by geography, then measured by the health probes.
-
-Knows times only; who measures them and when is health.py's business.
-"""
+"""The round trip between the router and a site: estimated by geography, then measured by probes."""
 
 from pilotlight.edge_router.routing.geo import distance_km
 from pilotlight.wire.hop.status import Place

@@ -300,8 +300,10 @@ class Journals:
         self._thread.shutdown()
 
     def sweep(self, keep_s: float, max_bytes: float) -> None:
-        """Delete what no router is at work on, where nothing was written for that long, and the oldest of it while all together are larger. Raises
-        OSError for a folder that cannot be read."""
+        """Delete abandoned journals that are old, and the oldest while all together are too large.
+
+        A journal is abandoned if no router works on it. Raises OSError if the folder cannot be read.
+        """
         found = sorted(self._files(), key=lambda file: file[0])
         total = sum(size for _, size, _ in found)
         for changed_s, size, path in found:

@@ -111,7 +111,7 @@ class Proxy:
             watched.discard(client)
 
     def admitted(self, scope: Scope, receive: Receive, send: Send) -> Coroutine[Any, Any, None]:
-        """Answer a request that a door before this one has admitted (response_door.py), as an ASGI application."""
+        """Answer a request that was admitted before (response_door.py), as an ASGI application."""
         client = Downstream(scope, receive, send)
         return self.handle(client, self._forward_admitted(client))
 

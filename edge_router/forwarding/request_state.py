@@ -136,7 +136,7 @@ class StreamRecovery:
 
     @property
     def stall_s(self) -> float:
-        """Twice as long for each move that has not helped, so that no stream goes to and fro where all sites are slow."""
+        """Return the limit of silence: doubled by each move that did not help, so that a stream does not move between slow sites."""
         return self.config.stall_s * (1 if self.is_settled else 2.0**self.moves_in_a_row)
 
 

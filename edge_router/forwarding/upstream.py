@@ -1,8 +1,4 @@
-"""Requests to sites: one attempt at one site, and the response that it brings once there is something to pass on.
-
-An attempt brings an UpstreamResponse whose first byte has arrived, or raises SiteFailed: this site has given nothing, and another one may be tried.
-From there on Lost is raised where the stream ends before its end. Knows HTTP and time limits; choosing and retrying are proxy.py's.
-"""
+"""Requests to sites: one attempt at one site, and its response once there is something to forward."""
 
 import asyncio
 import base64

@@ -1,9 +1,4 @@
-"""Service level objectives: of a model's requests, the share that does not fail, and of its streams, the share whose first token comes in time.
-
-Counted by objective, site and five minutes, by the router that the request came to, and written to SQLite every ten seconds: a router that is killed
-loses no more than those. The burn rate of a window is its share of bad requests over the share that the objective allows: at 1 the budget of 30 days
-lasts 30 days (Google's SRE Workbook, "Alerting on SLOs"). Refuses to know how requests are answered.
-"""
+"""Service-level objectives: the share of a model's requests that succeed, and of streams with a timely first token."""
 
 import asyncio
 import logging

@@ -1,8 +1,4 @@
-"""Host names of functions: a request that names one goes to its function, as if its path began with /fn/NAME, and the function has all of its paths.
-
-The operator says which host is whose (`[[hosts]]`, `functions.domain` of the router's file); the routes of a deployed function's manifest count as
-far as its account's `hosts` allow. Knows host and path; refuses to know sites.
-"""
+"""Host names of functions: a request for one goes to its function, as if its path started with /fn/NAME."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -89,7 +85,7 @@ class FunctionHosts:
 
 
 class FunctionMount:
-    """An ASGI application: requests to hosts of functions go to `inside` under /fn/NAME, all others to `otherwise` as they are."""
+    """An ASGI application: requests to hosts of functions go to `inside` under /fn/NAME, others to `otherwise`."""
 
     def __init__(self, hosts: FunctionHosts, inside: Any, otherwise: Any) -> None:
         self._hosts = hosts

@@ -103,7 +103,7 @@ class Head:
         is_at_own_host: bool = False,
         holder: Key | None = None,
     ) -> None:
-        """`path` is decoded, `target` as it was sent, query included; headers' names are lower case; `scheme` is the connection's."""
+        """`path` is decoded; `target` is unchanged, with the query; header names are lower case; `scheme` is the connection's."""
         self.is_at_own_host = is_at_own_host  # the client has named a host of the function that it is for
         self.method = method
         self.path = path
@@ -199,7 +199,10 @@ class ValidRequest(msgspec.Struct, frozen=True):
         return self.model is not None and not self.wants_stream
 
     def expected_tokens(self, answer: int) -> int:
-        """Return what the request may come to, prompt included; `answer`: tokens of an answer of which it does not say how long it may be."""
+        """Return the tokens that the request may use, prompt included.
+
+        `answer` is the number for an answer without a stated maximum.
+        """
         has_answer = self.model is not None and bool(self.conversation.prefixes)  # texts to be embedded have none
         return self.conversation.tokens + (self.most_tokens or (answer if has_answer else 0))
 

@@ -130,7 +130,10 @@ class CostPolicy:
         return self._preferences(order, scored, reason)
 
     def _preferences(self, order: list[Scored], scored: list[Scored], reason: str) -> list[Preference]:
-        """Each but the last with the longest queue that makes it one: the predicted queue, and what the next best site costs more."""
+        """Return the preferences, each but the last with its longest acceptable queue.
+
+        That is the predicted queue, plus the extra cost of the next best site.
+        """
         if not order:
             return []
         first = order[0]
@@ -295,7 +298,10 @@ def shortlist(request: RouteRequest, backends: Sequence[BackendView]) -> list[Ba
 
 
 def _network_load(models: Sequence[ModelStatus | None]) -> float:
-    """Share of the time of all sites that have the model which the prefill of what reaches them takes; a fast site counts for more."""
+    """Return the share of all sites' time that prefill of arriving requests takes, for one model.
+
+    A fast site counts for more.
+    """
     arriving = able = 0.0
     for model in models:
         if model is not None and model.prefill_tokens_per_s > 0:
@@ -317,8 +323,11 @@ def _typical_ms(models: Sequence[ModelStatus | None], prefill_tokens_per_s: floa
 
 
 def _usual_ms(models: Sequence[ModelStatus | None]) -> float:
-    """Return what a request would wait in a queue and for its prefill, on average over those that come to any of the sites; 0: none does. They wait
-    for less, since they avoid the long queues; but without these the tail gives up its caches too easily (docs/measurements.md)."""
+    """Return the mean wait of a request in a queue and for its prefill, over all sites; 0 if none arrive.
+
+    Requests wait less, because they avoid long queues; but without long queues the tail would give up its caches too easily
+    (docs/measurements/routing.md).
+    """
     requests_per_s = waited_ms_per_s = 0.0
     for model in models:
         if model is not None and model.prefill_tokens_per_s > 0:

@@ -133,8 +133,10 @@ class SiteSelector:
         return None
 
     def _last_resort(self, request: ValidRequest, route: RouteRequest, excluded: set[str]) -> Preference | None:
-        """Return the best of those that no ranking names while better ones are thought to be left: they missed probes, or their last answers were
-        failures. One that is known not to have the model could only say so."""
+        """Return the best site outside the ranking, when better ones seem to be left.
+
+        Such sites missed probes, or their last answers failed. A site without the model is never one of them.
+        """
         views = [view for view in self._views(request) if view.name not in excluded]
         preferences = self._policy.rank(route, [view for view in views if may_serve(view, route.model)])
         return preferences[0] if preferences else None

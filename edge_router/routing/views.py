@@ -79,7 +79,7 @@ class BackendView(msgspec.Struct, frozen=True):
     slow_start: float = 1.0  # below 1 while it has only just (re)appeared: the share of new conversations it takes
 
     def cached_tokens(self, request: RouteRequest) -> int:
-        """Tokens of the prompt that need no prefill here: what this router sent there, or what the site itself says that it holds."""
+        """Return the tokens of the prompt that need no prefill at a site, by this router's requests or the site's own digest."""
         sent = request.sent_tokens(self.name)
         if self.prefixes:
             for digest, tokens in request.digests:

@@ -130,7 +130,7 @@ def _read_head(data: bytes, at: int) -> tuple[str, int]:
 
 
 def _head(name: str, size: int) -> bytes:
-    """Return what stands before a file's bytes, as `tarfile` writes it in its PAX format: version after version, the same bytes and digests."""
+    """Return the header of a file, as `tarfile` writes it in PAX format: the same bytes in every version."""
     encoded = name.encode()
     if name.isascii() and len(name) <= 100:
         return _block(encoded, 0o644, size, _PLAIN)

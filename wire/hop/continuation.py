@@ -32,7 +32,7 @@ TokenIds = tuple[Annotated[int, Meta(ge=0, lt=2**31)], ...]
 
 
 class ContinuationError(ValueError):
-    """The other side of the hop sent what is no resume point, no answer's name or no delivery; the message says which."""
+    """The other side sent an invalid resume point, answer's name or delivery; the message says which."""
 
 
 class ResumePoint(msgspec.Struct, frozen=True, array_like=True):

@@ -45,7 +45,7 @@ def moment(seconds: float) -> str:
 
 
 def packed(finetune: Finetune, config: bytes, weights: bytes) -> bytes:
-    """Return a fine-tune with its files: a line of JSON, which says how long the first file is, and both files."""
+    """Return a fine-tune with its files: a line of JSON with the first file's length, then both files."""
     return msgspec.json.encode((finetune, len(config))) + b"\n" + config + weights
 
 

@@ -13,7 +13,7 @@ Status = Annotated[str, Meta(pattern=r"^(error|[1-5]xx|[1-5][0-9]{2}|" + "|".joi
 
 
 class LogQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The invocations of one function that are wanted; of more than `limit` the newest, or after a `seq` the oldest."""
+    """A query for one function's invocations: of more than `limit` the newest, or after a `seq` the oldest."""
 
     function: Annotated[str, Meta(max_length=100)]
     since_s: float = 0.0  # since the epoch, of their beginning

@@ -1,8 +1,4 @@
-"""Header names, which headers end at a hop, and the signature by which a site knows that a request came through one of its routers.
-
-The signature is HMAC-SHA256 over time, site, method, path, query, request id and the body's digest with the network's shared secret; a site rejects
-one that is older than a minute or comes from the future.
-"""
+"""Header names, hop-by-hop headers, and the signature with which a site recognises its network's routers."""
 
 import hashlib
 import hmac

@@ -12,7 +12,7 @@ JOIN_PATH = "/network/join"
 
 
 class NetworkFace(msgspec.Struct, frozen=True):
-    """Router -> machine, over a connection that is not trusted yet: the token says which authority is the right one."""
+    """The router's answer over a connection that is not trusted yet: the token identifies the right authority."""
 
     authority: str  # PEM
     place: Place  # the router's

@@ -71,7 +71,10 @@ class Certificate:
 
 
 def client_context(authority: str | None) -> ssl.SSLContext:
-    """Return what a client of the network trusts: the system's authorities and, if named, the network's own (a PEM file). Raises ListenError."""
+    """Return the TLS context of a client: the system's authorities and, if named, the network's (a PEM file).
+
+    Raises ListenError.
+    """
     context = ssl.create_default_context()
     if authority is not None:
         try:

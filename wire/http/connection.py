@@ -250,7 +250,7 @@ class HttpConnection(asyncio.Protocol):
             self.transport.resume_reading()
 
     def _linger(self) -> None:
-        """The rest of what the client sends is thrown away for a moment: closing on unread bytes would reset the answer under it."""
+        """Discard the rest of the client's bytes for a moment: closing with unread bytes would reset the answer."""
         self._is_lingering = True
         self._has(LINGER_S)
         if self.transport.is_closing():
@@ -303,7 +303,7 @@ def _websocket_app(connection: HttpConnection, exchange: HttpExchange, early: by
 
 
 def bound_unsent(sock: object) -> None:
-    """Let the kernel take no more of an answer than this beside what is on its way: of a client that does not read it would take megabytes."""
+    """Limit unsent bytes in the kernel besides those in flight; for a client that does not read, they would be megabytes."""
     option = getattr(socket, "TCP_NOTSENT_LOWAT", None)
     if option is not None and isinstance(sock, TransportSocket) and sock.family in (socket.AF_INET, socket.AF_INET6):
         with suppress(OSError):  # a connection that has ended

@@ -275,7 +275,8 @@ class ResponseFraming:
         return response_head(status, headers, *lines, date)
 
     def framed(self, body: bytes, is_last: bool) -> bytes:
-        """Raises ValueError for more or less than the head has named: it would be read as the head of the next answer."""
+        """Check a part against the announced length.
+        Raises ValueError: other bytes would be read as the next answer's head."""
         if self._is_empty:
             return b""
         if self._is_chunked:

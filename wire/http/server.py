@@ -68,7 +68,10 @@ class Server:
         )
 
     async def stop(self, grace_s: float = 1.0) -> None:
-        """Takes no connection any more, closes idle ones, and cuts the others after the grace; their requests have as long again to notice."""
+        """Accept no more connections, close idle ones, and cut the others after the grace period.
+
+        Their requests have as long again to notice.
+        """
         self.is_stopping = True
         assert self._server is not None
         assert self._sweeper is not None

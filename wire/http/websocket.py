@@ -244,7 +244,7 @@ class _Incoming:
 
 
 class _Watch:
-    """Tell whether the peer is still there: pings one that is silent, and cuts one that stays so or takes nothing that waits for it."""
+    """Check whether the peer is alive: ping a silent one, and close if it stays silent or does not read."""
 
     def __init__(self, socket: WebSocket) -> None:
         self.is_full = False  # the bytes that wait for the peer have reached the buffer's size

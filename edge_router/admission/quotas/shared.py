@@ -135,8 +135,10 @@ class SharedQuotas:
         return found
 
     async def short(self, needs: Sequence[tuple[QuotaLease, float]]) -> QuotaLease | None:
-        """Wait until this router may give all that is needed; return the first limit of which the network has too little. Raises ApiError where
-        the store cannot be asked, and the configuration refuses to do without."""
+        """Wait until this router may grant all of it; return the first limit that is used up.
+
+        Raises ApiError if the store is unreachable and the configuration refuses requests then.
+        """
         until = self._clock() + ANSWERS_WITHIN_S
         while True:
             now = self._clock()

@@ -54,7 +54,7 @@ class Ledger:
         clock: Callable[[], float] = time.time,
         kept: Callable[[UsageRecord], UsageRecord] | None = None,
     ) -> None:
-        """`clock`: seconds since the epoch; `kept` returns what a router that was killed has left as another one knows it that has gone on. Raises
+        """`clock` is seconds since the epoch; `kept` corrects a crashed router's record by the journal of the router that took over. Raises
         ConfigError."""
         self.prices = prices
         self.fault: str | None = None  # why the store cannot be written
@@ -87,8 +87,10 @@ class Ledger:
         return len(self._ended)
 
     def used_since(self, from_s: float) -> list[dict[str, Any]]:
-        """Return what began since a time, as it is known at a router's start: sums of accounts, and each record that could not be written; an account
-        may come several times. Without the sums where the store cannot be read."""
+        """Return usage since a time, at a router's start: sums of accounts, and each unwritten record.
+
+        An account may come several times. The sums are missing if the store cannot be read.
+        """
         waiting = [_sums_of(self._priced(one)) for _, one in self._ended if one.request.started_s >= from_s]
         try:
             return waiting + self._store.usage(UsageQuery(from_s, by=("account",)))
@@ -97,7 +99,7 @@ class Ledger:
             return waiting
 
     def begin(self, request: ValidRequest, model: str, part: str = "", adapter: str = "") -> MeterSlot:
-        """Return a meter. Raises ApiError where the ledger is failing, and the configuration would rather not serve."""
+        """Return a meter. Raises ApiError if the ledger is failing and the configuration refuses requests then."""
         if self.fault is not None and self._config.when_failing == "refuse":
             raise _failing()
         holder = request.head.holder

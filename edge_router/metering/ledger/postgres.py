@@ -55,7 +55,7 @@ class PostgresDatabase:
             raise UsageStoreError(" ".join(str(error).split()) or type(error).__name__) from None
 
     def interrupt(self) -> None:
-        """End the connection under the thread that waits: a database that was stopped answers no request to cancel."""
+        """Close the connection under the waiting thread: a stopped database does not answer a cancel request."""
         if (connection := self._connection) is None:
             return
         try:
