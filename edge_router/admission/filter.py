@@ -33,14 +33,14 @@ _PLAIN_TARGET = re.compile(r"[\x21-\x7e]+")
 
 class AdmissionFilter:
     def __init__(self, access: Access, limits: "TenantLimits", secret: str) -> None:
-        """`secret`: the network's, by which sites are known."""
+        """`secret` is the network's, with which sites recognise this router."""
         self.access = access
         self.limits = limits
         self._secret = secret
         self.is_draining = False
 
     async def admit(self, head: Head, address: str) -> AbstractContextManager[None]:
-        """Return a scope for the time that the request is at work. Raises ApiError."""
+        """Return a scope for the duration of a request. Raises ApiError."""
         if self.is_draining:
             raise ApiError("draining", "the router is shutting down: send the request again", retry_after_s=1)
         self.identify(head)
@@ -142,7 +142,7 @@ def _resized(bucket: Bucket | None, per_min: float | None, now: float) -> Bucket
 
 @contextmanager
 def _held(tenant: _TenantUse, clients: dict[str, int], client: str, shared: QuotaLease | None) -> Iterator[None]:
-    """Count one request at work, of a tenant and of an address, until the scope ends."""
+    """Count one open request of a tenant and of an address until the scope ends."""
     tenant.open += 1
     if shared is not None:
         shared.begin(1)
@@ -191,8 +191,8 @@ class TenantLimits:
         return sum(self._clients.values())
 
     async def ready(self, head: Head) -> None:
-        """Wait until `admitted` may give an account one request more of what routers share.
-        Raises ApiError where they have none left."""
+        """Wait until `admitted` may grant an account one more request of the shared limits.
+        Raises ApiError if none are left."""
         if self.shared is None:
             return
         needs = [(lease, 1.0) for name in LIMITS if (lease := self._lease(head, name)) is not None]
@@ -225,8 +225,8 @@ class TenantLimits:
         return _held(self._tenant(head), self._clients, client, self._lease(head, "max_open"))
 
     async def reserve(self, head: Head, tokens: int, *, may_refuse: bool = True) -> ReservedTokens | None:
-        """Reserve what a request may come to; None where nothing limits it.
-        A batch's leave the minute to those who wait. Raises ApiError where less is left of the minute."""
+        """Reserve a request's possible tokens; None if nothing limits it.
+        Batch requests are not charged to the per-minute budget. Raises ApiError if too few are left."""
         if not self._counts_tokens or head.is_for_batch or not tokens:
             return None
         tenant = self._tenant(head)

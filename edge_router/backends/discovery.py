@@ -20,9 +20,8 @@ class Discovery:
         self.become(network)
 
     def become(self, network: NetworkConfig) -> None:
-        """Know the sites of the file.
-        A site that is no longer in it gets nothing new, and is forgotten when its last request has ended (`sweep`); one whose entry has changed
-        starts anew."""
+        """Take over the sites of the file.
+        A removed site gets nothing new and is dropped when its last request has ended (`sweep`); one whose entry changed starts again."""
         here = router_place(network)
         named = {site.name: site for site in network.sites}
         for name in self._known.keys() - named.keys():

@@ -196,7 +196,7 @@ def client_session(
     return aiohttp.ClientSession(
         connector=tcp,
         connector_owner=False,
-        auto_decompress=False,  # what the site encoded is the client's to decode
+        auto_decompress=False,  # the client decodes the site's encoding
         skip_auto_headers=("user-agent", "accept", "content-type"),
         cookie_jar=aiohttp.DummyCookieJar(),  # clients' cookies are not ours to keep
         timeout=aiohttp.ClientTimeout(

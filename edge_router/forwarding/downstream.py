@@ -85,7 +85,7 @@ class Downstream:
         self._now: Callable[[bytes], bool] | None = getattr(self._send, "now", None)
         self._loop = asyncio.get_running_loop()
         self._task = asyncio.current_task(self._loop)
-        self._is_at_work = False  # the task, with what `_end` ends
+        self._is_at_work = False  # the task, with everything that `_end` ends
         self._has_cancelled = False  # the work, by `_end`
         self._cancelled_before = 0  # how often others had cancelled the task when its work began
         self._listening: asyncio.Task[None] | None = None

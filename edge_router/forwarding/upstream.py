@@ -286,7 +286,7 @@ class UpstreamResponse:
 
     @property
     def has_answered(self) -> bool:
-        """Tell whether something has come that counts as delivered, or all there is."""
+        """Tell whether a part has come that counts as delivered, or everything."""
         return not isinstance(self._relay, StreamRelay) or self._relay.has_data
 
     @property
@@ -345,8 +345,8 @@ class UpstreamResponse:
         return events
 
     def _take(self, chunk: bytes) -> bool:
-        """Relay a piece of the stream.
-        Returns whether the next can come, False where the task is to see what followed."""
+        """Relay a chunk of the stream.
+        Return whether the next may come; False if the task must handle the result."""
         relay = self._relay
         assert relay is not None
         before = relay.num_events

@@ -1,4 +1,4 @@
-"""GET /usage: what accounts have used, as JSON or CSV. An admin key sees all, another its own account."""
+"""GET /usage: usage of accounts, as JSON or CSV. An admin key sees all, others their own account."""
 
 import csv
 import io

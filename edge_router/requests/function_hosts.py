@@ -22,7 +22,7 @@ class FunctionHosts:
         self.become(network)
 
     def become(self, network: NetworkConfig) -> None:
-        """Take over what the router's file says now."""
+        """Take over the present configuration of the router's file."""
         self._domain = (network.functions.domain or "").lower()
         self._fixed = [(parse_pattern(each.pattern), each.function) for each in network.hosts]
         self._allowed = {
@@ -73,7 +73,7 @@ class FunctionHosts:
                     raise ApiError("conflict", f"the route {route} is the function {function}'s already")
 
     def addresses(self, deployment: Deployment) -> tuple[str, ...]:
-        """Return where a deployed function can be reached beside /fn/NAME, as host and path."""
+        """Return further addresses of a deployed function besides /fn/NAME, as host and path."""
         version = _live(deployment)
         if version is None:
             return ()

@@ -64,11 +64,11 @@ class BackendView(msgspec.Struct, frozen=True):
     pending_tokens: int = 0  # their prompt tokens
     pending_since_s: float = 0.0  # when the first of them was sent
     unanswered_tokens: int = (
-        0  # prompt tokens of what this router sent behind its oldest unanswered request there, whatever the status says
+        0  # prompt tokens that this router sent after its oldest unanswered request there, whatever the status says
     )
     lateness_ms: float = 0.0  # by how much its answers come later than this router expects
     proven_lateness_ms: float = (
-        0.0  # the same as more than one answer has shown: what moves a conversation away from its cache
+        0.0  # the same by the evidence of more than one answer: moves a conversation from its cache
     )
     backlog_ms: float = 0.0  # published queue of its busiest model
     status: SiteStatus | None = None

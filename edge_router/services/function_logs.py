@@ -21,7 +21,8 @@ Found = list[LoggedInvocation] | str
 
 
 def log_query(function: str, asked: QueryParams) -> tuple[LogQuery, dict[str, int]]:
-    """Read what a client asks for: `since_s`, `grep`, `status`, `limit`, and several `after`, as SITE:SEQ. Raises ApiError."""
+    """Read a client's query: `since_s`, `grep`, `status`, `limit`, and several `after`, as SITE:SEQ.
+    Raises ApiError."""
     if unknown := sorted(set(asked) - {*TEXTS, "after"}):
         raise ApiError("invalid_request", f"logs are asked by {', '.join(TEXTS)} and after, not by {unknown[0][:64]!r}")
     try:

@@ -71,7 +71,7 @@ class Ledger:
             self._meters = MeterFile(directory / "meters", config.max_unwritten)
         except (OSError, MetersError) as error:
             raise ConfigError(f"ledger.directory {directory} cannot be used: {error}") from None
-        self.recovered: list[UsageRecord] = []  # what a router that was killed was at work on
+        self.recovered: list[UsageRecord] = []  # open requests of a killed router
         for number, counted in self._meters.left_behind():
             record = counted if kept is None else kept(counted)
             if counted.outcome == "recovered":
@@ -130,7 +130,7 @@ class Ledger:
             await self.flush()
 
     async def flush(self) -> None:
-        """Write what has ended by now, in the ledger's thread."""
+        """Write ended requests, in the ledger's thread."""
         async with self._writing:
             self._wake.clear()
             for _ in range(0, len(self._ended), BATCH):
@@ -153,7 +153,7 @@ class Ledger:
             self._settle(batch)
 
     async def add(self, records: Sequence[UsageRecord]) -> None:
-        """Write what others have counted: each once, however often it is given. Raises UsageStoreError."""
+        """Write records of others: each once, however often it comes. Raises UsageStoreError."""
         async with self._writing:
             await self._answered(self._store.add, [self._priced(record) for record in records])
 
@@ -170,21 +170,21 @@ class Ledger:
             raise ApiError("overloaded", f"the ledger cannot be read: {error}", retry_after_s=5) from None
 
     async def close(self) -> None:
-        """Write what can be written; the rest stays in its meters, for the next router."""
+        """Write everything possible; the rest stays in its meters, for the next router."""
         await self.flush()
         self._thread.shutdown()
         self._store.close()
         self._meters.close()
 
     async def _answered(self, ask: Callable[[JournalHeader], Answer], asked: JournalHeader) -> Answer:
-        """Return what the store answers. Raises UsageStoreError, in time."""
+        """Return the store's answer. Raises UsageStoreError, also when it is late."""
         work = asyncio.get_running_loop().run_in_executor(self._thread, ask, asked)
         if not (await asyncio.wait({work}, timeout=ANSWERS_WITHIN_S))[0]:
             self._store.interrupt()
         return await work
 
     def _begin_store(self) -> None:
-        """Write what the router before has left. Raises ConfigError."""
+        """Write records that the previous router left. Raises ConfigError."""
         try:
             self._add(tuple(self._ended))
         except UsageStoreError as error:
@@ -210,7 +210,7 @@ class Ledger:
 
 
 def _sums_of(record: UsageRecord) -> dict[str, Any]:
-    """Return a record as the store would have it summed."""
+    """Return a record in the form in which the store sums it."""
     use = record.use
     return {
         "account": record.request.account, "prompt_tokens": use.prompt, "output_tokens": use.output, "cost": record.cost,
