@@ -18,7 +18,7 @@ from pilotlight.wire.credentials import Access, Key
 from pilotlight.wire.errors import ApiError
 
 COOKIE = "pilotlight_page"
-VIEW = "metrics"  # the scope by which one may look
+VIEW = "metrics"  # the scope for reading
 LIFETIME_S = 12 * 3600
 
 
@@ -50,8 +50,8 @@ class Sessions:
         return Visitor(known.name, known.is_admin)
 
     def actor(self, request: Request) -> Visitor:
-        """Return who asks for a change.
-        Raises ApiError for others than operators, and for what another page's script sends."""
+        """Return the operator who requests a change.
+        Raises ApiError for others, and for requests of another page's script."""
         visitor = self.visitor(request, "admin")
         origin = request.headers.get("origin")
         if origin is not None and origin.partition("://")[2] != request.headers.get("host"):

@@ -38,7 +38,7 @@ class Timings(NamedTuple):
     answer_after_fault_s: float = 0.2  # once it has not answered: no response's end waits for it each time
     retry_s: float = 5.0
     progress_s: float = 0.5  # between two reports of how far the responses of this process are
-    presence_s: float = rows.EXPIRES_S / 4  # between two signs that this process is there, while it makes none
+    presence_s: float = rows.EXPIRES_S / 4  # between two signs of life of this process while it makes no response
     follow_s: float = 0.25  # between two looks at a response that another process makes
 
 
@@ -151,8 +151,8 @@ class ResponseStore:
         return await self._do(partial(rows.items, tenant=tenant, names=names, keep_s=self._keeping.keep_s))
 
     async def cancel(self, response: KeptResponse) -> KeptResponse:
-        """Cancel one that another process makes, which stops when it hears of it.
-        Return it as it has ended. Raises ApiError."""
+        """Cancel a response of another process, which stops when it notices.
+        Return its final state. Raises ApiError."""
         found = await self._do(partial(rows.cancel, tenant=response.tenant, name=response.id), is_write=True)
         if found is None:
             raise _unknown(response.id, None)
@@ -168,7 +168,7 @@ class ResponseStore:
         await self._do(partial(rows.delete, tenant=response.tenant, name=response.id), is_write=True)
 
     async def sweep(self) -> None:
-        """Delete what is past its time. Raises ApiError."""
+        """Delete expired responses. Raises ApiError."""
         while await self._do(partial(rows.sweep, keep_s=self._keeping.keep_s), is_write=True):
             continue
         await self._database.tidy(self._keeping.keep_s)

@@ -12,8 +12,8 @@ SOCKET_ENV = "NOTIFY_SOCKET"
 
 
 def notify_ready(status: str = "") -> None:
-    """Say that the process serves, at its start or after a reload.
-    `status`: a line for `systemctl status`, where it is another one now."""
+    """Report that the process serves, at its start or after a reload.
+    `status` is a line for `systemctl status`, if it has changed."""
     _notify("READY=1", *([f"STATUS={status}"] if status else ()))
 
 

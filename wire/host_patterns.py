@@ -14,9 +14,9 @@ _HOST = re.compile(r"(?:\*\.?)?[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?(?:\.[a-z0-9]
 class HostPattern(NamedTuple):
     host: str  # without its wildcard
     has_subdomains: bool
-    has_apex: bool  # the host itself is meant
+    has_apex: bool  # the pattern includes the host itself
     path: str
-    is_prefix: bool  # longer paths are meant, too
+    is_prefix: bool  # the pattern includes longer paths
 
     def takes_path(self, path: str) -> bool:
         return path.startswith(self.path) if self.is_prefix else path == self.path

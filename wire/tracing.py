@@ -58,7 +58,7 @@ class Spans:
 
     @contextmanager
     def within(self, name: str, parent: Parent, kind: Kind, attributes: Attributes) -> Iterator["Span"]:
-        """Open a span of which all work in this scope is a part."""
+        """Open a span; all work in this scope belongs to it."""
         span = self.start(name, parent, kind, attributes)
         token = CURRENT.set(self.as_parent(span))
         try:
@@ -75,5 +75,5 @@ class Spans:
         span.set_status(self._trace.StatusCode.ERROR)
 
     def close(self) -> None:
-        """Send what is left. Waits for the collector, so it is not for an event loop."""
+        """Send the rest. Waits for the collector, so do not call it in an event loop."""
         self._provider.shutdown()

@@ -8,7 +8,7 @@ import msgspec
 from pilotlight.wire.workers_ai import ListedFinetune
 
 INTERNAL_PATH = "/internal/finetunes"  # router -> site: which it has; below it one of them, read, brought or removed
-# Under the account's path: one of them, and whether a file of it is meant.
+# Under the account's path: a fine-tune, and whether the path is that of its files.
 FINETUNES = re.compile(
     r"^/client/v4/accounts/(?P<account>[^/]+)/ai/finetunes(?:/(?P<id>[^/]+)(?:/(?P<assets>finetune-assets))?)?/?$"
 )
@@ -18,7 +18,7 @@ PUBLIC = "public"  # in place of an id: the site's own adapters
 class Finetune(msgspec.Struct, frozen=True):
     id: str
     owner: str  # its owner (wire/credentials.py); empty if every account may use it
-    account: str  # that one's name, where it is known
+    account: str  # the owner's name, if it is known
     model: str
     name: str
     description: str = ""
@@ -50,7 +50,7 @@ def packed(finetune: Finetune, config: bytes, weights: bytes) -> bytes:
 
 
 def unpacked(body: bytes) -> tuple[Finetune, memoryview, memoryview]:
-    """Return what `packed` was given. Raises ValueError."""
+    """Return the arguments of `packed`. Raises ValueError."""
     end = body.index(b"\n")
     finetune, config_bytes = msgspec.json.decode(body[:end], type=tuple[Finetune, int])
     rest = memoryview(body)[end + 1 :]

@@ -19,7 +19,7 @@ class LogQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     since_s: float = 0.0  # since the epoch, of their beginning
     grep: Annotated[str, Meta(max_length=500)] = ""  # text in a line, an exception, a path
     status: Status | None = None  # an outcome, an HTTP status such as 404 or 5xx, or `error` for every failure and 5xx
-    after: int = 0  # a `seq` of this site: only what was written later
+    after: int = 0  # a `seq` of this site: only later records
     limit: Annotated[int, Meta(ge=1, le=MAX_LIMIT)] = 100
 
 

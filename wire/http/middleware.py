@@ -127,8 +127,7 @@ class OriginCheck:
 
 
 class BodyBudget:
-    """Bounds what the bodies of all requests under way may hold of a process's memory.
-    Beyond it `receive` raises ApiError."""
+    """The memory for bodies of all open requests of a process. Above it `receive` raises ApiError."""
 
     def __init__(self, app: Any, max_bytes: int) -> None:
         self.held_bytes = 0

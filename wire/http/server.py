@@ -43,7 +43,7 @@ class Server:
         limits: HttpLimits | None = None,
         overload_headers: Iterable[tuple[str, str]] = (),
     ) -> None:
-        """`overload_headers`: what a refusal for too many connections says besides."""
+        """`overload_headers` are added to a refusal for too many connections."""
         self.app = app
         self.limits = limits or HttpLimits()
         self.overload_headers = tuple(overload_headers)
