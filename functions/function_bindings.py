@@ -1,4 +1,4 @@
-"""Everything that one function binds, opened together: its bindings, the consumers of its queues, and its cron triggers."""
+"""All bindings of one function, with the consumers of its queues and its cron triggers."""
 
 import logging
 from collections.abc import Awaitable, Callable

@@ -1,6 +1,6 @@
-"""The functions of a site file: which folders are served under which names, within which limits, with which bindings, with what status.
+"""The functions of a site file: folders, names, limits, bindings and status.
 
-Knows the site file; processes, pools and bindings are built here and known by their own modules.
+Processes, pools and bindings are built here and implemented in their own modules.
 """
 
 import asyncio
@@ -49,7 +49,7 @@ from pilotlight.wire.hop.headers import CLIENT_ADDRESS, DEPLOY_TOKEN_ENV, HOP_SE
 
 log = logging.getLogger("pilotlight.function")
 
-SECRETS_S = 1.0  # between two looks at what `pilotlight secret` has changed
+SECRETS_S = 1.0  # between two checks for changes by `pilotlight secret`
 UNNAMED = {  # options that name a store
     "kv": ("id",), "d1": ("database_id", "database_name"), "r2": ("bucket_name",), "analytics_engine": ("dataset",),
 }  # fmt: skip
@@ -81,7 +81,7 @@ class ServedFunctions:
         # By pool: the manifest without the secrets that were put into this site, and the layers.
         self._declared: dict[str, tuple[Manifest, tuple[Path, ...]]] = {}
         self._services = Services()
-        self._stack = AsyncExitStack()  # of what runs while it serves
+        self._stack = AsyncExitStack()  # tasks that run while it serves
         self._owners = Owners(state_dir, self.manifests, config.shared)
         shared = {field.name for field in fields(FunctionLimits)} & set(FunctionsConfig.__struct_fields__)
         limits = FunctionLimits(**{name: getattr(config, name) for name in shared})
@@ -232,10 +232,11 @@ class ServedFunctions:
         self._owners.claim(self.functions.pools[pool].manifest)
 
     async def version_of(self, name: str, scope: Scope) -> FunctionPool:
-        """Return the version that answers a request to the function: of one that was deployed, the one that this client gets. Raises Failure."""
+        """Return the version that answers a request: of a deployed function, the one for this client.
+        Raises Failure."""
         if (
             "+" in name or "@" in name
-        ):  # a dynamic worker, its loader's alone, or one version, which has its share of the traffic
+        ):  # a dynamic worker, which belongs to its loader, or one version, which has its share of the traffic
             raise Failure(f"this site has no function named {name[:64]!r}", code="not_found", status=404)
         pool = None
         if self.deployed is not None and name not in self.functions.pools:

@@ -120,7 +120,7 @@ class AI(Binding):
     async def _counted(
         self, model: str, inputs: dict[str, Any], headers: dict[str, str], waits: bool
     ) -> InferenceResponse:
-        """Run a model, and count what it uses before the function has it. Raises BindingError."""
+        """Run a model, and count its usage before the function gets the result. Raises BindingError."""
         body = _encoded(inputs)
         if self._usage is None:
             return await self._admitted(model, body, headers, waits)

@@ -71,7 +71,7 @@ class Bindings:
         }
 
     async def answer(self, call: BindingCall, body: Body | None = None) -> Any:
-        """Return what a channel's handler gives back for a `call`."""
+        """Return the result of a channel's handler for a `call`."""
         binding = self._bindings.get(call.binding)
         if binding is None:
             raise BindingError(f"there is no binding {call.binding!r}", code="no_such_binding", name="TypeError")

@@ -260,7 +260,7 @@ class Channel(asyncio.Protocol):
             return
         self._open.taken[frame.id] = IncomingExchange(self, frame, self._decoder.size, self._answer)
 
-    # -- what exchanges and streams ask for -------------------------------------------------------------------------------------------
+    # -- called by exchanges and streams ----------------------------------------------------------------------------------------------
 
     def hold(self, size: int) -> None:
         """Count bytes that stay in memory here for the other side, until `release`.

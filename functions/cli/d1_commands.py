@@ -1,6 +1,6 @@
-"""`pilotlight d1`: SQL on databases, and the migrations that wrangler's projects keep beside them.
+"""`pilotlight d1`: SQL on databases, and wrangler's migrations.
 
-A migration is a file of SQL in the database's `migrations_dir`; which have been applied is in a table of the database itself, under wrangler's names.
+A migration is a file of SQL in the database's `migrations_dir`; the database itself has a table of applied ones, under wrangler's names.
 """
 
 import json
@@ -166,7 +166,7 @@ def sql_in(path: Path) -> str:
 
 
 def check_place(site: Path | None, local: bool, remote: bool) -> None:
-    """Check wrangler's two words for where the data lies."""
+    """Check wrangler's options for the place of the data."""
     if remote and site is None:
         raise CliError("--remote means a site here: name its file with --site, on that site's machine.")
     if local and site is not None:

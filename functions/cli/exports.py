@@ -1,7 +1,7 @@
-"""`pilotlight d1 export | import`, `kv export | import` and `r2 export | import`: all of a store as files that other programs read, and back.
+"""`pilotlight d1 export | import`, `kv export | import` and `r2 export | import`: a whole store as files of other programs.
 
-D1 is a script of SQL, as wrangler's `d1 export` writes; KV is the JSON of wrangler's `kv bulk put`; R2 is a folder of files by their keys, and beside
-them a line of JSON for each object.
+D1 is a script of SQL, as wrangler's `d1 export` writes; KV is the JSON of wrangler's `kv bulk put`; R2 is a folder of files by their keys, with a
+line of JSON for each object.
 """
 
 import base64
@@ -179,7 +179,7 @@ def r2_export(
     site: SiteOption = None,
     directory: DirOption = HERE,
 ) -> None:
-    """Write all objects into a folder, each under its key; a key that is no path lies below `.objects`, and `.objects.jsonl` names them all."""
+    """Write all objects into a folder, each under its key; a key that is not a path goes below `.objects`, and `.objects.jsonl` lists them all."""
     if output.exists() and any(output.iterdir()):
         raise CliError(f"{output} is not empty.")
 
@@ -212,7 +212,7 @@ def r2_export(
 
 
 def _place(output: Path, key: str, number: int) -> Path:
-    """Return where an object lies: under its key, unless that leads elsewhere or is taken by a folder."""
+    """Return the file of an object: named by its key, unless that leads out of the folder or is a folder."""
     parts = key.split("/")
     is_path = all(part and not part.startswith(".") and "\0" not in part and len(part.encode()) < 256 for part in parts)
     path = output / PurePosixPath(key) if is_path else output / ODD / str(number)

@@ -1,4 +1,4 @@
-"""`pilotlight logs`: what sites have kept of a function's invocations, through the router, once or as it comes."""
+"""`pilotlight logs`: a function's stored invocations at all sites, through the router, once or continuously."""
 
 import json
 import re

@@ -107,7 +107,7 @@ class State:
         return self._run(lambda services: work(open_binding(declaration, self.directory, services)))
 
     def queue(self, name: str, method: str) -> int:
-        """Return what a method of the queue itself gives."""
+        """Return the result of a method of the queue itself."""
         from pilotlight.functions.bindings.queues import Queue
 
         found: int = self._run(lambda services: getattr(Queue.of(name, self.directory, services), method)())

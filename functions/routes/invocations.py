@@ -217,7 +217,7 @@ class FunctionRoute:
 
 
 class UploadStream:
-    """A request's body as it comes in, and the news that its client has left."""
+    """A request's body as it arrives, and its client's disconnect."""
 
     def __init__(self, receive: Receive, limit: int) -> None:
         self._receive = receive
@@ -229,7 +229,7 @@ class UploadStream:
         self._taking = asyncio.Lock()
 
     async def until_gone(self) -> None:
-        """Return when the client has left. Does not listen while the body comes in."""
+        """Return when the client has disconnected. Does not listen while the body arrives."""
         reading = asyncio.ensure_future(self._read.wait())
         gone = asyncio.ensure_future(self._gone.wait())
         try:
@@ -374,7 +374,7 @@ def _below(response: Response, prefix: str) -> Response:
 
 
 def _origin(scope: Scope) -> str:
-    """Scheme and host as the client has named them: of a router's request, what the router says of its client."""
+    """Return scheme and host as the client named them; for a router's request, as the router reports them."""
     told = header(scope, CLIENT_ORIGIN) if scope.get(GENUINE_HOP, False) else None
     if told is not None and not told.endswith("://"):
         return told

@@ -132,7 +132,7 @@ class R2Listing(NamedTuple):
 
 
 class Digests:
-    """The etag's MD5, and the one that was asked for, of bytes as they pass."""
+    """The MD5 of the etag, and the requested checksum, of passing bytes."""
 
     def __init__(self, checksum: tuple[str, bytes] | None) -> None:
         self._expected = checksum
@@ -161,7 +161,7 @@ class Digests:
 
 def chosen_parts(parts: Sequence[UploadedPart], uploaded: Mapping[int, tuple[str, int]]) -> list[int]:
     """Return the numbers of an upload's parts, in order.
-    `uploaded`: etag and size of each that is there. Raises R2Error by R2's rules, of which S3 does not know all."""
+    `uploaded` has etag and size of each existing part. Raises R2Error by R2's rules, some of which S3 does not enforce."""
     chosen = sorted(parts, key=lambda part: part.part_number)
     numbers = [part.part_number for part in chosen]
     if not parts or len(set(numbers)) != len(numbers):

@@ -285,8 +285,8 @@ class S3Content:
 
 @asynccontextmanager
 async def _translated() -> AsyncIterator[None]:
-    """Raise the store's failures in the bucket's words.
-    The function learns what happened, and neither keys nor names of the site's."""
+    """Raise the store's failures as the bucket's.
+    The function gets the reason, without keys and names of the site."""
     try:
         yield
     except S3Error as error:

@@ -139,7 +139,7 @@ class Layers:
             await asyncio.to_thread(shutil.rmtree, path, ignore_errors=True)
 
     def _measured(self) -> list["_Layer"]:
-        """Measure all that is there whole; what an earlier life left halfway is deleted."""
+        """Measure all complete layers; incomplete ones of an earlier run are deleted."""
         found = []
         for path in self.directory.iterdir() if self.directory.is_dir() else ():
             used_at = path.stat().st_mtime

@@ -56,7 +56,7 @@ class Invocation:
 
 
 def described(event: frames.FunctionEvent) -> tuple[str, str]:
-    """Return what triggered a function, and the text by which its author finds it: without a query, which may hold secrets."""
+    """Return the trigger of an invocation, and a text that identifies it: without a query, which may have secrets."""
     match event:
         case frames.FetchEvent():
             name = f"{event.options['object']}: " if "object" in event.options else ""

@@ -54,7 +54,7 @@ class InvocationLog:
             self._rows.append(row)
 
     def keep_line(self, function: str, version: str, id: int, level: str, text: str) -> None:
-        """Keep what was printed; `id` is 0 for what belongs to no request."""
+        """Store an output line; `id` is 0 for one without a request."""
         if not self._has_room():
             return
         now = time.time()
@@ -66,7 +66,7 @@ class InvocationLog:
         self._lines.append(LineRow(id, now, level, text))
 
     def send_later(self, deliver: Callable[[TailConsumers], None]) -> None:
-        """Deliver to tail consumers at the next flush but one: what the invocation printed may come after its answer."""
+        """Deliver to tail consumers at the next flush but one: an invocation's output may arrive after its answer."""
         self._ended.append(lambda: deliver(self._consumers))
 
     async def find(self, query: LogQuery) -> list[LoggedInvocation]:
@@ -77,7 +77,7 @@ class InvocationLog:
         return await self._store.find(query)
 
     async def run(self) -> None:
-        """Write and send what has ended, once a second. Never returns."""
+        """Write and send ended invocations once a second. Never returns."""
         trimmed_at = float("-inf")
         ready: list[Callable[[], None]] = []
         while True:
@@ -127,7 +127,7 @@ class FunctionJournal:
         self._version = version
         self._consumers = manifest.tail_consumers
         self._sampling = manifest.log_sampling
-        self._open: dict[int, Invocation] = {}  # of which tail consumers get what is printed
+        self._open: dict[int, Invocation] = {}  # whose output tail consumers get
 
     def begin(self, event: frames.FunctionEvent) -> Invocation:
         """Return the record of an invocation, which is kept once it has ended, if it is one of those that are."""

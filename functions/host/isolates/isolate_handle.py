@@ -172,7 +172,7 @@ class IsolateHandle:
     # -- the watch --------------------------------------------------------------------------------------------------------------
 
     def watch(self) -> None:
-        """Look at what it uses, and end it beyond a limit.
+        """Check its usage, and end it above a limit.
         Called every few hundredths of a second while there is work."""
         if self._ending is not None or not self.process.is_running:
             return

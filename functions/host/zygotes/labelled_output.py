@@ -38,5 +38,5 @@ class LabelledOutput(io.TextIOWrapper):
 
 
 def install() -> None:
-    """Label what is printed from now on."""
+    """Label output from now on."""
     sys.stdout, sys.stderr = LabelledOutput(sys.stdout, "o"), LabelledOutput(sys.stderr, "e")  # type: ignore[arg-type]

@@ -24,7 +24,7 @@ _KNOWN = (
 
 class WorkerLoader(Face):
     def get(self, id: str, callback: Callable[[], Any]) -> "LoadedWorker":
-        """Return a worker, which is loaded from what the callback gives when it is first asked and not there yet."""
+        """Return a worker, loaded from the callback's result at its first use."""
         return LoadedWorker(self, str(id), callback)
 
     def load(self, code: Any) -> "LoadedWorker":

@@ -45,7 +45,7 @@ class Readable(Named):
         return StreamReader(self)
 
     def pipe_through(self, transform: Any, options: Any = None) -> Any:
-        """Feed the stream into a TransformStream, and return what comes out of that."""
+        """Feed the stream into a TransformStream, and return its output."""
         task = asyncio.ensure_future(self.pipe_to(transform.writable))
         _piping.add(task)
         task.add_done_callback(_piped)

@@ -20,9 +20,7 @@ from workers.remote.stubs import Handle, RpcStub, RpcTarget
 from workers.trouble import describe, remote_error
 from workers.values import DataCloneError
 
-SESSION = (
-    "$session"  # the only key of a reply whose value comes over the session, and what a caller that can hold one says
-)
+SESSION = "$session"  # the only key of a reply whose value comes over the session, and the mark of a caller that supports sessions
 MAX_MESSAGE_BYTES = 32 << 20
 MAX_CALLS = 128  # of one side at once; further ones wait
 PIECE_BYTES = 256 << 10  # of a stream, at once
@@ -63,7 +61,7 @@ class RpcSession:
                 self.close(Failure("the call is over, and its arguments were given back", code="session_over"))
 
     async def result(self, incoming: Any) -> Any:
-        """Return what the call gives, of which `incoming` is the answer's stream. Raises what it raised."""
+        """Return the call's result; `incoming` is the answer's stream. Raises the call's exception."""
         first = self._asked[FIRST] = asyncio.get_running_loop().create_future()
         self._has_reader = True
         reading = asyncio.ensure_future(self._read(incoming))
@@ -132,7 +130,7 @@ class RpcSession:
     # -- calls ------------------------------------------------------------------------------------------------------------------------
 
     async def call(self, id: int, what: str, name: str | None, args: Any = (), kwargs: Any = None) -> Any:
-        """Ask something of what the other side has sent: to `call` it, or to `read` a property."""
+        """Use an object of the other side: `call` it, or `read` a property."""
         async with self._room:
             if self._why_over is not None:
                 raise remote_error(self._why_over)
@@ -326,7 +324,7 @@ class _Export:
         raise NotImplementedError
 
     def dispose(self) -> None:
-        """Give back what it holds."""
+        """Give back its objects."""
 
 
 class _Function(_Export):
@@ -337,7 +335,7 @@ class _Function(_Export):
 
 
 class _Target(_Export):
-    """An RpcTarget, of which what its class defines can be asked; or a stub of a third function, which knows itself."""
+    """An RpcTarget with the methods and properties of its class; or a stub of a third function, which forwards."""
 
     def asked(self, what: str, name: str | None, args: Any, kwargs: Any) -> Any:
         if name is None and isinstance(self.value, RpcStub):
@@ -359,7 +357,7 @@ class _Target(_Export):
 
 
 class _Source(_Export):
-    """A stream, of which each call gives a piece, and then None."""
+    """A stream: each call returns a chunk, and then None."""
 
     def __init__(self, value: Any) -> None:
         super().__init__(value)
