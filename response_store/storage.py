@@ -38,7 +38,7 @@ class StoreTimings(NamedTuple):
     answer_after_fault_s: float = 0.2  # once it has not answered: no response's end waits for it each time
     retry_s: float = 5.0
     progress_s: float = 0.5  # between two reports of how far the responses of this process are
-    presence_s: float = rows.EXPIRES_S / 4  # between two signs that this process is there, while it makes none
+    presence_s: float = rows.EXPIRES_S / 4  # between two signs of life of this process while it makes no response
     follow_s: float = 0.25  # between two looks at a response that another process makes
 
 
@@ -95,7 +95,7 @@ class ResponseStore:
             response.add_event(event)
 
     async def settle(self, response: KeptResponse) -> None:
-        """Write a response that has ended, however often that has to be tried: until then it is read from memory."""
+        """Write an ended response, however often it takes; until then it is read from memory."""
         while not (response.is_deleted or response.is_settled or await self.keep(response)) and not self._is_closed:
             await asyncio.sleep(self.timings.retry_s)
         self._made.pop((response.tenant, response.id), None)
@@ -133,8 +133,10 @@ class ResponseStore:
         return await self._do(partial(rows.input_items, tenant=response.tenant, name=response.id))
 
     async def after(self, response: KeptResponse, place: int) -> tuple[list[bytes], bool]:
-        """Return the events from the one of that number on, once there are any, and whether they are the last: of one that is not made here. Of one
-        whose process was lost the last is that it has failed, wherever its reader was. Raises ApiError."""
+        """Return the events from a number on, once there are any, and whether they are the last, of another process's response.
+
+        If that process was lost, the last event is a failure, wherever the reader was. Raises ApiError.
+        """
         work = partial(rows.events, tenant=response.tenant, name=response.id, place=place)
         while (told := await self._do(work)) is not None:
             if told.response.fields["status"] == "failed" and not (told.events and is_failed_event(told.events[-1])):
@@ -151,8 +153,8 @@ class ResponseStore:
         return await self._do(partial(rows.items, tenant=tenant, names=names, keep_s=self._keeping.keep_s))
 
     async def cancel(self, response: KeptResponse) -> KeptResponse:
-        """Cancel one that another process makes, which stops when it hears of it.
-        Return it as it has ended. Raises ApiError."""
+        """Cancel a response of another process, which stops when it notices.
+        Return its final state. Raises ApiError."""
         found = await self._do(partial(rows.cancel, tenant=response.tenant, name=response.id), is_write=True)
         if found is None:
             raise _unknown(response.id, None)
@@ -168,7 +170,7 @@ class ResponseStore:
         await self._do(partial(rows.delete, tenant=response.tenant, name=response.id), is_write=True)
 
     async def sweep(self) -> None:
-        """Delete what is past its time. Raises ApiError."""
+        """Delete expired responses. Raises ApiError."""
         while await self._do(partial(rows.sweep, keep_s=self._keeping.keep_s), is_write=True):
             continue
         await self.database.tidy(self._keeping.keep_s)
@@ -291,7 +293,7 @@ class _Write(NamedTuple):
 
 
 def _end_elsewhere(response: KeptResponse, found: KeptResponse | None) -> None:
-    """End a response as others have: `found` is what they have made of it, None where they have deleted it."""
+    """End a response that another process changed: `found` is its new state, None if it was deleted."""
     was_made = not response.is_ended
     if found is None:
         response.is_deleted = True

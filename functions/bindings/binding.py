@@ -82,7 +82,7 @@ class Functions(Protocol):
 
 
 class MemoryBudget:
-    """The bytes that a function's calls may hold in the site's memory: values that come or leave as streams, of which 1,024 may be open at once."""
+    """The memory for a function's streamed values at the site; 1,024 streams may be open at once."""
 
     def __init__(self, max_bytes: int = 128 << 20) -> None:
         self.max_bytes = max_bytes
@@ -100,7 +100,7 @@ class HeldBytes:
         self._size = 0
 
     def add(self, size: int) -> None:
-        """Raises BindingError beyond the budget, unless this call alone holds something."""
+        """Add bytes. Raises BindingError above the budget, unless this call is the only one."""
         others = self._budget.used - self._size
         if others and self._budget.used + size > self._budget.max_bytes:
             used, most = self._budget.used, self._budget.max_bytes
@@ -140,7 +140,7 @@ class Services:
 
     databases: Databases = field(default_factory=Databases)
     inference: Inference | None = None  # the site's models
-    usage: FunctionUsage | None = None  # where what functions use is counted
+    usage: FunctionUsage | None = None  # counts usage of functions, if a ledger wants it
     functions: Functions | None = None
     function: str = "function"  # whose bindings these are
     max_bytes: int = 10 << 30  # of one database or bucket
@@ -162,8 +162,8 @@ Method = Callable[..., Awaitable[Any]]
 
 
 def method(function: Method) -> Method:
-    """Mark what a function may call.
-    The first parameter is the request, a msgspec.Struct; a second, `body`, is what was streamed along."""
+    """Mark a method that functions may call.
+    The first parameter is the request, a msgspec.Struct; a second, `body`, is the stream."""
     function.__is_method__ = True  # type: ignore[attr-defined]
     return function
 
@@ -216,7 +216,7 @@ class Binding:
             raise BindingError(f"{self.kind}.{method}{where}: {what}", name="TypeError") from None
 
     async def close(self) -> None:
-        """Give back what is the binding's alone; what bindings share stays open."""
+        """Release the binding's own resources; shared ones stay open."""
 
 
 class Nothing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

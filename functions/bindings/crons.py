@@ -84,7 +84,7 @@ class Crons:
                 after = due
                 await asyncio.shield(self._begin(schedule, due))
             except Exception:
-                log.exception("the cron trigger %s goes on after an error", schedule.text)
+                log.exception("the cron trigger %s continues after an error", schedule.text)
                 await asyncio.sleep(self._timings.pause_after_error_s)
 
     async def _since(self, schedule: Schedule) -> datetime:

@@ -97,7 +97,7 @@ class Alarms:
             try:
                 wait_s = await self._ring_due() if self._has_file else self._look_s
             except Exception:
-                log.exception("the alarms go on after an error")
+                log.exception("the alarms continue after an error")
                 wait_s = 1.0
             try:
                 async with asyncio.timeout(wait_s):
@@ -106,7 +106,7 @@ class Alarms:
                 continue
 
     async def _ring_due(self) -> float:
-        """Begin what is due; return in how many seconds to look again."""
+        """Start due alarms; return the seconds until the next check."""
         now_ms = self._now_ms()
 
         def look(connection: Connection) -> list[tuple[str, str, int]]:
@@ -147,7 +147,7 @@ class Alarms:
     def _begun(self, file: ObjectFile) -> Alarm | str:
         """Return the object's alarm, marked as running, if it is due. Runs in the object's thread."""
         if file.is_dirty:
-            return "busy"  # what the object has not committed may never be
+            return "busy"  # the object's uncommitted writes may be undone
         alarm = file.alarm()
         if alarm is None or alarm.at_ms > self._now_ms():
             return "not due"
@@ -173,12 +173,12 @@ class Alarms:
 
     def _again(self, file: ObjectFile, retries: int, pause_ms: int) -> None:
         alarm = file.alarm()
-        if alarm is not None and alarm.is_running:  # else its handler has set another one, or none
+        if alarm is not None and alarm.is_running:  # otherwise its handler has set another one, or none
             file.set_alarm(self._now_ms() + pause_ms, retries)
             file.commit()
 
     async def _correct(self, key: ObjectKey) -> None:
-        """Note what the object's file says, unless an alarm is being set."""
+        """Update the list from the object's file, unless an alarm is being set."""
         changes = await self._database.run(lambda connection: _changes(connection, key))
         alarm = await self._store.run(key, lambda file: "busy" if file.is_dirty else file.alarm())
         if alarm == "busy":

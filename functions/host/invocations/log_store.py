@@ -1,7 +1,7 @@
-"""The log of a site's functions in one SQLite file: invocations with what they printed, for some days and within some room.
+"""The log of a site's functions in one SQLite file: invocations with their output, limited by age and size.
 
-Writing is not worth a wait, so it happens in batches behind the requests. Where there is too much, the function that takes the most room loses its
-oldest records: one that prints a lot forgets its own past, and nobody else's.
+Writing happens in batches after the requests. If there is too much, the function with the most data loses its oldest records: one that prints a lot
+loses only its own history.
 """
 
 import time
@@ -56,11 +56,11 @@ class LineRow(NamedTuple):
 
 class LogStore:
     def __init__(self, path: Path, *, days: float, mib: int, clock: Callable[[], float] = time.time) -> None:
-        """`days` and `mib`: what is older, or more, is deleted."""
+        """Records older than `days`, and those above `mib`, are deleted."""
         self._days = days
         self._max_bytes = mib << 20
         self._clock = clock
-        # Deleted rows leave their pages for new ones; the rest is for what comes between two trims.
+        # Deleted rows leave their pages for new ones; the rest is for growth between two trims.
         self._database = Database(path, lambda connection: create(connection, SCHEMA), max_bytes=2 * self._max_bytes)
 
     async def write(self, invocations: Iterable[InvocationRow], lines: Iterable[LineRow]) -> None:
@@ -79,7 +79,7 @@ class LogStore:
         return await self._database.run(lambda connection: _found(connection, query), FIND_S)
 
     async def trim(self) -> None:
-        """Delete what is too old and what is too much. Raises sqlite3.Error and DatabaseError."""
+        """Delete records above the limits of age and size. Raises sqlite3.Error and DatabaseError."""
         too_old = partial(_delete, condition="at_s < ?", value=self._clock() - self._days * 86_400)
         while await self._database.run(too_old):
             pass
@@ -140,7 +140,8 @@ def _largest(connection: Connection) -> str | None:
 
 
 def _delete(connection: Connection, condition: str, value: object, share: str = "COUNT(*)") -> int:
-    """Delete the oldest of some records: TRIM_ROWS at most, and a share of them. Returns how many they were."""
+    """Delete the oldest of some records: TRIM_ROWS at most, and a share of them.
+    Returns how many they were."""
     limit = f"MIN({TRIM_ROWS}, (SELECT {share} FROM invocations WHERE {condition}))"
     sql = f"SELECT id FROM invocations WHERE {condition} ORDER BY seq LIMIT {limit}"
     ids = connection.execute(sql, (value, value)).fetchall()

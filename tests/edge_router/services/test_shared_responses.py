@@ -299,7 +299,7 @@ async def test_a_database_that_is_away_costs_what_ends_meanwhile_and_nobody_wait
                     await a.begin(response("refused", status="queued"))
                 assert (refused.value.word, refused.value.retry_after_s) == ("overloaded", 5)
                 assert "pilotlight-pg" not in refused.value.message, "clients are told of no host"
-                assert "cannot be read or written at the moment: their database" in refused.value.message
+                assert "cannot be read or written right now: their database" in refused.value.message
                 with pytest.raises(ApiError):
                     await b.after(response("made", status="in_progress"), 0)
             assert [store.fault is None for store in (a, b)] == [False, False]
@@ -469,7 +469,7 @@ async def test_routers_that_start_at_once_make_one_set_of_tables(server: Postgre
 
 
 def test_a_store_that_cannot_be_used_stops_the_start_without_its_password() -> None:
-    with pytest.raises(ConfigError, match=r"responses\.store is no database's URL") as refused:
+    with pytest.raises(ConfigError, match=r"responses\.store is not a database URL") as refused:
         build_app(network_of({"ams1": "http://h"}, responses={"store": "postgresql://u:sec%ret@h/d"}))
     assert "ret" not in str(refused.value)
 
