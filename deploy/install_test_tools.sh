@@ -1,6 +1,6 @@
 #!/bin/sh
 # Debian packages that some tests need: a C compiler, openssl's command, an OCI runtime, PostgreSQL, Chromium, what Mooncake
-# is linked with. Where they cannot be had, those tests are skipped.
+# is linked with, promtool, systemd-analyze. Where they cannot be had, those tests are skipped.
 missing=""
 command -v gcc >/dev/null || command -v cc >/dev/null || missing="$missing gcc libc6-dev"
 command -v openssl >/dev/null || missing="$missing openssl"
@@ -8,6 +8,8 @@ command -v crun >/dev/null || command -v runc >/dev/null || missing="$missing cr
 command -v initdb >/dev/null || ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 || missing="$missing postgresql"
 command -v chromium >/dev/null || command -v chromium-browser >/dev/null || command -v google-chrome >/dev/null || missing="$missing chromium"
 ls /usr/lib*/libibverbs.so.1 /usr/lib/*/libibverbs.so.1 2>/dev/null | grep -q . || missing="$missing libibverbs1"
+command -v promtool >/dev/null || missing="$missing prometheus"
+command -v systemd-analyze >/dev/null || missing="$missing systemd"
 [ -n "$missing" ] || exit 0
 if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
 	echo "Installing Debian packages:$missing ..."

@@ -154,17 +154,21 @@ def parse_response(raw: bytes, resolve: Resolve, model: str | None = None, *, st
 
 
 def _messages(body: ResponsesBody, left_out: list[str]) -> Iterator[MessageBody]:
-    """Yield the conversation. Neighbouring items of the assistant are one turn of it: reasoning, then text, then calls. Items that only another
-    service can read, or that are its own tools' work, are named in `left_out`."""
     if instructions := without_billing(body.instructions):  # which proxies before Claude Code forward
         yield MessageBody(role="system", content=instructions)
-    if isinstance(body.input, str):
-        yield MessageBody(role="user", content=body.input)
+    yield from messages_of(body.input, left_out)
+
+
+def messages_of(given: str | list[dict[str, Any]], left_out: list[str]) -> Iterator[MessageBody]:
+    """Yield the conversation of an `input`. Neighbouring items of the assistant are one turn of it: reasoning, then text, then calls. Items that only
+    another service can read, or that are its own tools' work, are named in `left_out`."""
+    if isinstance(given, str):
+        yield MessageBody(role="user", content=given)
         return
-    if not body.input:
+    if not given:
         raise refused("must not be empty", "input")
     turn = _Turn()
-    for i, item in enumerate(body.input):
+    for i, item in enumerate(given):
         where = f"input[{i}]"
         kind, role = item.get("type", "message"), item.get("role")
         if kind == "reasoning":

@@ -4,6 +4,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
+from pathlib import Path
 
 from starlette.applications import Starlette
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -20,6 +21,7 @@ from pilotlight.edge_router.service_table import RouterService, service_of
 from pilotlight.edge_router.services.batches.routes import BatchRoutes
 from pilotlight.edge_router.services.deployments import deployment_api
 from pilotlight.edge_router.services.finetune_routes import RoutedFinetunes
+from pilotlight.edge_router.services.joining import JoinRoutes
 from pilotlight.edge_router.services.model_lists import ModelLists
 from pilotlight.edge_router.telemetry.activity import Operations, RouterActivity
 from pilotlight.edge_router.telemetry.status_routes import FAILURES, OwnRoutes, own_version
@@ -30,18 +32,22 @@ from pilotlight.response_store.app import ResponsesApp
 from pilotlight.response_store.response_database import ResponseDatabase, RetentionPolicy
 from pilotlight.sites.network import NetworkConfig
 from pilotlight.support import background
-from pilotlight.wire.paths import drop_trailing_slash
+from pilotlight.wire.paths import normalize_path
 
 
 def build_app(
-    network: NetworkConfig, *, policy: Policy | None = None, clock: Callable[[], float] = time.monotonic
+    network: NetworkConfig,
+    *,
+    policy: Policy | None = None,
+    clock: Callable[[], float] = time.monotonic,
+    file: Path | None = None,
 ) -> "RouterApp":
-    """Raises ConfigError."""
-    return RouterApp(EdgeRouter(network, policy or CostPolicy(), clock))
+    """`file`: where the network was read, to which machines that join are added. Raises ConfigError."""
+    return RouterApp(EdgeRouter(network, policy or CostPolicy(), clock), file)
 
 
 class RouterApp(Starlette):
-    def __init__(self, router: EdgeRouter) -> None:
+    def __init__(self, router: EdgeRouter, file: Path | None = None) -> None:
         proxy, access = router.proxy, router.admission.access
         self.edge = router
         self.streams = StreamRoutes(router.recordings, router.admission, router.secret, proxy.handle, proxy.record)
@@ -52,7 +58,7 @@ class RouterApp(Starlette):
         self.responses = ResponsesApp(proxy.admitted, access, most, keeping, ResponseDoor(proxy))
         router.metrics.watch(
             "responses_failing",
-            "1 where kept responses could not be read or written when that was last tried.",
+            "1 if the last attempt to read or write stored responses failed.",
             lambda: float(self.responses.is_failing),
         )
         self._services: dict[RouterService | None, ASGIApp] = {
@@ -65,7 +71,8 @@ class RouterApp(Starlette):
         }
         place, sessions = router_place(router.network), Sessions(access, router.secret)
         self.feed = Feed(RouterActivity(place, own_version(), proxy, router.clock))
-        deployments = deployment_api(router.backends, access, router.clocks, proxy.selector.places, router.hosts)
+        places, hosts = proxy.selector.places, router.hosts
+        deployments = deployment_api(router.backends, access, router.clocks, places, hosts, router.tls)
         has_usage = router.accounting.ledger is not None
         operations = Operations(router.backends, router.orders)
         self.page = PageRoutes(
@@ -79,16 +86,22 @@ class RouterApp(Starlette):
         own = OwnRoutes(place, proxy, router.places, sessions)
         usage = UsageRoutes(router.accounting, access, sessions)
         super().__init__(
-            routes=[*own.routes(), *self.page.routes(), *usage.routes(), *deployments.routes()],
+            routes=[
+                *own.routes(),
+                *self.page.routes(),
+                *usage.routes(),
+                *deployments.routes(),
+                *JoinRoutes(router, file).routes(),
+            ],
             lifespan=_lifespan,
             exception_handlers=FAILURES,
         )
         self.router.redirect_slashes = False  # /v1 is not /v1/: a redirect would turn a client's POST into a GET
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Starlette answers what the router has routes of its own for, and everything unknown. All else passes by its error handling: each token
-        would go through two more `send`s."""
-        drop_trailing_slash(scope)
+        """Dispatch a request: Starlette handles the router's own routes and unknown paths. All others bypass its error handling, which would add two
+        `send` calls to each token."""
+        normalize_path(scope)
         app = (
             self.edge.tunnels
             if scope["type"] == "websocket"

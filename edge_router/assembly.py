@@ -1,4 +1,4 @@
-"""What a router is made of, and how long each part lives. What is served, and where, is app.py's."""
+"""The parts of a router and their lifetimes. Routes are in app.py."""
 
 import asyncio
 import sqlite3
@@ -11,7 +11,7 @@ from typing import Protocol
 from pilotlight.edge_router.admission.filter import AdmissionFilter, TenantLimits
 from pilotlight.edge_router.admission.quotas.daily import DailyQuotas
 from pilotlight.edge_router.admission.quotas.shared import SharedQuotas, shared_quotas
-from pilotlight.edge_router.backends.discovery import static_backends
+from pilotlight.edge_router.backends.discovery import Discovery
 from pilotlight.edge_router.backends.health import (
     HealthMonitor,
     client_session,
@@ -46,8 +46,12 @@ from pilotlight.edge_router.telemetry.tracing import Tracing
 from pilotlight.sites.config import ConfigError
 from pilotlight.sites.network import NetworkConfig
 from pilotlight.support import background
+from pilotlight.support.database import DatabaseError
 from pilotlight.wire.credentials import Access, known_keys
 from pilotlight.wire.hop.headers import HOP_SECRET_ENV
+from pilotlight.wire.http.certificate import client_context
+
+FORGET_EVERY_S = 5.0
 
 
 class EdgeRouter:
@@ -58,7 +62,9 @@ class EdgeRouter:
         self.network, self.clock = network, clock
         relay = network.relay
         self.secret = hop_secret()
-        self.backends = static_backends(network, clock)
+        self.tls = client_context(network.hop.authority)
+        self.discovery = Discovery(network, clock)
+        self.backends = self.discovery.backends
         self.metrics = RouterMetrics(self.backends.values())
         self.shared = shared_quotas(network.quotas, clock)
         limits = TenantLimits(network.door, network.tenant_limits, network.accounts, self.secret, clock, self.shared)
@@ -69,7 +75,8 @@ class EdgeRouter:
         self.recordings = _recordings(network, self.secret, clock)
         self.accounting = _accounting(network, self.secret, self.recordings, self.shared)
         self.clocks = SiteClocks([*self.backends])
-        self.orders = SiteControl({site.name: site.url for site in self.backends.values()}, self.secret, self.clocks)
+        self.orders = SiteControl(self.discovery.urls, self.secret, self.clocks)
+        self._monitor: HealthMonitor | None = None  # while it runs
         self._hints = WakeHints(self.orders, self.metrics.registry)
         data = DataPlaces(network)
         finetunes = SiteFinetunes(self.backends, data, self.orders)
@@ -81,7 +88,7 @@ class EdgeRouter:
             self.recordings,
             self.accounting,
             self.metrics,
-            SiteConnections(relay, self.secret, self.clocks),
+            SiteConnections(relay, self.secret, self.clocks, self.tls),
             clock,
             body_timeout_s=network.door.body_timeout_s,
             tracing=_tracing(network),
@@ -104,22 +111,37 @@ class EdgeRouter:
                 ("shared quotas", self.shared),
                 ("the ledger", self.accounting.ledger),
             )
-            for name, store in stores:  # told of requests to the last one
+            for name, store in stores:  # stores record requests until the last one has ended
                 if store is not None:
                     await stack.enter_async_context(_at_work(store, name))
             await stack.enter_async_context(self.proxy.upstream)
-            tcp = await stack.enter_async_context(connector())
+            tcp = await stack.enter_async_context(connector(self.tls))
             probing = await stack.enter_async_context(client_session(tcp, self.network.relay, connection_trace()))
             stack.enter_context(self.orders.by(probing))
             await stack.enter_async_context(self._hints)
             fetch = status_fetch(probing, self.secret, self.clocks)
-            monitor = HealthMonitor(self.backends.values(), fetch, self.network.health, self.clock)
-            for name, work in (("the probes of sites", monitor.run), *self._works()):
+            monitor = self._monitor = HealthMonitor(self.backends.values(), fetch, self.network.health, self.clock)
+            works = ("the probes of sites", monitor.run), ("forgetting sites that have left", self._forget_sites)
+            for name, work in (*works, *self._works()):
                 await stack.enter_async_context(background.running(work, name))
             if self.batches is not None:
                 await stack.enter_async_context(_at_work(self.batches, "the queue of batches"))
             stack.push_async_callback(self.recordings.close)
             yield
+
+    def set_sites(self, network: NetworkConfig) -> None:
+        """Take over the sites of the file, and where data may go."""
+        self.discovery.become(network)
+        self.proxy.selector.places.become(DataPlaces(network))
+        if self._monitor is not None:
+            self._monitor.changed()
+
+    async def _forget_sites(self) -> None:
+        while True:
+            await asyncio.sleep(FORGET_EVERY_S)
+            self.discovery.sweep()
+            if self._monitor is not None:
+                self._monitor.changed()
 
     def _works(self) -> Iterator[tuple[str, background.Work]]:
         if self.recordings.journals is not None:
@@ -134,21 +156,25 @@ class EdgeRouter:
     def _watch(self) -> None:
         watch, proxy, recordings = self.metrics.watch, self.proxy, self.recordings
         watch("tasks", "Tasks of the event loop.", lambda: len(asyncio.all_tasks()))
-        watch("sessions", "Entries in the table of sessions.", lambda: len(self.sessions))
+        watch("sessions", "Entries in the session table.", lambda: len(self.sessions))
         watch("sockets", "Open WebSockets.", lambda: len(self.tunnels))
         watch("durable_streams", "Streams that can be read again.", lambda: len(recordings))
-        watch("durable_bytes", "What they hold in memory.", lambda: recordings.num_bytes)
+        watch("durable_bytes", "Memory of durable streams.", lambda: recordings.num_bytes)
         if (ledger := self.accounting.ledger) is not None:
             watch("ledger_unwritten", "Usage records not written yet.", lambda: ledger.num_unwritten)
             watch("ledger_failing", "1 while usage cannot be written.", lambda: float(ledger.fault is not None))
         if (shared := self.shared) is not None:
-            watch("quota_leases", "Parts of accounts' limits that are lent to this router.", lambda: len(shared))
-            watch("quotas_failing", "1 while their store cannot be asked.", lambda: float(shared.fault is not None))
+            watch("quota_leases", "Parts of shared limits that are leased to this router.", lambda: len(shared))
+            watch(
+                "quotas_failing",
+                "1 while the store of shared limits cannot be reached.",
+                lambda: float(shared.fault is not None),
+            )
         watch("site_connections", "Connections to sites.", lambda: proxy.upstream.pool.num_open)
 
 
 class _Store(Protocol):
-    """What is written behind the requests that it is told of."""
+    """A store that is written after the requests that it records."""
 
     async def run(self) -> None: ...
 
@@ -179,7 +205,7 @@ def access_of(network: NetworkConfig) -> Access:
 
 
 def _recordings(network: NetworkConfig, secret: str, clock: Callable[[], float]) -> DurableStreams:
-    """Raises ConfigError for a folder of journals that cannot be used, or whose streams no site would go on with."""
+    """Return the durable streams. Raises ConfigError if the folder of journals cannot be used, or no site could continue its streams."""
     folder = network.durable.directory
     if folder is not None and not secret:
         raise ConfigError(
@@ -194,7 +220,7 @@ def _recordings(network: NetworkConfig, secret: str, clock: Callable[[], float])
 def _accounting(
     network: NetworkConfig, secret: str, recordings: DurableStreams, shared: SharedQuotas | None
 ) -> Accounting:
-    """Raises ConfigError for a ledger that cannot be written, or whom nobody tells what was used."""
+    """Return the accounting. Raises ConfigError if the ledger cannot be written, or no site would report usage."""
     config, prices = network.ledger, PriceList(network.prices, network.ledger.currency)
     quotas = DailyQuotas(time.time, shared)
     quotas.set(network.accounts)
@@ -220,7 +246,7 @@ def _batches(network: NetworkConfig, proxy: Proxy) -> BatchQueue | None:
     path = Path(network.ledger.directory).expanduser() / "batches.sqlite"
     try:
         return BatchQueue(path, proxy, proxy.admission.access)
-    except (sqlite3.Error, OSError) as error:
+    except (sqlite3.Error, OSError, DatabaseError) as error:
         raise ConfigError(f"the queue of batches {path} cannot be opened: {error}") from None
 
 
@@ -232,5 +258,5 @@ def _objectives(network: NetworkConfig) -> Objectives | None:
     path = None if folder is None else Path(folder).expanduser() / "objectives.sqlite"
     try:
         return Objectives(network.objectives, path)
-    except (sqlite3.Error, OSError) as error:
+    except (sqlite3.Error, OSError, DatabaseError) as error:
         raise ConfigError(f"the counts of objectives {path} cannot be opened: {error}") from None

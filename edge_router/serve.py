@@ -1,13 +1,14 @@
-"""The router as a process: `python -m pilotlight.edge_router.serve NETWORK_FILE`. Binds, serves, and on SIGTERM drains before it stops.
-SIGHUP reads the file again.
+"""The router as a process: `python -m pilotlight.edge_router.serve NETWORK_FILE`. It binds, serves, and on SIGTERM drains before it stops. SIGHUP
+reads the file again.
 
-Knows the order of starting and stopping; what is served is app.py's.
+Knows the order of start and stop; routes are in app.py.
 """
 
 import argparse
 import asyncio
 import contextlib
 import gc
+import logging
 import os
 import socket
 import sys
@@ -21,16 +22,17 @@ from pilotlight.edge_router.forwarding.proxy import Proxy
 from pilotlight.edge_router.metering.ledger.prices import PriceList
 from pilotlight.edge_router.requests.function_hosts import FunctionMount
 from pilotlight.edge_router.requests.request import FUNCTIONS
-from pilotlight.edge_router.routing.data_places import DataPlaces
-from pilotlight.edge_router.tls import Certificate
 from pilotlight.sites.config import SERVER_ENV, ConfigError, check_secrets
 from pilotlight.sites.network import DoorConfig, NetworkConfig, load_network
 from pilotlight.sites.reloading import read_again
 from pilotlight.sites.rules import is_loopback
 from pilotlight.support import background
 from pilotlight.support.logs import start_logging
+from pilotlight.support.service_manager import notify_ready
 from pilotlight.support.signals import follow_signals
 from pilotlight.wire.hop.headers import DEPLOY_TOKEN_ENV, HOP_SECRET_ENV, OVERLOADED
+from pilotlight.wire.http.access_log import AccessLog
+from pilotlight.wire.http.certificate import Certificate
 from pilotlight.wire.http.limits import HttpLimits
 from pilotlight.wire.http.listen import (
     GRACE_S,
@@ -47,6 +49,8 @@ from pilotlight.wire.http.server import Server
 from pilotlight.wire.http.stock_servers import SERVERS, HttpServer, check_installed, make_server
 from pilotlight.wire.paths import API_PATHS
 
+log = logging.getLogger("pilotlight.router")
+
 SPARE_FILES = 64  # for probes, logs, what Python opens, and clients that are being refused
 
 
@@ -58,7 +62,6 @@ def main() -> int:
     arguments = parser.parse_args()
     if arguments.server is not None:
         os.environ[SERVER_ENV] = arguments.server
-    start_logging("router")
     try:
         return run(load_network(arguments.network), arguments.port, arguments.network)
     except (ConfigError, ListenError) as error:
@@ -69,8 +72,11 @@ def main() -> int:
 def run(network: NetworkConfig, port: int | None = None, file: Path | None = None) -> int:
     """Serves until a stop signal; returns the exit status. `file`: where the network was read, and is read again at SIGHUP. Raises ListenError for a
     port that cannot be had."""
+    start_logging("router", network.telemetry.log_level, network.telemetry.log_format)
     if not follow_parent():
         return 1
+    if secret := network.hop.secret():
+        os.environ.setdefault(HOP_SECRET_ENV, secret)
     check_secrets(HOP_SECRET_ENV, DEPLOY_TOKEN_ENV)
     raise_file_limit()
     check_installed(network.door.server_name)
@@ -81,10 +87,8 @@ def run(network: NetworkConfig, port: int | None = None, file: Path | None = Non
 
 
 async def _serve(network: NetworkConfig, listener: socket.socket, file: Path | None) -> None:
-    app = build_app(network)
-    url = url_of(listener)
-    if network.listen.tls_certificate is not None:
-        url = url.replace("http://", "https://", 1)
+    app = build_app(network, file=file)
+    url = url_of(listener, is_tls=network.listen.tls_certificate is not None)
     stop, stop_now = asyncio.Event(), asyncio.Event()
 
     def signalled() -> None:
@@ -94,14 +98,16 @@ async def _serve(network: NetworkConfig, listener: socket.socket, file: Path | N
     async with serving(app, network, listener):
         gc.collect()
         gc.set_threshold(10_000, 20, 50)  # a request makes some hundred objects, and hardly any in a cycle
-        gc.freeze()  # what is here now stays: no collection need look at it again
-        print(f"The router listens on {url}", flush=True)
+        gc.freeze()  # exempt all present objects from garbage collection
+        log.info("listening on %s", url)
+        notify_ready(f"listening on {url}")
         await stop.wait()
         await _drain(app.edge.proxy, network.relay.drain_timeout_s, stop_now)
         app.edge.tunnels.end()
 
 
 LIVE = (
+    "sites",
     "accounts",
     "keys",
     "prices",
@@ -115,7 +121,7 @@ LIVE = (
 
 
 def reload(router: EdgeRouter, network: NetworkConfig, file: Path | None) -> None:
-    """Keys, limits, prices, and where data may go; certificates are looked at all the time (tls.py)."""
+    """Sites, keys, limits, prices, and where data may go; certificates are looked at all the time (tls.py)."""
     found = None if file is None else read_again(network, file, load_network, LIVE)
     if found is not None:
         router.admission.access.become(access_of(found))
@@ -123,7 +129,7 @@ def reload(router: EdgeRouter, network: NetworkConfig, file: Path | None) -> Non
         router.hosts.become(found)
         router.accounting.prices.become(PriceList(found.prices, network.ledger.currency))
         router.accounting.quotas.set(found.accounts)
-        router.proxy.selector.places.become(DataPlaces(found))
+        router.set_sites(found)
 
 
 @asynccontextmanager
@@ -138,16 +144,20 @@ async def serving(app: RouterApp, network: NetworkConfig, listener: socket.socke
         api_paths=API_PATHS,
     )
     budget = BodyBudget(app, int(door.max_bodies_mib * 2**20))
-    mounted = FunctionMount(
-        app.edge.hosts, budget, OriginCheck(budget, origins)
-    )  # a host of a function is a name by which it is meant
-    server = make_server(door.server_name, mounted, http_limits(door), overload_headers=OVERLOADED)
+    # a host of a function is a name by which it is meant
+    mounted = FunctionMount(app.edge.hosts, budget, OriginCheck(budget, origins))
+    outermost = AccessLog(mounted) if network.telemetry.access_log else mounted
+    server = make_server(door.server_name, outermost, http_limits(door), overload_headers=OVERLOADED)
     metrics = app.edge.metrics
-    metrics.watch("body_bytes", "Of requests that are not answered yet.", lambda: budget.held_bytes)
+    metrics.watch("body_bytes", "Memory of the bodies of requests in progress.", lambda: budget.held_bytes)
     if isinstance(server, Server):
         connections = server.connections
-        metrics.watch("connections", "Of clients.", lambda: len(connections))
-    certificate = Certificate.of(network.listen, http2=door.server_name == "hypercorn")
+        metrics.watch("connections", "Connections of clients.", lambda: len(connections))
+    listen = network.listen
+    certificate = Certificate.of(listen.tls_certificate, listen.tls_key, http2=door.server_name == "hypercorn")
+    if certificate is not None:
+        about = "When the certificate of this listener ends, in seconds since the epoch."
+        metrics.watch("certificate_ends_seconds", about, lambda: certificate.ends_s)
     async with app.router.lifespan_context(app):
         await server.start(listener, certificate.context if certificate else None)
         watch = background.start(certificate.watch, "the watch over the certificate") if certificate else None
@@ -160,8 +170,8 @@ async def serving(app: RouterApp, network: NetworkConfig, listener: socket.socke
 
 
 def http_limits(door: DoorConfig) -> HttpLimits:
-    """No more connections than there are file descriptors for, one of a site's beside each: who comes too late is told so, instead of waiting for an
-    accept that fails."""
+    """Limit connections to the number of file descriptors, with one connection to a site for each: further clients get an error instead of waiting
+    for an accept that fails."""
     files = file_limit()
     return HttpLimits(
         max_head_bytes=door.max_head_kib << 10,

@@ -25,13 +25,19 @@ class RouterService(Enum):
 _TABLE: tuple[tuple[RouterService, re.Pattern[str]], ...] = tuple(
     (service, re.compile(pattern))
     for service, pattern in (
-        (RouterService.SITES, rf"{_V1}/(?:chat/completions|completions|embeddings|messages(?:/count_tokens)?)"),
+        (
+            RouterService.SITES,
+            rf"{_V1}/(?:chat/completions|completions|embeddings|messages(?:/count_tokens)?|decisions|systemone)",
+        ),
+        (RouterService.SITES, rf"(?:{_V1})?/(?:rerank|score|classify)|/v2/rerank"),
         (RouterService.SITES, r"/fn/.*"),
-        (RouterService.RESPONSES, rf"{_V1}/responses(?:/.+)?"),
-        (RouterService.MODEL_LISTS, rf"{_V1}/models(?:/.+)?|{_ACCOUNT}/ai/models/(?:search|schema)"),
+        (RouterService.SITES, r"/api/(?:chat|generate|embed|embeddings|show|pull)"),
+        (RouterService.RESPONSES, rf"{_V1}/(?:responses|conversations)(?:/.+)?"),
+        (RouterService.MODEL_LISTS, rf"{_V1}/models(?:/.+)?|{_ACCOUNT}/ai/models/(?:search|schema)|/api/(?:tags|ps)"),
         (RouterService.RUNS, rf"{_ACCOUNT}/ai/run/.+"),
         (RouterService.BATCHES, rf"{_V1}/(?:files|batches)(?:/[^/]+(?:/(?:content|cancel))?)?"),
         (RouterService.SITES, rf"{_ACCOUNT}/ai/(?:tasks/search|finetunes/public)|/client/v4/user/tokens/verify"),
+        (RouterService.FINETUNES, rf"{_V1}/fine_tuning/jobs(?:/[^/]+(?:/[^/]+)?)?"),
         (RouterService.FINETUNES, rf"{_ACCOUNT}/ai/finetunes(?:/[^/]+(?:/finetune-assets)?)?"),
         (RouterService.STREAMS, r"/streams/.*"),
     )
@@ -39,7 +45,7 @@ _TABLE: tuple[tuple[RouterService, re.Pattern[str]], ...] = tuple(
 
 
 def service_of(scope: Scope) -> RouterService | None:
-    """Return what answers a request; None: Starlette's routes do, or nothing is there."""
+    """Return the service that answers a request; None if Starlette's routes do, or none exists."""
     service = _service_at(scope.get("path", ""))  # a lifespan has none
     if service is RouterService.RUNS:
         return RouterService.BATCHES if _is_queued(scope["query_string"]) else RouterService.SITES

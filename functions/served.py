@@ -67,10 +67,12 @@ class ServedFunctions:
         own_ports: Callable[[], list[int]],
         site: str,
         trace: Trace | None = None,
+        authority: str | None = None,
         clock: Clock = CLOCK,
     ) -> None:
-        """`inference` answers AI bindings; no function may connect to this machine's `own_ports`; `trace` is the scope of an invocation; bindings go
-        by `clock`. Raises ManifestError."""
+        """`inference` answers AI bindings; no function may connect to this machine's `own_ports`; `trace` is the scope of an invocation; `authority`
+        is of the network's certificates; bindings go by `clock`. Raises ManifestError."""
+        self._authority = authority
         self._clock = clock
         self.config = config
         self.manifests = _manifests(config)
@@ -109,7 +111,7 @@ class ServedFunctions:
             secret, token = os.environ.get(HOP_SECRET_ENV, ""), os.environ.get(DEPLOY_TOKEN_ENV, "")
             inference, router = self._inference, None
             if self.config.deployments is not None:
-                router = RouterClient(self.config.deployments.rstrip("/"), secret or token)
+                router = RouterClient(self.config.deployments.rstrip("/"), secret or token, self._authority)
                 stack.push_async_callback(router.close)
                 inference = NetworkInference(inference, router)
             self._services = Services(
@@ -216,11 +218,14 @@ class ServedFunctions:
             await bindings.migrate_databases()
 
     def take_secrets(self, function: str, values: Mapping[str, str], before: Collection[str]) -> None:
-        """Keep a function's secrets in the place of those with the names `before`; it has them within SECRETS_S. Raises SecretError."""
-        for name in set(before) - set(values):
-            self._secrets.delete(function, name)
-        for name, value in values.items():
-            self._secrets.put(function, name, value)
+        """Keep a function's secrets in the place of those with the names `before`; it has them within SECRETS_S. Raises Failure."""
+        try:
+            for name in set(before) - set(values):
+                self._secrets.delete(function, name)
+            for name, value in values.items():
+                self._secrets.put(function, name, value)
+        except (SecretError, OSError) as error:
+            raise Failure(str(error)) from None
 
     def queue(self, name: str) -> Queue:
         """Return a queue by its name; made where it is not there yet."""

@@ -49,7 +49,9 @@ class FunctionsService:
         trace: Trace | None = None,
     ) -> None:
         """`trace` is the scope of an invocation. Raises ManifestError."""
-        self.served = ServedFunctions(config.functions, state_dir_of(config), inference, own_ports, config.name, trace)
+        self.served = ServedFunctions(
+            config.functions, state_dir_of(config), inference, own_ports, config.name, trace, config.hop.authority
+        )
         self._admission = admission
         self._site = config.name
         self._named_state = state_directory(config.name) if config.functions.state_dir is None else None

@@ -13,6 +13,7 @@ import torch
 from pilotlight.kernels import checks
 from pilotlight.kernels.checks import FLOATS, ArgumentCheck, check_indices, placed
 from pilotlight.kernels.dispatch import operation
+from pilotlight.kernels.matrices.blocks import BlockWeight
 from pilotlight.kernels.matrices.coded import CodedWeight
 from pilotlight.kernels.matrices.plain import PlainWeight
 from pilotlight.kernels.matrices.weight import GatedActivation, Weight
@@ -190,4 +191,4 @@ def moe_experts(
 def _matrix(weight: Weight, expert: int, dtype: torch.dtype) -> Weight:
     """Return an expert's matrix as it is multiplied by: activations of experts in FP8 are not rounded."""
     one = weight.expert(expert)
-    return one if isinstance(one, CodedWeight) else PlainWeight(one.unpack(dtype))
+    return one if isinstance(one, CodedWeight | BlockWeight) else PlainWeight(one.unpack(dtype))

@@ -121,7 +121,7 @@ def tune(
     """Measure every (rows, columns) of a weight with every number of tokens; none that would begin at `until` by time.monotonic or later."""
     form = triton_form("matrices.linear")
     if form is None and device.type == "cuda":
-        raise RuntimeError("there is nothing to choose from without Triton: install pilotlight[gpu]")
+        raise RuntimeError("there is nothing to choose from without Triton: install pilotlight-inference[gpu]")
     wanted = list(shapes)
     if device.type == "cuda":
         compile_launches(trace_launches(lambda: _run_all(wanted, dtype)), device)

@@ -115,6 +115,8 @@ def plugins(device: str) -> list[str]:
     options = ["--timeout=120"] if importlib.util.find_spec("pytest_timeout") is not None else []
     if options and device == "cuda":
         options += ["--timeout-method=thread"]
+    if importlib.util.find_spec("pytest_asyncio") is not None:
+        options += ["-o", "asyncio_mode=auto", "-o", "asyncio_default_fixture_loop_scope=function"]
     if importlib.util.find_spec("xdist") is not None:
         options += ["-n", str(min(14, os.cpu_count() or 1)), "--dist", "worksteal"]
     return options

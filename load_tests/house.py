@@ -1,4 +1,5 @@
-"""`python -m load_tests.house`: how easily the product's packages can be read, measured in the source: folders, circles, levels, names.
+"""`python -m load_tests.house`: how easily the product's packages can be read and changed, measured in the source: folders, circles, levels, names,
+and what tests know of the inside.
 
 Prints a table and exits with 1 if a measure is worse than its limit, so that CI keeps what was reached. `--tree FOLDER` measures another checkout,
 `--list` names what each measure counted. The measures of a running request (density, files, tasks) are those of load_tests/request_path.py.
@@ -13,6 +14,8 @@ from functools import cached_property
 from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import NamedTuple
+
+from load_tests.intrusions import Suite
 
 ROOT = Path(__file__).parents[1]
 NO_PRODUCT = {"tests", "load_tests", "examples", "training", "docs", "deploy", "pilotlight"}
@@ -78,6 +81,7 @@ def measures(house: House) -> list[Measure]:
     full = crowded(house)
     packages = {package: levels(house, package) for package in house.packages}
     folders = {folder: levels(house, folder) for folder in sub_packages(house)}
+    suite = Suite(house.root)
     return [
         _largest("modules directly in one folder", 16, full),
         _counted("import circles", 0, (" <-> ".join(circle) for circle in circles(house.imports))),
@@ -85,6 +89,10 @@ def measures(house: House) -> list[Measure]:
         _largest("import levels in a sub-package", 15, folders),
         _counted("attributes set from outside after construction", 0, assigned_outside(house)),
         _counted("base names that occur twice in one package", 0, repeated_names(house)),
+        _counted("names that tests patch", 554, suite.patched_names()),
+        _counted("constants that tests patch", 229, suite.patched_constants()),
+        _counted("private names that tests reach for", 499, suite.private_names()),
+        _counted("pauses of a fixed time in tests", 100, suite.pauses()),
     ]
 
 

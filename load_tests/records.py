@@ -85,6 +85,36 @@ def commit() -> str:
         return os.environ.get("PILOTLIGHT_COMMIT", "unknown")
 
 
+@cache
+def history() -> frozenset[str] | None:
+    """Return the first 12 digits of every commit up to this one; None where the history is not here as a whole (no git, a shallow clone)."""
+    try:
+        if _git("rev-parse", "--is-shallow-repository") == "true":
+            return None
+        return frozenset(line[:12] for line in _git("rev-list", "HEAD").splitlines())
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def doubt(record: Record, known: frozenset[str] | None) -> str | None:
+    """Return why a record's figures must not be shown: nobody can check out what it measured; None if somebody can."""
+    made = str(record["commit"])
+    if made.endswith("+"):
+        return "measured in a tree with uncommitted changes"
+    if made == "unknown" or (known is not None and made[:12] not in known):
+        return "measured at a commit that this history does not have"
+    return None
+
+
+@cache
+def has_changed_since(made: str, paths: tuple[str, ...]) -> bool:
+    """Tell whether files under `paths` differ between the commit of a record and this one; False where git cannot say."""
+    try:
+        return bool(_git("diff", "--name-only", made, "HEAD", "--", *(f":/{path}" for path in paths)))
+    except (OSError, subprocess.CalledProcessError):
+        return False
+
+
 def _git(*arguments: str) -> str:
     here = Path(__file__).parent
     return subprocess.run(["git", *arguments], cwd=here, capture_output=True, text=True, check=True).stdout.strip()

@@ -1,4 +1,6 @@
-"""`make report`: the tables of README.md and docs/measurements.md from the newest record of each subject, nothing by hand.
+"""`make report`: the tables of README.md and docs/ from the newest record of each subject, nothing by hand.
+
+Refuses a record of a tree with uncommitted changes or of a commit that the history does not have; marks one that is older than the code it measures.
 
 Knows the pages; refuses to know how records were made, or what their figures mean (tables/). A region of a page lies between two comments; its text
 is replaced. The plot is written as SVG by hand: the same records give the same bytes, so that a test can tell when either is stale.
@@ -11,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from load_tests.bars import Group, draw
-from load_tests.records import RESULTS, Record
+from load_tests.records import RESULTS, Record, doubt, has_changed_since, history
 from load_tests.tables import (
     clients,
     cold_start,
@@ -32,136 +34,207 @@ from load_tests.tables import (
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
-MEASUREMENTS = ROOT / "docs" / "measurements.md"
+PERFORMANCE = ROOT / "docs" / "performance.md"
+MEASUREMENTS = ROOT / "docs" / "measurements"
 CLIENTS = ROOT / "docs" / "clients.md"
 FIRST_MINUTE = ROOT / "docs" / "first-minute.md"
 PLOT = "shares.svg"
 DRAFTS_PLOT = "drafts.svg"
 NOTHING = "Nothing has been measured yet.\n"
+# Follows a commit if the code has changed since. It depends on the day when a page is drawn, so tests compare pages without it.
+STALE = " †"
+FOOTNOTE = f"\n{STALE.strip()} The code that this row measures has changed since that commit.\n"
+ENGINE, ROUTER, SITE = ("engine", "kernels"), ("edge_router", "wire"), ("runtime", "engine", "wire")
 
 
 class Region(NamedTuple):
     """A table of one record."""
 
     rows: Callable[[Record], Iterable[list[str]]]  # of a record's results, the header first
+    code: tuple[str, ...]  # folders of what is measured
     subject: str | None = None  # of the record, where it is not the region's name
     is_simulated: bool = False  # what it shows follows from seeds and not from the machine
 
 
 REGIONS: dict[str, Region] = {
-    "start-up": Region(engine.start_up),
-    "engines": Region(engine.engines),
-    "engines-amx": Region(engine.engines),
-    "step-cost": Region(engine.step_cost),
-    "lossless": Region(lossless.in_memory),
-    "lossless-disk": Region(lossless.on_disk),
-    "lossless-starts": Region(lossless.starts),
-    "prefill-decode": Region(prefill_decode.ways),
-    "routing": Region(routing.rows, is_simulated=True),
-    "routing-worst": Region(routing.worst_rows, "routing", is_simulated=True),
-    "routing-heavy": Region(partial(routing.policy_rows, load="heavy"), "routing", is_simulated=True),
-    "routing-moderate": Region(partial(routing.policy_rows, load="moderate"), "routing", is_simulated=True),
-    "routing-paired": Region(routing.paired_rows, is_simulated=True),
-    "routing-paired-all": Region(partial(routing.policy_rows, load="moderate"), "routing-paired", is_simulated=True),
-    "routing-troubles": Region(routing.trouble_rows, "routing", is_simulated=True),
-    "routing-pools": Region(routing.pool_rows, "routing", is_simulated=True),
-    "routing-scale": Region(routing.scale_rows, "routing"),
-    "routing-table": Region(routing.table_rows, "routing"),
-    "router-overhead": Region(router.overhead),
-    "metered": Region(router.overhead),
-    "account-timing": Region(router.account_timing),
-    "http-servers": Region(router.http_servers),
-    "request-path": Region(request_path.rows),
-    "site-death": Region(router.site_death),
-    "faults": Region(router.faults),
-    "attacks": Region(router.attacks),
-    "soak": Region(router.soak),
-    "cold-start": Region(cold_start.clocks),
-    "overcommit": Region(cold_start.overcommit),
-    "functions": Region(functions.speeds),
-    "neighbours": Region(functions.neighbours, "functions"),
-    "engine-8b": Region(engine.engine_on_gpu),
-    "plan": Region(plan.predictions, "engine-8b"),
-    "gpu-serving-8b": Region(gpu_serving.rows),
-    "kernels-changed": Region(kernels.rows),
-    "kernels-packed": Region(kernels.rows),
-    "kernels": Region(kernels.rows),
-    "speculation": Region(speculation.workloads),
-    "speculation-steps": Region(speculation.steps, "speculation"),
+    "start-up": Region(engine.start_up, SITE),
+    "engines": Region(engine.engines, ENGINE),
+    "engines-amx": Region(engine.engines, ENGINE),
+    "step-cost": Region(engine.step_cost, ENGINE),
+    "lossless": Region(lossless.in_memory, ENGINE),
+    "lossless-disk": Region(lossless.on_disk, ENGINE),
+    "lossless-starts": Region(lossless.starts, ENGINE),
+    "prefill-decode": Region(prefill_decode.ways, ENGINE),
+    "routing": Region(routing.rows, ("edge_router/routing",), is_simulated=True),
+    "routing-worst": Region(routing.worst_rows, ("edge_router/routing",), "routing", is_simulated=True),
+    "routing-heavy": Region(
+        partial(routing.policy_rows, load="heavy"), ("edge_router/routing",), "routing", is_simulated=True
+    ),
+    "routing-moderate": Region(
+        partial(routing.policy_rows, load="moderate"), ("edge_router/routing",), "routing", is_simulated=True
+    ),
+    "routing-paired": Region(routing.paired_rows, ("edge_router/routing",), is_simulated=True),
+    "routing-paired-all": Region(
+        partial(routing.policy_rows, load="moderate"), ("edge_router/routing",), "routing-paired", is_simulated=True
+    ),
+    "routing-troubles": Region(routing.trouble_rows, ("edge_router/routing",), "routing", is_simulated=True),
+    "routing-pools": Region(routing.pool_rows, ("edge_router/routing",), "routing", is_simulated=True),
+    "routing-scale": Region(routing.scale_rows, ("edge_router/routing",), "routing"),
+    "routing-table": Region(routing.table_rows, ("edge_router/routing",), "routing"),
+    "router-overhead": Region(router.overhead, ROUTER),
+    "metered": Region(router.overhead, ROUTER),
+    "account-timing": Region(router.account_timing, SITE),
+    "http-servers": Region(router.http_servers, ("wire",)),
+    "request-path": Region(request_path.rows, ("edge_router", *SITE)),
+    "site-death": Region(router.site_death, ("edge_router", *SITE)),
+    "faults": Region(router.faults, ("edge_router", *SITE)),
+    "attacks": Region(router.attacks, ("edge_router", *SITE)),
+    "soak": Region(router.soak, ("edge_router", *SITE)),
+    "cold-start": Region(cold_start.clocks, SITE),
+    "overcommit": Region(cold_start.overcommit, SITE),
+    "functions": Region(functions.speeds, ("functions", "wire")),
+    "neighbours": Region(functions.neighbours, ("functions", "wire"), "functions"),
+    "engine-8b": Region(engine.engine_on_gpu, ENGINE),
+    "plan": Region(plan.predictions, ENGINE, "engine-8b"),
+    "gpu-serving-8b": Region(gpu_serving.rows, ENGINE),
+    "kernels-changed": Region(kernels.rows, ("kernels",)),
+    "kernels-packed": Region(kernels.rows, ("kernels",)),
+    "kernels": Region(kernels.rows, ("kernels",)),
+    "speculation": Region(speculation.workloads, ENGINE),
+    "speculation-steps": Region(speculation.steps, ENGINE, "speculation"),
 }
 CLIENT_REGIONS: dict[str, Region] = {
-    "client-libraries": Region(clients.libraries, "clients"),
-    "agents": Region(clients.agents),
-    "load-generators": Region(clients.generators, "clients"),
+    "client-libraries": Region(clients.libraries, ("dialects", "runtime/api", "edge_router"), "clients"),
+    "agents": Region(clients.agents, ("dialects", "runtime/api", "edge_router")),
+    "ollama-clients": Region(clients.ollama, ("dialects", "runtime/api", "edge_router"), "further-clients"),
+    "decision-clients": Region(clients.deciders, ("dialects", "runtime/api", "edge_router"), "further-clients"),
+    "coding-agents": Region(clients.edits, ("dialects", "runtime/api", "edge_router")),
+    "rerankers": Region(clients.rerankers, ("dialects", "runtime/api", "edge_router")),
+    "load-generators": Region(clients.generators, ("dialects", "runtime/api", "edge_router"), "clients"),
 }
-FIRST_MINUTE_REGIONS: dict[str, Region] = {"first-minute": Region(page.first_minute)}
+FIRST_MINUTE_REGIONS: dict[str, Region] = {"first-minute": Region(page.first_minute, ("page", "runtime"))}
+
+
+# Which regions each page of docs/measurements/ has.
+MEASURED_PAGES: dict[str, tuple[str, ...]] = {
+    "start": ("start-up",),
+    "engine-cpu": (
+        "engines",
+        "engines-amx",
+        "plot",
+        "step-cost",
+        "lossless",
+        "lossless-disk",
+        "lossless-starts",
+    ),
+    "prefill-decode": ("prefill-decode",),
+    "speculation": ("speculation", "drafts-plot", "speculation-steps"),
+    "routing": tuple(name for name in REGIONS if name.startswith("routing")),
+    "router": ("router-overhead", "metered", "account-timing", "http-servers", "request-path"),
+    "failures": ("site-death", "faults", "attacks", "soak"),
+    "cold-starts": ("cold-start", "overcommit"),
+    "functions": ("functions", "neighbours"),
+    "gpu": ("engine-8b", "plan", "gpu-serving-8b", "kernels-packed", "kernels-changed", "kernels"),
+}
 
 
 def main() -> None:
     records = newest(RESULTS)
     for path, regions in PAGES.items():
         path.write_text(redrawn(path.read_text(encoding="utf-8"), regions(records)), encoding="utf-8")
-    (RESULTS / PLOT).write_text(plot(records), encoding="utf-8")
-    if "speculation" in records:
-        drawn_rates = speculation.rates(records["speculation"]["results"])
+    shown = trusted(records)
+    (RESULTS / PLOT).write_text(plot(shown), encoding="utf-8")
+    if "speculation" in shown:
+        drawn_rates = speculation.rates(shown["speculation"]["results"])
         (RESULTS / DRAFTS_PLOT).write_text(drawn_rates, encoding="utf-8")
-    missing = sorted(
-        {region.subject or name for name, region in {**REGIONS, **CLIENT_REGIONS, **FIRST_MINUTE_REGIONS}.items()}
-        - records.keys()
-    )
-    pages = " and ".join(str(path.relative_to(ROOT)) for path in PAGES)
-    print(
-        f"{pages} are redrawn from {len(records)} records" + (f"; no record of {', '.join(missing)}" if missing else "")
-    )
+    regions_of_all = {**REGIONS, **CLIENT_REGIONS, **FIRST_MINUTE_REGIONS}
+    missing = sorted({region.subject or name for name, region in regions_of_all.items()} - records.keys())
+    print(f"{len(PAGES)} pages are drawn from {len(shown)} records.")
+    if missing:
+        print(f"No record of {', '.join(missing)}.")
+    for subject, record in sorted(records.items()):
+        if subject not in shown:
+            print(f"Refused, {doubt(record, history())}: {subject}, {record['date'][:10]}, {record['commit']}.")
 
 
 def newest(folder: Path) -> dict[str, Record]:
-    """Read the last record of each subject."""
+    """Read the last record of each subject that can be trusted, or the last one where none can."""
     records: dict[str, Record] = {}
     for path in sorted(folder.glob("*.json")):
         record = json.loads(path.read_text(encoding="utf-8"))
-        subject = record["subject"]
-        if subject not in records or record["date"] > records[subject]["date"]:
-            records[subject] = record
+        known = records.get(record["subject"])
+        if known is None or _rank(record) > _rank(known):
+            records[record["subject"]] = record
     return records
 
 
+def _rank(record: Record) -> tuple[bool, str]:
+    return doubt(record, history()) is None, record["date"]
+
+
+def trusted(records: dict[str, Record]) -> dict[str, Record]:
+    """Return the records of which the tree that they measured can be checked out."""
+    return {subject: record for subject, record in records.items() if doubt(record, history()) is None}
+
+
+def headline_regions(records: dict[str, Record], names: tuple[str, ...]) -> dict[str, str]:
+    """Return the table of the README (or of docs/performance.md), and the README's reasons with their figures."""
+    shown = trusted(records)
+    rows = list(headlines.rows(shown, names, _stale_mark))
+    body = NOTHING if len(rows) == 1 else table(rows)
+    return {"headlines": body + (FOOTNOTE if STALE in body else "")}
+
+
 def readme_regions(records: dict[str, Record]) -> dict[str, str]:
-    return {"headlines": table(headlines.rows(records)) if records else NOTHING}
+    return {**headline_regions(records, headlines.README), "why": headlines.why(trusted(records))}
+
+
+def _stale_mark(subject: str, record: Record) -> str:
+    region = REGIONS.get(subject)
+    return STALE if region is not None and has_changed_since(record["commit"], region.code) else ""
 
 
 def measurements_regions(records: dict[str, Record]) -> dict[str, str]:
-    image = f"![Shares of what the machine can do](../{RESULTS.relative_to(ROOT).as_posix()}/{PLOT})\n"
-    drafts = f"![Drafts that were right](../{RESULTS.relative_to(ROOT).as_posix()}/{DRAFTS_PLOT})\n"
-    plots = {"plot": image if groups(records) else "", "drafts-plot": drafts if "speculation" in records else ""}
+    shown = trusted(records)
+    folder = f"../../{RESULTS.relative_to(ROOT).as_posix()}"
+    image = f"![Shares of what the machine can do]({folder}/{PLOT})\n"
+    drafts = f"![Drafts that were right]({folder}/{DRAFTS_PLOT})\n"
+    plots = {"plot": image if groups(shown) else "", "drafts-plot": drafts if "speculation" in shown else ""}
     return {**drawn(REGIONS, records), **plots}
 
 
-def clients_regions(records: dict[str, Record]) -> dict[str, str]:
-    return drawn(CLIENT_REGIONS, records)
-
-
-def first_minute_regions(records: dict[str, Record]) -> dict[str, str]:
-    return drawn(FIRST_MINUTE_REGIONS, records)
+def measured_page(name: str, records: dict[str, Record]) -> dict[str, str]:
+    """Return the regions of one page of docs/measurements/."""
+    regions = measurements_regions(records)
+    return {region: regions[region] for region in MEASURED_PAGES[name]}
 
 
 def drawn(regions: dict[str, Region], records: dict[str, Record]) -> dict[str, str]:
-    """Return each region's heading and table."""
+    """Return each region's heading and table, or why its record is not shown."""
     texts = {}
     for name, region in regions.items():
         record = records.get(region.subject or name)
-        texts[name] = (
-            f"{heading(record, region.is_simulated)}\n\n{table(region.rows(record['results']))}" if record else NOTHING
-        )
+        if record is None:
+            texts[name] = NOTHING
+        elif (why := doubt(record, history())) is not None:
+            texts[name] = f"Not shown: the newest record ({record['date'][:10]}, {record['commit']}) was {why}.\n"
+        else:
+            texts[name] = f"{heading(record, region)}\n\n{table(region.rows(record['results']))}"
     return texts
 
 
 PAGES: dict[Path, Callable[[dict[str, Record]], dict[str, str]]] = {
     README: readme_regions,
-    MEASUREMENTS: measurements_regions,
-    CLIENTS: clients_regions,
-    FIRST_MINUTE: first_minute_regions,
+    PERFORMANCE: partial(headline_regions, names=headlines.PERFORMANCE),
+    **{MEASUREMENTS / f"{name}.md": partial(measured_page, name) for name in MEASURED_PAGES},
+    CLIENTS: partial(drawn, CLIENT_REGIONS),
+    FIRST_MINUTE: partial(drawn, FIRST_MINUTE_REGIONS),
 }
+
+
+def unmarked(text: str) -> str:
+    """Return a page without what says that code has changed since a figure was measured."""
+    return text.replace(FOOTNOTE, "").replace(STALE, "")
 
 
 def redrawn(text: str, regions: dict[str, str]) -> str:
@@ -169,7 +242,7 @@ def redrawn(text: str, regions: dict[str, str]) -> str:
     for region, body in regions.items():
         begin, end = marks(region)
         if (text.count(begin), text.count(end)) != (1, 1) or text.index(begin) > text.index(end):
-            raise ValueError(f"the page must have {begin.strip()} and behind it {end.strip()}, once each")
+            raise ValueError(f"the page must have {begin.strip()} and then {end.strip()}, once each")
         head, rest = text.split(begin)
         text = head + begin + body + end + rest.split(end)[1]
     return text
@@ -179,13 +252,14 @@ def marks(region: str) -> tuple[str, str]:
     return f"<!-- measured: {region} -->\n", f"<!-- end of {region} -->\n"
 
 
-def heading(record: Record, is_simulated: bool = False) -> str:
-    machine = record["machine"]
-    if is_simulated:
-        return f"Simulated time, from its seeds alone; {record['date'][:10]}, commit {record['commit']}:"
+def heading(record: Record, region: Region) -> str:
+    machine, made = record["machine"], f"{record['date'][:10]}, commit {record['commit']}"
+    made += STALE if has_changed_since(record["commit"], region.code) else ""
+    if region.is_simulated:
+        return f"Simulated time, from its seeds alone; {made}:"
     where = machine["accelerator"] or f"{machine['cores']} cores of an {machine['processor']} processor, no GPU"
     torch = record["versions"].get("torch")
-    return f"{where}; {record['date'][:10]}, commit {record['commit']}{f', torch {torch}' if torch else ''}:"
+    return f"{where}; {made}{f', torch {torch}' if torch else ''}:"
 
 
 def table(rows: Iterable[list[str]]) -> str:

@@ -1,4 +1,4 @@
-"""What Prometheus's metrics say in all, over their labels: what a source tells of its counters and its times."""
+"""Sums of Prometheus metrics over their labels, as the page shows them."""
 
 import math
 from collections import Counter as Tally

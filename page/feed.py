@@ -16,7 +16,7 @@ RETRY_MS = 1000
 
 
 class Feed:
-    """Reads the source once a second while its task runs, whether or not anybody looks: the history is complete."""
+    """The page's feed: reads the source once a second while its task runs, even if no page is open, so that the history is complete."""
 
     def __init__(self, source: Source, clock: Callable[[], float] = time.time) -> None:
         self.history = History()
@@ -35,7 +35,7 @@ class Feed:
             await asyncio.sleep(1.0)
 
     def tick(self) -> None:
-        """Take a second, and wake whoever waits for it."""
+        """Take one sample, and wake the pages that wait for it."""
         at = self._clock()
         sample = self.history.note(at, self._source.counts())
         self._second += 1
@@ -50,8 +50,7 @@ class Feed:
         self._next = None
 
     async def events(self) -> AsyncIterator[bytes]:
-        """A whole picture first, then what changes. A page that was away gets a whole picture again, so nothing is to be resumed, and so does one
-        that took longer than a second: changes are written once, and it has missed some."""
+        """Yield the whole picture, then each second's changes. A page that was away, or took longer than a second, gets the whole picture again."""
         event, seen = self._whole(), self._second
         while True:
             yield event
@@ -72,7 +71,7 @@ class Feed:
         )  # fmt: skip
 
     def _changes(self) -> tuple[list[bytes], list[str]]:
-        """Return the rows of sites that differ from what was last written, and the names of those that are gone."""
+        """Return the rows of sites that differ from the last written ones, and the names of sites that are gone."""
         rows = self._source.sites()
         if self._second % max(1, len(rows) // SITES_A_SECOND):
             return [], []

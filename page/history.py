@@ -1,4 +1,4 @@
-"""What the last day was like, in a bounded ring: a sample a second for five minutes, one in ten seconds for an hour, one in two minutes for a day."""
+"""The last day in a bounded ring: one sample a second for five minutes, one in ten seconds for an hour, one in two minutes for a day."""
 
 from collections import deque
 from collections.abc import Iterable
@@ -18,7 +18,7 @@ RANGES = {"5m": TimeRange(1, 300), "1h": TimeRange(10, 360), "24h": TimeRange(12
 
 
 class Sample(msgspec.Struct, frozen=True):
-    """A stretch of time. Rates are per second; a percentile is None where nothing was measured."""
+    """A sample of a stretch of time. Rates are per second; a percentile is None if nothing was measured."""
 
     at: float  # of the Unix clock: its end
     requests: dict[str, float]  # that ended, by outcome

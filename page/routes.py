@@ -1,5 +1,5 @@
-"""The page's routes, for a router or a site to mount: `/` for browsers, its files and feed under `/page/`. What they raise as ApiError the
-application round them answers."""
+"""Routes of the page, for a router or a site to mount: `/` for browsers, files and feed under `/page/`. The surrounding application handles their
+ApiErrors."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from pathlib import Path
@@ -47,7 +47,7 @@ class PageRoutes:
         actions: Mapping[str, Action] | None = None,
         has_usage: bool = False,
     ) -> None:
-        """`actions`: by name, what an operator may do to a site or to a model there. `has_usage`: GET /usage tells what accounts have used."""
+        """`actions` are what an operator may do to a site or to one of its models, by name. `has_usage` says whether GET /usage exists."""
         self._timeline = timeline
         self._actions = actions or {}
         self._functions = functions
@@ -77,7 +77,7 @@ class PageRoutes:
         return Response(self._index, headers=GUARDS, media_type="text/html")
 
     async def session(self, request: Request) -> Response:
-        """GET says who one is, POST {"key": KEY} begins a session, DELETE ends it."""
+        """GET returns the visitor, POST {"key": KEY} starts a session, DELETE ends it."""
         if request.method == "DELETE":
             response = _json({})
             self._sessions.close(response)

@@ -1,7 +1,7 @@
-"""Who may look and who may act: a cookie in place of the key, that no script can read.
+"""Sessions of the page: a signed cookie, which scripts cannot read, in place of a key.
 
-A key is typed in once; the cookie names it and is signed, for a day at most. A key that is taken from the configuration, revoked or expired ends its
-sessions. Looking needs the scope `metrics`: who may ask models alone, a customer, does not see the network.
+A visitor types in a key once. The cookie names the key and is valid for a day at most. A session ends when its key is removed from the configuration,
+revoked or expired. Reading needs the scope `metrics`: customers, whose keys have `models` only, do not see the network.
 """
 
 import hashlib
@@ -38,7 +38,7 @@ class Sessions:
         self._clock = clock
 
     def visitor(self, request: Request, scope: str = VIEW) -> Visitor:
-        """Return who asks, by cookie or by key. Raises ApiError for whoever is not known, or may not."""
+        """Return the visitor, by cookie or by key. Raises ApiError if the key is unknown or lacks `scope`."""
         if not self._access.is_required:
             return OPERATOR
         if (authorization := request.headers.get("authorization")) is not None:

@@ -1,4 +1,4 @@
-"""What a page is told of the process that serves it: a router with its sites, or a site alone."""
+"""What a page reads from the process that serves it: a router with its sites, or a single site."""
 
 from collections.abc import AsyncGenerator
 from typing import Literal, Protocol
@@ -10,7 +10,7 @@ from pilotlight.wire.hop.status import FunctionsStatus, ModelStatus, Place, Proc
 
 
 class TimeHistogram(msgspec.Struct, frozen=True):
-    """Counts of times in milliseconds; one more than bounds, for what lies above the last."""
+    """Counts of times in milliseconds. There is one more count than bounds, for times above the last bound."""
 
     bounds_ms: tuple[float, ...]
     counts: tuple[int, ...]
@@ -57,7 +57,7 @@ def in_steps(uptime_s: float) -> float:
 
 
 class Move(msgspec.Struct, frozen=True):
-    """A stream that lost its site and went on at another one."""
+    """A stream that lost its site and continued at another one."""
 
     number: int  # counts from the process's start
     from_site: str
@@ -78,7 +78,7 @@ class Decision(msgspec.Struct, frozen=True):
 
 
 class Source(Protocol):
-    """The process behind the page. Each method is called about once a second, whoever looks."""
+    """The process that a page shows. Each method is called about once a second."""
 
     @property
     def name(self) -> str:
@@ -102,10 +102,10 @@ class Source(Protocol):
 
 
 class FunctionsSource(Protocol):
-    """The functions behind the page."""
+    """The functions that a page shows."""
 
     def versions(self) -> bytes:
         """Return JSON: of each deployed function its `name`, `versions` and `shares` of the traffic."""
 
     def lines(self, name: str) -> AsyncGenerator[bytes, None]:
-        """Iterate over what a function prints from now on, as events: `{"site", "line"}`. Raises ApiError for a name that is none."""
+        """Iterate over the lines that a function prints from now on, as events: `{"site", "line"}`. Raises ApiError for an unknown name."""

@@ -1,9 +1,9 @@
-"""Responses that outlive their request, as an ASGI application round the one that answers: `store`, `previous_response_id`, `background`, and what
-is read, cancelled or deleted by id.
+"""Stored responses, as an ASGI application around the one that answers: `store`, `previous_response_id`, `background`, and reading, cancelling or
+deleting a response by id.
 
-The application inside gets a body with the whole conversation and keeps nothing, so its stream goes on at another site as any other does. A router
-has this before its sites, and a site that is asked without a router before its engine. Responses are kept on this process's disk, where another
-router does not know them, or in a database that routers share (storage.py).
+The inner application gets a body with the whole conversation and stores nothing, so its stream can continue at another site like any other. A router
+runs this before its sites, and a site that serves clients directly runs it before its engine. Responses are stored on this process's disk, or in a
+database that routers share (storage.py).
 """
 
 import asyncio
@@ -20,7 +20,8 @@ import orjson
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pilotlight.response_store.asked_responses import AskedResponse, Fields, read_fields
-from pilotlight.response_store.kept_responses import KeptResponse
+from pilotlight.response_store.conversations import Conversations
+from pilotlight.response_store.kept_responses import CONVERSATION, KeptResponse
 from pilotlight.response_store.response_database import RetentionPolicy
 from pilotlight.wire.credentials import Access, owner_of, tenant_of
 from pilotlight.wire.errors import ApiError, Dialect
@@ -29,7 +30,7 @@ from pilotlight.wire.sse import HEARTBEAT, EventDecoder, encode_event, parse_eve
 if TYPE_CHECKING:
     from pilotlight.response_store.storage import ResponseStore
 
-INPUT_TOKENS, COMPACT = "input_tokens", "compact"  # what may be asked below the path instead of an id
+INPUT_TOKENS, COMPACT = "input_tokens", "compact"  # paths that stand where an id would
 BODY_TIMEOUT_S = 60.0
 AT_ONCE_BYTES = 256 << 10  # a body up to here is read in a few milliseconds, on the loop
 REFUSED_WITHIN_S = 1.0  # a background response that is refused so soon is refused with its status
@@ -41,10 +42,14 @@ _PATH = re.compile(
     r"^(?:/client/v4/accounts/(?P<account>[^/]+))?(?:/ai)?/v1/responses"
     rf"(?:/(?:(?P<task>{INPUT_TOKENS}|{COMPACT})|(?P<id>[^/]+)(?:/(?P<verb>cancel|input_items))?))?$"
 )
+_CONVERSATION_PATH = re.compile(
+    r"^(?:/client/v4/accounts/(?P<account>[^/]+))?(?:/ai)?/v1/conversations"
+    r"(?:/(?P<id>[^/]+)(?:/(?P<items>items)(?:/(?P<item>[^/]+))?)?)?$"
+)
 _LIFECYCLE = (
     b"response.created", b"response.queued", b"response.in_progress", b"response.completed", b"response.incomplete", b"response.failed",
 )  # fmt: skip
-_LAST = (b"event: response.completed\n", b"event: response.incomplete\n")  # of what is kept
+_LAST = (b"event: response.completed\n", b"event: response.incomplete\n")  # events that end a stored response
 
 EventsAfter = Callable[[int], Awaitable[tuple[list[bytes], bool]]]  # from a place on, and whether they are the last
 
@@ -66,12 +71,12 @@ class Door(Protocol):
         ...
 
     def held(self, scope: Scope) -> AbstractContextManager[object]:
-        """Open a scope for what goes on in the background after its request."""
+        """Open a scope for work that continues in the background after its request."""
         ...
 
 
 class OpenDoor:
-    """Takes every request: what stands before an engine has limits of its own."""
+    """Admission that accepts every request: an engine behind it has its own limits."""
 
     @asynccontextmanager
     async def admitted(self, scope: Scope, receive: Receive, send: Send) -> AsyncIterator[ReadBody]:
@@ -82,7 +87,7 @@ class OpenDoor:
 
 
 class ResponsesApp:
-    """Run `run()` as a task; `close()` behind it."""
+    """Run `run()` as a task, and `close()` after it."""
 
     def __init__(
         self, app: ASGIApp, access: Access, max_body_bytes: int, keeping: RetentionPolicy, door: Door | None = None
@@ -126,7 +131,7 @@ class ResponsesApp:
         while True:
             await asyncio.sleep(SWEEP_EVERY_S)
             if self._keeping.database is not None or self._keeping.path.exists():
-                with contextlib.suppress(ApiError):  # which the log tells
+                with contextlib.suppress(ApiError):  # the error is logged already
                     await self.store.sweep()
 
     async def close(self) -> None:
@@ -135,19 +140,55 @@ class ResponsesApp:
             await self._store.close()
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        found = _PATH.match(scope["path"])
-        if found is None:
+        found, talk = _PATH.match(scope["path"]), _CONVERSATION_PATH.match(scope["path"])
+        if found is None and talk is None:
             raise ApiError("not_found", f"there is nothing at {scope['path'][:200]}")
         async with self._door.admitted(scope, receive, send) as read_body:
-            await self._admitted(found, read_body, scope, receive, send)
+            if found is not None:
+                return await self._admitted(found, read_body, scope, receive, send)
+            assert talk is not None
+            body = await self._converse(talk, self._tenant(talk, scope), read_body, scope)
+            await _send_json(send, body)
+
+    def _tenant(self, found: re.Match[str], scope: Scope) -> str:
+        """Return whose a request is. Raises ApiError."""
+        authorization = _header(scope, b"authorization")
+        holder = self._access.holder(authorization)
+        owner = owner_of(authorization, holder.account.name if holder is not None else "")
+        return tenant_of(owner, found["account"]).id
+
+    async def _converse(self, found: re.Match[str], tenant: str, read_body: ReadBody, scope: Scope) -> bytes:
+        """Return what a request about conversations is answered with. Raises ApiError."""
+        talks, method, id, item = Conversations(self.store), scope["method"], found["id"], found["item"]
+        fields: Fields = {}
+        if method == "POST":
+            raw, given = await self._asked(read_body)
+            if raw and not isinstance(given, dict):
+                raise ApiError("invalid_request", "the body must be a JSON object")
+            fields = given or {}
+        match method, id is not None, found["items"] is not None, item is not None:
+            case "POST", False, False, False:
+                return orjson.dumps(await talks.create(tenant, fields))
+            case "GET", True, False, False:
+                return orjson.dumps(await talks.find(tenant, id))
+            case "POST", True, False, False:
+                return orjson.dumps(await talks.update(tenant, id, fields))
+            case "DELETE", True, False, False:
+                return orjson.dumps(await talks.delete(tenant, id))
+            case "GET", True, True, False:
+                return await asyncio.to_thread(_listed, await talks.items(tenant, id), _query(scope))
+            case "POST", True, True, False:
+                return _listed(await talks.add(tenant, id, fields), {"order": "asc"})
+            case "GET", True, True, True:
+                return orjson.dumps(await talks.item(tenant, id, item))
+            case "DELETE", True, True, True:
+                return orjson.dumps(await talks.remove(tenant, id, item))
+        raise ApiError("method_not_allowed", f"{scope['path'][:200]} does not take {method}")
 
     async def _admitted(
         self, found: re.Match[str], read_body: ReadBody, scope: Scope, receive: Receive, send: Send
     ) -> None:
-        authorization = _header(scope, b"authorization")
-        holder = self._access.holder(authorization)
-        owner = owner_of(authorization, holder.account.name if holder is not None else "")
-        tenant = tenant_of(owner, found["account"]).id
+        tenant = self._tenant(found, scope)
         method, verb, task = scope["method"], found["verb"], found["task"]
         if found["id"] is None:
             if method != "POST":
@@ -161,8 +202,10 @@ class ResponsesApp:
                 raise ApiError("not_implemented", sentence)
             ask = self._create if task is None else self._count
             return await ask(tenant, read_body, scope, receive, send)
+        if found["id"].startswith(CONVERSATION):
+            raise ApiError("not_found", f"{found['id'][:100]!r} is a conversation: see /v1/conversations")
         kept = await self.store.find(found["id"], tenant)
-        query = {name: values[-1] for name, values in parse_qs(scope["query_string"].decode("latin-1")).items()}
+        query = _query(scope)
         if (method, verb) == ("GET", None) and query.get("stream") == "true":
             place = _number(query, "starting_after", -1) + 1
             return await _send_events(self._events(kept), place, receive, send)
@@ -183,11 +226,24 @@ class ResponsesApp:
         if not isinstance(fields, dict) or not isinstance(fields.get("input"), str | list):
             return await self._app(_sized(scope, raw), _replayed(raw, receive), send)  # which has the words for that
         asked = AskedResponse(fields, tenant, is_kept=self._keeping.is_on)
+        if asked.conversation is not None and not asked.is_stored:
+            said = "leave store out" if self._keeping.is_on else "none is kept here"
+            raise ApiError("invalid_request", f"conversation: its responses are kept: {said}", param="conversation")
         body = await self._gathered(asked)
         if asked.is_background:
             return await self._begin(asked, _sized(scope, body), body, receive, send)
-        patched = _Patched(asked, send, self.store.keep if asked.is_stored else None)
+        patched = _Patched(asked, send, partial(self._keep, asked) if asked.is_stored else None)
         await self._app(_sized(scope, body), _replayed(body, receive), patched)
+
+    async def _keep(self, asked: AskedResponse, kept: KeptResponse) -> bool:
+        """Keep a response, at the end of its conversation if it has one. Return whether that could be done."""
+        is_kept = await self.store.keep(kept)
+        if is_kept and asked.conversation is not None:
+            try:
+                await Conversations(self.store).advance(kept, asked.conversation)
+            except ApiError as error:
+                log.warning("the response %s is not in its conversation: %s", kept.id, error.message)
+        return is_kept
 
     async def _count(self, tenant: str, read_body: ReadBody, scope: Scope, receive: Receive, send: Send) -> None:
         """Count the tokens of the prompt that a response would have."""
@@ -213,10 +269,10 @@ class ResponsesApp:
         return body
 
     async def _begin(self, asked: AskedResponse, scope: Scope, body: bytes, receive: Receive, send: Send) -> None:
-        """Begin a background response, and tell of it, unless it is refused at once."""
+        """Start a background response and return it, unless it is refused at once."""
         kept = asked.queued()
         recorded = _Recorded(asked, kept, self.store)
-        kept.make_by(self._make(recorded, scope, body))
+        kept.make_by(self._make(asked, recorded, scope, body))
         await recorded.is_kept.wait()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(REFUSED_WITHIN_S):
@@ -230,7 +286,7 @@ class ResponsesApp:
             return await _send_events(kept.after, 0, receive, send)
         await _send_json(send, orjson.dumps(kept.fields))
 
-    async def _make(self, recorded: "_Recorded", scope: Scope, body: bytes) -> None:
+    async def _make(self, asked: AskedResponse, recorded: "_Recorded", scope: Scope, body: bytes) -> None:
         error = ApiError("internal_error", "the response ended before its end")
         try:
             await self.store.begin(recorded.kept)
@@ -249,6 +305,9 @@ class ResponsesApp:
             recorded.has_begun.set()
             recorded.kept.end_as("failed", recorded.error or error)
             await self.store.settle(recorded.kept)
+            if asked.conversation is not None and recorded.kept.fields["status"] in ("completed", "incomplete"):
+                with contextlib.suppress(ApiError):  # it was deleted meanwhile
+                    await Conversations(self.store).advance(recorded.kept, asked.conversation)
 
     async def _cancel(self, kept: KeptResponse, send: Send) -> None:
         if kept.fields["background"] is not True:
@@ -291,7 +350,7 @@ async def _read_body(receive: Receive, limit: int) -> bytes:
 
 
 class _Patched:
-    """An ASGI `send` behind the inner application: its response and lifecycle events become the client's, and are kept at the end."""
+    """An ASGI `send` for the inner application: its response and lifecycle events are rewritten for the client, and stored at the end."""
 
     def __init__(
         self, asked: AskedResponse, send: Send, keep: Callable[[KeptResponse], Awaitable[bool]] | None
@@ -322,7 +381,7 @@ class _Patched:
         events = self.events(message.get("body", b""))
         last = next((i for i, event in enumerate(events) if self._keep is not None and event.startswith(_LAST)), None)
         if last is not None:
-            if last:  # nothing that was said waits for the disk
+            if last:  # events before the last one do not wait for the disk
                 await self._send({**message, "body": b"".join(events[:last]), "more_body": True})
             events = [await self._kept(events[last]), *events[last + 1 :]]
         await self._send({**message, "body": b"".join(events)})
@@ -369,7 +428,7 @@ class _Patched:
 
 
 class _Recorded(_Patched):
-    """The same where nobody waits: events are kept, and the response as far as it is known."""
+    """The same without a client: events are stored, and the response as far as it is known."""
 
     def __init__(self, asked: AskedResponse, kept: KeptResponse, store: "ResponseStore") -> None:
         super().__init__(asked, self._ignored, None)
@@ -442,6 +501,10 @@ def _listed(items: bytes, query: dict[str, str]) -> bytes:
     return orjson.dumps(listed)
 
 
+def _query(scope: Scope) -> dict[str, str]:
+    return {name: values[-1] for name, values in parse_qs(scope["query_string"].decode("latin-1")).items()}
+
+
 def _number(query: dict[str, str], name: str, default: int) -> int:
     value = query.get(name)
     if value is None:
@@ -507,7 +570,7 @@ def _sized(scope: Scope, body: bytes) -> Scope:
 
 
 def _replayed(body: bytes, receive: Receive | None) -> Receive:
-    """Return a `receive` with a body that has been read. Without the client's own behind it, that client never leaves."""
+    """Return a `receive` with a body that was read already. Without the client's own `receive` it never reports a disconnect."""
     is_told = False
 
     async def replayed() -> Message:

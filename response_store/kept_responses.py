@@ -1,6 +1,6 @@
-"""A response that outlives its request: what was asked and answered, and the events of one that is made in the background, which readers follow.
+"""A stored response: its input and output, and the events of a background response, which readers follow.
 
-Knows no HTTP, and not where responses are kept (storage.py).
+Knows neither HTTP nor the storage (storage.py).
 """
 
 import asyncio
@@ -16,15 +16,16 @@ LOST = ApiError("aborted", "the process that made this response ended before it:
 
 
 _FAILED = "response.failed"
+CONVERSATION = "conv_"  # of a conversation's id
 
 
 class PreviousResponse(NamedTuple):
-    """A kept response that another one goes on from, with all that was said until its end."""
+    """A stored response that another one continues, with the conversation up to its end."""
 
     number: int  # the row of it; 0: it is not written yet
     id: str
     items: bytes  # JSON, with commas between
-    is_ended: bool = True  # as one must have that another goes on from
+    is_ended: bool = True  # only an ended response can be continued
 
 
 class KeptResponse:
@@ -108,3 +109,15 @@ def is_failed_event(event: bytes) -> bool:
 
 def joined(*items: bytes) -> bytes:
     return b",".join(part for part in items if part)
+
+
+def conversation_id(given: Any) -> str | None:
+    """Return the conversation that a response is to be part of, named or as an object. Raises ApiError."""
+    name = given.get("id") if isinstance(given, dict) else given
+    if name is None:
+        return None
+    if not isinstance(name, str) or not name.startswith(CONVERSATION):
+        raise ApiError(
+            "invalid_request", f"conversation: must be an id that begins with {CONVERSATION}", param="conversation"
+        )
+    return name

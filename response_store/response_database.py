@@ -20,7 +20,7 @@ Work = Callable[[RowConnection], Result]
 
 
 class ResponsesFault(Exception):
-    """The database cannot be read or written at the moment: the message says why, and `told` as much of it as clients may know."""
+    """The database cannot be read or written now. The message has the reason, and `told` the part that clients may see."""
 
     def __init__(self, message: str, told: str | None = None) -> None:
         super().__init__(message)
@@ -35,7 +35,7 @@ class ResponseDatabase(Protocol):
         """Do work in one transaction: the only one at that time, if it writes. Raises ResponsesFault."""
 
     async def tidy(self, keep_s: float) -> None:
-        """Delete what lies beside it, and has for so long."""
+        """Delete files beside the database that are older than `keep_s`."""
 
     async def close(self) -> None: ...
 

@@ -14,7 +14,7 @@ import orjson
 
 from pilotlight.response_store import response_rows as rows
 from pilotlight.response_store.response_database import ResponsesFault, Result, Work
-from pilotlight.support.database import Connection, Database, DatabaseError, storage_word, transaction
+from pilotlight.support.database import Connection, Database, DatabaseError, claim_version, storage_word, transaction
 
 ROOM_BYTES = 64 << 20  # beyond what is kept, twice: for pages that are half empty
 _TRIGGERS = """
@@ -105,6 +105,7 @@ class ResponseFile:
 
 def _make_tables(connection: Connection) -> None:
     """Make the tables, or bring those of an earlier version up to date."""
+    claim_version(connection)
     columns = {column[1] for column in connection.execute("PRAGMA table_info(responses)")}
     if columns and "maker" not in columns:
         with transaction(connection):

@@ -1,9 +1,8 @@
-"""Responses as rows of a database: of SQLite, which one process has, or of PostgreSQL, which routers share. A row has what its response has beyond
-the one that it goes on from, so a conversation lies there once however many responses it has. One that is deleted, or whose time is over, stays
-without what only it says for as long as others go on from it.
+"""Responses as rows of a database: SQLite for one process, or PostgreSQL for several routers. A row has only what its response adds to the previous
+one, so the database has a conversation once. A response that is deleted or expired keeps what later responses need.
 
-A row is found with its tenant alone. What is being made is its maker's to write, until somebody has ended or deleted it. Functions of a connection,
-each for a transaction of its own, in SQL that both databases read: `?` is a value, `now_s()` the time by the database's clock.
+A row is found only together with its tenant. A response in progress is written by its maker, until another process ends or deletes it. The functions
+take a connection and run in one transaction each, in SQL that both databases accept: `?` is a value, `now_s()` the time by the database's clock.
 """
 
 import zlib
@@ -40,7 +39,7 @@ class ResponseRow(NamedTuple):
     item_ids: tuple[str, ...]
     fields: bytes
     events: tuple[bytes, ...]
-    is_begun: bool  # it is there already, where nobody has deleted it
+    is_begun: bool  # the row exists, unless another process deleted it
 
     @classmethod
     def of(cls, response: KeptResponse) -> "ResponseRow":
@@ -56,14 +55,14 @@ class Progress(NamedTuple):
     """News of a response that is made, for others than its maker."""
 
     name: Name
-    fields: bytes | None  # None: as they were
+    fields: bytes | None  # None if unchanged
     events: tuple[bytes, ...]  # new ones
-    till: int  # the number of the one behind them
+    till: int  # the number after the last event
 
     @classmethod
     def of(cls, response: KeptResponse) -> "Progress":
         name = (response.tenant, response.id)
-        if response.is_ended:  # which is told as a whole
+        if response.is_ended:  # it is returned as a whole
             return cls(name, None, (), len(response.events))
         till, fields = response.told
         changed = None if fields is response.fields else _fields(response)
@@ -83,12 +82,14 @@ class EventPage(NamedTuple):
 
     response: KeptResponse
     events: list[bytes]
-    till: int  # the number of the one behind the last that there is
+    till: int  # the number after the last event
 
 
 class Confirmed(NamedTuple):
     made: set[Name]  # by this maker, as far as is known here
-    taken: dict[Name, KeptResponse | None]  # what others have made of those that it told of; None: deleted
+    taken: dict[
+        Name, KeptResponse | None
+    ]  # new states of the reported responses that other processes changed; None if deleted
 
 
 def schema(number: str, blob: str) -> str:
@@ -118,8 +119,8 @@ CREATE TABLE IF NOT EXISTS response_makers (maker TEXT PRIMARY KEY, since_s DOUB
 def add(
     connection: RowConnection, rows: Iterable[ResponseRow], maker: str, max_bytes: int
 ) -> dict[Name, KeptResponse | None]:
-    """Write responses, or what they are by now. Whoever has most makes room, of its own the oldest. Return what others have made of those that were
-    not this maker's to write any more, and were not written; None: deleted."""
+    """Write responses in their present state. The account with the most makes room, oldest first. Return the responses that were not written because
+    other processes changed them; None for deleted ones."""
     first, taken = None, dict[Name, KeptResponse | None]()
     for row in rows:
         found = find(connection, row.tenant, row.id)
@@ -138,8 +139,8 @@ def add(
 
 
 def confirm(connection: RowConnection, maker: str, told: Iterable[Progress]) -> Confirmed:
-    """Say that a maker is there, and how far it is. What those were making that have not been heard of for EXPIRES_S has failed, once this one was
-    heard of for as long without a gap: a database that was away has heard of nobody."""
+    """Confirm that a maker is alive, and its progress. Responses of makers that were silent for EXPIRES_S fail, but only after this maker was heard
+    for as long without a gap: after an outage of the database all makers seem silent."""
     if _confirm_maker(connection, maker):
         _end_lost(connection)
     chosen = f"SELECT tenant, id, number FROM responses WHERE state = {MADE} AND maker = ?"
@@ -166,7 +167,7 @@ def find(connection: RowConnection, tenant: str, name: str, keep_s: float = FORE
 
 
 def events(connection: RowConnection, tenant: str, name: str, place: int) -> EventPage | None:
-    """Return what was told of a response, as far as it is known here."""
+    """Return the known events of a response."""
     chosen = f"SELECT number, fields, output, events FROM responses WHERE tenant = ? AND id = ? AND state < {GONE}"
     row = connection.execute(chosen, (tenant, name)).fetchone()
     if row is None:
@@ -186,7 +187,7 @@ def input_items(connection: RowConnection, tenant: str, name: str) -> bytes:
 
 
 def conversation(connection: RowConnection, tenant: str, name: str, keep_s: float) -> PreviousResponse | None:
-    """Return all that was said until a response's end."""
+    """Return the conversation up to a response's end."""
     found = find(connection, tenant, name, keep_s)
     if found is None:
         return None
@@ -208,7 +209,7 @@ def items(connection: RowConnection, tenant: str, names: Sequence[str], keep_s: 
 
 
 def cancel(connection: RowConnection, tenant: str, name: str) -> KeptResponse | None:
-    """End a response that is being made, whoever makes it. Return it as it has ended."""
+    """End a response in progress, of any maker. Return it in its final state."""
     chosen = f"tenant = ? AND id = ? AND state < {GONE}"
     _end_made(connection, chosen, (tenant, name), "cancelled", None)
     found = find(connection, tenant, name)
@@ -234,7 +235,7 @@ def drop(connection: RowConnection, maker: str, names: Iterable[Name]) -> None:
 
 
 def sweep(connection: RowConnection, keep_s: float) -> bool:
-    """Delete some of what has been kept for so long. Return whether there may be more."""
+    """Delete some responses that are older than `keep_s`. Return whether there may be more."""
     chosen = f"SELECT number FROM responses WHERE state = {ENDED} AND kept_s <= now_s() - ? LIMIT {SWEPT}"
     over = connection.execute(chosen, (keep_s,)).fetchall()
     for (number,) in over:
@@ -264,7 +265,7 @@ def _end_lost(connection: RowConnection) -> None:
 def _end_made(
     connection: RowConnection, which: str, values: Sequence[Any], status: str = "failed", error: ApiError | None = LOST
 ) -> None:
-    """End some of what is being made, with the events that are known here."""
+    """End some responses in progress, with the known events."""
     found = connection.execute(f"SELECT number, fields FROM responses WHERE state = {MADE} AND {which}", values)
     for number, fields in found.fetchall():
         told = orjson.dumps(ended_fields(orjson.loads(fields), status, error))
@@ -283,7 +284,7 @@ def _tell(connection: RowConnection, number: int, progress: Progress) -> None:
 
 
 def _pieces(connection: RowConnection, number: int, place: int = 0) -> Iterator[bytes]:
-    """Yield events from a place on of what is being made."""
+    """Yield the events of a response in progress, from number `place` on."""
     chosen = "SELECT till, events FROM response_events WHERE response = ? AND till > ? ORDER BY till"
     for till, packed in connection.execute(chosen, (number, place)).fetchall():
         told = _split(packed)

@@ -1,9 +1,9 @@
-"""Responses that are kept: there after a restart, for their tenants and for some time; those that are being made are here.
+"""Storage of responses: they survive a restart and belong to their tenants for a limited time; responses in progress are in memory.
 
-A response is in the database before its end is told, together with others that end meanwhile: nothing before its last event waits for that. A
-database that is full, or does not answer, costs what ends meanwhile, and whoever asks is told. Where processes share it, each tells there how far it
-is with what it makes, and that it is there: what one makes that is gone has failed, and what is ended or deleted through another one ends here. Knows
-no HTTP, and not which database it is.
+A response is in the database before its last event is sent, written together with others that end at the same time; earlier events do not wait. If
+the database is full or does not answer, responses that end meanwhile are lost, and their clients get an error. If processes share the database, each
+reports its progress and that it is alive: responses of a dead process fail, and responses that were ended or deleted through another process end
+here. Independent of HTTP and of the kind of database.
 """
 
 import asyncio
@@ -28,20 +28,25 @@ from pilotlight.response_store.response_rows import Name, Progress, ResponseRow
 from pilotlight.support import background
 from pilotlight.wire.errors import ApiError
 
-ANSWERS_WITHIN_S = 5.0  # the database
-FAILING_WITHIN_S = 0.2  # once it has not: nobody's end waits for it each time
-TRY_AGAIN_S = 5.0
-TELL_EVERY_S = 0.5  # how far one is
-SEEN_EVERY_S = rows.EXPIRES_S / 4
-FOLLOW_EVERY_S = 0.25  # what another process makes
-
 log = logging.getLogger("pilotlight.responses")
+
+
+class Timings(NamedTuple):
+    """How long a store waits, in seconds."""
+
+    answer_s: float = 5.0  # for the database
+    answer_after_fault_s: float = 0.2  # once it has not answered: no response's end waits for it each time
+    retry_s: float = 5.0
+    progress_s: float = 0.5  # between two reports of how far the responses of this process are
+    presence_s: float = rows.EXPIRES_S / 4  # between two signs that this process is there, while it makes none
+    follow_s: float = 0.25  # between two looks at a response that another process makes
 
 
 class ResponseStore:
     """`sweep()` it from time to time; `close()` it."""
 
-    def __init__(self, keeping: RetentionPolicy, database: ResponseDatabase) -> None:
+    def __init__(self, keeping: RetentionPolicy, database: ResponseDatabase, timings: Timings | None = None) -> None:
+        self.timings = timings or Timings()
         self.fault: str | None = None  # why the database could not be read or written when that was last tried
         self._is_unwritable = False
         self._keeping = keeping
@@ -53,7 +58,7 @@ class ResponseStore:
         self._confirming: asyncio.Task[None] | None = None
         self._refused: set[Name] = (
             set()
-        )  # whose clients were told that they are not kept, and that may be there all the same
+        )  # responses whose clients were told that they are not stored, although the database may have them
         self._taking_back: asyncio.Task[None] | None = None
         self._has_begun = asyncio.Event()
         self._is_closed = False
@@ -89,11 +94,11 @@ class ResponseStore:
     async def settle(self, response: KeptResponse) -> None:
         """Write a response that has ended, however often that has to be tried: until then it is read from memory."""
         while not (response.is_deleted or response.is_settled or await self.keep(response)) and not self._is_closed:
-            await asyncio.sleep(TRY_AGAIN_S)
+            await asyncio.sleep(self.timings.retry_s)
         self._made.pop((response.tenant, response.id), None)
 
     async def find(self, name: str, tenant: str, param: str | None = None) -> KeptResponse:
-        """Return a response. Raises ApiError: somebody else's is none."""
+        """Return a response. Raises ApiError (404) if it is unknown or belongs to another tenant."""
         if (made := self._made.get((tenant, name))) is not None:
             return made
         if (tenant, name) in self._refused:
@@ -104,7 +109,7 @@ class ResponseStore:
         return found.response
 
     async def conversation(self, name: str, tenant: str, param: str) -> PreviousResponse:
-        """Return all that was said until a response's end. Raises ApiError."""
+        """Return the conversation up to a response's end. Raises ApiError."""
         found: PreviousResponse | None
         if (made := self._made.get((tenant, name))) is not None:
             found = PreviousResponse(0, name, joined(made.input, made.output), made.is_ended)
@@ -133,7 +138,7 @@ class ResponseStore:
                 return [*told.events, failed_event(told.response.fields, max(place, told.till))], True
             if told.events or told.response.is_ended:
                 return told.events, told.response.is_ended
-            await asyncio.sleep(FOLLOW_EVERY_S)
+            await asyncio.sleep(self.timings.follow_s)
         return [], True
 
     async def items(self, names: Sequence[str], tenant: str) -> dict[str, bytes]:
@@ -202,8 +207,8 @@ class ResponseStore:
         add = partial(rows.add, rows=found, maker=self._maker, max_bytes=self._keeping.max_bytes)
         try:
             taken = await self._do(add, is_write=True)
-        except ApiError:  # which the log tells
-            # The database may commit all the same, once it goes on. What is made in the background is tried again.
+        except ApiError:  # the error is logged already
+            # The database may still commit once it works again. Background responses are tried again.
             self._refused |= {(row.tenant, row.id) for row in found} - self._made.keys()
             if self._refused and (self._taking_back is None or self._taking_back.done()):
                 self._taking_back = background.start(self._take_back, "deleting responses that were not to be kept")
@@ -214,24 +219,24 @@ class ResponseStore:
         return True
 
     async def _take_back(self) -> None:
-        """Delete what was kept though its client was told that it is not."""
+        """Delete responses that were stored although their clients got an error."""
         while self._refused:
-            await asyncio.sleep(TRY_AGAIN_S)
+            await asyncio.sleep(self.timings.retry_s)
             refused = frozenset(self._refused)
             with suppress(ResponsesFault):  # which the next request finds, too; and a full disk is no less full by this
                 delete = partial(rows.delete_all, names=refused)
-                await self._database.run(delete, ANSWERS_WITHIN_S, is_write=True)
+                await self._database.run(delete, self.timings.answer_s, is_write=True)
                 self._refused -= refused
 
     async def _confirm_often(self) -> None:
-        """Tell other processes that this one is there, and how far it is."""
+        """Report to other processes that this one is alive, and its progress."""
         while True:
-            await asyncio.sleep(TELL_EVERY_S)
+            await asyncio.sleep(self.timings.progress_s)
             self._has_begun.clear()
-            with suppress(ApiError):  # which the log tells
+            with suppress(ApiError):  # the error is logged already
                 await self._confirm()
             with suppress(TimeoutError):
-                async with asyncio.timeout(0 if self._made else SEEN_EVERY_S):
+                async with asyncio.timeout(0 if self._made else self.timings.presence_s):
                     await self._has_begun.wait()
 
     async def _confirm(self) -> None:
@@ -239,12 +244,12 @@ class ResponseStore:
         progress = [Progress.of(made) for made in begun]
         shown = [made.fields for made in begun]
         work = partial(rows.confirm, maker=self._maker, told=progress)
-        confirmed = await self._do(work, is_write=True, within_s=ANSWERS_WITHIN_S)
+        confirmed = await self._do(work, is_write=True, within_s=self.timings.answer_s)
         for made, fields, one in zip(begun, shown, progress, strict=True):
             made.told = (one.till, fields)
             if one.name in confirmed.taken:
                 _end_elsewhere(made, confirmed.taken[one.name])
-        # What was refused when it began, for want of an answer, may have been written all the same.
+        # A response that was refused at its start because the database did not answer may have been written all the same.
         unknown = confirmed.made - self._made.keys()
         if unknown:
             await self._do(partial(rows.drop, maker=self._maker, names=unknown), is_write=True)
@@ -256,7 +261,7 @@ class ResponseStore:
         if self._database.is_shared and self._confirming is None and not self._is_closed:
             self._confirming = background.start(self._confirm_often, "telling of responses that are made")
         if within_s is None:
-            within_s = ANSWERS_WITHIN_S if self.fault is None else FAILING_WITHIN_S
+            within_s = self.timings.answer_s if self.fault is None else self.timings.answer_after_fault_s
         try:
             result = await self._database.run(work, within_s, is_write=is_write)
         except ResponsesFault as error:
@@ -265,7 +270,7 @@ class ResponseStore:
             self.fault = error.told
             self._is_unwritable = self._is_unwritable or is_write
             raise self._failing() from None
-        if self.fault is not None and (is_write or not self._is_unwritable):  # what is full can be read
+        if self.fault is not None and (is_write or not self._is_unwritable):  # a full database can still be read
             log.warning("responses are read and written again in %s", self._database.name)
             self.fault, self._is_unwritable = None, False
         return result

@@ -1,4 +1,4 @@
-"""`python -m pilotlight.runtime SITE_FILE`: one site."""
+"""`python -m pilotlight.runtime SITE_FILE [MODEL]`: one site, with the models of its file or another one in their place."""
 
 import gc
 import sys
@@ -6,15 +6,15 @@ from pathlib import Path
 
 
 def main() -> int:
-    if len(sys.argv) != 2:
-        print("usage: python -m pilotlight.runtime SITE_FILE", file=sys.stderr)
+    if not 2 <= len(sys.argv) <= 3:
+        print("usage: python -m pilotlight.runtime SITE_FILE [MODEL]", file=sys.stderr)
         return 2
     gc.disable()  # what modules are made of is never garbage
     from pilotlight.runtime.serve import serve_file
 
     gc.freeze()
     gc.enable()
-    return serve_file(Path(sys.argv[1]))
+    return serve_file(Path(sys.argv[1]), *sys.argv[2:])
 
 
 if __name__ == "__main__":

@@ -17,11 +17,14 @@ from pilotlight.page.routes import PageRoutes
 from pilotlight.page.sessions import Sessions
 from pilotlight.runtime.api.middleware import FUNCTIONS, UNROUTED, SiteMiddleware
 from pilotlight.runtime.api.routes.anthropic import anthropic_routes
+from pilotlight.runtime.api.routes.decisions import decision_routes
 from pilotlight.runtime.api.routes.finetune_routes import FinetuneRoutes
 from pilotlight.runtime.api.routes.health import Health
 from pilotlight.runtime.api.routes.internal import Internal
+from pilotlight.runtime.api.routes.ollama import ollama_routes
 from pilotlight.runtime.api.routes.openai_responses import ResponsesEndpoint
 from pilotlight.runtime.api.routes.openai_routes import openai_routes
+from pilotlight.runtime.api.routes.rerank import scoring_routes
 from pilotlight.runtime.api.routes.workers_ai import workers_ai_routes
 from pilotlight.runtime.hosts.launch import launchers_of
 from pilotlight.runtime.hosts.memory_budget import model_bytes
@@ -70,8 +73,11 @@ class SiteApp(Starlette):
         self.responses = ResponsesEndpoint(generator, site.config, site.access)
         models = [
             *openai_routes(generator, limits),
+            *scoring_routes(generator, limits),
             *anthropic_routes(generator, limits),
             *self.responses.routes(),
+            *decision_routes(generator, limits),
+            *ollama_routes(generator, limits),
             *workers_ai_routes(generator, limits, site.is_busy),
             *FinetuneRoutes(site.models.registry, site.models.adapters).routes(),
         ]

@@ -7,28 +7,36 @@ error event; only then does the server close, and its own grace has nothing left
 import asyncio
 import gc
 import logging
+import os
 import socket
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
+
+from msgspec.structs import replace
 
 from pilotlight.runtime.api.unread_body import UnreadBodyMiddleware
 from pilotlight.runtime.app import SiteApp, build_app
 from pilotlight.runtime.hosts.devices import check_devices
 from pilotlight.runtime.models.checkpoint_children import close_children
-from pilotlight.runtime.models.sources import SourceError, local_directory
+from pilotlight.runtime.models.sources import SourceError, local_directory, name_of
 from pilotlight.runtime.site import Site, access_of
 from pilotlight.runtime.telemetry.timeline import process_began_s
 from pilotlight.sites.config import ConfigError, check_secrets
 from pilotlight.sites.reloading import read_again
 from pilotlight.sites.rules import is_loopback
-from pilotlight.sites.site import SiteConfig, load_site
+from pilotlight.sites.site import ModelConfig, SiteConfig, load_site
+from pilotlight.support import background
 from pilotlight.support.logs import start_logging
+from pilotlight.support.service_manager import notify_ready, notify_status
 from pilotlight.support.signals import follow_signals
 from pilotlight.wire.hop.headers import DEPLOY_TOKEN_ENV, HOP_SECRET_ENV, OVERLOADED
+from pilotlight.wire.http.access_log import AccessLog
+from pilotlight.wire.http.certificate import Certificate
 from pilotlight.wire.http.limits import HttpLimits
 from pilotlight.wire.http.listen import (
     GRACE_S,
@@ -67,28 +75,39 @@ class StartError(Exception):
     """The site's parts cannot be started; the message says what to change."""
 
 
-def serve_file(file: Path) -> int:
-    """Serve the site of a file; return the process's exit code."""
+def serve_file(file: Path, model: str | None = None) -> int:
+    """Serve the site of a file, `model` in place of its models where one is given; return the process's exit code."""
     try:
-        return run(load_site(file), file=file)
+        load = load_site if model is None else partial(load_with_model, model)
+        return run(load(file), file=file, load=load)
     except ConfigError as error:
         print(error, file=sys.stderr)
         return 1
 
 
+def load_with_model(source: str, file: Path) -> SiteConfig:
+    """Return a file's site with one model, by its source. Raises ConfigError."""
+    return replace(load_site(file), models=(ModelConfig(name=name_of(source), source=source),))
+
+
 def run(
     site: SiteConfig,
-    log_level: int = logging.INFO,
+    log_level: int | None = None,
     file: Path | None = None,
     load: Callable[[Path], SiteConfig] = load_site,
 ) -> int:
-    """Serve a site until a stop signal; return the process's exit code. `file`: where the site was read, or what it takes from a file; `load` makes
+    """Serve a site until a stop signal; return the process's exit code.
+    `log_level`: of this process alone, instead of the site's. `file`: where the site was read, or what it takes from a file; `load` makes
     the site of it again."""
     imported_at = time.time()
-    start_logging(site.name, log_level)
+    start_logging(site.name, site.telemetry.log_level, site.telemetry.log_format)
+    if log_level is not None:
+        logging.getLogger().setLevel(log_level)
     try:
         if not follow_parent():
             return 1
+        if secret := site.hop.secret():
+            os.environ.setdefault(HOP_SECRET_ENV, secret)
         check_secrets(HOP_SECRET_ENV, DEPLOY_TOKEN_ENV)
         raise_file_limit()
         check_devices([device for group in site.engine.device_groups for device in group], site.engine.kv_gib or 0.0)
@@ -96,7 +115,7 @@ def run(
             local_directory(model.source)
         check_installed(site.door.server_name)
         listener = bind(site.listen.host, site.listen.port)
-        app = build_app(site, url=url_of(listener))
+        app = build_app(site, url=url_of(listener, is_tls=site.listen.tls_certificate is not None))
         app.site.timeline.note("site process", process_began_s() or imported_at, imported_at)
         app.site.timeline.note("site listens", imported_at)
     except (ListenError, ConfigError, SourceError) as error:
@@ -126,12 +145,13 @@ async def serve_app(
     """Serve on a bound socket, which it takes over, at the URL that the application was built for. `stop` begins the drain, as do the stop signals
     when none is given, of which a second one cuts it short; `on_ready` gets the URL once the site answers requests with its models loaded. `load`
     reads `file` again at SIGHUP."""
-    url = url_of(listener)
+    url = app.site.url or url_of(listener)
     log.info("listening on %s", url)
     force_shutdown = asyncio.Event()
     stopping = stop or _stop_on_signals(force_shutdown, lambda: reload(app.site, file, load))
     try:
         async with app.router.lifespan_context(app), _served(app, listener):
+            notify_ready(f"listening on {url}; loading models")
             announcing = asyncio.create_task(_announce(app.site, url, on_ready), name="announce")
             try:
                 await stopping.wait()
@@ -139,7 +159,7 @@ async def serve_app(
             finally:
                 announcing.cancel()
                 await asyncio.gather(announcing, return_exceptions=True)
-    except ConfigError as error:
+    except (ConfigError, ListenError) as error:
         raise StartError(str(error)) from error
     finally:
         listener.close()
@@ -160,10 +180,18 @@ async def _served(app: SiteApp, listener: socket.socket) -> AsyncIterator[None]:
     )
     name = site.door.server_name
     judged = OriginCheck(app if name == "own" else UnreadBodyMiddleware(app), origins)
-    server = make_server(name, judged, limits, overload_headers=OVERLOADED)
-    await server.start(listener)
+    outermost = AccessLog(judged) if site.telemetry.access_log else judged
+    server = make_server(name, outermost, limits, overload_headers=OVERLOADED)
+    listen = site.listen
+    certificate = Certificate.of(listen.tls_certificate, listen.tls_key, http2=name == "hypercorn")
+    await server.start(listener, certificate.context if certificate else None)
     try:
-        yield
+        if certificate is None:
+            yield
+        else:
+            app.site.metrics.watch_certificate(lambda: certificate.ends_s)
+            async with background.running(certificate.watch, "the watch over the certificate"):
+                yield
     finally:
         await server.stop(GRACE_S)
 
@@ -207,6 +235,7 @@ async def _announce(site: Site, url: str, on_ready: Callable[[str], None] | None
     while site.why_not_ready():
         await asyncio.sleep(0.02)
     log.info("ready: %s", url)
+    notify_status(f"ready: {url}")
     if on_ready is not None:
         on_ready(url)
 

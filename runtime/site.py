@@ -136,17 +136,20 @@ class Site:
         self.metrics.engines.wake(wake)
         self.timeline.note_phases(wake.phases, time.time(), wake.model)
 
-    def _gauges(self) -> dict[str, Callable[[], float]]:
+    def _gauges(self) -> dict[str, tuple[str, Callable[[], float]]]:
         admission, fleet = self.admission, self.fleet
         return {
-            "inflight_requests": lambda: admission.inflight,
-            "reserved_tokens": lambda: sum(admission.reserved.values()),
-            "engine_restarts": lambda: fleet.restarts,
-            "engine_standby_ready": lambda: fleet.standbys_ready,
-            "engine_standbys_taken": lambda: fleet.standbys_taken,
-            "engine_hosts_up": lambda: fleet.num_up,
-            "engine_hosts_shifted": lambda: fleet.num_shifted,
-            "ready": lambda: not self.why_not_ready(),
+            "inflight_requests": ("Requests in progress", lambda: admission.inflight),
+            "reserved_tokens": (
+                "Tokens reserved for requests in progress",
+                lambda: sum(admission.reserved.values()),
+            ),
+            "engine_restarts": ("Engine hosts that were restarted", lambda: fleet.restarts),
+            "engine_standby_ready": ("Standby hosts that are ready", lambda: fleet.standbys_ready),
+            "engine_standbys_taken": ("Standby hosts that replaced an engine host", lambda: fleet.standbys_taken),
+            "engine_hosts_up": ("Engine hosts that are running", lambda: fleet.num_up),
+            "engine_hosts_shifted": ("Engine hosts that also take the other role", lambda: fleet.num_shifted),
+            "ready": ("1 if the site is ready, as /readyz", lambda: not self.why_not_ready()),
         }
 
 
@@ -156,7 +159,7 @@ def lenders_of(config: SiteConfig, secret: str | None) -> "Lenders | None":
         return None
     from pilotlight.runtime.dispatch.lenders import Lenders  # with an HTTP client, which other sites do without
 
-    return Lenders(config.engine.lenders, secret)
+    return Lenders(config.engine.lenders, secret, config.hop.authority)
 
 
 def finetunes_of(config: SiteConfig) -> FinetuneStore | None:

@@ -1,8 +1,7 @@
-"""The reader of configuration files, and the tables that a site's and a router's have in common.
+"""Read configuration files, and define the tables that sites and routers share.
 
-`parse` is the only way to a table. An unknown key, a wrong type or a missing value stops the start with a sentence that names the file, the key and
-the nearest valid one (invariant I7). Types are taken as they are written: an integer may stand for a float, and nothing else for anything else.
-Refuses to know what the files themselves hold (site.py, network.py).
+Tables are made by `parse` only. An unknown key, a wrong type or a missing value stops the start with a sentence that names the file, the key and the
+nearest valid key. Types are not converted, except integers to floats. The files' own tables are in site.py and network.py.
 """
 
 import os
@@ -22,11 +21,12 @@ NonNegative = Annotated[float, Meta(ge=0)]
 Count = Annotated[int, Meta(ge=1)]
 
 MIN_SECRET_BYTES = 16
-SERVER_ENV = "PILOTLIGHT_SERVER"  # instead of `server` under [door]
+SERVER_ENV = "PILOTLIGHT_SERVER"  # overrides `server` under [door]
+ROUTER_STATE_ENV = "PILOTLIGHT_ROUTER_STATE"
 
 
 class ConfigError(ValueError):
-    """A configuration file cannot be used; the message says which, where and what to change."""
+    """Error of a configuration file: the message names the file, the key and what to change."""
 
 
 TableT = TypeVar("TableT", bound=Table)
@@ -39,7 +39,7 @@ def parse(table: type[TableT], values: dict[str, Any], origin: str) -> TableT:
     try:
         return msgspec.convert(values, table)
     except msgspec.ValidationError:
-        from pilotlight.sites.validation_errors import sentences  # here, since a good file does without
+        from pilotlight.sites.validation_errors import sentences  # imported here because a valid file does not need it
 
         raise ConfigError("\n".join(f"{origin}: {sentence}" for sentence in sentences(table, values))) from None
 
@@ -49,7 +49,7 @@ def read(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise ConfigError(f"{path}: there is no such file") from None
+        raise ConfigError(f"{path}: no such file") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: cannot be read: {error}") from None
     except tomllib.TOMLDecodeError as error:
@@ -57,46 +57,103 @@ def read(path: Path) -> dict[str, Any]:
 
 
 class PlaceConfig(Table, frozen=True, kw_only=True):
-    """The place where a router or site stands; routers seed round-trip times from the coordinates."""
+    """Location of a router or site. Routers estimate round-trip times from the coordinates until they have measured some."""
 
-    city: str
-    latitude: Annotated[float, Meta(ge=-90, le=90, description="degrees, north positive")]
-    longitude: Annotated[float, Meta(ge=-180, le=180, description="degrees, east positive")]
+    city: Annotated[str, Meta(description="City, as shown on the map.")]
+    latitude: Annotated[float, Meta(ge=-90, le=90, description="Degrees, north positive.")]
+    longitude: Annotated[float, Meta(ge=-180, le=180, description="Degrees, east positive.")]
 
 
 class ListenConfig(Table, frozen=True, kw_only=True):
-    host: str = "127.0.0.1"
-    port: Annotated[int, Meta(ge=0, le=65535, description="0: any free port")]
+    host: Annotated[
+        str,
+        Meta(description="Address to listen on. Others than this machine's own need keys, require_hop or open_to_all."),
+    ] = "127.0.0.1"
+    port: Annotated[int, Meta(ge=0, le=65535, description="TCP port; 0: any free port.")]
+    tls_certificate: Annotated[
+        str | None,
+        Meta(
+            description=(
+                "PEM file with the certificate chain, leaf first. Together with tls_key it makes the process speak HTTPS. "
+                "Read again when it changes."
+            )
+        ),
+    ] = None
+    tls_key: Annotated[str | None, Meta(description="PEM file with the private key.")] = None
+
+    def agree(self) -> None:
+        if (self.tls_certificate is None) != (self.tls_key is None):
+            raise ValueError("tls_certificate and tls_key belong together: set both or neither")
+
+
+class HopConfig(Table, frozen=True, kw_only=True):
+    """Trust between the routers and sites of a network."""
+
+    authority: Annotated[
+        str | None,
+        Meta(
+            description=(
+                "PEM file of the authority that signs the network's certificates (`pilotlight network init` makes one). It is "
+                "trusted beside the system's authorities for connections between routers and sites."
+            )
+        ),
+    ] = None
+    secret_file: Annotated[
+        str | None,
+        Meta(
+            description=(
+                "File with the network's secret, read if PILOTLIGHT_HOP_SECRET is unset. While one secret replaces another it "
+                "holds both, with a comma between them: the first signs, both are accepted."
+            )
+        ),
+    ] = None
+
+    def secret(self) -> str:
+        """Return the secret of the file, or an empty string if no file is named. Raises ConfigError."""
+        if self.secret_file is None:
+            return ""
+        try:
+            return Path(self.secret_file).read_text(encoding="ascii").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"hop.secret_file {self.secret_file} cannot be read: {error}") from None
 
 
 class AccessConfig(Table, frozen=True, kw_only=True):
-    """Keys and strangers: the clients that may come in."""
+    """Rules for the clients that are served."""
 
     require_key: Annotated[
-        bool, Meta(description="serve only clients with a key that this file knows; functions judge for themselves")
+        bool, Meta(description="Serve only clients with a key of this file. Functions check their clients themselves.")
     ] = False
     open_to_all: Annotated[
         bool,
-        Meta(description="serve whoever comes: from beyond this machine without a key, on it by whatever host name"),
+        Meta(
+            description="Serve every client: from other machines without a key, and on this machine under any host name."
+        ),
     ] = False
     hosts: Annotated[
         tuple[str, ...],
-        Meta(description="host names, without ports, that a listener on 127.0.0.1 answers to beside local ones"),
+        Meta(description="Host names, without ports, that a listener on 127.0.0.1 answers to besides local names."),
     ] = ()
     cors_origins: Annotated[
         tuple[str, ...],
         Meta(
-            description='whose pages may read answers, as https://app.example.com; "*": all. Pages of localhost may use the API'
+            description=(
+                'Origins whose pages may read answers, such as https://app.example.com; "*": all. Pages of localhost may '
+                "always use the API."
+            )
         ),
     ] = ()
     server: Annotated[
         Literal["own", "hypercorn", "uvicorn"],
-        Meta(description="what speaks HTTP; a limit of connections, heads or unread answers is the own server's alone"),
+        Meta(description="HTTP server. Limits of connections, request heads and unread answers work with own only."),
     ] = "own"
     http2: Annotated[
         bool,
         Meta(
-            description="speak HTTP/2 too, by Hypercorn: behind a front that limits how many frames a client sends, not to strangers"
+            description=(
+                "Also speak HTTP/2, through Hypercorn. Use it behind a proxy that limits clients' frames, not for "
+                "strangers."
+            )
         ),
     ] = False
 
@@ -104,20 +161,34 @@ class AccessConfig(Table, frozen=True, kw_only=True):
 
     @property
     def server_name(self) -> str:
-        """The environment's, or else the file's."""
+        """Name of the HTTP server: from the environment if it is set there."""
         return os.environ.get(SERVER_ENV) or ("hypercorn" if self.http2 else self.server)
 
     def agree(self) -> None:
         if self.http2 and self.server == "uvicorn":
-            raise ValueError('uvicorn speaks no HTTP/2: write server = "hypercorn", or leave http2 out')
+            raise ValueError('uvicorn does not support HTTP/2: set server = "hypercorn", or remove http2')
 
 
 class TelemetryConfig(Table, frozen=True, kw_only=True):
-    """Traces of requests, without anything of their prompts and answers. Needs the packages of pilotlight[telemetry]."""
+    """Logs, and traces of requests. Neither contains anything of prompts and answers."""
 
+    log_format: Annotated[
+        Literal["text", "json"], Meta(description="Form of log lines, on standard error; json: one object per line.")
+    ] = "text"
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"], Meta(description="Lowest level that is logged.")
+    ] = "info"
+    access_log: Annotated[
+        bool, Meta(description="Log a line for each request that has ended, except probes of health and status.")
+    ] = False
     otlp: Annotated[
         str | None,
-        Meta(description="URL of a collector that takes OTLP over HTTP, as http://127.0.0.1:4318; unset: no traces"),
+        Meta(
+            description=(
+                "URL of a collector that accepts OTLP over HTTP, such as http://127.0.0.1:4318, for traces, which need the packages of "
+                "pilotlight-inference[telemetry]; unset: no traces."
+            )
+        ),
     ] = None
 
     def agree(self) -> None:
@@ -127,45 +198,60 @@ class TelemetryConfig(Table, frozen=True, kw_only=True):
 
 
 class ResponsesConfig(Table, frozen=True, kw_only=True):
-    """Responses (POST /v1/responses) that are kept on this process's disk, for the clients that ask it: a router's, or a site's without one."""
+    """Stored responses (POST /v1/responses) on the disk of a router, or of a site that serves clients directly."""
 
     directory: Annotated[
         str | None,
-        Meta(description="of this process alone; unset: in ~/.local/state/pilotlight/SITE, or router-PORT"),
+        Meta(description="Directory of this process only; unset: ~/.local/state/pilotlight/SITE, or router-PORT."),
     ] = None
     max_gib: Annotated[
         NonNegative,
-        Meta(description="of all; then the oldest of the account that has most are deleted. 0: none is kept"),
+        Meta(
+            description=(
+                "Size of all stored responses. Above it, the oldest of the account with the most are deleted. 0: none are"
+                " stored."
+            )
+        ),
     ] = 1.0
-    keep_days: Annotated[Positive, Meta(description="after which they are deleted")] = 30.0
+    keep_days: Annotated[Positive, Meta(description="Age after which stored responses are deleted.")] = 30.0
 
     def file_of(self, name: str) -> Path:
-        """Return the file of a process with that name."""
+        """Return the SQLite file of the process called `name`."""
         found = state_directory(name) if self.directory is None else Path(self.directory).expanduser()
         return found / "responses.sqlite"
 
 
 def state_directory(name: str) -> Path:
-    """Return where a site, or a router, of that name keeps what outlives it, unless its file says otherwise."""
+    """Return the default directory for persistent data of the site or router called `name`."""
     home = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
     return Path(home).expanduser() / "pilotlight" / name
 
 
+def router_state_directory() -> Path:
+    """Return where a router keeps deployed functions: their versions, their bundles and their shares of traffic."""
+    given = os.environ.get(ROUTER_STATE_ENV)
+    return Path(given).expanduser() if given else state_directory("router")
+
+
 def check_secrets(*names: str) -> None:
-    """Raise ConfigError for an environment variable that could be guessed. Unset ones are none."""
+    """Raise ConfigError for a secret in the environment that is too short. Unset variables are accepted."""
     for name in names:
-        if 0 < len(os.environ.get(name, "").encode()) < MIN_SECRET_BYTES:
+        if any(
+            len(each.encode()) < MIN_SECRET_BYTES
+            for each in os.environ.get(name, "").split(",")
+            if os.environ.get(name)
+        ):
             raise ConfigError(
-                f"{name} is shorter than {MIN_SECRET_BYTES} bytes: set it to, say, what `openssl rand -hex 32` prints"
+                f"{name} has fewer than {MIN_SECRET_BYTES} bytes: set it to the output of `openssl rand -hex 32`"
             )
 
 
 def check_access(host: str, door: AccessConfig, num_keys: int, *, requires_hop: bool = False) -> None:
-    """Raise ValueError where everybody could come in and the file does not say that they may, or where nobody could."""
+    """Raise ValueError if every client could connect without the file allowing it, or if no client could."""
     if door.require_key and not num_keys:
-        raise ValueError("door.require_key is true and there are no [[keys]]: `pilotlight keys create` makes one")
+        raise ValueError("door.require_key is true and there are no [[keys]]: create one with `pilotlight keys create`")
     if not (is_loopback(host) or door.require_key or door.open_to_all or requires_hop):
         raise ValueError(
-            f"listen.host {host!r} can be reached from other machines: write require_key = true under [door], with keys of "
-            "`pilotlight keys create`, or open_to_all = true there to serve whoever comes"
+            f"listen.host {host!r} is reachable from other machines: set require_key = true under [door] and create keys with "
+            "`pilotlight keys create`, or set open_to_all = true there to serve every client"
         )

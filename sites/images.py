@@ -1,4 +1,4 @@
-"""What a site takes of images in requests. Refuses to know models, and how an image is read."""
+"""Limits of images in requests. How an image is read is decided elsewhere."""
 
 from typing import Annotated, ClassVar
 
@@ -10,16 +10,19 @@ from pilotlight.sites.table import Rules, Table
 
 
 class ImagesConfig(Table, frozen=True, kw_only=True):
-    """Images in requests, of models that take any. A request's body, its images' base64 included, stays within limits.max_body_mib."""
+    """Limits of images in requests. The whole body, with images in base64, must fit in limits.max_body_mib."""
 
     rules: ClassVar[Rules] = {"allowed_hosts": are_host_names}
 
-    max_per_request: Count = 16
-    max_mib: Annotated[Positive, Meta(description="of one image's file")] = 8.0
-    max_megapixels: Annotated[float, Meta(gt=0, le=64, description="of one image")] = 50.0
+    max_per_request: Annotated[Count, Meta(description="Images in one request.")] = 16
+    max_mib: Annotated[Positive, Meta(description="Size of one image file.")] = 8.0
+    max_megapixels: Annotated[float, Meta(gt=0, le=64, description="Pixels of one image, in millions.")] = 50.0
     allowed_hosts: Annotated[
         tuple[str, ...],
         Meta(
-            description="from which https: URLs of images are fetched, where their addresses are public; none: images come in data: URLs alone"
+            description=(
+                "Hosts from which https: URLs of images are fetched, if their addresses are public; empty: only data: "
+                "URLs are accepted."
+            )
         ),
     ] = ()

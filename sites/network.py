@@ -1,6 +1,6 @@
-"""The router's file: which sites there are and where, what the router takes from clients and gives them, how long it waits for whom.
+"""The configuration file of a router: the sites of its network, clients, accounts, limits and timeouts.
 
-`load_network` is its only reader. Refuses to know what the values are used for, and sites' own files: a site that starts never imports it.
+`load_network` reads it. Sites never import this module.
 """
 
 from collections.abc import Sequence
@@ -14,6 +14,7 @@ from pilotlight.sites.accounts import AllowedModels, KeyConfig, Moment, Name, ch
 from pilotlight.sites.config import (
     AccessConfig,
     Count,
+    HopConfig,
     ListenConfig,
     NonNegative,
     PlaceConfig,
@@ -31,12 +32,16 @@ NETWORK_FILE = Path(__file__).parent / "network.toml"
 
 
 class SiteRef(Table, frozen=True, kw_only=True):
-    """A site as the router's file names it."""
+    """A site in the router's file."""
 
-    name: Name
-    url: str
-    place: PlaceConfig
-    region: Annotated[Name | None, Meta(description="by which accounts and models say where data may go")] = None
+    name: Annotated[Name, Meta(description="Name of the site, as in its own file.")]
+    url: Annotated[str, Meta(description="URL where the site listens.")]
+    place: Annotated[
+        PlaceConfig, Meta(description="Where the site is; first estimates of round-trip times come from it.")
+    ]
+    region: Annotated[
+        Name | None, Meta(description="Region of the site, which accounts and models can name in data.")
+    ] = None
 
     rules: ClassVar[Rules] = {"url": is_http}
 
@@ -45,106 +50,121 @@ class SiteRef(Table, frozen=True, kw_only=True):
 
 
 class HealthConfig(Table, frozen=True, kw_only=True):
-    interval_s: Annotated[Positive, Meta(description="between two probes of one site")] = 1.0
-    timeout_s: Annotated[
-        Positive, Meta(description="of a probe; a site that freezes is left after unhealthy_after of these")
-    ] = 1.0
-    unhealthy_after: Annotated[Count, Meta(description="failed probes in a row")] = 3
-    stale_after_s: Annotated[Positive, Meta(description="a published status older than this is only a guess")] = 10.0
+    interval_s: Annotated[Positive, Meta(description="Time between two probes of one site.")] = 1.0
+    timeout_s: Annotated[Positive, Meta(description="Timeout of one probe.")] = 1.0
+    unhealthy_after: Annotated[Count, Meta(description="Failed probes in a row after which a site is unhealthy.")] = 3
+    stale_after_s: Annotated[Positive, Meta(description="Age after which a site's status is only an estimate.")] = 10.0
 
 
 class RelayConfig(Table, frozen=True, kw_only=True):
-    connect_timeout_s: Positive = 2.0
+    connect_timeout_s: Annotated[Positive, Meta(description="Timeout of a connection to a site.")] = 2.0
     first_byte_timeout_s: Annotated[
-        Positive, Meta(description="silence before the first byte, after which the next site is tried")
+        Positive, Meta(description="Silence before a stream's first byte after which the next site is tried.")
     ] = 120.0
     answer_timeout_s: Annotated[
         Positive,
-        Meta(description="the same for an answer that is not streamed: it is generated whole before its first byte"),
+        Meta(
+            description="The same for an answer that is not streamed, which is generated as a whole before its first byte."
+        ),
     ] = 600.0
     idle_timeout_s: Annotated[
-        Positive, Meta(description="silence inside a stream, after which the upstream is lost")
+        Positive, Meta(description="Silence within a stream after which its site counts as lost.")
     ] = 60.0
     stall_s: Annotated[
         Positive,
         Meta(
-            description="silence inside a stream, or twice that before its first token, after which another healthy site goes on "
-            "with it; longer where the site's own published pace explains it"
+            description=(
+                "Silence within a stream (twice that before its first token) after which another healthy site continues "
+                "it; longer if the site's published pace explains it."
+            )
         ),
     ] = 2.5
-    max_tries: Annotated[Count, Meta(description="sites tried for one request")] = 3
+    max_tries: Annotated[Count, Meta(description="Sites tried for one request.")] = 3
     continue_within_s: Annotated[
         NonNegative,
-        Meta(description="a stream whose site was lost goes on at another one by then, or ends with an error"),
+        Meta(
+            description=(
+                "Time in which a stream must continue at another site after its site was lost; then it ends with an "
+                "error."
+            )
+        ),
     ] = 30.0
     max_losses: Annotated[
-        int, Meta(ge=0, description="sites one stream may lose; 0: none is continued. A site that drains is not lost")
-    ] = 3
-    max_body_mib: Positive = 8.0
-    max_finetune_mib: Annotated[Positive, Meta(description="of one file of an adapter that an account uploads")] = 300.0
-    max_hops: Count = 4
-    session_entries: Annotated[
-        Count, Meta(description="beginnings of conversations, two for each turn; the oldest is forgotten first")
-    ] = 100_000
-    session_ttl_s: Positive = 3600.0
-    drain_timeout_s: NonNegative = 30.0
-
-
-class RouterListenConfig(ListenConfig, frozen=True, kw_only=True):
-    tls_certificate: Annotated[
-        str | None,
+        int,
         Meta(
-            description="PEM file with the chain, leaf first; with tls_key, the router speaks HTTPS. Read again when it changes"
+            ge=0,
+            description="Sites that one stream may lose; 0: streams are not continued. A site that drains does not count.",
         ),
-    ] = None
-    tls_key: Annotated[str | None, Meta(description="PEM file with its private key")] = None
-
-    def agree(self) -> None:
-        if (self.tls_certificate is None) != (self.tls_key is None):
-            raise ValueError("tls_certificate and tls_key belong together: set both or neither")
+    ] = 3
+    max_body_mib: Annotated[Positive, Meta(description="Size of a request's body.")] = 8.0
+    max_finetune_mib: Annotated[Positive, Meta(description="Size of one uploaded file of an adapter.")] = 300.0
+    max_hops: Annotated[
+        Count, Meta(description="Routers and sites that one request may pass; more are taken for a loop.")
+    ] = 4
+    session_entries: Annotated[
+        Count,
+        Meta(
+            description="Conversation prefixes that the router remembers, two for each turn; the oldest is dropped first."
+        ),
+    ] = 100_000
+    session_ttl_s: Annotated[Positive, Meta(description="Time after which a conversation prefix is dropped.")] = 3600.0
+    drain_timeout_s: Annotated[NonNegative, Meta(description="Time that open requests have after SIGTERM.")] = 30.0
 
 
 class DoorConfig(AccessConfig, frozen=True, kw_only=True):
-    """The clients that may come in, what the router takes from one client connection, and for how long it waits for one."""
+    """Rules for the clients that are served, and limits of their connections."""
 
-    max_head_kib: Annotated[int, Meta(ge=1, le=1024, description="of a request's head")] = 64
-    max_headers: Annotated[int, Meta(ge=8)] = 128
-    head_timeout_s: Annotated[Positive, Meta(description="for a request's head, from its first byte")] = 15.0
-    body_timeout_s: Annotated[Positive, Meta(description="for a request's whole body")] = 120.0
+    max_head_kib: Annotated[int, Meta(ge=1, le=1024, description="Size of a request's head.")] = 64
+    max_headers: Annotated[int, Meta(ge=8, description="Headers of a request.")] = 128
+    head_timeout_s: Annotated[Positive, Meta(description="Time for a request's head, from its first byte.")] = 15.0
+    body_timeout_s: Annotated[Positive, Meta(description="Time for a request's whole body.")] = 120.0
     max_bodies_mib: Annotated[
         Positive,
-        Meta(description="of all requests that are not answered yet; whoever sends more is told to come again"),
+        Meta(
+            description="Memory for the bodies of all requests in progress; above it, requests are refused with Retry-After."
+        ),
     ] = 512.0
     max_unread_mib: Annotated[
         Positive,
         Meta(
-            description="of all answers that clients leave unread, of one address a quarter; who has for the longest is cut off"
+            description=(
+                "Memory for answers that clients have not read; one address may use a quarter. Above it, the connection "
+                "that has used the most for the longest is closed."
+            )
         ),
     ] = 256.0
-    keep_alive_s: Annotated[Positive, Meta(description="a connection without a request is closed after so long")] = 75.0
+    keep_alive_s: Annotated[
+        Positive, Meta(description="Time without a request after which a connection is closed.")
+    ] = 75.0
     stall_timeout_s: Annotated[
-        Positive, Meta(description="a client that leaves what waits for it unread is cut off after so long")
+        Positive, Meta(description="Time after which a client that does not read its answer is disconnected.")
     ] = 60.0
-    max_connections: Count = 20_000
+    max_connections: Annotated[Count, Meta(description="Connections of all clients.")] = 20_000
     max_connections_per_client: Annotated[
-        Count, Meta(description="of one address; where a load balancer stands in front, that is one for all clients")
+        Count, Meta(description="Connections of one address. A load balancer is one address for all its clients.")
     ] = 256
-    max_open_per_client: Annotated[Count, Meta(description="requests of one address at work at once; likewise")] = 256
+    max_open_per_client: Annotated[
+        Count,
+        Meta(description="Requests in progress of one address. A load balancer is one address for all its clients."),
+    ] = 256
 
 
 class ClientsConfig(Table, frozen=True, kw_only=True):
-    """Places of clients. A client that is not known to stand elsewhere stands where the router does."""
+    """Locations of clients. A client with an unknown location counts as being near the router."""
 
     front_ends: Annotated[
         tuple[str, ...],
         Meta(
-            description="networks of CDNs and load balancers, whose x-client-geo header (latitude,longitude) is believed"
+            description="Networks of CDNs and load balancers whose x-client-geo header (latitude,longitude) is believed."
         ),
     ] = ("127.0.0.0/8", "::1/128")
     geo_database: Annotated[
         str | None,
         Meta(
-            description="a file in MaxMind's format with coordinates, such as GeoLite2-City.mmdb; replace it by renaming"
+            description=(
+                "File in MaxMind's format with coordinates, such as GeoLite2-City.mmdb; unset: other clients count as "
+                "being near the router. Replace the file by renaming."
+            )
         ),
     ] = None
 
@@ -152,35 +172,38 @@ class ClientsConfig(Table, frozen=True, kw_only=True):
 
 
 class TenantLimitsConfig(Table, frozen=True, kw_only=True):
-    """Limits of one tenant: an account, or a key that is not known; what is unset is not limited here."""
+    """Limits of one tenant: an account, or an unknown key."""
 
-    requests_per_min: Positive | None = None
+    requests_per_min: Annotated[Positive | None, Meta(description="Requests per minute; unset: no limit.")] = None
     tokens_per_min: Annotated[
         Positive | None,
         Meta(
-            description="of prompts, as the router estimates them, and answers; a request reserves its prompt and max_tokens, or 256"
+            description=(
+                "Tokens of prompts (as the router estimates them) and answers per minute. A request reserves its prompt "
+                "and max_tokens, or 256. Unset: no limit."
+            )
         ),
     ] = None
-    max_open: Annotated[Count | None, Meta(description="requests at work at once")] = None
+    max_open: Annotated[Count | None, Meta(description="Requests in progress; unset: no limit.")] = None
 
 
 class PlacesConfig(Table, frozen=True, kw_only=True):
-    """The sites where data may go: those that are named, and those of the regions that are named."""
+    """The sites to which data may go: the named sites, and all sites of the named regions."""
 
-    sites: tuple[Name, ...] = ()
-    regions: tuple[Name, ...] = ()
+    sites: Annotated[tuple[Name, ...], Meta(description="Names of sites.")] = ()
+    regions: Annotated[tuple[Name, ...], Meta(description="Regions of sites.")] = ()
 
     def check(self, sites: Sequence[SiteRef], whose: str) -> None:
-        """Raise ValueError for a site or a region that is none of the network's."""
+        """Raise ValueError for an unknown site or region; `whose` names the owner of the rule in the message."""
         for named, known, what in (
             (self.sites, {site.name for site in sites}, "site"),
             (self.regions, {site.region for site in sites}, "region"),
         ):
             for name in named:
                 if name not in known:
-                    raise ValueError(f"data of {whose} may go to the {what} {name!r}, and no [[sites]] is that")
+                    raise ValueError(f"data of {whose} names the {what} {name!r}, which no entry of [[sites]] has")
         if not (self.sites or self.regions):
-            raise ValueError(f"data of {whose} may go nowhere: name sites or regions, or leave data out")
+            raise ValueError(f"data of {whose} names no site: name sites or regions, or remove data")
 
 
 HostName = Annotated[
@@ -189,26 +212,33 @@ HostName = Annotated[
 
 
 class CustomerConfig(TenantLimitsConfig, frozen=True, kw_only=True):
-    """An account with limits of its own, for all its keys together."""
+    """An account with its own limits, which all its keys share."""
 
-    name: Name
+    name: Annotated[Name, Meta(description="Name of the account.")]
     models: AllowedModels = None
     functions: Annotated[
         tuple[str, ...],
-        Meta(description="names, with *, of the functions that its keys may deploy, where they are not another's"),
+        Meta(
+            description="Names, with *, of functions that the account's keys may deploy, unless another account owns them."
+        ),
     ] = ("*",)
     tokens_per_day: Annotated[
         Count | None,
         Meta(
-            description="of prompts and answers, by UTC; each router counts by its own ledger, unless quotas.store is set"
+            description=(
+                "Tokens of prompts and answers per day (UTC). Each router counts by its own ledger, unless quotas.store "
+                "is set."
+            )
         ),
     ] = None
-    cost_per_day: Annotated[Positive | None, Meta(description="likewise, in the ledger's currency")] = None
+    cost_per_day: Annotated[Positive | None, Meta(description="Cost per day (UTC), in the ledger's currency.")] = None
     hosts: Annotated[
         tuple[HostName, ...],
-        Meta(description="host names, as shop.example or *.acme.example, that routes of its functions may name"),
+        Meta(description="Host names that routes of its functions may name, such as shop.example or *.acme.example."),
     ] = ()
-    data: Annotated[PlacesConfig | None, Meta(description="where its data may go; unset: to every site")] = None
+    data: Annotated[
+        PlacesConfig | None, Meta(description="Sites and regions to which its data may go; unset: all.")
+    ] = None
 
 
 class HostConfig(Table, frozen=True, kw_only=True):
@@ -219,10 +249,10 @@ class HostConfig(Table, frozen=True, kw_only=True):
         Meta(
             pattern=r"^(\*\.?)?[A-Za-z0-9][A-Za-z0-9.-]*/(\*|[^*?]+\*?)?\Z",
             max_length=300,
-            description="host and path, as shop.example/* or *.shop.example/api/*; of several the most specific counts",
+            description="Host and path, such as shop.example/* or *.shop.example/api/*; of several that fit, the most specific counts.",
         ),
     ]
-    function: Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9_-]{0,62}\Z", description="its name")]
+    function: Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9_-]{0,62}\Z", description="Name of the function.")]
 
 
 class NetworkFunctionsConfig(Table, frozen=True, kw_only=True):
@@ -231,116 +261,137 @@ class NetworkFunctionsConfig(Table, frozen=True, kw_only=True):
     domain: Annotated[
         Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9-]*(\.[A-Za-z0-9][A-Za-z0-9-]*)+\Z")] | None,
         Meta(
-            description="as fn.example: NAME.fn.example is the function NAME, for every function; the name *.fn.example leads to this router"
+            description="Domain such as fn.example: NAME.fn.example is the function NAME. DNS must lead *.fn.example to this router."
         ),
     ] = None
 
 
 class NetworkModelConfig(Table, frozen=True, kw_only=True):
-    """A rule for models, wherever they are served."""
+    """A rule for models at all sites."""
 
-    model: Annotated[str, Meta(min_length=1, description="a name, with *")]
-    data: Annotated[PlacesConfig | None, Meta(description="where requests for it may go; unset: to every site")] = None
+    model: Annotated[str, Meta(min_length=1, description="Name of the models, with *.")]
+    data: Annotated[
+        PlacesConfig | None, Meta(description="Sites and regions to which requests for it may go; unset: all.")
+    ] = None
 
 
 class DurableConfig(Table, frozen=True, kw_only=True):
-    """Streams that can be read again. Their events are kept in this router's memory, and in a directory that routers may share."""
+    """Streams that can be read again. Their events are stored in the router's memory, and in a directory that routers may share."""
 
     directory: Annotated[
         str | None,
         Meta(
-            description="in which each router that has it goes on with what another one began; unset: a stream ends with its router"
+            description=(
+                "Directory that routers may share: each continues a stream that another one started. Unset: a stream ends"
+                " with its router."
+            )
         ),
     ] = None
-    max_stream_mib: Annotated[Positive, Meta(description="of one stream, beyond which it is ended")] = 8.0
-    max_total_mib: Annotated[Positive, Meta(description="of all; the ones that ended first are forgotten first")] = (
-        256.0
-    )
-    keep_s: Annotated[Positive, Meta(description="how long a stream can be read after its end")] = 300.0
-    max_age_s: Annotated[Positive, Meta(description="a stream that has not ended by then is ended")] = 3600.0
+    max_stream_mib: Annotated[Positive, Meta(description="Size of one stream; a longer one is ended.")] = 8.0
+    max_total_mib: Annotated[
+        Positive, Meta(description="Size of all streams; those that ended first are dropped first.")
+    ] = 256.0
+    keep_s: Annotated[Positive, Meta(description="Time for which a stream can be read after its end.")] = 300.0
+    max_age_s: Annotated[Positive, Meta(description="Time after which a stream that has not ended is ended.")] = 3600.0
 
 
 class LedgerConfig(Table, frozen=True, kw_only=True):
-    """The record of what each account has used. Needs the network's secret, by which sites tell."""
+    """The record of each account's usage. Needs PILOTLIGHT_HOP_SECRET, with which sites sign what they report."""
 
     directory: Annotated[
-        str | None, Meta(description="of this router alone, on a disk that outlives it; unset: nothing is written down")
+        str | None,
+        Meta(description="Directory of this router only, on a disk that outlives it; unset: usage is not recorded."),
     ] = None
     store: Annotated[
         Annotated[str, Meta(pattern=r"^postgres(ql)?://")] | None,
         Meta(
-            description="a PostgreSQL database that routers may share, as postgresql://USER@HOST/DATABASE, its password in PGPASSWORD or ~/.pgpass; "
-            "unset: a SQLite file in the directory"
+            description=(
+                "PostgreSQL database that routers may share, as postgresql://USER@HOST/DATABASE, with the password in "
+                "PGPASSWORD or ~/.pgpass; unset: a SQLite file in the directory."
+            )
         ),
     ] = None
     when_failing: Annotated[
         Literal["refuse", "serve"],
         Meta(
-            description="while the store cannot be written: refuse new requests, or serve as many as the directory's meters can keep for it"
+            description=(
+                "While the store cannot be written: refuse new requests, or serve up to max_unwritten of them and write "
+                "their usage later."
+            )
         ),
     ] = "refuse"
     max_unwritten: Annotated[
-        int, Meta(ge=16, le=1_000_000, description="requests under way or not written yet, of 1 KiB each")
+        int, Meta(ge=16, le=1_000_000, description="Requests whose usage is not written yet, of 1 KiB each.")
     ] = 16_384
-    currency: Annotated[str, Meta(pattern=r"^[A-Z]{3}\Z", description="of all prices")] = "USD"
+    currency: Annotated[str, Meta(pattern=r"^[A-Z]{3}\Z", description="Currency of all prices (ISO 4217).")] = "USD"
 
 
 class SharedResponsesConfig(ResponsesConfig, frozen=True, kw_only=True):
-    """Responses (POST /v1/responses) that are kept for the clients of this router, or of all that share a store."""
+    """Stored responses (POST /v1/responses) of this router, or of all routers that share a store."""
 
     store: Annotated[
         Annotated[str, Meta(pattern=r"^postgres(ql)?://")] | None,
         Meta(
-            description="a PostgreSQL database of the network's routers, named as ledger.store is, of which each then knows what the others keep; "
-            "unset: a SQLite file in the directory"
+            description=(
+                "PostgreSQL database in which all routers that name it store responses, as ledger.store; unset: a SQLite "
+                "file in the directory."
+            )
         ),
     ] = None
 
 
 class QuotasConfig(Table, frozen=True, kw_only=True):
-    """Accounts' limits that all routers of a network keep to together, instead of each for itself."""
+    """Limits of accounts that all routers of a network enforce together."""
 
     store: Annotated[
         Annotated[str, Meta(pattern=r"^postgres(ql)?://")] | None,
         Meta(
-            description="a PostgreSQL database of theirs, named as ledger.store is; unset: each router gives what an account may have"
+            description=(
+                "PostgreSQL database through which routers share accounts' limits, as ledger.store; unset: each router "
+                "grants the whole limit."
+            )
         ),
     ] = None
     when_failing: Annotated[
         Literal["refuse", "serve"],
         Meta(
-            description="while the store cannot be asked: refuse accounts that have limits once the router has given what it had leased, "
-            "or serve them by the router's own counts"
+            description=(
+                "While the store cannot be reached: serve by the router's own counts, or refuse accounts with limits once"
+                " the router has used what it had leased."
+            )
         ),
     ] = "serve"
 
 
 class PriceConfig(Table, frozen=True, kw_only=True):
-    """The price of a million tokens. Of several that fit a model the newest that is valid counts."""
+    """The price of a million tokens. Of several that fit a model, the newest valid one counts."""
 
-    model: Annotated[str, Meta(min_length=1, description="a name, with *")]
-    input: Annotated[NonNegative, Meta(description="of prompts")]
-    output: Annotated[NonNegative, Meta(description="of answers, reasoning included")]
+    model: Annotated[str, Meta(min_length=1, description="Name of the models, with *.")]
+    input: Annotated[NonNegative, Meta(description="Price of a million prompt tokens.")]
+    output: Annotated[NonNegative, Meta(description="Price of a million output tokens, reasoning included.")]
     cached_input: Annotated[
-        NonNegative | None, Meta(description="of prompts' tokens that were cached; unset: as input")
+        NonNegative | None,
+        Meta(description="Price of a million prompt tokens that were cached; unset: the same as input."),
     ] = None
-    valid_from: Annotated[Moment | None, Meta(description="for requests that begin then or later; unset: always")] = (
-        None
-    )
+    valid_from: Annotated[
+        Moment | None, Meta(description="Start of requests from which the price counts; unset: always.")
+    ] = None
 
 
 Share = Annotated[float, Meta(gt=0.0, lt=1.0)]
 
 
 class ObjectiveConfig(Table, frozen=True, kw_only=True):
-    """A promise for requests of models over 30 days. A request counts for the first objective that fits its model."""
+    """A service-level objective over 30 days. A request counts for the first objective that fits its model."""
 
-    model: Annotated[str, Meta(min_length=1, description="a name, with *")]
-    answered: Annotated[Share | None, Meta(description="share of requests that do not fail, as 0.999")] = None
+    model: Annotated[str, Meta(min_length=1, description="Name of the models, with *.")]
+    answered: Annotated[Share | None, Meta(description="Share of requests that must not fail, such as 0.999.")] = None
     first_token: Annotated[
-        Share | None, Meta(description="share of streams whose first token comes within first_token_ms")
+        Share | None, Meta(description="Share of streams whose first token must come within first_token_ms.")
     ] = None
-    first_token_ms: Annotated[Positive | None, Meta(description="from the request's arrival at the router")] = None
+    first_token_ms: Annotated[
+        Positive | None, Meta(description="Time to the first token, from the request's arrival at the router.")
+    ] = None
 
     def agree(self) -> None:
         if (self.first_token is None) != (self.first_token_ms is None):
@@ -349,32 +400,64 @@ class ObjectiveConfig(Table, frozen=True, kw_only=True):
             raise ValueError("an objective needs answered, or first_token with first_token_ms")
 
 
-class NetworkConfig(Table, frozen=True, kw_only=True):
-    """The router's file: where it listens, where it stands and which sites it may choose from."""
+class JoinConfig(Table, frozen=True, kw_only=True):
+    """Machines that become sites by a token (`pilotlight join`)."""
 
-    listen: RouterListenConfig
-    door: DoorConfig = DoorConfig()
-    clients: ClientsConfig = ClientsConfig()
-    tenant_limits: TenantLimitsConfig = TenantLimitsConfig()
-    accounts: tuple[CustomerConfig, ...] = ()
-    keys: tuple[KeyConfig, ...] = ()
-    durable: DurableConfig = DurableConfig()
-    responses: SharedResponsesConfig = SharedResponsesConfig()
-    ledger: LedgerConfig = LedgerConfig()
-    quotas: QuotasConfig = QuotasConfig()
-    telemetry: TelemetryConfig = TelemetryConfig()
-    prices: tuple[PriceConfig, ...] = ()
-    models: tuple[NetworkModelConfig, ...] = ()
-    functions: NetworkFunctionsConfig = NetworkFunctionsConfig()
-    hosts: tuple[HostConfig, ...] = ()
-    objectives: tuple[ObjectiveConfig, ...] = ()
-    place: PlaceConfig
-    sites: Annotated[tuple[SiteRef, ...], Meta(min_length=1)]
-    health: HealthConfig = HealthConfig()
-    relay: RelayConfig = RelayConfig()
+    directory: Annotated[
+        str | None,
+        Meta(description="The network's folder, which `pilotlight network init` makes; unset: no machine may join."),
+    ] = None
+
+
+class NetworkConfig(Table, frozen=True, kw_only=True):
+    """The router's file."""
+
+    listen: Annotated[ListenConfig, Meta(description="Address of the router's HTTP server, and its TLS certificate.")]
+    hop: Annotated[HopConfig, Meta(description="What the router and its sites know each other by.")] = HopConfig()
+    join: Annotated[JoinConfig, Meta(description="Machines that may join as sites.")] = JoinConfig()
+    door: Annotated[DoorConfig, Meta(description="Which clients are served, and limits of their connections.")] = (
+        DoorConfig()
+    )
+    clients: Annotated[ClientsConfig, Meta(description="Where clients are.")] = ClientsConfig()
+    tenant_limits: Annotated[
+        TenantLimitsConfig, Meta(description="Limits of every account without its own, and of unknown keys.")
+    ] = TenantLimitsConfig()
+    accounts: Annotated[tuple[CustomerConfig, ...], Meta(description="Accounts with their limits.")] = ()
+    keys: Annotated[
+        tuple[KeyConfig, ...], Meta(description="API keys, by their digests (`pilotlight keys create`).")
+    ] = ()
+    durable: Annotated[DurableConfig, Meta(description="Streams that can be read again.")] = DurableConfig()
+    responses: Annotated[SharedResponsesConfig, Meta(description="Stored responses (POST /v1/responses).")] = (
+        SharedResponsesConfig()
+    )
+    ledger: Annotated[LedgerConfig, Meta(description="Record of each account's usage.")] = LedgerConfig()
+    quotas: Annotated[QuotasConfig, Meta(description="Limits that routers share.")] = QuotasConfig()
+    telemetry: Annotated[TelemetryConfig, Meta(description="Logs and traces.")] = TelemetryConfig()
+    prices: Annotated[
+        tuple[PriceConfig, ...],
+        Meta(
+            description="Prices, shown in /v1/models and GET /usage. Of several that fit, the newest valid one counts."
+        ),
+    ] = ()
+    models: Annotated[tuple[NetworkModelConfig, ...], Meta(description="Rules for models, by name.")] = ()
+    functions: Annotated[NetworkFunctionsConfig, Meta(description="Names of functions in the network.")] = (
+        NetworkFunctionsConfig()
+    )
+    hosts: Annotated[tuple[HostConfig, ...], Meta(description="Host names that functions answer.")] = ()
+    objectives: Annotated[tuple[ObjectiveConfig, ...], Meta(description="Service-level objectives.")] = ()
+    place: Annotated[PlaceConfig, Meta(description="Where the router is.")]
+    sites: Annotated[
+        tuple[SiteRef, ...], Meta(description="The sites of the network; at least one, unless machines may join.")
+    ] = ()
+    health: Annotated[HealthConfig, Meta(description="Probes of sites.")] = HealthConfig()
+    relay: Annotated[RelayConfig, Meta(description="Timeouts, retries and continuation.")] = RelayConfig()
 
     def agree(self) -> None:
         refuse_twice([site.name for site in self.sites], "site name")
+        if not self.sites and self.join.directory is None:
+            raise ValueError(
+                "there is no site: name one under [[sites]], or let machines join (`pilotlight network init`)"
+            )
         refuse_twice([host.pattern.lower() for host in self.hosts], "host pattern")
         refuse_twice([objective.model for objective in self.objectives], "objective's model")
         check_accounts([account.name for account in self.accounts], self.keys)
@@ -383,7 +466,7 @@ class NetworkConfig(Table, frozen=True, kw_only=True):
                 account.data.check(self.sites, f"the account {account.name}")
             if self.ledger.directory is None and (account.tokens_per_day or account.cost_per_day):
                 raise ValueError(
-                    f"the account {account.name} has a quota for a day: say where it is kept, in ledger.directory"
+                    f"the account {account.name} has a daily quota, which needs a ledger: set ledger.directory"
                 )
         for model in self.models:
             if model.data is not None:

@@ -1,6 +1,6 @@
-"""A file that is read once more while its process serves: what can be used of it, and what waits for a restart.
+"""Read a configuration file again while its process serves, and log which changes need a restart.
 
-Knows tables; refuses to know what is taken over, and how.
+The caller applies the changes.
 """
 
 import logging
@@ -17,12 +17,11 @@ TableT = TypeVar("TableT", bound=Table)
 
 
 def read_again(running: TableT, file: Path, load: Callable[[Path], TableT], live: Collection[str]) -> TableT | None:
-    """Read what the file says now, of which the caller takes over `live`; the log names what differs besides. None: it cannot be used, and nothing
-    changes."""
+    """Read `file` again and log the changed keys that need a restart because `live` lacks them. Return None, and log why, if the file is invalid."""
     try:
         found = load(file)
     except ConfigError as error:
-        log.error("SIGHUP: %s cannot be used, and what was read before goes on: %s", file, error)
+        log.error("SIGHUP: %s is invalid, so the previous configuration stays in use: %s", file, error)
         return None
     waiting = [name for name in _differences(running, found) if name not in live]
     if waiting:

@@ -1,7 +1,4 @@
-"""Rules for single values of the configuration files, beyond their types. Each rule raises ValueError with a sentence that says what to change.
-
-Knows no table and no file.
-"""
+"""Rules for single values of configuration files, beyond their types. Each rule raises ValueError with a sentence that says what to change."""
 
 import re
 from ipaddress import ip_address, ip_network
@@ -11,7 +8,7 @@ from msgspec import UNSET, UnsetType
 
 def is_a_device(device: str | UnsetType) -> None:
     if device is not UNSET and not re.fullmatch(r"auto|cpu|cuda(:\d+)?", device):
-        raise ValueError(f"{device!r} is no device; say auto, cpu, cuda or cuda:N")
+        raise ValueError(f"{device!r} is not a device: use auto, cpu, cuda or cuda:N")
 
 
 def can_stand_together(devices: tuple[str | tuple[str, ...], ...] | None) -> None:
@@ -22,17 +19,17 @@ def can_stand_together(devices: tuple[str | tuple[str, ...], ...] | None) -> Non
     for device in named:
         if not re.fullmatch(r"cpu|cuda:\d+|ray:cpu|ray:cuda", device):
             raise ValueError(
-                f"{device!r} does not say which device it is; say cpu or cuda:N, or ray:cpu or ray:cuda where Ray finds one on another machine"
+                f"{device!r} does not name one device: use cpu or cuda:N, or ray:cpu or ray:cuda for a device that Ray finds on another machine"
             )
         if device.startswith("cuda:") and named.count(device) > 1:
-            raise ValueError(f"{device!r} is named twice, and one engine host has a GPU to itself: name each once")
+            raise ValueError(f"{device!r} is named twice, but a GPU belongs to one engine host: name each GPU once")
     if odd := [group[0] for group in groups if group[0].startswith("ray:")]:
         raise ValueError(
-            f"{odd[0]!r} comes first, and a site's engine hosts run on its own machine: name one of its devices before it, in the same brackets"
+            f"{odd[0]!r} comes first in its brackets, but engine hosts run on the site's own machine: put one of its devices first"
         )
     if len({device.removeprefix("ray:").partition(":")[0] for device in named}) > 1:
         raise ValueError(
-            "a model's weights lie in host memory as one kind of device wants them: name CPUs or GPUs, not both"
+            "the layout of weights in host memory differs between CPUs and GPUs: name CPUs only or GPUs only"
         )
 
 
@@ -41,13 +38,13 @@ def is_a_speculation(words: str) -> None:
     for name in names:
         if words not in ("auto", "off") and not re.fullmatch("suffix|grammar|mtp|(draft|eagle3):.+", name):
             raise ValueError(
-                f"{name!r} is no drafter; say auto, off, or with commas between them suffix, grammar, and one of draft:DIRECTORY, "
+                f"{name!r} is not a drafter: use auto, off, or a list with commas of suffix, grammar, and one of draft:DIRECTORY, "
                 "eagle3:DIRECTORY, mtp"
             )
     if len(set(names)) < len(names):
         raise ValueError(f"{words!r} names a drafter twice")
     if len(set(names) - {"suffix", "grammar"}) > 1:
-        raise ValueError(f"{words!r} names several drafters that have weights; one is loaded")
+        raise ValueError(f"{words!r} names several drafters with weights, but only one can be loaded")
 
 
 def is_http(url: str | None) -> None:
@@ -56,7 +53,7 @@ def is_http(url: str | None) -> None:
 
 
 def is_http_place(url: str) -> None:
-    """A server, or a path there."""
+    """Check that `url` is a server's, with or without a path."""
     if not _is_at_server(url, r"(?:/[^\s?#]*)?"):
         raise ValueError("must be http(s)://host[:port], with or without a path")
 
@@ -74,7 +71,7 @@ def _is_address(host: str) -> bool:
 
 
 def is_loopback(host: str) -> bool:
-    """Tell whether nobody but this machine can reach it."""
+    """Tell whether only this machine can reach `host`."""
     try:
         return ip_address(host).is_loopback
     except ValueError:
@@ -84,13 +81,13 @@ def is_loopback(host: str) -> bool:
 def are_host_names(hosts: tuple[str, ...]) -> None:
     for host in hosts:
         if not (re.fullmatch(r"[a-zA-Z0-9._-]+", host) or _is_address(host)):
-            raise ValueError(f"{host!r} is no host name; write app.example.com, without a scheme or a port")
+            raise ValueError(f"{host!r} is not a host name: write app.example.com, without a scheme or a port")
 
 
 def are_origins(origins: tuple[str, ...]) -> None:
     for origin in origins:
         if origin != "*" and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/\s,*]+", origin):
-            raise ValueError(f"{origin!r} is no origin; write https://app.example.com, without a path")
+            raise ValueError(f"{origin!r} is not an origin: write https://app.example.com, without a path")
 
 
 def are_networks(networks: tuple[str, ...]) -> None:

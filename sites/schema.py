@@ -1,4 +1,4 @@
-"""JSON Schemas of the site and network files, for editors. `python -m pilotlight.sites.schema` rewrites the two files beside this one."""
+"""Write the JSON Schemas of site and router files, with which editors complete them: `python -m pilotlight.sites.schema`."""
 
 import json
 from pathlib import Path
@@ -17,7 +17,7 @@ def render(table: type[Table]) -> str:
     _, tables = msgspec.json.schema_components([table], ref_template="#/$defs/{name}")
     top = tables.pop(table.__name__)
     text = json.dumps({"$defs": tables, **top}, indent=2)
-    return text.replace(r"\\Z", "$") + "\n"  # the end of a string, as editors' patterns have it
+    return text.replace(r"\\Z", "$") + "\n"  # editors' patterns write the end of a string as $
 
 
 if __name__ == "__main__":

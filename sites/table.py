@@ -1,4 +1,4 @@
-"""Tables of configuration files: frozen values with units in their names, and rules that types cannot express."""
+"""Base class of configuration tables: frozen values, units in field names, and rules that types cannot express."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
@@ -7,11 +7,11 @@ import msgspec
 
 Rules = Mapping[str, Callable[[Any], None]]  # by field
 
-SIZES, MOST = ("_gib", "_mib"), 1e9  # the ends of their fields' names, and what none of them reaches
+SIZES, MOST = ("_gib", "_mib"), 1e9  # suffixes of field names, and the largest value of such a field
 
 
 class Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A table of a file. Beyond the types, `rules` judge one field each and `agree` all of them together; both raise ValueError."""
+    """A table of a configuration file. `rules` check single fields and `agree` checks fields together; both raise ValueError."""
 
     rules: ClassVar[Rules] = {}
 
@@ -20,8 +20,8 @@ class Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             rule(getattr(self, field))
         for field in self.__struct_fields__:
             if field.endswith(SIZES) and (getattr(self, field) or 0) > MOST:
-                raise ValueError(f"{field} is more than any machine has: leave it out, or name a size")
+                raise ValueError(f"{field} is larger than any machine's memory: remove it or lower it")
         self.agree()
 
     def agree(self) -> None:
-        """Judge fields that are right each by itself. Raises ValueError."""
+        """Check fields that are valid one by one against each other. Raises ValueError."""

@@ -1,7 +1,7 @@
-"""Errors of a configuration file that has been refused: its place and what to change, one sentence each.
+"""Describe the errors of an invalid configuration file: one sentence for each, with its key and what to change.
 
-What is valid is decided by msgspec.convert alone: a value that it refuses is taken apart, and each part is converted again by itself, until what is
-refused has no refused part. So no error is named that convert would take, and none is left out. Only a refused file imports this module.
+msgspec.convert alone decides what is valid. A value that it refuses is split into parts, and each part is converted again, until no part of a refused
+value is refused. So the errors are exactly those of convert. Only an invalid file imports this module.
 """
 
 import datetime
@@ -17,8 +17,8 @@ from msgspec import inspect
 
 from pilotlight.sites.table import Table
 
-LONGEST_VALUE = 60  # characters of it in a sentence
-STRICT_END, SHOWN_END = r"\Z", "$"  # Python's pattern for the end of all, and everybody else's
+LONGEST_VALUE = 60  # characters of a value that an error shows
+STRICT_END, SHOWN_END = r"\Z", "$"  # the end of a string in Python's patterns, and in all others
 NOUNS = {
     int: "an integer",
     float: "a number",
@@ -85,8 +85,8 @@ def _unknown(where: Where, valid: list[str]) -> str:
 
 
 def _reason(kind: Any, value: Any, error: msgspec.ValidationError) -> str:
-    """Return why this value is refused, no part of which is."""
-    if error.__cause__ is not None:  # what a table says of its fields together
+    """Return why this value is refused although all its parts are valid."""
+    if error.__cause__ is not None:  # raised by a table's `agree`
         return str(error.__cause__)
     wanted = _alternatives(kind)
     for alternative in wanted:
@@ -107,7 +107,7 @@ def _is_of(type_: inspect.Type, value: Any) -> bool:
 
 
 def _outside(type_: inspect.Type, value: Any) -> str:
-    """Return the bound of its type that a value breaks."""
+    """Return the bound of its type that `value` violates; empty if there is none."""
     match type_:
         case inspect.FloatType() if isinstance(value, int) and abs(value) > sys.float_info.max:
             return "is a number with too many digits"
@@ -144,7 +144,7 @@ def _shown(value: Any) -> str:
         case int() if abs(value) > 10**LONGEST_VALUE:
             return "a number of many digits"  # Python refuses to write out the longest ones
         case str():
-            value = repr(re.sub(r":.*@", ":...@", value, flags=re.DOTALL))  # a URL's password is shown to nobody
+            value = repr(re.sub(r":.*@", ":...@", value, flags=re.DOTALL))  # do not show the password of a URL
     text = str(value)
     return text if len(text) <= LONGEST_VALUE else f"{text[:LONGEST_VALUE]}..."
 
@@ -176,7 +176,7 @@ def _plain(kind: Any) -> Any:
 
 def _bounded(kind: Any) -> inspect.Type:
     type_ = inspect.type_info(kind)
-    return type_.type if isinstance(type_, inspect.Metadata) else type_  # it holds the description
+    return type_.type if isinstance(type_, inspect.Metadata) else type_  # a wrapper with the description
 
 
 def _is_table(kind: Any) -> TypeGuard[type[Table]]:

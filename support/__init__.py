@@ -1,1 +1,1 @@
-"""What processes need beside messages: SQLite's thread, whole files, counters in mapped memory, signals, forms, credentials."""
+"""Helpers that every process needs: a thread for SQLite, whole files, counters in mapped memory, signals, forms, credentials."""

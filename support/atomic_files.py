@@ -29,7 +29,7 @@ def replace(made: Path, path: Path) -> None:
 
 
 def sync_all(path: Path) -> None:
-    """Sync a file, or a folder with all that lies in it."""
+    """Sync a file, or a folder with everything in it, to the disk."""
     for each in (*path.rglob("*"), path):
         if not each.is_symlink():
             sync(each)
@@ -44,7 +44,7 @@ def sync(path: Path) -> None:
 
 
 def let_others_read(folder: Path) -> None:
-    """Open a folder, with all that lies in it, to other users of the machine, whatever this process's umask is."""
+    """Open a folder and everything in it to other users of the machine, regardless of this process's umask."""
     for path in (folder, *folder.rglob("*")):
         if not path.is_symlink():
             path.chmod(0o755 if path.is_dir() or path.stat().st_mode & 0o100 else 0o644)

@@ -1,7 +1,7 @@
-"""Background tasks: the one way to start work that goes on beside requests for as long as a process or one of its parts does.
+"""Run background tasks for the lifetime of a process or of one of its parts.
 
-A task that raises is otherwise silent until its process ends, and what it did for everybody (time limits, the ledger, the page) has ended with it.
-Here the error is logged with its traceback and the work starts again. Knows nothing of what the work does.
+Without this, a task that raises is silent until its process ends, and its work (time limits, the ledger, the page) stops. Here the error is logged
+with its traceback, and the task starts again.
 """
 
 import asyncio

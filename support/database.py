@@ -1,13 +1,13 @@
-"""SQLite for whoever keeps something: one thread per file, which runs one piece of work after another, each within a time limit.
+"""Run SQLite with one thread for each file, which executes one piece of work after another, each with a time limit.
 
-Work is a plain function of the connection. Who waits for it may leave: the work is then interrupted, and its transaction rolled back. Every commit
-is on the disk before its caller hears of it (WAL, synchronous=FULL). Refuses to know what is stored, and who may say which SQL.
+Work is a function of the connection. If its caller is cancelled, the work is interrupted and its transaction rolled back. A commit is on the disk
+before its caller continues (WAL, synchronous=FULL). What is stored, and which SQL is allowed, is decided elsewhere.
 """
 
 import asyncio
 import sqlite3
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -99,7 +99,7 @@ class Database:
         try:
             return job.work(connection)
         except sqlite3.OperationalError as error:
-            # Python's own, as of a text that is none, has no name.
+            # Errors of Python's own, such as for an invalid text, have no SQLite name.
             if getattr(error, "sqlite_errorname", "") != "SQLITE_INTERRUPT":
                 raise
             if job.is_left:
@@ -136,7 +136,7 @@ class Database:
         return self._connection
 
     def _is_over(self) -> bool:
-        """Tell whether SQLite, which asks while it works, is to be interrupted."""
+        """Tell whether SQLite should interrupt its work. SQLite calls this while it works."""
         job = self._job
         return job is not None and (job.is_left or time.monotonic() > job.deadline_s)
 
@@ -157,7 +157,7 @@ class _Job:
 
 @contextmanager
 def transaction(connection: Connection) -> Iterator[None]:
-    """Open a transaction, all or nothing. The lock is taken at the beginning, so that nobody finds out in the middle that another process writes."""
+    """Open a transaction, all or nothing. It takes the write lock at once, so that it cannot fail halfway because another process writes."""
     connection.execute("BEGIN IMMEDIATE")
     try:
         yield
@@ -169,7 +169,7 @@ def transaction(connection: Connection) -> Iterator[None]:
 
 
 class Databases:
-    """The databases of a site by path: everybody who opens the same file shares one thread and one connection."""
+    """The databases of a site, by path. All users of a file share one thread and one connection."""
 
     def __init__(self) -> None:
         self._open: dict[Path, Closing] = {}
@@ -186,19 +186,36 @@ class Databases:
 
     async def close(self) -> None:
         databases, self._open = list(self._open.values()), {}
-        for database in reversed(databases):  # who was opened later may use what was there before
+        for database in reversed(databases):  # a database that was opened later may use an earlier one
             await database.close()
 
 
-def create(connection: Connection, schema: str) -> None:
-    """Create the tables that are not there yet."""
+def create(connection: Connection, schema: str, migrations: Sequence[str] = ()) -> None:
+    """Create the tables that are not there yet, and bring those of an earlier version forward: the first of `migrations` leads from version 1 to 2.
+    Raises DatabaseError for a file that a later version of Pilotlight has written."""
     with transaction(connection):
+        written = claim_version(connection, 1 + len(migrations))
+        for step in migrations[written - 1 :]:
+            for statement in step.split(";"):
+                connection.execute(statement)
         for statement in schema.split(";"):
             connection.execute(statement)
 
 
+def claim_version(connection: Connection, newest: int = 1) -> int:
+    """Note that a file's tables have the newest version from now on; return what they have, `newest` where there are none. Raises DatabaseError for
+    a version that is not known here."""
+    has_tables = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+    (written,) = connection.execute("PRAGMA user_version").fetchone()
+    if written > newest:
+        sentence = f"its tables have version {written}, and this Pilotlight knows {newest}: a later one has written it. Install that again, "
+        raise DatabaseError(f"{sentence}or restore a backup of before the upgrade", "newer")
+    connection.execute(f"PRAGMA user_version = {newest}")
+    return (written or 1) if has_tables else newest
+
+
 def storage_word(error: Exception) -> tuple[str, int, str] | None:
-    """Describe a failure of the storage itself as (code, HTTP status, sentence); None: it is something else."""
+    """Describe a failure of the storage itself as (code, HTTP status, sentence); return None for any other failure."""
     if isinstance(error, DatabaseError):
         status = {"overloaded": 429, "timeout": 408}.get(error.code, 500)
         return error.code, status, str(error)

@@ -1,8 +1,86 @@
-"""The log of a server's process: one line per event, with its time, on standard error; the same for routers and sites."""
+"""The log of a process: one line per event on standard error, in one form for routers, sites, engine hosts and their ranks.
 
+Text lines begin with the time in UTC, the process and the level; JSON lines are one object each (`log_format` in a file's [telemetry]). A process
+that a site starts logs as the site does: the form and level reach it by PILOTLIGHT_LOG. A line that is logged while a request is served carries the
+id of the request, which a router and its sites share.
+"""
+
+import json
 import logging
+import os
+import time
+from contextvars import ContextVar
+
+LOG_ENV = "PILOTLIGHT_LOG"  # FORMAT:LEVEL:PROCESS of the process that started this one
+REQUEST: ContextVar[str] = ContextVar("id of the request that is served", default="")
 
 
-def start_logging(process: str, level: int = logging.INFO) -> None:
-    """`process`: its name in each line, as "router" or a site's."""
-    logging.basicConfig(level=level, format=f"%(asctime)s {process.replace('%', '%%')} %(levelname)s %(message)s")
+def start_logging(process: str, level: str = "info", form: str = "text") -> None:
+    """Log to standard error from now on, as do processes that this one starts.
+
+    `process`: its name in each line, as "router" or a site's; `level`: debug, info, warning or error; `form`: text or json."""
+    os.environ[LOG_ENV] = f"{form}:{level}:{process}"
+    _log_as(process, level, form)
+
+
+def inherit_logging(role: str) -> None:
+    """Log as the process that started this one does, under its name and `role`, such as ams1/engine."""
+    form, level, process = os.environ.get(LOG_ENV, "text:info:").split(":", 2)
+    _log_as(f"{process}/{role}" if process else role, level, form)
+
+
+def _log_as(process: str, level: str, form: str) -> None:
+    handler = logging.StreamHandler()
+    handler.setFormatter(JsonLines(process) if form == "json" else TextLines(process))
+    logging.basicConfig(level=level.upper(), handlers=[handler])
+
+
+class TextLines(logging.Formatter):
+    """2026-11-28T11:52:16.042Z ams1 INFO listening on http://127.0.0.1:8791"""
+
+    def __init__(self, process: str) -> None:
+        super().__init__()
+        self._process = process
+
+    def format(self, record: logging.LogRecord) -> str:
+        text, request = record.getMessage(), REQUEST.get()
+        line = f"{_time_of(record)} {self._process} {record.levelname} {text}"
+        if request and request not in text:
+            line += f" (request {request})"
+        # A message may quote a client: a line end in it must not begin a line of its own.
+        line = line.replace("\r", "\\r").replace("\n", "\\n")
+        return "\n".join([line, *_trace_of(self, record)])
+
+
+class JsonLines(logging.Formatter):
+    """One object a line: time, process, pid, level, logger, message; request_id and exception where there are any; and an access line's fields."""
+
+    def __init__(self, process: str) -> None:
+        super().__init__()
+        self._process = process
+
+    def format(self, record: logging.LogRecord) -> str:
+        line = {
+            "time": _time_of(record),
+            "process": self._process,
+            "pid": record.process,
+            "level": record.levelname,
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if request := REQUEST.get():
+            line["request_id"] = request
+        line |= getattr(record, "fields", {})
+        if trace := _trace_of(self, record):
+            line["exception"] = "\n".join(trace)
+        return json.dumps(line, ensure_ascii=False, default=str)
+
+
+def _time_of(record: logging.LogRecord) -> str:
+    """Return the time in UTC, to the millisecond (RFC 3339)."""
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03d}Z"
+
+
+def _trace_of(formatter: logging.Formatter, record: logging.LogRecord) -> list[str]:
+    found = [formatter.formatException(record.exc_info)] if record.exc_info else []
+    return [*found, formatter.formatStack(record.stack_info)] if record.stack_info else found

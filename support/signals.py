@@ -1,13 +1,15 @@
-"""Which signals end a process of ours in order, and what SIGHUP means: what it then does, and what a second one means, its own room decides.
+"""Signals that stop a process or make it reload. The caller decides what a stop, or a second one, does.
 
-SIGHUP comes when the terminal is closed, and by itself would end a site without a word, its weights left in shared memory: that is a stop. Sent by
-anybody else it is what `systemctl reload` sends, and never one.
+The kernel sends SIGHUP when the terminal is closed, which would end a site at once and leave its weights in shared memory. So this counts as a stop.
+From any other sender, as `systemctl reload`, it means reload.
 """
 
 import asyncio
 import os
 import signal
 from collections.abc import Callable
+
+from pilotlight.support.service_manager import notify_ready, notify_reloading, notify_stopping
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -23,12 +25,24 @@ class Terminal:
         return self._ends_us and not _has_terminal()
 
 
-def follow_signals(stop: Callable[[], None], reload: Callable[[], None]) -> None:
-    """Call back in the running event loop."""
+def follow_signals(stop: Callable[[], None], reload: Callable[[], object]) -> None:
+    """Call back in the running event loop, and tell the service manager, if there is one."""
     loop, terminal = asyncio.get_running_loop(), Terminal()
+
+    def on_stop() -> None:
+        notify_stopping()
+        stop()
+
+    def on_hangup() -> None:
+        if terminal.is_gone:
+            return on_stop()
+        notify_reloading()
+        reload()
+        notify_ready()
+
     for number in STOP_SIGNALS:
-        loop.add_signal_handler(number, stop)
-    loop.add_signal_handler(signal.SIGHUP, lambda: stop() if terminal.is_gone else reload())
+        loop.add_signal_handler(number, on_stop)
+    loop.add_signal_handler(signal.SIGHUP, on_hangup)
 
 
 def _has_terminal() -> bool:

@@ -20,6 +20,8 @@ from hypothesis import settings
 
 from pilotlight.kernels.cpu.build import BuildError, build_library
 
+pytest_plugins = ["tests.tiers"]
+
 settings.register_profile("steady", derandomize=True, deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "steady"))
 
@@ -30,6 +32,11 @@ os.environ["PILOTLIGHT_BOOTSTRAP"] = "0"
 os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="pilotlight-state-")
 atexit.register(shutil.rmtree, os.environ["XDG_STATE_HOME"], ignore_errors=True)
 os.environ["SSL_CERT_FILE"] = str(Path(__file__).with_name("no_authority.pem"))
+with suppress(ImportError):  # on a machine with a GPU
+    from httpx._config import DEFAULT_TIMEOUT_CONFIG
+
+    for _phase in ("connect", "read", "write", "pool"):
+        setattr(DEFAULT_TIMEOUT_CONFIG, _phase, 60.0)  # its five seconds are short on a busy machine
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -16,12 +16,14 @@ library.keep_limits = lambda *_: None
 
 @contextmanager
 def computing_with(name: str) -> Iterator[None]:
+    library.start(
+        wait=True
+    )  # in any case: a library that was found while the patch below holds would be lost when it ends
     if name == TORCH:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(library, "loaded", None)
             yield
     else:
-        library.start(wait=True)
         if library.loaded is None:
             pytest.skip("the C library cannot be built here, or PILOTLIGHT_CPU=torch")
         yield

@@ -14,3 +14,9 @@ def in_turn(first: Iterable[Any], second: Iterable[Any]) -> list[Any]:
         for i, one in enumerate(first)
         for j, other in enumerate(others)
     ]
+
+
+def swept(first: Iterable[Any], second: Iterable[Any]) -> list[Any]:
+    """Return pairs as parameters, each of the second with the ones of the first in turn, all marked slow."""
+    ones = list(first)
+    return [pytest.param(ones[i % len(ones)], other, marks=pytest.mark.slow) for i, other in enumerate(second)]

@@ -12,7 +12,7 @@ PAGES = sorted(
     path
     for pattern in ("*.md", "docs/*.md", "*/README.md", "*/*/README.md", "*/*/*/README.md")
     for path in ROOT.glob(pattern)
-    if path.name != "CHANGELOG.md" and not path.relative_to(ROOT).parts[0].startswith((".", "pilotlight"))
+    if path.name != "CHANGELOG.md" and not path.relative_to(ROOT).parts[0].startswith((".", "build", "pilotlight"))
 )
 LARGEST = {"README.md": 10_000, "ARCHITECTURE.md": 12_000}  # bytes
 

@@ -1,1 +1,1 @@
-"""What crosses a socket between clients, routers and sites: frozen messages and their byte forms. Imports nothing of ours."""
+"""Messages between clients, routers and sites: frozen structs and their byte forms. Imports `support` only."""

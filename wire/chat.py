@@ -1,7 +1,7 @@
-"""The OpenAI shapes of an answer: whole objects, and the chunks of a stream.
+"""OpenAI's forms of an answer: whole objects, and the chunks of a stream.
 
-Frozen structs, written field by field as OpenAI documents them, so that encoding one is the wire format. UNSET fields are left out; None is
-written as null, which their clients tell apart. The module refuses to know where the tokens come from.
+Frozen structs, field by field as OpenAI documents them, so that encoding one gives the wire format. UNSET fields are left out; None is written as
+null, because clients distinguish the two.
 """
 
 from typing import Literal
@@ -84,7 +84,7 @@ class CustomDelta(msgspec.Struct, frozen=True):
 
 
 class ToolCallDelta(msgspec.Struct, frozen=True):
-    """A call's beginning has its id, type and name; what comes after has more of its arguments."""
+    """A part of a tool call. The first part has the call's id, type and name; later parts have more of its arguments."""
 
     index: int
     function: FunctionDelta | UnsetType = UNSET
@@ -220,10 +220,10 @@ class ListedModel(msgspec.Struct, frozen=True):
     stored_dtypes: tuple[str, ...] | UnsetType = UNSET  # of its checkpoint, by safetensors' names
     weights_bytes: int | UnsetType = UNSET
     saved_bytes: int | UnsetType = UNSET  # by weights in 12 bits, losslessly, where it has such
-    type: Literal["chat", "completion", "embedding"] | UnsetType = (
-        UNSET  # as well; completion: texts alone, for want of a chat template
-    )
+    # as well; completion: texts alone, for want of a chat template; classification: several classes of texts
+    type: Literal["chat", "completion", "embedding", "rerank", "classification"] | UnsetType = UNSET
     embedding_size: int | UnsetType = UNSET  # of embedding models
+    labels: tuple[str, ...] | UnsetType = UNSET  # of a classification model's classes
     input_modalities: tuple[Literal["text", "image"], ...] | UnsetType = UNSET  # as OpenRouter calls them
     root: str | UnsetType = UNSET  # of an adapter, its own name
     parent: str | UnsetType = UNSET  # and the model that it changes

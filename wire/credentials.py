@@ -1,6 +1,6 @@
-"""What a request's Authorization header says: the one reading of it, so that a key is one tenant at routers and sites, however it is spelled.
+"""Read a request's Authorization header, in one place, so that a key is one tenant at routers and sites however it is spelled.
 
-Knows the header's form (RFC 6750), which keys are known, whose they are and what they open; refuses to know what accounts may have.
+Knows the header's form (RFC 6750), the configured keys, their accounts and scopes. Limits of accounts are enforced elsewhere.
 """
 
 import hashlib
@@ -14,30 +14,31 @@ from typing import NamedTuple, Protocol
 
 from pilotlight.wire.errors import ApiError
 
-API_KEY = b"x-api-key"
+API_KEYS = (b"x-api-key", b"api-key")  # headers of Anthropic's clients, and of Azure's
 
 _BEARER = re.compile(r"bearer +([\x21-\x7e]+)", re.IGNORECASE)
 
 
 def with_bearer(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-    """Return a request's headers with a key that came as `x-api-key`, as Anthropic's clients send theirs, in the form that is read here."""
+    """Return a request's headers with a key from a header of its own, such as Anthropic's `x-api-key`, as an Authorization header."""
     names = [name for name, _ in headers]
-    if API_KEY not in names or b"authorization" in names:
+    found = next((name for name in API_KEYS if name in names), None)
+    if found is None or b"authorization" in names:
         return headers
-    return [(b"authorization", b"Bearer " + value) if name == API_KEY else (name, value) for name, value in headers]
+    return [(b"authorization", b"Bearer " + value) if name == found else (name, value) for name, value in headers]
 
 
 @lru_cache(4096)  # a client sends the same with each request
 def bearer_token(authorization: str | None) -> str:
-    """Return the key; empty where there is none. Other credentials are no key of ours: a function may judge them, and where no key is required they
-    change nothing, as `Bearer ` with an empty variable behind it."""
+    """Return the bearer token; empty if there is none. Other credentials are ignored: a function may check them, and where no key is required they
+    change nothing, such as `Bearer ` with an empty variable after it."""
     found = _BEARER.fullmatch(authorization.strip(" \t")) if authorization else None
     return "" if found is None else found[1]
 
 
 class Tenant(NamedTuple):
-    """The owner of a site's requests: an account that is known, or whoever holds the same key; and behind it the account id of Cloudflare's paths.
-    What a tenant's prompts leave in a prefix cache is found only with its salt, so two tenants never see each other's cache (I4)."""
+    """The owner of a request: a known account, or all users of one unknown key; then the account id of Cloudflare's paths. The prefix cache of a
+    tenant is found only with its salt, so two tenants never share cached blocks (I4)."""
 
     id: str  # safe to log: a hash, never the key
     salt: bytes  # seeds the engine's prefix cache
@@ -51,7 +52,7 @@ def owner_of(authorization: str | None, account: str) -> str:
 
 @lru_cache(4096)
 def tenant_of(owner: str, account_id: str | None) -> Tenant:
-    """Return the tenant of an owner (`owner_of`) and of a path's account id; who has neither is anonymous."""
+    """Return the tenant of an owner (`owner_of`) and a path's account id; a request without either is anonymous."""
     if not owner and not account_id:
         return ANONYMOUS
     # Lengths first, so that no pair of owner and account can be confused with another.
@@ -73,7 +74,7 @@ ANONYMOUS = Tenant("anonymous", hashlib.sha256(b"pilotlight anonymous tenant").d
 
 class Account(NamedTuple):
     name: str
-    models: tuple[str, ...] | None = None  # patterns of what it may use; None: all
+    models: tuple[str, ...] | None = None  # patterns of the models that it may use; None if all
     functions: tuple[str, ...] = ("*",)  # patterns of what its keys may deploy
 
     def may_use(self, *names: str) -> bool:
@@ -173,9 +174,9 @@ def known_keys(accounts: Iterable[AccountEntry], keys: Iterable[KeyEntry]) -> li
 
 
 class Access:
-    """The keys that are known. SHA-256 without salt or repetition suffices: a key of `pilotlight keys create` is 256 random bits, which nobody
-    guesses from a digest, and a hash made slow for people's passwords would cost every request what it costs an attacker. Looking a digest up takes a
-    time that depends on digests alone, and nobody finds a key whose digest begins as another's does."""
+    """The configured keys. SHA-256 without salt or repetition suffices: a key of `pilotlight keys create` has 256 random bits and cannot be guessed
+    from its digest, and a slow hash would cost every request as much as an attacker. The time of a look-up depends on digests only, so it reveals no
+    key."""
 
     def __init__(self, keys: Iterable[Key], *, is_required: bool, clock: Callable[[], float] = time.time) -> None:
         self.is_required = is_required
@@ -187,23 +188,23 @@ class Access:
         self.is_required, self.keys = other.is_required, other.keys
 
     def holder(self, authorization: str | None) -> Key | None:
-        """Return the key of whoever asks a model; where none is required, None for one that is not known. Raises ApiError."""
+        """Return the key of a request for a model; None if no key is required and it is unknown. Raises ApiError."""
         return self.key(authorization, "models") if self.is_required else self.find(bearer_token(authorization))
 
     def find(self, token: str) -> Key | None:
-        """Return a key that is known and still is one, whatever it opens."""
+        """Return the valid key with this token, whatever its scopes."""
         key = self.keys.get(_digest_of(token)) if token else None
         if key is None or key.is_revoked or (key.expires_s is not None and self._clock() >= key.expires_s):
             return None
         return key
 
     def of_account(self, name: str) -> Key | None:
-        """Return what a key of an account is held to, for whoever speaks for it; None: it speaks for nobody."""
+        """Return a key with the limits of an account, for a process that acts for the account; None if there is no such account."""
         accounts = (key.account for key in self.keys.values() if key.account.name == name)
         return Key("", "", account=next(accounts, Account(name))) if name else None
 
     def key(self, authorization: str | None, scope: str) -> Key:
-        """Return the key of whoever asks. Raises ApiError for none, for one that is not known, and for one that does not open this."""
+        """Return the key of a request. Raises ApiError if it is missing, unknown, or lacks `scope`."""
         token = bearer_token(authorization)
         if not token and authorization and authorization.strip(" \t"):
             raise ApiError("unauthorized", "the Authorization header must be `Bearer KEY`, where KEY has no spaces")

@@ -1,7 +1,7 @@
-"""The one table of errors: our word for it <-> HTTP status <-> each dialect's code and body.
+"""The table of errors: our word, its HTTP status, and each dialect's code and body.
 
-Every refusal a client can see is a word of this table with a sentence that says what to change. Workers AI codes are Cloudflare's documented
-ones where one fits; 5000 is ours (they document none for an internal error). The module refuses to know what went wrong.
+Every error that a client sees is a word of this table with a sentence that says what to change. Workers AI codes are Cloudflare's documented ones
+where one fits; 5000 is ours, because they document none for an internal error.
 """
 
 from collections.abc import Iterable
@@ -14,12 +14,13 @@ from pilotlight.wire.sse import encode_event
 
 
 class Dialect(Enum):
-    """Which shape of API a request came in by, hence in which shape its errors go out."""
+    """The form of API that a request uses, and therefore the form of its errors."""
 
     OPENAI = "openai"
     WORKERS_AI = "workers_ai"
     ANTHROPIC = "anthropic"
     OPENAI_RESPONSES = "openai_responses"
+    OLLAMA = "ollama"
 
 
 class ErrorKind(NamedTuple):
@@ -71,9 +72,10 @@ _ANTHROPIC_TYPES = {
     400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error",
     413: "request_too_large", 429: "rate_limit_error", 500: "api_error", 504: "timeout_error", 529: "overloaded_error",
 }  # fmt: skip
-OVERLOADED_STATUS = 529  # Anthropic's, for what is 503 elsewhere
+OVERLOADED_STATUS = 529  # Anthropic's status for errors that are 503 in other dialects
 ANTHROPIC_VERSION = b"anthropic-version"  # a header of all of Anthropic's clients
-_OPENAI_PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings")
+_OPENAI_PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/rerank", "/v1/score", "/v1/classify")
+OLLAMA_PATHS = "/api/"
 
 
 class RateQuota(NamedTuple):
@@ -113,8 +115,11 @@ class ApiError(Exception):
         if dialect is Dialect.ANTHROPIC:
             status = self.status(dialect)
             kind = _ANTHROPIC_TYPES.get(status) or _ANTHROPIC_TYPES[400 if status < 500 else 500]
-            # `code` is no field of Anthropic's: the word, by which routers and people tell errors apart.
+            # Anthropic has no `code`. Routers and people distinguish errors by this word.
             return {"type": "error", "error": {"type": kind, "message": self.message, "code": self.word}}
+        if dialect is Dialect.OLLAMA:
+            # `code` is no field of Ollama's: the word, by which routers tell a site's own faults from a request's.
+            return {"error": self.message, "code": self.word}
         if dialect is Dialect.WORKERS_AI:
             error = {"code": self.kind.workers_ai_code, "message": self.message}
             return {"result": None, "success": False, "errors": [error], "messages": []}
@@ -149,6 +154,8 @@ def dialect_of(path: str, headers: Iterable[tuple[bytes, bytes]] = ()) -> Dialec
         return Dialect.ANTHROPIC
     if "/v1/responses" in path:
         return Dialect.OPENAI_RESPONSES
+    if path.startswith(OLLAMA_PATHS):
+        return Dialect.OLLAMA
     if path.startswith("/client/v4/") and "/ai/v1/" not in path:
         return Dialect.WORKERS_AI
     is_of_openai = path.endswith(_OPENAI_PATHS) or path.startswith("/fn/")
@@ -162,6 +169,6 @@ def message_of(body: bytes) -> str:
     try:
         fields = orjson.loads(body)
         error = fields["error"] if "error" in fields else fields["errors"][0]
-        return str(error["message"])
+        return error if isinstance(error, str) else str(error["message"])
     except (orjson.JSONDecodeError, KeyError, IndexError, TypeError):
         return body[:200].decode(errors="replace")

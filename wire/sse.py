@@ -15,13 +15,13 @@ DEFAULT_MAX_EVENT_BYTES = 4 << 20
 
 _EVENT_END = re.compile(rb"(?:\r\n|\n|\r(?!\n))(?:\r\n|\n|\r(?!\n))")
 _LINE_END = re.compile(rb"\r\n|\n|\r")
-_DATA_LINE = re.compile(rb"data(?<![^\r\n]data)(?=[:\r\n])")  # begins with what can be searched for fast
+_DATA_LINE = re.compile(rb"data(?<![^\r\n]data)(?=[:\r\n])")  # starts with a literal, which is searched fast
 
 
 class Event(NamedTuple):
     """One event. `raw` is what crossed the socket, the blank line included, so that a relay can pass it on untouched."""
 
-    data: bytes | None  # None: a comment or a field without data, which a client never sees
+    data: bytes | None  # None for a comment or a field without data, which clients never see
     event_id: bytes | None
     name: bytes | None
     raw: bytes
@@ -32,7 +32,7 @@ class Event(NamedTuple):
 
 
 class SSEError(ValueError):
-    """The peer's stream is not server-sent events, or one event is larger than anybody should buffer."""
+    """The stream is not server-sent events, or one event is too large to buffer."""
 
 
 def encode_event(data: bytes, event_id: int | str | None = None, name: str | None = None) -> bytes:
@@ -97,7 +97,7 @@ class EventDecoder:
         match = _EVENT_END.search(self._buffer, offset)
         if match is None:
             return None
-        # A CR at the very end may be the first half of CR LF: wait for the byte that tells.
+        # A CR at the very end may be the first half of CR LF: wait for the next byte.
         if match.end() == len(self._buffer) and self._buffer[-1:] == b"\r":
             return None
         return match.end()

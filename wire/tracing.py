@@ -28,8 +28,7 @@ class Spans:
     """One for a process."""
 
     def __init__(self, collector: str, service: str, version: str, **named: str) -> None:
-        """`collector`: its URL, to which OTLP's path is added where it has none; `named`: what spans tell of where they come from. Raises
-        ImportError."""
+        """`collector` is a URL; OTLP's path is added if it has none. `named` are attributes of all spans. Raises ImportError."""
         from opentelemetry import trace
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.resources import Resource
@@ -52,7 +51,7 @@ class Spans:
     def start(
         self, name: str, parent: Parent, kind: Kind, attributes: Attributes, start_ns: int | None = None
     ) -> "Span":
-        """`start_ns`: since the epoch; None: now."""
+        """`start_ns` is nanoseconds since the epoch; None for now."""
         context = self._propagator.extract(dict(parent))
         return self._tracer.start_span(name, context, self._kinds[kind], dict(attributes), start_time=start_ns)
 

@@ -42,19 +42,33 @@ class EmbeddingResult(msgspec.Struct, frozen=True):
     pooling: str
 
 
+class RankedContext(msgspec.Struct, frozen=True):
+    id: int  # its place among the request's contexts
+    score: float
+
+
+class RerankerResult(msgspec.Struct, frozen=True):
+    response: tuple[RankedContext, ...]
+
+
 class Task(msgspec.Struct, frozen=True):
     id: str = "c329a1f9-323d-4e91-b2aa-582dd4188d34"  # Cloudflare's id of text generation
     name: str = "Text Generation"
     description: str = "Family of generative text models, such as large language models (LLM)."
 
 
+CLASSIFICATION_TASK = Task(
+    "00cd182b-bf30-4fc4-8481-84a3ab349657",
+    "Text Classification",
+    "Models that score texts: classes of one, or how well one answers another.",
+)
 EMBEDDING_TASK = Task(
     "0137cdcf-162a-4108-94f2-1ca59e8c65ee", "Text Embeddings", "Models that turn a text into a vector of numbers."
 )
 
 
 class TokenState(msgspec.Struct, frozen=True):
-    """What is told of a key that is asked whether it works."""
+    """The answer to the question whether a key is valid."""
 
     id: str
     status: Literal["active"] = "active"
@@ -97,7 +111,7 @@ class FinetuneAsset(msgspec.Struct, frozen=True):
 
 
 class ResultInfo(msgspec.Struct, frozen=True):
-    """Which part of a list a result is."""
+    """The part of a list that a result contains."""
 
     page: int  # from 1
     per_page: int

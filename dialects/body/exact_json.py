@@ -14,6 +14,8 @@ from pilotlight.wire.errors import ApiError
 _MANY_DIGITS = re.compile(rb"[0-9]{19}")
 _MOST_SIGNS = 20  # of an integer of 64 bits
 _RANGE = range(-(2**63), 2**64)
+# Fields of a body with what was said before. The calls there may have numbers of any size, as answers hand them out.
+_HISTORIES = ("messages", "input")
 
 
 def exact_loads(raw: bytes | str) -> Any:
@@ -27,6 +29,19 @@ def refuse_inexact(raw: bytes | str) -> None:
     """Raise ApiError for a number of a JSON document that would become another one."""
     if _MANY_DIGITS.search(raw if isinstance(raw, bytes) else raw.encode()):
         json.loads(raw, parse_int=_check, parse_float=len)
+
+
+def body_values(raw: bytes) -> Any:
+    """Return the value of a body, whose whole numbers have any size. Raises orjson.JSONDecodeError."""
+    value = orjson.loads(raw)  # fast, and strict
+    return json.loads(raw) if _MANY_DIGITS.search(raw) else value
+
+
+def refuse_inexact_fields(raw: bytes) -> None:
+    """Raise ApiError for a number of a body, other than in what was said before, that would become another one."""
+    if _MANY_DIGITS.search(raw):
+        fields = json.loads(raw)
+        refuse_inexact(json.dumps({name: value for name, value in fields.items() if name not in _HISTORIES}))
 
 
 def _check(digits: str) -> None:

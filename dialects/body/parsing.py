@@ -23,7 +23,7 @@ from pilotlight.dialects.body.bodies import (
     names_of,
     not_deep,
 )
-from pilotlight.dialects.body.exact_json import refuse_inexact
+from pilotlight.dialects.body.exact_json import body_values, refuse_inexact_fields
 from pilotlight.dialects.body.further_parameters import HARMLESS, UNSUPPORTED
 from pilotlight.dialects.body.images import ROLES, Content, ImagePart
 from pilotlight.dialects.body.invalid_values import ValidationError
@@ -44,7 +44,7 @@ def parse_body(body: type[BodyT], raw: bytes, strict: bool) -> tuple[BodyT, tupl
         from pilotlight.dialects.body.validation_errors import first_error
 
         raise first_error(_asked(raw, body, None if strict else ignored), body) or error from None
-    refuse_inexact(raw)  # behind what is wrong with a field, which is named then
+    refuse_inexact_fields(raw)  # behind what is wrong with a field, which is named then
     return found, tuple(ignored)
 
 
@@ -52,7 +52,7 @@ def _asked(raw: bytes, body: type[Body], ignored: list[str] | None) -> dict[str,
     """Return the parameters that ask for something: null is absent, harmless parameters and neutral values of refused ones ask for nothing. Unknown
     fields are named in `ignored`, and refused where it is None."""
     try:
-        values = orjson.loads(raw)
+        values = body_values(raw)
     except orjson.JSONDecodeError as error:
         raise ApiError("malformed_json", f"the body is not valid JSON: {error}") from None
     if not isinstance(values, dict):

@@ -1,1 +1,1 @@
-"""Which requests are admitted: keys, limits, quotas."""
+"""Admission of requests: keys, limits, quotas."""

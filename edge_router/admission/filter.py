@@ -74,7 +74,7 @@ def tenant_of(head: Head, secret: str) -> bytes:
 
 
 class Bucket:
-    """So many a minute, up to a minute's worth at once."""
+    """A token bucket: a rate per minute, and up to a minute's worth at once."""
 
     __slots__ = ("_at", "_level", "per_min")
 
@@ -84,7 +84,7 @@ class Bucket:
         self._at = now
 
     def wait_s(self, now: float, amount: float = 1.0) -> float:
-        """Until there is as much in it, at most all that it holds; 0: there is."""
+        """Return the seconds until `amount` is available, at most the bucket's capacity; 0 if it is available now."""
         return max(0.0, min(amount, self.per_min) - self._filled(now)) * 60 / self.per_min
 
     def take(self, amount: float, now: float) -> None:
@@ -121,13 +121,13 @@ class _TenantUse:
         self.hold_to(limits, now)
 
     def hold_to(self, limits: TenantLimitsConfig, now: float) -> None:
-        """From now on. What was used within this minute stays used."""
+        """Apply new limits from now on. Usage of the present minute still counts."""
         self.limits = limits
         self.requests = _resized(self.requests, limits.requests_per_min, now)
         self.tokens = _resized(self.tokens, limits.tokens_per_min, now)
 
     def draw(self, now: float) -> None:
-        """For one request. Raises ApiError."""
+        """Take one request from the limits. Raises ApiError."""
         for bucket, what in ((self.requests, "requests"), (self.tokens, "tokens")):
             if bucket is not None and (wait_s := bucket.wait_s(now)):
                 sentence = f"your account may have {bucket.per_min:g} {what} a minute: ask again in {wait_s:.0f} s"
@@ -179,7 +179,7 @@ class TenantLimits:
         self.set(door, default, accounts)
 
     def set(self, door: DoorConfig, default: TenantLimitsConfig, accounts: tuple[CustomerConfig, ...]) -> None:
-        """From now on. What is at work, and what was used within this minute, counts against the new limits."""
+        """Apply new limits from now on. Requests in progress and usage of the present minute count against them."""
         self._door = door
         self._default = default
         self._named = {account.name: account for account in accounts}
@@ -244,7 +244,7 @@ class TenantLimits:
         return ReservedTokens(tenant, need, shared)
 
     def settle(self, reserved: ReservedTokens | None, tokens: int) -> None:
-        """Put what a request came to in the place of what it had reserved."""
+        """Replace a request's reservation by its actual tokens."""
         if reserved is None:
             return
         if (bucket := reserved.tenant.tokens) is not None:
@@ -254,7 +254,7 @@ class TenantLimits:
             reserved.shared.spend(tokens)
 
     def _lease(self, head: Head, limit: str) -> QuotaLease | None:
-        """Return this router's part of an account's limit; None: it has none, or routers do not share it."""
+        """Return this router's lease of an account's limit; None if there is no limit, or routers do not share it."""
         if self.shared is None or head.holder is None:
             return None
         account = head.holder.account.name
@@ -275,7 +275,7 @@ class TenantLimits:
         return tenant
 
     def _forget(self) -> None:
-        """The longest unused; who is at work is not forgotten, and stands behind."""
+        """Evict the least recently used tenants; keep those with open requests."""
         for _ in range(min(8, len(self._tenants) - MAX_TENANTS)):
             key, tenant = self._tenants.popitem(last=False)
             if tenant.open:

@@ -1,6 +1,6 @@
-"""A site as the router sees it now: state, round trip, newest status, and what was sent there since that was published.
+"""A site as the router sees it: state, round trip, newest status, and requests sent since that status was published.
 
-Joins what is known and tells when it changes; who probes, who sends and who chooses are other files' business.
+Joins these facts and notifies of changes; probing, sending and choosing are in other files.
 """
 
 from collections.abc import Callable, Iterator
@@ -38,7 +38,7 @@ class Backend:
         self.unanswered = TicketQueue()  # held to a time, whatever the status says
         self.ejection = OutlierEjection(clock)
         self._lateness = Lateness(clock)
-        self._view: _CachedView | None = None  # None: something has changed since the last look
+        self._view: _CachedView | None = None  # None if something has changed since the last view
 
     @property
     def state(self) -> State:
@@ -46,7 +46,7 @@ class Backend:
 
     @property
     def detail(self) -> str:
-        """Why the state is what it is."""
+        """Return the reason of the state."""
         return self.probed.detail or ("cordoned by an operator, here" if self.is_cordoned else "")
 
     def cordon(self, is_cordoned: bool) -> None:
@@ -108,12 +108,12 @@ class Backend:
         self._view = None
 
     def first_token(self, expected_ms: float, actual_ms: float) -> None:
-        """A stream has begun, so long after its request was sent."""
+        """Record actual against predicted time to first token."""
         self._lateness.observe(expected_ms, actual_ms)
         self._view = None
 
     def answered(self, status: SiteStatus, asked_at: float) -> None:
-        """A probe came back. What was sent before the probe was asked is in the status itself."""
+        """Record a probe's answer. Requests that were sent before the probe are part of the status itself."""
         if self.published.take(status, asked_at):
             self.pending.remove_sent_before(asked_at)
         self.probed.answered(status)
@@ -134,7 +134,7 @@ class Backend:
                 ticket.on_site_lost(reason)
 
     def refused_hop(self, reason: str) -> None:
-        """It is there, and takes nothing that this router signs. What it has taken, it goes on with."""
+        """Mark the site as refusing this router's signatures. Requests that it accepted before continue."""
         self.probed.refuses_hops = True
         self.probed.become("unhealthy", reason)
         self._view = None
@@ -203,19 +203,18 @@ class _CachedView(NamedTuple):
 
 @dataclass(eq=False, slots=True)
 class Ticket:
-    """One request on its way to a site. Until the site begins to answer, its prompt stands in the site's queue, and the request can still go
-    elsewhere."""
+    """One request sent to a site. Until the site starts to answer, its prompt counts in the site's queue, and the request can still go elsewhere."""
 
     backend: Backend
     tokens: int
     sent_at: float
-    late_at: float | None  # when its answer should have begun; None: how long it takes says nothing about the queue
+    late_at: float | None  # when its answer should have started; None if its duration says nothing about the queue
     on_site_lost: Callable[[str], None] | None
     has_answered: bool = False
     is_undecided: bool = False  # it failed, and whether the site is at fault is not known yet
 
     def answering(self) -> None:
-        """The site has begun to answer: what keeps those that were sent before is not its queue."""
+        """Note that the site has started to answer, so its queue does not delay earlier requests."""
         self.backend.unanswered.remove_through(self)
         self.refused()
 

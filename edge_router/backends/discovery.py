@@ -1,20 +1,43 @@
-"""Which sites exist: those of the network file, one Backend each. A discovery that changes while the router runs would live here too."""
+"""Which sites exist: those of the network file, one Backend each. The file may be read again while the router runs."""
 
 from collections.abc import Callable
 
 from pilotlight.edge_router.backends.backend import Backend
 from pilotlight.edge_router.backends.rtt import RoundTrip, seed_rtt_ms
-from pilotlight.sites.network import NetworkConfig
+from pilotlight.sites.network import NetworkConfig, SiteRef
 from pilotlight.wire.hop.status import Place
 
 
-def static_backends(network: NetworkConfig, clock: Callable[[], float]) -> dict[str, Backend]:
-    here = router_place(network)
-    backends = {}
-    for site in network.sites:
-        there = Place(site.place.city, site.place.latitude, site.place.longitude)
-        backends[site.name] = Backend(site, RoundTrip(seed_rtt_ms(here, there)), network.health, clock)
-    return backends
+class Discovery:
+    """The sites that a router knows. `backends` and `urls` are the same mappings for as long as the router lives."""
+
+    def __init__(self, network: NetworkConfig, clock: Callable[[], float]) -> None:
+        self.backends: dict[str, Backend] = {}
+        self.urls: dict[str, str] = {}
+        self._clock = clock
+        self._known: dict[str, SiteRef] = {}
+        self.become(network)
+
+    def become(self, network: NetworkConfig) -> None:
+        """Know the sites of the file. A site that is no longer in it gets nothing new, and is forgotten when its last request has ended (`sweep`);
+        one whose entry has changed starts anew."""
+        here = router_place(network)
+        named = {site.name: site for site in network.sites}
+        for name in self._known.keys() - named.keys():
+            self.backends[name].cordon(True)
+        for name, site in named.items():
+            if self._known.get(name) != site:
+                there = Place(site.place.city, site.place.latitude, site.place.longitude)
+                round_trip = RoundTrip(seed_rtt_ms(here, there))
+                self.backends[name] = Backend(site, round_trip, network.health, self._clock)
+                self.urls[name] = site.url
+        self._known = named
+
+    def sweep(self) -> None:
+        """Forget sites that have left and are idle."""
+        for name in [name for name in self.backends if name not in self._known]:
+            if not self.backends[name].outstanding:
+                del self.backends[name], self.urls[name]
 
 
 def router_place(network: NetworkConfig) -> Place:

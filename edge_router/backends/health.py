@@ -1,14 +1,15 @@
-"""Probes every site's /status for as long as the router runs, and tells its Backend what came of it.
+"""Probe every site's /status while the router runs, and report the results to its Backend.
 
-A probe also measures the round trip. Clock, sleep and chance are injected; how many failures make a site unhealthy is the Backend's rule.
+A probe also measures the round trip. Clock, sleep and randomness are injected; the Backend decides how many failures make a site unhealthy.
 """
 
 import asyncio
 import logging
 import os
 import random
+import ssl
 import uuid
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Collection
 from types import SimpleNamespace
 from typing import NamedTuple
 
@@ -24,7 +25,7 @@ from pilotlight.wire.http.client import KEEP_ALIVE_S
 
 JITTER = 0.2  # of the interval, either way: routers that start together must not probe together
 STARTING_SHARE = 0.25  # of the interval, while a site has never been healthy: it is probably starting
-DOUBT_SHARE = 0.1  # while a probe has failed and nobody knows yet whether the site has: its streams wait for the answer
+DOUBT_SHARE = 0.1  # after a failed probe: the site's streams wait until the next one shows whether the site failed
 PROBES_PER_S = (
     1000.0  # of all sites together: one takes 0.2 ms of a core, and with 5,000 sites a second of them took all of it
 )
@@ -51,14 +52,16 @@ Fetch = Callable[[str, str], Awaitable[ProbeReply]]  # of a URL, from the site o
 class HealthMonitor:
     def __init__(
         self,
-        backends: Iterable[Backend],
+        backends: Collection[Backend],
         fetch: Fetch,
         config: HealthConfig,
         clock: Callable[[], float],
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         chance: Callable[[], float] = random.random,
     ) -> None:
-        self._backends = tuple(backends)
+        """`backends`: a view that may change, of which `changed` tells."""
+        self._backends = backends
+        self._changed = asyncio.Event()
         self._fetch = fetch
         self._config = config
         self._clock = clock
@@ -66,10 +69,21 @@ class HealthMonitor:
         self._chance = chance
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Probe until cancelled."""
+        watches: dict[Backend, asyncio.Task[None]] = {}
         async with asyncio.TaskGroup() as group:
-            for i, backend in enumerate(self._backends):
-                group.create_task(self._watch(backend, i / PROBES_PER_S))
+            while True:
+                for gone in watches.keys() - set(self._backends):
+                    watches.pop(gone).cancel()
+                for i, backend in enumerate(self._backends):
+                    if backend not in watches:
+                        watches[backend] = group.create_task(self._watch(backend, i / PROBES_PER_S))
+                await self._changed.wait()
+                self._changed.clear()
+
+    def changed(self) -> None:
+        """Probe the sites that there are now."""
+        self._changed.set()
 
     async def _watch(self, backend: Backend, begin_after_s: float = 0.0) -> None:
         if begin_after_s > self._config.interval_s:  # else all may be asked at once
@@ -126,8 +140,9 @@ class _HopRefused(Exception):
 
 
 def status_fetch(session: aiohttp.ClientSession, secret: str = "", clocks: SiteClocks | None = None) -> Fetch:
-    """`session` must carry `connection_trace()`, which tells warm connections from new ones. Signed as requests are, so that a site whose secret
-    differs is known before a client's request is sent there; one whose clock differs says so, and is asked again by its own."""
+    """Return a function that fetches a site's status. `session` must have `connection_trace()`, which distinguishes new connections. Probes are
+    signed like requests, so that a site with another secret is found before a request is sent there; a site with another clock answers with its time
+    and is asked again by it."""
     clocks = clocks or SiteClocks(())
 
     async def fetch(url: str, site: str) -> ProbeReply:
@@ -168,8 +183,8 @@ def connection_trace() -> aiohttp.TraceConfig:
     return trace
 
 
-def connector() -> aiohttp.TCPConnector:
-    return aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S, ttl_dns_cache=60)
+def connector(tls: ssl.SSLContext | None = None) -> aiohttp.TCPConnector:
+    return aiohttp.TCPConnector(ssl=tls or True, limit=0, keepalive_timeout=KEEP_ALIVE_S, ttl_dns_cache=60)
 
 
 def client_session(

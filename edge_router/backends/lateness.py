@@ -1,10 +1,10 @@
-"""By how much a site's answers come later than it led this router to expect: what shows up a site that is slow or lying, whatever it publishes.
+"""How much later a site answers than this router expected: this reveals a slow or lying site, whatever it publishes.
 
-A prediction is an average, so an answer counts as late only beyond TOLERANCE times it. What was seen is forgotten with a half-life: a site that was
-shunned for its lateness is tried again, by one request at a time.
+A prediction is an average, so an answer counts as late only above TOLERANCE times it. Observations decay with a half-life: a site that was avoided is
+tried again, with one request at a time.
 
-One late answer may be noise: a site's first ones after a start are, and so is a step that waited for a disk. It makes newcomers look elsewhere. A
-conversation whose cache lies at the site is moved by no less than two: for it the latest of the answers does not count.
+One late answer may be noise, such as a site's first answers after a start or a step that waited for a disk. It makes new conversations go elsewhere.
+A conversation whose cache is at the site moves only after two: for it the latest answer does not count.
 """
 
 from collections.abc import Callable
@@ -26,7 +26,7 @@ class Lateness:
         self._at = float("-inf")
 
     def observe(self, expected_ms: float, actual_ms: float) -> None:
-        """An answer has begun."""
+        """Record the time to the first token of an answer, expected and actual."""
         self._forget()
         late_ms = actual_ms - TOLERANCE * expected_ms
         self._late_ms = max(0.0, self._late_ms + late_ms)  # time gained is no credit for later

@@ -1,4 +1,4 @@
-"""What a site's probes say of it, by rules that keep a flapping site out and let one that was lost in slowly. Refuses to know who probes."""
+"""The state of a site by its probes, with rules that exclude a flapping site and ramp up a recovered one slowly."""
 
 from collections.abc import Callable
 
@@ -6,7 +6,9 @@ from pilotlight.edge_router.routing.views import State
 from pilotlight.sites.network import HealthConfig
 from pilotlight.wire.hop.status import SiteStatus
 
-SLOW_START_S = 10.0  # after an outage: a site with an empty queue and an empty cache must not draw everybody at once
+SLOW_START_S = (
+    10.0  # ramp-up after an outage: a site with an empty queue and cache must not attract all requests at once
+)
 RECOVER_AFTER = 2  # good probes in a row, after which a site that was healthy before and then failed is trusted again
 
 

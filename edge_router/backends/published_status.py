@@ -1,4 +1,4 @@
-"""What a site said of itself last: its newest status, and what its models hold of prefixes, told by changes. Refuses to know who asked."""
+"""A site's newest status, and its models' cached prefixes, which arrive as changes."""
 
 from msgspec.structs import replace
 
@@ -17,8 +17,8 @@ class PublishedStatus:
         self.functions: frozenset[str] = frozenset()
 
     def take(self, status: SiteStatus, asked_at: float) -> bool:
-        """Return whether it is newer than what was known. Answers may overtake each other; a restarted site counts from one again and has another
-        process id."""
+        """Take a status; return whether it is newer than the known one. Answers may overtake each other; a restarted site counts from one again and
+        has another process id."""
         known = self.status
         if known is not None and _pid(known) == _pid(status) and status.sequence < known.sequence:
             return False
@@ -56,7 +56,8 @@ class PublishedStatus:
         self.backlog_ms = max(queues_ms, default=0.0)
 
     def _learn_prefixes(self, status: SiteStatus) -> None:
-        """A malformed digest is as good as none: it only says where a cache is. Where changes cannot be applied, all is asked for next."""
+        """Update the cached prefixes. A malformed digest is ignored, because it only says where a cache is. If changes cannot be applied, the next
+        probe asks for the whole digest."""
         since = status.digests_since
         if since and since == status.digests == self.digests:
             return

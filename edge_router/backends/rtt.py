@@ -17,7 +17,7 @@ RISE_WEIGHT = 0.05
 
 
 def seed_rtt_ms(a: Place, b: Place) -> float:
-    """What a round trip between two places probably takes, as long as nobody has measured it."""
+    """Estimate the round trip between two places, in ms, until it has been measured."""
     return max(FLOOR_MS, 2 * distance_km(a, b) / FIBRE_KM_PER_MS * DETOUR)
 
 

@@ -27,7 +27,7 @@ class SiteClocks:
         return [now_s, *(now_s + ahead_s for ahead_s in self._ahead_s.values() if ahead_s)]
 
     def is_told(self, site: str, time_s: float) -> None:
-        """By the site. What is wrong is said once, for a person to set it."""
+        """Record a site's own time. A wrong clock is logged once."""
         ahead_s = time_s - self._clock()
         self._ahead_s[site] = ahead_s if abs(ahead_s) > 1 else 0.0  # a stamp is of whole seconds
         when = "ahead of" if ahead_s > 0 else "behind"

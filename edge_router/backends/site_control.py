@@ -1,4 +1,4 @@
-"""What this router tells and asks its sites besides requests, signed as any hop."""
+"""Control requests of this router to its sites, signed like any hop."""
 
 import asyncio
 import uuid

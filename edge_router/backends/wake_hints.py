@@ -1,7 +1,7 @@
-"""Tells a site that a model sleeping there would have been wanted: the router's hint (wire/hop/hints.py), from which the next request gains.
+"""Hint to a site that a model sleeping there was wanted (wire/hop/hints.py), so that the next request finds it awake.
 
-A site whose cost without its wake term would have won gets one; the request itself is answered elsewhere meanwhile. Sent beside the requests and
-never waited for: a hint that is lost costs nothing but its count. Refuses to know why a site is dear.
+A site gets a hint if it would have won without the cost of waking the model; the request itself is answered elsewhere. Hints are sent in the
+background: a lost one costs nothing but its count.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 
 class WakeHints:
-    """Use as `async with`: what is under way when the scope is left is given up."""
+    """Use as `async with`; leaving the scope cancels hints in progress."""
 
     def __init__(
         self, orders: SiteControl, registry: CollectorRegistry, clock: Callable[[], float] = time.monotonic
@@ -36,7 +36,7 @@ class WakeHints:
         self._told_at: dict[tuple[str, str], float] = {}  # by site and model: both are published names, and few
         self._under_way: set[asyncio.Task[None]] = set()
         self._hints = Counter(
-            "pilotlight_router_wake_hints", "Sites told that a sleeping model is wanted, by what came of it: heeded, refused, failed or dropped.",
+            "pilotlight_router_wake_hints", "Wake hints sent to sites with a wanted, sleeping model, by outcome: heeded, refused, failed or dropped.",
             ["site", "outcome"], registry=registry,
         )  # fmt: skip
 
@@ -49,7 +49,7 @@ class WakeHints:
         await asyncio.gather(*self._under_way, return_exceptions=True)
 
     def consider(self, model: str | None, preferences: Sequence[Preference]) -> None:
-        """After a decision, best first. Returns at once."""
+        """Consider the preferences of a decision, best first, and send a hint if one is due. Returns at once."""
         found = sleeping_winner(model, preferences)
         if found is None:
             return
@@ -76,7 +76,7 @@ class WakeHints:
 
 
 def sleeping_winner(model: str | None, preferences: Sequence[Preference]) -> tuple[str, str] | None:
-    """The site, and the model's own name there, that would have been chosen if the model were awake; None: the decision would have been the same."""
+    """Return the site, and the model's own name there, that would have won if the model were awake; None if the decision would be the same."""
     if model is None:
         return None
     chosen, *others = preferences

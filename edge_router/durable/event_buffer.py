@@ -29,7 +29,7 @@ class EventBuffer:
         self.add_last(encode_event(event.data or b"", len(self._events) + 1, name))
 
     def add_last(self, raw: bytes) -> None:
-        """Add an event as it is; without an id nobody can read on behind it."""
+        """Add an event unchanged; without an id, readers cannot continue after it."""
         self._events.append(raw)
         self.num_bytes += len(raw) + EVENT_BYTES
 
@@ -49,7 +49,7 @@ class EventBuffer:
         )
 
     async def read(self, place: int) -> AsyncGenerator[bytes, None]:
-        """Events from there on, as many at once as there are, until the end; a comment where there are none for long."""
+        """Yield events from `place` on, as many at once as there are, until the end; a comment after a long silence."""
         while True:
             if place < len(self._events):
                 batch = b"".join(self._events[place:])

@@ -1,10 +1,9 @@
-"""Journals: durable streams on a disk that routers share, so that one outlives the router that serves it.
+"""Journals: durable streams on a disk that routers share, so that a stream survives its router.
 
-A file for each stream: the request, and what its readers may have had of the answer, as frames (length and CRC-32 as two big-endian words, then
-MessagePack) behind each other. The router at work has the file locked (flock(2)), and only it writes there. The kernel gives the lock back when that
-router ends, however it ends, and not before: so another one takes over at once after a `kill -9`, and never while the first one could still write,
-as it could with a lease that runs out while it stands still. What is torn at the end was never told to anybody. A file that is deleted is a stream
-that was stopped. Read and written in a thread: the disk may be a slow one. Refuses to know what events say.
+One file for each stream: the request, and the published parts of the answer, as frames (length and CRC-32 as two big-endian words, then MessagePack).
+The router that works on a stream has its file locked (flock(2)), and only it writes. The kernel releases the lock when that router ends, in whatever
+way, and not before: so another router takes over at once after a `kill -9`, and never while the first could still write, as it could with an expiring
+lease. A torn end was never published. A deleted file is a stopped stream. Read and written in a thread, because the disk may be slow.
 """
 
 import asyncio
@@ -33,7 +32,7 @@ SWEEP_S = 30.0
 
 
 class JournalHeader(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """A stream's request, first in each journal. Without its key: whoever reads the stream has one of the same tenant."""
+    """A stream's request, first in each journal. Without its key: every reader has a key of the same tenant."""
 
     tenant: bytes
     method: str
@@ -48,7 +47,7 @@ class JournalHeader(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class AnswerBegun(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """How the answer begins. `body`: of one that is no stream."""
+    """The start of an answer. `body` is set if it is not a stream."""
 
     status: int
     headers: tuple[tuple[str, str], ...]
@@ -63,7 +62,7 @@ class JournalEvents(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class TakenOver(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Another router than the one before goes on from here."""
+    """Marks that another router continues from here."""
 
 
 class StreamEnded(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -88,7 +87,7 @@ class JournalFile:
     def __init__(self, path: Path, fd: int) -> None:
         self.path = path
         self._fd = fd
-        self._at = 0  # behind the last whole frame that was read or written
+        self._at = 0  # the end of the last whole frame that was read or written
 
     def append(self, *entries: Entry) -> None:
         """Write behind all that is there; the lock must be ours. Raises StreamStopped, OSError: nothing was written then."""
@@ -113,7 +112,7 @@ class JournalFile:
         return entries
 
     def take(self) -> bool:
-        """Lock the file, where no other router has it. What that one wrote last is to be read behind this. Raises OSError."""
+        """Lock the file if no other router has it. Read the last entries of the previous router after this. Raises OSError."""
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -121,7 +120,7 @@ class JournalFile:
         return True
 
     def begin_behind(self) -> None:
-        """Go on with a journal that was taken, behind all that has been read. Raises StreamStopped, OSError."""
+        """Continue a journal after the entries that were read. Raises StreamStopped, OSError."""
         os.ftruncate(self._fd, self._at)
         self.append(TakenOver())
 
@@ -166,7 +165,7 @@ class Journal:
         if not self.is_ours:
             return
         try:
-            # Shielded: what has been begun is there for whoever goes on, though the stream's work is ended meanwhile.
+            # Shielded: an entry that was started must be complete for the next router, even if this stream's work ends meanwhile.
             await asyncio.shield(self._aside(self._file.append, *entries))
         except StreamStopped:
             self.is_ours = False
@@ -177,14 +176,14 @@ class Journal:
             self._thread.submit(self._file.remove)
 
     async def read(self) -> list[Entry]:
-        """Return what is new, and take the file where no router has it: then nothing comes behind that. Raises OSError."""
+        """Return new entries, and take the file if no router has it: then no more entries follow. Raises OSError."""
         self.is_ours = await self._aside(self._file.take)
         entries: list[Entry] = await self._aside(self._file.read)
         self.num_parts += sum(isinstance(entry, TakenOver) for entry in entries)
         return entries
 
     async def begin_behind(self) -> None:
-        """Go on with what was taken. Raises StreamStopped, OSError."""
+        """Continue a journal that was taken. Raises StreamStopped, OSError."""
         await self._aside(self._file.begin_behind)
         self.num_parts += 1
 
@@ -207,7 +206,7 @@ class Journal:
 
 
 class Journals:
-    """All that lie in one folder, whichever router's."""
+    """All journals of one folder, of this and other routers."""
 
     def __init__(self, folder: Path, clock: Callable[[], float] = time.time) -> None:
         """`clock`: as of files' times. Raises OSError."""
@@ -217,7 +216,7 @@ class Journals:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
 
     async def begin(self, name: str, asked: JournalHeader) -> Journal | None:
-        """Return a new one; None: the disk does not take it."""
+        """Return a new journal; None if the disk refuses it."""
         try:
             file = await self._opened(self._create, name, asked)
         except OSError as error:
@@ -241,7 +240,7 @@ class Journals:
             raise
 
     def _create(self, name: str, asked: JournalHeader) -> JournalFile:
-        """Return a new one, locked; nobody sees it before it has its request. Raises OSError."""
+        """Return a new, locked journal, which is visible only when it has its request. Raises OSError."""
         made = self._folder / (_MADE + name)
         journal = JournalFile(
             self._folder / name, os.open(made, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -266,7 +265,7 @@ class Journals:
             return None
 
     def parts(self, name: str) -> list[list[Entry]] | None:
-        """Return a stream's entries, as each router after the other has written them; None: there is no such stream. Raises OSError."""
+        """Return a stream's entries, one list for each router that wrote them; None if there is no such stream. Raises OSError."""
         journal = self._open(name)
         if journal is None:
             return None
@@ -291,7 +290,7 @@ class Journals:
             await asyncio.sleep(min(SWEEP_S, keep_s))
 
     def close(self) -> None:
-        """Wait for what is being written."""
+        """Wait for writes in progress."""
         self._thread.shutdown()
 
     def sweep(self, keep_s: float, max_bytes: float) -> None:

@@ -1,9 +1,9 @@
-"""Streams that can be read again: the events of each are kept until some time after its end, and outlive the client that asked.
+"""Streams that can be read again: their events are kept until some time after the end, and survive a disconnect of the client.
 
-A recording takes the place of the client towards the proxy, so that a durable stream goes on at another site as any other does. Its events are
-numbered, and only here: clients that read line by line expect none in a stream that cannot be read again. A stream belongs to its tenant; nobody else
-learns that there is one. Kept in memory and, where the configuration names a folder, in a journal (journal.py): then any router that has the folder
-serves the stream's readers, and goes on with the answer when the router at work on it has ended. Bounded in bytes and in time. Knows no sites.
+A recording acts as the client of the proxy, so that a durable stream continues at another site like any other. Only its events are numbered, because
+line-by-line clients expect no ids in other streams. A stream belongs to its tenant and is invisible to others. It is kept in memory and, if a folder
+is configured, in a journal (journal.py): then every router with the folder serves its readers, and continues the answer when the router that works on
+it ends. Bounded in bytes and time.
 """
 
 import asyncio
@@ -77,7 +77,7 @@ class DurableStream:
 
     @property
     def num_bytes(self) -> int:
-        """With the request's, for as long as that may have to be sent to another site."""
+        """Return the size, with the request for as long as another site might need it."""
         return self.events.num_bytes + (len(self.asked.body) if self.events.ended_at is None else 0)
 
     @property
@@ -104,6 +104,10 @@ class DurableStream:
             raise ApiError("aborted", sentence)
         await self._keep(JournalEvents(batch, self.log.take_untold()))
 
+    def write_now(self, batch: bytes) -> bool:
+        """Never: each batch is written to a disk first."""
+        return False
+
     async def end_stream(self) -> None:
         """The task's end is the stream's."""
 
@@ -113,7 +117,7 @@ class DurableStream:
             last = error.event(self.head.dialect)
             if journal is None or journal.is_ours or journal.has_failed:
                 await self._keep(JournalEvents(last, ()))
-            else:  # it may go on elsewhere: whoever reads on there has no number of this
+            else:  # the answer may continue at another router, whose readers have no number of this event
                 self.events.add_last(last)
         elif self.answer is None:
             headers = [*error.headers(), ("content-type", "application/json")]
@@ -121,13 +125,13 @@ class DurableStream:
             await self.respond(error.status(self.head.dialect), headers, body)
 
     def cut(self, error: ApiError) -> None:
-        """End the work from outside; readers are told `error`."""
+        """End the work from outside; readers get `error`."""
         self.last_words = error
         if self.task is not None:
             self.task.cancel()
 
     def look(self, now: float, awake_since: float) -> None:
-        """It keeps nobody waiting."""
+        """Do nothing: a recording never waits."""
 
     def begin(self, work: Coroutine[Any, Any, None]) -> None:
         """Do what fills it, in a task that `cut` ends."""
@@ -157,11 +161,11 @@ class DurableStream:
 
     @property
     def may_go_on(self) -> bool:
-        """Tell whether another router can make the rest of it, or all where nothing was told."""
+        """Tell whether another router can produce the rest, or all if nothing was published."""
         return self.log.has_begun or (self.events.last is None and self.head.may_be_repeated)
 
     async def _keep(self, entry: AnswerBegun | JournalEvents) -> None:
-        """Raises ApiError where somebody has stopped the stream at another router."""
+        """Write an entry. Raises ApiError if the stream was stopped at another router."""
         if self.journal is not None:
             try:
                 await self.journal.keep(entry)
@@ -216,8 +220,8 @@ class DurableStreams:
         return recording
 
     async def find(self, name: str, head: Head, tenant: bytes, work: Work) -> DurableStream:
-        """Return a stream of this router, or of another one that has the same folder. `head`: of a request for it. `work`: which goes on with it
-        where that router has ended. Raises ApiError: 404 if the stream belongs to another tenant."""
+        """Return a stream of this router, or of another one with the same folder. `head` is that of a request for it; `work` continues it if its
+        router has ended. Raises ApiError (404) if it is unknown or belongs to another tenant."""
         self.forget()
         recording = self._all.get(name)
         if recording is None and self.journals is not None:
@@ -236,7 +240,7 @@ class DurableStreams:
         await self._leave(recording)
 
     async def close(self) -> None:
-        """Another router may go on with those that are kept."""
+        """Stop. Another router may continue the streams with a journal."""
         for recording in tuple(self._all.values()):
             await self._leave(recording)
         if self.journals is not None:
@@ -248,8 +252,8 @@ class DurableStreams:
         await self.journals.run(self.config.keep_s, self.config.max_total_mib * 2**20)
 
     def as_kept(self, record: UsageRecord) -> UsageRecord:
-        """Return what a router that was killed has counted of a stream, without the tokens that its journal lacks: nobody was told them, and whoever
-        goes on makes and counts them again."""
+        """Return the usage of a killed router's request without the tokens that its journal lacks: no reader has them, and the router that continues
+        counts them again."""
         name, _, part = record.request.part.partition(".")
         if self.journals is None or not part or record.outcome != "recovered":
             return record
@@ -269,7 +273,7 @@ class DurableStreams:
         return replace(record, use=ResourceUse(*use[:4], *record.use[4:]))  # what sites have done for it is done
 
     def forget(self) -> None:
-        """What is past its time, and of what has ended as much as does not fit: of the tenant that has most the oldest."""
+        """Delete expired streams, and ended ones above the limit: the oldest of the tenant with the most."""
         now = self._clock()
         for name, recording in list(self._all.items()):
             ended_at = recording.events.ended_at
@@ -307,13 +311,13 @@ class DurableStreams:
             await asyncio.gather(recording.task, return_exceptions=True)
         if recording.journal is not None:
             recording.journal.release()
-        recording.events.end(self._clock())  # its task may not have begun
+        recording.events.end(self._clock())  # its task may not have started
 
     async def _found(
         self, journals: Journals, name: str, head: Head, tenant: bytes, work: Work
     ) -> DurableStream | None:
-        """Return another router's stream, followed from now on. Its journal is locked while it is followed, and not after a refusal: another router
-        could not go on with the stream. Raises ApiError."""
+        """Return another router's stream, followed from now on. Its journal stays open while it is followed and is released after a refusal, so that
+        other routers can continue it. Raises ApiError."""
         try:
             journal = await journals.find(name)
         except OSError as error:
@@ -349,7 +353,7 @@ class DurableStreams:
             return recording
 
     async def _follow(self, recording: DurableStream, journal: Journal, work: Work, *, is_over: bool) -> None:
-        """Read along while another router is at work on a stream, and go on with it behind that one's end."""
+        """Follow a stream while another router works on it, and continue it when that router ends."""
         try:
             while not (is_over or journal.is_ours):
                 await asyncio.sleep(FOLLOW_S)
@@ -389,7 +393,7 @@ class DurableStreams:
 
 
 async def tell(recording: DurableStream, client: Downstream, place: int) -> None:
-    """To a client that reads along or again."""
+    """Send the stream to a client, from `place` on."""
     answer = await recording.begun_answer()
     if answer.body is not None:
         return await client.respond(answer.status, [*answer.headers, (STREAM, recording.name)], answer.body)
@@ -403,7 +407,7 @@ async def tell(recording: DurableStream, client: Downstream, place: int) -> None
 
 
 async def accepted(recording: DurableStream, client: Downstream) -> None:
-    """For a client that does not want to wait."""
+    """Answer a client that asked not to wait."""
     where = PATH + recording.name
     headers = [
         ("location", where),
@@ -421,7 +425,7 @@ class StreamRoutes:
     def __init__(
         self, recordings: DurableStreams, admission: AdmissionFilter, secret: str, handle: Handle, work: Work
     ) -> None:
-        """`handle`: the proxy's, by which a client is told whatever comes of its request; `work`: which goes on with another router's stream."""
+        """`handle` is the proxy's, which sends errors to the client; `work` continues another router's stream."""
         self._recordings = recordings
         self._admission = admission
         self._secret = secret

@@ -1,11 +1,11 @@
-"""The client's side of one request, as pure ASGI: read the body, notice when the client leaves, send an answer or a refusal.
+"""The client's side of one request, as pure ASGI: read the body, notice a disconnect, send an answer or an error.
 
-Servers tell of a client's leaving through `receive()` only, so somebody must be listening there: `while_present`. Knows nothing of sites.
+Servers report a disconnect through `receive()` only, so a task must call it: `while_present`.
 """
 
 import asyncio
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import orjson
@@ -14,8 +14,9 @@ from starlette.types import Message, Receive, Scope, Send
 from pilotlight.edge_router.requests.function_hosts import OWN_HOST
 from pilotlight.edge_router.requests.request import FUNCTIONS, Head, request_id_of
 from pilotlight.wire.credentials import with_bearer
-from pilotlight.wire.errors import ApiError
+from pilotlight.wire.errors import ApiError, Dialect
 from pilotlight.wire.hop.headers import REQUEST_ID
+from pilotlight.wire.lines import as_lines
 
 Result = TypeVar("Result")
 
@@ -23,15 +24,15 @@ Result = TypeVar("Result")
 # rest is read and thrown away first.
 DISCARD_TIMES = 8  # of the limit
 DISCARD_S = 5.0
-STALL_S = 60.0  # for a client to take what waits for it, where the server sets no limit of its own
+STALL_S = 60.0  # time for a client to read, if the server sets no limit of its own
 
 
 class DownstreamGone(Exception):
-    """Nobody is listening any more."""
+    """The client has disconnected."""
 
 
 class ResponseWriter(Protocol):
-    """To whom an answer is told: a client, or a recording."""
+    """The receiver of an answer: a client, or a recording."""
 
     head: Head
     address: str  # the client's; empty where it has none
@@ -39,13 +40,13 @@ class ResponseWriter(Protocol):
 
     @property
     def is_streaming(self) -> bool:
-        """An event stream has begun: a failure is an event now, no longer a status."""
+        """Tell whether an event stream has started, so that a failure becomes an event instead of a status."""
         ...
 
     def cut(self, error: ApiError) -> None: ...
 
     def look(self, now: float, awake_since: float) -> None:
-        """As of what is watched (timeouts.py)."""
+        """Check the time limits (timeouts.py)."""
         ...
 
     async def respond(self, status: int, headers: list[tuple[str, str]], body: bytes) -> None: ...
@@ -53,6 +54,10 @@ class ResponseWriter(Protocol):
     async def start_stream(self, status: int, headers: list[tuple[str, str]]) -> None: ...
 
     async def write(self, batch: bytes) -> None: ...
+
+    def write_now(self, batch: bytes) -> bool:
+        """Send whole events if that needs no wait. Returns whether they were sent."""
+        ...
 
     async def end_stream(self) -> None: ...
 
@@ -66,7 +71,7 @@ class _BodyLimits(NamedTuple):
 
 
 class Downstream:
-    """A client: its request's body, its presence, and what it is told. Time limits are kept by `look`."""
+    """A client: its request's body, its presence, and its answer. `look` enforces time limits."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.head = head_of(scope)
@@ -75,7 +80,9 @@ class Downstream:
         self.is_streaming = False
         self.has_answered = False
         self._receive = receive
-        self._send = send
+        self._send = as_lines(send) if self.head.dialect is Dialect.OLLAMA else send
+        # Our own server's (wire/http/exchange.py)
+        self._now: Callable[[bytes], bool] | None = getattr(self._send, "now", None)
         self._loop = asyncio.get_running_loop()
         self._task = asyncio.current_task(self._loop)
         self._is_at_work = False  # the task, with what `_end` ends
@@ -117,8 +124,8 @@ class Downstream:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     async def while_present(self, work: Coroutine[Any, Any, Result]) -> Result:
-        """Run `work`, in the caller's own task, until it is done, the client leaves (DownstreamGone) or it is cut (`cut`'s ApiError). A second task
-        does nothing but listen, so that nobody computes for a client that has left."""
+        """Run `work` in the caller's task until it is done, the client disconnects (DownstreamGone) or it is cut (the ApiError of `cut`). A second
+        task listens for the disconnect, so that nothing is computed for an absent client."""
         if self._ended is not None:
             work.close()
             raise self._ended
@@ -137,7 +144,7 @@ class Downstream:
             self._listening.cancel()
 
     def cut(self, error: ApiError) -> None:
-        """End the work from outside; the client is told `error`."""
+        """End the work from outside; the client gets `error`."""
         self._end(error)
 
     def look(self, now: float, awake_since: float) -> None:
@@ -168,12 +175,16 @@ class Downstream:
         await self._send({"type": "http.response.body", "body": batch, "more_body": True})
         self._waits_since = None
 
+    def write_now(self, batch: bytes) -> bool:
+        """Send whole events, if the server can without a wait. Returns whether they were sent."""
+        return self._now is not None and self._now(batch)
+
     async def end_stream(self) -> None:
         self._has_all = True
         await self._send({"type": "http.response.body", "body": b""})
 
     async def refuse(self, error: ApiError) -> None:
-        """In the dialect's shape: a status and a body, or inside a stream the last event."""
+        """Send an error in the dialect's form: status and body, or the last event of a stream."""
         if self.is_streaming:
             await self.write(error.event(self.head.dialect))
             await self.end_stream()
@@ -190,7 +201,7 @@ class Downstream:
     async def _listen(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":
             pass
-        if not self._has_all:  # behind the answer's end a server says the same
+        if not self._has_all:  # after the answer's end a server reports a disconnect too
             self._end(DownstreamGone())
 
     def _begin_work(self) -> None:
@@ -204,7 +215,7 @@ class Downstream:
             self._task.cancel()
 
     def _raise_ended(self) -> None:
-        """Raise the reason of a cancellation instead, if it was ours and nobody else has cancelled the task as well."""
+        """Raise the reason of a cancellation instead, if this object cancelled the task and no other caller did."""
         was_ours, self._has_cancelled = self._has_cancelled, False
         if was_ours and self._task is not None and self._task.uncancel() <= self._cancelled_before:
             assert self._ended is not None

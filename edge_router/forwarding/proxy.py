@@ -1,7 +1,7 @@
-"""The way of one request through the router, in one task from its first byte: handle, admit, forward, try_sites, relay.
+"""One request through the router, in one task from its first byte: handle, admit, forward, try_sites, relay.
 
-A site that fails costs the client nothing but time: before its first byte the next one answers, after it the next one goes on with the same
-answer. When none is left an honest error event ends the stream. Knows no policy, no probes and no HTTP: it joins them.
+A failing site costs the client only time: before its first byte the next site answers, after it the next site continues the same answer. When no site
+is left, an error event ends the stream. Policy, probes and HTTP are in other modules.
 """
 
 import asyncio
@@ -30,12 +30,13 @@ from pilotlight.edge_router.routing.views import Preference
 from pilotlight.edge_router.telemetry.metrics import NO_SITE, RouterMetrics
 from pilotlight.edge_router.telemetry.tracing import RequestTrace, Tracing
 from pilotlight.sites.network import RelayConfig
+from pilotlight.support.logs import REQUEST
 from pilotlight.wire.errors import ApiError
 from pilotlight.wire.hop.continuation import ContinuationError
 from pilotlight.wire.hop.headers import REQUEST_ID, ROUTE
 
 DRAIN_POLL_S = 0.05
-# failures of a site that has not begun the request
+# failures of a site that has not started the request
 UNTOUCHED = ("connect", "full", "draining", "no_model", "untrusted", "no_files")
 LAST_WORDS_S = 1.0  # for the error events of streams that a drain cuts
 
@@ -77,15 +78,16 @@ class Proxy:
         self.under_way: set[RequestState] = set()
         self.ended_tokens = 0  # of answers that have ended
         self._open: set[ResponseWriter] = set()
-        metrics.watch("open_requests", "Requests under way.", lambda: len(self._open))
+        metrics.watch("open_requests", "Requests in progress.", lambda: len(self._open))
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Coroutine[Any, Any, None]:
         client = Downstream(scope, receive, send)
         return self.handle(client, self.admit(client))
 
     async def handle(self, client: ResponseWriter, work: Coroutine[Any, Any, None]) -> None:
-        """Do a request's work. Whatever comes of it, it is counted, and the client is told."""
+        """Run a request's work; count its outcome and send an error response if it fails."""
         watched = self.upstream.silence.watched
+        REQUEST.set(client.request_id)
         self._open.add(client)
         watched.add(client)
         try:
@@ -130,7 +132,7 @@ class Proxy:
         recording = await self.recordings.start(tenant_of(head, self.parser.secret), client, body, self.record)
         if is_async:
             return await accepted(recording, client)
-        with suppress(DownstreamGone):  # the stream goes on without it
+        with suppress(DownstreamGone):  # the stream continues without this client
             await client.while_present(tell(recording, client, 0))
 
     async def record(self, recording: DurableStream) -> None:
@@ -150,11 +152,11 @@ class Proxy:
 
     @asynccontextmanager
     async def _counted(self, proxied: RequestState, part: str) -> AsyncIterator[None]:
-        """Open a scope in which the request counts as under way, and what it uses against its tenant's limits and in the ledger; at its end
-        objectives and traces have what became of it. `part`: of a journal that keeps the answer. Raises ApiError."""
+        """Open a scope in which the request counts as in progress, and its usage against its tenant's limits and in the ledger; at the end, record
+        its outcome in objectives and traces. `part` names the journal that keeps the answer. Raises ApiError."""
         request, limits, charge, reserved, used = proxied.request, self.admission.limits, None, None, 0
         try:
-            # An answer that another router has begun is gone on with, whatever is left.
+            # An answer that another router has started is continued even if the quota is used up.
             may_refuse = not proxied.log.has_begun
             reserved = await limits.reserve(
                 request.head, request.expected_tokens(EXPECTED_TOKENS), may_refuse=may_refuse
@@ -216,10 +218,10 @@ class Proxy:
     async def relay(
         self, client: ResponseWriter, proxied: RequestState, response: UpstreamResponse, preference: Preference
     ) -> None:
-        """To the answer's end; what can be learnt from its beginning waits until the client has that. Raises Lost."""
+        """Forward one site's response to its end. Bookkeeping runs after the first byte is written. Raises Lost."""
         site, elapsed_s = preference.backend.name, self._clock() - proxied.started_at
         proxied.answered_by(site, response.status, is_stream=response.body is None, elapsed_s=elapsed_s)
-        # Behind what is written in this step: a server writes when its loop has come round.
+        # After this loop iteration: the server writes when the loop comes round.
         asyncio.get_running_loop().call_soon(self.selector.note_answer, proxied, preference, response, elapsed_s)
         route = preference.explained(len(proxied.tries.failures) + 1)
         route += f"; {response.route}" if response.route else ""
@@ -255,6 +257,15 @@ class Proxy:
         selector, site, recovery, meter = self.selector, proxied.site, proxied.recovery, proxied.log.meter
         if not client.is_streaming:
             await client.start_stream(response.status, headers)
+
+        def forward(data: bytes) -> bool:
+            if not client.write_now(data):
+                return False
+            if meter is not None:
+                meter.sends(len(data))
+            recovery.delivered(self._clock())
+            return True
+
         async for events in response:
             for event in events:
                 match event:
@@ -262,6 +273,7 @@ class Proxy:
                         if meter is not None:
                             meter.sends(len(event.data))
                         await client.write(event.data)
+                        response.forward_by(forward)  # once it has gone on, if it was cut
                         waited_s = recovery.delivered(self._clock())
                         if waited_s is not None and recovery.lost is not None:
                             self.metrics.stream_continued(recovery.lost_site, recovery.lost.cause, site, waited_s)
@@ -296,7 +308,7 @@ class Proxy:
         return not has_said_so and self._pace(proxied, backend).may_leave()
 
     def _may_go_on(self, proxied: RequestState, response: UpstreamResponse, backend: Backend, lost: StreamLost) -> bool:
-        """Tell whether the stream can go on elsewhere."""
+        """Tell whether the stream can continue elsewhere."""
         self.metrics.stream_disturbed(backend.name, lost.cause)
         if proxied.trace is not None:
             proxied.trace.end_try(lost.cause)

@@ -1,7 +1,7 @@
 """The relay of one site's stream, without I/O: bytes go in, frozen events come out.
 
-A site's events become the client's when their resume point is here (wire/hop/continuation.py): what was cut off before it is made again by the next
-site, so nothing is told twice and nothing is left out. Knows events and resume points; refuses to know sockets, sites and clients.
+A site's events are forwarded when their resume point has arrived (wire/hop/continuation.py): the next site repeats events that were cut off before
+it, so none is sent twice and none is missing.
 """
 
 from array import array
@@ -35,7 +35,7 @@ MAX_HELD_BYTES = 8 << 20
 WORKERS_AI_FULL = 3040
 ENGINE_LOST = ("engine_error", 5000)  # in either dialect: the engine died or failed
 MODEL_LOST = "model_load_failed"  # another site may have it whole, or room for it
-# As an error event: another site may well go on, other than after one that says what is wrong with the request.
+# Words of an error event after which another site may continue. Other errors concern the request itself.
 SITES_OWN_FAULT = (*ENGINE_LOST, MODEL_LOST, "internal_error", "draining", "overloaded", WORKERS_AI_FULL)
 
 
@@ -46,7 +46,7 @@ class Forward(msgspec.Struct, frozen=True):
 
 
 class SiteDraining(msgspec.Struct, frozen=True):
-    """The site wants its stream to go on elsewhere, if there is anywhere else. Comes with all that it sends from then on."""
+    """The site asks that its stream continue elsewhere, if possible. It accompanies everything that the site sends from then on."""
 
 
 class StreamBroken(msgspec.Struct, frozen=True):
@@ -73,7 +73,7 @@ class DeliveryLog:
         self.num_uncounted = 0  # events of streams that do not say how many tokens they bring
         self.meter: MeterSlot | None = None  # where it is written down
         self.metered_before = ResourceUse()  # by another router, which began the answer
-        self._untold: list[ResumePoint] | None = None  # since they were last taken, where somebody keeps them
+        self._untold: list[ResumePoint] | None = None  # since they were last taken, if they are recorded
         self._work_before = (0, 0, 0)  # of the sites before this one: drafted, accepted, device_us
         self._choices: list[_Choice] = []
         self._last = ResumePoint(0, ())
@@ -128,7 +128,8 @@ class DeliveryLog:
         return bool(self._choices)
 
     def delivery(self) -> bytes:
-        """Begin with another site. Return what it is told; empty while the client has nothing. Raises ContinuationError where it is too long."""
+        """Start with another site. Return the delivered part for it; empty if the client has nothing yet. Raises ContinuationError if it is too
+        long."""
         used = self.used
         self._work_before = (used.drafted, used.accepted, used.device_us)
         self._last = msgspec.structs.replace(self._last, drafted_tokens=0, accepted_tokens=0, device_us=0)
@@ -163,7 +164,7 @@ class StreamRelay:
         self._is_draining = False
 
     def feed(self, chunk: bytes) -> list[RelayEvent]:
-        """Return what follows from some bytes: at most one Forward, and behind it what asks for a decision. Nothing is fed behind an end."""
+        """Return the events for some bytes: at most one Forward, then an event that needs a decision. Do not feed bytes after an end."""
         try:
             events = self._decoder.split(chunk)
         except SSEError as error:
@@ -200,7 +201,8 @@ class StreamRelay:
         return [Forward(self._release()), _DONE]
 
     def _deliverable(self, events: list[bytes]) -> tuple[list[bytes], StreamBroken | None]:
-        """Return what may be told, without its resume points. Of what no honest site sends Broken tells, behind all that came before it."""
+        """Return the events to forward, without their resume points. StreamBroken reports invalid data of a site, after the valid events before
+        it."""
         ready: list[bytes] = []
         for raw in events:
             is_answer = has_data(raw)
@@ -247,7 +249,7 @@ def _may_be_final(raw: bytes) -> bool:
 
 
 class OpaqueRelay:
-    """A function's stream, whatever it is: what is in it, and how it ends, is not ours to judge."""
+    """A function's stream. Its content and its end are not checked."""
 
     is_resumable = False
     has_data = True
@@ -264,7 +266,7 @@ class OpaqueRelay:
 
 
 def error_of(body: bytes) -> dict[str, Any]:
-    """Return the error object of any dialect; empty where the body is none."""
+    """Return the error object of a body in any dialect; empty if it has none."""
     try:
         fields = orjson.loads(body)
     except orjson.JSONDecodeError:
@@ -275,4 +277,6 @@ def error_of(body: bytes) -> dict[str, Any]:
         return fields
     errors = fields.get("errors")
     error = errors[0] if isinstance(errors, list) and errors else fields.get("error")
+    if isinstance(error, str):  # Ollama's, with its word beside it
+        return {"message": error, "code": fields.get("code")}
     return error if isinstance(error, dict) else {}

@@ -1,6 +1,6 @@
-"""One request on its way: what is asked of the next site, which sites have failed it, and how often its stream was cut.
+"""One request in progress: the request for the next site, the sites that failed, and how often its stream was cut.
 
-Facts and the rules by which they change. Sending, choosing and telling the client are proxy.py's.
+Facts and the rules by which they change. Sending, choosing and answering are in proxy.py.
 """
 
 from collections import OrderedDict
@@ -37,11 +37,11 @@ MAX_ACCOUNTS = 4096  # whose shares are known; another one's is full
 
 
 class BegunAnswer(NamedTuple):
-    """An answer that is recorded, and so may go on at another router."""
+    """An answer that is recorded, and so may continue at another router."""
 
     name: AnswerName
     log: DeliveryLog
-    part: str  # of its journal that is written from here on, as NAME.1; empty: there is none
+    part: str  # the part of its journal that is written from here on, as NAME.1; empty if there is none
 
 
 @dataclass(eq=False, slots=True)
@@ -81,21 +81,21 @@ class SiteTries:
         self.excluded = {site for site, failure in self.failures.items() if failure.kind == "refused"}
 
     def begin_anew(self, lost_site: str) -> None:
-        """A stream was cut: all may be asked to go on with it, the site that lost it only if there is no other for a while."""
+        """Reset after a cut: all sites may be asked to continue the stream, the one that lost it only if there is no other for a while."""
         self.failures, self.excluded, self.num_silent, self.repeated = {}, {lost_site}, 0, ""
 
 
 @dataclass(eq=False, slots=True)
 class StreamRecovery:
-    """How often one stream was cut, and when its client last heard something of it. Times are on the router's clock."""
+    """How often a stream was cut, and when its client last got something. Times are on the router's clock."""
 
     config: RelayConfig
-    lost: StreamLost | None = None  # why the stream was last cut; None: it never was
+    lost: StreamLost | None = None  # why the stream was last cut; None if it never was
     lost_site: str = ""
     is_cut: bool = False  # and has not gone on yet
     deadline: float = 0.0  # for going on
     delivered_at: float = 0.0
-    went_on_at: float = 0.0  # the first delivery behind a cut
+    went_on_at: float = 0.0  # the time of the first delivery after a cut
     num_losses: int = 0
     num_handovers: int = 0
     num_moves: int = 0
@@ -113,7 +113,7 @@ class StreamRecovery:
         self.deadline = now + self.config.continue_within_s
 
     def delivered(self, now: float) -> float | None:
-        """The client has been told something. Return how long it had waited where this ends a cut."""
+        """Note a delivery to the client. Return how long it had waited if this ends a cut."""
         waited_s = None
         if self.is_cut:
             waited_s = now - self.delivered_at
@@ -159,7 +159,7 @@ class RequestState:
         self._config = config
 
     def go_on(self, begun: BegunAnswer, now: float) -> None:
-        """Give the answer its name, and where another router had begun it, go on behind what that one told. Raises ApiError."""
+        """Name the answer, and if another router had started it, continue after its delivered part. Raises ApiError."""
         self.log = begun.log
         if self.request.answer_name is not None:
             self.request = replace(self.request, answer_name=begun.name)
@@ -210,7 +210,7 @@ class RequestState:
         return AttemptLimits(left_s / 2, first_stall_s, is_continuation=True)
 
     def cut(self, site: str, lost: StreamLost, now: float) -> None:
-        """From here the answer is to go on elsewhere. Raises ContinuationError."""
+        """Mark the stream as cut; the next site continues it. Raises ContinuationError."""
         self.recovery.cut(site, lost, now)
         self.tries.begin_anew(site)
         self.request = replace(self.request, delivery=self.log.delivery(), delivered_tokens=self.log.num_tokens)
@@ -228,7 +228,7 @@ class RequestState:
 
     @property
     def delivered_tokens(self) -> int:
-        """What the client has had of the answer by this router."""
+        """Return the number of tokens that this router has delivered of the answer."""
         return self.log.num_tokens - self.log.metered_before.output + self.whole.output + self.log.num_uncounted
 
     def end_trace(self, error: BaseException | None) -> None:
@@ -248,7 +248,7 @@ class RequestState:
         return self.recovery.lost is None and not self.tries.failures and not self.tries.declined
 
     def end_of_stream(self) -> ApiError:
-        """What a client is told whose stream cannot go on."""
+        """Return the error for a client whose stream cannot continue."""
         lost = self.recovery.lost
         assert lost is not None
         who = f"the site {self.recovery.lost_site}" if self.recovery.lost_site else "the router"
@@ -260,10 +260,10 @@ class RequestState:
 
 
 class RetryBudget:
-    """The further tries that the router may make: a share of what clients lately asked for, so that a network in trouble is not asked many times as
-    much. A bucket that every request fills a little and every further try empties by one; a floor keeps a quiet router able to retry. Each account
-    has a smaller bucket beside it: where the large one runs low, an account takes no more than its own share, so that requests of one account that
-    fail everywhere leave the others theirs. Being declined is no failure and is not paid for; continuing a stream is promised and is not either."""
+    """The retries that the router may make: a share of recent requests, so that retries do not multiply the load of a network in trouble. A bucket
+    that every request fills a little and every retry empties by one; a floor allows a quiet router to retry. Each account has a smaller bucket as
+    well: when the large one runs low, an account uses at most its own share, so that one account's failing requests leave the others theirs. A
+    declined request is not a failure and costs nothing; continuing a stream is promised and costs nothing either."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock

@@ -1,4 +1,4 @@
-"""Why a site did not answer, and which responses say so in the site's own name."""
+"""Why a site did not answer, and which responses come from the site itself."""
 
 from typing import Literal
 
@@ -24,7 +24,7 @@ Failure = Literal[
 SPENT_STATUSES = frozenset({502, 503, 504})
 FAILING_STATUSES = frozenset(
     {429, 500}
-)  # of a site, or of what stands before it; or the request is at fault, and any site says so
+)  # a status of a site or of a proxy before it; or the request is at fault, and every site says so
 
 
 class SiteFailed(Exception):
@@ -58,15 +58,16 @@ _KINDS: dict[str, Failure] = {
 
 
 def plain_failure(response: ResponseParser, body: bytes) -> SiteFailed | None:
-    """Return the failure that an answer without a word of the site's own may be; None if it is none. Whose fault it is shows at another site."""
+    """Return the failure of an answer without one of the site's own words; None if it is not a failure. Another site shows whether the request is at
+    fault."""
     if response.status not in FAILING_STATUSES or response.header(REFUSAL):
         return None
     return SiteFailed("failing", _detail(response, body), _retry_after_s(response))
 
 
 def raise_refusal(response: ResponseParser, body: bytes, *, is_for_function: bool) -> None:
-    """Raises SiteFailed where the site, and not the request, is at fault. The site's header says so and never a body, which may be a function's; a
-    gateway before the site has only a status, which is believed where no function answers."""
+    """Raise SiteFailed if the site, and not the request, is at fault. The site says so in a header, never in a body, which may be a function's. A
+    gateway before the site has only a status, which counts unless a function answers."""
     status, word = response.status, response.header(REFUSAL)
     if not word and (is_for_function or status not in SPENT_STATUSES):
         return

@@ -1,6 +1,6 @@
-"""One look over all that is waited for: sites that keep a request waiting, streams that fall silent, clients that take nothing.
+"""One check of all waits: sites that keep a request waiting, silent streams, clients that do not read.
 
-A timer each would be set and cleared for every token. Knows when to look, and not what is to be done about a silence.
+A timer for each would be set and cleared for every token. The objects themselves decide what a silence means.
 """
 
 import asyncio
@@ -16,8 +16,8 @@ LOOKED_AT_ONCE = 64  # each costs up to a microsecond when it is no longer in th
 
 class Watched(Protocol):
     def look(self, now: float, awake_since: float) -> None:
-        """End a wait that has lasted too long. `awake_since`: before then this process stood still itself, and what it did not hear says nothing of
-        anybody. On `time.monotonic`'s clock."""
+        """End a wait that has lasted too long. Before `awake_since` this process itself was stopped, so silence until then means nothing. On
+        `time.monotonic`'s clock."""
         ...
 
 

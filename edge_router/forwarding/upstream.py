@@ -8,7 +8,9 @@ import asyncio
 import base64
 import os
 import re
+import ssl
 import time
+from collections.abc import Callable
 from types import TracebackType
 from typing import NamedTuple, Protocol
 
@@ -16,6 +18,7 @@ from pilotlight.edge_router.backends.site_clocks import SiteClocks
 from pilotlight.edge_router.forwarding.relay import (
     Cause,
     DeliveryLog,
+    Forward,
     OpaqueRelay,
     RelayEvent,
     SiteDraining,
@@ -58,10 +61,10 @@ class StreamLost(Exception):
 
 
 class SitePace(Protocol):
-    """What a site's silence means to one request."""
+    """Decide when to give up on a silent site."""
 
     def may_leave(self) -> bool:
-        """Before the first event: the request can go elsewhere."""
+        """Tell whether the request can go elsewhere, before the first event."""
         ...
 
     def is_frozen(self) -> bool:
@@ -69,14 +72,14 @@ class SitePace(Protocol):
         ...
 
     def is_stalled(self, silent_s: float) -> bool:
-        """Inside a stream: it had better go on elsewhere."""
+        """Tell whether a stream should continue elsewhere after a silence."""
         ...
 
 
 class AttemptLimits(NamedTuple):
     first_byte_s: float  # of an answer that is generated before it is sent, the network's own time limit counts instead
     stall_s: float  # of silence, after which the site is left where that may be
-    is_continuation: bool  # of a stream that another site has begun
+    is_continuation: bool  # the stream was started by another site
 
 
 class UpstreamAttempt:
@@ -107,8 +110,8 @@ class UpstreamAttempt:
         self._lost_because: str | None = None
 
     async def response(self) -> "UpstreamResponse":
-        """Send the request and wait for what can be passed on. Raises SiteFailed. A site that stops answering its probes meanwhile is left at once: a
-        machine that froze or a cable that was cut closes no connection. On cancellation the connection is closed."""
+        """Send the request and wait for a response that can be forwarded. Raises SiteFailed. A site that stops answering its probes is left at once:
+        a frozen machine or a cut cable closes no connection. On cancellation the connection is closed."""
         upstream = self._upstream
         upstream.silence.watched.add(self)
         try:
@@ -199,8 +202,8 @@ class UpstreamAttempt:
             raise SiteFailed("refused", f"it answered {status} instead of continuing the stream")
 
     async def _first_events(self, connection: UpstreamConnection, relay: StreamRelay) -> list[RelayEvent]:
-        """Return all up to the first event that carries data. A heartbeat is no answer; but when most of the time is over and there were some, the
-        site is at work, and the client is told so instead of starting again elsewhere."""
+        """Return everything up to the first event with data. A heartbeat is not an answer; but if heartbeats came during most of the wait, the site
+        is working, and the response starts instead of a retry elsewhere."""
         limit_s = self._limits.first_byte_s
         self._until = time.monotonic() + limit_s
         first: list[RelayEvent] = []
@@ -217,7 +220,7 @@ class UpstreamAttempt:
             if not chunk:
                 raise SiteFailed("lost", "it closed the connection before its first event")
             if first and isinstance(first[-1], SiteDraining):
-                first.pop()  # it comes again, behind what must be told before the site is left
+                first.pop()  # it comes again, after the event that must precede leaving the site
             first += relay.feed(chunk)
             if not relay.has_data and first and isinstance(broken := first[-1], StreamBroken):
                 raise SiteFailed("malformed", broken.detail)
@@ -225,7 +228,7 @@ class UpstreamAttempt:
         return first
 
     async def _function_response(self, connection: UpstreamConnection) -> "UpstreamResponse":
-        """Only what a site says in its own name is told from a function's response."""
+        """Return a function's response; only the site's own headers count as failures."""
         response = connection.response
         if response.switched is not None:
             return UpstreamResponse(self._upstream, connection, None)
@@ -252,8 +255,8 @@ class UpstreamAttempt:
 
 
 class UpstreamResponse:
-    """A site's response, begun: either a whole `body`, or a stream whose relayed events it iterates over, as many at once as one read has brought.
-    Use as `with`: leaving closes the connection to a site that is still talking."""
+    """A site's response that has started: either a whole `body`, or a stream whose relayed events it iterates over, as many at once as one read
+    brought. Use as `with`: leaving closes the connection to a site that is still sending."""
 
     def __init__(
         self,
@@ -265,19 +268,20 @@ class UpstreamResponse:
         pace: SitePace | None = None,
         failure: SiteFailed | None = None,
     ) -> None:
-        """`first`: what has been read of a stream; `failure`: what the answer is if it is not the request's fault."""
+        """`first` has the part of a stream that was read already; `failure` is the failure that the answer means if the request is not at fault."""
         self.failure = failure
         self.status = connection.response.status
         self.headers = _downstream_headers(connection, body)
         self.body = body
-        self.is_opaque = isinstance(relay, OpaqueRelay)  # a function's: its loss is told by a response without an end
+        self.is_opaque = isinstance(relay, OpaqueRelay)  # a function's stream: its loss is a response without an end
         self.is_resumable = relay is not None and relay.is_resumable  # it can be continued elsewhere
         # The site's words on where it computes the prompt; "" where it had no choice, or is a function.
         self.route = "" if self.is_opaque else connection.response.header(ROUTE)
         self._relay = relay
         self._upstream = upstream
         self._connection = connection
-        self._first = first
+        self._events = first  # for the task that iterates
+        self._forward: Callable[[bytes], bool] | None = None
         self._pace = pace
         self._is_done = False
         self._silent_since: float | None = None
@@ -289,7 +293,7 @@ class UpstreamResponse:
 
     @property
     def use(self) -> ResourceUse:
-        """Of an answer in one piece, as its site tells; of one that does not, what the usage at its end has of the answer's."""
+        """Return the usage: as the site reports it for a whole answer, otherwise the usage in the answer's last event."""
         header = self._connection.response.header
         told = decode_use(header(USAGE), header(WORK))
         if told is not None:
@@ -298,7 +302,7 @@ class UpstreamResponse:
         return ResourceUse(output=int(found[1]) if found is not None else 0)
 
     def switched(self) -> tuple[asyncio.Transport, bytes]:
-        """Give the connection away, with what has come over it since the site switched protocols."""
+        """Give the connection away, with the bytes that came since the site switched protocols."""
         connection, pool = self._connection, self._upstream.pool
         pool.give_away(connection)
         return connection.transport, connection.response.switched or b""
@@ -313,6 +317,11 @@ class UpstreamResponse:
         if self._connection.response.switched is None:
             self._upstream.pool.put_back(self._connection)
 
+    def forward_by(self, forward: Callable[[bytes], bool]) -> None:
+        """Give events to `forward` as they come, without waking the task that iterates. It gets what `forward` returns False for, and what is no
+        `Forward`."""
+        self._forward = forward
+
     def __aiter__(self) -> "UpstreamResponse":
         return self
 
@@ -321,15 +330,12 @@ class UpstreamResponse:
         if self._is_done:
             await self._drain()
             raise StopAsyncIteration
-        relay, events = self._relay, self._first
-        assert relay is not None
-        self._first, before = None, relay.num_events
+        assert self._relay is not None
         self._silent_since = time.monotonic()
         try:
-            while events is None:
-                chunk = await self._connection.read()
-                found = relay.feed(chunk) if chunk else relay.end()
-                events = found if found or relay.num_events > before else None
+            if self._events is None:
+                await self._connection.pump(self._take)
+            events, self._events = self._relay.end() if self._events is None else self._events, None
         except ConnectionLost as error:
             raise StreamLost("closed", str(error)) from None
         except TimeoutError:
@@ -338,6 +344,23 @@ class UpstreamResponse:
             self._silent_since = None
         self._is_done = bool(events) and isinstance(events[-1], StreamDone)
         return events
+
+    def _take(self, chunk: bytes) -> bool:
+        """Relay a piece of the stream. Returns whether the next can come, False where the task is to see what followed."""
+        relay = self._relay
+        assert relay is not None
+        before = relay.num_events
+        events = relay.feed(chunk)
+        if events and not self._is_forwarded(events):
+            self._events = events
+            return False
+        if events or relay.num_events > before:
+            self._silent_since = time.monotonic()
+        return True
+
+    def _is_forwarded(self, events: list[RelayEvent]) -> bool:
+        only = events[0]
+        return len(events) == 1 and isinstance(only, Forward) and self._forward is not None and self._forward(only.data)
 
     def look(self, now: float, awake_since: float) -> None:
         if self._silent_since is None:
@@ -354,7 +377,7 @@ class UpstreamResponse:
             self._connection.interrupt(StreamLost("stalled", detail))
 
     async def _drain(self) -> None:
-        """Nothing but the end should follow; a site that goes on is cut off."""
+        """Read to the end of the body so that the connection can be reused; time out after 0.5 s."""
         if self._connection.response.is_done:
             return
         try:
@@ -368,9 +391,9 @@ class UpstreamResponse:
 class SiteConnections:
     """The connections to sites. `async with` it: leaving closes them all."""
 
-    def __init__(self, config: RelayConfig, secret: str, clocks: SiteClocks) -> None:
+    def __init__(self, config: RelayConfig, secret: str, clocks: SiteClocks, tls: ssl.SSLContext | None = None) -> None:
         self.config = config
-        self.pool = ConnectionPool(config.connect_timeout_s)
+        self.pool = ConnectionPool(config.connect_timeout_s, tls)
         self.silence = SilenceWatch(min(LOOK_AGAIN_S, config.idle_timeout_s) / 2)
         self._secret, self._clocks = secret, clocks
         self._watch: asyncio.Task[None] | None = None

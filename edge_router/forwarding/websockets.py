@@ -1,7 +1,7 @@
-"""WebSockets through the router: a handshake like any request to a function, and behind it messages passed on in both directions.
+"""WebSockets through the router: a handshake like any request to a function, then messages in both directions.
 
-A site that refuses the handshake is passed over or passed on, as its answer says; behind it nothing is tried again, for nobody here knows what was
-said. An open WebSocket is no request at work: it counts as the connection that it is. Plain ASGI towards the client.
+A site that refuses the handshake is skipped or its answer forwarded, as the answer says; after the handshake nothing is retried, because the router
+does not know what was exchanged. An open WebSocket is not a request in progress: it counts as a connection. Plain ASGI towards the client.
 """
 
 import asyncio
@@ -58,7 +58,8 @@ class WebSocketRelay:
             self._open.discard(tunnel)
 
     def end(self) -> None:
-        """Tell clients to connect again, to another router. For after the requests at work: a WebSocket has no end of its own to wait for."""
+        """Close all WebSockets with a code that makes clients reconnect to another router. For after the open requests: a WebSocket has no end to
+        wait for."""
         for tunnel in self._open:
             tunnel.stopping.set()
 
@@ -111,7 +112,7 @@ class Tunnel:
         self._stall_s = stall_s
 
     async def run(self) -> str:
-        """Pass messages on until one side ends, and tell the other. Return why it ended."""
+        """Forward messages until one side ends, and close the other. Return the reason."""
         from_site = asyncio.create_task(self._from_site())
         from_client = asyncio.create_task(self._from_client())
         stopping = asyncio.create_task(self.stopping.wait())
@@ -175,7 +176,7 @@ def _accept(headers: Pairs) -> Message:
 
 
 def _until_disconnect(receive: Receive) -> Receive:
-    """As of an HTTP request that is whole: nothing comes but its client's leaving."""
+    """Return a `receive` as of an HTTP request whose body is complete: it only reports the client's disconnect."""
 
     async def received() -> Message:
         while (await receive())["type"] != "websocket.disconnect":
@@ -186,7 +187,7 @@ def _until_disconnect(receive: Receive) -> Receive:
 
 
 def _instead_of_a_websocket(send: Send) -> Send:
-    """As to an HTTP request (ASGI's extension `websocket.http.response`)."""
+    """Return a `send` that answers as to an HTTP request (ASGI's extension `websocket.http.response`)."""
 
     async def renamed(message: Message) -> None:
         await send({**message, "type": f"websocket.{message['type']}"})

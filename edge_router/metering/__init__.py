@@ -1,1 +1,1 @@
-"""What requests used and what that costs: ledger, usage reports, objectives."""
+"""Usage of requests and its cost: ledger, usage reports, objectives."""

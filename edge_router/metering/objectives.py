@@ -21,6 +21,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from pilotlight.edge_router.forwarding.downstream import DownstreamGone
 from pilotlight.edge_router.forwarding.request_state import RequestState
 from pilotlight.sites.network import ObjectiveConfig
+from pilotlight.support.database import claim_version
 from pilotlight.wire.errors import ApiError
 
 BUCKET_S = 300
@@ -67,12 +68,12 @@ class ObjectiveState(NamedTuple):
     within_ms: float | None  # of a first token
     requests: int  # of the period
     bad: int
-    burn_rate: dict[str, float | None]  # by window; None: nothing was asked
+    burn_rate: dict[str, float | None]  # by window; None if there were no requests
     budget_left: float  # below zero where more was bad than the period allows
 
 
 class Objectives:
-    """Run `run()` as a task; `close()` behind it. A Prometheus collector."""
+    """Run `run()` as a task, and `close()` after it. A Prometheus collector."""
 
     def __init__(
         self, configs: Sequence[ObjectiveConfig], path: Path | None, clock: Callable[[], float] = time.time
@@ -86,6 +87,7 @@ class Objectives:
         self._thread = ThreadPoolExecutor(1, "objectives")
         self._connection = sqlite3.connect(path or ":memory:", check_same_thread=False)
         self._connection.execute("PRAGMA journal_mode = WAL")
+        claim_version(self._connection)
         self._connection.execute(_SCHEMA)
         with self._connection:
             # Twice the period, lest a clock that is ahead at one start takes the counts along.
@@ -137,11 +139,11 @@ class Objectives:
         self._connection.close()
 
     def collect(self) -> Iterator[Metric]:
-        about = "Share of bad requests over the share that the objective allows."
+        about = "Share of bad requests divided by the share that the objective allows."
         burn = GaugeMetricFamily(
             "pilotlight_router_slo_burn_rate", about, labels=["model", "site", "objective", "window"]
         )
-        about = f"Share of the error budget of {PERIOD_DAYS} days that is left."
+        about = "Remaining share of the error budget of 30 days."
         left = GaugeMetricFamily("pilotlight_router_slo_budget_left", about, labels=["model", "site", "objective"])
         for state in self._states:
             labels = [state.model, state.site, state.objective]

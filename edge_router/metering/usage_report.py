@@ -60,7 +60,7 @@ class UsageRoutes:
         return UsageQuery(from_s, to_s, by, account)
 
     def _account(self, request: Request, wanted: str | None) -> str | None:
-        """Return the account whose usage is told; None: everybody's. Raises ApiError."""
+        """Return the account whose usage is reported; None for all. Raises ApiError."""
         authorization = request.headers.get("authorization")
         if authorization is None or not self._access.is_required:
             self._sessions.visitor(request, "admin")  # by the page's cookie
@@ -73,7 +73,7 @@ class UsageRoutes:
         return key.account.name
 
 
-SECONDS = {"device_us": "device_s", "cpu_us": "cpu_s"}  # as sums are told
+SECONDS = {"device_us": "device_s", "cpu_us": "cpu_s"}  # unit in reports of sums
 NOT_KEPT = {"cache-control": "no-store"}
 
 

@@ -1,8 +1,7 @@
-"""Where a client stands: by the word of a front end that is believed, else by its address in a database, else beside the router.
+"""The location of a client: from a trusted front end, otherwise from its address in a database, otherwise the router's own.
 
-`x-client-geo` comes from CDNs and load balancers, and from anybody who invents it: it is believed from the networks that the router's file names
-and from other routers. The database is a file in MaxMind's format (its "MaxMind DB File Format Specification"; GeoLite2-City is one), read again
-when it changes. Knows no sites.
+`x-client-geo` comes from CDNs and load balancers, but any client can invent it: it is believed only from the networks in the router's file and from
+other routers. The database is a file in MaxMind's format ("MaxMind DB File Format Specification"; GeoLite2-City is one), read again when it changes.
 """
 
 import asyncio
@@ -15,10 +14,10 @@ from pathlib import Path
 
 import maxminddb
 
-from pilotlight.edge_router.file_stamps import stamp
 from pilotlight.edge_router.routing.geo import parse_place
 from pilotlight.sites.config import ConfigError
 from pilotlight.sites.network import ClientsConfig
+from pilotlight.support.file_stamps import stamp
 from pilotlight.wire.hop.status import Place
 
 LOOK_EVERY_S = 30.0
@@ -46,7 +45,7 @@ class PlaceDatabase:
         return self._find(address)
 
     async def watch(self, every_s: float = LOOK_EVERY_S) -> None:
-        """Until cancelled."""
+        """Read the database again when it changes, until cancelled."""
         while True:
             await asyncio.sleep(every_s)
             await asyncio.to_thread(self.look)
@@ -90,7 +89,8 @@ class ClientPlaces:
         return cls(config.front_ends, PlaceDatabase(Path(config.geo_database)) if config.geo_database else None)
 
     def place(self, address: str, header: str, is_hop: bool) -> Place | None:
-        """None: beside the router. Raises ApiError on a header that is believed and makes no sense. `is_hop`: another router sent it."""
+        """Return the client's location; None if it is the router's. Raises ApiError for a malformed header from a trusted sender. `is_hop` says that
+        another router sent the request."""
         if header and (is_hop or self._is_front_end(address)):
             return parse_place(header)
         return self.database.place(address) if self.database is not None else None

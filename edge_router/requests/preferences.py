@@ -1,21 +1,21 @@
-"""The Prefer header (RFC 7240): what a client would like, and may be refused silently.
+"""The Prefer header (RFC 7240): wishes of a client that may be ignored silently.
 
-Several headers are one list; of a preference named twice the first counts; parameters belong to the preference before them, and are none themselves.
-What is malformed is passed over. Refuses to know what any preference means.
+Several headers form one list; of a preference that is named twice the first counts; parameters belong to the preference before them. Malformed parts
+are skipped. Meanings of preferences are not known here.
 """
 
 import re
 from collections.abc import Iterable
 
-# A token, and behind an equals sign (with "bad" white space) another or a quoted string: a preference and a parameter look the same.
+# A token, and after an equals sign (with "bad" white space) another one or a quoted string: preferences and parameters have the same form.
 _TOKEN, _QUOTED = r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+", r'"(?:[^"\\]|\\.)*"'
 _WORD = re.compile(rf"\s*({_TOKEN})(?:\s*=\s*({_TOKEN}|{_QUOTED})?)?\s*(?=[,;]|$)")
-# Of a list's element: no comma inside quotes ends it, nor any behind a quote that nothing closes. None looks at a character more than twice.
+# The rest of a list's element: a comma inside quotes, or after an unclosed quote, does not end it. No character is examined more than twice.
 _REST = re.compile(r'(?:"(?:[^"\\]|\\.)*"?|[^",])*')
 
 
 def preferences(values: Iterable[str]) -> dict[str, str]:
-    """Of a request's Prefer headers, in order: each preference's name, lower case, and its value, empty where it has none."""
+    """Return a request's preferences by lower-case name, from its Prefer headers in order; the value is empty if there is none."""
     found: dict[str, str] = {}
     for value in values:
         at = 0

@@ -1,7 +1,6 @@
-"""Parsing requests: head and body go in, a ValidRequest comes out, and nothing behind it looks at the raw form again.
+"""Parsing of requests: head and body go in, a ValidRequest comes out, and later code does not look at the raw form again.
 
-It reads only what choosing a site needs: model, stream flag, session, messages. Whether the rest makes sense is the site's to judge, so the body
-travels on untouched.
+It reads only what the choice of a site needs: model, stream flag, session, messages. The site validates the rest, so the body is forwarded unchanged.
 """
 
 import asyncio
@@ -19,7 +18,7 @@ import orjson
 
 from pilotlight.dialects.body.exact_json import exact_loads
 from pilotlight.dialects.prefix_pieces import canonical
-from pilotlight.dialects.table import prompt_pieces
+from pilotlight.dialects.table import prompt_pieces, routing_fields
 from pilotlight.edge_router.requests.client_places import FindPlace
 from pilotlight.edge_router.requests.preferences import preferences
 from pilotlight.edge_router.requests.session import (
@@ -31,7 +30,7 @@ from pilotlight.edge_router.requests.session import (
 )
 from pilotlight.edge_router.routing.views import RouteRequest
 from pilotlight.wire.chat import MAX_ITEMS, MAX_MESSAGES
-from pilotlight.wire.credentials import API_KEY, Key, bearer_token, owner_of, salted
+from pilotlight.wire.credentials import API_KEYS, Key, bearer_token, owner_of, salted
 from pilotlight.wire.errors import ApiError, Dialect, dialect_of
 from pilotlight.wire.hop.continuation import ANSWER, AnswerName, encode_answer
 from pilotlight.wire.hop.data_sites import DATA_SITES
@@ -58,7 +57,7 @@ from pilotlight.wire.hop.headers import (
 from pilotlight.wire.hop.prefixes import encode_prompt_prefixes
 from pilotlight.wire.hop.status import Place
 
-FUNCTIONS = "/fn/"  # paths whose requests and answers are somebody's own: relayed as bytes, never read
+FUNCTIONS = "/fn/"  # requests and answers of functions: relayed as bytes, never read
 MODELS_AS_FUNCTIONS = "/fn/@"  # but for these: /fn/@org/model is a model's work
 AT_ONCE_BYTES = 256 << 10  # a body up to here is read in a few milliseconds, on the loop
 
@@ -67,13 +66,15 @@ _ACCOUNT_PATH = re.compile(r"^/client/v4/accounts/([^/]+)/")
 _NICE_ID = re.compile(r"^[A-Za-z0-9._:/+=@-]{1,128}$")
 # A client's own are dropped; an `Expect` was answered by our own server already.
 _WRITTEN_ANEW = frozenset({REQUEST_ID, "accept-encoding", "expect", CLIENT_GEO})
-_CREDENTIALS = frozenset({"authorization", "cookie", API_KEY.decode()})  # which no site needs for a model's work
+_CREDENTIALS = frozenset(
+    {"authorization", "cookie", *(name.decode() for name in API_KEYS)}
+)  # which no site needs for a model's work
 
 
 Arguments = TypeVarTuple("Arguments")
 Result = TypeVar("Result")
 
-# One for all: of several, each would keep the loop waiting for a turn of its own.
+# One thread for all: with several, each would make the event loop wait for the lock.
 _thread = ThreadPoolExecutor(1, "large bodies")
 
 
@@ -115,7 +116,7 @@ class Head:
         self.is_for_function = path.startswith(FUNCTIONS) and not path.startswith(MODELS_AS_FUNCTIONS)
         self.holder = holder  # the known key that it has, once it is admitted
         self.dialect = dialect_of(path, ((name.encode(), b"") for name, _ in headers))
-        self.is_for_batch = False  # nobody waits for its answer, and its request id is its own
+        self.is_for_batch = False  # no client waits for its answer, and its request id is unique
         self._first = dict(reversed(headers))
 
     def hold(self, holder: Key | None) -> None:
@@ -141,7 +142,8 @@ class Head:
 
     @property
     def may_be_repeated(self) -> bool:
-        """After it may have been begun. An answer of a model may always be made again; what a function did is not known."""
+        """Tell whether the request may be repeated although a site may have started it. A model's answer can be made again; the effects of a function
+        are unknown."""
         return not self.is_for_function or self.method in ("GET", "HEAD", "OPTIONS", "PUT", "DELETE")
 
 
@@ -174,16 +176,14 @@ class ValidRequest(msgspec.Struct, frozen=True):
     client: Place | None
     request_id: str
     forwarded_lines: bytes  # of the head; without a signature, which is made when they are sent
-    answer_name: AnswerName | None = None  # whichever site makes it; None: it is nothing that could be made twice
-    delivery: bytes = b""  # of a stream that is to be continued, what its client has
+    answer_name: AnswerName | None = None  # the same at every site; None if the answer cannot be continued
+    delivery: bytes = b""  # the part that the client already has, for a stream that is continued
     delivered_tokens: int = 0
     most_tokens: int = 0  # that the answer may have, as the request says; 0: it does not
     adapter: str = ""  # that a body names apart from its model
-    max_queue_ms: float | None = (
-        None  # with a longer queue the next site had better decline; None: it is to take the request
-    )
+    max_queue_ms: float | None = None  # a site with a longer queue should decline; None if it must accept the request
 
-    data_sites: str = ""  # that may see it, as its site is told (wire/hop/data_sites.py)
+    data_sites: str = ""  # the sites that may see it, as a header (wire/hop/data_sites.py)
 
     @property
     def asked_model(self) -> str | None:
@@ -220,7 +220,7 @@ class ValidRequest(msgspec.Struct, frozen=True):
         )
 
     def head_lines(self, secret: str, now_s: float, site: str, body: bytes) -> bytes:
-        """As the next site gets them. A signature is for one site, and lives for a minute: so each try has its own."""
+        """Return the head for the next site. A signature is for one site and valid for a minute, so each try has its own."""
         lines = f"{REQUEST_ID}: {self.request_id}\r\n"
         if secret:
             if self.head.holder is not None:
@@ -248,7 +248,7 @@ def request_id_of(head: Head) -> str:
 
 
 class RequestParser(NamedTuple):
-    """What a network has to say about its requests."""
+    """What requests of a network have in common."""
 
     secret: str
     max_hops: int
@@ -276,6 +276,7 @@ class RequestParser(NamedTuple):
         account, model = _account_and_model(head)
         # Whatever type a body claims, it is read as sites read it: curl calls JSON a form, others octets.
         fields = _parse(head, body) if body and not head.is_for_function else {}
+        fields = routing_fields(head.dialect, head.path, fields)
         if model is None:
             named = fields.get("model")
             model = named if isinstance(named, str) else None
@@ -302,7 +303,7 @@ class RequestParser(NamedTuple):
 
 
 def _most_tokens(fields: dict[str, Any]) -> int:
-    """Of all choices of all prompts together, in whichever dialect. What is no number is a site's to refuse."""
+    """Return the maximum output tokens of all choices of all prompts, in any dialect. Values that are not numbers are left for the site to refuse."""
     named: list[Any] = [fields.get(name) for name in ("max_completion_tokens", "max_tokens", "max_output_tokens", "n")]
     *most, n = [int(value) if type(value) in (int, float) and 0 < value < 2**53 else 0 for value in named]
     prompts = fields.get("prompt")
@@ -312,15 +313,15 @@ def _most_tokens(fields: dict[str, Any]) -> int:
 
 
 def speaks_for_an_account(head: Head, secret: str) -> bool:
-    """Tell whether the account that a request names is to be believed: another router passes it on, or a site asks by itself, for a function, which
-    has a model answer that the site lacks. Routers say how many a request has passed."""
+    """Tell whether to believe the account that a request names: another router forwards it, or a site asks for a function that needs a model which
+    the site lacks. Routers add the number of hops so far."""
     may_speak = bool(head.header(ACCOUNT)) if head.has(HOPS) else not head.has("authorization")
     return may_speak and _signed_digest(head, secret) is not None
 
 
 def site_key(head: Head, secret: str) -> str:
-    """Return what sites get in the place of a client's key: it tells tenants apart, and opens nothing. Without the network's secret they get the key
-    itself, for then nothing else says whose a request is. Raises ApiError."""
+    """Return the value that sites get in place of a client's key: it distinguishes tenants and grants nothing. Without the network's secret sites get
+    the key itself, because nothing else identifies the tenant. Raises ApiError."""
     return tenant_salt(head.key, "", secret).hex() if secret and head.key else head.key
 
 
@@ -333,7 +334,7 @@ def _site_authorization(head: Head, secret: str) -> str:
 
 
 def _signed_digest(head: Head, secret: str) -> str | None:
-    """Return the digest of the body that a router or site has signed; None: neither did. A router has no name of its own: it may be any site's."""
+    """Return the digest of the body that a router or site has signed; None if neither did. A router has no name of its own: it may be any site's."""
     signature = head.header(HOP)
     hop = _hop(head, head.header(REQUEST_ID), site_of_hop(signature))
     return signed_body(signature, secret, time.time(), hop)
@@ -345,8 +346,8 @@ def hop_secret() -> str:
 
 
 def _hops_so_far(head: Head) -> int:
-    """Where the network has a secret, only its own routers are believed. Where it has none, everybody is: a client that invents a count harms
-    nobody but itself, and a loop still ends."""
+    """Return the number of hops so far. With a network secret only its own routers are believed; without one, every client is: an invented count
+    harms only its sender, and a loop still ends."""
     count = head.header(HOPS)
     return int(count) if count.isascii() and count.isdigit() and len(count) < 4 else 0
 
@@ -394,8 +395,8 @@ def _parse(head: Head, body: bytes) -> dict[str, Any]:
 
 
 def _check_shape(body: bytes) -> None:
-    """Refuse a large body of too many parts before it is made into objects: 80,000 tool calls hold Python's lock for 125 ms, this look for 5 ms.
-    Raises ApiError; what is not JSON at all is refused by `_parse`."""
+    """Refuse a large body with too many parts before objects are made of it: 80,000 tool calls hold Python's lock for 125 ms, this check takes 5 ms.
+    Raises ApiError; a body that is not JSON is refused by `_parse`."""
     try:
         shape = _shape_decoder.decode(body)
     except msgspec.ValidationError as error:
@@ -413,7 +414,7 @@ def _check_number(num_messages: int) -> None:
 
 
 def _account_and_model(head: Head) -> tuple[str, str | None]:
-    """As far as the path names them."""
+    """Return the account and the model, if the path names them."""
     if head.path.startswith(MODELS_AS_FUNCTIONS):
         return "", head.path.removeprefix(FUNCTIONS)
     if not head.path.startswith("/client/"):
@@ -433,17 +434,16 @@ def _conversation(salt: bytes, head: Head, fields: dict[str, Any], model: str) -
     prefixes = prefix_chain(salt, seed, prompt_pieces(dialect, fields))
     if prefixes:
         return ConversationFingerprint.of(session, prefixes, prefixes[-1].tokens)
-    texts = fields.get("input") or fields.get("text")  # to be embedded: no later request goes on from them
+    texts = fields.get("input") or fields.get("text")  # texts to embed: no later request continues them
     return ConversationFingerprint.of(session, (), len(canonical(texts)) // 4 if texts else 0)
 
 
 def wants_durable(head: Head, body: bytes) -> tuple[bool, bool, bytes]:
-    """Return whether the stream is to be durable, whether its client does not want to wait for it, and the body as a site is to see it. Raises
-    ApiError."""
+    """Return whether the stream is durable, whether its client does not wait for it, and the body for a site. Raises ApiError."""
     if not (head.has("prefer") or b'"durable"' in body):
         return False, False, body
     wishes = _wishes(head)
-    is_async = wishes.get("respond-async") == ""  # with a value it is none that anybody has defined
+    is_async = wishes.get("respond-async") == ""  # with a value the preference is not defined
     try:
         fields = exact_loads(body)
     except orjson.JSONDecodeError:

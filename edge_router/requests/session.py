@@ -1,11 +1,11 @@
-"""Which site holds a conversation's beginning: a bounded, expiring table from salted digests to sites.
+"""Which site holds a conversation's prefix: a bounded, expiring table from salted digests to sites.
 
-A conversation is known by the name its client gave it (`x-session-affinity`, `prompt_cache_key`) and, without any name, by a chain of digests
-over its own messages: every turn repeats the turns before it, so one of its prefixes has been seen. All digests are keyed with the tenant's
-salt: equal conversations of two tenants have nothing in common (invariant I4). No text is kept, only digests, site names and token counts.
+A conversation is known by the name that its client gave it (`x-session-affinity`, `prompt_cache_key`) or, without a name, by a chain of digests over
+its own messages: every turn repeats the earlier ones, so one of its prefixes is known. All digests are keyed with the tenant's salt: equal
+conversations of two tenants have nothing in common (invariant I4). Only digests, site names and token counts are stored, no text.
 
-A prefix can be held by several sites at once: a system prompt by all that have seen one of its conversations, a conversation by the site that
-it left a moment ago. The newest holder of a conversation's own prefix is its home; the others still count when prefill is priced.
+Several sites can hold a prefix: a system prompt is at all sites with one of its conversations, and a conversation also at the site that it left a
+moment ago. The newest holder of a conversation's own prefix is its home; the others still count in the price of prefill.
 """
 
 from collections import OrderedDict, deque
@@ -17,6 +17,7 @@ import msgspec
 from blake3 import blake3
 
 from pilotlight.edge_router.routing.views import Home
+from pilotlight.wire.hop.headers import lasting
 from pilotlight.wire.hop.prefixes import short_digest
 
 DIGEST_BYTES = 16  # 2^64 entries before a collision is likely
@@ -26,26 +27,24 @@ REMEMBERED_PREFIXES = (
 FIRST_PREFIXES = 8  # kept of one request: by these it is placed and its home is found
 LAST_PREFIXES = 248
 SHORT_SEED = 256  # bytes: a model's name. With tools it is long, and not kept for the next request
-HOLDERS = (
-    6  # sites remembered for one prefix, the newest: what was sent elsewhere before has probably been evicted there
-)
+HOLDERS = 6  # newest sites remembered for one prefix: older ones have probably evicted it
 
 
 class Prefix(NamedTuple):
     digest: bytes
     tokens: int  # up to here, estimated
-    is_telling: bool = True  # it tells conversations apart; a system prompt does not
+    is_telling: bool = True  # it identifies a conversation, unlike a system prompt
 
 
 class Recall(NamedTuple):
-    """What is known of a conversation's whereabouts."""
+    """What is known about where a conversation is cached."""
 
     home: Home | None
     held: dict[str, int]  # site -> tokens of this prompt in its prefix cache, shared beginnings included
 
 
 class ConversationFingerprint(msgspec.Struct, frozen=True):
-    """What is remembered of one request's conversation."""
+    """The remembered prefixes of one request's conversation."""
 
     session: bytes | None  # digest of the name the client gave it
     prefixes: tuple[Prefix, ...]  # growing
@@ -73,9 +72,10 @@ class ConversationFingerprint(msgspec.Struct, frozen=True):
 
 @lru_cache(4096)
 def tenant_salt(key: str, account: str, network_secret: str = "") -> bytes:
-    """One salt per tenant: a client's key, and an account. The network's routers agree on it, and nobody without its secret can compute it."""
+    """Return the salt of a tenant: a client's key, and an account. The network's routers agree on it, and it cannot be computed without the network's
+    secret."""
     hasher = blake3(derive_key_context="pilotlight edge_router tenant salt v1")
-    for part in (network_secret, account, key):
+    for part in (lasting(network_secret), account, key):
         raw = part.encode()
         hasher.update(len(raw).to_bytes(8, "big") + raw)
     return hasher.digest(32)
@@ -87,9 +87,9 @@ def session_digest(salt: bytes, model: str, name: str) -> bytes:
 
 
 def prefix_chain(salt: bytes, seed: bytes, pieces: Iterable[tuple[bytes, bool]]) -> tuple[Prefix, ...]:
-    """One prefix per piece, each digest covering all pieces so far; of many, the first and the last ones are kept. `seed` is what precedes
-    them all (model, tools). A piece that is not marked as telling is a beginning that all of a tenant's conversations share: a site may hold
-    it, but nobody lives there for its sake."""
+    """Return one prefix for each piece, each digest covering all pieces so far; of many, the first and the last are kept. `seed` precedes them all
+    (model, tools). A piece that is not marked as telling is a prefix that all of a tenant's conversations share: a site may hold it, but it is no
+    reason to stay there."""
     link = _root(salt, seed) if len(seed) <= SHORT_SEED else _root.__wrapped__(salt, seed)
     size = len(seed)
     first: list[Prefix] = []
@@ -104,7 +104,7 @@ def prefix_chain(salt: bytes, seed: bytes, pieces: Iterable[tuple[bytes, bool]])
 
 @lru_cache(4096)
 def _root(salt: bytes, seed: bytes) -> bytes:
-    """What all conversations of a tenant with a model begin with."""
+    """Return the digest with which all conversations of a tenant with a model start."""
     return blake3(b"prefix" + seed, key=salt).digest()
 
 
@@ -149,13 +149,13 @@ class SessionTable:
         return Recall(Home(named[0], cached, by_name=True), held)
 
     def learn(self, conversation: ConversationFingerprint, site: str) -> None:
-        """`site` has begun to answer: it now holds every prefix of this conversation."""
+        """Note that `site` has started to answer: it now holds every prefix of this conversation."""
         now = self._clock()
         for prefix in conversation.prefixes[-REMEMBERED_PREFIXES:]:
             self._put(prefix.digest, site, prefix.tokens, now)
         if (
             conversation.prefixes and not conversation.prefixes[0].is_telling
-        ):  # a shared beginning is in use as long as anybody's is
+        ):  # a shared prefix is in use as long as one of its conversations is
             self._put(conversation.prefixes[0].digest, site, conversation.prefixes[0].tokens, now)
         if conversation.session is not None:
             self._put(conversation.session, site, conversation.tokens, now)

@@ -1,1 +1,1 @@
-"""Which site a request goes to: views of sites, the cost policy, placement, selection."""
+"""The choice of a request's site: views of sites, the cost policy, placement, selection."""

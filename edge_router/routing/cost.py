@@ -1,33 +1,33 @@
-"""The policy: predict, in milliseconds, when each site would answer, and send the request to where it costs least, client and others together.
+"""The policy: predict, in milliseconds, when each site would answer, and send the request where it costs least, for the client and for others.
 
-    cost  = rtt + queue_ahead + prefill(uncached tokens) + wake(model) + decode_step + full + doubt + lateness
-    score = cost + bounded(delay, most_delay) + bounded(repeat, most_repeat)
-    bounded(x, most) = x * most / (x + most)
+cost  = rtt + queue_ahead + prefill(uncached tokens) + wake(model) + decode_step + full + doubt + lateness
+score = cost + bounded(delay, most_delay) + bounded(repeat, most_repeat)
+bounded(x, most) = x * most / (x + most)
 
-The cost is what the client waits: from what the site published, what this router has sent there, and what the site has done since. `doubt` is what a
-site pays that has not published lately, `lateness` one whose answers come later than it led us to expect (edge_router/backends/lateness.py).
-Everybody else
-loses twice. `delay`: those who come behind wait for this prefill. `repeat`: tokens that another site holds are computed again, which costs time and
-everybody cache. Either counts for less the larger it is, for a long prompt owes minutes, and would else be sent to the slowest site for it.
+The cost is the client's wait, estimated from the site's status, the requests that this router sent since, and the time that has passed. `doubt` is
+added for a site that has not published lately, `lateness` for one whose answers come later than predicted (edge_router/backends/lateness.py).
 
-`least` is what the client waits at the site that would answer it first, `usual` what requests wait in the network as it is:
+Other requests lose in two ways. `delay`: later requests wait for this prefill. `repeat`: tokens that another site holds are computed again, which
+costs time and cache. Each term is bounded, because a long prompt delays others by minutes and would otherwise be sent to the slowest site.
 
-    most_delay  = delay_share * least / (1 + (least / usual)**2)
-    most_repeat = repeat_share * least / (1 + least / usual)
+`least` is the wait at the site that would answer first, `usual` the wait of requests in the network now:
 
-A client that waits for less than is usual waits at most so many times longer than it must. One in the tail, which waits for long as it is, hardly
-steps aside for those behind it: its own time is certain, and they can still be sent elsewhere. To leave a cache where it is, which others will use
-for long, it waits at most repeat_share times what is usual.
+most_delay  = delay_share * least / (1 + (least / usual)**2)
+most_repeat = repeat_share * least / (1 + least / usual)
 
-What a site lacks and a KV store that it shares with another one holds, it reads where that is faster than computing: `prefill` has both.
+A client that waits less than usual waits at most so many times longer than necessary. A client in the tail, which waits long anyway, hardly gives way
+to later requests: its own wait is certain, and they can still go elsewhere. To keep a cache where it is, it waits at most repeat_share times the
+usual wait.
 
-Differences too small to trust do not move a conversation away from its cache, nor do they send every new conversation to one of several equal sites:
-among equals the home wins, then rendezvous hashing. What a move must save besides grows with the prefill that it repeats, and one late answer moves
-nobody (`proven_lateness_ms`). A site that has not measured itself is taken to be as fast as those that have.
+Tokens that a site lacks but shares through a KV store are read from there if that is faster than computing; `prefill` includes both.
 
-What was published is a second old when it is used, and other routers have used it, too. So each preference carries the queue up to which it is one:
-a site that has a longer one declines at once, says how long it is, and the request is ranked anew. The second and third carry it as well: when a
-site is lost, all that waited there go to the next at once.
+Differences too small to trust do not move a conversation from its cache, and do not send all new conversations to one of several equal sites: among
+equals the home wins, then rendezvous hashing. The saving that justifies a move grows with the prefill that it repeats, and one late answer moves
+nothing (`proven_lateness_ms`). A site that has not measured itself is assumed to be as fast as those that have.
+
+A status is a second old when it is used, and other routers have used it too. So each preference carries the longest acceptable queue: a site with a
+longer one declines at once, reports its length, and the request is ranked again. The second and third preference carry it as well: when a site is
+lost, all its requests move at once.
 """
 
 from collections.abc import Mapping, Sequence
@@ -43,13 +43,13 @@ from pilotlight.wire.hop.status import ModelStatus
 
 # Pricing a site takes some 4 us, and a network may have thousands.
 MAX_NEAR = 16  # priced for being near and idle; a request asks five sites at most (three tries, two that decline) before it is ranked anew
-MAX_HOLDERS = 8  # priced for what they hold, the longest first
+MAX_HOLDERS = 8  # sites priced because they hold a part of the prompt, longest first
 SEARCHED_DIGESTS = 2  # of the prompt, its longest: what a conversation's last turn left. Shorter ones are looked for at the sites that are kept
 
 
 @dataclass(frozen=True, slots=True)
 class Assumptions:
-    """What the policy believes where nobody has measured, what it holds to be equal, and what it asks of a client for others' sake."""
+    """The policy's assumptions where nothing was measured, its tolerances, and how much a client gives way to others."""
 
     prefill_tokens_per_s: float = 2000.0  # 0.5 ms a token; a 32B on a datacentre GPU needs about 0.37
     wake_ms: float = 5000.0  # a model that must first be read from disk
@@ -78,7 +78,7 @@ class Assumptions:
 class Priced(NamedTuple):
     cost_ms: float  # what the client waits
     delay_ms: float  # what those lose who come behind
-    repeat_ms: float  # what is lost by computing again what another site holds
+    repeat_ms: float  # the cost of computing again tokens that another site holds
     backend: BackendView
     terms: dict[str, float]
     cached: int  # tokens of the prompt that need no prefill
@@ -95,8 +95,8 @@ class Scored(NamedTuple):
 
 
 class TypicalMs(NamedTuple):
-    """What the sites that have measured themselves need on average. A site that has just started has no rates until it has worked: if it counted as
-    faster than those that have, each conversation would leave the site of its first turn."""
+    """Average times of the sites that have measured themselves. A site that has just started has no rates: if it counted as faster than the others,
+    each conversation would leave the site of its first turn."""
 
     token: float  # of prefill
     step: float  # of decode
@@ -150,7 +150,7 @@ class CostPolicy:
         return [*preferences, Preference(last.backend, last.cost_ms, last.terms, "spill" if others else reason)]
 
     def _scored(self, priced: list[Priced], usual_ms: float) -> list[Scored]:
-        """Best first. `usual_ms`: what requests wait, 0 where nobody has said."""
+        """Return the sites with their scores, best first. `usual_ms` is the usual wait of requests, 0 if unknown."""
         least_ms = min([each.cost_ms for each in priced], default=0.0)
         over = least_ms / usual_ms if usual_ms else 0.0
         most_delay_ms = self.assumptions.delay_share * least_ms / (1 + over * over)
@@ -205,7 +205,7 @@ class CostPolicy:
             else:
                 queue_ms = max(backend.pending_tokens, backend.unanswered_tokens) * ms_per_token
             if not backend.status_is_fresh or status is None:
-                # On top of what it said last: silence makes no site look better.
+                # Added to its last status: silence makes no site look better.
                 doubt_ms = believed.unsaid_ms + believed.unsaid_queue_tokens * ms_per_token
         elif not backend.status_is_fresh:
             doubt_ms = believed.unsaid_ms
@@ -226,7 +226,7 @@ class CostPolicy:
         return Priced(cost_ms, delay_ms, repeat_ms, backend, terms, cached, ms_per_token)
 
     def _wake_ms(self, request: RouteRequest, backend: BackendView, model: ModelStatus) -> tuple[float, float]:
-        """What is left of the model's wake when this request is decided, and for how long the site has served its queue since it published."""
+        """Return the rest of the model's wake when this request is decided, and how long the site has served its queue since it published."""
         age_ms = max(0.0, request.now_s - backend.status_at_s) * 1000
         if model.residency == "device":
             return 0.0, age_ms
@@ -246,7 +246,8 @@ class CostPolicy:
         if not scored:
             return scored, "only"
         least_ms, home, reason = scored[0].score_ms, request.home, "cheapest"
-        # Work that may have come to a site since it published: the more, the less being cheapest means. In an idle network there is none.
+        # Work that may have reached a site since it published. The more there is, the less the cheapest price means; in an idle network there is
+        # none.
         reach_ms = max(self.assumptions.reach_ms, 1000 * self.assumptions.unseen_s * network_load)
         if home is not None:
             stickiness_ms = reach_ms + self.assumptions.stickiness_ms if home.by_name else reach_ms
@@ -272,9 +273,9 @@ class CostPolicy:
 
 
 def shortlist(request: RouteRequest, backends: Sequence[BackendView]) -> list[BackendView]:
-    """Return the sites that are worth a price, at most MAX_NEAR + MAX_HOLDERS + 1, in their order: those that would answer first by round trip and
-    published queue, and whatever holds a part of the prompt as far as this router knows: what it sent there, and what publishes its longest prefixes.
-    """
+    """Return the sites that are worth pricing, at most MAX_NEAR + MAX_HOLDERS + 1, in their order: those that would answer first by round trip and
+    published queue, and those that hold a part of the prompt as far as this router knows: sites that it sent earlier turns to, and sites that publish
+    its longest prefixes."""
     if request.client is None:
         waits_ms = [backend.rtt_ms + backend.backlog_ms for backend in backends]
     else:
@@ -327,7 +328,7 @@ def _usual_ms(models: Sequence[ModelStatus | None]) -> float:
 
 
 def _stored_tokens(models: Sequence[ModelStatus | None], cached: Sequence[int]) -> dict[str, int]:
-    """Return the tokens of the prompt that each KV store holds: as many as any site that shares it, for what they compute they write there."""
+    """Return how many tokens of the prompt each KV store holds: as many as any site that shares it, because sites write there what they compute."""
     stored: dict[str, int] = {}
     for model, held in zip(models, cached, strict=True):
         if held and model is not None and model.kv_store:
@@ -350,8 +351,8 @@ def _best_first(scored: Scored) -> tuple[float, str]:
 
 
 def _rtt_ms(request: RouteRequest, backend: BackendView) -> float:
-    """From the router, or from where the client is said to stand: then geography decides, plus what the router measures above its own estimate
-    (a site that answers late is late for everybody)."""
+    """Return the round trip from the router, or from the client's location if it is known: then geography decides, plus the excess that the router
+    measures over its own estimate (a late site is late for all)."""
     if request.client is None:
         return backend.rtt_ms
     return seed_rtt_ms(request.client, backend.place) + max(0.0, backend.rtt_ms - backend.seed_rtt_ms)
@@ -360,9 +361,9 @@ def _rtt_ms(request: RouteRequest, backend: BackendView) -> float:
 def _queue_ms(
     request: RouteRequest, backend: BackendView, model: ModelStatus, ms_per_token: float, worked_off_ms: float
 ) -> float:
-    """What is left of the published queue and of what was sent since, when this request arrives. `worked_off_ms`: by how much the site has shortened
-    its queue since it published; others have sent to it as well, at the rate that it publishes. However short that leaves it, what this router sent
-    a moment ago is ahead, and so is what it sent behind a request that is still not answered."""
+    """Return the wait for the rest of the published queue and of later requests when this request arrives. `worked_off_ms` is how much the site has
+    shortened its queue since it published; other routers have sent to it too, at the rate that it publishes. Requests that this router sent a moment
+    ago always count, and so do those behind an unanswered request."""
     sent_ms = backend.pending_tokens * ms_per_token
     since_ms = max(0.0, request.now_s - backend.pending_since_s) * 1000
     work_ms = model.queued_tokens * ms_per_token + sent_ms
@@ -370,7 +371,7 @@ def _queue_ms(
 
 
 def _occupancy(backend: BackendView) -> float:
-    """Share of the permits in use as the site said last, and what was sent since."""
+    """Return the share of permits in use, from the last status and the requests sent since."""
     status = backend.status
     return (
         (status.inflight + backend.pending_requests) / status.max_inflight
@@ -380,6 +381,6 @@ def _occupancy(backend: BackendView) -> float:
 
 
 def _followers(model: ModelStatus, ahead_ms: float, load: float) -> float:
-    """How many requests will come to the site before it is idle again, when it has work for so long: each waits longer by whatever is added to it.
-    A busy period that begins with work w lasts w / (1 - load) in any queue that serves in the order of arrival."""
+    """Return how many requests will come to the site before it is idle again, if it has work for `ahead_ms`: each waits longer by what is added to
+    it. A busy period that starts with work w lasts w / (1 - load) in any queue that serves in order of arrival."""
     return model.arriving_per_s * ahead_ms / 1000 / (1 - load)

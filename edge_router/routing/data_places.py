@@ -1,4 +1,4 @@
-"""Where data may go: the sites that may see a request, by its account and by its model. Not even for a failover is another one asked."""
+"""Data rules: the sites that may see a request, by its account and its model. They hold for failover too."""
 
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
@@ -21,13 +21,13 @@ class DataPlaces:
         }
         self._models = [(model.model, _sites_of(model.data, network.sites)) for model in network.models if model.data]
 
-        self.is_empty = not (self._accounts or self._models)  # whatever is asked may go anywhere
+        self.is_empty = not (self._accounts or self._models)  # no rule exists: all data may go everywhere
 
     def become(self, other: "DataPlaces") -> None:
         self._accounts, self._models, self.is_empty = other._accounts, other._models, other.is_empty
 
     def allowed(self, request: ValidRequest, own_name: str | None) -> AllowedSites | None:
-        """Return the sites that may be asked; None: all. `own_name`: the model's, of which the request may have an alias."""
+        """Return the sites that may be asked; None if all. `own_name` is the model's own name, of which the request may have an alias."""
         holder = request.head.holder
         return self.of(None if holder is None else holder.account.name, own_name, request.model)
 
@@ -43,7 +43,7 @@ class DataPlaces:
 
 
 def refusal(allowed: AllowedSites, states: str) -> ApiError:
-    """Return what a request is told that has nowhere to go."""
+    """Return the error of a request that no site may answer."""
     where = ", ".join(sorted(allowed.names)) or "no site at all"
     sentence = f"data {allowed.why} may go to {where} alone: {states or 'none of them can answer now'}"
     return ApiError("no_site_available" if allowed.names else "forbidden", sentence, retry_after_s=1.0)

@@ -1,7 +1,7 @@
-"""Where a client stands, and how far that is from a site.
+"""The location of a client, and its distance to sites.
 
-The place comes from `x-client-geo: latitude,longitude`, set by a front end that knows it (a CDN, a load balancer, an experimenter). Who is
-believed, and where a client stands who says nothing, is `client_places`' business.
+The location comes from `x-client-geo: latitude,longitude`, set by a front end that knows it (a CDN, a load balancer, an experiment). client_places.py
+decides which front ends are trusted, and the default.
 """
 
 import math

@@ -1,7 +1,7 @@
-"""Where a new conversation goes when several sites are equally good: rendezvous hashing, bounded by occupancy.
+"""Placement of a new conversation among equally good sites: rendezvous hashing, bounded by occupancy.
 
-Every router computes the same order from the same key without talking to another, and losing a site moves only that site's conversations.
-Knows keys and names; what makes sites equal is the policy's business.
+Every router computes the same order from the same key without communication, and losing a site moves only that site's conversations. The policy
+decides which sites are equal.
 """
 
 from collections.abc import Sequence

@@ -1,8 +1,7 @@
-"""Choosing sites: which one a request is sent to next, when it had better leave one, and what is learnt from what came of it.
+"""The choice of sites: the next site of a request, when to leave one, and what an attempt teaches.
 
-Joins the policy, the sites as they are known, the table of sessions and the budget of retries. A site may be silent for many times what its own
-published pace explains before another one is asked: a link that loses packets, or an engine that has frozen, keeps answering probes while its streams
-stand still. Sends nothing.
+Joins the policy, the known sites, the session table and the retry budget. A site may be silent for many times its own published pace before another
+one is asked: a link that loses packets, or a frozen engine, keeps answering probes while its streams stand still. Sends nothing.
 """
 
 import asyncio
@@ -30,7 +29,7 @@ from pilotlight.wire.hop.data_sites import encode_data_sites
 from pilotlight.wire.hop.status import ModelStatus
 
 MAX_RETRY_AFTER_S = 60.0
-TRY_AGAIN_S = 0.5  # between rounds over the sites, while a stream that was cut can go on at none
+TRY_AGAIN_S = 0.5  # between rounds over the sites, while a cut stream can continue at none
 INTERVALS = (
     50  # decode steps that a site may take for one token: others' prompts come between, and a sequence may be preempted
 )
@@ -73,8 +72,8 @@ class SiteSelector:
         return route, ranking
 
     def _views(self, request: ValidRequest) -> list[BackendView]:
-        """Return the sites that may see the request, and have its function where any says so, or its adapter if an account has uploaded that. While
-        none says so, those that have never published anything: that the others do not have the function is no word on whether it is there."""
+        """Return the sites that may see the request and have its function, if any site says so, or its uploaded adapter. While no site says so,
+        return those that have never published a status: the others' lack of the function does not show that it does not exist."""
         asked: Iterable[Backend] = self.backends.values()
         if request.head.is_for_function:
             name = request.head.path.removeprefix(FUNCTIONS).partition("/")[0]
@@ -92,16 +91,16 @@ class SiteSelector:
         return self.places.allowed(request, None if request.model is None else self.own_name(request.model))
 
     def data_sites(self, request: ValidRequest) -> str:
-        """Return the sites that may see a request, as the one that answers it is told."""
+        """Return the sites that may see a request, as a header for the site that answers it."""
         allowed = self._allowed(request)
         return encode_data_sites(None if allowed is None else allowed.names)
 
     def own_name(self, model: str) -> str:
-        """Return the name of a model that may have been asked for by an alias; the one it was asked for by where no site tells."""
+        """Return a model's own name, if the request used an alias; the name in the request if no site knows it."""
         return self.own_names(model)[0]
 
     def own_names(self, model: str) -> tuple[str, str]:
-        """Return `own_name`, and the name of the adapter that was asked for behind it; empty: none was."""
+        """Return `own_name`, and the name of the requested adapter; empty if there is none."""
         for backend in self.backends.values():
             if (known := backend.view().model(model)) is not None:
                 return known.name, "" if model == known.name or model in known.aliases else model.rpartition(":")[2]
@@ -140,7 +139,7 @@ class SiteSelector:
         return preferences[0] if preferences else None
 
     def is_wanted_elsewhere(self, proxied: RequestState, backend: Backend) -> bool:
-        """Whether a draining site's stream has another site to go to; it is asked for now and then. Where there is none, the site may finish it."""
+        """Tell whether a draining site's stream has another site to go to. This is checked now and then; without one, the site may finish it."""
         backend.refused_draining()
         now = self._clock()
         if now < proxied.look_again_at:
@@ -150,7 +149,7 @@ class SiteSelector:
         return any(preference.serves(proxied.request.model) for preference in preferences)
 
     def note_failure(self, backend: Backend, ticket: Ticket, request: ValidRequest, failure: SiteFailed) -> None:
-        """What a failed attempt says about the site."""
+        """Record what a failed attempt shows about the site."""
         log.info("site %s failed before its first byte: %s", backend.name, failure.detail)
         self._metrics.tried(backend.name, failure.kind)
         if failure.kind == "declined":
@@ -161,7 +160,7 @@ class SiteSelector:
         elif failure.kind == "failing":
             ticket.is_undecided = True  # until another site has answered the same request
         elif failure.kind in ("untrusted", "no_files"):
-            ticket.refused()  # its probes, which are signed as well, will tell; and it is not to blame for our own limits
+            ticket.refused()  # its probes, which are signed too, will show a wrong secret; our own limits are not its fault
         elif failure.kind == "connect":
             backend.failed(failure.detail)
         elif failure.kind == "draining":
@@ -170,7 +169,7 @@ class SiteSelector:
     def note_answer(
         self, proxied: RequestState, preference: Preference, response: UpstreamResponse, elapsed_s: float
     ) -> None:
-        """What a begun answer says: where the conversation lives now, and how good the prediction was."""
+        """Record what an answer's start shows: where the conversation is cached now, and the error of the prediction."""
         self._metrics.tried(preference.backend.name, "answered")
         self._metrics.decided(preference)
         if response.failure is None:
@@ -205,7 +204,7 @@ class SiteSelector:
 
 
 def stall_limit_s(model: ModelStatus | None, stall_s: float) -> float:
-    """Between two tokens."""
+    """Return how long a stream may be silent between two tokens."""
     if model is None:
         return stall_s
     if model.decode_tokens_per_s > 0:
@@ -216,7 +215,7 @@ def stall_limit_s(model: ModelStatus | None, stall_s: float) -> float:
 
 
 def first_token_limit_s(preference: Preference, name: str | None, stall_s: float) -> float:
-    """Before the first one; without bound where nobody has measured, or the model must wake first."""
+    """Return how long a stream may be silent before its first token; without bound if nothing was measured or the model must wake first."""
     model = preference.backend.model(name) if name is not None else None
     if model is None or model.residency != "device" or model.prefill_tokens_per_s <= 0:
         return float("inf")
@@ -225,7 +224,7 @@ def first_token_limit_s(preference: Preference, name: str | None, stall_s: float
 
 
 class AttemptPace(NamedTuple):
-    """Whether one request had better leave one site."""
+    """When one request should leave one site."""
 
     proxied: RequestState
     backend: Backend
@@ -256,7 +255,7 @@ class AttemptPace(NamedTuple):
         return first_token_limit_s(preference, request.model, self.proxied.first_stall_s)
 
     def may_leave(self) -> bool:
-        """Before its first token. The try that follows is paid for now: a request must not be left without one."""
+        """Tell whether the request may leave before its first token. The next try is charged now, so that a request is never left without one."""
         proxied, tries = self.proxied, self.proxied.tries
         if proxied.recovery.lost is not None:
             return True

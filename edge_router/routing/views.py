@@ -1,7 +1,7 @@
-"""What every policy is given and what it returns. A policy is one file and one method: `rank(request, backends) -> preferences`.
+"""The input and output of every policy. A policy is one file with one method: `rank(request, backends) -> preferences`.
 
-A policy sees frozen snapshots, no sockets and no clock, so that a simulator can ask it the same questions. Failover is "the next preference".
-The snapshots are msgspec's structs because a decision makes several: each takes 0.1 us, a frozen dataclass of as many fields 1.
+A policy sees frozen snapshots, no sockets and no clock, so that a simulator can use it. Failover is "the next preference". Snapshots are msgspec
+structs because a decision makes several: each takes 0.1 us, a frozen dataclass of as many fields 1 us.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,7 @@ import msgspec
 from pilotlight.wire.hop.status import ModelStatus, Place, SiteStatus
 
 State = Literal["unknown", "healthy", "unhealthy", "draining"]
-MAX_DECLINES = 2  # times that one request may be declined: whoever is asked then takes it, however long its queue is
+MAX_DECLINES = 2  # times that one request may be declined: the next site must accept it, however long its queue is
 USABLE: tuple[State, ...] = ("healthy", "unknown")  # a router that has just started asks before it knows
 
 
@@ -33,15 +33,15 @@ class RouteRequest(msgspec.Struct, frozen=True):
     prompt_tokens: int = 0  # an estimate
     placement_key: bytes | None = None  # equal for all turns of one conversation, different between tenants
     home: Home | None = None
-    client: Place | None = None  # None: beside the router
+    client: Place | None = None  # None if it is near the router
     held: Mapping[str, int] = msgspec.field(
         default_factory=dict
     )  # site -> tokens of this prompt that this router has sent there
     digests: tuple[tuple[int, int], ...] = ()  # (short digest of a prefix, tokens up to there), longest first
-    now_s: float = 0.0  # when it is to be decided, by the clock that stamped the views
+    now_s: float = 0.0  # the time of the decision, on the clock of the views' stamps
 
     def sent_tokens(self, site: str) -> int:
-        """Of this prompt, what this router knows to have been computed at the site."""
+        """Return how many tokens of this prompt the site has computed, as far as this router knows."""
         known = self.held.get(site, 0)
         return max(known, self.home.cached_tokens) if self.home is not None and self.home.site == site else known
 
@@ -101,14 +101,14 @@ class BackendView(msgspec.Struct, frozen=True):
 
     @property
     def occupancy(self) -> float | None:
-        """Share of the site's permits in use, what was sent since included. None: nobody has said lately."""
+        """Return the share of the site's permits in use, including requests sent since; None without a recent status."""
         if self.status is None or not self.status_is_fresh or self.status.max_inflight <= 0:
             return None
         return (self.status.inflight + self.pending_requests) / self.status.max_inflight
 
 
 def is_adapter_of(name: str, model: ModelStatus) -> bool:
-    """Tell whether a name is that of a model with one of its adapters behind it, `MODEL:ADAPTER`: whether the site has that, it says itself."""
+    """Tell whether a name has the form `MODEL:ADAPTER` for this model. Whether the adapter exists, only the site knows."""
     if ":" not in name:
         return False
     base = name.rpartition(":")[0]
@@ -122,14 +122,12 @@ class Preference(msgspec.Struct, frozen=True):
     cost_ms: float
     terms: dict[str, float]
     reason: str
-    max_queue_ms: float | None = (
-        None  # with a longer queue than this the site had better decline; None: any is accepted
-    )
+    max_queue_ms: float | None = None  # a site with a longer queue should decline; None if any queue is accepted
 
     @property
     def expected_ms(self) -> float:
-        """When the first token should reach this router, by what the site has said and was sent: without what is only feared of it. The path is the
-        router's own, though sites be compared by the client's."""
+        """Return when the first token should reach this router, from the site's status and the requests sent: without the terms for risk. The round
+        trip is the router's own, even where sites are compared by the client's."""
         terms, rtt_ms = self.terms, self.backend.rtt_ms
         feared_ms = terms.get("doubt", 0.0) + terms.get("full", 0.0) + terms.get("lateness", 0.0)
         return self.cost_ms - feared_ms + (rtt_ms - terms.get("rtt", rtt_ms))
@@ -162,7 +160,7 @@ def eligible(request: RouteRequest, backends: Sequence[BackendView]) -> list[Bac
     if len(backends) == 1:  # there is no choice
         return list(backends) if backends[0].state in USABLE or backends[0].state == "unhealthy" else []
     serving = [backend for backend in backends if may_serve(backend, request.model)]
-    # One that failed to load it says so, and that another attempt may be worth it.
+    # A model that failed to load is reported as such, and another attempt may succeed.
     serving = (
         serving or [backend for backend in backends if request.model and backend.model(request.model)] or list(backends)
     )

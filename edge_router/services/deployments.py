@@ -1,16 +1,17 @@
-"""The deployed functions of the network: versions, shares of traffic, and the routes by which they are changed. Off without a deploy token or keys.
+"""The deployed functions of the network: versions, shares of traffic, and the routes that change them. Off without a deploy token or keys.
 
-A function is the account's whose key deployed it first, for good: with its name go its stores, so nobody else deploys, reads or follows it. The
-deploy token and admin keys are the operator's, to whom all of them are open.
+A function belongs permanently to the account that deployed it first, together with its stores, so no other account can deploy, read or follow it. The
+deploy token and admin keys are the operator's, who may access all functions.
 
-A new version takes traffic only after the sites have started it and its health call has succeeded there. Of two changes at once the later one is
-refused: each names the revision it was made for. What is known is on the disk before it is answered. Sites ask for all this, and are told when: a
-change is answered when they serve it, or with those that do not say so in time.
+A new version takes traffic only after the sites have started it and its health call has succeeded there. Of two simultaneous changes the later one is
+refused: each names the revision that it was made for. A change is on the disk before it is answered. Sites fetch the deployments, and are notified of
+changes: a change is answered when all sites serve it, or with the names of those that do not confirm in time.
 """
 
 import asyncio
 import hmac
 import os
+import ssl
 import time
 import uuid
 from collections.abc import AsyncGenerator, Mapping
@@ -26,6 +27,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import BaseRoute, Route
 
 from pilotlight.edge_router.backends.backend import Backend
+from pilotlight.edge_router.backends.health import connector
 from pilotlight.edge_router.backends.site_clocks import SiteClocks
 from pilotlight.edge_router.requests.function_hosts import FunctionHosts
 from pilotlight.edge_router.routing.data_places import DataPlaces
@@ -34,7 +36,7 @@ from pilotlight.edge_router.services.function_homes import home_of, with_callers
 from pilotlight.edge_router.services.function_logs import find_logs, log_query
 from pilotlight.edge_router.services.function_secrets import FunctionSecrets
 from pilotlight.edge_router.telemetry.status_routes import limited_body
-from pilotlight.sites.config import ConfigError
+from pilotlight.sites.config import ConfigError, router_state_directory
 from pilotlight.support import atomic_files
 from pilotlight.wire.credentials import Access, Account, bearer_token
 from pilotlight.wire.errors import ApiError, message_of
@@ -70,7 +72,6 @@ from pilotlight.wire.hop.headers import (
 )
 from pilotlight.wire.hop.status import FunctionsStatus
 
-STATE_DIR_ENV = "PILOTLIGHT_ROUTER_STATE"
 MAX_BODY = 64 << 10
 TRY_TIMEOUT_S = 120.0
 SERVE_TIMEOUT_S = (
@@ -83,7 +84,7 @@ RequestT = TypeVar("RequestT")
 
 @dataclass(frozen=True)
 class DeployGuard:
-    """Who may ask: authors by the token or by a key with the scope `deploy`, sites by the network's signature."""
+    """Authorization: authors by the token or by a key with the scope `deploy`, sites by the network's signature."""
 
     token: str
     secret: str
@@ -91,7 +92,7 @@ class DeployGuard:
     clocks: SiteClocks
 
     def author(self, request: Request) -> Account | None:
-        """Return the account that asks; None: the operator. Raises ApiError."""
+        """Return the account of a request; None for the operator. Raises ApiError."""
         authorization = request.headers.get("authorization")
         given = bearer_token(authorization)
         if self.token and hmac.compare_digest(given.encode(), self.token.encode()):
@@ -107,7 +108,7 @@ class DeployGuard:
         raise ApiError("forbidden", f"deploying needs the router's token; set {DEPLOY_TOKEN_ENV}")
 
     def author_or_site(self, request: Request) -> Account | None:
-        """Return the account that asks; None: the operator, or a site."""
+        """Return the account of a request; None for the operator or a site."""
         return None if self.is_from_site(request) else self.author(request)
 
     def is_from_site(self, request: Request) -> bool:
@@ -129,7 +130,7 @@ class DeployGuard:
 
 
 class Deployments:
-    """What is known, in memory and in one file."""
+    """The known deployments, in memory and in one file."""
 
     def __init__(self, directory: Path) -> None:
         self._path = directory / "deployments.json"
@@ -154,7 +155,7 @@ class Deployments:
         return deployment
 
     def expected(self, name: str, revision: int, author: Account | None) -> Deployment:
-        """Raises ApiError where somebody else was quicker, or whose it is."""
+        """Return the deployment to change. Raises ApiError if it has another revision, or belongs to another account."""
         deployment = self.get(name, author)
         if deployment.revision != revision:
             sentence = (
@@ -165,7 +166,7 @@ class Deployments:
         return deployment
 
     def change(self, deployment: Deployment) -> None:
-        """There is no await between the look at the revision and this."""
+        """Apply a change. There is no await between the check of the revision and this."""
         changed = with_callers({**self.known, deployment.name: deployment})
         atomic_files.write(self._path, encode(list(changed.values())))
         self.known = changed
@@ -176,12 +177,12 @@ def may_see(author: Account | None, deployment: Deployment) -> bool:
 
 
 def with_version(deployment: Deployment, new: Version, percent: float) -> Deployment:
-    """The version gets its share, and what had all the rest shares the rest."""
+    """Return the deployment with the new version's share; the other versions share the rest."""
     others = [share for share in deployment.shares if share.number != new.number]
     total = sum(share.percent for share in others)
     shares = [Share(new.number, 100.0 if not others else percent)]
     if others and percent < 100:
-        # one version beside the new one: whoever had most of the traffic; a third would only be in the way of a rollback
+        # one version besides the new one: the one with the most traffic; a third would make a rollback ambiguous
         stable = max(others, key=lambda share: share.percent)
         assert total > 0
         shares.append(Share(stable.number, 100.0 - percent))
@@ -207,7 +208,7 @@ def rolled_back(deployment: Deployment, number: int | None) -> Deployment:
 
 
 def _before(deployment: Deployment) -> int:
-    """Not simply the next lower number: that may be one that was rolled back before. 0: there is none."""
+    """Return the previous version, 0 if there is none. It is not simply the next lower number, which may have been rolled back."""
     current = deployment.version(deployment.shares[0].number) if deployment.shares else None
     if current is None:
         return 0
@@ -224,11 +225,13 @@ class DeploymentApi:
         places: DataPlaces,
         hosts: FunctionHosts,
         directory: Path,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         self._backends = backends
         self._places = places
         self._hosts = hosts
         self._guard = guard
+        self._tls = tls
         self._deployments = Deployments(directory)
         hosts.serve(self._deployments.known)
         self._bundles = BundleStore(directory / "bundles")
@@ -343,12 +346,12 @@ class DeploymentApi:
         return await self._served_everywhere(changed, 200)
 
     async def tail(self, request: Request) -> Response:
-        """What the function prints at every site, as events, until the reader leaves."""
+        """Stream what the function prints at every site, as events, until the reader disconnects."""
         name = self._readable(request)
         return StreamingResponse(self.lines(name), media_type="text/event-stream", headers=NO_STORE)
 
     async def logs(self, request: Request) -> Response:
-        """What was kept of the function's invocations at every site that can be asked now."""
+        """Return the invocations that were kept at every site that can be asked now."""
         query, after = log_query(self._readable(request), request.query_params)
         found = await find_logs(self._followed(query.function), query, after, self._guard.signed)
         return Response(encode(found), media_type=JSON, headers=NO_STORE)
@@ -362,7 +365,7 @@ class DeploymentApi:
         return Response(encode(sorted(self._secrets.of(name))), media_type=JSON)
 
     async def secret(self, request: Request) -> Response:
-        """Put or delete a secret, and have the function's sites take it over."""
+        """Put or delete a secret, which the function's sites then fetch."""
         author = self._guard.author(request)
         name, secret = _named(request.path_params["name"]), request.path_params["secret"]
         body = await limited_body(request, MAX_BODY)
@@ -417,7 +420,7 @@ class DeploymentApi:
                 await queue.put(b"data: " + msgspec.json.encode(sentence) + b"\n\n")
 
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=5.0)
-        async with aiohttp.ClientSession(timeout=timeout) as session:
+        async with aiohttp.ClientSession(timeout=timeout, connector=connector(self._tls)) as session:
             tasks = [asyncio.create_task(follow(session, backend)) for backend in sites]
             try:
                 yield b": following\n\n"
@@ -459,7 +462,7 @@ class DeploymentApi:
         return sorted({tag for tried in results.values() for tag in tried.moves})
 
     async def _served_everywhere(self, changed: Deployment, status: int) -> Response:
-        """Tell all sites, those too where it does not run: they send on who asks them."""
+        """Notify every site; sites that do not run the function redirect callers."""
         results = await self._ask_sites("", SERVE_PATH, encode(Serve(changed.name, changed.revision)), SERVE_TIMEOUT_S)
         unconfirmed = {}
         for site, tried in results.items():
@@ -488,10 +491,10 @@ class DeploymentApi:
         return [site.name for site in self._sites() if allowed is None or site.name in allowed.names]
 
     async def _ask_sites(self, home: str, path: str, body: bytes, timeout_s: float) -> dict[str, Tried]:
-        """What each healthy site that takes deployed functions says, by its name."""
+        """Return the answers of the healthy sites that accept deployed functions, by name."""
         sites = self._sites(home)
         timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=5.0)
-        async with aiohttp.ClientSession(timeout=timeout) as session:
+        async with aiohttp.ClientSession(timeout=timeout, connector=connector(self._tls)) as session:
             results = await asyncio.gather(*(self._ask_site(session, site, path, body) for site in sites))
         return {site.name: tried for site, tried in zip(sites, results, strict=True)}
 
@@ -514,13 +517,16 @@ class DeploymentApi:
 
 
 def deployment_api(
-    backends: Mapping[str, Backend], access: Access, clocks: SiteClocks, places: DataPlaces, hosts: FunctionHosts
+    backends: Mapping[str, Backend],
+    access: Access,
+    clocks: SiteClocks,
+    places: DataPlaces,
+    hosts: FunctionHosts,
+    tls: ssl.SSLContext | None = None,
 ) -> DeploymentApi:
     """The token, the network's secret and where to keep all this come from the environment."""
     guard = DeployGuard(os.environ.get(DEPLOY_TOKEN_ENV, ""), os.environ.get(HOP_SECRET_ENV, ""), access, clocks)
-    home = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
-    directory = Path(os.environ.get(STATE_DIR_ENV) or f"{home}/pilotlight/router").expanduser()
-    return DeploymentApi(backends, guard, places, hosts, directory)
+    return DeploymentApi(backends, guard, places, hosts, router_state_directory(), tls)
 
 
 async def _parsed(request: Request, kind: type[RequestT]) -> RequestT:
@@ -543,5 +549,5 @@ def _named(name: str) -> str:
 
 
 def _functions_of(backend: Backend) -> FunctionsStatus | None:
-    """Return what a healthy site says of its functions; None: it has none, or is not well."""
+    """Return the functions of a healthy site; None if it has none or is not healthy."""
     return backend.status.functions if backend.state == "healthy" and backend.status is not None else None

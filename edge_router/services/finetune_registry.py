@@ -1,8 +1,8 @@
-"""The adapters that accounts have uploaded, as this router knows of them from its sites: who has which, and how one comes to a site that lacks it.
+"""Adapters uploaded by accounts, as this router knows them from its sites, and how an adapter is copied to sites that lack it.
 
-The sites keep them, a router nothing: it asks a site what it has whenever that one's status says that it has changed, and carries what one has to
-every other that serves the base, also to one that was away. What was removed while a site was away is removed there when it is back. Knows sites;
-refuses to know clients.
+The sites store adapters, the router stores nothing: it asks a site for its list whenever the site's status shows a change, and copies each adapter to
+every other site that serves the base model, also to one that was away. An adapter that was removed while a site was away is removed there when it
+returns.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ LOOK_EVERY_S = 1.0
 TRY_AGAIN_S = 30.0  # what a site has refused, or could not be brought
 CARRY_S = 300.0  # for one, from or to a site
 LIST_BYTES = 64 << 20
-CARRIED_BYTES = 1 << 30  # a site has a limit of its own
+CARRIED_BYTES = 1 << 30  # each site has its own limit
 
 log = logging.getLogger(__name__)
 
@@ -39,11 +39,11 @@ class SiteFinetunes:
         self._carrying = asyncio.Lock()
 
     def holders(self, owner: str, name: str) -> set[str]:
-        """Return the sites that have an owner's, by its name or id, with both of its files; none: it is not known."""
+        """Return the sites that hold both files of an owner's adapter, by its name or id; empty if unknown."""
         return self._holders.get((owner, name), set())
 
     def asked_by(self, request: ValidRequest) -> set[str]:
-        """Return the sites that have the adapter a request asks for; none: it asks for none that an account has uploaded."""
+        """Return the sites that have the requested adapter; empty if the request names no uploaded adapter."""
         if request.model is None:
             return set()
         name = request.adapter or request.model.rpartition(":")[2]
@@ -54,11 +54,11 @@ class SiteFinetunes:
         return tenant_of(self.key(head) if head.holder is None else head.owner, None).owner
 
     def key(self, head: Head) -> str:
-        """Return what sites get in the place of a client's key. Raises ApiError."""
+        """Return the value that sites get in place of a client's key. Raises ApiError."""
         return site_key(head, self.orders.secret if self.orders is not None else "")
 
     def of(self, owner: str) -> dict[str, Finetune]:
-        """Return an owner's by their ids, the oldest first."""
+        """Return an owner's adapters by id, oldest first."""
         found: dict[str, Finetune] = {}
         for told in self._told.values():
             for each in told.kept:
@@ -90,7 +90,7 @@ class SiteFinetunes:
         await asyncio.gather(*(self._ask(site) for site in self.keepers()))
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Copy adapters between sites until cancelled."""
         loop = asyncio.get_running_loop()
         again_at = loop.time()
         while True:
@@ -107,7 +107,7 @@ class SiteFinetunes:
     async def spread(self, finetune: Finetune) -> list[str]:
         """Carry one to every site that may have it. Return which sites do not have it then, and why."""
         lacking = []
-        for site in self._backends.values():
+        for site in tuple(self._backends.values()):
             if site.state == "healthy" and not self.may_have(site, finetune):
                 continue
             if site.state != "healthy":
@@ -121,7 +121,7 @@ class SiteFinetunes:
     async def remove(self, finetune: Finetune) -> list[str]:
         """Remove one everywhere. Return which sites still have it, and why."""
         keeping = []
-        for site in self._backends.values():
+        for site in tuple(self._backends.values()):
             if site.name in self._told and finetune.id in self._ids(site):
                 why = await self._remove(finetune.id, site) if site.state == "healthy" else f"it is {site.state}"
                 if why is not None:
@@ -139,7 +139,7 @@ class SiteFinetunes:
                     self._note(site, f"bringing {finetune.name} ({id})", await self._carry(finetune, site))
 
     async def _carry(self, finetune: Finetune, to: Backend) -> str | None:
-        """Return why a site does not have it afterwards; None: it does."""
+        """Copy an adapter to a site. Return why the site does not have it afterwards; None on success."""
         async with self._carrying:  # one at a time: each is as large as its file
             if finetune.id in self._ids(to, is_whole=True):
                 return None

@@ -1,7 +1,7 @@
-"""Where deployed functions run: at every site, or at one alone, their home, for what their bindings keep lies on its disk.
+"""Homes of deployed functions: a function runs at every site, or at its home only, if its bindings keep data on that site's disk.
 
 Two sites would have two databases of one name and two instances of one Durable Object. So a function that keeps data, or calls one that does, has a
-home, which stays when versions come and go.
+home, which stays the same for all its versions.
 """
 
 from collections import Counter
@@ -59,6 +59,6 @@ def with_callers(known: Mapping[str, Deployment]) -> dict[str, Deployment]:
 
 
 def _usual(known: Mapping[str, Deployment], sites: Sequence[str]) -> str:
-    """Where most data lies already: functions that share a store need the same home."""
+    """Return the site where most data is: functions that share a store need the same home."""
     homes = Counter(deployment.home for deployment in known.values() if deployment.home in sites)
     return max(homes, key=homes.__getitem__) if homes else sites[0]

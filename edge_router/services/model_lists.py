@@ -1,4 +1,4 @@
-"""What models the network serves, as an ASGI application: sites have different ones, and one site of each kind is asked for its own."""
+"""Lists of the network's models, as an ASGI application: sites have different models, so one site of each kind is asked for its own."""
 
 import asyncio
 import re
@@ -18,13 +18,14 @@ from pilotlight.edge_router.forwarding.upstream import UpstreamResponse
 from pilotlight.edge_router.requests.request import Head, ValidRequest
 from pilotlight.edge_router.routing.views import Preference
 from pilotlight.edge_router.telemetry.metrics import NO_SITE
-from pilotlight.wire.errors import ApiError
+from pilotlight.wire.errors import ApiError, Dialect
 from pilotlight.wire.hop.headers import REQUEST_ID
 from pilotlight.wire.workers_ai import MOST_PER_PAGE, page_of
 
 _ACCOUNT = r"/client/v4/accounts/[^/]+"
 _PATH = re.compile(
     rf"(?:{_ACCOUNT})?(?:/ai)?/v1/models(?:/(?P<model>.+))?|{_ACCOUNT}/ai/models/(?P<verb>search|schema)"
+    r"|/api/(?:tags|ps)"
 )
 
 Fields = dict[str, Any]
@@ -36,8 +37,8 @@ class Answer(NamedTuple):
 
 
 class ModelLists:
-    """Lists are what all sites have together: of a model that several have, the entry of the first in the router's file. An account sees what it may
-    use, everybody sees prices."""
+    """Combine the lists of all sites: of a model at several sites, the entry of the first in the router's file counts. An account sees the models
+    that it may use, and every client sees prices."""
 
     def __init__(self, proxy: Proxy) -> None:
         self._proxy = proxy
@@ -66,11 +67,12 @@ class ModelLists:
         return await self._listed(client) if found["model"] is None else await self._one(client, found["model"])
 
     async def _listed(self, client: Downstream) -> Answer:
-        lists = await self._lists(client, client.head, "data")
+        field = "models" if client.head.dialect is Dialect.OLLAMA else "data"
+        lists = await self._lists(client, client.head, field)
         if isinstance(lists, Answer):
             return lists
-        shown = self._shown(client.head, (entry for fields in lists for entry in fields["data"]))
-        fields = {**lists[0], "data": shown}
+        shown = self._shown(client.head, (entry for fields in lists for entry in fields[field]))
+        fields = {**lists[0], field: shown}
         if "first_id" in fields:  # Anthropic's
             fields["first_id"], fields["last_id"] = (shown[0]["id"], shown[-1]["id"]) if shown else (None, None)
         return Answer(200, orjson.dumps(fields))
@@ -131,8 +133,8 @@ class ModelLists:
         return self._proxy.parser.parse(head, b"", client.request_id, client.address)
 
     def _kinds(self, model: str | None = None) -> Iterable[set[str]]:
-        """Group the sites that may be asked by what they say that they serve; with `model`: those that say they have it, or have said nothing.
-        While none of these is well the others are asked."""
+        """Group the sites that may be asked by the models that they publish; with `model`, only those that publish it or have published nothing. If
+        none of these is healthy, the others are asked."""
         views = [backend.view() for backend in self._proxy.selector.backends.values()]
         if model is not None:
             views = [view for view in views if view.status is None or view.model(model) is not None]
@@ -155,7 +157,7 @@ class ModelLists:
         )
 
     async def _ask(self, client: Downstream, request: ValidRequest, sites: set[str]) -> Answer | ApiError:
-        """Have a request answered by one of `sites`, and return its answer, or why there is none."""
+        """Send a request to one of `sites`; return its answer, or why there is none."""
         proxied = self._proxy.proxied(request)
         proxied.tries.excluded |= self._proxy.selector.backends.keys() - sites
         answers: list[Answer] = []
@@ -173,13 +175,13 @@ class ModelLists:
         account = None if head.holder is None else head.holder.account
         firsts: dict[str, Fields] = {}
         for entry in entries:
-            firsts.setdefault(entry["id"], entry)
+            firsts.setdefault(_id(entry), entry)
         return [
             self._priced(entry) for id, entry in firsts.items() if account is None or account.may_use(*self._names(id))
         ]
 
     def _names(self, model: str) -> list[str]:
-        """Return all names of a model, each with the adapter behind it that was asked for."""
+        """Return all names of a model, each with the requested adapter."""
         for backend in self._proxy.selector.backends.values():
             if (known := backend.view().model(model)) is not None:
                 names = [known.name, *known.aliases]
@@ -187,7 +189,7 @@ class ModelLists:
         return [model]
 
     def _priced(self, entry: Fields) -> Fields:
-        price = self._proxy.accounting.prices.told(entry["id"], time.time())
+        price = self._proxy.accounting.prices.told(_id(entry), time.time())
         return entry if price is None else {**entry, "pricing": price}
 
 
@@ -196,7 +198,7 @@ def _is_no_site(answer: Answer | ApiError) -> bool:
 
 
 def _listing(answer: Answer | ApiError, field: str) -> Fields | None:
-    """Return a site's list; None: it is none."""
+    """Return a site's list; None if the answer is not one."""
     if isinstance(answer, ApiError) or answer.status != HTTPStatus.OK:
         return None
     fields = _object(answer.body)
@@ -205,7 +207,12 @@ def _listing(answer: Answer | ApiError, field: str) -> Fields | None:
 
 
 def _is_entry(entry: Any) -> bool:
-    return isinstance(entry, dict) and isinstance(entry.get("id"), str)
+    return isinstance(entry, dict) and isinstance(_id(entry), str)
+
+
+def _id(entry: Fields) -> Any:
+    """Return a model's name; Ollama's lists call it `model`."""
+    return entry.get("id", entry.get("model"))
 
 
 def _object(body: bytes) -> Fields | None:

@@ -1,8 +1,7 @@
-"""Kept responses in a PostgreSQL database that the routers of a network share.
+"""Stored responses in a PostgreSQL database that the routers of a network share.
 
-What is written there, and how, `response_store/response_rows.py` says for both databases. Whoever writes does so alone, as in SQLite: a
-transaction that
-makes room, or deletes what nobody needs any more, sees all that others have written. Whoever reads sees one moment.
+`response_store/response_rows.py` defines the rows for both kinds of database. Writers exclude each other, as in SQLite: a transaction that makes
+room, or deletes expired rows, sees everything that others have written. Readers see one moment.
 """
 
 import asyncio
@@ -48,13 +47,13 @@ _TRIGGERS = (
 
 
 class PostgresResponses:
-    """Used by one thread of its own, of which nobody waits for longer than they say."""
+    """Used by its own thread; callers wait at most as long as they say."""
 
     is_shared = True
     name = "the routers' database"
 
     def __init__(self, url: str) -> None:
-        """Raises UsageStoreError for what is no URL of a database."""
+        """Raises UsageStoreError for an invalid database URL."""
         self._database = PostgresDatabase(url, _make_tables)
         self._thread = ThreadPoolExecutor(1, "responses")
         self._is_closed = False
@@ -65,7 +64,7 @@ class PostgresResponses:
         job, loop = _TimedWork(work, is_write), asyncio.get_running_loop()
         doing = loop.run_in_executor(self._thread, self._do, job)
         doing.add_done_callback(_heard)
-        ending = loop.call_later(within_s, self._leave, job)  # whoever waits may leave before
+        ending = loop.call_later(within_s, self._leave, job)  # the caller may be cancelled before
         doing.add_done_callback(lambda _: ending.cancel())
         if not (await asyncio.wait({doing}, timeout=within_s))[0]:
             raise ResponsesFault(f"no answer within {within_s:g} s", "their database does not answer in time")
@@ -76,7 +75,7 @@ class PostgresResponses:
         return result
 
     async def tidy(self, keep_s: float) -> None:
-        """There is nothing beside it."""
+        """Do nothing: the database has no files beside it."""
 
     async def close(self) -> None:
         self._is_closed = True
@@ -114,7 +113,7 @@ class PostgresResponses:
 
 
 class TranslatedConnection:
-    """What functions of `response_store/response_rows.py` take for a connection."""
+    """A connection in the form that functions of `response_store/response_rows.py` take."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -140,7 +139,7 @@ def _translated(sql: str) -> bytes:
 
 
 def _make_tables(connection: Connection) -> None:
-    """Make the tables; where they are, nobody needs the right to."""
+    """Create the tables if they do not exist, so that no right to create them is needed later."""
     chosen = "SELECT to_regclass('response_makers') IS NOT NULL AS is_there"  # the last of them
     if _is_there(connection.execute(chosen).fetchone()):
         return

@@ -1,4 +1,4 @@
-"""What this router does, as its page shows it (page/source.py). Reads what others count; asked once a second."""
+"""The router's activity, as its page shows it (page/source.py). Reads counters of other modules, once a second."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -69,7 +69,7 @@ class RouterActivity:
 
 
 class Operations:
-    """What an operator may do by the page. Raises ApiError, with the site's own reason where it has one."""
+    """Operations of the page. Raises ApiError, with the site's own reason if it has one."""
 
     def __init__(self, backends: Mapping[str, Backend], orders: SiteControl) -> None:
         self._backends = backends

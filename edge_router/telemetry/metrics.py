@@ -1,10 +1,10 @@
-"""What the router counts, in Prometheus's form: requests, tries, decisions with their predicted terms beside the actual time, and sites.
+"""The router's metrics, in Prometheus's form: requests, tries, decisions with predicted terms and actual times, and sites.
 
-One registry per application, so that two routers in one process do not count into each other.
+One registry for each application, so that two routers in one process do not count into each other.
 """
 
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator
 
 from prometheus_client import CollectorRegistry, Gauge, Histogram, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -41,32 +41,33 @@ class _Counts(Collector):
 
 
 class RouterMetrics:
-    def __init__(self, backends: Iterable[Backend]) -> None:
+    def __init__(self, backends: Collection[Backend]) -> None:
+        """`backends`: a view that may change."""
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
-        self.registry.register(_BackendCollector(tuple(backends)))
+        self.registry.register(_BackendCollector(backends))
         self._requests = self._counts(
-            "requests", "Requests by the site that answered and how they ended.", "site", "outcome"
+            "requests", "Requests by the site that answered and by outcome.", "site", "outcome"
         )
-        self._tries = self._counts("tries", "Sites asked, by what came of it.", "site", "result")
-        self._decisions = self._counts("decisions", "Decisions by the branch of the policy that took them.", "reason")
-        about = "Decisions by the term that made up most of the predicted cost."
+        self._tries = self._counts("tries", "Attempts at sites, by result.", "site", "result")
+        self._decisions = self._counts("decisions", "Routing decisions by the reason of the policy.", "reason")
+        about = "Routing decisions by the largest term of the predicted cost."
         self._dearest = self._counts("dearest_term", about, "term")
-        about = "Predicted time to first token of streams, by term of the cost."
+        about = "Sum of predicted times to the first token of streams, by term of the cost."
         self._predicted_ms = self._counts("predicted_ms", about, "site", "term")
-        about = "Actual time to first token of streams: its sum compares with the predicted terms."
+        about = "Actual time to the first token of streams; compare its sum with predicted_ms."
         self._ttft = self._times("time_to_first_token_seconds", about, TTFT_BUCKETS_S, "site")
-        about = "Actual minus predicted time to first token."
+        about = "Actual minus predicted time to the first token."
         self._error_ms = self._times("prediction_error_ms", about, ERROR_BUCKETS_MS, "site")
-        about = "Streams that lost their site in the middle, by site and cause: each is then continued or lost, unless its client leaves."
+        about = (
+            "Streams that lost their site, by site and cause. Each is then continued or lost, unless its client leaves."
+        )
         self._disturbed = self._counts("streams_disturbed", about, "site", "cause")
         self._continued = self._counts(
-            "streams_continued", "Streams that went on elsewhere, by the site that took over.", "site"
+            "streams_continued", "Streams that continued at another site, by that site.", "site"
         )
-        self._lost = self._counts(
-            "streams_lost", "Streams that ended with an error event, by the site that was lost.", "site"
-        )
-        about = "From the last event of the site that was lost to the next one's first."
+        self._lost = self._counts("streams_lost", "Streams that ended with an error event, by the lost site.", "site")
+        about = "Time from the last event of the lost site to the first event of the next one."
         self._continuation = self._times("continuation_delay_seconds", about, CONTINUATION_BUCKETS_S)
         self.objectives: Objectives | None = None  # where there are any
         self.moves: deque[Move] = deque(maxlen=RECENT)
@@ -99,7 +100,7 @@ class RouterMetrics:
             self._dearest.by[(max(terms, key=terms.__getitem__),)] += 1
 
     def first_token(self, preference: Preference, actual_s: float) -> None:
-        """The prediction and what came of it, where the site that was chosen first answered with a stream."""
+        """Record a prediction and the actual time, if the first chosen site answered with a stream."""
         site = preference.backend.name
         for term, value in preference.terms.items():
             self._predicted_ms.by[site, term] += value
@@ -137,7 +138,7 @@ class RouterMetrics:
 class _BackendCollector:
     """Sites are read when asked, not written when they change."""
 
-    def __init__(self, backends: tuple[Backend, ...]) -> None:
+    def __init__(self, backends: Collection[Backend]) -> None:
         self._backends = backends
 
     def collect(self) -> Iterator[Metric]:
@@ -145,11 +146,11 @@ class _BackendCollector:
             return GaugeMetricFamily(f"pilotlight_router_site_{name}", about, labels=("site", *labels))
 
         state = gauge("state", "1 for the state a site is in.", "state")
-        rtt = gauge("rtt_ms", "Round trip to the site.")
-        inflight = gauge("inflight", "This router's requests under way there.")
-        pending = gauge("pending_tokens", "Prompt tokens sent since its status.")
-        fresh = gauge("status_fresh", "0 where decisions rest on guesses: it has not published lately.")
-        prefixes = gauge("prefixes", "Prefixes that the site says it has cached.")
+        rtt = gauge("rtt_ms", "Round-trip time to the site.")
+        inflight = gauge("inflight", "Requests of this router in progress at the site.")
+        pending = gauge("pending_tokens", "Prompt tokens sent to the site since its last status.")
+        fresh = gauge("status_fresh", "1 if the site's status is recent; 0 if decisions rest on estimates.")
+        prefixes = gauge("prefixes", "Prefixes that the site publishes as cached.")
         for backend in self._backends:
             view = backend.view()
             for name in STATES:

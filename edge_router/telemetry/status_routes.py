@@ -1,4 +1,4 @@
-"""What the router answers itself: is it alive, is it ready, what does it count, what does it see, how would it choose."""
+"""Routes of the router itself: liveness, readiness, metrics, status, and how it would choose a site."""
 
 import os
 from collections.abc import Awaitable, Callable
@@ -12,6 +12,7 @@ from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 from starlette.types import ExceptionHandler
 
+from pilotlight.dialects import ollama
 from pilotlight.dialects.openapi import document, page
 from pilotlight.edge_router.forwarding.proxy import Proxy
 from pilotlight.edge_router.metering.objectives import told
@@ -20,6 +21,7 @@ from pilotlight.edge_router.requests.request import Head, RequestParser, aside_i
 from pilotlight.page.sessions import Sessions
 from pilotlight.wire.errors import ApiError, dialect_of
 from pilotlight.wire.hop.status import Place, ProcessStatus, RouterStatus, encode_status
+from pilotlight.wire.paths import nothing_at
 
 JSON = "application/json"
 MAX_DEBUG_BODY = 8 << 20
@@ -42,6 +44,7 @@ class OwnRoutes:
             Route("/health", self.readyz),
             Route("/ping", self.livez),
             Route("/version", self.version),
+            *ollama.fixed_routes(),
             Route("/openapi.json", self.openapi),
             Route("/docs", self.docs),
             Route("/metrics", self._for("metrics", self.metrics)),
@@ -51,7 +54,7 @@ class OwnRoutes:
         ]
 
     def _for(self, scope: str, endpoint: Endpoint) -> Endpoint:
-        """Where keys are required, for those with a scope alone."""
+        """Restrict an endpoint to keys with a scope, if keys are required."""
 
         async def checked(request: Request) -> Response:
             self._sessions.visitor(request, scope)
@@ -97,7 +100,7 @@ class OwnRoutes:
         return Response(encode_status(RouterStatus(own_version(), self._place, process, views)), media_type=JSON)
 
     async def slo(self, request: Request) -> Response:
-        """How each of the file's objectives stands."""
+        """Return the state of each objective."""
         objectives = self._proxy.metrics.objectives
         if objectives is None:
             sentence = "this router has no objectives: [[objectives]] of its file says what requests are promised"
@@ -146,7 +149,7 @@ class OwnRoutes:
         })  # fmt: skip
 
     def _supposed_place(self, address: str, header: str, is_hop: bool) -> Place | None:
-        """Whoever asks "what if" is believed."""
+        """Return the location for a hypothetical request, whose header is always believed."""
         return self._places.place(address, header, is_hop or bool(header))
 
 
@@ -161,14 +164,12 @@ async def _refused(request: Request, error: Exception) -> Response:
 
 
 async def _left(request: Request, error: Exception) -> Response:
-    return Response(status_code=400)  # nobody reads it
+    return Response(status_code=400)  # the client is gone
 
 
 async def _not_found(request: Request, error: Exception) -> Response:
-    """For paths that are neither forwarded nor the router's own."""
-    path = request.url.path
-    sentence = f"there is nothing at {path[:200]}: the API is under /ai/v1/, /v1/, /client/v4/ and /fn/"
-    return refusal(ApiError("not_found", sentence), request)
+    """Answer paths that are neither forwarded nor the router's own."""
+    return refusal(ApiError("not_found", nothing_at(request.url.path)), request)
 
 
 async def _method_not_allowed(request: Request, error: Exception) -> Response:
@@ -176,7 +177,7 @@ async def _method_not_allowed(request: Request, error: Exception) -> Response:
     return refusal(ApiError("method_not_allowed", f"{path[:200]} does not take {request.method}"), request)
 
 
-# What a route raises, and what comes of it.
+# Handlers of what routes raise.
 FAILURES: dict[Any, ExceptionHandler] = {
     ApiError: _refused,
     ClientDisconnect: _left,

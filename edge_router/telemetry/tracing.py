@@ -24,6 +24,9 @@ _OPERATIONS = (
     ("/messages", "chat"),
     ("/responses", "chat"),
     ("/embeddings", "embeddings"),
+    ("/rerank", "rerank"),
+    ("/score", "score"),
+    ("/classify", "classify"),
 )
 _SENT_BEFORE = re.compile(rb"^(?:traceparent|tracestate): [^\r\n]*\r\n", re.MULTILINE)
 
@@ -36,7 +39,9 @@ class Tracing:
         try:
             self.spans = Spans(collector, "pilotlight-router", version, place=place)
         except ImportError as error:
-            raise ConfigError(f"telemetry.otlp needs the extra packages of pilotlight[telemetry]: {error}") from None
+            raise ConfigError(
+                f"telemetry.otlp needs the extra packages of pilotlight-inference[telemetry]: {error}"
+            ) from None
 
     def begin(self, request: ValidRequest) -> "RequestTrace":
         head = request.head
@@ -69,7 +74,7 @@ class RequestTrace:
         self._try: Span | None = None
 
     def begin_try(self, site: str, request: ValidRequest) -> ValidRequest:
-        """Return the request as that site is to get it."""
+        """Return the request in the form that the site gets."""
         parent = self._spans.as_parent(self._span)
         self._try = self._spans.start(f"try {site}", parent, "client", {"pilotlight.site": site})
         lines = "".join(f"{name}: {value}\r\n" for name, value in self._spans.as_parent(self._try).items()).encode()

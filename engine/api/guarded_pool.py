@@ -34,6 +34,7 @@ EndReason = Literal[
 STACK_BYTES = 4 << 20
 PREPARE_S = 60.0  # of wall time until a child has started and prepared; the vocabulary of a large model takes a second
 SLACK = 4.0  # a job's deadline, in its limits of CPU time: a machine that gives less is overloaded
+NICENESS = 5  # of children: a third of the share of CPU time that hosts and routers get, where there is too little
 MAX_CALLS = 1000  # of one child, after which it is replaced: libraries leak
 MAX_KEPT_BYTES = 64 << 20  # that one call may leave allocated
 _OUTSIDE = (signal.SIGKILL, signal.SIGTERM)  # sent by others; limits and crashes are other signals
@@ -279,6 +280,7 @@ def main(arguments: list[str]) -> None:
     descriptor, parent = map(int, arguments)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal, which is for the parent
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    os.nice(NICENESS)
     pr_set_pdeathsig = 1
     ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL.value)
     if os.getppid() != parent:  # it died before

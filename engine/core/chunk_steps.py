@@ -65,6 +65,7 @@ def step_of(
         begun_texts=begun_texts,
         adapter_slots=_adapter_slots(chunks, lengths),
         images=_images(chunks, lengths),
+        token_types=_token_types(chunks),
     )
 
 
@@ -155,6 +156,16 @@ def _adapter_slots(chunks: SequenceOf[Chunk], lengths: SequenceOf[int]) -> "arra
     return array("q", [slot for slot, length in zip(slots, lengths, strict=True) for _ in range(length)])
 
 
+def _token_types(chunks: SequenceOf[Chunk]) -> "array[int] | None":
+    if not any([chunk.sequence.second_from for chunk in chunks]):
+        return None
+    types = array("q")
+    for chunk in chunks:
+        second = chunk.sequence.second_from or len(chunk.sequence.token_ids)
+        types.extend([int(place >= second) for place in range(chunk.start, chunk.start + chunk.num_tokens)])
+    return types
+
+
 def _feeds(
     chunks: SequenceOf[Chunk], lengths: SequenceOf[int], token_ids: "array[int]", row_of: Mapping[Sequence, int] | None
 ) -> tuple[tuple[int, int], ...]:
@@ -179,8 +190,10 @@ def _prompt_logprobs(
         sequence, sampling = chunk.sequence, chunk.sequence.sampling
         if sampling.prompt_logprobs and sequence.wants_prompt_logprobs:
             num_top = sampling.num_logprobs if sampling.num_prompt_logprobs is None else sampling.num_prompt_logprobs
-            if known := sequence.token_ids[chunk.start + 1 : min(chunk.end + 1, sequence.num_prompt_tokens)]:
-                wanted.append(PromptLogprobsInput(i, sum(lengths[:i]), array("q", known), num_top or 0))
+            first = max(chunk.start + 1, sampling.prompt_logprobs_from)
+            if known := sequence.token_ids[first : min(chunk.end + 1, sequence.num_prompt_tokens)]:
+                row = sum(lengths[:i]) + first - 1 - chunk.start
+                wanted.append(PromptLogprobsInput(i, row, array("q", known), num_top or 0))
     return tuple(wanted)
 
 

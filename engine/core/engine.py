@@ -105,6 +105,7 @@ class Engine:
             hands_over=submit.hands_over,
             adapter=submit.adapter,
             images=images,
+            second_from=submit.second_from,
         )
         if submit.is_suspect:
             self._suspects.suspect(sequence)

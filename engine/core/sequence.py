@@ -47,6 +47,7 @@ class Sequence:
     adapter_slot: int = -1  # that it holds; -1: its adapter is in none yet, or it has none
     why_unadapted: str = ""  # why its adapter cannot be had
     images: tuple[SequenceImage, ...] = ()  # of its prompt, in order
+    second_from: int = 0  # of a pair of texts, where the second one begins; 0: it is one text
     num_prompt_tokens: int = field(init=False)
     counts: TokenCounts | None = field(init=False)  # None: penalties and biases are off
     may_be_masked: bool = field(init=False)  # there may be tokens that it must not choose
@@ -139,7 +140,14 @@ class Sequence:
     @property
     def needs_every_token(self) -> bool:
         """Whether every token must be computed: what is reported of the prompt's tokens, or made of all their hidden states, is not in the cache."""
-        return self.wants_prompt_logprobs or self.pooling in ("mean", "cls")
+        return self.first_needed_token == 0
+
+    @property
+    def first_needed_token(self) -> int | None:
+        """The first token that must be computed, though the cache may hold it; None if all but the last may come from the cache."""
+        if self.pooling in ("mean", "cls"):
+            return 0
+        return self.sampling.prompt_logprobs_from - 1 if self.wants_prompt_logprobs else None
 
     def shares_prompt_with(self, other: "Sequence") -> bool:
         """Whether its prompt's blocks, once computed by the other, are this one's as well."""

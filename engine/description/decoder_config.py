@@ -9,12 +9,17 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
 
 from pilotlight.engine.api.errors import CheckpointError
-from pilotlight.engine.description.rotary_scaling import RotaryRule, read_rotary_rule
+from pilotlight.engine.description.rotary_scaling import (
+    RotaryRule,
+    parse_rotary_rule,
+    read_rotary_rule,
+)
 from pilotlight.engine.description.shapes import NO_IMAGES, AttentionShape, ImageBytes, NormKind
 from pilotlight.engine.description.tensor_sizes import WeightShape, embedding, norm, projections, summed
 from pilotlight.engine.kv.pool.layout import CachedLayer, keys_and_values
 from pilotlight.engine.weights.config import flag, number, positive_int, quantization, quantization_method
 from pilotlight.engine.weights.formats.weight_formats import FORMATS, OF_STACKS
+from pilotlight.engine.weights.fused import FusedRows
 
 LAYER_TYPES = ("full_attention", "sliding_attention")
 
@@ -25,6 +30,11 @@ class LayerKind(NamedTuple):
     window: int | None = None  # tokens that a query sees, itself included; None: all before it
     rotary: int | None = 0  # which of the model's rotary rules; None: nothing turns
     is_chunked: bool = False  # positions are cut into chunks of a window's length, and a query sees its own chunk's
+    # Where they are not the model's:
+    num_kv_heads: int | None = None
+    head_dim: int | None = None
+    has_sinks: bool = False  # a score more for each head, which takes weight and gives no value
+    keys_are_values: bool = False  # values are what keys are made of, before these are normalised and turn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,8 +57,8 @@ class DecoderConfig:
 
     @property
     def cached_layers(self) -> tuple[CachedLayer, ...]:
-        segments = keys_and_values(self.num_kv_heads, self.head_dim)
-        return tuple(CachedLayer(segments, kind.window) for kind in self.layers)
+        shapes = [self.attention(i) for i in range(self.num_layers)]
+        return tuple(CachedLayer(keys_and_values(shape.num_kv_heads, shape.head_dim), shape.window) for shape in shapes)
 
     @property
     def attended_numbers(self) -> int:
@@ -58,7 +68,18 @@ class DecoderConfig:
     @property
     def rotary_numbers(self) -> int:
         """Numbers of the rotary tables for each position, in fp32."""
-        return len(self.rotary) * self.rotary_dim
+        return sum(rule.turning(dim) for rule, dim in zip(self.rotary, self.rotary_dims, strict=True))
+
+    @property
+    def rotary_dims(self) -> list[int]:
+        """The numbers of a head in the layers that turn by each of the rotary rules."""
+        found = {kind.rotary: kind.head_dim or self.head_dim for kind in self.layers}
+        return [found.get(i, self.head_dim) for i in range(len(self.rotary))]
+
+    @property
+    def fused(self) -> tuple[FusedRows, ...]:
+        """The tensors of a checkpoint that hold several of the model's matrices."""
+        return ()
 
     def attention_bytes(self, tokens: int, ranks: int, item_bytes: int) -> int:
         """Return what attention holds at once beside its projections, in a step of so many tokens."""
@@ -67,11 +88,6 @@ class DecoderConfig:
     def image_bytes(self, item_bytes: int) -> ImageBytes:
         """Return what images hold."""
         return NO_IMAGES
-
-    @property
-    def rotary_dim(self) -> int:
-        """Numbers of each head that turn."""
-        return self.head_dim
 
     def layer_weights(self, layer: int, name: str) -> list[WeightShape]:
         """Return the tensors of a layer whose names begin with `name`."""
@@ -98,24 +114,32 @@ class DecoderConfig:
         qkv_bias: bool = False,
         o_bias: bool = False,
         qk_norm: bool = False,
-        sinks: bool = False,
         num_norms: int = 2,
+        shape: AttentionShape | None = None,
     ) -> list[WeightShape]:
-        """Return the tensors of a layer's attention, and its norms of hidden states."""
-        heads, kv_heads, dim, wide = self.num_heads, self.num_kv_heads, self.head_dim, bool(self.norm.offset)
-        sizes = [heads * dim, kv_heads * dim, kv_heads * dim]
-        names = [f"{name}.self_attn.{part}_proj" for part in "qkv"]
+        """Return the tensors of a layer's attention, and its norms of hidden states. `shape`: of the layer; None: of any."""
+        shape = shape or self.attention(0)
+        heads, kv_heads, dim = shape[:3]
+        value, wide = shape.value_dim or dim, bool(self.norm.offset)
+        sizes = {"q": heads * dim, "k": kv_heads * dim, "v": kv_heads * value}
+        parts = "qk" if value < dim or shape.keys_are_values else "qkv"
+        names, rows = [f"{name}.self_attn.{part}_proj" for part in parts], [sizes[part] for part in parts]
         found = [
-            *projections("attention", names, sizes, self.hidden_size, bias=qkv_bias, unit=dim),
-            *summed("attention", f"{name}.self_attn.o_proj", self.hidden_size, heads * dim, bias=o_bias, unit=dim),
+            *projections("attention", names, rows, self.hidden_size, bias=qkv_bias, unit=dim),
+            *summed("attention", f"{name}.self_attn.o_proj", self.hidden_size, heads * value, bias=o_bias, unit=value),
             *(norm(f"{name}.norm_{i}", self.hidden_size, is_wide=wide) for i in range(num_norms)),
         ]
+        if value < dim:
+            alone = [f"{name}.self_attn.v_proj"]
+            found += projections(
+                "attention", alone, [sizes["v"]], self.hidden_size, bias=qkv_bias, unit=value, repeats=True
+            )
         if qk_norm:  # a row for each head, as its kernel reads them
             for part, size in (("q", heads * dim), ("k", kv_heads * dim)):
                 found.append(
                     WeightShape("norms", f"{name}.self_attn.{part}_norm", size, 0, "rows", dim, True, is_wide=wide)
                 )
-        if sinks:
+        if shape.has_sinks:
             found.append(WeightShape("attention", f"{name}.self_attn.sinks", heads, 0, "rows"))
         return found
 
@@ -123,13 +147,15 @@ class DecoderConfig:
         kind = self.layers[layer]
         return AttentionShape(
             self.num_heads,
-            self.num_kv_heads,
-            self.head_dim,
+            kind.num_kv_heads or self.num_kv_heads,
+            kind.head_dim or self.head_dim,
             self.attention_scale,
             kind.window,
             layer,
             kind.rotary,
             kind.is_chunked,
+            has_sinks=kind.has_sinks,
+            keys_are_values=kind.keys_are_values,
         )
 
     @classmethod
@@ -140,7 +166,7 @@ class DecoderConfig:
         layers: tuple[LayerKind, ...] | None = None,
         rotary: tuple[RotaryRule, ...] | None = None,
         activation_key: str = "hidden_act",
-        activation: str = "silu",
+        allowed_activation: str = "silu",
         quantizations: Collection[str] | None = None,
         default_head_dim: int | None = None,
         default_eps: float = 1e-6,
@@ -150,7 +176,7 @@ class DecoderConfig:
         **own: Any,
     ) -> Self:
         """`own`: the fields that a family adds. Without `layers` every layer sees everything."""
-        refuse_unless(config, activation_key, activation)
+        refuse_unless(config, activation_key, allowed_activation)
         method = quantization_method(config)
         if quantizations is None:
             quantizations = [name for name in FORMATS if name not in OF_STACKS]
@@ -167,6 +193,9 @@ class DecoderConfig:
                 f"config.json has {heads} heads, {kv_heads} key-value heads and head_dim {head_dim}: "
                 "heads must be a multiple of key-value heads, and head_dim even"
             )
+        rotary = rotary or (read_rotary_rule(config),)
+        for rule in rotary:
+            rule.turning(head_dim)  # raises for what is no pairs
         return cls(
             vocab_size=positive_int(config, "vocab_size"),
             hidden_size=hidden,
@@ -178,7 +207,7 @@ class DecoderConfig:
                 number(config, "rms_norm_eps", default_eps), norm_offset, flag(config, "norm_offset_included", False)
             ),
             tied=flag(config, "tie_word_embeddings", default_tied),
-            rotary=rotary or (read_rotary_rule(config),),
+            rotary=rotary,
             layers=layers or (LayerKind(),) * positive_int(config, "num_hidden_layers"),
             attention_scale=head_dim**-0.5 if attention_scale is None else attention_scale,
             **own,
@@ -193,6 +222,8 @@ def text_keys(config: Mapping[str, Any]) -> Mapping[str, Any]:
     if not isinstance(text, dict):
         raise CheckpointError(f"config.json has text_config = {text!r}; it must be an object")
     whole = {"architectures": config.get("architectures"), "quantization_config": quantization(config)}
+    if config.get("tie_word_embeddings") is not None:  # the head is the whole model's
+        whole["tie_word_embeddings"] = config["tie_word_embeddings"]
     return {**text, **whole}
 
 
@@ -215,7 +246,11 @@ def uniform_layers(config: Mapping[str, Any], window: int | None) -> tuple[Layer
 
 
 def mixed_layers(
-    config: Mapping[str, Any], window: int | None, default: tuple[str, ...], sliding_rotary: int = 0
+    config: Mapping[str, Any],
+    window: int | None,
+    default: tuple[str, ...],
+    sliding_rotary: int = 0,
+    full_rotary: int | None = 0,
 ) -> tuple[LayerKind, ...]:
     """Return the layers as `layer_types` lists them, or as in `default` where a checkpoint is older than that key."""
     num_layers = positive_int(config, "num_hidden_layers")
@@ -228,7 +263,34 @@ def mixed_layers(
                 f"config.json has a layer of type {layer_type!r}; supported are {', '.join(LAYER_TYPES)}"
             )
     return tuple(
-        LayerKind(window, sliding_rotary) if layer_type == "sliding_attention" else LayerKind() for layer_type in types
+        LayerKind(window, sliding_rotary) if layer_type == "sliding_attention" else LayerKind(rotary=full_rotary)
+        for layer_type in types
+    )
+
+
+def every_nth(config: Mapping[str, Any], n: int) -> tuple[str, ...]:
+    """Return layer types of which every n-th sees everything, and the others look through a window; with n = 0 all see everything."""
+    return tuple(
+        "sliding_attention" if n and (i + 1) % n else "full_attention"
+        for i in range(positive_int(config, "num_hidden_layers"))
+    )
+
+
+def rules_by_type(
+    config: Mapping[str, Any], full_theta: float, sliding_theta: float, default_share: float = 1.0
+) -> tuple[RotaryRule, RotaryRule]:
+    """Read the rotary rules of layers that see everything, and of those that look through a window. Newer checkpoints keep one for each type;
+    in older ones scaling is for layers that see everything alone."""
+    nested = config.get("rope_parameters") or {}
+    if not isinstance(nested, dict) or not nested.keys() <= set(LAYER_TYPES):
+        raise CheckpointError(
+            f"config.json has rope_parameters = {nested!r}; for {architecture(config)} they must be an object per layer type, "
+            f"{' and '.join(LAYER_TYPES)}"
+        )
+    full, sliding = nested.get("full_attention"), nested.get("sliding_attention")
+    return (
+        parse_rotary_rule(config, full or config.get("rope_scaling") or {}, full_theta, default_share),
+        parse_rotary_rule(config, sliding or {}, sliding_theta, default_share),
     )
 
 

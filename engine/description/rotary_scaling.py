@@ -1,7 +1,11 @@
 """The scaling rules of rotary embeddings that a config.json may ask for.
 
-Knows the rules `default`, `linear`, `llama3` and `yarn`; any other is refused by name rather than approximated: `dynamic` and `longrope` turn a key
-by the length of the text it will be read in, which a cached key cannot know.
+Knows the rules `default`, `linear`, `llama3`, `yarn`, `proportional` and `longrope`; any other is refused by name rather than approximated: `dynamic`
+turns a key by the length of the text it will be read in, which a cached key cannot know. As published, so does `longrope`, which has two lists of
+factors. Here, as in vLLM, a model whose context is longer than the one it was trained with turns by the long list at every length, and any other by
+the short one.
+
+A rule may turn a part of each head alone (`partial_rotary_factor`).
 """
 
 import math
@@ -19,43 +23,97 @@ class RotaryRule(NamedTuple):
     rope_type: str
     theta: float
     values: Mapping[str, float] = MappingProxyType({})
+    share: float = 1.0  # of each head's numbers, the first ones: the rest is the same at every position
+    factors: tuple[float, ...] = ()  # of longrope, by which each pair's frequency is divided
+
+    def turning(self, head_dim: int) -> int:
+        """Return how many numbers of a head turn. Raises CheckpointError where they are no pairs."""
+        turning = int(head_dim * self.share)
+        if turning < 2 or turning % 2:
+            raise CheckpointError(
+                f"config.json has partial_rotary_factor = {self.share}, by which {turning} numbers of a head turn; they must be pairs"
+            )
+        if self.factors and len(self.factors) != turning // 2:
+            raise CheckpointError(
+                f"config.json has {len(self.factors)} factors of {self.rope_type} for heads of which {turning // 2} pairs turn; each pair has one"
+            )
+        return turning
 
 
-def read_rotary_rule(config: Mapping[str, Any], default_theta: float = 10_000.0) -> RotaryRule:
+def read_rotary_rule(
+    config: Mapping[str, Any], default_theta: float = 10_000.0, default_share: float = 1.0
+) -> RotaryRule:
     """Read the scaling rule of a config.json, from either place where checkpoints keep it."""
     theta = number(config, "rope_theta", default_theta)
-    return parse_rotary_rule(config, config.get("rope_parameters") or config.get("rope_scaling") or {}, theta)
+    return parse_rotary_rule(config, rotary_parameters(config), theta, default_share)
 
 
-def parse_rotary_rule(config: Mapping[str, Any], described: Mapping[str, Any], default_theta: float) -> RotaryRule:
+def rotary_parameters(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return what a config.json says of rotary scaling; it may be empty."""
+    described = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    if not isinstance(described, dict):
+        raise CheckpointError(f"config.json has rotary parameters {described!r}; they must be an object")
+    return described
+
+
+def parse_rotary_rule(
+    config: Mapping[str, Any], described: Mapping[str, Any], default_theta: float, default_share: float = 1.0
+) -> RotaryRule:
     """Parse a rule. `described`: rope_parameters or rope_scaling of `config`, or the part of it that is for one type of layer."""
     if not isinstance(described, dict):
         raise CheckpointError(f"config.json has rotary parameters {described!r}; they must be an object")
     rope_type = described.get("rope_type") or described.get("type") or "default"
+    rope_type = _OLDER_NAMES.get(rope_type, rope_type)
     if rope_type not in _RULES:
         raise CheckpointError(f"config.json asks for rotary scaling {rope_type!r}; supported are {', '.join(_RULES)}")
+    # A length that is not given is the one beside the parameters, or the model's own.
+    length = config.get("original_max_position_embeddings") or config.get("max_position_embeddings")
+    if described.get(_LENGTH) is None and _LENGTH in _RULES[rope_type] and length:
+        described = {**described, _LENGTH: length}
     missing = [key for key in _RULES[rope_type] if described.get(key) is None]
-    # a length that is not given is the model's own
-    if "original_max_position_embeddings" in missing and config.get("max_position_embeddings"):
-        missing.remove("original_max_position_embeddings")
-        described = {**described, "original_max_position_embeddings": config["max_position_embeddings"]}
     if missing:
         raise CheckpointError(f"config.json asks for rotary scaling {rope_type!r} without {', '.join(missing)}")
-    partial = number(described, "partial_rotary_factor", number(config, "partial_rotary_factor", 1.0))
-    if partial != 1.0:
-        raise CheckpointError(f"config.json has partial_rotary_factor = {partial}; supported is 1.0, whole heads")
+    share = number(described, "partial_rotary_factor", number(config, "partial_rotary_factor", default_share))
+    if not 0.0 < share <= 1.0:
+        raise CheckpointError(f"config.json has partial_rotary_factor = {share}; it must be above 0 and at most 1")
+    theta = positive_number(described, "rope_theta", default_theta)
+    if rope_type == "proportional":  # the others of all pairs have a frequency of 0
+        values = {"factor": positive_number(described, "factor", 1.0), "share": share}
+        return RotaryRule(rope_type, theta, values)
+    if rope_type == "longrope":
+        values, factors = _longrope(config, described)
+        return RotaryRule(rope_type, theta, values, share, factors)
     values = {key: positive_number(described, key) for key in _RULES[rope_type]}
     if rope_type == "yarn":
         values |= _yarn_values(described)
-    return RotaryRule(rope_type, positive_number(described, "rope_theta", default_theta), values)
+    return RotaryRule(rope_type, theta, values, share)
 
 
+# "mrope" has rows of positions that differ in pictures alone.
+_OLDER_NAMES = {"su": "longrope", "mrope": "default"}
+_LENGTH = "original_max_position_embeddings"
 _RULES: dict[str, tuple[str, ...]] = {
     "default": (),
     "linear": ("factor",),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
     "yarn": ("factor", "original_max_position_embeddings"),
+    "proportional": (),
+    "longrope": ("short_factor", "long_factor", "original_max_position_embeddings"),
 }
+
+
+def _longrope(config: Mapping[str, Any], described: Mapping[str, Any]) -> tuple[dict[str, float], tuple[float, ...]]:
+    """Return what cosines and sines are multiplied with, and the factors: the formulas of Ding et al., arXiv 2402.13753, as transformers has them."""
+    trained = positive_number(described, _LENGTH)
+    longest = positive_number(config, "max_position_embeddings", trained)
+    key = "long_factor" if longest > trained else "short_factor"
+    factors = described[key]
+    if not isinstance(factors, list) or not factors:
+        raise CheckpointError(f"config.json has {key} = {factors!r}; it must be a list of numbers")
+    stretch = positive_number(described, "factor", longest / trained)
+    inferred = math.sqrt(1 + math.log(stretch) / math.log(trained)) if stretch > 1 else 1.0
+    values = {"attention_factor": number(described, "attention_factor", inferred)}
+    return values, tuple(positive_number({key: one}, key) for one in factors)
 
 
 def _yarn_values(described: Mapping[str, Any]) -> dict[str, float]:

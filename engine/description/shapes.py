@@ -1,6 +1,6 @@
 """Sizes of a model's parts, as numbers alone: what its config.json describes and its layers are made by."""
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 
 class AttentionShape(NamedTuple):
@@ -12,6 +12,29 @@ class AttentionShape(NamedTuple):
     layer: int = 0  # whose cache it is, of those that a model has
     rotary: int | None = 0  # which of the model's rotary rules; None: nothing turns
     is_chunked: bool = False  # positions are cut into chunks of a window's length, and a query sees its own chunk's
+    soft_cap: float | None = None  # a score s becomes soft_cap * tanh(s / soft_cap)
+    is_interleaved: bool = (
+        False  # the two numbers of a pair that turns are neighbours; else they are half of what turns apart
+    )
+    turns_first: bool = False  # heads are normalised after they have turned
+    is_tempered: bool = False  # queries are multiplied by what grows with their position
+    has_sinks: bool = False  # a score more for each head, which takes weight and gives no value
+    value_dim: int | None = None  # numbers of a head's value, where these are fewer than its key's
+    value_scale: float = 1.0  # that values are multiplied with
+    keys_are_values: bool = False  # values are what keys are made of, before these are normalised and turn
+    value_eps: float | None = None  # by which values are normalised, without weights; None: they are not
+
+
+class NormNames(NamedTuple):
+    """Names that a checkpoint has for a layer's norms of hidden states. None: there is no norm at this place."""
+
+    before_attention: str | None = "input_layernorm"
+    after_attention: str | None = None
+    before_feed_forward: str | None = "post_attention_layernorm"
+    after_feed_forward: str | None = None
+
+
+NORMS_BEFORE = NormNames()
 
 
 class ExpertsShape(NamedTuple):
@@ -37,14 +60,44 @@ class LatentShape(NamedTuple):
         return self.key + self.rotary
 
 
-class GroupedRouting(NamedTuple):
-    """The rule by which tokens choose experts by sigmoids, as kernels/moe.py's route_in_groups takes it."""
+class Routing(NamedTuple):
+    """The rule by which tokens choose experts."""
 
     top_k: int
-    groups: int
-    top_groups: int
-    renormalise: bool
-    scale: float
+    renormalise: bool = False  # weights of the chosen ones are divided by their sum
+    scale: float = 1.0  # of the weights
+    scores: Literal["softmax", "sigmoid"] = "softmax"
+    groups: int = 1  # of which the best `top_groups` are left to choose from
+    top_groups: int = 1
+    group_best: int = 2  # experts by whose scores together groups are compared
+    is_biased: bool = False  # a bias that balances experts is added to scores that choose, and not to those that weigh
+    is_wide: bool = False  # logits and scores are computed in fp32 from weights in fp32
+
+
+class ExpertNames(NamedTuple):
+    """Names that a checkpoint has for the parts of a feed-forward of experts, behind the layer's."""
+
+    mlp: str = "mlp"
+    router: str = "gate"
+    bias: str = "gate.e_score_correction_bias"
+    experts: str = "experts"
+    parts: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")  # gate, up and down of one expert
+    shared: str = "shared_experts"
+    shared_gate: str | None = (
+        None  # a projection to one number, whose sigmoid weighs the shared expert; None: nothing does
+    )
+
+
+PLAIN_NAMES = ExpertNames()
+
+
+class SparseShape(NamedTuple):
+    """A feed-forward of experts, with one of `shared_size` channels that every token goes to; 0: there is none."""
+
+    experts: ExpertsShape
+    routing: Routing
+    shared_size: int = 0
+    names: ExpertNames = PLAIN_NAMES
 
 
 class NormKind(NamedTuple):

@@ -29,6 +29,6 @@ def fallbacks(config: HostConfig, device: "torch.device", *, has_triton: bool, r
     if device.type == "cuda" and not has_triton:
         found.append(
             f"{device} runs torch's operations, since Triton is not installed or PILOTLIGHT_TRITON is 0: steps take several times as long. "
-            "Install pilotlight[gpu]"
+            "Install pilotlight-inference[gpu]"
         )
     return found

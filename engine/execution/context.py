@@ -30,7 +30,7 @@ class Context:
     caches: Sequence[LayerCache] = ()  # of the layers that keep something of each token
     # cos and sin of the positions, by each of the model's rotary rules
     turns: tuple[tuple[torch.Tensor, torch.Tensor], ...] = ()
-    temperatures: torch.Tensor | None = None  # [tokens, 1, 1], what queries that do not turn are multiplied by
+    temperatures: torch.Tensor | None = None  # [tokens, 1, 1], what queries are multiplied by
     images: ImageRows | None = None  # None: the step has no images
     ranks: "Communicator | None" = None  # that have other parts of the model's weights
     adapters: AdapterRows | None = None  # None: no token of the step has one

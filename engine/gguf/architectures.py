@@ -63,10 +63,10 @@ class _Family(NamedTuple):
 def describe(file: GgufFile) -> Described:
     """Return what the file is to the engine. Raises CheckpointError."""
     metadata = Metadata(file.metadata, file.path.name)
-    family = _FAMILIES.get(metadata.architecture)
+    family = READ.get(metadata.architecture)
     if family is None:
         raise CheckpointError(
-            f"{file.path.name} is of the architecture {metadata.architecture!r}; of GGUF files read are {', '.join(_FAMILIES)}"
+            f"{file.path.name} is of the architecture {metadata.architecture!r}; of GGUF files read are {', '.join(READ)}"
         )
     if metadata.integer("split.count", 1) > 1:
         raise CheckpointError(f"{file.path.name} is a part of several; join them first: llama-gguf-split --merge")
@@ -182,7 +182,7 @@ def _gemma3(metadata: Metadata) -> dict[str, Any]:
     }
 
 
-_FAMILIES = {
+READ = {
     "llama": _Family("LlamaForCausalLM", _dense, is_turned=True),
     "qwen2": _Family("Qwen2ForCausalLM", _dense),
     "qwen3": _Family("Qwen3ForCausalLM", _dense),

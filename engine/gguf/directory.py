@@ -8,22 +8,21 @@ import json
 import os
 import shutil
 import tempfile
-from collections import Counter
 from collections.abc import Iterator
 from hashlib import sha256
+from math import prod
 from pathlib import Path
 from typing import Any
 
 from pilotlight.engine.api.errors import CheckpointError
 from pilotlight.engine.gguf.architectures import Described, NamedTensor, describe
 from pilotlight.engine.gguf.file import GgufFile
-from pilotlight.engine.gguf.kinds import PACKED_BITS
 from pilotlight.engine.gguf.metadata import Metadata
 from pilotlight.engine.gguf.vocabulary import Vocabulary, read_vocabulary
 from pilotlight.engine.weights.checkpoint import GGUF_FILE, GGUF_INDEX
 
 SUFFIX = ".gguf"
-_FORM = 1  # of what is written: another one makes directories anew
+_FORM = 2  # of what is written: another one makes directories anew
 _SAMPLING = {"temp": "temperature", "top_p": "top_p", "min_p": "min_p", "penalty_repeat": "repetition_penalty"}
 
 
@@ -86,27 +85,17 @@ def _templates(metadata: Metadata) -> Iterator[dict[str, str]]:
 
 def _format(described: Described) -> dict[str, Any] | None:
     """Return the quantization_config that engine/weights/formats/gguf.py reads; None where every tensor is as a checkpoint has it."""
-    num_bytes: Counter[str] = Counter()
-    for named in described.tensors:
-        if named.tensor.kind.plain is None:
-            num_bytes[named.tensor.kind.name.lower()] += named.tensor.end - named.tensor.start
+    coded = [named.tensor for named in described.tensors if named.tensor.kind.plain is None]
     turned = described.config["head_dim"] if any(named.is_turned for named in described.tensors) else None
-    if not num_bytes and turned is None:
+    if not coded and turned is None:
         return None
+    num_bytes, num_values = sum(each.end - each.start for each in coded), sum(prod(each.shape) for each in coded)
     return {
         "quant_method": "gguf",
-        "bits": _packed_bits(num_bytes),
-        "kinds": sorted(num_bytes),
+        "bits": 8 * num_bytes / num_values if coded else None,  # of a value, in the middle
+        "kinds": sorted({each.kind.name.lower() for each in coded}),
         "turned_head_dim": turned,
     }
-
-
-def _packed_bits(num_bytes: Counter[str]) -> int | None:
-    """Return how many bits codes take where products read them as they are; None where most would have to be unpacked at every load."""
-    packed = [kind for kind in num_bytes if kind in PACKED_BITS]
-    if not packed or 2 * sum(num_bytes[kind] for kind in packed) < num_bytes.total():
-        return None
-    return PACKED_BITS[max(packed, key=lambda kind: num_bytes[kind])]
 
 
 def _stored_name(named: NamedTensor) -> str:

@@ -1,6 +1,6 @@
 """The types of tensors that are read from GGUF files: how many bytes a block of so many values takes.
 
-By ggml's ggml.h and ggml-common.h (https://github.com/ggml-org/ggml). What is in a block, engine/weights/formats/gguf.py reads.
+By ggml's ggml.h and ggml-common.h (https://github.com/ggml-org/ggml). What is in a block, kernels/matrices/blocks.py reads.
 """
 
 from typing import NamedTuple
@@ -21,14 +21,14 @@ KINDS = {
     6: TensorKind("Q5_0", 32, 22),
     7: TensorKind("Q5_1", 32, 24),
     8: TensorKind("Q8_0", 32, 34),
+    11: TensorKind("Q3_K", 256, 110),
     12: TensorKind("Q4_K", 256, 144),
     13: TensorKind("Q5_K", 256, 176),
     14: TensorKind("Q6_K", 256, 210),
+    20: TensorKind("IQ4_NL", 32, 18),
     30: TensorKind("BF16", 1, 2, "BF16"),
 }  # by ggml's number
 UNREAD = {
-    9: "Q8_1", 10: "Q2_K", 11: "Q3_K", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 20: "IQ4_NL", 21: "IQ3_S",
+    9: "Q8_1", 10: "Q2_K", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 21: "IQ3_S",
     22: "IQ2_S", 23: "IQ4_XS", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64", 29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4",
 }  # fmt: skip
-# Kinds whose codes products read as they are, each value a code times its block's scale, and the bits that they take then.
-PACKED_BITS = {"q4_0": 4, "q5_0": 8, "q8_0": 8}

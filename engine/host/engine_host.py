@@ -42,6 +42,7 @@ from pilotlight.engine.host.served_model import ServedModel
 from pilotlight.engine.host.step_frames import StepFrames
 from pilotlight.engine.host.transport import FrontEndGone, HostTransport
 from pilotlight.kernels.cpu.build import BuildError, discard_libraries, forced_kind
+from pilotlight.support.logs import inherit_logging
 
 if TYPE_CHECKING:
     from pilotlight.engine.api.keys import Keys
@@ -240,9 +241,7 @@ def main(words: Sequence[str]) -> None:
         help="serve the first model by its bootstrap program, if it has one, until it is loaded",
     )
     arguments = parser.parse_args(words)
-    logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s pilotlight.engine.host.engine_host %(levelname)s %(message)s"
-    )
+    inherit_logging("engine")
     try:
         config = msgspec.json.decode(arguments.config, type=HostConfig)
     except msgspec.DecodeError as error:

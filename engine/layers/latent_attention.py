@@ -63,7 +63,10 @@ class LatentAttention:
         cache, batch, decoded = segment.squeeze(2), context.batch.groups[group], context.batch.num_decoded
         norm, (cos, sin) = self.latent_norm, context.turns[0]
         mla_write(self.latent_proj(x, context), norm.weight, norm.eps, cos, sin, cache, batch.slot_mapping)
-        q_key, q_rotary = torch.split(self.queries(x, context), [self.shape.key, self.shape.rotary], dim=2)
+        q = self.queries(x, context)
+        if context.temperatures is not None:
+            q = (q * context.temperatures).to(q.dtype)
+        q_key, q_rotary = torch.split(q, [self.shape.key, self.shape.rotary], dim=2)
         q_rotary = rotary(q_rotary, cos, sin, is_interleaved=True)
         outputs = []
         for few in (batch.decode, batch.verify):

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, NamedTuple, Self
 
 import torch
 
-from pilotlight.engine.description.shapes import ExpertsShape
+from pilotlight.engine.description.shapes import ExpertsShape, SparseShape
 from pilotlight.engine.execution.context import Context
+from pilotlight.engine.layers.linear import Linear
 from pilotlight.engine.layers.mlp import GatedMLP
-from pilotlight.engine.layers.routing import Router
+from pilotlight.engine.layers.routing import Router, load_router
 from pilotlight.engine.parallel.dispatch import RoutedTokens, dispatch
 from pilotlight.engine.parallel.placement import ExpertPlacement
 from pilotlight.engine.weights.loader import WeightLoader
@@ -71,6 +72,13 @@ class Experts:
         self.activation = activation
         self.gate_up_bias = gate_up_bias
         self.down_bias = down_bias
+
+    @classmethod
+    def load(cls, loader: WeightLoader, name: str, shape: ExpertsShape, parts: Sequence[str]) -> Self:
+        """Load experts as the checkpoint has them: in stacks, turned, or each for itself."""
+        if any(f"{name}.{stack}" in loader for stack in ("gate_up_proj", "down_proj")):
+            return cls.load_stacks(loader, name, shape)
+        return cls.load_each(loader, name, shape, parts)
 
     @classmethod
     def load_each(cls, loader: WeightLoader, name: str, shape: ExpertsShape, parts: Sequence[str]) -> Self:
@@ -189,11 +197,28 @@ class InputScaledExperts(Experts):
 
 
 class SparseMLP:
-    def __init__(self, router: Router, experts: Experts, shared: GatedMLP | None = None) -> None:
-        """`shared`: an expert of all tokens, whose result is added."""
+    def __init__(
+        self, router: Router, experts: Experts, shared: GatedMLP | None = None, shared_gate: Linear | None = None
+    ) -> None:
+        """`shared`: an expert of all tokens, whose result is added, weighed by the sigmoid of `shared_gate` where there is one."""
         self.router = router
         self.experts = experts
         self.shared = shared
+        self.shared_gate = shared_gate
+
+    @classmethod
+    def load(cls, loader: WeightLoader, name: str, hidden_size: int, sparse: SparseShape) -> "SparseMLP":
+        """Load a feed-forward whose tensors begin with `name`."""
+        shape, routing, shared_size, names = sparse
+        router, bias = f"{name}.{names.router}", f"{name}.{names.bias}"
+        return cls(
+            load_router(loader, router, bias, shape.num_experts, hidden_size, routing),
+            Experts.load(loader, f"{name}.{names.experts}", shape, names.parts),
+            GatedMLP.load(loader, f"{name}.{names.shared}", hidden_size, shared_size) if shared_size else None,
+            Linear.load(loader, [f"{name}.{names.shared_gate}"], [1], hidden_size, bias=False)
+            if names.shared_gate is not None
+            else None,
+        )
 
     def __call__(self, x: torch.Tensor, context: Context) -> torch.Tensor:
         weights, expert_ids = self.router(x, context)
@@ -203,8 +228,12 @@ class SparseMLP:
         else:
             mixed = self.experts(x, weights, expert_ids, positions)
         if self.shared is not None:
-            mixed = mixed + self.shared.part(x, context)
+            mixed = mixed + self._shared_part(self.shared, x, context)
         return context.summed(mixed)
+
+    def _shared_part(self, shared: GatedMLP, x: torch.Tensor, context: Context) -> torch.Tensor:
+        part = shared.part(x, context)
+        return part if self.shared_gate is None else part * self.shared_gate(x, context).sigmoid()
 
     def serve(self, none: torch.Tensor, ranks: "Communicator") -> None:
         """Compute the experts of this rank for the others' tokens, where it has no token of a step itself. `none`: [0, hidden]"""

@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from pilotlight.engine.description.shapes import NormKind
+from pilotlight.engine.execution.context import Context
 from pilotlight.engine.weights.loader import WeightLoader
 from pilotlight.kernels.elementwise.norm import add_rms_norm, rms_norm
 
@@ -30,16 +31,16 @@ class RMSNorm:
 
 
 class LayerNorm:
-    """Mean and variance, with a bias: of encoders."""
+    """Mean and variance, mostly with a bias: of encoders."""
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> None:
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, eps: float) -> None:
         self.weight = weight
         self.bias = bias
         self.eps = eps
 
     @classmethod
-    def load(cls, loader: WeightLoader, name: str, size: int, eps: float) -> "LayerNorm":
-        return cls(loader.tensor(f"{name}.weight", size), loader.tensor(f"{name}.bias", size), eps)
+    def load(cls, loader: WeightLoader, name: str, size: int, eps: float, *, bias: bool = True) -> "LayerNorm":
+        return cls(loader.tensor(f"{name}.weight", size), loader.tensor(f"{name}.bias", size) if bias else None, eps)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
@@ -61,6 +62,43 @@ class HeadNorm:
         for name, part in zip(names, torch.split(weight, list(heads)), strict=True):
             loader.read(f"{name}.weight", part, (head_dim,), lambda row: _add_offset(row, kind))
         return cls(weight, kind.eps)
+
+
+class JointNorm:
+    """Queries of a token are normalised all at once, and its keys too: weight [heads + kv_heads, head_dim], as on one rank."""
+
+    def __init__(self, weight: torch.Tensor, eps: float, numbers: Sequence[int]) -> None:
+        """`numbers`: of a token's queries and keys, on this rank."""
+        self.weight = weight
+        self.eps = eps
+        self.numbers = numbers
+
+    @classmethod
+    def load(
+        cls, loader: WeightLoader, names: Sequence[str], sizes: Sequence[int], head_dim: int, kind: NormKind
+    ) -> "JointNorm":
+        weights = [f"{name}.weight" for name in names]
+        own = [
+            loader.shard.span(size, head_dim, name, may_repeat=True).size
+            for name, size in zip(weights, sizes, strict=True)
+        ]
+        weight = loader.rows(weights, sizes, split="rows", unit=head_dim)
+        return cls(weight.view(-1, head_dim), kind.eps, own)
+
+    def __call__(self, qk: torch.Tensor, context: Context) -> torch.Tensor:
+        """qk [tokens, heads + kv_heads, head_dim]"""
+        tokens, head_dim = qk.shape[0], qk.shape[2]
+        wide = qk.float()
+        parts = torch.split(wide, [numbers // head_dim for numbers in self.numbers], dim=1)
+        # Keys that several ranks have are counted as often by the sum as by the number that it is divided by.
+        squares = torch.stack([part.square().sum((1, 2)) for part in parts], dim=1)
+        ranks = 1 if context.ranks is None else context.ranks.shard.size
+        sums = context.summed(squares).view(tokens, 1, 2)
+        normed = [
+            part * (sums[..., i : i + 1] / (ranks * numbers) + self.eps).rsqrt()
+            for i, (part, numbers) in enumerate(zip(parts, self.numbers, strict=True))
+        ]
+        return (torch.cat(normed, dim=1) * self.weight).to(qk.dtype)
 
 
 def _load_weight(loader: WeightLoader, name: str, size: int, kind: NormKind) -> torch.Tensor:

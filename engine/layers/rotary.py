@@ -12,29 +12,29 @@ from pilotlight.kernels.elementwise.rows import rows_of
 
 
 class RotaryTable:
-    """cos, sin [context_length, head_dim / 2] in fp32, once they are computed."""
+    """cos, sin [context_length, pairs of a head that turn] in fp32, once they are computed."""
 
     def __init__(self, rule: RotaryRule, head_dim: int, context_length: int, device: torch.device) -> None:
         self._rule = rule
-        self._head_dim = head_dim
-        self.cos, self.sin = torch.empty(2, context_length, head_dim // 2, device=device).unbind()
+        self._turning = rule.turning(head_dim)
+        self.cos, self.sin = torch.empty(2, context_length, self._turning // 2, device=device).unbind()
 
     def compute(self) -> None:
-        frequencies = rotary_frequencies(self._rule, self._head_dim)
+        frequencies = rotary_frequencies(self._rule, self._turning)
         angles = torch.outer(torch.arange(self.cos.shape[0], dtype=torch.float32), frequencies)
-        # of yarn: sharpens attention, half of it in q and half in k
+        # of yarn and longrope: sharpens attention, half of it in q and half in k
         factor = self._rule.values.get("attention_factor", 1.0)
         self.cos.copy_(angles.cos() * factor)
         self.sin.copy_(angles.sin() * factor)
 
     def at(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """positions [tokens] -> cos, sin [tokens, head_dim / 2]"""
+        """positions [tokens] -> cos, sin [tokens, pairs]"""
         return rows_of(self.cos, positions), rows_of(self.sin, positions)
 
 
-def rotary_frequencies(rule: RotaryRule, head_dim: int) -> torch.Tensor:
-    """Radians per position of each pair of dimensions: [head_dim / 2]."""
-    exponents = torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim
+def rotary_frequencies(rule: RotaryRule, turning: int) -> torch.Tensor:
+    """Radians per position of each pair of the `turning` numbers of a head: [turning / 2]."""
+    exponents = torch.arange(0, turning, 2, dtype=torch.int64).float() / turning
     frequencies: torch.Tensor = 1.0 / (rule.theta**exponents)
     if rule.rope_type == "linear":
         return frequencies / rule.values["factor"]
@@ -42,6 +42,11 @@ def rotary_frequencies(rule: RotaryRule, head_dim: int) -> torch.Tensor:
         return _llama3(frequencies, rule.values)
     if rule.rope_type == "yarn":
         return _yarn(frequencies, rule)
+    if rule.rope_type == "proportional":
+        frequencies[int(rule.values["share"] * turning // 2) :] = 0.0
+        return frequencies / rule.values["factor"]
+    if rule.rope_type == "longrope":
+        return frequencies / torch.tensor(rule.factors, dtype=torch.float32)
     return frequencies
 
 

@@ -8,7 +8,7 @@ from typing import Protocol
 
 import torch
 
-from pilotlight.engine.description.shapes import GroupedRouting
+from pilotlight.engine.description.shapes import Routing
 from pilotlight.engine.execution.context import Context
 from pilotlight.engine.layers.linear import Linear
 from pilotlight.engine.weights.loader import WeightLoader
@@ -21,6 +21,27 @@ class Router(Protocol):
 
     def __call__(self, x: torch.Tensor, context: Context) -> tuple[torch.Tensor, torch.Tensor]:
         """x [tokens, hidden] -> weights [tokens, top_k] fp32, expert ids [tokens, top_k] int64"""
+
+
+def load_router(
+    loader: WeightLoader, name: str, bias_name: str, num_experts: int, hidden_size: int, rule: Routing
+) -> Router:
+    """Load the projection `name` and what chooses by it; `bias_name`: of the bias that balances experts, where the rule has one."""
+    if not rule.is_wide:
+        return SoftmaxRouter.load(loader, name, num_experts, hidden_size, rule.top_k, renormalise=rule.renormalise)
+    wide = loader.with_dtype(torch.float32)
+    proj = Linear.load(wide, [name], [num_experts], hidden_size, bias=False)
+    bias = _balancing_bias(wide, bias_name, num_experts) if rule.is_biased else None
+    if rule.scores == "softmax":
+        return WideSoftmaxRouter(proj, bias, rule)
+    assert bias is not None, "sigmoids come with a bias"
+    return GroupedRouter(proj, bias, rule)
+
+
+def _balancing_bias(loader: WeightLoader, name: str, num_experts: int) -> torch.Tensor:
+    """Load a vector, or a matrix of one row, as Ernie 4.5 stores it."""
+    is_row = name in loader and len(loader.shape(name)) == 2
+    return loader.tensor(name, *((1,) if is_row else ()), num_experts).view(num_experts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,22 +74,46 @@ class GroupedRouter:
 
     proj: Linear
     bias: torch.Tensor  # [experts] fp32
-    rule: GroupedRouting
+    rule: Routing
 
     @property
     def top_k(self) -> int:
         return self.rule.top_k
 
-    @classmethod
-    def load(
-        cls, loader: WeightLoader, name: str, num_experts: int, hidden_size: int, rule: GroupedRouting
-    ) -> "GroupedRouter":
-        wide = loader.with_dtype(torch.float32)
-        proj = Linear.load(wide, [name], [num_experts], hidden_size, bias=False)
-        return cls(proj, wide.tensor(f"{name}.e_score_correction_bias", num_experts), rule)
+    def __call__(self, x: torch.Tensor, context: Context) -> tuple[torch.Tensor, torch.Tensor]:
+        rule = self.rule
+        logits = self.proj(x.float(), context)
+        groups = (rule.top_k, rule.groups, rule.top_groups, rule.renormalise, rule.scale)
+        return route_in_groups(logits, self.bias, *groups)
+
+
+@dataclass(frozen=True, slots=True)
+class WideSoftmaxRouter:
+    """A softmax in fp32 over all experts, of which the best groups' may be left (DeepSeek-V2, arXiv 2405.04434, section 2.2.2), or to which a bias
+    that balances experts is added for the choice (Ernie 4.5)."""
+
+    proj: Linear
+    bias: torch.Tensor | None  # [experts] fp32
+    rule: Routing
+
+    @property
+    def top_k(self) -> int:
+        return self.rule.top_k
 
     def __call__(self, x: torch.Tensor, context: Context) -> tuple[torch.Tensor, torch.Tensor]:
-        return route_in_groups(self.proj(x.float(), context), self.bias, *self.rule)
+        rule, scores = self.rule, self.proj(x.float(), context).softmax(-1)
+        choosing = scores if self.bias is None else scores + self.bias
+        if rule.top_groups < rule.groups:
+            by_group = torch.unflatten(choosing, 1, (rule.groups, -1))
+            of_groups = by_group.topk(rule.group_best, dim=-1).values.sum(-1)
+            is_left = torch.zeros_like(of_groups, dtype=torch.bool)
+            is_left.scatter_(1, of_groups.topk(rule.top_groups, dim=-1).indices, True)
+            choosing = by_group.masked_fill(~is_left.unsqueeze(-1), -torch.inf).flatten(1)
+        expert_ids = choosing.topk(rule.top_k, dim=-1).indices
+        weights = scores.gather(1, expert_ids)
+        if rule.renormalise:
+            weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
+        return weights * rule.scale, expert_ids
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from pilotlight.engine.core.in_flight import Runner
 from pilotlight.engine.core.phases import Phases
 from pilotlight.engine.description.decoder_config import DecoderConfig, architecture
 from pilotlight.engine.description.families import eagle3_config
-from pilotlight.engine.description.grouped_moe import GroupedMoeConfig
+from pilotlight.engine.description.sparse_config import SparseConfig
 from pilotlight.engine.drafting.drafter_registry import DraftWords
 from pilotlight.engine.drafting.model_drafter import ModelDrafter
 from pilotlight.engine.execution.runner import ModelRunner
@@ -162,6 +162,7 @@ class PlannedDraftModel(NamedTuple):
             filled = _fill(
                 self.directory,
                 self.raw_config,
+                self.config,
                 target,
                 lambda loader: family.load(self.config, loader, target.context_length),
             )
@@ -193,18 +194,18 @@ class PlannedEagle3(NamedTuple):
             return Eagle3Head.load(self.config, loader, model, first, target.context_length)
 
         with named(self.directory):
-            filled = _fill(self.directory, self.raw_config, target, lay_out)
+            filled = _fill(self.directory, self.raw_config, self.config, target, lay_out)
         return LoadedDrafts(self.name, FeatureDrafts(filled.model, first + 1), _num_bytes(filled))
 
 
 class PlannedMtp(NamedTuple):
-    config: GroupedMoeConfig
+    config: SparseConfig
     name: str = "mtp"
     directory: Path | None = None
 
     @classmethod
     def of(cls, config: DecoderConfig) -> "PlannedMtp":
-        if not isinstance(config, GroupedMoeConfig) or not config.num_mtp_layers:
+        if not isinstance(config, SparseConfig) or not config.num_mtp_layers:
             raise CheckpointError(
                 "speculate: mtp drafts by a layer of the checkpoint that predicts further tokens, and config.json names none "
                 "(num_nextn_predict_layers)"
@@ -223,9 +224,9 @@ class PlannedMtp(NamedTuple):
 
 
 def _fill(
-    directory: Path, raw_config: Mapping[str, Any], target: DraftTarget, lay_out: LayOut[Any]
+    directory: Path, raw_config: Mapping[str, Any], config: DecoderConfig, target: DraftTarget, lay_out: LayOut[Any]
 ) -> FilledModel[Any]:
-    source = WeightSource(directory, architecture(raw_config), None, read_format(raw_config))
+    source = WeightSource(directory, architecture(raw_config), None, read_format(raw_config), config.fused)
     try:
         return WeightLoad(source, lay_out, target.dtype, target.device, Phases(), shard=target.shard).run()
     finally:

@@ -7,13 +7,13 @@ and inherits the loop.
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
 
 from pilotlight.engine.description.decoder_config import DecoderConfig
 from pilotlight.engine.execution.context import Context
-from pilotlight.engine.layers.embedding import TokenEmbedding
+from pilotlight.engine.layers.embedding import ScoreHead, TokenEmbedding
 from pilotlight.engine.layers.norm import RMSNorm
 from pilotlight.engine.layers.rotary import RotaryTable
 from pilotlight.engine.layers.temperature import Temperature
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 # Before the names of a decoder's tensors: saved without its head; with it; beside a vision tower.
-_ROOTS = ("", "model.", "language_model.model.")
+_ROOTS = ("", "model.", "language_model.model.", "model.language_model.")
 
 
 class Part(Protocol):
@@ -72,27 +72,53 @@ class DraftHead(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderLayer:
-    """Norms stand before attention and feed-forward; where a family normalises their outputs too, behind them."""
+    """Norms stand before attention and feed-forward, behind them, or on both sides. `residual_scale`: of what the two add to the hidden states."""
 
-    attention_norm: RMSNorm
+    attention_norm: RMSNorm | None
     attention: Part
     attention_output_norm: RMSNorm | None = None
-    feed_forward_norm: RMSNorm
+    feed_forward_norm: RMSNorm | None
     feed_forward: Part
     feed_forward_output_norm: RMSNorm | None = None
+    residual_scale: float = 1.0
+    scale: torch.Tensor | None = None  # [1], of the hidden states behind the layer
 
     def __call__(
         self, x: torch.Tensor, residual: torch.Tensor | None, context: Context
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        x, residual = self.attention_norm.add(x, residual)
-        x = self.attention(x, context)
-        if self.attention_output_norm is not None:
-            x = self.attention_output_norm(x)
-        x, residual = self.feed_forward_norm.add(x, residual)
-        x = self.feed_forward(x, context)
-        if self.feed_forward_output_norm is not None:
-            x = self.feed_forward_output_norm(x)
-        return x, residual
+        x, residual = _entered(self.attention_norm, x, residual)
+        x = self._left(self.attention(x, context), self.attention_output_norm)
+        x, residual = _entered(self.feed_forward_norm, x, residual)
+        x = self._left(self.feed_forward(x, context), self.feed_forward_output_norm)
+        return (x, residual) if self.scale is None else (x * self.scale, residual * self.scale)
+
+    def _left(self, x: torch.Tensor, norm: RMSNorm | None) -> torch.Tensor:
+        if norm is not None:
+            x = norm(x)
+        return x if self.residual_scale == 1.0 else x * self.residual_scale
+
+
+def _entered(norm: RMSNorm | None, x: torch.Tensor, residual: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return what a part reads, and the sum that its result is added to."""
+    if norm is not None:
+        return norm.add(x, residual)
+    summed = x if residual is None else x + residual
+    return summed, summed
+
+
+class LogitRule(NamedTuple):
+    """A number that logits are multiplied with, and one that none of them exceeds."""
+
+    scale: float = 1.0
+    cap: float | None = None
+
+    def __call__(self, logits: torch.Tensor) -> torch.Tensor:
+        if self.scale != 1.0:
+            logits = logits * self.scale
+        return logits if self.cap is None else torch.tanh(logits / self.cap) * self.cap
+
+
+PLAIN_LOGITS = LogitRule()
 
 
 class Decoder:
@@ -101,10 +127,11 @@ class Decoder:
         embedding: TokenEmbedding | None,
         layers: Sequence[Layer],
         norm: RMSNorm | None,
-        head: TokenEmbedding | None,
+        head: TokenEmbedding | ScoreHead | None,
         rotary: list[RotaryTable],
         temperature: Temperature | None = None,
         projections: Sequence[MatrixPart] = (),
+        logit_rule: LogitRule = PLAIN_LOGITS,
     ) -> None:
         """Of several stages the first alone has embedding and head, and the last the norm. `projections`: that adapters may change, by number."""
         self.embedding = embedding
@@ -114,6 +141,7 @@ class Decoder:
         self.rotary = rotary
         self.temperature = temperature
         self.projections = projections
+        self.logit_rule = logit_rule
         self.vision: VisionEncoder | None = None  # makes embeddings of images; None: it takes none
         self.mtp: DraftHead | None = None  # a further layer of the checkpoint, by which it drafts
 
@@ -124,6 +152,11 @@ class Decoder:
     def draft_by(self, mtp: DraftHead) -> None:
         """Draft by a further layer of the checkpoint. Its weights lie behind the decoder's."""
         self.mtp = mtp
+
+    def score_by(self, head: ScoreHead) -> None:
+        """Score classes in place of tokens, to which no rule of tokens' logits applies."""
+        self.head = head
+        self.logit_rule = PLAIN_LOGITS
 
     def forward(self, context: Context) -> torch.Tensor:
         return self.tapped(context, ())[0]
@@ -172,7 +205,7 @@ class Decoder:
 
     def logits(self, hidden: torch.Tensor, ranks: "Communicator | None" = None) -> torch.Tensor:
         assert self.head is not None, "the first stage has the head"
-        return self.head.logits(hidden, ranks)
+        return self.logit_rule(self.head.logits(hidden, ranks))
 
 
 def root_of(loader: WeightLoader) -> str:
@@ -187,6 +220,7 @@ def load_decoder(
     load_layer: Callable[[int, str], Layer],
     embedding_scale: float = 1.0,
     temperature: Temperature | None = None,
+    logit_rule: LogitRule = PLAIN_LOGITS,
 ) -> Decoder:
     """Load a decoder, or a stage of one. `load_layer(i, name)` makes the layer whose tensors begin with `name`."""
     root = root_of(loader)
@@ -212,7 +246,11 @@ def load_decoder(
     loader.skip(r"(model\.)?layers\.\d+\.self_attn\.rotary_emb\.inv_freq")
     # of a KV cache in fewer bits than ours; of packed matrices, what config.json says
     loader.skip(r".*\.([kv]_scale|weight_shape)")
-    rotary = [RotaryTable(rule, config.rotary_dim, context_length, loader.device) for rule in config.rotary]
+    rotary = [
+        RotaryTable(rule, dim, context_length, loader.device)
+        for rule, dim in zip(config.rotary, config.rotary_dims, strict=True)
+    ]
     for table in rotary:
         loader.compute(table.compute)
-    return Decoder(embedding, layers, norm, head, rotary, temperature, tuple(loader.projections or ()))
+    projections = tuple(loader.projections or ())
+    return Decoder(embedding, layers, norm, head, rotary, temperature, projections, logit_rule)

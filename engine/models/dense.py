@@ -1,30 +1,99 @@
-"""The plain decoder layer of Llama, Mistral and Qwen: these families differ in biases, head norms and windows alone."""
+"""A decoder as its config describes it, layer by layer: attention, feed-forwards or experts, and the norms where they are.
+
+Nothing here belongs to a family: what one has is said by the fields of DenseConfig and SparseConfig.
+"""
+
+import re
+from collections.abc import Callable
 
 from pilotlight.engine.description.dense_config import DenseConfig
+from pilotlight.engine.description.sparse_config import SparseConfig
 from pilotlight.engine.layers.attention import Attention
+from pilotlight.engine.layers.encoder_attention import EncoderAttention
 from pilotlight.engine.layers.mlp import GatedMLP
+from pilotlight.engine.layers.moe import SparseMLP
 from pilotlight.engine.layers.norm import RMSNorm
-from pilotlight.engine.models.decoder import Decoder, DecoderLayer, load_decoder
+from pilotlight.engine.layers.temperature import Temperature
+from pilotlight.engine.models.decoder import Decoder, DecoderLayer, LogitRule, Part, load_decoder, root_of
+from pilotlight.engine.models.mtp import MtpHead
 from pilotlight.engine.weights.loader import WeightLoader
+from pilotlight.kernels.elementwise.activation import gelu_tanh_and_mul, silu_and_mul
+
+_ACTIVATIONS = {"silu": silu_and_mul, "gelu_tanh": gelu_tanh_and_mul}
+# Towers beside a decoder whose pictures are not computed here: of Mistral 3, Gemma 3 and 4, Qwen's and GLM's.
+_TOWERS = r"(model\.)?(vision_tower|multi_modal_projector|visual|audio_tower|embed_vision|embed_audio)\..*"
+
+LoadAttention = Callable[[int, str], Part]
 
 
 def load(config: DenseConfig, loader: WeightLoader, context_length: int) -> Decoder:
-    hidden, norm = config.hidden_size, config.norm
+    kind = config.norm
+    attention_kind = EncoderAttention if config.is_bidirectional else Attention
 
-    def layer(i: int, name: str) -> DecoderLayer:
-        return DecoderLayer(
-            attention_norm=RMSNorm.load(loader, f"{name}.input_layernorm", hidden, norm),
-            attention=Attention.load(
-                loader,
-                f"{name}.self_attn",
-                hidden,
-                config.attention(i),
-                qkv_bias=config.qkv_bias,
-                o_bias=config.o_bias,
-                qk_norm=norm if config.qk_norm else None,
-            ),
-            feed_forward_norm=RMSNorm.load(loader, f"{name}.post_attention_layernorm", hidden, norm),
-            feed_forward=GatedMLP.load(loader, f"{name}.mlp", hidden, config.intermediate_size, config.mlp_bias),
+    def attention(i: int, name: str) -> Part:
+        # A layer that drafts stands behind the last one, and is of its kind.
+        shape = config.attention(min(i, config.num_layers - 1))._replace(layer=i)
+        return attention_kind.load(
+            loader,
+            f"{name}.self_attn",
+            config.hidden_size,
+            shape,
+            qkv_bias=config.qkv_bias,
+            o_bias=config.o_bias,
+            qk_norm=kind if config.qk_norm else None,
+            joint_norm=kind if config.joint_qk_norm else None,
+            sinks=config.sinks_name,
         )
 
-    return load_decoder(config, loader, context_length, layer)
+    decoder = load_layers(config, loader, context_length, attention)
+    loader.skip(_TOWERS)
+    return decoder
+
+
+def load_layers(
+    config: DenseConfig, loader: WeightLoader, context_length: int, load_attention: LoadAttention
+) -> Decoder:
+    """Load a decoder, and of the layers behind its last one, which predict further tokens, the one that drafts: the others stay unread.
+    `load_attention(i, name)` makes what mixes tokens in the layer whose tensors begin with `name`."""
+
+    def norm(name: str, part: str | None) -> RMSNorm | None:
+        return None if part is None else RMSNorm.load(loader, f"{name}.{part}", config.hidden_size, config.norm)
+
+    def layer(i: int, name: str) -> DecoderLayer:
+        names = config.norms
+        return DecoderLayer(
+            attention_norm=norm(name, names.before_attention),
+            attention=load_attention(i, name),
+            attention_output_norm=norm(name, names.after_attention),
+            feed_forward_norm=norm(name, names.before_feed_forward),
+            feed_forward=_load_feed_forward(config, loader, i, name),
+            feed_forward_output_norm=norm(name, names.after_feed_forward),
+            residual_scale=config.residual_scale,
+            scale=loader.tensor(f"{name}.layer_scalar", 1) if config.scales_layers else None,
+        )
+
+    temperature = config.temperature and Temperature(*config.temperature)
+    logit_rule = LogitRule(config.logit_scale, config.logit_cap)
+    decoder = load_decoder(config, loader, context_length, layer, config.embedding_scale, temperature, logit_rule)
+    if isinstance(config, SparseConfig):
+        first = config.num_layers
+        if config.drafts_by_mtp:
+            name = f"{root_of(loader)}layers.{first}"
+            decoder.draft_by(MtpHead.load(config, loader, name, layer(first, name), decoder))
+        for i in range(first + config.drafts_by_mtp, first + config.num_mtp_layers):
+            loader.skip(rf"{re.escape(root_of(loader))}layers\.{i}\..*")
+    return decoder
+
+
+def _load_feed_forward(config: DenseConfig, loader: WeightLoader, layer: int, name: str) -> Part:
+    is_behind = layer >= config.num_layers  # and drafts
+    if isinstance(config, SparseConfig) and (is_behind or layer in config.sparse_layers):
+        return SparseMLP.load(loader, f"{name}.{config.sparse.names.mlp}", config.hidden_size, config.sparse)
+    return GatedMLP.load(
+        loader,
+        f"{name}.mlp",
+        config.hidden_size,
+        config.intermediate_size,
+        config.mlp_bias,
+        _ACTIVATIONS[config.activation],
+    )

@@ -83,7 +83,7 @@ class Eagle3Head:
             embedding = model.embedding
         else:
             raise CheckpointError("it has no embed_tokens, and another hidden size than the model, whose it could take")
-        rotary = RotaryTable(config.rotary[0], config.rotary_dim, context_length, loader.device)
+        rotary = RotaryTable(config.rotary[0], config.head_dim, context_length, loader.device)
         loader.compute(rotary.compute)
         loader.skip("t2d")
         return cls(

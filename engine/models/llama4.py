@@ -4,13 +4,15 @@ Names of tensors: meta-llama/Llama-4-Scout-17B-16E-Instruct's, as `transformers`
 (engine/vision/llama4_tower.py). Its experts are in one tensor for each layer; quantizers store them one by one.
 """
 
+import torch
+
 from pilotlight.engine.description.families.llama4_config import Llama4Config
 from pilotlight.engine.description.tensor_sizes import GATED_PARTS
-from pilotlight.engine.layers.chunked_attention import ChunkedAttention
+from pilotlight.engine.layers.attention import Attention
 from pilotlight.engine.layers.linear import Linear
 from pilotlight.engine.layers.mlp import GatedMLP
 from pilotlight.engine.layers.moe import InputScaledExperts, SparseMLP
-from pilotlight.engine.layers.norm import RMSNorm
+from pilotlight.engine.layers.norm import HeadNorm, RMSNorm
 from pilotlight.engine.layers.routing import SigmoidRouter
 from pilotlight.engine.layers.temperature import Temperature
 from pilotlight.engine.models.decoder import Decoder, DecoderLayer, Part, load_decoder
@@ -21,11 +23,6 @@ from pilotlight.engine.weights.loader import WeightLoader
 def load(config: Llama4Config, loader: WeightLoader, context_length: int) -> Decoder:
     hidden, norm, shape = config.hidden_size, config.norm, config.experts
 
-    def experts(name: str) -> InputScaledExperts:
-        if any(f"{name}.{part}" in loader for part in ("gate_up_proj", "down_proj")):
-            return InputScaledExperts.load_stacks(loader, name, shape)
-        return InputScaledExperts.load_each(loader, name, shape, GATED_PARTS)
-
     def feed_forward(i: int, name: str) -> Part:
         if i not in config.sparse_layers:
             return GatedMLP.load(loader, name, hidden, config.intermediate_size)
@@ -33,21 +30,25 @@ def load(config: Llama4Config, loader: WeightLoader, context_length: int) -> Dec
             SigmoidRouter(
                 Linear.load(loader, [f"{name}.router"], [shape.num_experts], hidden, bias=False), config.top_k
             ),
-            experts(f"{name}.experts"),
+            InputScaledExperts.load(loader, f"{name}.experts", shape, GATED_PARTS),
             GatedMLP.load(loader, f"{name}.shared_expert", hidden, shape.intermediate_size),
         )
+
+    def attention(i: int, name: str) -> Attention:
+        """Layers whose queries and keys turn normalise them afterwards, without weights."""
+        made = Attention.load(
+            loader, name, hidden, config.attention(i), qkv_bias=config.attention_bias, o_bias=config.attention_bias
+        )
+        if config.qk_norm and made.shape.rotary is not None:
+            heads, kv_heads, head_dim = made.shape[:3]
+            ones = torch.ones(heads + kv_heads, head_dim, dtype=loader.dtype, device=loader.device)
+            made.qk_norm = HeadNorm(ones, norm.eps)
+        return made
 
     def layer(i: int, name: str) -> DecoderLayer:
         return DecoderLayer(
             attention_norm=RMSNorm.load(loader, f"{name}.input_layernorm", hidden, norm),
-            attention=ChunkedAttention.load_normed(
-                loader,
-                f"{name}.self_attn",
-                hidden,
-                config.attention(i),
-                config.attention_bias,
-                norm if config.qk_norm else None,
-            ),
+            attention=attention(i, f"{name}.self_attn"),
             feed_forward_norm=RMSNorm.load(loader, f"{name}.post_attention_layernorm", hidden, norm),
             feed_forward=feed_forward(i, f"{name}.feed_forward"),
         )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from pilotlight.engine.description.grouped_moe import GroupedMoeConfig
+from pilotlight.engine.description.sparse_config import SparseConfig
 from pilotlight.engine.execution.context import Context
 from pilotlight.engine.layers.linear import Linear
 from pilotlight.engine.layers.norm import RMSNorm
@@ -36,7 +36,7 @@ class MtpHead:
 
     @classmethod
     def load(
-        cls, config: GroupedMoeConfig, loader: WeightLoader, name: str, layer: DecoderLayer, model: Decoder
+        cls, config: SparseConfig, loader: WeightLoader, name: str, layer: DecoderLayer, model: Decoder
     ) -> "MtpHead":
         """Load what is round the layer, whose tensors begin with `name`."""
         hidden = config.hidden_size

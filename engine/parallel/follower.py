@@ -39,6 +39,7 @@ from pilotlight.engine.parallel.orders import (
     StoreBlocks,
     WarmUpPart,
 )
+from pilotlight.support.logs import inherit_logging
 
 if TYPE_CHECKING:
     from pilotlight.engine.kv.arena import Arena
@@ -149,7 +150,7 @@ def run_rank(rank: int, described: str, threads: int, channels: Sequence[RankCha
     """Be a rank until this process ends. `described`: a HostConfig as JSON. `threads`: where that says none."""
     configure_process()
     os.environ["OMP_NUM_THREADS"] = str(threads)
-    logging.basicConfig(level=logging.INFO, format=f"%(asctime)s rank {rank} %(levelname)s %(message)s")
+    inherit_logging(f"rank{rank}")
     orders, replies, copies = channels
     try:
         config, arena = _prepare(described, rank, threads)

@@ -13,6 +13,7 @@ from pilotlight.engine.weights.config import positive_int, quantization, quantiz
 
 _BLOCK = 32  # columns: four-bit codes come in whole blocks (kernels/matrices/int4.py)
 _PACKED = ("attention", "dense", "experts", "shared_experts")
+_OF_GGUF = (*_PACKED, "embedding", "head")
 _LOSSLESS_GROUP = (
     128  # columns of plain bf16 in 12 bits come in groups or halves of them (kernels/matrices/lossless.py)
 )
@@ -28,7 +29,7 @@ _GROUP_REPEATED = re.compile(r"\)[*+?{]")
 
 class Quantization(NamedTuple):
     method: str
-    bits: int
+    bits: float  # of a value; of a GGUF file's kinds in the middle, their scales among them
     columns: int | None  # under one scale; None: a row's
     rows: int = 1  # likewise
     scale_bytes: int = 2
@@ -40,7 +41,8 @@ class Quantization(NamedTuple):
 
     def holds(self, shape: WeightShape) -> bool:
         """Tell whether the checkpoint has this matrix in the format."""
-        if not shape.columns or shape.part not in _PACKED or (self.of_experts and shape.part != "experts"):
+        packed = _OF_GGUF if self.method == "gguf" else _PACKED
+        if not shape.columns or shape.part not in packed or (self.of_experts and shape.part != "experts"):
             return False
         return not any(_matches(pattern, shape.name) for pattern in self.ignored)
 
@@ -63,7 +65,7 @@ class Quantization(NamedTuple):
         groups = -(-columns // self.columns) if self.columns else 1
         codes = -(-columns // _BLOCK) * _BLOCK if self.bits == 4 else columns
         scales = -(-rows // self.rows) * groups * self.scale_bytes
-        return rows * codes * self.bits // 8 + scales + rows * groups * self.zero_bytes
+        return int(rows * codes * self.bits) // 8 + scales + rows * groups * self.zero_bytes
 
 
 def lossless_bytes(rows: int, columns: int) -> int:
@@ -91,8 +93,8 @@ def read_quantization(config: Mapping[str, Any]) -> Quantization | None:
         group = None if said == -1 else positive_int({"group_size": said}, "group_size", 128)
         has_zeros = bool(described.get("zero_point", True)) if method == "awq" else not described.get("sym", True)
         return Quantization(method, 4, group, zero_bytes=int(has_zeros), ignored=ignored)
-    if method == "gguf" and (bits := described.get("bits")) is not None:
-        return Quantization(method, bits, _BLOCK, on_cpu_alone=True)
+    if method == "gguf" and isinstance(bits := described.get("bits"), int | float):
+        return Quantization(method, bits, _BLOCK, scale_bytes=0, on_cpu_alone=True)
     if method != "compressed-tensors":
         return None
     groups = described.get("config_groups")

@@ -30,6 +30,7 @@ from pilotlight.engine.weights.storage import (
     BundleMemory,
     BundleStorage,
     CheckpointStorage,
+    FilledStorage,
     LayoutPlan,
     MappedTensors,
     StoredRange,
@@ -113,6 +114,8 @@ class WeightLoad(Generic[ModelT]):
     def run(self) -> FilledModel[ModelT]:
         """Lay the model out and fill it. Raises CheckpointError."""
         source = self._source
+        if source.lies_as_stored(self._device):  # the file itself is what outlives this process
+            return self._load_in_place(None) or self._load_own(source.checkpoint)
         if source.shared_path is not None:
             try:
                 if source.stays_packed(self._device):
@@ -222,8 +225,8 @@ class WeightLoad(Generic[ModelT]):
         return FilledModel(model, True, memory, tensors=storage.tensors, in_files=in_files, saved_bytes=saved)
 
     def _load_copied(self, path: Path) -> FilledModel[ModelT]:
-        """Load weights that stay packed. How they are arranged depends on their content, so the bundle in memory is a copy of the checkpoint: no disk
-        is read again, but they are arranged again."""
+        """Load packed weights whose layout depends on their content. The bundle in memory is a copy of the checkpoint: no disk is read again, but
+        they are arranged again."""
         identity = self._source.identity(None)
         shared = self._source.shared(identity)
         is_mapped = shared is not None
@@ -290,7 +293,7 @@ class WeightLoad(Generic[ModelT]):
         source = self._source
         if (
             self._device.type != "cpu"
-            or source.stays_packed(self._device)
+            or (source.stays_packed(self._device) and not source.lies_as_stored(self._device))
             or not all(map(is_local, weight_files(source.directory)))
         ):
             return None
@@ -322,7 +325,10 @@ class WeightLoad(Generic[ModelT]):
             coding = Coding(source.identity(self._dtype, is_coded=True), dict(self._matrices), self._measured)
 
         def rebuild(memory: torch.Tensor, bundle: Bundle) -> ModelT:
-            moved = BundleStorage(bundle, BundleMemory(memory, bundle).take)
+            allocate = BundleMemory(memory, bundle).take
+            # which kind of packed matrix a tensor is, the checkpoint's names say
+            is_packed = source.stays_packed(self._device)
+            moved = FilledStorage(source.checkpoint.tensors, allocate) if is_packed else BundleStorage(bundle, allocate)
             rebuilt = self._lay_out(moved)
             for task in moved.tasks:
                 task()

@@ -25,6 +25,7 @@ from pilotlight.engine.weights.bundles.lossless import CODED
 from pilotlight.engine.weights.checkpoint import Checkpoint, packed_file
 from pilotlight.engine.weights.digests import fingerprint
 from pilotlight.engine.weights.formats.format import WeightFormat
+from pilotlight.engine.weights.fused import FusedRows, open_divided
 
 log = logging.getLogger(__name__)
 
@@ -37,12 +38,19 @@ class WeightSource:
     """One directory's weights. Its `facts` and its fingerprint come first, since types and caches depend on them. `close` it."""
 
     def __init__(
-        self, directory: Path, architecture: str, shared_path: Path | None, format: WeightFormat | None = None
+        self,
+        directory: Path,
+        architecture: str,
+        shared_path: Path | None,
+        format: WeightFormat | None = None,
+        fused: tuple[FusedRows, ...] = (),
     ) -> None:
-        """`shared_path`: where a bundle in memory is, or may be written. Raises CheckpointError where the directory holds no weights."""
+        """`shared_path`: where a bundle in memory is, or may be written. `fused`: tensors that hold several of the model's matrices. Raises
+        CheckpointError where the directory holds no weights."""
         self.directory = directory
         self.format = format
         self.shared_path = shared_path
+        self.fused = fused
         self._architecture = architecture
         self._config = config_digest(read_bytes(directory / "config.json"))
         self._open = ExitStack()
@@ -62,7 +70,7 @@ class WeightSource:
     @cached_property
     def checkpoint(self) -> Checkpoint:
         """The directory's own tensors, where it is not a packed one."""
-        return Checkpoint.open(self.directory)
+        return open_divided(self.directory, self.fused)
 
     @property
     def packed_dtype(self) -> torch.dtype | None:
@@ -77,8 +85,13 @@ class WeightSource:
         return self.checkpoint.facts
 
     def stays_packed(self, device: torch.device) -> bool:
-        """Whether weights are loaded as they are stored. A bundle of them in memory is a copy of the checkpoint; others hold what was unpacked."""
+        """Tell whether weights are loaded as they are stored, for kernels that decode them."""
         return self.packed is None and self.format is not None and self.format.stays_packed(device)
+
+    def lies_as_stored(self, device: torch.device) -> bool:
+        """Tell whether weights that stay packed have the stored bytes, for the most part. Others are laid out by what they hold, at every load anew,
+        and a bundle of them in memory is a copy of the checkpoint."""
+        return self.stays_packed(device) and self.format is not None and self.format.lies_as_stored()
 
     def identity(self, dtype: torch.dtype | None, is_coded: bool = False) -> BundleIdentity:
         """Return the identity of a bundle in one type; None: of a copy of the checkpoint. `is_coded`: its matrices are in 12 bits."""

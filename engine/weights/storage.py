@@ -29,6 +29,7 @@ from pilotlight.engine.weights.checkpoint import (
     packed_file,
 )
 from pilotlight.engine.weights.filling import DTYPES, NAMES, Job, is_stored_as, read_stored
+from pilotlight.engine.weights.fused import FusedRows, divide
 from pilotlight.engine.weights.staging import Make
 from pilotlight.kernels.cpu import pages
 from pilotlight.kernels.cpu.mapped_file import can_join, map_parts, opened
@@ -157,8 +158,9 @@ def _in_files(fills: list[_Fill], wanted: TensorSpec) -> list[StoredRange]:
     return parts if not is_joined or can_join([(part.start, part.num_bytes) for part in parts]) else []
 
 
-class _FilledStorage(WeightStorage):
-    """Tensors that `allocate` makes, by name, with the `jobs` that fill them and the `tasks` to be done besides."""
+class FilledStorage(WeightStorage):
+    """Tensors that `allocate` makes, by name, with the `jobs` that fill them and the `tasks` to be done besides. By itself it fills none: `allocate`
+    returns memory that holds them."""
 
     def __init__(self, stored: Mapping[str, StoredTensor] | Mapping[str, TensorSpec], allocate: Allocate) -> None:
         super().__init__(stored)
@@ -175,7 +177,7 @@ class _FilledStorage(WeightStorage):
         self.tasks.append(task)
 
 
-class CheckpointStorage(_FilledStorage):
+class CheckpointStorage(FilledStorage):
     """Tensors to be filled from a checkpoint. Those that `mapped` has made are its files' own pages, and are only checked."""
 
     def __init__(self, checkpoint: Checkpoint, allocate: Allocate, mapped: "MappedTensors | None" = None) -> None:
@@ -197,7 +199,7 @@ class CheckpointStorage(_FilledStorage):
         self._checkpoint.skip(pattern)
 
 
-class BundleStorage(_FilledStorage):
+class BundleStorage(FilledStorage):
     """A bundle's tensors: to be filled from the `file`, or, without one, where `allocate` returns memory that holds them."""
 
     def __init__(self, bundle: Bundle, allocate: Allocate, file: Path | None = None) -> None:
@@ -235,10 +237,11 @@ class MetaStorage(WeightStorage):
         super().__init__({spec.name: spec for spec in tensors})
 
     @classmethod
-    def open(cls, directory: Path) -> "MetaStorage":
+    def open(cls, directory: Path, fused: tuple[FusedRows, ...] = ()) -> "MetaStorage":
         packed = packed_file(directory)
         if packed is None:
-            return cls(TensorSpec(name, at.dtype, at.shape) for name, at in index_checkpoint(directory).items())
+            stored = divide(index_checkpoint(directory), fused)
+            return cls(TensorSpec(name, at.dtype, at.shape) for name, at in stored.items())
         with BundleFile.open(packed) as file:
             return cls(file.bundle.specs)
 

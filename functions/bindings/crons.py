@@ -9,7 +9,9 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from datetime import UTC, datetime
+from math import inf
 from pathlib import Path
+from typing import NamedTuple
 
 from pilotlight.functions.bindings.binding import Services
 from pilotlight.functions.bindings.place import directory_of
@@ -21,10 +23,15 @@ log = logging.getLogger("pilotlight.function")
 
 SCHEMA = "CREATE TABLE IF NOT EXISTS fired (cron TEXT PRIMARY KEY, at_s REAL NOT NULL)"
 CATCH_UP_S = 24 * 3600.0  # what was missed longer ago is forgotten
-LOOK_S = 30.0  # the clock may be set
-PAUSE_AFTER_ERROR_S = 5.0
 Run = Callable[[str, int], Awaitable[None]]
 """Gets the expression and the minute in ms."""
+
+
+class Timings(NamedTuple):
+    """How long triggers wait, in seconds."""
+
+    look_s: float = 30.0  # at most, before they look at the clock again: it may be set
+    pause_after_error_s: float = 5.0
 
 
 class Crons:
@@ -36,20 +43,20 @@ class Crons:
         run: Run,
         database: Database,
         now_s: Callable[[], float] = time.time,
-        look_s: float = LOOK_S,
+        timings: Timings | None = None,
     ) -> None:
-        """`look_s`: between two looks at the clock, which may be set."""
+        self._timings = timings or Timings()
         self._run = run
         self._database = database
         self._now_s = now_s
-        self._look_s = look_s
         self._runs: set[asyncio.Task[None]] = set()
         self._tasks = [asyncio.create_task(self._follow(schedule)) for schedule in schedules]
 
     @classmethod
     def open(cls, schedules: Iterable[Schedule], run: Run, state_dir: Path, services: Services) -> "Crons":
         path = directory_of(state_dir, "cron", services.function) / "fired.sqlite"
-        return cls(schedules, run, services.database(path, SCHEMA), services.clock.now_s, services.clock.look_s)
+        clock = services.clock
+        return cls(schedules, run, services.database(path, SCHEMA), clock.now_s, Timings(look_s=clock.look_s))
 
     def stop(self) -> None:
         """Begin nothing new; handlers under way are the function's own to end, and what is claimed is run."""
@@ -70,14 +77,14 @@ class Crons:
                 due = schedule.last_until(now, after)
                 if due is None:
                     following = schedule.next_after(now)
-                    wait_s = self._look_s if following is None else (following - now).total_seconds()
-                    await asyncio.sleep(min(self._look_s, wait_s))
+                    wait_s = inf if following is None else (following - now).total_seconds()
+                    await asyncio.sleep(min(self._timings.look_s, wait_s))
                     continue
                 after = due
                 await asyncio.shield(self._begin(schedule, due))
             except Exception:
                 log.exception("the cron trigger %s goes on after an error", schedule.text)
-                await asyncio.sleep(PAUSE_AFTER_ERROR_S)
+                await asyncio.sleep(self._timings.pause_after_error_s)
 
     async def _since(self, schedule: Schedule) -> datetime:
         """Return when it last ran; a trigger that is new begins now."""

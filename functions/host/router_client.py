@@ -11,14 +11,16 @@ from yarl import URL
 
 from pilotlight.wire.hop.bundles import MAX_BYTES
 from pilotlight.wire.hop.headers import FOR_ROUTERS, HOP, REQUEST_ID, Hop, sign_hop
+from pilotlight.wire.http.certificate import client_context
 
 TIMEOUT_S = 60.0
 CONNECT_S = 5.0
 
 
 class RouterClient:
-    def __init__(self, url: str, key: str) -> None:
-        """`key` signs what is asked; empty: nothing is signed."""
+    def __init__(self, url: str, key: str, authority: str | None = None) -> None:
+        """`key` signs what is asked; empty: nothing is signed. `authority`: of the network's certificates, where it has its own."""
+        self._authority = authority
         self.url = url
         self._key = key
         self._session: aiohttp.ClientSession | None = None
@@ -48,7 +50,7 @@ class RouterClient:
         """Open a scope with the answer, whose body is still to come. `path`: as it is signed, not encoded. Raises aiohttp.ClientError, OSError and
         TimeoutError."""
         if self._session is None:
-            self._session = aiohttp.ClientSession()
+            self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=client_context(self._authority)))
         hop = Hop(method, path, uuid.uuid4().hex, FOR_ROUTERS)
         named = {**(headers or {}), REQUEST_ID: hop.request_id}
         if self._key:

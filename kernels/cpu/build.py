@@ -58,7 +58,9 @@ class _CpuKind(NamedTuple):
 _KINDS = {
     "avx2": _CpuKind(("-march=x86-64-v3",), "avx2"),
     "avx512": _CpuKind(("-march=x86-64-v4",), "avx512vl"),
-    "amx": _CpuKind(("-march=x86-64-v4", "-mavx512bf16", "-DSOFTWARE_TILES"), "avx512_bf16"),
+    "avx512vnni": _CpuKind(("-march=x86-64-v4", "-mavx512vnni"), "avx512_vnni"),  # Cascade and Ice Lake
+    "avx512bf16": _CpuKind(("-march=x86-64-v4", "-mavx512vnni", "-mavx512bf16"), "avx512_bf16"),  # Zen 4 and 5
+    "amx": _CpuKind(("-march=x86-64-v4", "-mavx512vnni", "-mavx512bf16", "-DSOFTWARE_TILES"), "avx512_bf16"),
 }
 KINDS = (*_KINDS, TORCH)
 

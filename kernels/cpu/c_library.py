@@ -45,6 +45,8 @@ class Library:
         self.lossless_encode = functions.find(opened, "lossless_encode")
         self.join_planes = functions.find(opened, "join_planes")
         self.coded_linear = _by_type(opened, "coded_linear")
+        self.block_linear = _by_type(opened, "block_linear")
+        self.block_rows = _by_type(opened, "block_rows")
         self.decodes_fast = bool(functions.number(opened, "coded_is_fast_f32"))
         self.slow = [dtype for dtype in _ENDINGS if not functions.number(opened, f"gemm_is_fast_{_ENDINGS[dtype]}")]
         # of a product, up to which each row of a weight is summed for itself

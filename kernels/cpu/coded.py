@@ -1,4 +1,5 @@
-"""Products of the C library with weights that are kept in codes of four or eight bits (codes.h), whatever class of weight has them."""
+"""Products of the C library with weights that are kept in codes: of four or eight bits with scales beside them (codes.h), whatever class of weight
+has them, and in a GGUF file's blocks (blocks.h)."""
 
 from typing import NamedTuple
 
@@ -65,3 +66,92 @@ def linear(
         get_num_threads(),
     )  # fmt: skip
     return None if failed else y
+
+
+class BlockRows(NamedTuple):
+    """Up to three matrices of as many columns as C reads them, one below the other."""
+
+    matrices: tuple[Tensor, ...]  # [rows, bytes of a row] uint8
+    kinds: tuple[int, ...]  # of each, by C's number
+    row_bytes: tuple[int, ...]
+    columns: int
+
+    @property
+    def rows(self) -> int:
+        return sum(matrix.shape[0] for matrix in self.matrices)
+
+    def is_taken(self) -> bool:
+        return all(
+            matrix.ndim == 2
+            and matrix.dtype == torch.uint8
+            and matrix.is_cpu
+            and matrix.is_contiguous()
+            and matrix.shape[1] == row_bytes
+            for matrix, row_bytes in zip(self.matrices, self.row_bytes, strict=True)
+        )
+
+    def addresses(self) -> tuple[int | None, ...]:
+        """Return three addresses; those of matrices that are not there are None."""
+        return (*(matrix.data_ptr() for matrix in self.matrices), None, None)[:3]
+
+    def sizes(self) -> tuple[int, int, int, int]:
+        """Return the rows of each of three matrices, and their kinds in one number, a byte for each."""
+        first, second, third = (*(matrix.shape[0] for matrix in self.matrices), 0, 0)[:3]
+        return first, second, third, sum(kind << 8 * i for i, kind in enumerate(self.kinds))
+
+
+def block_linear(
+    library: Library,
+    x: Tensor,
+    weight: BlockRows,
+    bias: Tensor | None = None,
+    activation: int = 0,
+    wide_output: bool = False,
+) -> Tensor | None:
+    """Compute what ops.linear does, of a weight in blocks."""
+    dtype = x.dtype
+    function = library.block_linear.get(dtype)
+    if function is None or x.ndim != 2 or not weight.is_taken():
+        return None
+    rows, columns = x.shape
+    row_stride, column_stride = x.stride()
+    weight_rows = weight.rows
+    p_x, p_bias = x.data_ptr(), 0
+    if not rows or columns != weight.columns or column_stride != 1 or (activation and weight_rows & 1):
+        return None
+    if bias is not None:
+        p_bias = bias.data_ptr()
+        if bias.dtype != dtype or bias.numel() != weight_rows or not (bias.is_cpu and bias.is_contiguous()):
+            return None
+    if (p_x | p_bias) & (x.itemsize - 1):
+        return None
+    outputs = weight_rows >> 1 if activation else weight_rows
+    y = x.new_empty((rows, outputs), dtype=torch.float32) if wide_output else x.new_empty((rows, outputs))
+    failed = function(
+        p_x, *weight.addresses(), p_bias or None, y.data_ptr(), rows, columns, row_stride, *weight.sizes(), activation, wide_output,
+        get_num_threads(),
+    )  # fmt: skip
+    return None if failed else y
+
+
+def block_rows(
+    library: Library, numbers: Tensor, weight: BlockRows, dtype: torch.dtype, scale: float = 1.0
+) -> Tensor | None:
+    """Compute what ops.rows_of does, of a weight in blocks."""
+    function = library.block_rows.get(dtype)
+    if (
+        function is None
+        or numbers.ndim != 1
+        or numbers.dtype != torch.int64
+        or not (numbers.is_cpu and numbers.is_contiguous())
+        or numbers.data_ptr() & 7
+        or not weight.is_taken()
+        or not weight.rows
+    ):
+        return None
+    count = numbers.shape[0]
+    y = numbers.new_empty((count, weight.columns), dtype=dtype)
+    function(
+        *weight.addresses(), numbers.data_ptr(), y.data_ptr(), count, weight.columns, *weight.sizes(), scale, get_num_threads()
+    )  # fmt: skip
+    return y

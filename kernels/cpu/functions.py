@@ -20,6 +20,8 @@ _OF_BOTH_TYPES = {
     "lossless_gemm": "ppppppplllliii",
     "lossless_rows": "pppppplllfi",
     "coded_linear": "ppppppllllliiii:i",
+    "block_linear": "ppppppllllllliii:i",
+    "block_rows": "pppppllllllfi",
     "rows_of": "ppplllfi",
     "rms_norm": "pppppllifi",
     "rotate_and_cache": "pppppppllllllllifpi",

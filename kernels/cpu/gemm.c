@@ -3,9 +3,12 @@
 //
 // Vectors run along the rows of x, which are packed once; w is read where it lies, two columns (or one) at a time, repeated in all lanes. So w, the
 // larger one where rows are few, is neither packed nor summed across lanes. Threads take rows of w, so that nothing one of them writes is read by
-// another. A row's sums are the same in any company. Of a w that is coded in 12 bits rows are decoded while those before them meet x (decoding.h).
+// another. A row's sums are the same in any company. Of a w that is coded in 12 bits rows are decoded while those before them meet x (decoding.h). What is
+// not multiplied as it lies (blocks of a GGUF file, and bf16 where no instruction takes it) becomes numbers that are, a chain of columns at a time, in the
+// second-level cache: bf16, 512 rows, a core with AVX-512 and without bf16 units: 135 GFLOP/s, where 89 come of widening it for each product, and fp32 has 138.
 //
 // Where there are matrix tiles (tiles.h), these take the same x, whose lines are those of a tile's pairs, and rows of w where they lie.
+#include "block_gemm.h"
 #include "decoding.h"
 #include "outputs.h"
 #include "packing.h"
@@ -34,6 +37,8 @@
 // would wait for stores that they have nothing to do with.
 #define DECODED (CHAIN + LINE)
 
+#define IS_WIDENED (sizeof(packed) > sizeof(scalar))
+
 // What is fetched while a chain is multiplied: rows `stride` apart, those of the chain itself first where it is `in_place`.
 typedef struct {
     const scalar *rows;
@@ -43,7 +48,7 @@ typedef struct {
 
 // sums [w_rows][vectors * LANES] = or += w . x, of one chain; x [depth / PER_LANE][vectors][LANES][PER_LANE]. Fetches `ahead`, and has as many rows
 // decoded as it multiplies, where it `decodes`.
-INLINE void tile(const int vectors, const int w_rows, const int decodes, const packed *x, const scalar *w, long w_stride, long depth,
+INLINE void tile(const int vectors, const int w_rows, const int decodes, const packed *x, const packed *w, long w_stride, long depth,
                  const scalar *ahead, long ahead_stride, int goes_on, decoder *decoder, float *sums) {
     decoded_part parts[SUMS];
     const long num_parts = decodes ? take_parts(decoder, w_rows, parts) : 0, num_first = decodes ? decoder->num_first : 0;
@@ -56,7 +61,7 @@ INLINE void tile(const int vectors, const int w_rows, const int decodes, const p
         piece rows[VECTORS]; \
         _Pragma("GCC unroll 4") for (int i = 0; i < vectors; i++) rows[i] = load_packed(x + (k * vectors + i * PER_LANE) * LANES); \
         _Pragma("GCC unroll 24") for (int n = 0; n < w_rows; n++) { \
-            const piece columns = repeated_scalars(pointer + n * (stride)); \
+            const piece columns = repeated(pointer + n * (stride)); \
             _Pragma("GCC unroll 4") for (int i = 0; i < vectors; i++) \
                 sum[n * vectors + i] = multiply_add(sum[n * vectors + i], rows[i], columns); \
         } \
@@ -72,7 +77,7 @@ INLINE void tile(const int vectors, const int w_rows, const int decodes, const p
     }
     for (; k + PER_LANE <= depth; k += PER_LANE) COLUMNS(w + k, w_stride);
     if (k < depth) {  // a column without a neighbour
-        scalar last[SUMS][PER_LANE] = {{0}};
+        packed last[SUMS][PER_LANE] = {{0}};
         for (int n = 0; n < w_rows; n++) last[n][0] = w[n * w_stride + k];
         COLUMNS(last[0], PER_LANE);
     }
@@ -82,12 +87,12 @@ INLINE void tile(const int vectors, const int w_rows, const int decodes, const p
 }
 
 // As many tiles as there are rows of w.
-INLINE void tiles_of(const int vectors, const int decodes, const packed *x, const scalar *w, long w_rows, long w_stride, long depth, fetching ahead,
+INLINE void tiles_of(const int vectors, const int decodes, const packed *x, const packed *w, long w_rows, long w_stride, long depth, fetching ahead,
                      int goes_on, decoder *decoder, float *sums) {
     long n = 0;
 #define TILES(size) \
     for (; n + size <= w_rows; n += size) { \
-        const scalar *next = !ahead.in_place ? ahead.rows + n * ahead.stride : n + 2 * size <= w_rows ? w + (n + size) * w_stride : ahead.rows; \
+        const scalar *next = !ahead.in_place ? ahead.rows + n * ahead.stride : n + 2 * size <= w_rows ? (const scalar *)(w + (n + size) * w_stride) : ahead.rows; \
         tile(vectors, size, decodes, x, w + n * w_stride, w_stride, depth, next, ahead.stride, goes_on, decoder, sums + n * vectors * LANES); \
     }
     TILES(TILE_ROWS(vectors))
@@ -126,7 +131,7 @@ static void multiply_by_tiles(long vectors, const packed *x, const scalar *w, lo
 }
 #endif
 
-static void multiply(long vectors, const packed *x, const scalar *w, long w_rows, long w_stride, long depth, fetching ahead, int goes_on,
+static void multiply(long vectors, const packed *x, const packed *w, long w_rows, long w_stride, long depth, fetching ahead, int goes_on,
                      decoder *decoder, float *sums) {
 #ifdef MATRIX_TILES
     if (has_tiles) {
@@ -150,12 +155,15 @@ static void multiply(long vectors, const packed *x, const scalar *w, long w_rows
 
 typedef struct {
     const scalar *x, *w, *bias;
-    coded coded;  // in place of w
+    coded coded;        // in place of w
+    block_rows blocks;  // likewise, where it has rows
     packed *packed_x;  // [panels][columns / PER_LANE][vectors][LANES][PER_LANE]
     char *y;
     long rows, vectors, panels, outputs, columns, padded, x_stride;
     int activation, wide_output;
 } arguments;
+
+#define HAS_BLOCKS(a) ((a)->blocks.ends[2] > 0)
 
 // Vectors of rows are spread evenly over the panels.
 INLINE long first_vector(const arguments *a, long panel) { return panel * a->vectors / a->panels; }
@@ -176,7 +184,7 @@ static void pack_vector(const void *given, long vector) {
 
 // One chain of a unit, from `column` on, times a panel; sums [rows][vectors * LANES]. `decoded` holds the chain where w is coded, and
 // the first panel has the `decoder` go on meanwhile.
-static void multiply_chain(const arguments *a, long begin, long count, long column, long panel, const scalar *decoded, decoder *decoder, float *sums) {
+static void multiply_chain(const arguments *a, long begin, long count, long column, long panel, const packed *decoded, decoder *decoder, float *sums) {
     const long per_unit = UNIT / (a->activation ? 2 : 1), depth = a->columns - column < CHAIN ? a->columns - column : CHAIN;
     const long first = first_vector(a, panel), vectors = first_vector(a, panel + 1) - first;
     const int is_last = column + CHAIN >= a->columns;
@@ -187,14 +195,33 @@ static void multiply_chain(const arguments *a, long begin, long count, long colu
         const long next_row = is_last ? row + count : row, next_column = is_last ? 0 : column + CHAIN;
         float *into = sums + part * per_unit * vectors * LANES;
         if (decoded) {
-            const fetching ahead = {(const scalar *)codes_at(&a->coded, next_row, next_column), a->coded.row_bytes / (long)sizeof(scalar), 0};
+            const fetching ahead = a->coded.codes ? (fetching){(const scalar *)codes_at(&a->coded, next_row, next_column), a->coded.row_bytes / (long)sizeof(scalar), 0}
+                                   : HAS_BLOCKS(a) ? (fetching){a->x, 0, 0}
+                                                  : (fetching){a->w + next_row * a->columns + next_column, a->columns, 0};
             multiply(vectors, x, decoded + part * per_unit * DECODED, count, DECODED, depth, ahead, column > 0, panel ? NULL : decoder, into);
         } else {
             const scalar *w = a->w + row * a->columns + column, *next = a->w + next_row * a->columns + next_column;
             const fetching ahead = {a->activation && !part ? w + a->outputs * a->columns : next, a->columns, 1};
-            multiply(vectors, x, w, count, a->columns, depth, ahead, column > 0, NULL, into);
+            multiply(vectors, x, (const packed *)w, count, a->columns, depth, ahead, column > 0, NULL, into);
         }
     }
+}
+
+// One chain of a unit as tiles read it, `DECODED` columns from row to row: decoded from blocks, or widened, from what the other decoder made where w is coded.
+static void make_chain(const arguments *a, long begin, long count, long column, const scalar *of_codes, packed *to) {
+    const long per_unit = UNIT / (a->activation ? 2 : 1), depth = a->columns - column < CHAIN ? a->columns - column : CHAIN;
+    for (long part = 0; part < 1 + (a->activation != 0); part++)
+        for (long n = 0; n < count; n++) {
+            const long row = begin + part * a->outputs + n;
+            packed *into = to + (part * per_unit + n) * DECODED;
+            if (HAS_BLOCKS(a)) {
+                int kind;
+                const uint8_t *blocks = block_row(&a->blocks, row, &kind);
+                NAME(decode_blocks)(kind, blocks, column, depth, into);
+            } else {
+                copy_packed(of_codes ? of_codes + (part * per_unit + n) * DECODED : a->w + row * a->columns + column, depth, depth, into);
+            }
+        }
 }
 
 // Outputs of a unit: with an activation half of its rows are gates, the other half their ups.
@@ -205,7 +232,8 @@ static void multiply_unit(const void *given, long unit) {
     const size_t size = a->wide_output ? sizeof(float) : sizeof(scalar);
     float sums[PANELS][UNIT * PANEL] __attribute__((aligned(64))), turned[LANES * UNIT + LANES] __attribute__((aligned(64)));
     scalar decoded[2][UNIT * DECODED] __attribute__((aligned(64)));
-    const int is_coded = a->coded.codes != NULL;
+    packed made[UNIT * DECODED] __attribute__((aligned(64)));  // of what is widened, or decoded from blocks
+    const int is_coded = a->coded.codes != NULL, is_hidden = is_coded && !has_tiles && !IS_WIDENED, is_made = HAS_BLOCKS(a) || IS_WIDENED;
     coded_row rows[UNIT];
     decoder decoder = {.rows = rows, .columns = a->columns, .chain = CHAIN, .to_other = UNIT * DECODED};
     if (is_coded) {
@@ -214,13 +242,16 @@ static void multiply_unit(const void *given, long unit) {
             for (long n = 0; n < count; n++) rows[decoder.num_rows++] = coded_row_at(&a->coded, row + n, decoded[0] + (part * per_unit + n) * DECODED);
             if (begin + per_unit < a->outputs) fetch_coded_rows(&a->coded, row + per_unit, per_unit);
         }
-        if (!has_tiles) begin_decoding(&decoder, TILE_ROWS(first_vector(a, 1)));
+        if (is_hidden) begin_decoding(&decoder, TILE_ROWS(first_vector(a, 1)));
     }
     begin_tiles();
     for (long column = 0; column < a->columns; column += CHAIN) {
-        if (is_coded && has_tiles) decode_chain(&decoder);
+        if (is_coded && !is_hidden) decode_chain(&decoder);
+        const scalar *of_codes = is_coded ? decoded[column / CHAIN & 1] : NULL;
+        if (is_made) make_chain(a, begin, count, column, of_codes, made);
+        const packed *chain = is_made ? made : (const packed *)of_codes;
         for (long panel = 0; panel < a->panels; panel++)
-            multiply_chain(a, begin, count, column, panel, is_coded ? decoded[column / CHAIN & 1] : NULL, &decoder, sums[panel]);
+            multiply_chain(a, begin, count, column, panel, chain, is_hidden ? &decoder : NULL, sums[panel]);
     }
     end_tiles();
     for (long panel = 0; panel < a->panels; panel++) {
@@ -238,8 +269,8 @@ static void multiply_unit(const void *given, long unit) {
 void NAME(linear)(const scalar *x, const scalar *w, const scalar *bias, void *y, long rows, long outputs, long columns, long x_stride, int activation,
                   int wide_output, int threads);
 
-// gemm_is_fast: whether all rows come here without a measurement. In bf16 only with an instruction for its products, and not where there are matrix units:
-// oneDNN uses them too, and it is measured which rows are better left to it (crossover.py).
+// gemm_is_fast: whether all rows come here without a measurement: but for bf16 where there are matrix units, since oneDNN uses them too, and it is measured
+// which rows are better left to it (crossover.py).
 //
 // few_rows: of x, up to which each row of a weight is summed for itself (linear.c). For more, vectors run along them here: a whole vector at the price
 // of one row. In bf16, 9,728 x 896, us of both: Zen 4, whose multiply-adds take two cycles, two threads, 393 and 695 at 8 rows, 571 and 689 at 12; one
@@ -251,19 +282,19 @@ const int NAME(gemm_is_fast) = 1, NAME(few_rows) = 23;
 const int NAME(gemm_is_fast) = 0, NAME(few_rows) = 4;
 #elif defined(WIDE) && defined(__AVX512BF16__)
 const int NAME(gemm_is_fast) = 1, NAME(few_rows) = LEVEL1_KIB < 48 ? 12 : 6;
-#else
-const int NAME(gemm_is_fast) = 0, NAME(few_rows) = 24;
+#else  // widened once for all rows. One thread, GFLOP/s of both and of torch's: AVX-512 90, 97 and 28 at 16 rows, 89, 135 and 36 at 512; AVX2 30, 52 and 15 at 8
+const int NAME(gemm_is_fast) = 1, NAME(few_rows) = LANES == 8 ? 6 : 15;
 #endif
 
-static int multiply_by(const scalar *x, const scalar *w, coded coded, const scalar *bias, void *y, long rows, long outputs, long columns, long x_stride,
-                       int activation, int wide_output, int threads) {
+static int multiply_by(const scalar *x, const scalar *w, coded coded, block_rows blocks, const scalar *bias, void *y, long rows, long outputs,
+                       long columns, long x_stride, int activation, int wide_output, int threads) {
     const long most = rows < PANELS * PANEL ? rows : PANELS * PANEL, padded = whole_squares(columns), per_unit = UNIT / (activation ? 2 : 1);
     packed *packed_x = shared_scratch((most + LANES - 1) / LANES * LANES * padded * sizeof(packed));
     if (!packed_x) return 0;
     for (long top = 0; top < rows; top += PANELS * PANEL) {
         const long count = rows - top < PANELS * PANEL ? rows - top : PANELS * PANEL, vectors = (count + LANES - 1) / LANES;
         char *into = (char *)y + top * outputs * (wide_output ? sizeof(float) : sizeof(scalar));
-        const arguments a = {x + top * x_stride, w,       bias,    coded,    packed_x, into,       count,       vectors,
+        const arguments a = {x + top * x_stride, w,       bias,    coded,    blocks,   packed_x, into,       count,      vectors,
                              (vectors + VECTORS - 1) / VECTORS, outputs, columns, padded, x_stride, activation, wide_output};
         share(pack_vector, &a, vectors, threads);
         share(multiply_unit, &a, (outputs + per_unit - 1) / per_unit, threads);
@@ -274,7 +305,7 @@ static int multiply_by(const scalar *x, const scalar *w, coded coded, const scal
 // As `linear`, for more rows.
 void NAME(gemm)(const scalar *x, const scalar *w, const scalar *bias, void *y, long rows, long outputs, long columns, long x_stride, int activation,
                 int wide_output, int threads) {
-    if (!multiply_by(x, w, (coded){0}, bias, y, rows, outputs, columns, x_stride, activation, wide_output, threads))  // slower, without memory
+    if (!multiply_by(x, w, (coded){0}, (block_rows){0}, bias, y, rows, outputs, columns, x_stride, activation, wide_output, threads))  // slower, without memory
         NAME(linear)(x, w, bias, y, rows, outputs, columns, x_stride, activation, wide_output, threads);
 }
 
@@ -287,6 +318,11 @@ void NAME(lossless_gemm)(const scalar *x, const uint8_t *codes, const uint8_t *p
                          const scalar *bias, void *y, long rows, long outputs, long columns, long x_stride, int activation, int wide_output,
                          int threads) {
     const coded w = {codes, palettes, starts, escapes, coded_row_bytes(columns)};
-    if (!multiply_by(x, NULL, w, bias, y, rows, outputs, columns, x_stride, activation, wide_output, threads))
+    if (!multiply_by(x, NULL, w, (block_rows){0}, bias, y, rows, outputs, columns, x_stride, activation, wide_output, threads))
         NAME(lossless_linear)(x, codes, palettes, starts, escapes, bias, y, rows, outputs, columns, x_stride, activation, wide_output, threads);
+}
+
+int NAME(block_gemm)(const scalar *x, const block_rows *w, const scalar *bias, void *y, long rows, long outputs, long columns, long x_stride,
+                     int activation, int wide_output, int threads) {
+    return !multiply_by(x, NULL, (coded){0}, *w, bias, y, rows, outputs, columns, x_stride, activation, wide_output, threads);
 }

@@ -1,9 +1,9 @@
 """What is left of the KV cache when everything is restarted? `make bench-cache-restarts` runs it.
 
 Fifty conversations have their first turn. Then the second turn is asked: of the site as it is, of one that was stopped in order and started again,
-of one whose processes were all killed at once, and of another site that shares nothing with the first but a Mooncake Store (pip install
-'pilotlight[mooncake]'). Each way has a site of its own, with a host that computes prompts and one that answers, host memory and a disk, or the store
-instead; the record says how many tokens of the second turns were found cached.
+of one whose processes were all killed at once, and of another site that shares nothing with the first but a Mooncake Store
+(pip install 'pilotlight-inference[mooncake]'). Each way has a site of its own, with a host that computes prompts and one that answers, host memory
+and a disk, or the store instead; the record says how many tokens of the second turns were found cached.
 """
 
 import argparse

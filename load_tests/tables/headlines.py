@@ -1,89 +1,168 @@
-"""A few figures of several records, for the README; docs/measurements.md has them all."""
+"""A few figures of several records, for README.md and docs/performance.md; docs/measurements/ has them all."""
 
+import textwrap
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 from load_tests.records import Record
 from load_tests.tables.engine import by_task
 from load_tests.tables.kernels import OURS
 
-Cells = tuple[str, str]  # our figure, and what it is to be compared with
+Figures = tuple[str, str]  # ours, and what others reached in the same run
 
 
-def rows(records: dict[str, Record]) -> Iterable[list[str]]:
-    """One row per figure whose record exists, with that record's date and commit."""
-    yield ["", "Pilotlight", "beside", "measured"]
-    for name, subject, cells in HEADLINES:
-        if subject in records:
-            record = records[subject]
-            made = f"{record['date'][:10]}, {record['commit'][:7]}"
-            yield [name, *cells(record["results"]), made]
+class Headline(NamedTuple):
+    """One row of the table of speeds."""
+
+    name: str
+    subject: str  # of the record
+    figures: Callable[[dict[str, Any]], Figures]
 
 
-def _start(results: Record) -> Cells:
-    return f"{results['ready_s']['median']:.1f} s", f"target {results['targets']['ready_s']:g} s"
+def rows(records: dict[str, Record], names: tuple[str, ...], mark: Callable[[str, Record], str]) -> Iterable[list[str]]:
+    """Yield the header, and a row for each of `names` whose record exists.
+
+    `mark` returns what stands behind a record's commit.
+    """
+    yield ["", "Pilotlight", "others, same run", "machine", "measured"]
+    for headline in (HEADLINES[name] for name in names):
+        if (record := records.get(headline.subject)) is not None:
+            made = f"{record['date'][:10]}, {record['commit'][:7]}{mark(headline.subject, record)}"
+            yield [headline.name, *headline.figures(record["results"]), _machine(record["machine"]), made]
 
 
-def _first_token(results: Record) -> Cells:
+def why(records: dict[str, Record]) -> str:
+    """Return the README's reasons to use Pilotlight, as a list in Markdown: a figure stands where a record has it."""
+    lost, cold = records.get("site-death"), records.get("functions")
+    streams = f": {_killed(lost['results'])[0]}" if lost is not None else ""
+    start = f" A function's first request takes {_function(cold['results'])[0]}." if cold is not None else ""
+    adds = records.get("router-overhead")
+    added = f", which adds {_added_to_first_token(adds['results'])[0]} to a first token" if adds is not None else ""
+    lines = [
+        "**A stream survives its site.** When a site is killed, frozen or drained, another one continues its streams with the "
+        f"same tokens{streams}.",
+        "**Functions run beside the models.** Code and manifests of Cloudflare's Python Workers run in the same site, with KV, "
+        f"D1, R2, queues, Durable Objects and the site's models as bindings.{start}",
+        "**One network instead of three systems.** The engine, an edge router with keys, quotas and a ledger"
+        f"{added}, and the function host are one program with one configuration and one set of metrics.",
+    ]
+    return "".join(f"{textwrap.fill(line, 150, initial_indent='- ', subsequent_indent='  ')}\n" for line in lines)
+
+
+def _machine(machine: dict[str, Any]) -> str:
+    if machine["accelerator"]:
+        return str(machine["accelerator"]).partition(",")[0].replace("NVIDIA ", "").partition(" HBM")[0]
+    name = str(machine["processor"]).replace("(R)", "").replace(" Processor", "").strip()
+    units = " with AMX" if "amx_bf16" in machine.get("flags", ()) else ""
+    return f"{machine['cores']} cores, {name}{units}"
+
+
+def _start(results: Record) -> Figures:
+    return f"{results['ready_s']['median']:.1f} s", ""
+
+
+def _first_token(results: Record) -> Figures:
     return f"{results['ttft_ms']['median']:.1f} ms", ""
 
 
-def _added_to_first_token(results: Record) -> Cells:
+def _added_to_first_token(results: Record) -> Figures:
     return _routers(results, "1 stream", lambda row: float(row["added_first_p50_ms"]["median"]), "{:.2f} ms")
 
 
-def _requests_per_s(results: Record) -> Cells:
+def _requests_per_s(results: Record) -> Figures:
     return _routers(results, "requests, 64 connections", lambda row: float(row["rate"]), "{:,.0f}")
 
 
-def _routers(results: Record, task: str, figure: Callable[[Record], float], form: str) -> Cells:
+def _routers(results: Record, task: str, figure: Callable[[Record], float], form: str) -> Figures:
     rows = {row["router"]: row for row in results["rows"] if row["task"] == task and row["router"] != "no router"}
     others = ", ".join(f"{name} {form.format(figure(row))}" for name, row in rows.items() if name != OURS)
     return form.format(figure(rows[OURS])), others
 
 
-def _engines(task: str) -> Callable[[Record], Cells]:
-    def cells(results: Record) -> Cells:
+def _engines(task: str) -> Callable[[Record], Figures]:
+    def figures(results: Record) -> Figures:
         speeds = by_task(results["rows"])[task]
-        figures = {name: f"{row['tokens_per_s']['median']:,.0f}" for name, row in speeds.items()}
-        return figures[OURS], ", ".join(f"{name} {figure}" for name, figure in figures.items() if name != OURS)
+        found = {name: f"{row['tokens_per_s']['median']:,.0f}" for name, row in speeds.items()}
+        return found[OURS], ", ".join(f"{_name(name)} {figure}" for name, figure in found.items() if name != OURS)
 
-    return cells
+    return figures
 
 
-def _cold_start(clock: str) -> Callable[[Record], Cells]:
-    def cells(results: Record) -> Cells:
+def _name(engine: str) -> str:
+    return "vLLM" if engine == "vllm" else engine
+
+
+def _decode_on_gpu(batch: int) -> Callable[[Record], Figures]:
+    def figures(results: Record) -> Figures:
+        row = next(row for row in results["decode"] if row["batch"] == batch)
+        return f"{row['served']['tokens_per_s']:,.0f}", ""
+
+    return figures
+
+
+def _prefill_on_gpu(tokens: int) -> Callable[[Record], Figures]:
+    def figures(results: Record) -> Figures:
+        row = next(row for row in results["prefill"] if row["tokens"] == tokens)
+        return f"{row['tokens_per_s']:,.0f}", ""
+
+    return figures
+
+
+def _wake_on_gpu(results: Record) -> Figures:
+    row = next(row for row in results["rows"].values() if "again" in row)
+    return f"{1e3 * row['again']['first_token_s']:,.0f} ms", ""
+
+
+def _start_on_gpu(results: Record) -> Figures:
+    return f"{results['rows']['b: nothing runs, in the page cache']['ms']:,.0f} ms", ""
+
+
+def _cold_start(clock: str) -> Callable[[Record], Figures]:
+    def figures(results: Record) -> Figures:
         size = results["sizes"]["0.6b"]
         found = {name: peer for name, peer in size["peers"].items() if clock == "b" and "ms" in peer}
-        peers = ", ".join(f"{name} {_ms(peer)}" for name, peer in found.items())
+        peers = ", ".join(f"{_name(name)} {_ms(peer)}" for name, peer in found.items())
         return _ms(size["clocks"][clock]), peers
 
-    return cells
+    return figures
 
 
 def _ms(measured: Record) -> str:
     return f"{measured['ms']['median']:,.0f} ms"
 
 
-def _killed(results: Record) -> Cells:
+def _killed(results: Record) -> Figures:
     kill = results["kill"]
-    return f"{kill['lost']} lost of {kill['streams']}, pause {kill['pause_ms']['p50']:,.0f} ms", ""
+    return f"{kill['lost']} of {kill['streams']} lost, {kill['pause_ms']['p50']:,.0f} ms pause", ""
 
 
-def _function(results: Record) -> Cells:
+def _function(results: Record) -> Figures:
     name = next(name for name in results["cold_ms"] if name.startswith("plain"))
-    return f"{results['cold_ms'][name]['p50']:.1f} ms", f"target {results['targets']['plain']:g} ms"
+    return f"{results['cold_ms'][name]['p50']:.1f} ms", ""
 
 
-HEADLINES: list[tuple[str, str, Callable[[dict[str, Any]], Cells]]] = [
-    ("`pilotlight up` to ready", "start-up", _start),
-    ("first token through router and site", "start-up", _first_token),
-    ("added by the router to a first token, p50", "router-overhead", _added_to_first_token),
-    ("requests/s through the router, 64 connections", "router-overhead", _requests_per_s),
-    ("prefill of 512 tokens, tokens/s", "engines", _engines("prefill, 512 tokens")),
-    ("decode of 16 sequences, tokens/s", "engines", _engines("decode, batch 16")),
-    ("0.6b model: nothing runs, to the first token", "cold-start", _cold_start("b")),
-    ("0.6b model: sleeps, to the first token", "cold-start", _cold_start("c")),
-    ("streams of a site that is killed", "site-death", _killed),
-    ("a function's cold start, p50", "functions", _function),
-]
+HEADLINES: dict[str, Headline] = {
+    "gpu-decode-1": Headline("8B model in bf16, one stream, tokens/s", "engine-8b", _decode_on_gpu(1)),
+    "gpu-decode-256": Headline("8B model in bf16, 256 streams, tokens/s", "engine-8b", _decode_on_gpu(256)),
+    "gpu-prefill": Headline("8B model in bf16, prompt of 8,192 tokens, tokens/s", "engine-8b", _prefill_on_gpu(8192)),
+    "gpu-wake": Headline("8B model asleep in host memory, first token", "gpu-serving-8b", _wake_on_gpu),
+    "gpu-start": Headline("8B model, nothing runs, first token", "gpu-serving-8b", _start_on_gpu),
+    "cpu-decode-1": Headline("0.5B model, one stream, tokens/s", "engines-amx", _engines("decode, batch 1")),
+    "cpu-decode-16": Headline("0.5B model, 16 streams, tokens/s", "engines-amx", _engines("decode, batch 16")),
+    "cpu-prefill": Headline(
+        "0.5B model, prompt of 4,096 tokens, tokens/s", "engines-amx", _engines("prefill, 4,096 tokens")
+    ),
+    "cpu-start": Headline("0.6B model, nothing runs, first token", "cold-start", _cold_start("b")),
+    "cpu-wake": Headline("0.6B model asleep in host memory, first token", "cold-start", _cold_start("c")),
+    "router-first-token": Headline(
+        "added by the router to a first token, median", "router-overhead", _added_to_first_token
+    ),
+    "router-requests": Headline("requests/s through the router, 64 connections", "router-overhead", _requests_per_s),
+    "killed": Headline("streams of a site that is killed", "site-death", _killed),
+    "function-start": Headline("a function's first request, median", "functions", _function),
+    "up": Headline("`pilotlight up` until it answers", "start-up", _start),
+}
+README = (
+    "gpu-decode-1", "gpu-decode-256", "gpu-wake", "cpu-decode-16", "cpu-prefill", "cpu-start", "router-first-token", "router-requests",
+)  # fmt: skip
+PERFORMANCE = tuple(HEADLINES)

@@ -18,16 +18,17 @@ from starlette.types import ASGIApp, ExceptionHandler, Message, Receive, Scope, 
 from pilotlight.runtime.api.connection import AnswerCut, answering, header, send_error
 from pilotlight.runtime.telemetry.metrics import Metrics
 from pilotlight.runtime.telemetry.tracing import RequestSpan, SiteTracing
+from pilotlight.support.logs import REQUEST
 from pilotlight.wire.credentials import Access, with_bearer
 from pilotlight.wire.errors import ApiError, dialect_of
 from pilotlight.wire.hop import headers
-from pilotlight.wire.paths import drop_trailing_slash
+from pilotlight.wire.paths import normalize_path, nothing_at
 
 GENUINE_HOP = "pilotlight.genuine_hop"  # in the scope: a router of the network has signed this request
 SITE_NAME = "pilotlight.site"  # in the scope
 ACCOUNT = "pilotlight.account"  # in the scope: the name of the account that is known; empty: none is
 HOLDER = "pilotlight.holder"  # in the scope: the key that was sent to this site itself, where it is known
-PUBLIC_PATHS = ("/livez", "/readyz", "/health", "/ping", "/version", "/openapi.json", "/docs")
+PUBLIC_PATHS = ("/livez", "/readyz", "/health", "/ping", "/version", "/api/version", "/openapi.json", "/docs")
 # Where keys or signatures are required, for routers and keys with the scope `metrics` alone.
 METRICS_PATHS = ("/metrics", "/status", "/timeline")
 INTERNAL = "/internal/"
@@ -35,6 +36,7 @@ PAGE = "/page/"  # judges by its own sessions
 FUNCTIONS = "/fn/"  # functions judge for themselves who may ask
 MODELS_AS_FUNCTIONS = "/fn/@"  # and models do not
 OWN_PATHS = PUBLIC_PATHS + METRICS_PATHS
+OLLAMA_ANSWERS = ("/api/chat", "/api/generate", "/api/embed", "/api/embeddings")
 LOGGED_EVERY_S = 60.0  # however many requests are refused
 BEGINNINGS = ("http.response.start", "websocket.accept", "websocket.http.response.start")
 
@@ -84,9 +86,10 @@ class SiteMiddleware:
             request_id, digest, refusal = os.urandom(16).hex(), None, error
             if isinstance(error, HopRefused):
                 self._log(error, scope)
-        drop_trailing_slash(scope)  # the signature was made of the path as it was sent
+        normalize_path(scope)  # the signature was made of the path as it was sent
         is_genuine = digest is not None
         scope["pilotlight.request_id"] = request_id
+        REQUEST.set(request_id)
         scope[GENUINE_HOP] = is_genuine
         scope[SITE_NAME] = self._site
         if is_genuine:
@@ -199,14 +202,16 @@ def _family(path: str) -> str:
     for family in ("chat/completions", "completions", "messages", "responses", "embeddings", "models"):
         if path.endswith(f"/v1/{family}"):
             return family
+    for family in ("rerank", "score", "classify"):
+        if path.endswith((f"/v1/{family}", f"/v2/{family}")) or path == f"/{family}":
+            return family
     if "/ai/run/" in path:
         return "run"
-    return path.removeprefix("/") if path in OWN_PATHS else "other"
+    return path.removeprefix("/") if path in (*OWN_PATHS, *OLLAMA_ANSWERS) else "other"
 
 
 async def _no_path(request: Request, error: Exception) -> NoReturn:
-    path = request.scope["path"]
-    raise ApiError("not_found", f"there is nothing at {path}; the API is under /ai/v1, /v1, /client/v4 and /fn")
+    raise ApiError("not_found", nothing_at(request.scope["path"]))
 
 
 async def _no_method(request: Request, error: Exception) -> NoReturn:

@@ -12,6 +12,7 @@ from pilotlight.runtime.cli.api import API_KEY_ENV, DEFAULT_URL, Api
 from pilotlight.runtime.cli.cli_error import CliError
 from pilotlight.runtime.cli.keys.key_commands import keys
 from pilotlight.runtime.cli.models.adapter_commands import adapters
+from pilotlight.runtime.cli.network.network_commands import network as network_commands
 from pilotlight.sites.config import SERVER_ENV, ConfigError
 from pilotlight.sites.network import NETWORK_FILE
 from pilotlight.sites.site import LOCAL
@@ -34,6 +35,7 @@ JsonOption = Annotated[bool, typer.Option("--json", help="For programs.")]
 INFERENCE, FUNCTIONS, OPERATIONS = "Inference", "Functions", "Operations"  # headings of --help
 
 app.add_typer(keys, name="keys", rich_help_panel=OPERATIONS)
+app.add_typer(network_commands, name="network", rich_help_panel=OPERATIONS)
 app.add_typer(adapters, name="adapters", rich_help_panel=INFERENCE)
 for name, commands in (
     ("secret", state.secret),
@@ -72,12 +74,15 @@ def up(
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show what the processes log.")] = False,
     server: ServerOption = None,
     open_page: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
+    model: Annotated[
+        str | None, typer.Option(help="What all sites serve in place of their files' models, as `serve` takes it.")
+    ] = None,
 ) -> None:
     """Start a router and its sites on this machine; Ctrl-C stops them all."""
     from pilotlight.runtime.cli.up import up as run
 
     _serve_by(server)
-    run(network, sites, port, verbose, open_page=open_page)
+    run(network, sites, port, verbose, open_page=open_page, model=model)
 
 
 @app.command(rich_help_panel=OPERATIONS)
@@ -121,7 +126,7 @@ def serve(
     model: Annotated[
         str,
         typer.Argument(
-            help="A checkpoint's directory, a GGUF file, a packed model's URL, a Hugging Face hub id, or ember, which is here already."
+            help="A checkpoint's directory, a GGUF file, a packed model's URL, a Hugging Face hub id, smollm2, or ember, which is here already."
         ),
     ],
     host: Annotated[str, typer.Option(help="The address to listen at.")] = "127.0.0.1",
@@ -536,6 +541,85 @@ def status(as_json: JsonOption = False, url: UrlOption = DEFAULT_URL) -> None:
     from pilotlight.runtime.cli.status import print_status
 
     print_status(Api(url, timeout_s=10.0), as_json)
+
+
+@app.command(rich_help_panel=OPERATIONS)
+def join(
+    url: Annotated[str, typer.Argument(help="Of the network's router, as https://router.example:8443.")],
+    token: Annotated[str, typer.Argument(help="As `pilotlight network token` prints it.")],
+    folder: Annotated[Path, typer.Option("--dir", help="For the site's file, its certificate and the secret.")] = Path(
+        "~/.config/pilotlight"
+    ),
+    name: Annotated[str | None, typer.Option(help="Of the site; asked for, or the machine's.")] = None,
+    address: Annotated[str | None, typer.Option(help="Where routers reach this machine; found by default.")] = None,
+    port: Annotated[int, typer.Option(min=1, max=65535)] = 8790,
+    city: Annotated[str | None, typer.Option(help="Where it stands; asked for, or where the router stands.")] = None,
+    latitude: Annotated[float | None, typer.Option(min=-90, max=90)] = None,
+    longitude: Annotated[float | None, typer.Option(min=-180, max=180)] = None,
+    model: Annotated[
+        str, typer.Option(help="What it serves first: ember, a directory, or a Hugging Face hub id.")
+    ] = "ember",
+    starts: Annotated[bool, typer.Option("--start/--no-start", help="Serve at once.")] = True,
+) -> None:
+    """Make this machine a site of a network, by a token, and serve."""
+    from pilotlight.runtime.cli.network.join import Wishes, serve
+    from pilotlight.runtime.cli.network.join import join as run
+
+    path = run(url, token, folder, Wishes(name, address, port, city, latitude, longitude, model))
+    if starts:
+        serve(path)
+    print(f"Start it: pilotlight site {path}")
+
+
+NetworkOption = Annotated[
+    Path | None, typer.Option("--network", help="A router's file; the files of `up` without --network and --site.")
+]
+SitesOption = Annotated[list[Path] | None, typer.Option("--site", help="A site's file; several times, too.")]
+
+
+@app.command(rich_help_panel=OPERATIONS)
+def backup(
+    folder: Annotated[Path, typer.Argument(help="Where backups are kept; guard it as what it is a copy of.")],
+    network: NetworkOption = None,
+    site: SitesOption = None,
+    keep: Annotated[int | None, typer.Option(min=1, help="So many of the newest; all by default.")] = None,
+) -> None:
+    """Copy the state of a router and sites of this machine, while they run: deployments, data of functions, secrets, ledger, adapters."""
+    from pilotlight.runtime.cli.operations.backup import backup as run
+    from pilotlight.runtime.cli.operations.state_roots import roots_of_files
+
+    print(run(folder, roots_of_files(network, site), keep))
+
+
+@app.command(rich_help_panel=OPERATIONS)
+def restore(
+    folder: Annotated[Path, typer.Argument(help="Where `backup` has put it.")],
+    network: NetworkOption = None,
+    site: SitesOption = None,
+    snapshot: Annotated[str | None, typer.Option(help="By its name; the newest by default.")] = None,
+) -> None:
+    """Put a backup's state where the files of this machine's router and sites say, which must not run."""
+    from pilotlight.runtime.cli.operations.backup import restore as run
+    from pilotlight.runtime.cli.operations.state_roots import roots_of_files
+
+    print(run(folder, roots_of_files(network, site), snapshot))
+
+
+@app.command(rich_help_panel=OPERATIONS)
+def doctor(
+    network: NetworkOption = None,
+    site: SitesOption = None,
+    time_server: Annotated[
+        str | None, typer.Option(help="A host that tells the time (NTP), with which the clock is compared.")
+    ] = None,
+) -> None:
+    """Say what of this machine would stand in the way of a router's and sites' files, and how to mend it."""
+    from pilotlight.runtime.cli.operations.doctor import doctor as run
+    from pilotlight.runtime.cli.operations.doctor import listens_of_files
+    from pilotlight.runtime.cli.operations.state_roots import roots_of_files
+
+    if not run(listens_of_files(network, site), roots_of_files(network, site), time_server):
+        raise typer.Exit(1)
 
 
 @app.command(hidden=True)

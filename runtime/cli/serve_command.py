@@ -21,18 +21,26 @@ from pilotlight.runtime.cli.models.ray_head import ray_head
 from pilotlight.runtime.cli.start_progress import ServerStart, StartProgress
 from pilotlight.runtime.cli.up import POLL_S, require_free
 from pilotlight.runtime.hosts.gpus import installed_gpus
-from pilotlight.runtime.models.sources import EMBEDDED, PREFIX
+from pilotlight.runtime.models.sources import name_of, source_of
 from pilotlight.sites.accounts import KeysFile
 from pilotlight.sites.config import parse
 from pilotlight.sites.rules import is_loopback
 from pilotlight.sites.site import SiteConfig, load_keys
 from pilotlight.wire.credentials import bearer_token
 
-_PATHS = {"chat": "chat/completions", "completion": "completions", "embedding": "embeddings"}
+_PATHS = {
+    "chat": "chat/completions",
+    "completion": "completions",
+    "embedding": "embeddings",
+    "classification": "classify",
+    "rerank": "rerank",
+}
 _ASKED: dict[str, dict[str, Any]] = {
     "chat": {"messages": [{"role": "user", "content": "Hello"}]},
     "completion": {"prompt": "Once upon a time", "max_tokens": 32},
     "embedding": {"input": "Hello"},
+    "classification": {"input": "Hello"},
+    "rerank": {"query": "What burns?", "documents": ["the pilot light", "a lake"]},
 }
 
 
@@ -118,14 +126,12 @@ class Served(NamedTuple):
 
     @property
     def source(self) -> str:
-        """The model's source; the name of an embedded model alone is one, unless a folder here has it."""
-        is_embedded = (EMBEDDED / self.model).is_dir() and not Path(self.model).exists()
-        return f"{PREFIX}{self.model}" if is_embedded else self.model
+        """The model's source."""
+        return source_of(self.model)
 
     def site(self, known: KeysFile = NO_KEYS, open_to_all: bool = False) -> SiteConfig:
         """Return a site with this model alone."""
-        place = self.source.split("#")[0].removeprefix("embedded:").rstrip("/")
-        name = self.name or place.rsplit("/", 1)[-1].removesuffix(".packed").removesuffix(".gguf")
+        name = self.name or name_of(self.source)
         kv_gib = _CPU_KV_GIB if self.kv_gib is None and self._is_on_cpu else self.kv_gib
         cache = {} if kv_gib is None else {"kv_gib": kv_gib}
         threads = {} if self.threads is None else {"threads": self.threads}
@@ -263,7 +269,11 @@ class Start:
     def _introduction(self) -> Iterator[str]:
         """Yield what there is, and a line to paste."""
         model, *adapted = self._api.get_json("/v1/models")["data"]
-        room = "" if model["type"] == "embedding" else f", KV cache of {model['kv_cache_tokens']:,} tokens"
+        room = (
+            ""
+            if model["type"] in ("embedding", "rerank", "classification")
+            else f", KV cache of {model['kv_cache_tokens']:,} tokens"
+        )
         context = f"context of {model['context_length']:,} tokens"
         yield f"{model['id']}: {model['dtype']}, {context}{room}, on {self._device}."
         url = f"{self._url}/v1/{_PATHS[model['type']]}"

@@ -20,6 +20,7 @@ from rich.console import Console
 from pilotlight.runtime.cli.child import KILL_AFTER_S, Child
 from pilotlight.runtime.cli.cli_error import CliError
 from pilotlight.runtime.cli.start_progress import ServerStart, StartProgress
+from pilotlight.runtime.models.sources import SourceError, local_directory, name_of, source_of
 from pilotlight.sites.network import NetworkConfig, load_network
 from pilotlight.sites.site import SiteConfig, load_site
 from pilotlight.support.signals import STOP_SIGNALS, Terminal
@@ -34,9 +35,24 @@ class Stop(Exception):
     """A stop signal arrived."""
 
 
-def up(network_file: Path, sites_dir: Path, port: int | None, verbose: bool, *, open_page: bool = False) -> None:
-    """Run a network until it is told to stop. Raises CliError when the network cannot start."""
+def up(
+    network_file: Path,
+    sites_dir: Path,
+    port: int | None,
+    verbose: bool,
+    *,
+    open_page: bool = False,
+    model: str | None = None,
+) -> None:
+    """Run a network until a signal stops it. `model`: what all sites serve in place of their files' models. Raises CliError when the network cannot
+    start."""
     console = Console()
+    source = None if model is None else source_of(model)
+    if source is not None:
+        try:
+            local_directory(source)  # or the sites would each say that it is not there
+        except SourceError as error:
+            raise CliError(str(error)) from None
     network = load_network(network_file)
     sites = load_sites(sites_dir, network)
     port = network.listen.port if port is None else port
@@ -44,12 +60,12 @@ def up(network_file: Path, sites_dir: Path, port: int | None, verbose: bool, *, 
     for path, site in sites:
         require_free(site.listen.host, site.listen.port, hint=f"change listen.port in {path}")
     url = f"http://{network.listen.host}:{port}"
-    children = make_children(network_file, port, sites, verbose)
+    children = make_children(network_file, port, sites, verbose, source)
     servers = [ServerStart("router", url, publishes_status=False)]
     servers += [ServerStart(ref.name, ref.url, publishes_status=True) for ref in network.sites]
     with running(console, children):
         wait_until_ready(console, children, servers)
-        models = [model.name for _, site in sites for model in site.models]
+        models = [name_of(source)] if source is not None else [each.name for _, site in sites for each in site.models]
         greet(console, url, models[0] if models else None, children)
         if open_page and not webbrowser.open(url):
             console.print(f"No browser could be started: open {url} in one.", style="yellow")
@@ -62,7 +78,8 @@ def load_sites(sites_dir: Path, network: NetworkConfig) -> list[tuple[Path, Site
     for ref in network.sites:
         path = sites_dir / f"{ref.name}.toml"
         site = load_site(path)
-        served_at = f"http://{site.listen.host}:{site.listen.port}"
+        scheme = "http" if site.listen.tls_certificate is None else "https"
+        served_at = f"{scheme}://{site.listen.host}:{site.listen.port}"
         if site.name != ref.name or served_at != ref.url:
             raise CliError(
                 f"{path} is {site.name} at {served_at}, but the network file says {ref.name} at {ref.url}: make them agree."
@@ -71,12 +88,16 @@ def load_sites(sites_dir: Path, network: NetworkConfig) -> list[tuple[Path, Site
     return found
 
 
-def make_children(network_file: Path, port: int, sites: list[tuple[Path, SiteConfig]], verbose: bool) -> list[Child]:
+def make_children(
+    network_file: Path, port: int, sites: list[tuple[Path, SiteConfig]], verbose: bool, source: str | None = None
+) -> list[Child]:
+    """`source`: of the model that all sites serve; None: those of their files."""
     logs = log_directory()
     secret = {HOP_SECRET_ENV: os.environ.get(HOP_SECRET_ENV) or secrets.token_hex(32)}
+    model = [] if source is None else [source]
     router = ["pilotlight.edge_router.serve", str(network_file), "--port", str(port)]
     children = [
-        Child(site.name, ["pilotlight.runtime", str(path)], logs / f"{site.name}.log", secret, verbose)
+        Child(site.name, ["pilotlight.runtime", str(path), *model], logs / f"{site.name}.log", secret, verbose)
         for path, site in sites
     ]
     return [*children, Child("router", router, logs / "router.log", secret, verbose)]

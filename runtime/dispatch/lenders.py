@@ -9,6 +9,7 @@ import asyncio
 import logging
 import math
 import os
+import ssl
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -35,6 +36,7 @@ from pilotlight.wire.hop.lending import (
     decode_line,
 )
 from pilotlight.wire.hop.status import LenderStatus
+from pilotlight.wire.http.certificate import client_context
 from pilotlight.wire.http.client import CannotConnect, ConnectionLost, ConnectionPool, Origin, UpstreamConnection
 
 log = logging.getLogger("pilotlight.engine")
@@ -89,13 +91,13 @@ class Lender:
 
     is_lent = True
 
-    def __init__(self, config: LenderConfig, secret: str) -> None:
+    def __init__(self, config: LenderConfig, secret: str, tls: ssl.SSLContext) -> None:
         self.name = config.site
         self.link = MeasuredLink()
         self.num_borrowed = self.num_declined = 0
         self._secret = secret
         self._origin = Origin.of(config.url)
-        self._pool = ConnectionPool(CONNECT_WITHIN_S)
+        self._pool = ConnectionPool(CONNECT_WITHIN_S, tls)
         self._lendable = Lendable({}, "it has not answered yet")
         self._rest_s, self._rests_until = 0.0, -math.inf
 
@@ -298,8 +300,10 @@ def _message(body: bytes) -> str:
 class Lenders:
     """All that the site's file names."""
 
-    def __init__(self, configs: Sequence[LenderConfig], secret: str) -> None:
-        self._lenders = [Lender(config, secret) for config in configs]
+    def __init__(self, configs: Sequence[LenderConfig], secret: str, authority: str | None = None) -> None:
+        """`secret`: the network's; `authority`: of its certificates, where it has its own."""
+        tls = client_context(authority)
+        self._lenders = [Lender(config, secret, tls) for config in configs]
 
     def start(self) -> list[asyncio.Task[None]]:
         return [asyncio.create_task(lender.run(), name=f"lender {lender.name}") for lender in self._lenders]

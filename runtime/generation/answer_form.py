@@ -10,7 +10,6 @@ import orjson
 from msgspec.structs import replace
 
 from pilotlight.dialects.requests import Conversation, ValidGeneration
-from pilotlight.dialects.workers_ai_api import ValidRun
 from pilotlight.engine.api.protocol import Constraint
 from pilotlight.engine.text.formats import AnswerRules, CallableTool, Thinking, raw_parser
 from pilotlight.engine.text.formats.format_registry import ToolFormat
@@ -57,7 +56,7 @@ class AnswerForm:
                 (*self._model.info.eos_token_ids, *self._request.sampling.stop_token_ids),
             ),
             one_call_only=conversation is not None and not conversation.parallel_tool_calls,
-            whole_calls=isinstance(self._request, ValidRun),
+            whole_calls=self._request.wants_whole_calls,
         )
 
     async def constraint(self, check: CheckGrammar) -> Constraint | None:

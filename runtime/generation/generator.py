@@ -162,7 +162,7 @@ class Generation:
         """`processors`: one for each choice. `left_out`: fields of the request that the answer is not held to."""
         self.left_out = left_out
         self.counter = UsageCounter(prompts, processors, request.delivery)
-        self._first_output_ns = 0  # when it came, since the epoch
+        self.first_output_ns = 0  # when it came, since the epoch
         self._queue_us = 0  # for which the engine let the first sequence wait
         self.route = ""  # on which hosts the first sequence is computed, where there was a choice
         self._prompts = [_AnsweredPrompt(prompt.token_ids) for prompt in prompts]
@@ -231,7 +231,7 @@ class Generation:
         span.computed(
             self.counter.resource_use(),
             self.finish_reason,
-            first_output_ns=self._first_output_ns,
+            first_output_ns=self.first_output_ns,
             queue_us=self._queue_us,
         )
 
@@ -281,8 +281,8 @@ class Generation:
             self._news.set()
 
     def _push(self, choice: "_OpenChoice", output: TokenOutput) -> None:
-        if not self._first_output_ns:
-            self._first_output_ns, self._queue_us = time.time_ns(), output.queue_us
+        if not self.first_output_ns:
+            self.first_output_ns, self._queue_us = time.time_ns(), output.queue_us
         self.counter.add(choice.number, output)
         if output.prompt_logprobs is not None:
             prompt = choice.prompt
@@ -324,9 +324,10 @@ class _OpenChoice:
 
 def refuse_embedder(model: AwakeModel, request: ValidGeneration) -> None:
     if model.info.pooling is not None:
-        message = (
-            f"{request.requested_model!r} is an embedding model and generates nothing; send texts to /ai/v1/embeddings"
-        )
+        kind = "is an embedding model and generates nothing; send texts to /ai/v1/embeddings"
+        if model.info.labels:
+            kind = "scores texts and generates nothing; send a query and documents to /ai/v1/rerank, or texts to /ai/v1/classify"
+        message = f"{request.requested_model!r} {kind}"
         raise ApiError("invalid_request", message, param="model")
 
 

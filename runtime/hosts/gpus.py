@@ -23,7 +23,9 @@ def installed_gpus() -> tuple[Gpu, ...] | None:
     try:
         import pynvml
     except ImportError:
-        log.info("GPUs are counted by their device files alone: install pilotlight[gpu] for their memory and instances")
+        log.info(
+            "GPUs are counted by their device files alone: install pilotlight-inference[gpu] for their memory and instances"
+        )
         return None
     return read_gpus(pynvml)
 

@@ -25,6 +25,7 @@ from pilotlight.runtime.hosts.socket_directory import SocketDirectory, remove_de
 from pilotlight.runtime.hosts.tier_directory import TierDirectory, kv_places, owners_of
 from pilotlight.runtime.telemetry.process_exit import ending, oom_kills
 from pilotlight.sites.site import EngineConfig
+from pilotlight.wire.hop.headers import lasting
 
 log = logging.getLogger("pilotlight.engine")
 
@@ -103,7 +104,7 @@ class ProcessLauncher:
 
         assert self._secret is not None, "a site that lends or borrows has the network's secret"
         path = place.directory / "keys"
-        write_network_keys(path, self._secret)
+        write_network_keys(path, lasting(self._secret))
         return path
 
     def _claim_tier_place(self) -> Path | None:

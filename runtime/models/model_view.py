@@ -9,6 +9,7 @@ from pilotlight.engine.text.tokenizer import Tokenizer
 from pilotlight.runtime.models.adapters import SEPARATOR, is_name
 from pilotlight.runtime.models.host_memory import HostMemory
 from pilotlight.runtime.models.model_state import AwakeModel, ModelState
+from pilotlight.runtime.models.text import TextSide
 from pilotlight.sites.site import ModelConfig
 from pilotlight.wire.hop.status import ModelStatus, Residency
 
@@ -50,6 +51,10 @@ class ModelRegistry:
         text = self._states[name].text
         return text.tokenizer if text is not None else None
 
+    def text(self, name: str) -> TextSide | None:
+        """Return the model's text side, once it has been loaded."""
+        return self._states[name].text
+
     def takes_conversations(self, name: str) -> bool:
         """Return whether it has a chat template, once it has been loaded."""
         text = self._states[name].text
@@ -57,7 +62,15 @@ class ModelRegistry:
 
     def embedding_models(self) -> list[str]:
         """Return those known to make embeddings: a model that was never loaded is not known yet."""
-        return [state.name for state in self._states.values() if state.info is not None and state.info.pooling]
+        return self._pooled(scores=False)
+
+    def scoring_models(self) -> list[str]:
+        """Return those known to score texts."""
+        return self._pooled(scores=True)
+
+    def _pooled(self, *, scores: bool) -> list[str]:
+        known = [(state.name, state.info) for state in self._states.values() if state.info is not None]
+        return [name for name, info in known if info.pooling and bool(info.labels) == scores]
 
     def residency(self, name: str) -> Residency:
         state = self._states[name]

@@ -62,8 +62,8 @@ class Models:
         `on_lost`, that it is on no device any more, and what it had cached is gone."""
         self._fleet = fleet
         self._clock = clock
-        self._states = {config.name: ModelState(config, fleet.hosts, on_lost) for config in site.models}
-        states = tuple(self._states.values())
+        self.states = {config.name: ModelState(config, fleet.hosts, on_lost) for config in site.models}
+        states = tuple(self.states.values())
         self._changed = (
             ChangeNotifier()
         )  # a request has ended, or a model has woken or fallen asleep, on whichever device
@@ -74,7 +74,7 @@ class Models:
         self._waker = Waker(budgets, memory, self._changed, site.engine, on_wake)
         self._queue = WakeQueue(fleet, budgets, self._waker, memory, self._changed, site.limits.max_waking)
         self.adapters = AdapterRegistry(site.models, finetunes)
-        self.registry = ModelRegistry(self._states, memory)
+        self.registry = ModelRegistry(self.states, memory)
         self.lenders = lenders
         self.assignments = Assignments(states, has_choice=len(fleet.hosts) > 1 or lenders is not None)
         self._dispatch = Dispatch(self.assignments)
@@ -88,7 +88,7 @@ class Models:
 
     def start(self) -> None:
         """Begin to wake what is to be on the device from the start."""
-        for state in self._states.values():
+        for state in self.states.values():
             if state.config.residency == "device":
                 self._queue.begin(state)
         self._tasks.append(background.start(self._foresight.run, "waking models ahead of their use"))
@@ -102,7 +102,7 @@ class Models:
         self._queue.drain()
 
     async def stop(self) -> None:
-        replicas = [replica for state in self._states.values() for replica in state.replicas]
+        replicas = [replica for state in self.states.values() for replica in state.replicas]
         wakes_and_sleeps = [task for replica in replicas for task in (replica.task, replica.falling_asleep)]
         running = [task for task in (*wakes_and_sleeps, *self._waker.checks, *self._tasks) if task is not None]
         for task in running:
@@ -114,7 +114,7 @@ class Models:
     @asynccontextmanager
     async def use(self, name: str) -> AsyncIterator[AwakeModel]:
         """Open a request's scope: the model is awake, and stays so. Raises ApiError when it cannot be had."""
-        state = self._states[name]
+        state = self.states[name]
         demand = state.demand
         demand.arrivals.note(self._clock())
         loaded = None if state.is_yielding else state.loaded
@@ -130,7 +130,7 @@ class Models:
     async def place(self, submit: Submit, data_sites: DataSites) -> Placement:
         """Return the replicas of a model in use that a sequence is to be computed on: at once where one lives, else as soon as one does. The caller
         assigns the sequence to them (`assignments.assigned`) before it waits for anything. `data_sites`: that may see it, beside this one."""
-        state = self._states[submit.model]
+        state = self.states[submit.model]
         while True:
             live = [replica for replica in state.awake if replica.is_live]
             if live:
@@ -149,27 +149,27 @@ class Models:
         """Return what computes prompts for other sites."""
         from pilotlight.runtime.dispatch.lending import Lending  # few sites lend
 
-        return Lending(self._states, self.assignments, admission, observe)
+        return Lending(self.states, self.assignments, admission, observe)
 
     def info_of(self, name: str) -> ModelInfo | None:
         """Return what a model can do; None before it has first been awake."""
-        return self._states[name].info
+        return self.states[name].info
 
     def expect_conversation(self, name: str) -> None:
         """Prepare to render a conversation while the model it is for is still asleep."""
-        if self._states[name].text is None:
-            expect_conversation(is_trusted=self._states[name].config.source.startswith(PREFIX))
+        if self.states[name].text is None:
+            expect_conversation(is_trusted=self.states[name].config.source.startswith(PREFIX))
 
     def hint(self, name: str) -> None:
         """Begin to wake the model if it sleeps, and there is room, or a model that is less expected: a request is on its way."""
-        state = self._states[name]
+        state = self.states[name]
         if state.is_asleep and not state.history.is_given_up:
             state.demand.arrivals.note(self._clock())
             self._queue.begin(state)
 
     async def put_to_sleep(self, name: str) -> None:
         """Put the model to sleep on every device. Raises ApiError while requests use it."""
-        state = self._states[name]
+        state = self.states[name]
         if state.demand.users or state.waking:
             raise ApiError("conflict", f"{name} is in use: it sleeps when its requests have ended")
         replicas = zip(self._budgets, state.replicas, strict=True)
@@ -179,7 +179,7 @@ class Models:
         """Forget every replica that the host held. Of the models that are nowhere else, those in use, and those that stay, wake again, in this
         order."""
         budget = self._budgets[host.index]
-        lost = [state for state in self._states.values() if state.replicas[host.index].is_awake]
+        lost = [state for state in self.states.values() if state.replicas[host.index].is_awake]
         for state in sorted(lost, key=lambda state: state.demand.users == 0):
             replica = state.replicas[host.index]
             state.lose(replica)
@@ -195,6 +195,6 @@ class Models:
 
     def _note_up(self) -> None:
         """Wake what could not be loaded for want of a host."""
-        for state in self._states.values():
+        for state in self.states.values():
             if state.history.lacked_a_host and not state.waking:
                 self._queue.begin(state)

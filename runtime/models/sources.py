@@ -1,4 +1,5 @@
-"""Where a model's files are: `embedded:NAME`, a directory, a GGUF file, the URL of a packed one, or a Hugging Face hub id -> a local directory.
+"""Where a model's files are: `embedded:NAME`, a directory, a GGUF file, the URL of a packed one, a Hugging Face hub id, or a short name of
+short_names.py -> a local directory.
 
 Local names never touch the network; what downloads is in runtime/fetching. The module refuses to know what is in the files.
 """
@@ -12,6 +13,7 @@ from pilotlight.engine.api.errors import CheckpointError
 from pilotlight.engine.gguf import directory as gguf
 from pilotlight.runtime.fetching.errors import FetchError, Progress
 from pilotlight.runtime.fetching.hub import downloaded
+from pilotlight.runtime.fetching.short_names import ON_HUB, PACKAGED
 
 EMBEDDED = Path(pilotlight.engine.__file__).parent / "embedded"
 PREFIX = "embedded:"
@@ -29,7 +31,9 @@ async def directory_of(source: str, on_progress: Progress | None = None) -> Path
     if local is not None:
         return local
     try:
-        return await (_fetched(source, on_progress) if is_url(source) else downloaded(source, on_progress))
+        return await (
+            _fetched(source, on_progress) if is_url(source) else downloaded(ON_HUB.get(source, source), on_progress)
+        )
     except FetchError as error:
         raise SourceError(str(error)) from None
 
@@ -49,12 +53,28 @@ def local_directory(source: str) -> Path | None:
         raise SourceError(
             f"{source} is a file; name the directory that holds config.json and the weights, or a file called NAME{gguf.SUFFIX}"
         )
+    if source in PACKAGED:
+        return _of_package(source)
+    if source in ON_HUB:
+        return None
     if not _HUB_ID.fullmatch(source):
         raise SourceError(
             f"there is no directory {source}, nor a file; a hub id looks like org/name, an embedded model like embedded:ember, "
             "a packed model's URL like https://host/folder"
         )
     return None
+
+
+def source_of(given: str) -> str:
+    """Return the source that a command's argument means: the name of an embedded model alone is one, unless a folder here has it."""
+    is_embedded = (EMBEDDED / given).is_dir() and not Path(given).exists()
+    return f"{PREFIX}{given}" if is_embedded else given
+
+
+def name_of(source: str) -> str:
+    """Return what requests call a model that has no other name: the last part of its path."""
+    place = source.split("#")[0].removeprefix(PREFIX).rstrip("/")
+    return place.rsplit("/", 1)[-1].removesuffix(".packed").removesuffix(gguf.SUFFIX)
 
 
 def is_url(source: str) -> bool:
@@ -86,6 +106,14 @@ def _of_gguf(path: Path) -> Path:
         return gguf.directory_of(path, store() / "gguf")
     except (CheckpointError, OSError) as error:
         raise SourceError(f"{path} cannot be served: {error}") from None
+
+
+def _of_package(name: str) -> Path:
+    packaged = PACKAGED[name]
+    file = packaged.find()
+    if file is None:
+        raise SourceError(f"{name} is a package that is not installed: run {packaged.installation}")
+    return _of_gguf(file)
 
 
 def _embedded(name: str) -> Path:

@@ -14,6 +14,7 @@ from pilotlight.engine.text.formats import AnswerFormat
 from pilotlight.engine.text.image_prompt import ImagePlaceholders
 from pilotlight.engine.text.tokenizer import Tokenizer, read_json
 from pilotlight.runtime.generation.rendering import Rendering
+from pilotlight.runtime.generation.texts.pair_template import PairTemplate
 from pilotlight.runtime.models.sources import EMBEDDED
 
 LEAST_TOP_P = 1e-6
@@ -36,9 +37,11 @@ class TextSide(NamedTuple):
     tokenizer: Tokenizer
     template: ChatTemplate
     rendering: Rendering
+    pairs: PairTemplate
     answers: AnswerFormat
     defaults: SamplingDefaults
     placeholders: ImagePlaceholders | None  # None: the checkpoint has no eyes
+    family: str  # `model_type` of its config.json; empty: it has none
 
     @classmethod
     def from_directory(cls, directory: Path, tool_format: str | None = None) -> "TextSide":
@@ -46,14 +49,17 @@ class TextSide(NamedTuple):
         template = ChatTemplate.from_directory(directory)
         defaults = sampling_defaults(read_json(directory / "generation_config.json"))
         tokenizer = Tokenizer.from_directory(directory)
+        rendering = Rendering(tokenizer, template, is_trusted=directory.is_relative_to(EMBEDDED))
         return cls(
             directory,
             tokenizer,
             template,
-            Rendering(tokenizer, template, is_trusted=directory.is_relative_to(EMBEDDED)),
+            rendering,
+            PairTemplate.of_checkpoint(directory, rendering, has_template=bool(template.sources)),
             AnswerFormat.of(tokenizer, template, tool_format),
             defaults,
             _placeholders(directory, tokenizer),
+            str(read_json(directory / "config.json").get("model_type") or ""),
         )
 
 

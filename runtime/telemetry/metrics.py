@@ -41,21 +41,32 @@ class Metrics:
         self.requests = RequestMetrics(self._registry)
         self.engines = EngineMetrics(self._registry)
         self._responses = Counter(
-            "pilotlight_http_responses", "Responses by status", ["endpoint", "status"], registry=self._registry
+            "pilotlight_http_responses",
+            "HTTP responses by endpoint and status",
+            ["endpoint", "status"],
+            registry=self._registry,
         )
         Gauge("pilotlight_site_info", "Always 1", ["site"], registry=self._registry).labels(site).set(1)
 
     def watch(
-        self, loads: Loads, gauges: dict[str, Callable[[], float]], statuses: Statuses, lenders: Lenders | None
+        self,
+        loads: Loads,
+        gauges: dict[str, tuple[str, Callable[[], float]]],
+        statuses: Statuses,
+        lenders: Lenders | None,
     ) -> None:
-        """Read at each scrape the engine's own counts, the given gauges by name, where each model is, and what is known of sites that lend."""
+        """Publish at each scrape the engine's counts, `gauges` (by name: meaning and reader), models' residency and the sites that lend."""
         self._registry.register(_ModelCollector(loads, statuses))
         if lenders is not None:
             self._registry.register(_LenderCollector(lenders))
         if read_states():
             self._registry.register(_GpuCollector())
-        for name, read in gauges.items():
-            Gauge(f"pilotlight_{name}", name.replace("_", " "), registry=self._registry).set_function(read)
+        for name, (meaning, read) in gauges.items():
+            Gauge(f"pilotlight_{name}", meaning, registry=self._registry).set_function(read)
+
+    def watch_certificate(self, read: Callable[[], float]) -> None:
+        about = "When the certificate of this listener ends, since the epoch."
+        Gauge("pilotlight_certificate_ends_seconds", about, registry=self._registry).set_function(read)
 
     def response(self, endpoint: str, status: int) -> None:
         self._responses.labels(endpoint, status).inc()
@@ -71,11 +82,17 @@ class RequestMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         counter, times = partial(Counter, registry=registry), partial(Histogram, registry=registry)
         model = ["model_name"]
-        self.ttft = times("vllm:time_to_first_token_seconds", "Request to first piece", model, buckets=_TTFT_S)
-        self.itl = times("vllm:inter_token_latency_seconds", "Between two pieces", model, buckets=_ITL_S)
-        self.e2e = times("vllm:e2e_request_latency_seconds", "Request to last piece", model, buckets=_E2E_S)
+        self.ttft = times(
+            "vllm:time_to_first_token_seconds", "Time from the request to the first token", model, buckets=_TTFT_S
+        )
+        self.itl = times("vllm:inter_token_latency_seconds", "Time between two tokens", model, buckets=_ITL_S)
+        self.e2e = times(
+            "vllm:e2e_request_latency_seconds", "Time from the request to the last token", model, buckets=_E2E_S
+        )
         self.prompt = counter("vllm:prompt_tokens", "Prompt tokens of ended requests", model)
-        self.cached = counter("pilotlight_cached_prompt_tokens", "Of these, found in the prefix cache", model)
+        self.cached = counter(
+            "pilotlight_cached_prompt_tokens", "Prompt tokens of ended requests that were in the prefix cache", model
+        )
         self.output = counter("vllm:generation_tokens", "Output tokens of ended requests", model)
         about = "Ended requests by outcome: a finish reason, an error's word, or client_left"
         self.ended = counter("pilotlight_requests", about, [*model, "outcome"])
@@ -152,29 +169,29 @@ class EngineMetrics:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         counter, times = partial(Counter, registry=registry), partial(Histogram, registry=registry)
-        about = "Sequences whose engine host died under them, by what became of them: continued or failed"
+        about = "Sequences that lost their engine host, by outcome: continued or failed"
         self._cut = counter("pilotlight_cut_sequences", about, ["model_name", "outcome"])
         about = (
-            "Prompts by where they are computed, where there is a choice: handed_over to another host of the site, borrowed from another site, "
-            "or here, where they are answered"
+            "Prompts by the place that computes them, where there is a choice: handed_over (another host of the site), borrowed (another "
+            "site), or here (the host that answers)"
         )
         self._placed = counter("pilotlight_prompts_placed", about, ["model_name", "where"])
-        about = "Prompts that other sites wanted computed here: computed, declined, given up for this site's own, left by who had asked, or failed"
+        about = "Prompts that other sites asked this one to compute, by outcome: computed, declined, given up for own work, left, or failed"
         self._lent = counter("pilotlight_prompts_lent", about, ["model_name", "outcome"])
         self._host_ms = times("pilotlight_engine_step_host_ms", "Host time of an engine step", buckets=_HOST_MS)
-        about = "Host time of an engine step by what it went into"
+        about = "Host time of an engine step by phase"
         self._phase_ms = times("pilotlight_engine_step_phase_ms", about, ["phase"], buckets=_PHASE_MS)
         self._device_ms = times("pilotlight_engine_step_device_ms", "Device time of an engine step", buckets=_DEVICE_MS)
         about = (
-            "Wakes of models by clock: from disk, from host memory, with another put to sleep for it (swap), after its host died (crash), "
-            "on a further device (sibling)"
+            "Duration of wakes by kind: from disk, from host memory, after another model was put to sleep (swap), after the host died "
+            "(crash), on one more device (sibling)"
         )
         self._wakes = times("pilotlight_wake_ms", about, ["model_name", "clock"], buckets=_WAKE_MS)
-        about = "What the time of wakes went into"
+        about = "Duration of the phases of wakes"
         self._wake_phases = times("pilotlight_wake_phase_ms", about, ["clock", "phase"], buckets=_WAKE_MS)
-        about = "Models put to sleep, by where they sleep"
+        about = "Models put to sleep, by the place of their weights"
         self._evictions = counter("pilotlight_evictions", about, ["model_name", "to"])
-        about = "Further copies of a hot model that were begun (up) and given up (down)"
+        about = "Extra copies of a busy model, started (up) and stopped (down)"
         self._scalings = counter("pilotlight_scalings", about, ["model_name", "direction"])
 
     def step(self, step: StepOutput) -> None:
@@ -255,7 +272,7 @@ class _ModelCollector:
             yield family
         name, about = (
             "vllm:spec_decode_num_accepted_tokens_per_pos",
-            "Accepted drafts by their place in a step's drafts",
+            "Accepted draft tokens by position in a step's drafts",
         )
         by_position = CounterMetricFamily(name, about, labels=["model_name", "engine", "position"])
         for labels, load in found:
@@ -264,7 +281,7 @@ class _ModelCollector:
         yield by_position
 
     def _of_residency(self) -> Iterator[GaugeMetricFamily]:
-        about = "Where a model's weights are: 1 there, 0 elsewhere"
+        about = "1 for the place where a model's weights are, 0 for others"
         places = GaugeMetricFamily("pilotlight_model_residency", about, labels=["model_name", "residency"])
         about = "Devices on which a model is awake"
         copies = GaugeMetricFamily("pilotlight_model_copies", about, labels=["model_name"])
@@ -283,35 +300,35 @@ def _kv_usage(load: ModelLoad) -> float:
 _Family = type[CounterMetricFamily] | type[GaugeMetricFamily]
 _COUNTER, _GAUGE = CounterMetricFamily, GaugeMetricFamily
 _OF_LENDERS: tuple[tuple[_Family, str, str, Callable[[LenderStatus], float]], ...] = (
-    (_GAUGE, "usable", "1 while it would compute a prompt", lambda status: not status.why_not),
-    (_GAUGE, "rtt_ms", "Round trip", lambda status: status.rtt_ms),
-    (_GAUGE, "mbit_per_s", "Measured rate of the link, 0 before that", lambda status: status.mbit_per_s),
-    (_COUNTER, "borrowed", "Prompts that it has taken", lambda status: status.borrowed),
-    (_COUNTER, "declined", "Prompts that it was asked for and has not taken", lambda status: status.declined),
+    (_GAUGE, "usable", "1 if the other site would compute a prompt now", lambda status: not status.why_not),
+    (_GAUGE, "rtt_ms", "Round-trip time to the other site", lambda status: status.rtt_ms),
+    (_GAUGE, "mbit_per_s", "Measured rate of the link; 0 before the first measurement", lambda status: status.mbit_per_s),
+    (_COUNTER, "borrowed", "Prompts that the other site accepted", lambda status: status.borrowed),
+    (_COUNTER, "declined", "Prompts that the other site declined", lambda status: status.declined),
 )  # fmt: skip
 _OF_LOADS: tuple[tuple[_Family, str, str, Callable[[ModelLoad], float]], ...] = (
-    (_GAUGE, "vllm:num_requests_running", "Sequences being decoded or prefilled", lambda load: load.running),
-    (_GAUGE, "vllm:num_requests_waiting", "Sequences not started", lambda load: load.waiting),
+    (_GAUGE, "vllm:num_requests_running", "Sequences that are running", lambda load: load.running),
+    (_GAUGE, "vllm:num_requests_waiting", "Sequences that wait to start", lambda load: load.waiting),
     (_GAUGE, "vllm:kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1", _kv_usage),
     (_COUNTER, "vllm:prefix_cache_queries", "Prompt tokens looked up", lambda load: load.prefix_queries),
     (_COUNTER, "vllm:prefix_cache_hits", "Prompt tokens found cached", lambda load: load.prefix_hits),
-    (_COUNTER, "pilotlight_kv_host_tier_hits", "Of these, in host memory", lambda load: load.prefix_host_hits),
-    (_COUNTER, "pilotlight_kv_disk_tier_hits", "Of these, on disk", lambda load: load.prefix_disk_hits),
-    (_COUNTER, "pilotlight_kv_store_hits", "And in the cluster's store", lambda load: load.prefix_store_hits),
-    (_COUNTER, "pilotlight_kv_peer_hits", "And fetched from another host", lambda load: load.prefix_peer_hits),
-    (_GAUGE, "pilotlight_kv_pinned_blocks", "Blocks in host memory, of all models, that are kept for a transfer", lambda load: load.pinned_blocks),
-    (_COUNTER, "pilotlight_kv_tier_losses", "Prompts for which a tier had lost or damaged a block", lambda load: load.tier_losses),
-    (_COUNTER, "pilotlight_adapter_loads", "Adapters put into slots of the device", lambda load: load.adapter_loads),
-    (_COUNTER, "pilotlight_image_encodes", "Images that an encoder has computed", lambda load: load.image_encodes),
-    (_COUNTER, "pilotlight_image_hits", "Images that were wanted and found encoded", lambda load: load.image_hits),
-    (_GAUGE, "pilotlight_recorded_steps", "Sizes of steps that are recorded and replayed by one launch", lambda load: load.num_graphs),
-    (_COUNTER, "pilotlight_recording_failures", "Attempts to record a size of step that failed: it is launched one operation after another",
+    (_COUNTER, "pilotlight_kv_host_tier_hits", "Prompt tokens found in the host memory tier", lambda load: load.prefix_host_hits),
+    (_COUNTER, "pilotlight_kv_disk_tier_hits", "Prompt tokens found in the disk tier", lambda load: load.prefix_disk_hits),
+    (_COUNTER, "pilotlight_kv_store_hits", "Prompt tokens found in the shared store", lambda load: load.prefix_store_hits),
+    (_COUNTER, "pilotlight_kv_peer_hits", "Prompt tokens fetched from another host", lambda load: load.prefix_peer_hits),
+    (_GAUGE, "pilotlight_kv_pinned_blocks", "KV blocks of all models in host memory that a transfer has pinned", lambda load: load.pinned_blocks),
+    (_COUNTER, "pilotlight_kv_tier_losses", "Prompts for which a cache tier had lost or damaged a block", lambda load: load.tier_losses),
+    (_COUNTER, "pilotlight_adapter_loads", "Adapters loaded onto the device", lambda load: load.adapter_loads),
+    (_COUNTER, "pilotlight_image_encodes", "Images that were encoded", lambda load: load.image_encodes),
+    (_COUNTER, "pilotlight_image_hits", "Images whose encoding was cached", lambda load: load.image_hits),
+    (_GAUGE, "pilotlight_recorded_steps", "Step sizes that are recorded and replayed with one launch", lambda load: load.num_graphs),
+    (_COUNTER, "pilotlight_recording_failures", "Failed attempts to record a step size, which is then launched operation by operation",
      lambda load: load.graph_failures),
-    (_COUNTER, "vllm:num_preemptions", "Sequences that gave their blocks back", lambda load: load.preemptions),
-    (_COUNTER, "vllm:spec_decode_num_drafts", "Times that a sequence's drafts were checked", lambda load: load.drafts.num_drafts),
-    (_COUNTER, "vllm:spec_decode_num_draft_tokens", "Drafts that were checked", lambda load: load.drafts.num_draft_tokens),
-    (_COUNTER, "vllm:spec_decode_num_accepted_tokens", "Drafts that were right", lambda load: load.drafts.num_accepted_tokens),
-    (_COUNTER, "pilotlight_drafter_failures", "Drafters that raised, were slow or proposed nonsense, and were given up for a sequence",
+    (_COUNTER, "vllm:num_preemptions", "Sequences that were preempted", lambda load: load.preemptions),
+    (_COUNTER, "vllm:spec_decode_num_drafts", "Verifications of a sequence's drafts", lambda load: load.drafts.num_drafts),
+    (_COUNTER, "vllm:spec_decode_num_draft_tokens", "Draft tokens that were verified", lambda load: load.drafts.num_draft_tokens),
+    (_COUNTER, "vllm:spec_decode_num_accepted_tokens", "Draft tokens that were accepted", lambda load: load.drafts.num_accepted_tokens),
+    (_COUNTER, "pilotlight_drafter_failures", "Drafters that failed, were slow or proposed invalid tokens, and were switched off for a sequence",
      lambda load: load.drafts.num_failures),
-    (_COUNTER, "pilotlight_swaps", "Of these, with their blocks kept in host memory", lambda load: load.swaps),
+    (_COUNTER, "pilotlight_swaps", "Preempted sequences whose blocks were kept in host memory", lambda load: load.swaps),
 )  # fmt: skip

@@ -30,7 +30,9 @@ class SiteTracing:
         try:
             self.spans = Spans(collector, "pilotlight-site", version, site=site)
         except ImportError as error:
-            raise ConfigError(f"telemetry.otlp needs the extra packages of pilotlight[telemetry]: {error}") from None
+            raise ConfigError(
+                f"telemetry.otlp needs the extra packages of pilotlight-inference[telemetry]: {error}"
+            ) from None
 
     @classmethod
     def of(cls, config: TelemetryConfig, site: str, version: str) -> "SiteTracing | None":

@@ -62,6 +62,7 @@ def names_in(expression: str) -> set[str]:
     return set(words) - {"sum", "max", "min", "by"}
 
 
+@pytest.mark.process
 async def test_every_panel_asks_for_what_is_published(
     make_site: SiteMaker,  # noqa: F811
     tmp_path: Path,

@@ -14,6 +14,11 @@ from load_tests.local_network import LocalNetwork
 NO_STANDBY = "standby = false"
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _tier(network_tier: None) -> None:
+    """Every test of this folder is of the tier `network`."""
+
+
 @pytest.fixture(scope="module")
 def network() -> Iterator[LocalNetwork]:
     with LocalNetwork(engine_settings=NO_STANDBY) as running:

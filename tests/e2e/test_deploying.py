@@ -116,7 +116,7 @@ class Processes:
         for process in self.running.values():
             process.terminate()
         for process in self.running.values():
-            process.wait(30)
+            process.wait(60)
 
     def command(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "pilotlight.runtime.cli.commands", *arguments]
@@ -219,7 +219,7 @@ def test_what_it_prints_is_followed_from_afar(processes: Processes) -> None:
         assert printed.read_text().startswith("ams1  ")
     finally:
         following.terminate()
-        following.wait(10)
+        following.wait(60)
 
 
 def test_without_the_token_nothing_is_deployed(processes: Processes) -> None:

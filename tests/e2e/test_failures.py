@@ -13,9 +13,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import psutil
+import pytest
 
 from load_tests.local_network import LocalNetwork
 from tests.e2e.conftest import NO_STANDBY, is_running, tree_of
+
+pytestmark = pytest.mark.smoke
 
 Wait = Callable[[Callable[[], bool], str], None]
 
@@ -46,7 +49,7 @@ def test_killing_a_site_before_its_first_byte_costs_the_client_only_time(
         time.sleep(0.3)
         assert not waiting.done()
         runtime.kill()
-        survivor, answer = waiting.result(30)
+        survivor, answer = waiting.result(60)
     assert survivor != home
     assert answer == undisturbed
     eventually(lambda: ready_again(network, home, runtime.pid), f"{home} is started again")
@@ -65,7 +68,7 @@ def test_ctrl_c_ends_every_process(eventually: Wait) -> None:
         processes = tree_of(running.process.pid)
         assert len(processes) >= 6  # up, router, two sites, two engines
         running.process.send_signal(signal.SIGINT)
-        assert running.process.wait(30) == 0
+        assert running.process.wait(60) == 0
     eventually(lambda: not any(map(is_running, processes)), "every process has ended")
 
 

@@ -11,8 +11,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from load_tests.local_network import free_ports
 from tests.e2e.one_site import PLACE
+
+pytestmark = pytest.mark.smoke
 
 ROOT = Path(__file__).parents[2]
 SITE = """

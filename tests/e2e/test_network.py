@@ -16,6 +16,8 @@ import pytest
 from load_tests.local_network import LocalNetwork
 from pilotlight.wire.sse import EventDecoder
 
+pytestmark = pytest.mark.smoke
+
 Wait = Callable[[Callable[[], bool], str], None]
 LISBON = [{"role": "user", "content": "What is the airport code of Lisbon?"}]
 

@@ -239,7 +239,7 @@ def test_one_site_alone_has_a_page_too(chromium: "Browser") -> None:
             until_answered(page)
             assert "LIS" in page.inner_text(".turn.assistant")
         server.send_signal(signal.SIGTERM)
-        assert server.wait(30) == 0
+        assert server.wait(60) == 0
 
 
 def talk_for_long(url: str) -> None:

@@ -8,7 +8,7 @@ from load_tests.local_network import ROOT
 from load_tests.request_path import Function, RequestPath, trace_request
 from pilotlight.sites.config import SERVER_ENV
 
-pytestmark = pytest.mark.timeout(600)  # a trace of every call, twice, on a busy machine
+pytestmark = [pytest.mark.smoke, pytest.mark.timeout(600)]  # a trace of every call, twice, on a busy machine
 
 SECTIONS = {"Router": "edge_router", "Site": "runtime", "Engine host": "engine"}
 FILES = {

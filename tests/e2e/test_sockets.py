@@ -117,11 +117,11 @@ def processes(tmp_path: Path) -> Iterator[Processes]:
         for process in made.running.values():
             process.terminate()
         for process in made.running.values():
-            process.wait(30)
+            process.wait(60)
 
 
 async def end_of(socket: ClientWebSocketResponse) -> tuple[int | None, str]:
-    message = await socket.receive(timeout=20)
+    message = await socket.receive(timeout=60)
     assert message.type in (WSMsgType.CLOSE, WSMsgType.CLOSED), message
     return socket.close_code, message.extra or ""
 
@@ -154,7 +154,7 @@ async def test_a_fastapi_socket_through_router_and_site(processes: Processes) ->
             assert socket._response.headers["x-pilotlight-site"] == "ams1"
             for text in ("a", "ü" * 100_000):
                 await socket.send_str(text)
-                assert await socket.receive_json(timeout=20) == {"item": 7, "q": "x", "said": text}
+                assert await socket.receive_json(timeout=60) == {"item": 7, "q": "x", "said": text}
             async with client.get(f"{live}/") as answer:
                 assert await answer.json() == {"open": 1}
             await socket.send_str("close")
@@ -179,7 +179,7 @@ async def test_sockets_end_with_their_router_and_with_a_killed_site(processes: P
     async with aiohttp.ClientSession() as client:
         socket = await client.ws_connect(f"{live}/items/1")
         await socket.send_str("x")
-        await socket.receive_json(timeout=20)
+        await socket.receive_json(timeout=60)
         killed = processes.running.pop("site")
         killed.kill()
         await asyncio.to_thread(killed.wait)

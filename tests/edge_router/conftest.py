@@ -9,7 +9,7 @@ from load_tests.postgres import Postgres, running_postgres
 
 
 @pytest.fixture(scope="module")
-def postgres() -> Iterator[Postgres]:
+def postgres(network_tier: None) -> Iterator[Postgres]:
     try:
         with running_postgres() as server:
             yield server

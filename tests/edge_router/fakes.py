@@ -18,8 +18,8 @@ from aiohttp import web
 
 from load_tests.sim.policies.nearest import NearestPolicy
 from pilotlight.edge_router.app import build_app
+from pilotlight.edge_router.assembly import EdgeRouter
 from pilotlight.edge_router.forwarding.proxy import Proxy
-from pilotlight.edge_router.forwarding.websockets import WebSocketRelay
 from pilotlight.edge_router.routing.views import Policy
 from pilotlight.edge_router.serve import serving
 from pilotlight.wire.hop.continuation import (
@@ -197,13 +197,12 @@ async def reset_before_first_byte(site: FakeSite, request: web.Request) -> web.S
 
 
 class Router:
-    def __init__(
-        self, url: str, proxy: Proxy, session: aiohttp.ClientSession, server: Any, tunnels: WebSocketRelay
-    ) -> None:
+    def __init__(self, url: str, proxy: Proxy, session: aiohttp.ClientSession, server: Any, edge: EdgeRouter) -> None:
         self.url = url
         self.server = server
         self.proxy = proxy
-        self.tunnels = tunnels
+        self.edge = edge
+        self.tunnels = edge.tunnels
         self.http = session
 
     def chat(
@@ -263,8 +262,8 @@ async def router(
     listener = bind("127.0.0.1", 0)
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     async with serving(app, config, listener) as server, aiohttp.ClientSession() as session:
-        running = Router(url, proxy, session, server, app.edge.tunnels)
-        async with asyncio.timeout(10):
+        running = Router(url, proxy, session, server, app.edge)
+        async with asyncio.timeout(60):
             await running.until_states(**(until or {site.name: "healthy" for site in fakes}))
         yield running
         await _assert_nothing_is_left(running)
@@ -274,7 +273,7 @@ async def router(
         if "aiohttp" not in repr(task)  # a site's own, on its way out
     }
     if leaked:  # a site's of our own may be answering the router's last question
-        _, leaked = await asyncio.wait(leaked, timeout=5.0)
+        _, leaked = await asyncio.wait(leaked, timeout=60)
     assert not leaked, f"tasks outlive the router: {leaked}"
 
 
@@ -286,7 +285,7 @@ async def _assert_nothing_is_left(router: Router) -> None:
         )
 
     try:
-        async with asyncio.timeout(3):
+        async with asyncio.timeout(60):
             await router.until(settled)
     except TimeoutError:
         raise AssertionError(

@@ -33,7 +33,7 @@ class Wire:
 @asynccontextmanager
 async def wire(url: str) -> AsyncIterator[Wire]:
     parts = urlsplit(url)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
         try:
             yield Wire(reader, writer)

@@ -10,6 +10,8 @@ import pytest
 from pilotlight.wire.credentials import Access
 from tests.edge_router.fakes import answer, router, sites
 
+pytestmark = pytest.mark.process
+
 KEY, ADMIN = "pl-client", "pl-operator"
 TABLES: dict[str, Any] = {
     "door": {"require_key": True},

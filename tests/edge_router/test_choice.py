@@ -2,10 +2,14 @@
 
 from typing import Any
 
+import pytest
+
 from load_tests.sim.policies.least_outstanding import LeastOutstandingPolicy
 from pilotlight.wire.hop.status import FunctionsStatus, FunctionStatus
 from tests.edge_router.builders import model_status
 from tests.edge_router.fakes import DONE, WHOLE, answer, event, raw_stream, refuse, router, sites
+
+pytestmark = pytest.mark.process
 
 
 async def test_a_session_sticks_to_its_site_survives_its_loss_and_stays_at_the_new_one() -> None:

@@ -12,6 +12,8 @@ from load_tests.sim.policies.nearest import NearestPolicy
 from pilotlight.edge_router.forwarding.timeouts import SilenceWatch
 from tests.edge_router.fakes import DONE, WHOLE, FakeSite, begin, event, hang, raw_stream, router, sites
 
+pytestmark = pytest.mark.process
+
 
 async def test_a_client_that_leaves_before_the_first_byte_closes_the_upstream() -> None:
     async with sites("ams1") as fakes, router(fakes) as running:

@@ -42,6 +42,8 @@ from tests.edge_router.fakes import (
     write_and_wait,
 )
 
+pytestmark = pytest.mark.process
+
 SECRET = "s3cret"
 COUNT = 6
 WHOLE = b"".join(event(i) for i in range(COUNT)) + DONE

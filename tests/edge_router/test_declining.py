@@ -13,6 +13,8 @@ from pilotlight.wire.hop.prefixes import decode_prompt_prefixes
 from tests.clock import Clock
 from tests.edge_router.fakes import DONE, Behaviour, FakeSite, continued_stream, event, refuse, router, sites
 
+pytestmark = pytest.mark.process
+
 
 class Patient(NearestPolicy):
     """By name, each for a queue of 100 ms."""

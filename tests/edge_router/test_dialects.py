@@ -16,6 +16,8 @@ from pilotlight.wire.hop.continuation import (
 from pilotlight.wire.sse import CONTENT_TYPE, EventDecoder, encode_event
 from tests.edge_router.fakes import FirstThen, answer, begin, raw_stream, refuse, router, sites
 
+pytestmark = pytest.mark.process
+
 PATH = "/v1/messages"
 ASKED = {"model": "ember", "max_tokens": 9, "stream": True, "messages": [{"role": "user", "content": "Hi"}]}
 NAMES = ("message_start", "content_block_delta", "message_stop")

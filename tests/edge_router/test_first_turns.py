@@ -7,7 +7,7 @@ import orjson
 import pytest
 
 from pilotlight.edge_router.backends.backend import Backend
-from pilotlight.edge_router.backends.discovery import static_backends
+from pilotlight.edge_router.backends.discovery import Discovery
 from pilotlight.edge_router.backends.lateness import Lateness
 from pilotlight.edge_router.forwarding.request_state import RequestState
 from pilotlight.edge_router.requests.request import Head, RequestParser, ValidRequest
@@ -34,7 +34,7 @@ class Network:
         self.dice = random.Random(seed)
         self.clock = Clock()
         net = network({name: f"http://127.0.0.1:{i + 1}" for i, name in enumerate(PLACES)})
-        self.backends: dict[str, Backend] = static_backends(net, self.clock)
+        self.backends: dict[str, Backend] = Discovery(net, self.clock).backends
         self.sessions = SessionTable(999, 600.0, self.clock)
         places, metrics, hints = DataPlaces(net), cast(Any, Metrics()), cast(Any, Hints())
         finetunes = SiteFinetunes(self.backends, places, cast(Any, None))

@@ -17,6 +17,8 @@ from pilotlight.wire.sse import EventDecoder
 from tests.edge_router.fakes import DONE, FakeSite, begin, event, marked_event, reset_connection, router, sites
 from tests.edge_router.raw import status_of, wire
 
+pytestmark = pytest.mark.process
+
 FEW = settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 PIECES = st.lists(
     st.one_of(
@@ -97,7 +99,7 @@ async def test_a_site_that_sends_anything_in_any_pieces_is_survived(
         fakes[0].behave = anything
         for parts, how in examples:
             script, end = parts, how
-            async with asyncio.timeout(5), running.chat() as response:
+            async with asyncio.timeout(60), running.chat() as response:
                 body = await response.read()
                 assert body
                 assert response.status in (200, 502, 503, 504)
@@ -154,7 +156,7 @@ async def test_a_site_that_does_not_speak_http_is_named_and_left(slowly: bool) -
             asked = running.http.post(
                 running.url + "/v1/chat/completions", json={"model": "ember"}, allow_redirects=False
             )
-            async with asyncio.timeout(5), asked as response:
+            async with asyncio.timeout(60), asked as response:
                 body = await response.read()
                 if response.status in (502, 503, 504):
                     assert json.loads(body)["error"]["code"] in ERRORS
@@ -181,7 +183,7 @@ def test_a_client_that_says_anything_gets_an_answer_or_an_end(parts: list[bytes]
 
     async def scenario() -> None:
         async with sites("ams1") as fakes, router(fakes, probe_interval_s=300, tables={"door": door}) as running:
-            async with asyncio.timeout(10), wire(running.url) as client:
+            async with asyncio.timeout(60), wire(running.url) as client:
                 try:
                     await client.say(*(part for part in parts if part))
                     client.writer.write_eof()

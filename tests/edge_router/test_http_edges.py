@@ -13,6 +13,8 @@ from pilotlight.edge_router.requests.request import AT_ONCE_BYTES, RequestParser
 from tests.edge_router.fakes import DONE, FakeSite, answer, begin, event, hang, raw_stream, router, sites, stream_of
 from tests.edge_router.raw import post, status_of, wire
 
+pytestmark = pytest.mark.process
+
 CHAT = "/v1/chat/completions"
 STREAM = b'{"model":"ember","stream":true,"messages":[]}'
 
@@ -110,7 +112,7 @@ async def test_a_client_that_never_reads_is_cut_off_and_its_site_released() -> N
             raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             client.writer.transport.pause_reading()  # type: ignore[attr-defined]
             await client.say(post(CHAT, STREAM))
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 await running.until(lambda: running.server.cut["unread"] == 1)
                 await running.until(lambda: fakes[0].active == 0)
 
@@ -147,7 +149,7 @@ async def test_connections_of_one_address_are_limited() -> None:
     door = {"max_connections_per_client": 3}
     async with sites("ams1") as fakes, router(fakes, tables={"door": door}) as running:
         await running.http.close()  # its connections count too
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             await running.until(lambda: not running.server.connections)
         async with wire(running.url), wire(running.url), wire(running.url), wire(running.url) as fourth:
             heard = await fourth.hear_all()
@@ -160,7 +162,7 @@ async def test_more_pipelined_requests_than_anybody_needs_are_refused() -> None:
         fakes[0].behave = hang
         await client.say(post(CHAT, STREAM) * 200)
         await client.hear_all()  # it ends
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             await running.until(lambda: fakes[0].active == 0)
 
 

@@ -10,11 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import pytest
 from aiohttp import web
 
 from pilotlight.wire.sse import EventDecoder, encode_event
 from tests.edge_router.fakes import FakeSite, begin, sites
 from tests.edge_router.test_serve import network_file, process, ready
+
+pytestmark = pytest.mark.process
 
 NUM_KILLS, NUM_CLIENTS = 3, 4
 PATH = "/v1/responses"

@@ -324,6 +324,7 @@ def test_one_request_of_an_address_is_taken_where_one_may_be_at_work() -> None:
     ask(door, "bob", "a")
 
 
+@pytest.mark.process
 async def test_a_tenant_beyond_its_requests_gets_429_with_the_time_and_others_are_served() -> None:
     async with sites("ams1") as fakes, router(fakes, tables={"tenant_limits": {"requests_per_min": 1}}) as running:
         statuses = []
@@ -339,6 +340,7 @@ async def test_a_tenant_beyond_its_requests_gets_429_with_the_time_and_others_ar
         assert statuses == [200, 429, 200]
 
 
+@pytest.mark.process
 async def test_answers_are_charged_by_their_marks_and_by_their_usage(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PILOTLIGHT_HOP_SECRET", "s")
     async with sites("ams1") as fakes, router(fakes, tables={"tenant_limits": {"tokens_per_min": 1000}}) as running:
@@ -351,6 +353,7 @@ async def test_answers_are_charged_by_their_marks_and_by_their_usage(monkeypatch
             assert response.status == 200
 
 
+@pytest.mark.process
 async def test_what_a_function_says_in_its_body_is_charged_to_nobody() -> None:
     async with sites("ams1") as fakes, router(fakes, tables={"tenant_limits": {"tokens_per_min": 1000}}) as running:
         fakes[0].behave = answer(200, {"usage": {"completion_tokens": 2000}})
@@ -360,6 +363,7 @@ async def test_what_a_function_says_in_its_body_is_charged_to_nobody() -> None:
         assert running.proxy.ended_tokens == 0
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(("most", "passing"), [(60, 1), (20, 3), (None, 1)])
 async def test_parallel_streams_cannot_pass_the_minutes_tokens(most: int | None, passing: int) -> None:
     limit = {"tenant_limits": {"tokens_per_min": 100}}
@@ -382,6 +386,7 @@ async def test_parallel_streams_cannot_pass_the_minutes_tokens(most: int | None,
             await response.read()
 
 
+@pytest.mark.process
 async def test_open_streams_of_a_tenant_are_limited_and_come_back_when_they_end() -> None:
     async with sites("ams1") as fakes, router(fakes, tables={"tenant_limits": {"max_open": 1}}) as running:
         fakes[0].behave = raw_stream(event(0), end="on command")

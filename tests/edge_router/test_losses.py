@@ -4,6 +4,8 @@ import pytest
 
 from tests.edge_router.fakes import Behaviour, FirstThen, event, last_error, raw_stream, router, sites
 
+pytestmark = pytest.mark.process
+
 DEATHS: dict[str, Behaviour] = {
     "reset": raw_stream(event(0), event(1), end="reset"),
     "reset inside an event": raw_stream(event(0), event(1) + b'data: {"i"', end="reset"),

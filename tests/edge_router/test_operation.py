@@ -19,6 +19,8 @@ from tests.edge_router.fakes import (
     sites,
 )
 
+pytestmark = pytest.mark.process
+
 
 async def test_a_drain_that_finds_a_client_still_sending_its_body_does_not_forward_it() -> None:
     async with sites("ams1") as fakes, router(fakes) as running:

@@ -148,12 +148,13 @@ async def silent_site(said: bytes = b"") -> AsyncIterator[tuple[SiteConnections,
     ended = asyncio.Event()
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     upstream = SiteConnections(RELAY, "", SiteClocks([]))
-    async with asyncio.timeout(20), server:
+    async with asyncio.timeout(60), server:
         yield upstream, f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         upstream.pool.close()
         await ended.wait()
 
 
+@pytest.mark.process
 async def test_what_the_router_did_not_hear_while_it_stood_still_itself_is_no_silence_of_the_site() -> None:
     head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nx-pilotlight-marks: 1\r\n\r\n"
     pace = _Pace()
@@ -174,6 +175,7 @@ async def test_what_the_router_did_not_hear_while_it_stood_still_itself_is_no_si
             assert lost.value.cause == "stalled"
 
 
+@pytest.mark.process
 async def test_a_site_is_left_before_its_first_token_when_it_has_been_silent_for_long_and_not_before() -> None:
     pace = _Pace()
     async with silent_site() as (upstream, url):
@@ -192,6 +194,7 @@ async def test_a_site_is_left_before_its_first_token_when_it_has_been_silent_for
         assert failed.value.kind == "silent"
 
 
+@pytest.mark.process
 async def test_a_heartbeat_is_as_good_as_a_word_for_a_site_before_its_first_token() -> None:
     pace = _Pace()
     head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n"

@@ -1,11 +1,12 @@
 """What the policy promises for any sites and any request: drawn by hypothesis, judged by the order alone."""
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from pilotlight.edge_router.backends.backend import Backend
-from pilotlight.edge_router.backends.discovery import static_backends
+from pilotlight.edge_router.backends.discovery import Discovery
 from pilotlight.edge_router.routing.cost import MAX_HOLDERS, MAX_NEAR, CostPolicy, Priced, Scored, TypicalMs
 from pilotlight.edge_router.routing.placement import MAX_WALK
 from pilotlight.edge_router.routing.views import BackendView, Home, RouteRequest
@@ -78,6 +79,7 @@ def test_an_unusable_site_never_stands_before_a_usable_one(request: RouteRequest
         assert bool(ranked) == bool(unhealthy)
 
 
+@pytest.mark.long
 @given(requests(), backends(), st.randoms(use_true_random=False))
 def test_the_order_is_total_and_depends_on_nothing_but_its_input(
     request: RouteRequest, sites: list[BackendView], dice: object
@@ -119,6 +121,7 @@ def _fields(model: object) -> dict[str, object]:
     return {name: getattr(model, name) for name in model.__struct_fields__}  # type: ignore[attr-defined]
 
 
+@pytest.mark.long
 @settings(max_examples=300)
 @given(
     requests(), backends(), st.integers(0, 7), st.integers(1, 300),
@@ -137,6 +140,7 @@ def test_a_site_that_gets_worse_never_rises(
         assert name not in after or not usable or how == "ejected"
 
 
+@pytest.mark.long
 @settings(max_examples=150)
 @given(requests(), backends(), st.data())
 def test_prices_are_the_plain_formulas_to_the_last_bit(
@@ -233,7 +237,7 @@ def test_of_many_near_sites_with_a_queue_the_idle_one_farther_away_is_priced() -
 )
 def test_clocks_that_jump_leave_every_figure_in_its_range(steps: list[tuple[str, float]]) -> None:
     clock = Clock()
-    site: Backend = static_backends(network({"ams1": "http://127.0.0.1:1"}), clock)["ams1"]
+    site: Backend = Discovery(network({"ams1": "http://127.0.0.1:1"}), clock).backends["ams1"]
     for sequence, (step, seconds) in enumerate(steps):
         match step:
             case "jump":

@@ -14,6 +14,8 @@ from tests.edge_router.fakes import router
 from tests.edge_router.services.test_finetune_registry import ServedSite
 from tests.fakes import says
 
+pytestmark = pytest.mark.process
+
 CHAT, TEXT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"
 RUN = "/client/v4/accounts/a/ai/run/@test/tiny"
 SAID: dict[str, Any] = {"role": "user", "content": "Hi"}

@@ -6,9 +6,13 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.edge_router.fakes import FakeSite, Router, router, sites
 from tests.edge_router.test_kept_responses import answered
 from tests.edge_router.test_limits import ALICE, BOB
+
+pytestmark = pytest.mark.process
 
 ASKED = {"model": "ember", "input": "hello", "store": True}
 
@@ -31,7 +35,7 @@ async def first_line(running: Router, more: bytes = b"") -> bytes:
     reader, writer = await asyncio.open_connection(host, int(port))
     head = b"POST /v1/responses HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer alice\r\ncontent-length: 5000\r\n"
     writer.write(head + b"\r\n{" + more)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         line = await reader.readline()
     writer.close()
     return line

@@ -26,6 +26,8 @@ from tests.edge_router.fakes import (
     stream_of,
 )
 
+pytestmark = pytest.mark.process
+
 FAILURES: dict[str, Behaviour] = {
     "reset before the first byte": reset_before_first_byte,
     "closed after the headers": raw_stream(),

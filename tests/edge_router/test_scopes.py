@@ -72,6 +72,7 @@ NEEDS: dict[tuple[str, str], str] = {
     ("DELETE", "/client/v4/accounts/a/ai/finetunes/f"): "models",
     ("POST", "/client/v4/accounts/a/ai/finetunes/f/finetune-assets"): "models",
     ("POST", "/ai/v1/embeddings"): "models",
+    **{("POST", path): "models" for path in ("/v1/rerank", "/rerank", "/v2/rerank", "/v1/score", "/classify")},
     ("POST", "/client/v4/accounts/a/ai/run/m"): "models",
     ("GET", "/client/v4/accounts/a/ai/models/search"): "models",
     ("GET", "/client/v4/accounts/a/ai/tasks/search"): "models",
@@ -115,6 +116,7 @@ def service_at(method: str, path: str) -> RouterService | None:
     ("method", "path", "service"),
     [
         *(("POST", f"{prefix}/v1/chat/completions", RouterService.SITES) for prefix in ("", "/ai", "/client/v4/accounts/a/ai")),
+        *(("POST", f"{prefix}/rerank", RouterService.SITES) for prefix in ("", "/v1", "/v2", "/ai/v1", "/client/v4/accounts/a/ai/v1")),
         ("GET", "/client/v4/accounts/a/ai/v1/models", RouterService.MODEL_LISTS),
         ("GET", "/ai/v1/models/@cf/meta/llama", RouterService.MODEL_LISTS),
         ("HEAD", "/v1/models", RouterService.SITES),
@@ -125,6 +127,7 @@ def service_at(method: str, path: str) -> RouterService | None:
         ("GET", "/client/v4/accounts/a/ai/finetunes/public", RouterService.SITES),
         ("POST", "/client/v4/accounts/a/ai/finetunes/f/finetune-assets", RouterService.FINETUNES),
         ("GET", "/fn/f/v1/models", RouterService.SITES),
+        *(("POST", path, None) for path in ("/v2/score", "/a/rerank")),
         *(("POST", path, None) for path in ("/v1/audio/speech", "/v1", "/v1/chat", "/v1/files/a/b", "/v2/models", "/client/v4/zones", "/", "/fn")),
     ],
 )  # fmt: skip
@@ -132,6 +135,7 @@ def test_a_path_is_one_services(method: str, path: str, service: RouterService |
     assert service_at(method, path) is service
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(("method", "path"), NEEDS)
 async def test_a_path_opens_to_its_scope_and_to_no_other(method: str, path: str) -> None:
     needed = NEEDS[method, path]

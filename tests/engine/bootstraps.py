@@ -47,7 +47,7 @@ def leave(monkeypatch: pytest.MonkeyPatch) -> Leave:
     def leave(directory: Path, config: HostConfig = CONFIG, **spec: Any) -> Engine:
         wanted = ModelSpec("tiny", str(directory), **spec)
         loaded = load_model(wanted, config, make_kv_memory(config), records_bootstrap=True)
-        assert writers[-1].wait(30)
+        assert writers[-1].wait(60)
         return loaded.engine
 
     return leave

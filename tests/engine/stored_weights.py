@@ -7,9 +7,9 @@ from typing import TypeVar
 import torch
 from safetensors.torch import save_file
 
-from pilotlight.engine.weights.checkpoint import Checkpoint
 from pilotlight.engine.weights.filling import fill
 from pilotlight.engine.weights.formats.format import WeightFormat
+from pilotlight.engine.weights.fused import FusedRows, open_divided
 from pilotlight.engine.weights.loader import WeightLoader
 from pilotlight.engine.weights.shard import WHOLE, Shard
 from pilotlight.engine.weights.storage import CheckpointStorage, on_device
@@ -29,9 +29,10 @@ def load(
     keeps_packed: bool = False,
     shard: Shard = WHOLE,
     dtype: torch.dtype = torch.float32,
+    fused: tuple[FusedRows, ...] = (),
 ) -> T:
     """Raises CheckpointError for tensors that were not asked for."""
-    checkpoint = Checkpoint.open(directory)
+    checkpoint = open_divided(directory, fused)
     storage = CheckpointStorage(checkpoint, on_device(CPU))
     asked = ask(WeightLoader(storage, dtype, CPU, format, keeps_packed, shard))
     checkpoint.refuse_unrequested()

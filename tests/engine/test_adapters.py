@@ -120,6 +120,7 @@ LIMITS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("arithmetic", "limits"), in_turn(BOTH, LIMITS), indirect=["arithmetic"])
 def test_company_and_slots_and_preemption_change_nothing(
     llama: Written, each_alone: dict[str, Heard], limits: str
@@ -127,6 +128,7 @@ def test_company_and_slots_and_preemption_change_nothing(
     assert_same(drain(load_engine(llama.base, **LIMITS[limits]), company(llama)), each_alone)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("arithmetic", "tokens"), in_turn(BOTH, [2, 17, 32]), indirect=["arithmetic"])
 def test_many_adapters_in_one_batch_give_each_what_it_gives_alone(tmp_path: Path, tokens: int) -> None:
     model = write_family(tmp_path / "base", "llama, three heads over one, tied")
@@ -150,6 +152,7 @@ def test_preempted_sequences_agree(llama: Written) -> None:
         assert_agrees(llama.adapters[directory], list(message.prompt_token_ids), heard[message.sequence_id])
 
 
+@pytest.mark.long
 def test_drafts_change_no_token(llama: Written) -> None:
     messages = [
         replace(message, prompt_token_ids=(*message.prompt_token_ids, i))
@@ -278,6 +281,7 @@ def test_whatever_ends_sequences_their_slots_are_free(llama: Written, cause: str
     assert one(engine, message).token_ids == one(load_engine(llama.base), message).token_ids
 
 
+@pytest.mark.long
 def test_a_grammar_is_followed_with_an_adapter(tmp_path: Path) -> None:
     base = AutoModelForCausalLM.from_pretrained(HERE, dtype=torch.float32)
     write_adapter(tmp_path / "a", base, rank=2)

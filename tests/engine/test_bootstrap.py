@@ -44,6 +44,7 @@ def tokens(heard: dict[str, Heard]) -> dict[str, list[int]]:
     return {name: one.token_ids for name, one in heard.items()}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", [name for name in DENSE if name not in SEVERAL_TABLES])
 def test_every_dense_family_answers_by_its_program_as_it_will_by_itself(
     name: str, tmp_path: Path, leave: Leave
@@ -121,6 +122,7 @@ def test_a_prefix_that_was_computed_is_found_and_what_finds_no_block_waits(check
     assert model.engine.load().preemptions > 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("steps", [0, 1, 2, 5, 17])
 def test_the_model_goes_on_with_what_its_program_has_begun(steps: int, checkpoint: Path, leave: Leave) -> None:
     """In the middle of prompts and of answers; the reader hears every token once."""
@@ -142,6 +144,7 @@ def test_the_model_goes_on_with_what_its_program_has_begun(steps: int, checkpoin
     assert tokens(drain(engine, [], heard=heard)) == expected
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "sampling",
     [
@@ -250,6 +253,7 @@ def test_logits_that_are_no_numbers_end_their_sequence_alone(checkpoint: Path, l
     assert memory.kv.memory[block * size : (block + 1) * size] == bytes(size)
 
 
+@pytest.mark.process
 def test_a_bootstrap_imports_no_torch(checkpoint: Path, leave: Leave) -> None:
     leave(checkpoint)
     code = """

@@ -47,6 +47,7 @@ def test_a_model_of_which_torch_computes_a_part_leaves_no_program(
     assert found(tmp_path) is None
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("change", ["weights", "config.json", "dtype", "kv_bytes", "block_size", "kv_tokens", "path"])
 def test_a_program_is_not_used_for_anything_else(change: str, checkpoint: Path, tmp_path: Path, leave: Leave) -> None:
     leave(checkpoint)
@@ -100,6 +101,7 @@ def _of_another_version(content: bytearray) -> bytearray:
     return content
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "spoil", [_cut, _cut_short, _flipped, _flipped_in_a_weight, _of_another_version, lambda content: bytearray()]
 )
@@ -189,6 +191,7 @@ def test_a_library_without_a_function_is_refused(
     assert "undefined symbol" in caplog.text
 
 
+@pytest.mark.process
 def test_a_writer_ends_with_its_process(checkpoint: Path, folder: Path) -> None:
     """It sleeps, and holds nobody up."""
     code = """

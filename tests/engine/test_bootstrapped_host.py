@@ -53,7 +53,7 @@ class Gate:
         load = ModelLoader._load
 
         def gated(loader: ModelLoader, spec: ModelSpec) -> Any:
-            assert self.opened.wait(30)
+            assert self.opened.wait(60)
             if self.failure is not None:
                 raise RuntimeError(self.failure)
             return load(loader, spec)
@@ -142,6 +142,7 @@ def test_the_first_answer_does_not_wait_for_the_load(front: Front, gate: Gate, c
     assert sys.getswitchinterval() == pytest.approx(0.005)
 
 
+@pytest.mark.long
 def test_the_load_begins_with_the_first_answer_and_not_before(
     front: Front, gate: Gate, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -156,6 +157,7 @@ def test_the_load_begins_with_the_first_answer_and_not_before(
     gate.opened.set()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("asked", [True, False])
 def test_the_load_begins_where_nobody_waits_for_an_answer(
     asked: bool, front: Front, gate: Gate, checkpoint: Path

@@ -186,6 +186,7 @@ with new_bundle(Path(sys.argv[1]), lay_out(IDENTITY, FACTS, WANTED)) as new:
 """
 
 
+@pytest.mark.process
 def test_a_writer_that_is_killed_leaves_nothing_that_the_next_one_keeps(tmp_path: Path) -> None:
     path = tmp_path / "a"
     with subprocess.Popen([sys.executable, "-c", WRITER, str(path)], cwd=ROOT, stdout=subprocess.PIPE) as writer:
@@ -219,6 +220,7 @@ def small_file_system(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", str(tmp_path)], check=True)
 
 
+@pytest.mark.process
 def test_a_file_system_that_is_too_small_is_refused_with_both_numbers(small_file_system: Path) -> None:
     bundle = lay_out(IDENTITY, FACTS, [TensorSpec("large", "U8", (700_000,))])
     with (
@@ -229,6 +231,7 @@ def test_a_file_system_that_is_too_small_is_refused_with_both_numbers(small_file
     assert list(small_file_system.iterdir()) == []
 
 
+@pytest.mark.process
 def test_a_file_system_that_fills_up_meanwhile_ends_in_an_error_not_in_a_signal(small_file_system: Path) -> None:
     bundle = lay_out(IDENTITY, FACTS, [TensorSpec("large", "U8", (400_000,))])
     with pytest.raises(WeightBundleError, match="give it more room"):

@@ -147,6 +147,7 @@ def test_every_familys_bundle_comes_out_again_byte_for_byte(name: str, tmp_path:
     assert hashlib.sha256(again.read_bytes()).digest() == hashlib.sha256(plain.read_bytes()).digest()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", FEW)
 def test_a_model_in_coded_chunks_answers_the_same_in_any_memory(name: str, tmp_path: Path, memory: KvMemory) -> None:
     _, coded = packed_both_ways(tmp_path, name)

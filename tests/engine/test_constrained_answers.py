@@ -76,6 +76,7 @@ def test_every_answer_is_what_was_asked_for_and_a_neighbour_s_is_the_same_as_alo
     engine.close()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("options", [{"depth": 2}, {"kv_tokens": 256}, {"max_num_seqs": 3, "depth": 2}], ids=str)
 def test_tokens_are_the_same_however_steps_overlap_and_sequences_give_way(options: dict[str, Any]) -> None:
     plain, other = ember(), ember(**options)

@@ -25,7 +25,7 @@ from tests.cpu_kernels import C_LIBRARY, computing_with
 from tests.engine.agreement import full
 from tests.engine.driver import Heard, drain, load_engine, one, random_prompt, submit
 from tests.engine.fake_drafter import Remembering
-from tests.engine.families import MODELS, write_family
+from tests.engine.families import FURTHER_RECORDED, MODELS, write_family
 from tests.engine.test_quantized import INTEGERS
 from tests.in_turn import in_turn
 
@@ -74,7 +74,7 @@ def requests(count: int, max_tokens: int = 40) -> list[Submit]:
     return [full(str(i), random_prompt(3 + 7 * i, seed=i), max_tokens=max_tokens - 6 * i) for i in range(count)]
 
 
-@pytest.mark.parametrize(("name", "dtype"), in_turn(DENSE, ["float32", "bfloat16"]))
+@pytest.mark.parametrize(("name", "dtype"), in_turn([*DENSE, *FURTHER_RECORDED], ["float32", "bfloat16"]))
 def test_every_dense_family_is_recorded_and_computes_the_same_bits(name: str, dtype: str, tmp_path: Path) -> None:
     """Contexts grow over many block boundaries, and over every window."""
     write_family(tmp_path, name, getattr(torch, dtype))
@@ -85,6 +85,7 @@ def test_every_dense_family_is_recorded_and_computes_the_same_bits(name: str, dt
     assert graphs_of(engine).num_graphs == 5, "one sequence to five"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", ["awq", "eight bits in words"])
 def test_weights_in_codes_are_recorded_and_compute_the_same_bits(name: str, dtype: str, tmp_path: Path) -> None:
@@ -98,7 +99,10 @@ def test_weights_in_codes_are_recorded_and_compute_the_same_bits(name: str, dtyp
     assert graphs_of(engine).num_graphs == 5
 
 
-@pytest.mark.parametrize("name", [name for name in MODELS if name not in DENSE])
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "name", [*(name for name in MODELS if name not in DENSE), "granite, scaled at each seam", "olmo2, normed behind"]
+)
 def test_a_family_with_a_part_that_torch_computes_goes_on_without_and_says_so_once(
     name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -113,6 +117,7 @@ def test_a_family_with_a_part_that_torch_computes_goes_on_without_and_says_so_on
     assert "torch computes a part of it" in said[0]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "options",
     [
@@ -141,6 +146,7 @@ DRAFTED = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "dtype"), DRAFTED)
 def test_steps_that_check_drafts_are_recorded_and_compute_the_bits_of_decoding(
     name: str, dtype: str, tmp_path: Path

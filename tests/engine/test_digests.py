@@ -106,7 +106,7 @@ def test_whoever_serves_damage_is_told(checkpoint: Path) -> None:
     flip(checkpoint / "model-1.safetensors", secretly=True)
     told = threading.Event()
     verify_in_background(checkpoint, checkpoint.parent, told.set, first_after_s=0.0)
-    assert told.wait(30)
+    assert told.wait(60)
 
 
 def test_a_packed_model_that_was_damaged_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

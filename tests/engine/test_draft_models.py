@@ -52,6 +52,7 @@ def write_mtp(directory: Path, family: str) -> None:
     save_file({**tensors, **own}, directory / "model.safetensors", metadata={"format": "pt"})
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("family", MTP_FAMILIES)
 def test_a_checkpoint_s_further_layer_drafts_and_changes_no_token(tmp_path: Path, family: str, depth: int) -> None:

@@ -35,6 +35,7 @@ class Exact(FakeDrafter):
         return min(self.num_drafts, most), self.num_right
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("kv_tokens", [2048, 192], ids=["room", "preempted"])
 def test_a_model_tells_the_same_with_drafts_as_without(checkpoint: Path, depth: int, kv_tokens: int) -> None:

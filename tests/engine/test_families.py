@@ -9,13 +9,14 @@ from transformers import PreTrainedModel
 from tests.cpu_kernels import BOTH
 from tests.engine.agreement import as_distribution, assert_agrees, full
 from tests.engine.driver import drain, drain_preempting, load_engine, one, random_prompt
-from tests.engine.families import MODELS, write_family
-from tests.in_turn import in_turn
+from tests.engine.families import FURTHER, MODELS, SWEPT, write_family
+from tests.in_turn import in_turn, swept
 
 pytestmark = pytest.mark.usefixtures("arithmetic")
+PATHS = swept(BOTH, FURTHER)
 
 
-@pytest.fixture(scope="module", params=MODELS)
+@pytest.fixture(scope="module", params=[*MODELS, *SWEPT])
 def written(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, PreTrainedModel]:
     directory = tmp_path_factory.mktemp("family")
     return directory, write_family(directory, request.param)
@@ -38,6 +39,7 @@ CHUNKED = [
     for j, written in enumerate(MODELS)
     for k, budget in enumerate((1, 7, 16, 50))
 ]
+CHUNKED += [pytest.param(*each.values, budget, marks=pytest.mark.slow) for each in PATHS for budget in (1, 7, 16, 50)]
 
 
 @pytest.mark.parametrize(("arithmetic", "written", "budget"), CHUNKED, indirect=["arithmetic", "written"])
@@ -51,7 +53,7 @@ def test_a_chunked_prompt_agrees(written: tuple[Path, PreTrainedModel], budget: 
     assert_agrees(model, prompt, heard)
 
 
-@pytest.mark.parametrize(("arithmetic", "written"), in_turn(BOTH, MODELS), indirect=True)
+@pytest.mark.parametrize(("arithmetic", "written"), in_turn(BOTH, MODELS) + PATHS, indirect=True)
 def test_sequences_in_one_batch_agree_each_for_itself(written: tuple[Path, PreTrainedModel]) -> None:
     directory, model = written
     engine = load_engine(directory, dtype="float32", max_num_batched_tokens=64, block_size=5)
@@ -61,7 +63,7 @@ def test_sequences_in_one_batch_agree_each_for_itself(written: tuple[Path, PreTr
         assert_agrees(model, prompt, heard[name])
 
 
-@pytest.mark.parametrize(("arithmetic", "written"), in_turn(BOTH, MODELS), indirect=True)
+@pytest.mark.parametrize(("arithmetic", "written"), in_turn(BOTH, MODELS) + PATHS, indirect=True)
 def test_a_prefix_hit_agrees(written: tuple[Path, PreTrainedModel]) -> None:
     directory, model = written
     engine = load_engine(directory, dtype="float32")
@@ -74,7 +76,8 @@ def test_a_prefix_hit_agrees(written: tuple[Path, PreTrainedModel]) -> None:
     assert_agrees(model, prompt + random_prompt(21, seed=4), longer)
 
 
-@pytest.mark.parametrize(("arithmetic", "written"), in_turn(BOTH, MODELS), indirect=True)
+@pytest.mark.long
+@pytest.mark.parametrize(("arithmetic", "written"), in_turn(BOTH, MODELS) + PATHS, indirect=True)
 def test_preempted_sequences_agree(written: tuple[Path, PreTrainedModel]) -> None:
     directory, model = written
     engine = load_engine(directory, dtype="float32", kv_tokens=144, max_num_batched_tokens=40)
@@ -84,6 +87,26 @@ def test_preempted_sequences_agree(written: tuple[Path, PreTrainedModel]) -> Non
     for name, prompt in prompts.items():
         assert len(heard[name].token_ids) == 30
         assert_agrees(model, prompt, heard[name])
+
+
+@pytest.mark.parametrize(
+    ("arithmetic", "written"),
+    [pytest.param(BOTH[i % 2], name) for i, name in enumerate(FURTHER)],
+    indirect=True,
+)
+def test_a_further_family_agrees_in_chunks_in_a_batch_and_behind_a_prefix(
+    written: tuple[Path, PreTrainedModel],
+) -> None:
+    """Every part of a layer once; the sweeps take each path for itself."""
+    directory, model = written
+    engine = load_engine(directory, dtype="float32", max_num_batched_tokens=24)
+    prompts = {"a": random_prompt(61, seed=2), "b": random_prompt(5, seed=5)}
+    heard = drain(engine, [full(name, prompt, max_tokens=4) for name, prompt in prompts.items()])
+    again = one(engine, full("again", prompts["a"], max_tokens=2))
+    assert again.num_cached_tokens == 48
+    for name, prompt in prompts.items():
+        assert_agrees(model, prompt, heard[name])
+    assert_agrees(model, prompts["a"], again)
 
 
 @pytest.mark.parametrize("name", ["gemma3, one kv head, untied", "qwen3, yarn, tied", "gpt-oss, experts in mxfp4"])

@@ -196,7 +196,7 @@ def test_a_scale_that_is_no_number_is_named_by_its_tensor(tmp_path: Path) -> Non
         (SCOUT, {"floor_scale": 0}, "floor_scale = 0"),
         (SCOUT, {"num_experts_per_tok": 6}, "num_experts_per_tok = 6 of 5 experts"),
         (SCOUT, {"text_config": [1]}, r"text_config = \[1\]; it must be an object"),
-        ("gpt-oss, three of five experts", {"rope_parameters": {"rope_type": "longrope"}}, "'longrope'; supported are"),
+        ("gpt-oss, three of five experts", {"rope_parameters": {"rope_type": "dynamic"}}, "'dynamic'; supported are"),
     ],
 )  # fmt: skip
 def test_a_configuration_beyond_the_family_is_refused(

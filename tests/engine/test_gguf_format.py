@@ -9,15 +9,13 @@ import pytest
 import torch
 
 from pilotlight.engine.api.errors import CheckpointError
-from pilotlight.engine.weights.formats.gguf import GgufFormat, read_gguf, unpack
+from pilotlight.engine.weights.formats.gguf import GgufFormat, read_gguf
 from pilotlight.engine.weights.shard import Shard
-from pilotlight.kernels.matrices.int4 import Int4Weight
-from pilotlight.kernels.matrices.int8 import Int8Weight
-from pilotlight.kernels.matrices.plain import PlainWeight
+from pilotlight.kernels.matrices.blocks import BlockWeight, unpack
 from tests.engine.gguf.files import Kind, random_blocks
 from tests.engine.stored_weights import load
 
-CODED = [Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q5_1, Kind.Q8_0, Kind.Q4_K, Kind.Q5_K, Kind.Q6_K]
+CODED = [Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q5_1, Kind.Q8_0, Kind.Q3_K, Kind.Q4_K, Kind.Q5_K, Kind.Q6_K, Kind.IQ4_NL]
 
 
 @pytest.mark.parametrize("kind", CODED, ids=lambda kind: kind.name)
@@ -42,29 +40,34 @@ def write(directory: Path, matrices: dict[str, tuple[Kind, int]]) -> dict[str, t
     return values
 
 
-@pytest.mark.parametrize(
-    ("kinds", "expected"),
-    [
-        ((Kind.Q4_0, Kind.Q4_0), Int4Weight),
-        ((Kind.Q8_0, Kind.Q8_0), Int8Weight),
-        ((Kind.Q4_0, Kind.Q5_0), Int8Weight),
-        ((Kind.Q8_0, Kind.Q4_1), PlainWeight),
-    ],
-)
-def test_matrices_that_are_joined_keep_what_codes_they_can(
-    kinds: tuple[Kind, Kind], expected: type, tmp_path: Path
-) -> None:
-    values = write(tmp_path, {"a.q_proj": (kinds[0], 16), "a.v_proj": (kinds[1], 8)})
-    names, rows = list(values), [16, 8]
-    found = load(tmp_path, lambda loader: loader.matrix(names, rows, 64), GgufFormat(True, None), keeps_packed=True)
-    assert type(found) is expected
+@pytest.mark.parametrize("kinds", [(Kind.Q4_0, Kind.Q4_0), (Kind.Q8_0, Kind.Q4_1), (Kind.Q5_0, Kind.IQ4_NL, Kind.Q8_0)])
+def test_matrices_that_are_joined_stay_as_they_are_of_whatever_kinds(kinds: tuple[Kind, ...], tmp_path: Path) -> None:
+    names = ["a.q_proj", "a.k_proj", "a.v_proj"][: len(kinds)]
+    values = write(
+        tmp_path, {name: (kind, 8 * (i + 1)) for i, (name, kind) in enumerate(zip(names, kinds, strict=True))}
+    )
+    rows = [len(value) for value in values.values()]
+    found = load(tmp_path, lambda loader: loader.matrix(names, rows, 64), GgufFormat(None), keeps_packed=True)
+    assert isinstance(found, BlockWeight)
+    assert found.kinds == tuple(kind.name.lower() for kind in kinds)
     assert torch.equal(found.unpack(torch.float32), torch.cat(list(values.values())))
+
+
+def test_matrices_of_all_experts_are_one_where_their_kind_is_one(tmp_path: Path) -> None:
+    names = ["a.0.gate_proj", "a.0.up_proj", "a.1.gate_proj", "a.1.up_proj"]
+    values = write(tmp_path, {name: (Kind.Q4_1, 8) for name in names})
+    found = load(
+        tmp_path, lambda loader: loader.matrix(names, [8] * 4, 64, experts=2), GgufFormat(None), keeps_packed=True
+    )
+    assert isinstance(found, BlockWeight)
+    assert found.shape == (2, 16, 64)
+    assert torch.equal(found.expert(1).unpack(torch.float32), torch.cat(list(values.values())[2:]))
 
 
 @pytest.mark.parametrize("keeps_packed", [False, True])
 def test_the_rows_of_heads_come_back_in_their_order(keeps_packed: bool, tmp_path: Path) -> None:
     values = write(tmp_path, {"a.q_proj": (Kind.Q8_0, 32), "a.v_proj": (Kind.Q8_0, 16)})
-    format = GgufFormat(True, turned_head_dim=8)
+    format = GgufFormat(turned_head_dim=8)
     found = load(tmp_path, lambda loader: loader.matrix(list(values), [32, 16], 64), format, keeps_packed)
     heads = values["a.q_proj"].view(4, 4, 2, 64).transpose(1, 2).reshape(32, 64)
     assert torch.equal(found.unpack(torch.float32), torch.cat((heads, values["a.v_proj"])))
@@ -79,7 +82,7 @@ def test_ranks_have_their_parts(split: Any, keeps_packed: bool, tmp_path: Path) 
         found = load(
             tmp_path,
             lambda loader: loader.matrix(["a.q_proj"], [32], 64, split=split, unit=8 if split == "rows" else 32),
-            GgufFormat(True, None), keeps_packed, Shard(rank, 2),
+            GgufFormat(None), keeps_packed, Shard(rank, 2),
         )  # fmt: skip
         return found.unpack(torch.float32)
 
@@ -92,11 +95,11 @@ def test_parts_that_cut_a_block_are_refused_by_name(tmp_path: Path) -> None:
         load(
             tmp_path,
             lambda loader: loader.matrix(["a.o_proj"], [8], 64, split="columns", unit=8),
-            GgufFormat(False, None),
+            GgufFormat(None),
             shard=Shard(0, 4),
         )
 
 
 def test_a_config_that_nobody_wrote_is_refused() -> None:
     with pytest.raises(CheckpointError, match="none of a GGUF file"):
-        read_gguf({"quant_method": "gguf", "bits": 3})
+        read_gguf({"quant_method": "gguf", "kinds": ["q9_9"]})

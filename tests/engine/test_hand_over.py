@@ -20,7 +20,7 @@ from pilotlight.runtime.dispatch.hand_over import can_hand_over, decode_sequence
 from tests.adapters import adapted, write_adapter
 from tests.checkpoints import write_tokenizer
 from tests.engine.driver import Heard, drain, load_engine, one, random_prompt, submit
-from tests.engine.families import MODELS, write_family
+from tests.engine.families import FURTHER, MODELS, SWEPT, write_family
 from tests.waiting import until
 
 pytestmark = pytest.mark.usefixtures("always_worth_it")
@@ -31,13 +31,14 @@ FAMILIES = (
     "qwen3-moe, one dense layer, biased, window",
     "deepseek-v3, three experts in two of four groups, yarn",
     "scout, chunks of 16, one of five experts",
+    *SWEPT,
 )
 BLOCK_SIZE = 16
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
 def directory(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    assert request.param in MODELS
+    assert request.param in MODELS or request.param in FURTHER
     path = tmp_path_factory.mktemp("family")
     write_family(path, request.param)
     write_tokenizer(path)
@@ -122,13 +123,14 @@ class Pair:
 
 
 def wait_until_zero(tiers: SharedTiers) -> None:
-    assert tiers.peers is not None
-    for _ in range(2000):
+    peers = tiers.peers
+    assert peers is not None
+
+    def nothing_is_held() -> bool:
         pins = sum(slot.pins for slot in tiers.host._slots.values())
-        if not (tiers.peers.server.num_leased or tiers.peers.reader.num_open or pins):
-            return
-        time.sleep(0.005)
-    raise AssertionError("a lease, a read or a pin is left")
+        return not (peers.server.num_leased or peers.reader.num_open or pins)
+
+    until(nothing_is_held, "every lease, read and pin has ended")
 
 
 @pytest.fixture
@@ -163,6 +165,7 @@ SHOWN: dict[str, list[dict[str, Any]]] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("what", SHOWN)
 def test_tokens_are_those_of_one_host(pair: Pair, what: str) -> None:
     messages = [
@@ -183,6 +186,7 @@ def test_tokens_are_those_of_one_host(pair: Pair, what: str) -> None:
     assert pair.decode.load().prompt_tokens <= (150 - 144) * len(messages), "the decode host computed the rest alone"
 
 
+@pytest.mark.long
 def test_a_grammar_holds_where_the_prompt_came_from_elsewhere(pair: Pair) -> None:
     messages = [
         replace(
@@ -215,6 +219,7 @@ def test_an_adapters_prompt_comes_from_elsewhere_for_that_adapter_alone(tmp_path
     pair.close()
 
 
+@pytest.mark.long
 def test_what_lies_in_the_other_hosts_tiers_is_handed_over(pair: Pair) -> None:
     message = submit("a", PROMPT, max_tokens=8)
     expected = alone(pair.model, [message])["a"]
@@ -229,6 +234,7 @@ def test_what_lies_in_the_other_hosts_tiers_is_handed_over(pair: Pair) -> None:
     assert pair.prefill.load().prefix_host_hits == 144
 
 
+@pytest.mark.long
 def test_preempted_sequences_go_on_with_what_they_fetched(pair: Pair) -> None:
     messages = [submit(f"s{i}", random_prompt(90 + 7 * i, seed=i), max_tokens=10) for i in range(4)]
     expected = alone(pair.model, messages)
@@ -236,6 +242,7 @@ def test_preempted_sequences_go_on_with_what_they_fetched(pair: Pair) -> None:
     assert {name: heard[name].token_ids for name in expected} == {n: e.token_ids for n, e in expected.items()}
 
 
+@pytest.mark.long
 def test_a_conversation_goes_on_and_its_turns_share_blocks(pair: Pair) -> None:
     first = pair.answer([submit("a", PROMPT, max_tokens=20)])["a"]
     longer = [*PROMPT, *first.token_ids, *random_prompt(60, seed=9)]
@@ -286,6 +293,7 @@ def test_what_never_comes_is_computed_by_its_deadline(dense_pair: Pair) -> None:
     assert (heard.token_ids, heard.num_cached_tokens) == (expected.token_ids, 0)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("end", ["aborted", "never submitted", "its host is gone"])
 def test_a_prefill_that_ends_early_costs_time_and_no_token(
     dense_pair: Pair, end: str, monkeypatch: pytest.MonkeyPatch

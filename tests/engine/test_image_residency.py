@@ -5,12 +5,16 @@ import time
 from array import array
 from typing import NamedTuple
 
+import pytest
+
 from pilotlight.engine.api.protocol import SamplingParams
 from pilotlight.engine.core.open_sequences import OpenSequences
 from pilotlight.engine.core.sequence import Sequence
 from pilotlight.engine.images.image_residency import AwaitedImages, ImageResidency
 from pilotlight.engine.images.prompt import SequenceImage
 from pilotlight.engine.scheduling.plan import Chunk
+
+pytestmark = pytest.mark.long
 
 
 class OnePiece(NamedTuple):

@@ -153,6 +153,7 @@ def test_a_model_whose_first_token_is_waited_for_is_proved_by_that_prompt(
     assert spec.loads_same(replace(spec, is_awaited=False)), "it is the same model"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "dtype"), in_turn(MODELS, ["float32", "bfloat16"]))
 def test_a_model_in_place_answers_as_a_copied_one_before_and_after_its_move(
     name: str, dtype: str, tmp_path: Path, kept_at: Path, memory: KvMemory, monkeypatch: pytest.MonkeyPatch
@@ -177,6 +178,7 @@ def test_a_model_in_place_answers_as_a_copied_one_before_and_after_its_move(
     assert_same(answers(again, close=True), expected, by_torch)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", EMBEDDERS)
 def test_an_embedder_in_place_makes_the_same_vectors(
     name: str, tmp_path: Path, kept_at: Path, memory: KvMemory, monkeypatch: pytest.MonkeyPatch
@@ -195,6 +197,7 @@ def test_an_embedder_in_place_makes_the_same_vectors(
     assert vectors[0] == vectors[1] == vectors[2]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("order", "padding", "files"),
     [
@@ -415,6 +418,7 @@ def test_a_model_that_is_let_go_while_it_moves_still_gets_its_bundle(
     assert load(directory, kept_at, memory).engine.info.mapped
 
 
+@pytest.mark.long
 def test_a_load_while_another_is_moving_writes_nothing_twice(
     directory: Path, kept_at: Path, memory: KvMemory, held: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -472,6 +476,7 @@ def test_a_bundle_whose_place_is_given_away_is_not_finished(
     assert_same(answers(loaded, close=True), expected)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("when", ["before", "meanwhile"])
 def test_a_full_file_system_ends_the_move_with_one_line(
     when: str,
@@ -520,6 +525,7 @@ sys.stdin.readline()
 """
 
 
+@pytest.mark.process
 def test_a_host_that_is_killed_while_a_model_moves_leaves_nothing_that_counts(
     directory: Path, kept_at: Path, memory: KvMemory, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -31,6 +31,7 @@ def alone(checkpoint: Path, arithmetic: str) -> dict[str, list[int]]:
     return {r.sequence_id: one(load_engine(checkpoint), r).token_ids for r in requests()}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "limits",
     [
@@ -67,6 +68,24 @@ def test_chunks_change_no_log_probability_of_the_prompt(checkpoint: Path) -> Non
     assert parts is not None
     assert len(whole) == 49, "all but the first token's"
     assert [reported.logprob for reported in parts] == pytest.approx([reported.logprob for reported in whole], abs=1e-4)
+
+
+@pytest.mark.parametrize("chunk", [512, 13])
+def test_log_probabilities_of_a_prompts_end_are_the_same_behind_a_cached_beginning(
+    checkpoint: Path, chunk: int
+) -> None:
+    prompt = random_prompt(60, seed=51)
+    whole = one(load_engine(checkpoint), submit("a", prompt, max_tokens=1, prompt_logprobs=True)).prompt_logprobs
+    engine = load_engine(checkpoint, max_num_batched_tokens=chunk)
+    one(engine, submit("b", prompt[:50], max_tokens=1))
+    for first in (51, 50, 33, 32, 1):
+        heard = one(engine, submit(f"c{first}", prompt, max_tokens=1, prompt_logprobs=True, prompt_logprobs_from=first))
+        assert whole is not None
+        assert heard.prompt_logprobs is not None
+        assert [each.logprob for each in heard.prompt_logprobs] == pytest.approx(
+            [each.logprob for each in whole[first - 1 :]], abs=1e-4
+        )
+        assert heard.num_cached_tokens == (first - 1) // 16 * 16, "as far as the cache can be used"
 
 
 def test_a_warm_cache_changes_no_token(checkpoint: Path, alone: dict[str, list[int]]) -> None:

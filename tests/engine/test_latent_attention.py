@@ -72,6 +72,7 @@ def by_formula(layer: LatentAttention, x: torch.Tensor, table: RotaryTable) -> t
     return times(layer.o_proj, torch.einsum("htc,chv->thv", weights, values).flatten(1))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("heads", "query_rank"), [(128, 1536), (64, 1536), (64, None)])
 def test_a_prompt_in_chunks_and_a_decode_are_the_formula_at_full_size(heads: int, query_rank: int | None) -> None:
     layer, x = random_layer(heads, query_rank), torch.randn(45, HIDDEN)

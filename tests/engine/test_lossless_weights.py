@@ -27,7 +27,7 @@ from pilotlight.kernels.matrices import lossless_speed
 from pilotlight.kernels.matrices.lossless import LosslessWeight, pack_lossless
 from tests.checkpoints import write_llama
 from tests.engine.driver import drain, submit
-from tests.engine.families import MODELS, PACKED, write_family
+from tests.engine.families import MODELS, PACKED, SWEPT, write_family
 from tests.engine.test_in_place import answers, assert_same, has_moved
 from tests.engine.test_mapped_weights import CONFIG
 
@@ -63,7 +63,8 @@ def coded_tensors(path: Path) -> list[str]:
         return [placed.spec.name for placed in file.bundle.tensors if placed.spec.name.endswith(CODES)]
 
 
-@pytest.mark.parametrize("name", [name for name in MODELS if name != PACKED])
+@pytest.mark.long
+@pytest.mark.parametrize("name", [*(name for name in MODELS if name != PACKED), *SWEPT])
 def test_every_family_answers_the_same_before_and_after_its_move_and_when_it_wakes(
     name: str, tmp_path: Path, kept_at: Path, memory: KvMemory
 ) -> None:
@@ -98,6 +99,7 @@ def test_a_model_that_is_let_go_while_its_weights_are_looked_through_still_gets_
     assert load(tmp_path, kept_at, memory, "always").engine.info.mapped
 
 
+@pytest.mark.long
 def test_sequences_under_way_while_the_weights_move_notice_nothing(tmp_path: Path, memory: KvMemory) -> None:
     write_llama(tmp_path, dtype=torch.bfloat16)
 
@@ -147,6 +149,7 @@ def test_a_model_that_is_too_small_for_its_checkpoints_pages_is_coded_at_its_fir
     assert_same(answers(again, close=True), expected)
 
 
+@pytest.mark.long
 def test_what_was_kept_for_another_choice_is_made_again(tmp_path: Path, kept_at: Path, memory: KvMemory) -> None:
     write_llama(tmp_path, dtype=torch.bfloat16)
     for mode, is_coded in (("always", True), ("off", False), ("always", True)):
@@ -157,6 +160,7 @@ def test_what_was_kept_for_another_choice_is_made_again(tmp_path: Path, kept_at:
         assert bool(coded_tensors(kept_at)) == is_coded
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("is_faster", [True, False])
 def test_auto_measures_once_and_obeys(
     is_faster: bool, tmp_path: Path, kept_at: Path, memory: KvMemory, monkeypatch: pytest.MonkeyPatch

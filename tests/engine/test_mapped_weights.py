@@ -29,7 +29,7 @@ from tests.checkpoints import change_config, write_llama
 from tests.embedders import EMBEDDERS, write_embedder
 from tests.engine.agreement import full
 from tests.engine.driver import Heard, one, random_prompt, submit
-from tests.engine.families import MODELS, write_family
+from tests.engine.families import MODELS, SWEPT, write_family
 
 CONFIG = HostConfig(kv_bytes=4 << 20, threads=1)
 REQUEST = full("a", random_prompt(30, seed=3), max_tokens=3)
@@ -74,7 +74,7 @@ def mappings(engine: Engine) -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", [*MODELS, *SWEPT])
 def test_a_mapped_model_answers_as_a_loaded_one(name: str, tmp_path: Path, kept_at: Path, memory: KvMemory) -> None:
     write_family(tmp_path, name)
     alone, expected = answer(tmp_path, None, memory)
@@ -322,6 +322,7 @@ sys.stdin.readline()
 """
 
 
+@pytest.mark.process
 @pytest.mark.cpu_only
 def test_two_hosts_share_a_bundle_and_one_that_is_killed_takes_nothing_along(
     directory: Path, kept_at: Path, memory: KvMemory

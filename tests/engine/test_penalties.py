@@ -79,6 +79,7 @@ def test_greedy_tokens_are_those_of_the_definition(
     assert heard.token_ids != plain.token_ids
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "limits",
     [

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from pilotlight.engine.description.shapes import GroupedRouting
+from pilotlight.engine.description.shapes import Routing
 from pilotlight.engine.execution.batch import Batch
 from pilotlight.engine.execution.context import Context
 from pilotlight.engine.layers.linear import Linear
@@ -38,10 +38,10 @@ def of_shared(x: torch.Tensor, shared: GatedMLP) -> torch.Tensor:
 
 @pytest.mark.parametrize(
     ("num_experts", "rule"),
-    [(256, GroupedRouting(8, 8, 4, True, 2.5)), (384, GroupedRouting(8, 1, 1, True, 2.827))],
+    [(256, Routing(8, True, 2.5, "sigmoid", 8, 4)), (384, Routing(8, True, 2.827, "sigmoid"))],
     ids=["DeepSeek-V3", "Kimi K2.5"],
 )
-def test_sigmoids_with_a_bias_choose_and_without_it_weigh(num_experts: int, rule: GroupedRouting) -> None:
+def test_sigmoids_with_a_bias_choose_and_without_it_weigh(num_experts: int, rule: Routing) -> None:
     gate_up, down, shared = random_parts(num_experts)
     gate, bias = random(num_experts, HIDDEN), torch.randn(num_experts) / 10
     x = torch.randn(TOKENS, HIDDEN)

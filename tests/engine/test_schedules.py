@@ -83,6 +83,7 @@ shapes = st.builds(
 )
 
 
+@pytest.mark.long
 @given(shapes, arrivals)
 @settings(max_examples=300, deadline=None)
 def test_every_sequence_ends_rightly_and_every_block_returns(shape: Shape, plan: list[Arrival]) -> None:

@@ -28,7 +28,7 @@ from pilotlight.engine.weights.storage import LayoutPlan
 from pilotlight.kernels.elementwise.activation import silu_and_mul
 from pilotlight.kernels.moe import moe_experts
 from tests.engine import quantizers
-from tests.engine.families import MODELS, PACKED, write_family
+from tests.engine.families import FURTHER, MODELS, PACKED, write_family
 from tests.engine.quantizers import Parts, pack_quantized
 from tests.engine.stored_weights import load, write_tensors
 from tests.engine.test_quantized import AWQ, GPTQ
@@ -275,13 +275,13 @@ def test_what_no_rank_asks_for_is_refused_and_what_another_has_is_not(tmp_path: 
         shared.load(lambda loader: Linear.load(loader, ["down"], [8], 16, False, "columns"), 2)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", [*MODELS, *FURTHER])
 def test_ranks_of_every_family_ask_for_all_that_a_checkpoint_has(tmp_path: Path, name: str) -> None:
     write_family(tmp_path, name)
     raw = read_config(tmp_path)
     family = find_family(raw)
     config: Any = family.parse_config(raw)
-    each = partial(load, tmp_path, lambda loader: family.load(config, loader, 64), read_format(raw))
+    each = partial(load, tmp_path, lambda loader: family.load(config, loader, 64), read_format(raw), fused=config.fused)
     if config.num_heads % 2 or (config.num_kv_heads % 2 and config.num_kv_heads > 1):
         with pytest.raises(CheckpointError, match="heads, which 2 ranks cannot share evenly"):
             each(shard=Shard(1, 2))
@@ -295,6 +295,7 @@ def test_ranks_of_every_family_ask_for_all_that_a_checkpoint_has(tmp_path: Path,
             if isinstance(attention, LatentAttention):
                 assert len(attention.up_proj) == config.num_heads // 2
             else:
-                assert attention.shape.num_kv_heads == max(1, config.num_kv_heads // 2)
-            head_size = getattr(config, "value_dim", config.head_dim)
+                assert attention.shape.num_kv_heads == max(1, config.attention(0).num_kv_heads // 2)
+            first = None if isinstance(attention, LatentAttention) else config.attention(0)
+            head_size = config.value_dim if first is None else first.value_dim or first.head_dim
             assert attention.o_proj.weight.shape[1] == config.num_heads // 2 * head_size

@@ -115,6 +115,7 @@ accidents = st.none() | st.builds(
 )
 
 
+@pytest.mark.long
 @given(shapes, arrivals, reservations, accidents)
 @settings(max_examples=200, deadline=None)
 def test_two_models_on_one_arena_end_every_sequence_rightly(

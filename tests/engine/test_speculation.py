@@ -27,6 +27,8 @@ from pilotlight.runtime.generation.output_processor import OutputProcessor
 from tests.engine.driver import Heard, drain, drain_preempting, load_engine, submit
 from training.ember.chat import HERE
 
+pytestmark = pytest.mark.long
+
 LOOKUPS = ("suffix", "grammar", "grammar,suffix")
 WITH_WEIGHTS = (f"draft:{HERE / 'mini'}", f"suffix,eagle3:{HERE / 'eagle3'}")
 DRAFTERS = ("grammar,suffix", *WITH_WEIGHTS)

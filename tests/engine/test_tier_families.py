@@ -15,14 +15,14 @@ from pilotlight.engine.kv.store.store_thread import StoreThread
 from pilotlight.engine.kv.tiered_cache import TieredCache
 from tests.engine.agreement import assert_agrees, full
 from tests.engine.driver import drain_preempting, load_engine, one, random_prompt
-from tests.engine.families import MODELS, write_family
+from tests.engine.families import MODELS, SWEPT, write_family
 from tests.engine.kv.fake_store import FakeStore
 from tests.waiting import until
 
-pytestmark = pytest.mark.usefixtures("always_worth_it")
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("always_worth_it")]
 
 
-@pytest.fixture(scope="module", params=MODELS)
+@pytest.fixture(scope="module", params=[*MODELS, *SWEPT])
 def written(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, PreTrainedModel]:
     directory = tmp_path_factory.mktemp("family")
     return directory, write_family(directory, request.param)
@@ -50,6 +50,7 @@ def open_anew(directory: Path, host: str = "host", disk: str = "disk") -> Shared
     return opened
 
 
+@pytest.mark.process
 def test_a_round_trip_through_host_disk_and_store_agrees(
     written: tuple[Path, PreTrainedModel], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

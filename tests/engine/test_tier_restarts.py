@@ -25,6 +25,7 @@ def tiered_config(directory: Path) -> HostConfig:
     )  # fmt: skip
 
 
+@pytest.mark.process
 async def test_a_host_that_is_killed_leaves_its_cache_to_the_next(tmp_path: Path) -> None:
     write_llama(tmp_path / "model")
     config = tiered_config(tmp_path)
@@ -120,6 +121,7 @@ def test_tenants_do_not_meet_in_the_tiers(tmp_path: Path) -> None:
         tiers.close()
 
 
+@pytest.mark.long
 def test_a_second_host_at_the_same_place_goes_without_and_says_so(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -55,6 +55,7 @@ tight = st.builds(
 )
 
 
+@pytest.mark.long
 @given(tight, crowds, st.integers(0, 2**32), st.integers(0, 40), st.booleans(), st.none() | st.integers(1, 30))
 @settings(max_examples=120, deadline=None)
 def test_every_sequence_ends_rightly_and_nothing_is_left(
@@ -142,6 +143,7 @@ def abort(engine: Engine, tiers: FakeTiers, name: str) -> None:
         assert sequence not in tiers.pins
 
 
+@pytest.mark.long
 @given(
     shared.shapes, st.lists(shared.arrivals, min_size=2, max_size=2), shared.reservations, shared.accidents,
     st.integers(0, 2**32), st.integers(0, 40),

@@ -12,6 +12,8 @@ from tests.checkpoints import write_llama
 from tests.engine.driver import drain, load_engine, random_prompt
 from tests.engine.host.test_engine_host import collect, until
 
+pytestmark = pytest.mark.long
+
 CONFIG = HostConfig(threads=1, kv_bytes=1 << 20)  # 136 blocks of 7,680 bytes
 BLOCKS = (1 << 20) // 7680
 

@@ -34,10 +34,12 @@ def assert_all_are_known(found: dict[str, dict[str, Any]]) -> None:
         assert row["copies"] > 0, "what waits is seen because copies are"
 
 
+@pytest.mark.process
 def test_real_steps_launch_what_the_dry_run_has_named_nothing_else_and_wait_for_no_device() -> None:
     assert_all_are_known(variants("--only", *SOME))
 
 
+@pytest.mark.process
 def test_a_dry_run_launches_a_layer_of_each_kind_however_many_there_are() -> None:
     few, many = variants("--only", "llama", "--layers", "2", "6")["llama"]["launches"]
     assert few == many > 20

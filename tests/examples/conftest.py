@@ -33,7 +33,7 @@ SERVE = '\n[[functions.serve]]\nname = "{name}"\npath = "{path}"\n'
 
 
 @pytest.fixture(scope="session")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
+def site(process_tier: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
     """A client whose paths begin with a function's name: `site.get("hello/")`."""
     folder = tmp_path_factory.mktemp("examples")
     (port,) = free_ports(1)
@@ -58,7 +58,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
                 yield client
         finally:
             process.terminate()
-            process.wait(30)
+            process.wait(60)
 
 
 def _is_ready(client: httpx.Client) -> bool:

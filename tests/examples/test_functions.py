@@ -12,6 +12,8 @@ import pytest
 from load_tests.local_network import free_ports
 from tests.examples.conftest import FUNCTIONS
 
+pytestmark = pytest.mark.process
+
 
 def events_of(answer: httpx.Response) -> list[Any]:
     assert answer.status_code == 200, answer.text
@@ -84,7 +86,7 @@ def test_pilotlight_dev_serves_an_example_at_the_root_and_ends_when_told() -> No
         assert answer.json() == {"message": "Hello, dev!"}
     finally:
         process.terminate()
-        process.wait(30)
+        process.wait(60)
         assert process.stdout is not None
         process.stdout.close()
     assert process.returncode == 0

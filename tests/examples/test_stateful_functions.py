@@ -17,6 +17,8 @@ import pytest
 from load_tests.local_network import free_ports
 from tests.examples.conftest import FUNCTIONS
 
+pytestmark = pytest.mark.process
+
 
 def until(look: Callable[[], Any], expected: Callable[[Any], bool], timeout_s: float = 30.0) -> Any:
     ends_at = time.monotonic() + timeout_s
@@ -36,6 +38,7 @@ def test_notes_are_found_by_what_they_say(site: httpx.Client) -> None:
     assert site.get("notes/ask", params={"q": "?!"}).json()["notes"] == []
 
 
+@pytest.mark.long
 def test_jobs_are_done_later_and_given_up_in_the_end(site: httpx.Client) -> None:
     addresses = [f"user{n}@example.com" for n in range(15)] + ["nobody"]
     assert site.post("mailer/", json={"to": addresses}).json() == {"queued": 16}
@@ -90,7 +93,7 @@ def dev(folder: Path) -> Iterator[httpx.Client]:
             yield client
     finally:
         process.terminate()
-        process.wait(30)
+        process.wait(60)
 
 
 def test_the_digest_is_made_by_the_clock(tmp_path: Path) -> None:
@@ -120,14 +123,14 @@ def test_the_room_tells_everybody_what_anybody_says(site: httpx.Client) -> None:
     async def talk() -> list[Any]:
         url = str(site.base_url).rstrip("/")
         async with aiohttp.ClientSession() as client, client.ws_connect(f"{url}/room/attic?name=Ada") as ada:
-            heard = [await ada.receive_json(timeout=30)]
+            heard = [await ada.receive_json(timeout=60)]
             async with client.ws_connect(f"{url}/room/attic?name=Bob") as bob:
-                heard.append(await ada.receive_json(timeout=30))
-                assert await bob.receive_json(timeout=30) == heard[-1]
+                heard.append(await ada.receive_json(timeout=60))
+                assert await bob.receive_json(timeout=60) == heard[-1]
                 await bob.send_str("Hello!")
-                heard.append(await ada.receive_json(timeout=30))
-                assert await bob.receive_json(timeout=30) == heard[-1]
-            heard.append(await ada.receive_json(timeout=30))
+                heard.append(await ada.receive_json(timeout=60))
+                assert await bob.receive_json(timeout=60) == heard[-1]
+            heard.append(await ada.receive_json(timeout=60))
             return heard
 
     assert asyncio.run(talk()) == [

@@ -81,7 +81,7 @@ ServedMaker = Callable[..., AbstractAsyncContextManager[Served]]
 
 
 @pytest.fixture
-def make_served(tmp_path: Path) -> ServedMaker:
+def make_served(process_tier: None, tmp_path: Path) -> ServedMaker:
     @asynccontextmanager
     async def make(*, tier: int = 2, limits: dict[str, Any] | None = None, **options: Any) -> AsyncIterator[Served]:
         async with SiteFunctions(limits=quick(limits or {}), min_tier=tier, max_tier=tier, **options) as functions:
@@ -109,7 +109,7 @@ def working_oci_runtime() -> str | None:
 
 
 @pytest.fixture
-def oci_runtime() -> str:
+def oci_runtime(process_tier: None) -> str:
     found = working_oci_runtime()
     if found is None:
         pytest.skip(f"no OCI runtime works here as root: {', '.join(RUNTIMES)}")

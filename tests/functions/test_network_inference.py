@@ -20,6 +20,8 @@ from tests.asgi import eventually
 from tests.functions.bindings.conftest import Wire, wire  # noqa: F401
 from tests.runtime.conftest import Site, site  # noqa: F401
 
+pytestmark = pytest.mark.process
+
 MODEL, ASKED = "@far/Größe 1%", {"prompt": "Hi"}
 CHUNKS = [b'data: {"response":"a"}\n\n', b'data: {"resp', b'onse":"b"}\n\ndata: [DONE]\n\n']
 

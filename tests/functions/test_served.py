@@ -14,6 +14,8 @@ from pilotlight.functions.served import ServedFunctions
 from pilotlight.sites.site import FunctionConfig, FunctionsConfig
 from tests.asgi import eventually
 
+pytestmark = pytest.mark.process
+
 ENTRY = """
 import asyncio
 from workers import Response, WorkerEntrypoint

@@ -11,6 +11,8 @@ from pilotlight.sites.site import SiteConfig
 from pilotlight.wire.hop.status import decode_status
 from tests.asgi import call, eventually, running
 
+pytestmark = pytest.mark.process
+
 ENTRY = """
 from workers import Response, WorkerEntrypoint
 

@@ -56,6 +56,7 @@ def test_the_form_that_the_engine_gets(operation: Operation, case: Case, dtype: 
     assert_keeps_its_promise(operation, operation.function, case, dtype)
 
 
+@pytest.mark.long
 @pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
 @pytest.mark.parametrize(("operation", "case", "dtype"), INTERPRETED)
 @pytest.mark.parametrize("arithmetic", ["torch"], indirect=True)  # the C library has no part in it

@@ -16,7 +16,7 @@ import torch
 from pilotlight.kernels.cpu import build, library
 from pilotlight.kernels.cpu.build import BuildError, build_library, discard_libraries, find_library
 
-pytestmark = pytest.mark.cpu_only
+pytestmark = [pytest.mark.process, pytest.mark.cpu_only]
 
 
 @pytest.fixture(autouse=True)

@@ -182,6 +182,7 @@ def test_what_the_library_does_not_compute_cannot_be_recorded(
     assert_equal(program.output, (linear(x, weight),))
 
 
+@pytest.mark.long
 def test_what_a_program_reads_lives_as_long_as_it_does() -> None:
     layer = Layer(3, torch.float32)
     gone = weakref.ref(layer)
@@ -217,6 +218,7 @@ def test_programs_that_run_at_once_in_several_threads_all_get_their_results() ->
         assert all(pool.map(replay, range(4)))
 
 
+@pytest.mark.process
 @in_another_process
 def test_recording_imports_no_compiler() -> None:
     """Torch's own would take two seconds of the step that is recorded."""
@@ -235,6 +237,7 @@ assert not set(sys.modules) - before, set(sys.modules) - before
     subprocess.run([sys.executable, "-c", script], timeout=60, check=True)
 
 
+@pytest.mark.process
 @in_another_process
 def test_a_forked_child_replays_with_threads_of_its_own() -> None:
     script = """

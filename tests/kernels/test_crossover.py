@@ -155,6 +155,7 @@ def test_where_nothing_is_slow_nothing_is_measured(monkeypatch: pytest.MonkeyPat
             assert library._opened(library.loaded.path).most_queries[BF16] == UNLIMITED
 
 
+@pytest.mark.process
 def test_a_process_that_ends_while_it_measures_ends_cleanly(tmp_path: Path) -> None:
     script = f"""
 import pathlib, torch

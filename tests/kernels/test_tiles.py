@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.cpu_only, pytest.mark.timeout(600)]  # the library is 
 
 
 @pytest.fixture(scope="module", params=["in plain C", "refused", "of the processor"])
-def tiles(request: pytest.FixtureRequest) -> Iterator[Library]:
+def tiles(process_tier: None, request: pytest.FixtureRequest) -> Iterator[Library]:
     """The library with tiles, which leaves nothing to torch's."""
     kind = "" if request.param == "of the processor" else "amx"
     if not kind and "amx_bf16" not in Path("/proc/cpuinfo").read_text():

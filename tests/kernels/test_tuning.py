@@ -80,6 +80,7 @@ class Clock:
         return self.seconds[min(self.asked, len(self.seconds)) - 1]
 
 
+@pytest.mark.long
 def test_the_fastest_candidate_is_chosen_if_it_is_faster_than_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("triton")
     monkeypatch.setattr(tuning, "MOST_TOKENS", 1)

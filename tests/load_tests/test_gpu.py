@@ -10,6 +10,8 @@ import pytest
 from load_tests import ceilings, gpu
 from load_tests.scenarios import engine
 
+pytestmark = pytest.mark.process
+
 LACKING = {
     "msgspec",
     "zmq",
@@ -140,6 +142,7 @@ def test_a_bench_that_fails_or_hangs_takes_no_other_along(monkeypatch: pytest.Mo
     assert gpu.bench(True, ["dies"]) == 11
 
 
+@pytest.mark.long
 def test_the_engines_rehearsal_measures_decode_and_prefill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In this process, and with ceilings that take no seconds."""
     monkeypatch.setenv("OUT", str(tmp_path))

@@ -56,6 +56,24 @@ def test_each_measure_names_what_it_counts(tmp_path: Path) -> None:
     assert found["import circles"].value == 0
 
 
+def test_what_tests_know_of_the_inside_is_counted_where_it_stands(tmp_path: Path) -> None:
+    house = tree(
+        tmp_path,
+        tests__test_one="from pilotlight.one.a import _inner, outer\n"
+        "def test_it(monkeypatch):\n"
+        "    monkeypatch.setattr('pilotlight.one.a.MOST_S', 1)\n"
+        "    monkeypatch.setattr(outer, '_step', 2)\n"
+        "    time.sleep(0.5)\n    time.sleep(0)\n    while not outer.is_done:\n        time.sleep(0.5)\n"
+        "    assert outer._count == outer._replace(x=1).y == self._own\n",
+    )
+    found = {measure.name: measure.found for measure in measures(house)}
+    file = "tests/test_one.py"
+    assert found["names that tests patch"] == [f"{file}:3 pilotlight.one.a.MOST_S", f"{file}:4 outer._step"]
+    assert found["constants that tests patch"] == [f"{file}:3 pilotlight.one.a.MOST_S"]
+    assert found["private names that tests reach for"] == [f"{file}:1 _inner", f"{file}:9 outer._count"]
+    assert found["pauses of a fixed time in tests"] == [f"{file}:5"]
+
+
 def test_the_path_of_a_request_is_a_share_of_the_lines_that_are_opened(tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text(
         "class A:\n    def run(self):\n        def inner():\n            return 1\n        return inner\n\n    def other(self):\n        pass\n\n\n"

@@ -8,6 +8,7 @@ from load_tests.http_fuzz import Case, Verdict, cases, differences, why
 from pilotlight.wire.http.stock_servers import SERVERS
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("number", [40, pytest.param(120, marks=pytest.mark.slow)])
 def test_broken_requests_are_judged_as_by_other_servers_or_it_is_known_why(number: int) -> None:
     for name in SERVERS[1:]:

@@ -135,6 +135,7 @@ def test_late_jobs_repeat_less_but_never_not_at_all() -> None:
     assert len(calls) == 5  # one warms up
 
 
+@pytest.mark.process
 def test_the_scenario_shows_every_call_and_writes_a_record(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

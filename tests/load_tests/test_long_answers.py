@@ -61,6 +61,7 @@ def test_records_and_calls_follow_their_schemas_and_say_what_was_told(split: Spl
         assert all(str(value) in told["content"] for value in call["function"]["arguments"].values())
 
 
+@pytest.mark.long
 def test_the_adapter_is_one_of_embers_and_lowers_what_long_answers_cost(tmp_path: Path) -> None:
     assert check(ADAPTER).rank == RANK
     chat, rng = Chat(), random.Random(3)

@@ -4,6 +4,10 @@ import os
 import subprocess
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.process
+
 SETUP = Path(__file__).parents[2] / "load_tests" / "peers" / "setup.sh"
 
 

@@ -8,6 +8,8 @@ import pytest
 
 from load_tests import records
 
+pytestmark = pytest.mark.process
+
 
 @pytest.fixture(autouse=True)
 def _asked_anew() -> Iterator[None]:

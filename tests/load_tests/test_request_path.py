@@ -6,6 +6,8 @@ import sys
 from pathlib import Path
 from textwrap import dedent
 
+import pytest
+
 from load_tests.assigned_callbacks import assigned_callbacks
 from load_tests.path_shape import PathShape
 from load_tests.request_path import HOOK, Function, Process, RequestPath, Window, report, traced, typical
@@ -33,6 +35,7 @@ PROGRAM = """
 """
 
 
+@pytest.mark.process
 def test_a_process_writes_down_what_it_enters_between_the_signals(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(dedent(PROGRAM))
     folder = tmp_path / "trace"

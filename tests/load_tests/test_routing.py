@@ -65,6 +65,7 @@ def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *arguments: str) -> dic
     return record
 
 
+@pytest.mark.process
 def test_a_record_has_every_cell_and_trouble_and_its_tables_and_plots(
     simulation: FakeSimulation, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -144,6 +145,7 @@ def test_ten_million_conversations_are_planned_by_what_an_entry_was_measured_to_
     assert list(table_rows({"statuses": {}})) == [["", "planned"]]
 
 
+@pytest.mark.long
 def test_what_was_simulated_is_not_repeated(
     simulation: FakeSimulation, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

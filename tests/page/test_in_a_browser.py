@@ -98,7 +98,7 @@ class Served:
 
 
 @pytest.fixture(scope="module")
-def chromium() -> "Iterator[Browser]":
+def chromium(network_tier: None) -> "Iterator[Browser]":
     with browser() as started:
         yield started
 

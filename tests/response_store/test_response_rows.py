@@ -21,7 +21,7 @@ LONG_S = 1e6
 MAKER = "maker"
 
 
-@pytest.fixture(params=["sqlite", "postgres"])
+@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.network)])
 def connection(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RowConnection]:
     """A connection to either database."""
     if request.param == "sqlite":
@@ -209,6 +209,7 @@ def test_what_is_being_made_makes_no_room_and_what_was_written_just_now_neither(
     assert there(connection, ["made", "old", "new", "newer"]) == [True, False, True, True]
 
 
+@pytest.mark.long
 def test_what_is_past_its_time_is_not_found_and_then_deleted(connection: RowConnection) -> None:
     add(connection, *(response(f"old{i}") for i in range(rows.SWEPT + 1)), age_s=200)
     add(connection, response("new"))

@@ -16,11 +16,11 @@ from typing import Any, NamedTuple, cast
 
 import pytest
 
-from pilotlight.response_store import response_rows, storage
+from pilotlight.response_store import response_rows
 from pilotlight.response_store.kept_responses import KeptResponse, failed_event
 from pilotlight.response_store.response_database import ResponsesFault, RetentionPolicy
 from pilotlight.response_store.response_file import ResponseFile
-from pilotlight.response_store.storage import ResponseStore
+from pilotlight.response_store.storage import ResponseStore, Timings
 from pilotlight.support.database import Database
 from pilotlight.wire.errors import ApiError
 
@@ -47,8 +47,11 @@ def path(tmp_path: Path) -> Path:
 
 
 @asynccontextmanager
-async def opened(path: Path, days: Callable[[], float], max_bytes: int = 100 * MIB) -> AsyncIterator[ResponseStore]:
-    store = ResponseStore(RetentionPolicy(path, max_bytes, 30 * DAY_S), ResponseFile(path, max_bytes, days))
+async def opened(
+    path: Path, days: Callable[[], float], max_bytes: int = 100 * MIB, **timings: float
+) -> AsyncIterator[ResponseStore]:
+    policy, database = RetentionPolicy(path, max_bytes, 30 * DAY_S), ResponseFile(path, max_bytes, days)
+    store = ResponseStore(policy, database, Timings(**timings))
     try:
         yield store
     finally:
@@ -124,6 +127,7 @@ async def test_nobody_else_on_the_machine_reads_them_wherever_they_lie(path: Pat
         assert len(modes_in(path.parent)) == 4
 
 
+@pytest.mark.process
 async def test_a_response_that_a_dead_process_was_making_has_failed(path: Path, days: Days) -> None:
     script = """
 import asyncio, os, sys
@@ -131,7 +135,7 @@ from pathlib import Path
 from pilotlight.response_store.kept_responses import KeptResponse, failed_event
 from pilotlight.response_store.response_database import RetentionPolicy, ResponsesFault
 from pilotlight.response_store.response_file import ResponseFile
-from pilotlight.response_store.storage import ResponseStore
+from pilotlight.response_store.storage import ResponseStore, Timings
 
 async def main():
     path = Path(sys.argv[1])
@@ -205,7 +209,6 @@ async def test_a_response_that_is_deleted_while_it_is_made_or_written_does_not_c
 async def test_what_cannot_be_written_can_be_deleted_and_keeps_no_process_from_ending(
     path: Path, days: Days, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(storage, "TRY_AGAIN_S", 0.01)
 
     async def fail(found: Any) -> bool:
         return False
@@ -217,7 +220,7 @@ async def test_what_cannot_be_written_can_be_deleted_and_keeps_no_process_from_e
             made.end_as("cancelled")
             await store.settle(made)
 
-    async with opened(path, days) as store:
+    async with opened(path, days, retry_s=0.01) as store:
         made = [response(name, status="in_progress") for name in ("deleted", "left")]
         for one in made:
             await store.begin(one)
@@ -230,7 +233,7 @@ async def test_what_cannot_be_written_can_be_deleted_and_keeps_no_process_from_e
         assert not made[0].task.done(), "it is tried again and again"
         await store.delete(made[0])
         assert await there(store, "deleted", "left") == [False, True]
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await store.close()
 
 
@@ -243,7 +246,7 @@ async def test_a_write_that_fails_by_a_mistake_keeps_nobody_waiting(
     async with opened(path, days) as store:
         with monkeypatch.context() as patched:
             patched.setattr(store, "_add", raises)
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 assert not await store.keep(response("a"))
         assert "a mistake" in caplog.text
         assert await store.keep(response("b"))
@@ -251,9 +254,8 @@ async def test_a_write_that_fails_by_a_mistake_keeps_nobody_waiting(
 
 
 async def test_what_is_written_after_its_client_was_told_that_it_is_not_kept_is_taken_back(
-    path: Path, days: Days, monkeypatch: pytest.MonkeyPatch
+    path: Path, days: Days
 ) -> None:
-    monkeypatch.setattr(storage, "TRY_AGAIN_S", 0.01)
 
     class Late:
         """A database that stands still while it commits: it says nothing in time, and has it all the same."""
@@ -272,7 +274,7 @@ async def test_what_is_written_after_its_client_was_told_that_it_is_not_kept_is_
         async def close(self) -> None:
             await self.database.close()
 
-    async with opened(path, days) as store:
+    async with opened(path, days, retry_s=0.01) as store:
         late = store._database = cast("Any", Late(store._database))
         assert not await store.keep(response("a"))
         kept = partial(response_rows.find, tenant="t", name="a")
@@ -280,7 +282,7 @@ async def test_what_is_written_after_its_client_was_told_that_it_is_not_kept_is_
         assert await there(store, "a") == [False], "nobody reads it here meanwhile"
         late.is_late = False
         assert await store.keep(response("b"))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while store._refused:
                 await asyncio.sleep(0.01)
         assert await late.database.run(kept, 5.0, is_write=False) is None
@@ -368,11 +370,11 @@ def fill(filler: Path) -> None:
                     file.write(bytes(size))
 
 
+@pytest.mark.process
 async def test_a_full_disk_costs_what_ends_meanwhile_and_what_was_kept_is_read(
-    disk: SmallDisk, days: Days, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    disk: SmallDisk, days: Days, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(storage, "TRY_AGAIN_S", 0.01)
-    async with opened(disk.folder / "responses.sqlite", days) as store:
+    async with opened(disk.folder / "responses.sqlite", days, retry_s=0.01) as store:
         assert await store.keep(response("before"))
         made = response("made", status="in_progress")
         await store.begin(made)
@@ -418,20 +420,20 @@ async def test_a_file_that_is_damaged_is_set_aside_at_the_start_and_for_its_days
         assert await store.keep(response("b"))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("garbage", [b"\xff" * 4096, bytes(4096)])
 async def test_whichever_page_is_damaged_what_comes_now_is_kept_and_nothing_is_told_that_was_not(
-    path: Path, days: Days, garbage: bytes, monkeypatch: pytest.MonkeyPatch
+    path: Path, days: Days, garbage: bytes
 ) -> None:
-    monkeypatch.setattr(storage, "FAILING_WITHIN_S", 5.0)  # a busy machine takes longer to begin a file anew
     before = [response(name, size=20_000) for name in ("first", "second", "third")]
-    async with opened(path, days) as store:
+    async with opened(path, days, answer_after_fault_s=5.0) as store:
         for one in before:
             await store.keep(one)
     content = content_of(path)
     num_found = 0
     for page in range(0, len(content), 4096):
         write(path, content[:page] + garbage + content[page + 4096 :])
-        async with opened(path, days) as store:
+        async with opened(path, days, answer_after_fault_s=5.0) as store:
             for one in before:
                 with suppress(ApiError):
                     assert (await store.find(one.id, "t")).fields == one.fields
@@ -445,10 +447,9 @@ async def test_whichever_page_is_damaged_what_comes_now_is_kept_and_nothing_is_t
 
 
 async def test_a_file_that_is_damaged_under_way_is_set_aside_by_the_next_that_is_written(
-    path: Path, days: Days, monkeypatch: pytest.MonkeyPatch
+    path: Path, days: Days
 ) -> None:
-    monkeypatch.setattr(storage, "FAILING_WITHIN_S", 5.0)
-    async with opened(path, days) as store:
+    async with opened(path, days, answer_after_fault_s=5.0) as store:
         assert await store.keep(response("a"))
 
         def spoil(connection: sqlite3.Connection) -> None:
@@ -521,22 +522,20 @@ async def test_a_second_process_is_told_and_takes_over_when_the_first_has_ended(
     assert "another process" in caplog.text
 
 
-async def test_a_disk_that_stands_still_holds_up_nobody_for_long(
-    path: Path, days: Days, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_disk_that_stands_still_holds_up_nobody_for_long(path: Path, days: Days) -> None:
     goes_on = threading.Event()
     async with opened(path, days) as store:
         assert await store.keep(response("a"))
-        monkeypatch.setattr(storage, "ANSWERS_WITHIN_S", 0.1)
+        store.timings = store.timings._replace(answer_s=0.1)
         standing = asyncio.create_task(in_file(store).run(lambda connection: goes_on.wait(20)))
         await asyncio.sleep(0)
         assert not await store.keep(response("b"))
-        monkeypatch.setattr(storage, "ANSWERS_WITHIN_S", 1000.0)
-        async with asyncio.timeout(10):  # whoever comes then waits less
+        store.timings = store.timings._replace(answer_s=1000.0)
+        async with asyncio.timeout(60):  # whoever comes then waits less
             with pytest.raises(ApiError, match="does not answer"):
                 await store.find("a", "t")
         goes_on.set()
         await standing
-        monkeypatch.setattr(storage, "FAILING_WITHIN_S", 5.0)
+        store.timings = store.timings._replace(answer_after_fault_s=5.0)
         assert await store.keep(response("c"))
         assert await there(store, "a", "b", "c") == [True, False, True], "what nobody waited for was not written"

@@ -95,7 +95,7 @@ async def site(make_site: SiteMaker) -> AsyncIterator[Site]:
 
 
 @pytest.fixture
-def make_server(model_directory: Path) -> SiteMaker:
+def make_server(process_tier: None, model_directory: Path) -> SiteMaker:
     """The same behind a real server on a port of its own."""
 
     @asynccontextmanager
@@ -109,12 +109,12 @@ def make_server(model_directory: Path) -> SiteMaker:
         site = Site(app, config, launcher)
         ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         server = asyncio.create_task(serve_app(app, listener, stop=site.stop, on_ready=ready.set_result))
-        site.url = await asyncio.wait_for(ready, 10)
+        site.url = await asyncio.wait_for(ready, 60)
         try:
             yield site
         finally:
             site.stop.set()
-            await asyncio.wait_for(server, 20)
+            await asyncio.wait_for(server, 60)
 
     return make
 

@@ -47,6 +47,7 @@ async def test_an_answer_is_a_message_whose_usage_has_cached_tokens_apart(site: 
     assert site.engine.submits[0].sampling.max_tokens == 50
 
 
+@pytest.mark.process
 async def test_a_stream_has_every_event_in_its_order(site: Site) -> None:
     site.engine.script = says(CALLED, cached=3)
     events = await streamed(site, {**HELLO, "tools": [TOOL]})
@@ -65,6 +66,7 @@ async def test_a_stream_has_every_event_in_its_order(site: Site) -> None:
     assert events[-2]["usage"]["output_tokens"] == len(ids(CALLED)) + 1
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("fields", "text", "reason", "sequence"),
     [
@@ -83,6 +85,7 @@ async def test_the_reason_for_the_end_is_told(
     assert delta["delta"] == {"stop_reason": reason, "stop_sequence": sequence}
 
 
+@pytest.mark.process
 async def test_a_conversation_reaches_the_template_as_a_chats_does(site: Site) -> None:
     messages = [
         {"role": "user", "content": [{"type": "text", "text": "Hi", "cache_control": {"type": "ephemeral"}}]},
@@ -124,6 +127,7 @@ async def test_a_system_message_amid_messages_reaches_the_template_as_a_chats_do
     assert counted == {"input_tokens": len(theirs.prompt_token_ids)}
 
 
+@pytest.mark.process
 async def test_anthropics_own_tools_are_left_out_and_named(site: Site) -> None:
     search = {"type": "web_search_20250305", "name": "web_search", "max_uses": 5}
     done = [
@@ -190,6 +194,7 @@ async def test_thinking_is_a_block_of_its_own_and_can_be_forbidden(make_site: Si
         assert site.engine.submits[-1].prompt_token_ids == ids(CHAT_PROMPT + "off")
 
 
+@pytest.mark.process
 async def test_the_form_of_an_answer_and_the_choice_of_a_tool_are_enforced(site: Site) -> None:
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
     form = {"type": "json_schema", "schema": schema}
@@ -236,6 +241,7 @@ async def test_what_is_wrong_is_told_in_the_dialects_own_shape(
     assert (await call(site.app, PATH, HELLO)).status == 200
 
 
+@pytest.mark.process
 async def test_tokens_are_counted_as_the_answers_usage_counts_them(site: Site) -> None:
     body = {name: value for name, value in HELLO.items() if name != "max_tokens"}
     counted = await call(site.app, f"{PATH}/count_tokens", {**body, "tools": [TOOL], "system": "Be brief."})

@@ -229,6 +229,7 @@ async def test_a_compressed_body_is_refused_by_name(site: Site) -> None:
     assert (await call(site.app, CHAT, HELLO, content_encoding="identity")).status == 200
 
 
+@pytest.mark.process
 async def test_a_template_that_refuses_is_a_400(make_site: SiteMaker, model_directory: Any) -> None:
     (model_directory / "chat_template.jinja").write_text(
         "{% if messages[0].role != 'user' %}{{ raise_exception('the first message must come from the user') }}{% endif %}x"

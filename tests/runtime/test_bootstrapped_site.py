@@ -76,7 +76,7 @@ class FirstLife(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def first_life(tmp_path_factory: pytest.TempPathFactory) -> FirstLife:
+def first_life(process_tier: None, tmp_path_factory: pytest.TempPathFactory) -> FirstLife:
     """What a site leaves at its first end, and what it has answered."""
     with computing_with(C_LIBRARY):
         file = write_site(tmp_path_factory.mktemp("first"))

@@ -9,6 +9,8 @@ from tests.asgi import call
 from tests.fakes import TOKENIZER, says
 from tests.runtime.conftest import Site
 
+pytestmark = pytest.mark.process
+
 CHAT = "/v1/chat/completions"
 SAID = {"role": "user", "content": "Hi"}
 PATCH = {"type": "custom", "custom": {"name": "patch", "description": "Patches."}}

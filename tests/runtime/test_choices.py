@@ -87,6 +87,7 @@ async def test_streamed_choices_are_interleaved_and_told_apart(site: Site) -> No
     assert done == "[DONE]"
 
 
+@pytest.mark.process
 async def test_calls_of_each_choice_are_numbered_from_zero(site: Site) -> None:
     called = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
     site.engine.script = says(called * 2)

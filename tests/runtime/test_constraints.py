@@ -11,6 +11,8 @@ from tests.asgi import call
 from tests.fakes import says
 from tests.runtime.conftest import Site
 
+pytestmark = pytest.mark.process
+
 CHAT, COMPLETIONS, RUN = "/ai/v1/chat/completions", "/v1/completions", "/client/v4/accounts/a/ai/run/tiny"
 HELLO: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}

@@ -108,6 +108,7 @@ async def test_a_stop_string_across_or_behind_the_cut_is_found(make_site: SiteMa
         await site.is_idle()
 
 
+@pytest.mark.process
 async def test_a_tool_call_across_the_cut_is_whole(make_site: SiteMaker) -> None:
     text = 'Ok. <tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'
     tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
@@ -273,7 +274,7 @@ async def test_a_sequence_that_has_left_its_dead_host_counts_nowhere_while_it_wa
         mortal.launcher.prepare = hang
         exchange = start(site.app, CHAT, STREAMED)
         await eventually(lambda: len(mortal.clients) == 2)
-        (replica,) = site.app.site.models._states["tiny"].replicas
+        (replica,) = site.app.site.models.states["tiny"].replicas
         await eventually(lambda: not replica.work.sequences)
         gate.set()
         assert (await exchange.done()).events[-1] == "[DONE]"
@@ -291,6 +292,7 @@ async def test_a_stuck_hosts_sequences_go_on_too(make_site: SiteMaker) -> None:
         await site.is_idle()
 
 
+@pytest.mark.long
 async def test_a_cut_socket_is_a_dead_host(make_site: SiteMaker) -> None:
     mortal = Mortal()
     async with make_site(launcher=mortal.launcher) as site:
@@ -409,4 +411,4 @@ async def test_a_site_that_stops_wakes_those_that_wait_for_a_host(site: Site) ->
     await asyncio.sleep(0)
     hosts.end("the site is shutting down")
     with pytest.raises(Exception, match="shutting down"):
-        await asyncio.wait_for(waiting, 30)
+        await asyncio.wait_for(waiting, 60)

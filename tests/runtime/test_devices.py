@@ -47,40 +47,43 @@ async def test_every_device_has_a_budget_of_its_own(
     ("engine", "message"),
     [
         ({"devices": ["cuda:0", "cuda:0"]}, "'cuda:0' is named twice"),
-        ({"devices": ["cuda:0", "gpu"]}, "'gpu' does not say which device it is; say cpu or cuda:N"),
-        ({"devices": ["cuda"]}, "'cuda' does not say which device it is"),
-        ({"devices": ["cpu", "cuda:0"]}, "name CPUs or GPUs, not both"),
-        ({"devices": ["cpu"], "device": "cpu"}, "device and devices are both given"),
+        ({"devices": ["cuda:0", "gpu"]}, "'gpu' does not name one device: use cpu or cuda:N"),
+        ({"devices": ["cuda"]}, "'cuda' does not name one device"),
+        ({"devices": ["cpu", "cuda:0"]}, "name CPUs only or GPUs only"),
+        ({"devices": ["cpu"], "device": "cpu"}, "device and devices are both set"),
         ({"devices": []}, "at least 1 item"),
         ({"devices": [["cuda:0", "cuda:1"], "cuda:1"]}, "'cuda:1' is named twice"),
-        ({"devices": [["cpu", "cuda:0"]]}, "name CPUs or GPUs, not both"),
-        ({"devices": [["cpu", "tpu"]]}, "'tpu' does not say which device it is"),
-        ({"devices": [["ray:cpu", "cpu"]]}, "'ray:cpu' comes first, and a site's engine hosts run on its own machine"),
+        ({"devices": [["cpu", "cuda:0"]]}, "name CPUs only or GPUs only"),
+        ({"devices": [["cpu", "tpu"]]}, "'tpu' does not name one device"),
+        (
+            {"devices": [["ray:cpu", "cpu"]]},
+            "'ray:cpu' comes first in its brackets, but engine hosts run on the site's own machine",
+        ),
         ({"devices": ["ray:cpu"]}, "'ray:cpu' comes first"),
-        ({"devices": [["cpu", "ray:cuda"]]}, "name CPUs or GPUs, not both"),
+        ({"devices": [["cpu", "ray:cuda"]]}, "name CPUs only or GPUs only"),
         ({"devices": [["cpu", "ray:cpu"]], "ray_address": "there"}, "ray_address"),
-        ({"hosts": [{"devices": ["cpu", "tpu"]}]}, "'tpu' does not say which device it is"),
-        ({"hosts": [{"device": "cpu", "devices": ["cpu", "cpu"]}]}, "device and devices are both given"),
+        ({"hosts": [{"devices": ["cpu", "tpu"]}]}, "'tpu' does not name one device"),
+        ({"hosts": [{"device": "cpu", "devices": ["cpu", "cpu"]}]}, "device and devices are both set"),
         ({"devices": [[]]}, "at least 1 item"),
         (
             {"devices": [["cpu", "cpu", "cpu"]], "stages": 2},
-            "3 devices cannot be divided into 2 stages of as many each",
+            "3 devices cannot be divided into 2 equal stages",
         ),
-        ({"devices": ["cpu", "cpu"], "stages": 2}, "stages are of devices in brackets of their own"),
-        ({"devices": [["cpu", "cpu"]], "redundant_experts": 2}, "redundant_experts are copies beside expert_parallel"),
+        ({"devices": ["cpu", "cpu"], "stages": 2}, "stages needs a group of devices"),
+        ({"devices": [["cpu", "cpu"]], "redundant_experts": 2}, "redundant_experts needs expert_parallel"),
         (
             {"devices": [["cpu", "cpu"]], "expert_parallel": True, "redundant_experts": 3},
-            "redundant_experts is 3, and 2 devices share a layer's experts: make it a multiple",
+            "redundant_experts is 3, but must be a multiple of 2",
         ),
         (
             {"devices": [["cpu", "cpu"]], "data_parallel": 2},
-            "data_parallel spreads whole experts over its devices: set expert_parallel beside it",
+            "data_parallel needs expert_parallel: set it",
         ),
         (
             {"devices": [["cpu"] * 4], "expert_parallel": True, "data_parallel": 3},
-            "data_parallel is 3, and 4 devices share a layer: as many of them have each copy of its attention, so make it a divisor",
+            "data_parallel is 3, but must divide the 4 devices",
         ),
-        ({"device": "gpu"}, "'gpu' is no device; say auto, cpu, cuda or cuda:N"),
+        ({"device": "gpu"}, "'gpu' is not a device: use auto, cpu, cuda or cuda:N"),
     ],
 )
 def test_devices_that_make_no_sense_are_refused(model_directory: Path, engine: dict[str, Any], message: str) -> None:
@@ -135,7 +138,7 @@ def test_serve_leaves_to_ray_what_gpus_are_missing_here(monkeypatch: pytest.Monk
 
 
 def test_a_model_that_is_to_sleep_in_host_memory_cannot_be_shared(model_directory: Path) -> None:
-    with pytest.raises(ConfigError, match="devices that share a model read their parts from disk: say auto or disk"):
+    with pytest.raises(ConfigError, match="devices that share a model read their parts from disk: use auto or disk"):
         site_config(
             model_directory,
             engine={"devices": [["cpu", "cpu"]]},

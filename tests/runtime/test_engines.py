@@ -69,6 +69,7 @@ async def test_a_host_that_dies_is_replaced_with_its_models(site: Site) -> None:
     assert (await call(site.app, CHAT, HELLO)).status == 200
 
 
+@pytest.mark.long
 async def test_readiness_is_lost_while_the_host_is_down(site: Site) -> None:
     site.launcher.failures = [OSError("no more processes")] * 3
     site.launcher.hosts[0].die()
@@ -110,6 +111,7 @@ async def test_who_waits_for_a_host_after_one_that_did_not_live_is_told_how_that
             await device.next_client(after=device.client)
 
 
+@pytest.mark.long
 async def test_after_two_crashes_before_an_answer_a_host_believes_no_generated_file() -> None:
     launcher = FakeLauncher()
     async with Supervisor(launcher, EngineConfig(standby=False)) as device:
@@ -143,6 +145,7 @@ async def test_after_two_crashes_no_host_is_taken_that_waited_and_believes_those
         assert len(waited) == 1
 
 
+@pytest.mark.long
 async def test_a_host_with_work_and_no_step_is_killed(make_site: SiteMaker) -> None:
     async with make_site(engine={"step_deadline_s": 0.2}) as site:
         site.launcher.prepare = lambda client: setattr(client, "script", [30])
@@ -155,6 +158,17 @@ async def test_a_host_with_work_and_no_step_is_killed(make_site: SiteMaker) -> N
         await site.is_idle()
         await eventually(lambda: not site.app.site.why_not_ready())
         assert (await call(site.app, CHAT, HELLO)).status == 200
+
+
+async def test_a_prompt_whose_step_takes_longer_than_the_deadline_is_answered(make_site: SiteMaker) -> None:
+    """A slow core: hosts are killed before the step ends, until the deadline, which doubles with each of them, is longer than it."""
+    async with make_site(engine={"step_deadline_s": 0.2}) as site:
+        script = [0.6, *says("Hello")]
+        site.launcher.prepare = lambda client: setattr(client, "script", list(script))
+        site.engine.script = list(script)
+        answer = await call(site.app, CHAT, HELLO)
+        assert answer.status == 200
+        assert len(site.launcher.hosts) == 3, "0.2 and 0.4 s were too little"
 
 
 async def test_heartbeats_without_steps_are_not_progress(make_site: SiteMaker) -> None:
@@ -202,6 +216,7 @@ async def test_a_host_that_is_never_ready_is_replaced(make_site: SiteMaker) -> N
         assert (await call(site.app, CHAT, HELLO)).status == 200
 
 
+@pytest.mark.long
 async def test_a_lost_connection_counts_as_a_dead_host(site: Site) -> None:
     site.engine.fail("the socket was closed")  # the process lives on
     assert (await call(site.app, CHAT, HELLO)).status == 200, "it waits for the next host"
@@ -234,6 +249,7 @@ async def test_a_load_that_kills_its_host_is_given_up(make_site: SiteMaker) -> N
         assert "died 3 times" in answer.json["error"]["message"]
 
 
+@pytest.mark.process
 async def test_a_sleeping_model_is_loaded_once_by_its_first_requests(
     make_site: SiteMaker, model_directory: Path
 ) -> None:

@@ -123,5 +123,5 @@ def test_without_the_library_a_sentence_says_what_to_install(
     installed_gpus.cache_clear()
     with caplog.at_level("INFO", gpus.log.name):
         assert installed_gpus() is None
-    assert "install pilotlight[gpu]" in caplog.text
+    assert "install pilotlight-inference[gpu]" in caplog.text
     installed_gpus.cache_clear()

@@ -110,7 +110,7 @@ async def test_a_long_prompt_is_computed_elsewhere_where_it_would_hold_up_others
             assert asked.sampling.max_tokens != 1
             assert answer.headers["x-pilotlight-route"].startswith("prompt=engine 0; here=")
         text = await pair.metrics()
-        assert pair.site.app.site.models._states["tiny"].replicas[0].takes_prompts, "it was not late"
+        assert pair.site.app.site.models.states["tiny"].replicas[0].takes_prompts, "it was not late"
         assert 'pilotlight_prompts_placed_total{model_name="tiny",where="handed_over"} 1.0' in text
         assert 'pilotlight_prompts_placed_total{model_name="tiny",where="here"} 3.0' in text
 
@@ -314,13 +314,13 @@ def test_serve_makes_hosts_of_both_roles() -> None:
 @pytest.mark.parametrize(
     ("engine", "why"),
     [
-        ({"hosts": [{"role": "prefill"}], "kv_host_gib": 1.0}, "no host answers"),
-        ({"hosts": [{"role": "decode"}], "kv_host_gib": 1.0}, "no host computes prompts"),
+        ({"hosts": [{"role": "prefill"}], "kv_host_gib": 1.0}, "no host can answer"),
+        ({"hosts": [{"role": "decode"}], "kv_host_gib": 1.0}, "no host can compute prompts"),
         ({"hosts": HOSTS["hosts"]}, "kv_host_gib above 0"),
-        ({"devices": ["cuda:0", "cuda:1"], "shift_roles": True}, "several roles"),
+        ({"devices": ["cuda:0", "cuda:1"], "shift_roles": True}, "different roles"),
         ({"hosts": HOSTS["hosts"], "kv_host_gib": 1.0, "shift_roles": True, "scale_up_wait_s": 0.0}, "scale_up_wait_s"),
-        ({"hosts": HOSTS["hosts"], "devices": ["cpu", "cpu"]}, "drop the others"),
-        ({"hosts": [{"device": "tpu"}]}, "no device"),
+        ({"hosts": HOSTS["hosts"], "devices": ["cpu", "cpu"]}, "remove the others"),
+        ({"hosts": [{"device": "tpu"}]}, "is not a device"),
         ({"hosts": [{"role": "prefil"}]}, "role"),
         ({"hosts": [{"device": "cuda:0"}, {"device": "cuda:0"}]}, "named twice"),
     ],

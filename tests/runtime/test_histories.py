@@ -1,6 +1,8 @@
 """What an answer hands out is taken back: each dialect's answers, cut anywhere, as the history of a next request."""
 
 import json
+import os
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +14,7 @@ from tests.fakes import TOKENIZER, FakeEngineClient, FakeLauncher, ids, says
 from tests.runtime.conftest import Site, SiteMaker
 
 CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
+OLLAMA = "/api/chat"
 RUN = "/client/v4/accounts/acc1/ai/run/@test/tiny"
 PARAMETERS = {"type": "object", "properties": {"a": {}}}
 FUNCTION = {"name": "f", "parameters": PARAMETERS}
@@ -33,6 +36,9 @@ def nested(depth: int) -> Any:
 def with_a_long_context(client: FakeEngineClient) -> None:
     client.context_length = 65536
 
+
+# The suite draws a sample; PILOTLIGHT_DRAWN=100000 draws as many.
+NUM_DRAWN = int(os.environ.get("PILOTLIGHT_DRAWN", "100"))
 
 Dialect = Callable[[Site, bool], Any]
 
@@ -109,6 +115,18 @@ def as_client_reads(partial: str) -> Any:
         return {}  # as far as the client can read it
 
 
+async def ollama(site: Site, is_streamed: bool) -> tuple[str, dict[str, Any]]:
+    tools = [{"type": "function", "function": FUNCTION}]
+    asked = {"model": "tiny", "messages": [SAID], "tools": tools, "stream": is_streamed}
+    answer = await call(site.app, OLLAMA, asked)
+    assert answer.status == 200, answer.body
+    lines = [json.loads(line)["message"] for line in answer.body.splitlines()]
+    made = [one for line in lines for one in line.get("tool_calls", ())]
+    message = {"role": "assistant", "content": "".join(line["content"] for line in lines), "tool_calls": made}
+    results = [{"role": "tool", "tool_name": one["function"]["name"], "content": "not run"} for one in made]
+    return OLLAMA, {**asked, "messages": [SAID, message, *results, SAID]}
+
+
 async def responses(site: Site, is_streamed: bool) -> tuple[str, dict[str, Any]]:
     asked = {"model": "tiny", "input": [SAID], "tools": [{"type": "function", **FUNCTION}]}
     output = await output_of(site, asked, is_streamed)
@@ -132,8 +150,9 @@ def results_of(response: dict[str, Any]) -> list[dict[str, Any]]:
     return [{"type": "function_call_output", "call_id": item["call_id"], "output": "not run"} for item in calls]
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("is_streamed", [False, True], ids=["whole", "streamed"])
-@pytest.mark.parametrize("dialect", [chat, run, messages, responses, kept])
+@pytest.mark.parametrize("dialect", [chat, run, messages, responses, kept, ollama])
 async def test_an_answer_that_was_cut_anywhere_is_taken_back(site: Site, dialect: Dialect, is_streamed: bool) -> None:
     for text, finish in ANSWERS:
         site.engine.script = says(text, finish=finish, per_step=7)
@@ -141,6 +160,59 @@ async def test_an_answer_that_was_cut_anywhere_is_taken_back(site: Site, dialect
         site.engine.script = says("Fine.")
         answer = await call(site.app, path, body)
         assert answer.status == 200, (text, body, answer.body)
+
+
+VALUES = (
+    "Paris",
+    'a "b"',
+    "line\nbreak",
+    "</tool_call>",
+    "日本語",
+    "🐈",
+    "\\",
+    "{",
+    "",
+    7,
+    -1.5,
+    2**70,
+    None,
+    True,
+    [1, ["x"]],
+    {"k": {}},
+)
+
+
+def drawn_answer(drawing: random.Random) -> str:
+    """Return text, reasoning and calls in any order, some of which are broken."""
+    pieces = []
+    for _ in range(drawing.randint(0, 4)):
+        arguments = {key: drawing.choice(VALUES) for key in drawing.sample("abc", drawing.randint(0, 3))}
+        written = json.dumps(arguments, ensure_ascii=drawing.random() < 0.5)
+        if drawing.random() < 0.2:
+            written = drawing.choice(("[]", "no", written[:-1], '"x"', "{'a': 1}", "[" * 90 + "]" * 90))
+        made = f'<tool_call>{{"name": "{drawing.choice(("f", "g"))}", "arguments": {written}}}</tool_call>'
+        pieces.append(drawing.choice((made, made, "Ok. ", "日本", "<think>Hm.</think>", "<tool_call>", " \n")))
+    return "".join(pieces)
+
+
+async def check_drawn(site: Site, drawing: random.Random) -> None:
+    """Draw an answer, cut it anywhere, and have it taken back by a drawn dialect."""
+    text = drawn_answer(drawing)
+    is_cut = drawing.random() < 0.5
+    shown = text[: drawing.randint(0, len(text))] if is_cut else text
+    site.engine.script = says(shown, finish="length" if is_cut else "stop", per_step=drawing.randint(1, 9))
+    dialect = drawing.choice((chat, run, messages, responses, kept, ollama))
+    path, body = await dialect(site, drawing.random() < 0.5)
+    site.engine.script = says("Fine.")
+    answer = await call(site.app, path, {**body, "stream": False})
+    assert answer.status == 200, (shown, body, answer.body)
+
+
+async def test_drawn_answers_are_taken_back_by_every_dialect(make_site: SiteMaker) -> None:
+    drawing = random.Random(7)
+    async with make_site(launcher=FakeLauncher(with_a_long_context)) as site:
+        for _ in range(NUM_DRAWN):
+            await check_drawn(site, drawing)
 
 
 @pytest.mark.parametrize("message", [{"content": None}, {"content": None, "tool_calls": []}, {"tool_calls": []}])

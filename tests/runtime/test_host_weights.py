@@ -13,6 +13,8 @@ from tests.checkpoints import write_llama, write_tokenizer
 from tests.runtime.test_real_engine import Process
 from tests.waiting import until
 
+pytestmark = pytest.mark.process
+
 NAMES = ("a", "b")
 
 

@@ -21,6 +21,7 @@ def change_tokenizer(directory: Path, **parts: Any) -> None:
     file.write_text(json.dumps({**json.loads(file.read_text()), **parts}))
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("parts", "reason"),
     [

@@ -10,6 +10,7 @@ import pytest
 from pilotlight.runtime.app import build_app
 from pilotlight.sites.config import ConfigError
 from pilotlight.wire.hop.headers import CLOCK, HOP, REFUSAL, Hop, sign_hop, told_clock
+from pilotlight.wire.http.access_log import AccessLog
 from tests.asgi import call
 from tests.runtime.conftest import Site, SiteMaker, site_config
 
@@ -162,3 +163,19 @@ async def test_where_no_key_is_required_credentials_of_any_form_are_ignored(site
         assert (await call(site.app, path, body, authorization=given)).status == 200
     assert (await call(site.app, "/v1/responses", {"model": "tiny", "input": "Hi"}, authorization=given)).status == 200
     assert len({submit.salt for submit in site.engine.submits}) == 1
+
+
+async def test_a_sites_access_line_has_the_routers_request_id(
+    make_site: SiteMaker, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "pilotlight.access")
+    async with make_site(hop_secret=SECRET) as site:
+        app = AccessLog(site.app)
+        answer = await call(app, CHAT, HELLO, **signed("r2"))
+        await call(app, "/nothing")
+        await call(app, "/readyz")
+    chat, nothing = [record.__dict__["fields"] for record in caplog.records if record.name == "pilotlight.access"]
+    assert (chat["request_id"], chat["status"], chat["path"], chat["site"]) == ("r2", 200, CHAT, "ams1")
+    assert chat["bytes"] == len(answer.body)
+    assert nothing["status"] == 404
+    assert len(nothing["request_id"]) == 32

@@ -108,6 +108,7 @@ def test_every_device_has_tiers_of_its_own_and_none_takes_anothers_for_dead(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.process
 def test_blocks_outlive_the_engine_and_go_with_the_site(tmp_path: Path) -> None:
     write_llama(tmp_path / "tiny")
     write_tokenizer(tmp_path / "tiny")

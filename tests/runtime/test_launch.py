@@ -16,6 +16,8 @@ from tests.checkpoints import write_llama, write_tokenizer
 from tests.runtime.test_real_engine import Process
 from tests.waiting import until
 
+pytestmark = pytest.mark.process
+
 ENGINE = EngineConfig(device="cpu", threads=1, kv_gib=0.01)
 
 
@@ -63,7 +65,7 @@ def test_a_site_that_refuses_to_start_leaves_no_host_behind(tmp_path: Path) -> N
     children: list[psutil.Process] = []
     while site.poll() is None:
         children += psutil.Process(site.pid).children()
-    _, said = site.communicate(timeout=30)
+    _, said = site.communicate(timeout=60)
     assert site.returncode == 1
     assert b"plaec" in said
     assert not any(child.is_running() for child in children)

@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import ssl
 import time
 from collections.abc import AsyncIterator
 from typing import Any, cast
@@ -28,6 +29,8 @@ from tests.runtime.test_hand_over import LONG, fetched, turn
 from tests.runtime.test_lending import LENDS, SECRET, computed
 from tests.runtime.two_devices import CHAT
 
+pytestmark = pytest.mark.process
+
 
 class Network:
     """A site that lends, behind a real server, and one that borrows, which has two streams open."""
@@ -49,7 +52,7 @@ class Network:
 
     def weigh(self, block_bytes: int, bytes_per_s: float) -> None:
         """Give the model's blocks a size, and the link a measurement."""
-        state = self.borrower.app.site.models._states["tiny"]
+        state = self.borrower.app.site.models.states["tiny"]
         state.info = replace(state.info, kv_block_bytes=block_bytes, kv_windows=(None,))
         self.known.link.note_blocks(bytes_per_s)
 
@@ -157,7 +160,7 @@ async def test_a_site_of_whose_prompt_nothing_came_is_left_alone(network: Networ
 
 async def test_prompts_with_images_or_an_adapter_stay_here(network: Network) -> None:
     """They would be computed there without."""
-    submit, info = network.borrower.engine.submits[-1], network.borrower.app.site.models._states["tiny"].info
+    submit, info = network.borrower.engine.submits[-1], network.borrower.app.site.models.states["tiny"].info
     assert math.isfinite(network.known.offer(submit, 100, info, 1000.0).cost_s)
     image = PromptImage(position=3, num_tokens=4, digest=bytes(32))
     for other in (replace(submit, adapter=AdapterSource("a", "/a", "d")), replace(submit, images=(image,))):
@@ -166,7 +169,7 @@ async def test_prompts_with_images_or_an_adapter_stay_here(network: Network) -> 
 
 
 async def test_a_distant_site_costs_its_round_trips(network: Network) -> None:
-    submit, info = network.borrower.engine.submits[-1], network.borrower.app.site.models._states["tiny"].info
+    submit, info = network.borrower.engine.submits[-1], network.borrower.app.site.models.states["tiny"].info
     near = network.known.offer(submit, 100, info, 1000.0)
     network.known.link.rtt_s += 0.25
     far = network.known.offer(submit, 100, info, 1000.0)
@@ -211,7 +214,9 @@ class Scripted:
     async def __aenter__(self) -> Lender:
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
         port = self._server.sockets[0].getsockname()[1]
-        self._lender = Lender(LenderConfig(site="ams1", url=f"http://127.0.0.1:{port}"), SECRET)
+        self._lender = Lender(
+            LenderConfig(site="ams1", url=f"http://127.0.0.1:{port}"), SECRET, ssl.create_default_context()
+        )
         return self._lender
 
     async def __aexit__(self, *_: object) -> None:
@@ -307,7 +312,10 @@ async def test_another_sites_words_fit_into_a_header(word: str) -> None:
 
 
 def test_a_site_of_which_nothing_comes_again_and_again_is_left_alone_for_longer() -> None:
-    lender, output = Lender(LenderConfig(site="ams1", url="http://127.0.0.1:1"), SECRET), TokenOutput("")
+    lender, output = (
+        Lender(LenderConfig(site="ams1", url="http://127.0.0.1:1"), SECRET, ssl.create_default_context()),
+        TokenOutput(""),
+    )
     rests = []
     for _ in range(8):
         lender.note_found(output, is_late=False, is_lost=True)

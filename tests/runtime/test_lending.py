@@ -126,7 +126,7 @@ async def test_one_prompt_at_a_time_and_none_for_who_has_left(lender: Site) -> N
     lender.engine.scripts = [[asyncio.Event()]]
     first = borrow(lender)
     await eventually(lambda: lender.engine.open)
-    progress = lender.app.site.models._states["tiny"].replicas[0].host.progress
+    progress = lender.app.site.models.states["tiny"].replicas[0].host.progress
     assert progress.has_work, "a host that hangs at it is missed"
     assert (await borrow(lender, hand_over="cd" * 16).done()).status == 503
     first.disconnect()

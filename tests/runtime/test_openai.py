@@ -171,6 +171,7 @@ async def test_the_checkpoint_recommends_where_a_request_is_silent(make_site: Si
         assert (site.engine.submits[1].sampling.temperature, site.engine.submits[1].sampling.top_k) == (1.0, None)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("recommended", "name", "expected"),
     [
@@ -200,6 +201,7 @@ def test_a_recommended_number_that_nothing_can_be_sampled_with_is_refused_by_nam
         sampling_defaults({key: value})
 
 
+@pytest.mark.process
 async def test_tools_are_listed_and_calls_come_back(site: Site) -> None:
     site.engine.script = says("Let me look.\n" + CALL_TEXT)
     answer = await call(site.app, CHAT, {**HELLO, "tools": TOOLS})
@@ -213,6 +215,7 @@ async def test_tools_are_listed_and_calls_come_back(site: Site) -> None:
     assert made["function"] == {"name": "get_weather", "arguments": '{"city": "Paris"}'}
 
 
+@pytest.mark.process
 async def test_streamed_calls_begin_with_a_name_and_their_arguments_come_as_they_are_written(site: Site) -> None:
     site.engine.script = [each for step in says(CALL_TEXT + CALL_TEXT) for each in (0.0, step)]
     answer = await call(site.app, CHAT, {**HELLO, "tools": TOOLS, "stream": True})
@@ -233,6 +236,7 @@ async def test_streamed_calls_begin_with_a_name_and_their_arguments_come_as_they
     assert answer.events[-2]["choices"][0]["finish_reason"] == "tool_calls"
 
 
+@pytest.mark.process
 async def test_a_call_that_is_held_back_for_long_is_no_silence(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pilotlight.runtime.generation.generator.HELD_BACK_S", 0.0)
     paced = [each for step in says(CALL_TEXT) for each in (0.0, step)]  # each is taken before the next one comes
@@ -253,6 +257,7 @@ async def test_calls_are_text_when_no_tools_are_listed(site: Site) -> None:
     assert b"get_weather" not in bytes_of(site)
 
 
+@pytest.mark.process
 async def test_parallel_calls_can_be_switched_off(site: Site) -> None:
     site.engine.script = says(CALL_TEXT + CALL_TEXT)
     answer = await call(site.app, CHAT, {**HELLO, "tools": TOOLS, "parallel_tool_calls": False})

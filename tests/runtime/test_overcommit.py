@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 
 from load_tests.scenarios.overcommit import zipf_arrivals
 from tests.checkpoints import write_llama, write_tokenizer
@@ -14,6 +15,7 @@ from tests.runtime.test_real_engine import Process
 NAMES = [f"m{i:02}" for i in range(13)]
 
 
+@pytest.mark.process
 def test_thirteen_models_share_the_room_of_three(tmp_path: Path) -> None:
     for seed, name in enumerate(NAMES):
         write_llama(tmp_path / name, seed=seed)

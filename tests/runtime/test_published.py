@@ -3,7 +3,7 @@
 import pytest
 
 from pilotlight.edge_router.backends.backend import Backend
-from pilotlight.edge_router.backends.discovery import static_backends
+from pilotlight.edge_router.backends.discovery import Discovery
 from pilotlight.engine.api.protocol import ModelLoad
 from pilotlight.wire.hop.headers import MAX_QUEUE_WAIT, PREFIXES, QUEUE
 from pilotlight.wire.hop.prefixes import decode_prefixes, encode_prompt_prefixes
@@ -72,6 +72,6 @@ async def test_a_router_reads_what_a_site_publishes(make_site: SiteMaker) -> Non
         site.engine.script = says("Hello")
         await call(site.app, CHAT, HELLO, **signed(), **{PREFIXES: NAMED})
         clock = Clock()
-        backend: Backend = static_backends(network({"ams1": "http://127.0.0.1:1"}), clock)["ams1"]
+        backend: Backend = Discovery(network({"ams1": "http://127.0.0.1:1"}), clock).backends["ams1"]
         backend.answered(decode_status((await call(site.app, "/status")).body), clock())
         assert backend.view().prefixes == {33, 77}

@@ -18,6 +18,8 @@ import pytest
 from tests.checkpoints import write_llama, write_tokenizer
 from tests.waiting import until
 
+pytestmark = pytest.mark.process
+
 CHAT = "/ai/v1/chat/completions"
 HELLO: dict[str, Any] = {
     "model": "tiny",
@@ -71,7 +73,7 @@ class Process:
 
     def stop(self) -> int:
         self.popen.send_signal(signal.SIGTERM)
-        return self.popen.wait(30)
+        return self.popen.wait(60)
 
 
 @pytest.fixture(scope="module")
@@ -98,13 +100,13 @@ def running(site_file: Path, log: Path) -> Iterator[Process]:
 
 
 @pytest.fixture
-def process(site_file: Path, tmp_path: Path) -> Iterator[Process]:
+def process(process_tier: None, site_file: Path, tmp_path: Path) -> Iterator[Process]:
     with running(site_file, tmp_path / "log") as started:
         yield started
 
 
 @pytest.fixture(scope="module")
-def lasting(site_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
+def lasting(process_tier: None, site_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
     """For tests that end no site."""
     with running(site_file, tmp_path_factory.mktemp("lasting") / "log") as started:
         yield started
@@ -162,7 +164,7 @@ def test_a_site_answers_survives_its_engine_and_leaves_nothing_behind(process: P
             next(lines)
             process.popen.send_signal(signal.SIGTERM)
             assert [line for line in lines if line][-1] == "data: [DONE]"
-    assert process.popen.wait(30) == 0
+    assert process.popen.wait(60) == 0
     assert is_gone(successor)
 
 

@@ -11,6 +11,8 @@ from tests.asgi import call
 from tests.fakes import says
 from tests.runtime.conftest import SiteMaker
 
+pytestmark = pytest.mark.process
+
 CHAT = "/ai/v1/chat/completions"
 RUN = "/client/v4/accounts/a/ai/run/tiny"
 TEMPLATE = (

@@ -56,6 +56,7 @@ async def test_an_answer_is_a_response_that_repeats_what_was_asked(site: Site) -
     assert (submit.sampling.max_tokens, submit.sampling.temperature) == (40, 0.5)
 
 
+@pytest.mark.process
 async def test_a_stream_has_every_event_in_its_order(make_site: SiteMaker, model_directory: Path) -> None:
     (model_directory / "chat_template.jinja").write_text(CHATML + "{# <think> <tool_call> #}")
     async with make_site() as site:
@@ -91,6 +92,7 @@ async def test_an_answer_that_is_cut_is_incomplete_and_says_why(site: Site) -> N
     assert events[-2]["item"]["status"] == "incomplete"
 
 
+@pytest.mark.process
 async def test_items_reach_the_template_as_a_chats_messages_do(site: Site) -> None:
     items = [
         {"role": "developer", "content": "Be brief."},
@@ -119,6 +121,7 @@ async def test_items_reach_the_template_as_a_chats_messages_do(site: Site) -> No
     assert mine.prompt_token_ids == theirs.prompt_token_ids
 
 
+@pytest.mark.process
 async def test_the_form_of_an_answer_and_the_choice_of_a_tool_are_enforced(site: Site) -> None:
     schema = TOOL["parameters"]
     form = {"type": "json_schema", "name": "n", "schema": schema, "strict": True}
@@ -159,7 +162,8 @@ async def test_the_form_of_an_answer_and_the_choice_of_a_tool_are_enforced(site:
         ({"background": True, "store": False}, "invalid_request", "background"),
         ({"top_logprobs": 21}, "invalid_request", "top_logprobs"),
         ({"prompt": {"id": "p"}}, "invalid_request", "prompt"),
-        ({"conversation": "c"}, "unsupported_parameter", "conversation"),
+        ({"conversation": "c"}, "invalid_request", "conversation"),
+        ({"previous_response_id": "conv_1"}, "invalid_request", "previous_response_id"),
     ],
 )  # fmt: skip
 async def test_what_is_wrong_is_named(site: Site, fields: dict[str, Any], word: str, param: str | None) -> None:
@@ -188,6 +192,7 @@ async def test_a_response_goes_on_where_another_ended_however_that_was_sent(site
     assert site.engine.submits[-1].prompt_token_ids == ids(turn + CHAT_PROMPT)
 
 
+@pytest.mark.process
 async def test_logprobs_of_the_text_alone_are_part_of_it_where_they_are_included(
     make_site: SiteMaker, model_directory: Path
 ) -> None:
@@ -226,6 +231,7 @@ async def test_items_are_listed_in_the_references_shape(site: Site) -> None:
     ]
 
 
+@pytest.mark.process
 async def test_the_tokens_of_a_prompt_are_counted_with_the_conversation_that_is_kept(site: Site) -> None:
     counted = (
         await call(site.app, f"{PATH}/input_tokens", {**HELLO, "tools": [TOOL], "instructions": "Be brief."})

@@ -11,6 +11,8 @@ from tests.fakes import TOKENIZER, FakeEngineClient, FakeLauncher, ids, says
 from tests.runtime.conftest import Site, SiteMaker
 from tests.runtime.test_responses import CHAT_PROMPT, HELLO, PATH, streamed
 
+pytestmark = pytest.mark.process
+
 SPAWN = {
     "type": "function",
     "name": "spawn",

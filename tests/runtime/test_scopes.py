@@ -4,6 +4,7 @@ import hashlib
 from pathlib import Path
 from typing import Any, get_args
 
+import pytest
 from starlette.routing import Mount, Route
 
 from pilotlight.runtime.app import SiteApp
@@ -51,6 +52,8 @@ NEEDS = {
         f"/client/v4/accounts/{{account_id}}/ai/finetunes{path}": "models"
         for path in ("", "/public", "/{id}", "/{id}/finetune-assets")
     },
+    "/v2/rerank": "models",
+    **{f"/{path}": "models" for path in ("rerank", "score", "classify")},
     "/internal/finetunes": ROUTERS,
     "/internal/finetunes/{id}": ROUTERS,
     "/client/v4/user/tokens/verify": "models",
@@ -61,6 +64,9 @@ NEEDS = {
             "chat/completions",
             "completions",
             "embeddings",
+            "rerank",
+            "score",
+            "classify",
             "models",
             "models/{id:path}",
             "messages",
@@ -73,6 +79,9 @@ NEEDS = {
 POSTED = (
     "/completions",
     "/embeddings",
+    "/rerank",
+    "/score",
+    "/classify",
     "/messages",
     "/count_tokens",
     "/responses",
@@ -98,6 +107,7 @@ def paths(app: SiteApp) -> set[str]:
     return {route.path for route in app.routes}  # type: ignore[attr-defined]
 
 
+@pytest.mark.process
 async def test_every_path_opens_to_its_scope_and_to_no_other(make_site: SiteMaker, tmp_path: Path) -> None:
     functions: dict[str, Any] = {"directory": str(tmp_path / "functions"), "state_dir": str(tmp_path / "state")}
     (tmp_path / "functions").mkdir()

@@ -22,6 +22,8 @@ from tests.asgi import eventually, start
 from tests.fakes import says
 from tests.runtime.conftest import Site, SiteMaker
 
+pytestmark = pytest.mark.process
+
 CHAT = "/ai/v1/chat/completions"
 HELLO: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}
 
@@ -201,13 +203,13 @@ async def test_a_drain_sends_away_who_waits_for_a_model_to_wake(make_server: Sit
         site.engine.load_gate = asyncio.Event()
         url = site.url + "/ai/v1/chat/completions"
         waiting = [asyncio.create_task(http.post(url, json={**HELLO, "stream": stream})) for stream in (False, True)]
-        await eventually(lambda: site.app.site.models._states["tiny"].demand.waiters == 2)
+        await eventually(lambda: site.app.site.models.states["tiny"].demand.waiters == 2)
         site.stop.set()
-        for answer in await asyncio.wait_for(asyncio.gather(*waiting), 10):
+        for answer in await asyncio.wait_for(asyncio.gather(*waiting), 60):
             assert (answer.status_code, answer.json()["error"]["code"]) == (503, "draining")
             assert int(answer.headers["retry-after"]) >= 1
         await site.is_idle()
-        assert site.app.site.models._states["tiny"].demand.queued == 0
+        assert site.app.site.models.states["tiny"].demand.queued == 0
 
 
 async def test_a_stream_that_outlasts_the_drain_ends_with_an_error_event(make_server: SiteMaker) -> None:
@@ -238,7 +240,7 @@ async def test_a_second_signal_cuts_the_drain_short(make_site: SiteMaker) -> Non
         await eventually(lambda: site.admission.draining)
         assert not exchange.task.done()
         force_shutdown.set()
-        await asyncio.wait_for(stopping, 5)
+        await asyncio.wait_for(stopping, 60)
         await exchange.done()
         assert "shutting down" in exchange.events[-1]["error"]["message"]
 
@@ -353,7 +355,7 @@ async def test_a_strange_request_has_its_own_answer_and_the_next_is_served(serve
     sent, statuses = HOSTILE[kind]
     reader, writer = await connect(server)
     writer.write(sent)
-    answer = await asyncio.wait_for(reader.read(), 10)
+    answer = await asyncio.wait_for(reader.read(), 60)
     assert int(answer.split(b" ", 2)[1]) in statuses
     await close(writer)
     async with httpx.AsyncClient(base_url=server.url) as client:

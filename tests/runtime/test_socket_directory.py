@@ -33,9 +33,10 @@ def owned_by_another(root: Path) -> "tuple[subprocess.Popen[str], Path]":
 
 def kill(owner: "subprocess.Popen[str]") -> None:
     owner.send_signal(signal.SIGKILL)
-    owner.communicate(timeout=10)
+    owner.communicate(timeout=60)
 
 
+@pytest.mark.process
 def test_a_directory_stays_while_its_site_lives_and_is_removed_after_its_death(tmp_path: Path) -> None:
     mine = SocketDirectory(tmp_path)
     owner, theirs = owned_by_another(tmp_path)
@@ -91,6 +92,7 @@ def test_one_that_was_taken_for_dead_before_it_had_its_lock_is_made_anew(
     place.remove()
 
 
+@pytest.mark.process
 def test_a_site_that_starts_removes_what_a_killed_one_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(socket_directory, "LATER_S", 0.01)

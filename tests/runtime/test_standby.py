@@ -112,6 +112,7 @@ async def test_a_standby_that_is_not_ready_is_not_taken(make_site: SiteMaker) ->
         await eventually(lambda: is_ready(site))
 
 
+@pytest.mark.long
 async def test_a_busy_site_prepares_none(make_site: SiteMaker) -> None:
     async with make_site(engine={"standby": True, "standby_after_s": 0.2}) as site:
         site.engine.script = [30]
@@ -175,6 +176,7 @@ def test_a_container_may_have_less_memory_than_its_machine(tmp_path: Path) -> No
     assert available_bytes(tmp_path / "none", tmp_path / "none") is None
 
 
+@pytest.mark.process
 def test_a_real_standby_takes_over_and_dies_with_its_site(tmp_path: Path) -> None:
     write_llama(tmp_path / "tiny")
     write_tokenizer(tmp_path / "tiny")

@@ -46,17 +46,19 @@ async def test_a_model_with_a_broken_template_is_not_loaded_where_nobody_waits_f
             assert SENTENCE in answer.json["error"]["message"]
 
 
+@pytest.mark.process
 async def test_a_text_that_woke_a_model_is_answered_before_its_template_is_compiled(
     make_site: SiteMaker, model_directory: Path
 ) -> None:
     async with make_site(models=asleep(model_directory)) as site:
         assert (await call(site.app, COMPLETIONS, ONCE)).status == 200
-        rendering = site.app.site.models._states["tiny"].text.rendering
+        rendering = site.app.site.models.states["tiny"].text.rendering
         assert not rendering.is_checked
         assert (await call(site.app, CHAT, HELLO)).status == 200
         assert rendering.is_checked
 
 
+@pytest.mark.process
 async def test_a_conversation_wakes_a_model(make_site: SiteMaker, model_directory: Path) -> None:
     async with make_site(models=asleep(model_directory)) as site:
         answers = await asyncio.gather(*(call(site.app, CHAT, HELLO) for _ in range(4)))
@@ -87,7 +89,7 @@ async def test_a_broken_template_is_found_soon_though_nobody_converses(
     launcher = FakeLauncher(lambda client: setattr(client, "load_gate", gate))
     async with make_site(launcher=launcher, wait=False) as site:
         waiting = start(site.app, COMPLETIONS, ONCE)
-        await eventually(lambda: site.app.site.models._states["tiny"].demand.waiters == 1)
+        await eventually(lambda: site.app.site.models.states["tiny"].demand.waiters == 1)
         gate.set()
         assert (await waiting.done()).status == 200
         await eventually(lambda: SENTENCE in str(site.app.site.why_not_ready()))
@@ -98,6 +100,7 @@ async def test_a_broken_template_is_found_soon_though_nobody_converses(
     assert any(SENTENCE in record.message for record in caplog.records)
 
 
+@pytest.mark.process
 async def test_a_site_that_stops_waits_for_no_template(make_site: SiteMaker, model_directory: Path) -> None:
     async with make_site(models=asleep(model_directory)) as site:
         assert (await call(site.app, COMPLETIONS, ONCE)).status == 200

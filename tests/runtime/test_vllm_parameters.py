@@ -51,6 +51,7 @@ async def test_a_cache_salt_parts_what_requests_of_one_tenant_share(site: Site) 
     assert {len(salt) for salt in (none, first)} == {16}
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("path", [CHAT, RUN])
 async def test_sglangs_names_say_what_an_answer_must_be(site: Site, path: str) -> None:
     for fields in ({"regex": "[0-9]{3}"}, {"json_schema": '{"type":"object"}'}, {"json_schema": {"type": "object"}}):

@@ -63,6 +63,7 @@ async def test_an_answer_has_256_tokens_where_neither_request_nor_model_says_how
             assert site.engine.submits[-1].sampling.max_tokens == room
 
 
+@pytest.mark.process
 async def test_tools_come_in_either_form_and_calls_carry_objects(site: Site) -> None:
     site.engine.script = says(CALL_TEXT)
     for tool in ({"name": "f", "parameters": {}}, {"type": "function", "function": {"name": "f"}}):
@@ -73,6 +74,7 @@ async def test_tools_come_in_either_form_and_calls_carry_objects(site: Site) -> 
     assert streamed.events[0]["tool_calls"] == [{"name": "f", "arguments": {"a": 1}}]
 
 
+@pytest.mark.process
 async def test_arguments_reach_the_client_as_they_were_written(site: Site) -> None:
     """On one line, whatever numbers they hold: here one that no float holds and one that no 64 bits do."""
     written = '{\n"a": 1e999,\n"b": 123456789012345678901234567890}'
@@ -84,6 +86,7 @@ async def test_arguments_reach_the_client_as_they_were_written(site: Site) -> No
         assert b'"arguments":{ "a": 1e999, "b": 123456789012345678901234567890}' in body
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("kind", ["json_object", "json_schema"])
 async def test_an_answer_that_is_asked_for_as_json_is_a_document(site: Site, kind: str) -> None:
     asked = {"prompt": "Hi", "response_format": {"type": kind, "json_schema": {"type": "object"}}}
@@ -150,6 +153,7 @@ async def test_a_list_of_models_has_pages_and_an_end(make_site: SiteMaker, model
             assert wrong.split("=")[0] in refused.json["errors"][0]["message"]
 
 
+@pytest.mark.process
 async def test_why_an_answer_has_ended_is_told(site: Site) -> None:
     for text, finish, reason in (
         ("Hello", "stop", "stop"),
@@ -176,7 +180,7 @@ async def test_a_request_may_refuse_to_wait(site: Site, monkeypatch: pytest.Monk
 async def test_tasks_schemas_and_tokens_are_told_in_envelopes(site: Site) -> None:
     base = "/client/v4/accounts/acc1/ai"
     tasks = (await call(site.app, f"{base}/tasks/search")).json["result"]
-    assert [task["name"] for task in tasks] == ["Text Generation", "Text Embeddings"]
+    assert [task["name"] for task in tasks] == ["Text Generation", "Text Embeddings", "Text Classification"]
     schemas = (await call(site.app, f"{base}/models/schema?model=@test/tiny")).json["result"]
     body = schemas["input"]["$defs"]["RunBody"]["properties"]
     assert {"prompt", "messages", "max_tokens", "stream", "tools", "response_format"} <= body.keys()

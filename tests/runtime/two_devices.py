@@ -75,7 +75,7 @@ class Pair:
         return self.state(model).replicas
 
     def state(self, model: str = "tiny") -> ModelState:
-        state: ModelState = self.site.app.site.models._states[model]
+        state: ModelState = self.site.app.site.models.states[model]
         return state
 
     @property
@@ -113,7 +113,7 @@ def make_pair(make_site: SiteMaker) -> Callable[..., Any]:
             await eventually(lambda: site.app.site.fleet.num_up == 2)
             yield Pair(site, first, second)
             await site.is_idle()
-            for state in site.app.site.models._states.values():
+            for state in site.app.site.models.states.values():
                 for replica in state.replicas:
                     assert (replica.work.sequences, replica.work.prefill_tokens, replica.work.decode_tokens) == (
                         0,

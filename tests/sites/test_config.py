@@ -72,7 +72,7 @@ def test_a_listener_beyond_this_machine_starts_only_where_somebody_has_written_w
         (SiteConfig, site(listen=there)),
         (NetworkConfig, {"listen": there, "place": PLACE, "sites": sites}),
     ):
-        with pytest.raises(ConfigError, match=r"require_key = true under .door., .* or open_to_all = true"):
+        with pytest.raises(ConfigError, match=r"require_key = true under .door. .*or set open_to_all = true"):
             parse(table, values, "file")
         for allowed in (KEYS, OPEN):
             parse(table, {**values, **allowed}, "file")
@@ -91,7 +91,7 @@ def test_a_door_that_nobody_could_pass_is_refused() -> None:
 
 
 def test_a_site_serves_models_or_functions() -> None:
-    assert "there is nothing to serve: name a model under [[models]], or functions" in refusal(site(models=[]))
+    assert "the file has nothing to serve: add a model under [[models]], or functions" in refusal(site(models=[]))
     for served in ({"directory": "f"}, {"deployments": "http://router"}, {"serve": [{"name": "f", "path": "f"}]}):
         assert parse(SiteConfig, site(models=[], functions=served), "test").models == ()
 
@@ -136,14 +136,14 @@ def test_a_secret_that_could_be_guessed_is_refused_by_its_name(monkeypatch: pyte
     monkeypatch.setenv("PILOTLIGHT_TEST_SECRET", "x" * MIN_SECRET_BYTES)
     check_secrets("PILOTLIGHT_TEST_SECRET")
     monkeypatch.setenv("PILOTLIGHT_TEST_SECRET", "x" * (MIN_SECRET_BYTES - 1))
-    with pytest.raises(ConfigError, match="PILOTLIGHT_TEST_SECRET is shorter than 16 bytes"):
+    with pytest.raises(ConfigError, match="PILOTLIGHT_TEST_SECRET has fewer than 16 bytes"):
         check_secrets("PILOTLIGHT_TEST_SECRET")
 
 
 def test_a_file_of_keys_is_judged_as_those_of_a_site_are(tmp_path: Path) -> None:
     file = tmp_path / "keys.toml"
     file.write_text('[[keys]]\nname = "k"\nkey_sha256 = "%s"\naccount = "a"\n' % ("0" * 64))
-    with pytest.raises(ConfigError, match=r"keys.toml: .*of the account 'a', and no \[\[accounts\]\]"):
+    with pytest.raises(ConfigError, match=r"keys.toml: .*the account 'a', which is not among \[\[accounts\]\]"):
         load_keys(file)
     file.write_text(file.read_text() + '[[accounts]]\nname = "a"\n')
     kept = load_keys(file)

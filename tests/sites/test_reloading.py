@@ -43,5 +43,5 @@ def test_a_file_that_cannot_be_used_changes_nothing(tmp_path: Path, caplog: pyte
     running = network(file)
     file.write_text("plaec = 1\n")
     assert read_again(running, file, load_network, ()) is None
-    assert f"{file} cannot be used, and what was read before goes on" in caplog.text
+    assert f"{file} is invalid, so the previous configuration stays in use" in caplog.text
     assert "plaec" in caplog.text

@@ -114,6 +114,7 @@ def is_taken(table: type[Table], values: Any) -> bool:
     return True
 
 
+@pytest.mark.long
 @settings(max_examples=400, deadline=None)
 @given(mutated())
 def test_a_file_has_mistakes_if_and_only_if_it_is_refused(file: tuple[type[Table], dict[str, Any]]) -> None:
@@ -126,6 +127,7 @@ def test_a_file_has_mistakes_if_and_only_if_it_is_refused(file: tuple[type[Table
         assert "must be a string, not '" not in sentence, "a value of the right type is told its bounds"
 
 
+@pytest.mark.long
 @settings(max_examples=200, deadline=None)
 @given(st.data())
 def test_mistakes_in_several_places_are_all_named_at_once(data: st.DataObject) -> None:
@@ -166,7 +168,7 @@ def test_mistakes_in_several_places_are_all_named_at_once(data: st.DataObject) -
         ({"engine": {"devices": []}}, "engine.devices: must have at least 1 item, not 0"),
         (
             {"engine": {"devices": ["cpu"], "device": "auto"}},
-            "engine: device and devices are both given: drop one of them",
+            "engine: device and devices are both set: remove one of them",
         ),
         (
             {"engine": {"device": datetime.date(2020, 1, 2)}},
@@ -204,12 +206,12 @@ def test_a_rule_of_one_field_is_named_beside_the_mistakes_of_others() -> None:
     engine = {"device": "gpu", "kv_gib": -1, "kv_disk_dir": "/d"}
     assert sentences(SiteConfig, {**SITE, "engine": engine, "name": 1}) == [
         "name: must be a string, not 1",
-        "engine.device: 'gpu' is no device; say auto, cpu, cuda or cuda:N",
+        "engine.device: 'gpu' is not a device: use auto, cpu, cuda or cuda:N",
         "engine.kv_gib: must be above 0, not -1",
     ]
 
 
-NO_DRAFTER = "is no drafter; say auto, off, or with commas between them suffix, grammar, and one of draft:DIRECTORY, eagle3:DIRECTORY, mtp"
+NO_DRAFTER = "is not a drafter: use auto, off, or a list with commas of suffix, grammar, and one of draft:DIRECTORY, eagle3:DIRECTORY, mtp"
 
 
 @pytest.mark.parametrize(
@@ -220,7 +222,7 @@ NO_DRAFTER = "is no drafter; say auto, off, or with commas between them suffix, 
         ("suffix, grammar", f"' grammar' {NO_DRAFTER}"),
         ("draft:", f"'draft:' {NO_DRAFTER}"),
         ("suffix,suffix", "'suffix,suffix' names a drafter twice"),
-        ("draft:/a,mtp", "'draft:/a,mtp' names several drafters that have weights; one is loaded"),
+        ("draft:/a,mtp", "'draft:/a,mtp' names several drafters with weights, but only one can be loaded"),
     ],
 )
 def test_drafters_are_known_by_name(words: str, why: str) -> None:
@@ -251,6 +253,7 @@ def test_a_url_is_kept_without_its_last_slash() -> None:
     assert [site.url for site in parse(NetworkConfig, NETWORK, "network.toml").sites] == ["http://h:1", "https://h"]
 
 
+@pytest.mark.process
 def test_a_good_file_waits_for_nothing_that_explains_a_bad_one() -> None:
     program = (
         "import sys; from pilotlight.sites.site import LOCAL, load_site; load_site(LOCAL / 'ams1.toml'); "

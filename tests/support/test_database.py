@@ -5,6 +5,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import AsyncIterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from pilotlight.support.database import (
     Database,
     DatabaseError,
     Databases,
+    claim_version,
     create,
     storage_word,
     transaction,
@@ -108,14 +110,14 @@ async def test_work_that_nobody_waits_for_any_more_is_stopped_or_never_begun(dat
     for task in (second, first):
         task.cancel()
     await asyncio.wait({first, second})
-    assert await asyncio.wait_for(database.run(numbers), 20) == []
+    assert await asyncio.wait_for(database.run(numbers), 60) == []
     assert done == ["stopped"]
 
 
 async def test_so_many_may_wait_and_one_more_is_refused(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(database_module, "MAX_WAITING", 3)
     go = threading.Event()
-    waiting = [asyncio.ensure_future(database.run(lambda connection: go.wait(20))) for _ in range(3)]
+    waiting = [asyncio.ensure_future(database.run(lambda connection: go.wait(60))) for _ in range(3)]
     await asyncio.sleep(0)
     with pytest.raises(DatabaseError, match="3 requests wait") as refused:
         await database.run(numbers)
@@ -220,3 +222,26 @@ async def test_a_limit_is_counted_from_the_works_own_beginning(database: Databas
 async def test_a_text_that_is_none_is_told_as_sqlite_does(database: Database) -> None:
     with pytest.raises(sqlite3.OperationalError, match="decode"):
         await database.run(lambda connection: connection.execute("SELECT CAST(x'ff' AS TEXT)").fetchone())
+
+
+def test_tables_of_an_earlier_version_are_brought_forward_and_keep_their_rows(tmp_path: Path) -> None:
+    with closing(sqlite3.connect(tmp_path / "d.sqlite", isolation_level=None)) as connection:
+        connection.execute("CREATE TABLE t (n INTEGER)")  # before versions were noted
+        insert(connection)
+        forward = ["ALTER TABLE t ADD COLUMN word TEXT DEFAULT 'a'", "UPDATE t SET word = word || 'b'"]
+        for _ in range(2):
+            create(connection, "CREATE TABLE IF NOT EXISTS t (n INTEGER, word TEXT)", forward)
+            assert connection.execute("SELECT * FROM t").fetchall() == [(1, "ab")]
+    with closing(sqlite3.connect(tmp_path / "new.sqlite", isolation_level=None)) as connection:
+        create(connection, "CREATE TABLE IF NOT EXISTS t (n INTEGER, word TEXT)", forward)
+        assert connection.execute("PRAGMA user_version").fetchone() == (3,)
+
+
+def test_tables_of_a_later_version_are_refused_and_stay_as_they_are(tmp_path: Path) -> None:
+    with closing(sqlite3.connect(tmp_path / "d.sqlite", isolation_level=None)) as connection:
+        create(connection, "CREATE TABLE t (n INTEGER)")
+        connection.execute("PRAGMA user_version = 2")
+        for open_it in (lambda: create(connection, "CREATE TABLE s (n INTEGER)"), lambda: claim_version(connection)):
+            with pytest.raises(DatabaseError, match="have version 2, and this Pilotlight knows 1: a later one"):
+                open_it()
+        assert [row[0] for row in connection.execute("SELECT name FROM sqlite_master")] == ["t"]

@@ -43,6 +43,7 @@ os.kill(pid, signal.SIGTERM)
 """
 
 
+@pytest.mark.process
 def test_a_closed_terminal_is_a_stop_and_any_other_hangup_is_not() -> None:
     done = subprocess.run(
         [sys.executable, "-c", IN_A_TERMINAL], capture_output=True, text=True, check=True, cwd=ROOT, timeout=60
@@ -50,6 +51,7 @@ def test_a_closed_terminal_is_a_stop_and_any_other_hangup_is_not() -> None:
     assert done.stdout.split() == ["ready", "reload", "stop"]
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGINT])
 def test_a_process_without_a_terminal_is_stopped_by_no_hangup(stop: signal.Signals) -> None:
     told, say = os.pipe()

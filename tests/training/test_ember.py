@@ -122,6 +122,7 @@ def test_no_word_of_the_copying_pool_is_kept_for_the_evaluation() -> None:
     assert not {word.lower() for one in kept for word in one.held_out} & set(words.POOL)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("task", ["facts", "recall", "tools", "json", "arithmetic"])
 def test_no_question_of_the_evaluation_occurs_in_training(task: str) -> None:
     def question(one: Conversation) -> str:
@@ -154,6 +155,7 @@ def test_without_a_system_message_or_tools_the_prompt_is_only_the_question() -> 
     assert render(TURNS[5:], ask=True) == "<|im_start|>user\nAnd Oslo?<|im_end|>\n<|im_start|>assistant\n"
 
 
+@pytest.mark.long
 def test_the_next_turn_begins_with_the_tokens_of_the_last_one(chat: Chat) -> None:
     for one in itertools.islice(conversations(11), 200):
         ids = chat.encode(render(one.messages, one.tools))
@@ -185,6 +187,7 @@ def test_only_the_assistants_words_are_learned(chat: Chat) -> None:
     )
 
 
+@pytest.mark.long
 @given(st.text())
 @settings(max_examples=300, deadline=None)
 def test_any_text_survives_the_tokenizer(text: str) -> None:
@@ -309,6 +312,7 @@ def _reference(one: Conversation) -> str:
     return render(one.messages[-1:]).removeprefix("<|im_start|>assistant\n").removesuffix("<|im_end|>\n")
 
 
+@pytest.mark.long
 def test_every_conversation_ends_with_an_answer_and_validates_its_own_schema() -> None:
     from jsonschema import validate
 

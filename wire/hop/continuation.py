@@ -1,9 +1,10 @@
-"""What router and site tell each other so that a stream can outlive its site. On signed hops only: a client never sees or sends any of it.
+"""What routers and sites exchange so that a stream can outlive its site. On signed hops only: clients never see or send it.
 
-Router to site: the header `x-pilotlight-answer: SEED.CREATED.NONCE`, from which an answer has its random numbers and its name wherever it is made. Of
-a stream that is to be continued a fourth part says how many bytes of the body come before the client's own: what was delivered of each choice.
-Site to router: a header that promises resume points, and these. A resume point is a comment line at the head of an event. It says which tokens all
-events since the one before it, its own included, have brought: events without their resume point have not happened.
+Router to site: the header `x-pilotlight-answer: SEED.CREATED.NONCE` sets an answer's random numbers and id, the same at every site. For a continued
+stream a fourth part gives the number of bytes before the client's body: the delivered part of each choice.
+
+Site to router: a header that announces resume points, and the resume points. A resume point is a comment line at the start of an event. It names the
+tokens of all events since the previous resume point, including its own event: events without their resume point do not count.
 """
 
 import os
@@ -19,7 +20,7 @@ from pilotlight.wire.chat import FinishReason
 ANSWER = "x-pilotlight-answer"  # router -> site
 RESUME_POINTS = "x-pilotlight-marks"  # site -> router: "1", this stream has resume points
 DRAIN_NOTICE = b":pl draining\n\n"  # site -> router: take this stream elsewhere, if there is anywhere else
-MAX_DELIVERED_BYTES = 16 << 20  # of what comes before the client's body: two million tokens
+MAX_DELIVERED_BYTES = 16 << 20  # the part before the client's body: two million tokens
 MAX_CHOICES = 1024
 
 _POINT = b":pl ["
@@ -34,7 +35,7 @@ class ContinuationError(ValueError):
 
 
 class ResumePoint(msgspec.Struct, frozen=True, array_like=True):
-    """What the events up to here have brought of one choice, beyond its resume point before."""
+    """The tokens that events brought of one choice since the previous resume point."""
 
     choice: Annotated[int, Meta(ge=0, lt=MAX_CHOICES)]
     token_ids: TokenIds
@@ -68,7 +69,7 @@ class Delivery(msgspec.Struct, frozen=True, array_like=True):
 
 
 class AnswerName(NamedTuple):
-    """What makes two halves one answer."""
+    """The values that make two halves one answer."""
 
     seed: int  # where the request has none
     created: int

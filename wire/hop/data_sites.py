@@ -1,10 +1,11 @@
-"""The sites that may see a request beside the one that answers it, as a router tells that one: all, or these. Who is told nothing tells nobody."""
+"""The header that names the sites which may see a request besides the one that answers it: all, or a list. Without the header a site may ask no
+other."""
 
 from collections.abc import Iterable
 
 DATA_SITES = "x-pilotlight-data-sites"  # router -> site
 
-DataSites = tuple[str, ...] | None  # None: all sites
+DataSites = tuple[str, ...] | None  # None if all sites may see it
 NO_OTHERS: DataSites = ()
 _ALL = "*"
 

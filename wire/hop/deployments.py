@@ -1,6 +1,7 @@
-"""What a router says of deployed functions: their versions, and which share of the traffic each has. Also who gets which, the same everywhere.
+"""Deployed functions, as a router publishes them: their versions and each version's share of the traffic. Also chooses a client's version, the same
+everywhere.
 
-A revision grows with every change; a change names the revision that it was made for, so of two at once one is refused.
+A revision grows with every change. A change names the revision that it was made for, so that one of two simultaneous changes is refused.
 """
 
 import hashlib
@@ -27,7 +28,7 @@ class Version(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     message: str = ""
     environment: str | None = None  # an [env.NAME] of the manifest
     health_path: str = "/"
-    replaced: int | None = None  # whose traffic it took; 0: nobody's; None: that was not written down
+    replaced: int | None = None  # the version whose traffic it took; 0 if there was none; None if unknown
     services: tuple[Name, ...] = ()  # other functions that it calls
     routes: tuple[str, ...] = ()  # host patterns, as wire/host_patterns.py reads them
     has_subdomain: bool = True  # it is served below the network's functions.domain, if there is one
@@ -45,11 +46,9 @@ class Deployment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     revision: int
     versions: tuple[Version, ...] = ()
     shares: tuple[Share, ...] = ()
-    account: str = ""  # whose it is, for good: whoever deployed it first; empty: the network's own
-    home: str = ""  # the site where it runs alone, for its data lies there; empty: it runs everywhere
-    secrets: str = (
-        ""  # a word that changes with its secrets, which its sites then fetch; empty: none was put through a router
-    )
+    account: str = ""  # the owner: the account that deployed it first, permanently; empty if it belongs to the network
+    home: str = ""  # the only site where it runs, because its data is there; empty if it runs everywhere
+    secrets: str = ""  # changes with its secrets, which its sites then fetch; empty: none was put through a router
 
     @property
     def services(self) -> set[str]:
@@ -74,7 +73,7 @@ class Deployment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Changed(Deployment, frozen=True, forbid_unknown_fields=True):
-    """What a deploy or a rollback has made."""
+    """The result of a deployment or a rollback."""
 
     unconfirmed: dict[str, str] = {}  # sites that are not known to serve it yet, and why
     addresses: tuple[str, ...] = ()  # hosts and paths beside /fn/NAME
@@ -89,17 +88,17 @@ class NewVersion(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     message: Annotated[str, Meta(max_length=500)] = ""
     environment: Annotated[str, Meta(max_length=100)] | None = None
     health_path: Annotated[str, Meta(pattern="^/", max_length=500)] = "/"
-    keeps_data: bool = False  # so it is to run at one site alone
+    keeps_data: bool = False  # so that it must run at one site only
     services: Annotated[tuple[Name, ...], Meta(max_length=100)] = ()
     routes: Annotated[tuple[Annotated[str, Meta(max_length=300)], ...], Meta(max_length=100)] = ()
     has_subdomain: bool = True
     home: Annotated[str, Meta(max_length=100)] | None = (
-        None  # that site; empty: it is to run everywhere; None: as before
+        None  # that site; empty to run everywhere; None to leave it unchanged
     )
 
 
 class Rollback(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """POST PATH/NAME/rollback: all traffic to this version; None: to the one before."""
+    """The body of POST PATH/NAME/rollback: the version that gets all traffic; None for the previous one."""
 
     expected_revision: int
     number: int | None = None

@@ -1,4 +1,4 @@
-"""Fine-tunes, the adapters that accounts upload (Workers AI's /ai/finetunes): what a site keeps of each, and what it tells its routers."""
+"""Fine-tunes, the adapters that accounts upload (Workers AI's /ai/finetunes): what a site stores of each and publishes to routers."""
 
 import re
 from datetime import UTC, datetime
@@ -12,22 +12,22 @@ INTERNAL_PATH = "/internal/finetunes"  # router -> site: which it has; below it 
 FINETUNES = re.compile(
     r"^/client/v4/accounts/(?P<account>[^/]+)/ai/finetunes(?:/(?P<id>[^/]+)(?:/(?P<assets>finetune-assets))?)?/?$"
 )
-PUBLIC = "public"  # in the place of an id: those that are a site's own
+PUBLIC = "public"  # in place of an id: the site's own adapters
 
 
 class Finetune(msgspec.Struct, frozen=True):
     id: str
-    owner: str  # whose it is (wire/credentials.py); empty: everybody's
+    owner: str  # its owner (wire/credentials.py); empty if every account may use it
     account: str  # that one's name, where it is known
     model: str
     name: str
     description: str = ""
     created_s: float = 0.0
     modified_s: float = 0.0
-    is_whole: bool = False  # both of its files are there, and what they say can be computed
+    is_whole: bool = False  # both files are there and describe an adapter that can be computed
 
     def listed(self) -> ListedFinetune:
-        """Return it as clients are told of it."""
+        """Return the fine-tune in the form that clients get."""
         moments = (moment(self.created_s), moment(self.modified_s))
         return ListedFinetune(self.id, *moments, self.model, self.name, self.description, not self.owner)
 
@@ -35,7 +35,7 @@ class Finetune(msgspec.Struct, frozen=True):
 class FinetuneList(msgspec.Struct, frozen=True):
     """All that a site has."""
 
-    state: str  # as its status says it
+    state: str  # as its status names it
     kept: tuple[Finetune, ...] = ()
     removed: tuple[str, ...] = ()  # ids, of some time: those that another site still has go there as well
 

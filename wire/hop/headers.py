@@ -35,13 +35,13 @@ OURS = "x-pilotlight-"  # a client may not send these: the router drops them
 REFUSALS = frozenset(
     {"draining", "overloaded", "engine_error", "model_load_failed", "misdirected_request", "signature", "clock"}
 )
-# Of a refused connection: whoever is refused may be a router, which goes elsewhere.
+# For refused connections too: the client may be a router, which then tries another site.
 OVERLOADED = ((REFUSAL, "overloaded"),)
 
 HOP_SECRET_ENV = "PILOTLIGHT_HOP_SECRET"
 DEPLOY_TOKEN_ENV = "PILOTLIGHT_DEPLOY_TOKEN"
 HOP_MAX_AGE_S = 60.0
-FOR_ROUTERS = ""  # in the place of a site's name
+FOR_ROUTERS = ""  # in place of a site's name
 
 # RFC 9110 section 7.6.1, and proxy-* of RFC 9110 section 11.7
 HOP_BY_HOP = frozenset({
@@ -53,7 +53,7 @@ _DROPPED = HOP_BY_HOP | {"host", "content-length"}
 
 
 def forwardable(headers: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Return the headers that go on to the next hop: neither hop-by-hop, nor named by `connection`, nor length, host or ours. Names lower case."""
+    """Return the headers to forward: without hop-by-hop headers, those that `connection` names, length, host, and ours. Names are lower case."""
     kept = []
     named = ""
     for name, value in headers:
@@ -69,7 +69,8 @@ def forwardable(headers: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
 
 
 class Hop(NamedTuple):
-    """What a signature covers. A WebSocket's messages and whatever else follows a handshake it does not; TLS between router and site does."""
+    """The parts of a request that a signature covers. Messages after a handshake, such as a WebSocket's, are not covered: TLS between router and site
+    protects them."""
 
     method: str
     path: str  # decoded: a proxy in between may spell the same path otherwise
@@ -78,21 +79,31 @@ class Hop(NamedTuple):
     query: str = ""
 
 
+def signing(secret: str) -> str:
+    """Return the secret that signs: the first, where a network has two while one replaces the other. All are believed."""
+    return secret.partition(",")[0]
+
+
+def lasting(secret: str) -> str:
+    """Return the secret by which tenants and engine hosts are told apart: the last, which changes when the one before it is dropped."""
+    return secret.rpartition(",")[2]
+
+
 NO_BODY = hashlib.sha256().hexdigest()
 
 
 def sign_hop(secret: str, now_s: float, hop: Hop, body: bytes = b"") -> str:
-    """Return STAMP.DIGEST.MAC.SITE. The body's digest is told, so that all but the body can be judged before that is here."""
+    """Return STAMP.DIGEST.MAC.SITE. The digest of the body is included, so that everything except the body can be checked before the body arrives."""
     stamp, digest = str(int(now_s)), hashlib.sha256(body).hexdigest() if body else NO_BODY
-    return f"{stamp}.{digest}.{_mac(secret, stamp, digest, hop)}.{hop.site}"
+    return f"{stamp}.{digest}.{_mac(signing(secret), stamp, digest, hop)}.{hop.site}"
 
 
 def signed_body(signature: str, secret: str, now_s: float, hop: Hop) -> str | None:
-    """Return the digest of the body that belongs to it; None: it is not genuine, too old, or from the future."""
+    """Return the digest of the signed body; None if the signature is not genuine, too old, or from the future."""
     stamp, digest, mac, site = (signature.split(".", 3) + [""] * 3)[:4]
     if not (_is_stamp(stamp) and signature.isascii() and site == hop.site):
         return None
-    is_genuine = hmac.compare_digest(mac, _mac(secret, stamp, digest, hop))
+    is_genuine = any(hmac.compare_digest(mac, _mac(each, stamp, digest, hop)) for each in secret.split(","))
     return digest if is_genuine and abs(now_s - int(stamp)) <= HOP_MAX_AGE_S else None
 
 
@@ -107,7 +118,7 @@ def site_of_hop(signature: str) -> str:
 
 
 def age_of_hop(signature: str, now_s: float) -> float | None:
-    """Return its age by its own stamp, genuine or not; negative: it comes from the future. None: it is no signature."""
+    """Return a signature's age by its own stamp, genuine or not, in seconds; negative if it is from the future, None if it is not a signature."""
     stamp = signature.partition(".")[0]
     return now_s - int(stamp) if _is_stamp(stamp) else None
 
@@ -115,16 +126,17 @@ def age_of_hop(signature: str, now_s: float) -> float | None:
 def tell_clock(secret: str, now_s: float, site: str, request_id: str) -> str:
     """Return STAMP.MAC, by which a router signs for this site although their clocks differ. The request's id makes it this answer's alone."""
     stamp = str(int(now_s))
-    return f"{stamp}.{_mac(secret, stamp, CLOCK, Hop('', '', request_id, site))}"
+    return f"{stamp}.{_mac(signing(secret), stamp, CLOCK, Hop('', '', request_id, site))}"
 
 
 def told_clock(value: str, secret: str, site: str, request_id: str) -> float | None:
-    """Return the site's time, in seconds since the epoch; None: nobody with the secret has said so."""
+    """Return the site's time in seconds since the epoch; None if the value was not signed with the secret."""
     stamp, _, mac = value.partition(".")
     if not (_is_stamp(stamp) and mac.isascii()):
         return None
-    expected = _mac(secret, stamp, CLOCK, Hop("", "", request_id, site))
-    return float(stamp) if hmac.compare_digest(mac, expected) else None
+    asked = Hop("", "", request_id, site)
+    is_genuine = any(hmac.compare_digest(mac, _mac(each, stamp, CLOCK, asked)) for each in secret.split(","))
+    return float(stamp) if is_genuine else None
 
 
 def _is_stamp(text: str) -> bool:

@@ -1,5 +1,5 @@
-"""What a router tells a site of one model, signed as a hop: POST WAKE_PATH (a request for it is on its way), POST SLEEP_PATH (an operator wants it to
-sleep). Also the answer."""
+"""Hints that a router sends a site about one model, signed as a hop: POST WAKE_PATH (a request is coming), POST SLEEP_PATH (an operator wants it
+asleep). Also the answer."""
 
 import msgspec
 
@@ -15,4 +15,4 @@ class WakeHint(msgspec.Struct, frozen=True):
 
 class WakeAnswer(msgspec.Struct, frozen=True):
     model: str  # its own name
-    residency: Residency  # now: "loading" where the hint, or somebody before it, has begun to wake it
+    residency: Residency  # the present state: "loading" if this hint or an earlier request started its wake

@@ -1,8 +1,8 @@
-"""What two sites say about prompts that one computes for the other, each request signed as a hop.
+"""Messages between two sites of which one computes prompts for the other, each request signed as a hop.
 
-GET LENDING_PATH: what the site could compute now (`Lendable`). GET PROBE_PATH: bytes by which the way is measured. POST PROMPT_PATH with a
-`BorrowedPrompt`: it is declined, or answered by two lines, `PromptAccepted` at once and `PromptComputed` at the end. Whoever hangs up before that
-wants it no more. Blocks themselves go from engine host to engine host (engine/kv/peers).
+GET LENDING_PATH returns what the site could compute now (`Lendable`). GET PROBE_PATH returns bytes that measure the link. POST PROMPT_PATH with a
+`BorrowedPrompt` is declined, or answered with two lines: `PromptAccepted` at once and `PromptComputed` at the end. Closing the connection earlier
+cancels it. The blocks themselves go from engine host to engine host (engine/kv/peers).
 """
 
 from typing import TypeVar
@@ -17,7 +17,7 @@ PROBE_BYTES = 2 << 20  # 0.2 s at 100 Mbit/s
 
 class Lendable(msgspec.Struct, frozen=True):
     models: dict[str, float]  # that it would compute a prompt of now, with tokens a second; 0: not measured yet
-    why_not: str = ""  # where there are none
+    why_not: str = ""  # the reason if there are none
 
 
 class BorrowedPrompt(msgspec.Struct, frozen=True):
@@ -32,7 +32,7 @@ class PromptAccepted(msgspec.Struct, frozen=True):
 
 
 class PromptComputed(msgspec.Struct, frozen=True):
-    num_cached_tokens: int  # that nobody had to compute
+    num_cached_tokens: int  # tokens that were cached
     device_us: int
 
 

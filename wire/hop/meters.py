@@ -1,9 +1,9 @@
-"""Meters: the counts of requests under way, in a file that is mapped into memory, so that they are there when the router is killed.
+"""Meters: counts of requests in progress, in a memory-mapped file, so that they survive when the router is killed.
 
-A process that is killed takes nothing along that it has written to a shared mapping, and a count costs one store. Each request has a slot of
-SLOT_BYTES: eight words (state, tokens, end), the site's name, what is known when it begins, as JSON, and at its end eight words more. The file's
-blocks are allocated when it is made, so that a disk that is full later does not matter here; a slot is free again once its record is in the store.
-What a machine that loses its power keeps of the last seconds is its disk's to say. Refuses to know what becomes of the counts.
+A killed process loses nothing that it has written to a shared mapping, and a count costs one store. Each request has a slot of SLOT_BYTES: eight
+words (state, tokens, end), the site's name, what is known at the start, as JSON, and eight more words at the end. The file's blocks are allocated at
+once, so that a full disk does not matter later; a slot is free again once its record is in the store. After a power failure, the disk decides what is
+left of the last seconds.
 """
 
 import fcntl
@@ -19,7 +19,7 @@ from pilotlight.wire.hop.usage import ResourceUse
 from pilotlight.wire.hop.usage_records import MeteredRequest, Outcome, UsageRecord
 
 SLOT_BYTES = 1024
-MAGIC = b"PILOTLIGHT METER 2".ljust(SLOT_BYTES, b"\0")  # in the place of the first slot
+MAGIC = b"PILOTLIGHT METER 2".ljust(SLOT_BYTES, b"\0")  # in the first slot
 MAGIC_1 = b"PILOTLIGHT METER 1".ljust(
     SLOT_BYTES, b"\0"
 )  # the same without the words at the end, where its JSON may reach
@@ -69,7 +69,7 @@ class MeterFile:
         return self.num_slots - len(self._free)
 
     def begin(self, request: MeteredRequest) -> "MeterSlot | None":
-        """Return a meter for a request; None: all slots are in use."""
+        """Return a meter for a request; None if all slots are in use."""
         if not self._free:
             return None
         encoded = _encode(request)
@@ -81,7 +81,7 @@ class MeterFile:
         self._map[start + SITE_AT : start + REQUEST_AT] = bytes(SITE_BYTES)
         self._map[start + REQUEST_AT : start + REQUEST_AT + len(encoded)] = encoded
         words[base + _LENGTH] = len(encoded)
-        words[base + _STATE] = OPEN  # last: what is not there yet is no slot
+        words[base + _STATE] = OPEN  # written last: a slot is valid only when complete
         return MeterSlot(self, number, request)
 
     def set(self, number: int, use: ResourceUse) -> None:
@@ -105,7 +105,7 @@ class MeterFile:
         self._words[base + _STATE] = OPEN + 1 + OUTCOMES.index(outcome)
 
     def free(self, number: int) -> None:
-        """Let another request have a slot: the record of the one before is in the store, or there is none."""
+        """Free a slot for another request: its record is in the store, or there is none."""
         self._words[_base(number)] = FREE
         self._free.append(number)
 
@@ -158,7 +158,7 @@ class MeterSlot:
         self._file = file
 
     def count(self, use: ResourceUse) -> None:
-        """Set what the client is about to have, all told."""
+        """Set the total that the client will have received."""
         self.use = use
         self._file.set(self.number, use)
 

@@ -1,8 +1,8 @@
-"""The digest of cached prefixes that a site publishes: which conversations' beginnings its prefix cache still holds, in four bytes each.
+"""The digest of cached prefixes that a site publishes: the conversation prefixes in its prefix cache, four bytes each.
 
-A prefix is known by the salted digest that routers compute over its text (edge_router/requests/session.py), so that nothing here can be matched by
-another tenant's prompt. Only the first SHORT_BYTES of a digest travel: with 8,192 published prefixes a foreign one is taken for held once in half
-a million look-ups, which costs a misplaced prefill and never an answer. Knows bytes only; who holds what is the site's business.
+A prefix is known by the salted digest that routers compute over its text (edge_router/requests/session.py), so that another tenant's prompt never
+matches. Only the first SHORT_BYTES of a digest are sent: with 8,192 published prefixes, a foreign prefix is taken for cached once in half a million
+look-ups, which costs a misplaced prefill and never a wrong answer.
 """
 
 import struct
@@ -50,7 +50,7 @@ def decode_prefixes(raw: bytes) -> frozenset[int]:
 
 @lru_cache(maxsize=64)  # all routers of a network ask for the same few
 def changed_prefixes(before: bytes, after: bytes) -> tuple[bytes, bytes]:
-    """Encode what has come and what has gone between two digests."""
+    """Encode the prefixes that were added and removed between two digests."""
     old, new = decode_prefixes(before), decode_prefixes(after)
     return encode_prefixes(new - old), encode_prefixes(old - new)
 
@@ -66,7 +66,7 @@ def apply_changes(held: frozenset[int], came: bytes, gone: bytes) -> frozenset[i
 
 
 def encode_prompt_prefixes(prefixes: Iterable[tuple[int, int]]) -> str:
-    """Encode what a router tells a site about one prompt: (short digest, tokens up to there by the router's estimate), as a header's value."""
+    """Encode a router's description of one prompt, as a header's value: (short digest, estimated tokens up to there) for each prefix."""
     packed = b"".join([_NAMED.pack(digest, min(tokens, 2**32 - 1)) for digest, tokens in prefixes])
     return b2a_base64(packed[: 8 * MAX_PROMPT_PREFIXES], newline=False).decode()
 

@@ -7,12 +7,12 @@ from typing import Literal
 
 import msgspec
 
-# failed: its last wake did, a short while ago; later it is said to lie where it does, and may be asked for again.
+# failed: its last wake failed a short while ago. Later it has its place again, and may be requested again.
 Residency = Literal["device", "host", "disk", "loading", "failed"]
 
 
 class Place(msgspec.Struct, frozen=True):
-    """Where a site or a router stands."""
+    """The location of a site or a router."""
 
     city: str
     latitude: float  # degrees, north positive
@@ -38,15 +38,17 @@ class ModelStatus(msgspec.Struct, frozen=True):
     wakes: int = 0  # since the site's start (counter)
     evictions: int = 0  # put to sleep since then, for another's sake or for being idle (counter)
     copies: int = 0  # devices on which it is awake
-    in_host_memory: bool = False  # its weights lie there, whether or not it is awake: from there it wakes fastest
+    in_host_memory: bool = False  # its weights are in host memory, awake or not: it wakes fastest from there
     arriving_per_s: float = 0.0  # requests, a moving average
     arriving_tokens_per_s: float = 0.0  # prompt tokens that had to be computed, likewise
     prompt_tokens: int = 0  # of prompts that were computed or found, since the site's start (counter)
     cached_tokens: int = 0  # of these, found in the prefix cache (counter)
     kv_store: str = ""  # the KV store behind its prefix cache, by the name that all its members know; "": none answers
     kv_store_tokens_per_s: float = 0.0  # of prompts that are read from there; 0: not measured yet
-    prefixes: bytes = b""  # digest of what its prefix cache holds (wire/hop/prefixes.py); in a status of changes, what it holds since then
-    prefixes_dropped: bytes = b""  # in a status of changes: what it held then and holds no more
+    prefixes: bytes = (
+        b""  # digest of its cached prefixes (wire/hop/prefixes.py); in an incremental status, those that were added
+    )
+    prefixes_dropped: bytes = b""  # in an incremental status: the prefixes that were removed
     prefixes_complete: bool = False  # nothing that routers named to the site is cached and left out
 
 
@@ -100,12 +102,12 @@ class SiteStatus(msgspec.Struct, frozen=True):
     max_inflight: int
     models: tuple[ModelStatus, ...]
     processes: tuple[ProcessStatus, ...]
-    functions: FunctionsStatus | None = None  # None: this site has none
+    functions: FunctionsStatus | None = None  # None if the site has no functions
     uptime_s: float = 0.0
     digests: int = 0  # the edition of its models' prefixes: another one after every change; 0: not counted
     digests_since: int = 0  # the models' prefixes are the changes since that edition; 0: they are whole
     finetunes: str | None = (
-        None  # another word after every change of what accounts have uploaded; None: it takes no uploads
+        None  # a word that changes with every change of uploaded adapters; None if the site accepts no uploads
     )
     lenders: tuple[LenderStatus, ...] = ()
     fallbacks: tuple[
@@ -114,7 +116,7 @@ class SiteStatus(msgspec.Struct, frozen=True):
 
 
 class RouterStatus(msgspec.Struct, frozen=True):
-    """What a router publishes at /status."""
+    """The status that a router publishes at /status."""
 
     version: str
     place: Place

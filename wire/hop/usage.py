@@ -1,7 +1,7 @@
-"""What a site tells its router of what an answer has used: beside an answer in one piece as headers, in a stream with its resume points
-(wire/hop/continuation.py). On signed hops only; no client sees it.
+"""The usage of an answer, as a site reports it to its router: in headers of a whole answer, and with a stream's resume points
+(wire/hop/continuation.py). On signed hops only; clients never see it.
 
-A router that is older than its sites reads the first header alone, and a newer one does without the second: so both may be upgraded in any order.
+An older router reads the first header only, and a newer one accepts answers without the second, so that both may be upgraded in any order.
 """
 
 import re
@@ -38,6 +38,6 @@ def encode_use(use: ResourceUse) -> tuple[str, str]:
 
 
 def decode_use(tokens: str, work: str) -> ResourceUse | None:
-    """Return what the headers say; None: the first is none of ours."""
+    """Return the usage in the headers; None if the first header has another form."""
     found, more = _TOKENS.fullmatch(tokens), _WORK.fullmatch(work)
     return None if found is None else ResourceUse(*map(int, (*found.groups(), *(more.groups() if more else ()))))

@@ -1,4 +1,4 @@
-"""What the ledger keeps of a request: what is known when it begins, and what it came to; and how a router gets what functions have used at a site."""
+"""The ledger's record of a request: what is known at its start, and its result; and how a router collects usage of functions from a site."""
 
 from typing import Literal
 
@@ -6,7 +6,7 @@ import msgspec
 
 from pilotlight.wire.hop.usage import ResourceUse
 
-# complete: its client was sent the end; cut: it left before, or no site could go on; recovered: the router died first.
+# complete: the client got everything; cut: it left early, or no site could continue; recovered: the router died first.
 Outcome = Literal["complete", "cut", "recovered"]
 
 
@@ -17,7 +17,7 @@ class MeteredRequest(msgspec.Struct, frozen=True):
     request_id: str
     account: str  # empty: of a key that is not known, or of none
     key: str
-    model: str  # its own name, where a site that has it tells; else as the request has it
+    model: str  # the model's own name if a site with it is known, otherwise the name in the request
     started_s: float  # since the epoch
     part: str = ""  # of the journal that keeps the answer of a durable stream
     adapter: str = ""
@@ -32,7 +32,7 @@ class UsageRecord(msgspec.Struct, frozen=True):
     outcome: Outcome
     use: ResourceUse
     bytes_out: int = 0  # of the answer's body, as it was sent
-    cost: int | None = None  # in billionths of the currency; None: there was no price
+    cost: int | None = None  # in billionths of the currency; None if there was no price
     cpu_us: int = 0  # of a function's processes
 
 

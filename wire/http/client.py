@@ -9,6 +9,7 @@ import errno
 import ssl
 import time
 from collections import deque
+from collections.abc import Callable
 from functools import lru_cache
 from typing import NamedTuple, cast
 from urllib.parse import urlsplit
@@ -18,7 +19,7 @@ import httptools
 MAX_HEAD_BYTES = 64 << 10  # of a response
 # A client that does not read its answer costs what is held of it, once for each connection: a transport by itself reads 256 KiB at once.
 READ_BYTES = 32 << 10  # at once
-HELD_BYTES = 32 << 10  # of a response that nobody has read yet; beyond it the peer is not read
+HELD_BYTES = 32 << 10  # bytes of a response that were not read yet; above it the socket is not read
 # Sites keep idle connections for 75 s (wire/http/listen.py). Where one closes sooner, the connection is known to be closed, or the request that
 # crossed the close is sent again over a new one. With four seconds every other stream of a quiet router waited for a handshake.
 KEEP_ALIVE_S = 60.0
@@ -27,11 +28,11 @@ SWITCHING_PROTOCOLS = 101
 
 
 class CannotConnect(Exception):
-    """There is nobody at that address, or nobody that speaks TLS as it should."""
+    """No server at that address, or no valid TLS."""
 
 
 class NoDescriptors(CannotConnect):
-    """This process may open no further connection, to whomever."""
+    """This process has no file descriptors left for connections."""
 
 
 class ConnectionLost(Exception):
@@ -42,7 +43,7 @@ class Origin(NamedTuple):
     host: str
     port: int
     is_tls: bool
-    authority: str  # as the host header says it
+    authority: str  # as in the host header
 
     @classmethod
     @lru_cache(4096)  # each request names its site by the same
@@ -53,7 +54,7 @@ class Origin(NamedTuple):
 
 
 class ResponseParser:
-    """The responses of one connection, one after the other, without I/O: llhttp, and what it leaves to its caller."""
+    """Parse the responses of one connection, one after the other, without I/O: llhttp, and the rules that it leaves to its caller."""
 
     def __init__(self) -> None:
         self.status = 0
@@ -62,7 +63,7 @@ class ResponseParser:
         self.is_done = True  # no response is under way
         self.is_reusable = True  # the connection may carry another request
         self.is_untouched = True  # no byte of the response has come
-        self.switched: bytes | None = None  # what came behind a 101: the connection speaks another protocol now
+        self.switched: bytes | None = None  # bytes after a 101: the connection now speaks another protocol
         self.held_bytes = 0  # of the body, not yet taken
         self._parts: list[bytes] = []
         self._parser = httptools.HttpResponseParser(self)
@@ -123,7 +124,7 @@ class ResponseParser:
 
     def on_message_begin(self) -> None:
         if self.is_done:
-            self.is_reusable = False  # a second response behind the one that was asked for: no request may have it
+            self.is_reusable = False  # a second response arrived without a request: do not reuse the connection
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if not self.has_head:
@@ -144,7 +145,7 @@ class ResponseParser:
             if name == "content-length" or (name == "transfer-encoding" and "chunked" in value.lower()):
                 has_end = True
         if self.is_to_head_request:
-            self.is_reusable = False  # the parser cannot be told that no body follows
+            self.is_reusable = False  # the parser cannot handle a response that has no body here
             self.is_done = True
         elif not has_end and status not in (204, 304):
             self._ends_with_connection, self.is_reusable = True, False
@@ -164,7 +165,7 @@ class UpstreamConnection(asyncio.BufferedProtocol):
     """One connection. `send`, then `head`, then `read` to the end; a task at a time."""
 
     def __init__(self, origin: Origin, buffer: bytearray | None = None) -> None:
-        """`buffer` is what bytes are read into; what was read is taken out at once, so all connections of a loop may have the same."""
+        """`buffer` is where bytes are read into. They are taken out at once, so all connections of an event loop may share one."""
         self.origin = origin
         self._buffer = buffer or bytearray(READ_BYTES)
         self.response = ResponseParser()
@@ -173,6 +174,8 @@ class UpstreamConnection(asyncio.BufferedProtocol):
         self._is_paused = False
         self._error: Exception | None = None
         self._waiter: asyncio.Future[None] | None = None
+        self._take: Callable[[bytes], bool] | None = None  # while `pump` waits
+        self._has_refused = False  # `_take` has
 
     @property
     def is_fit(self) -> bool:
@@ -182,7 +185,7 @@ class UpstreamConnection(asyncio.BufferedProtocol):
 
     @property
     def transport(self) -> asyncio.Transport:
-        """For the protocol that the connection has switched to."""
+        """Return the transport, for the protocol that the connection switched to."""
         return self._transport
 
     def send(self, head: bytes, body: bytes, *, is_head_request: bool = False, may_switch: bool = False) -> None:
@@ -208,10 +211,34 @@ class UpstreamConnection(asyncio.BufferedProtocol):
             if response.is_done:
                 return b""
             await self._news()
+        self._resume()
+        return response.take()
+
+    async def pump(self, take: Callable[[bytes], bool]) -> None:
+        """Give `take` each piece of the body as it comes, until it returns False or the body ends. Raises as `head` does, and what `take` raises.
+
+        `take` is called by the transport: the task that waits here is woken when there is nothing more for it.
+        """
+        response = self.response
+        self._has_refused = False
+        while not self._has_refused:
+            if response.held_bytes:
+                self._resume()
+                self._has_refused = not take(response.take())
+            elif response.is_done:
+                return
+            else:
+                news = self._news()
+                self._take = take
+                try:
+                    await news
+                finally:
+                    self._take = None
+
+    def _resume(self) -> None:
         if self._is_paused and not self._transport.is_closing():
             self._is_paused = False
             self._transport.resume_reading()
-        return response.take()
 
     def interrupt(self, error: Exception) -> None:
         """End a wait, now or the next one, from outside."""
@@ -236,12 +263,19 @@ class UpstreamConnection(asyncio.BufferedProtocol):
     def data_received(self, data: bytes) -> None:
         response = self.response
         if response.is_done:
-            return self.close()  # nobody has asked for anything
+            return self.close()  # no request is in progress
         try:
             response.feed(data)
         except ConnectionLost as error:
             self._error = self._error or error
             self.close()
+        if self._take is not None and response.held_bytes and self._error is None and not self._has_refused:
+            try:
+                self._has_refused = not self._take(response.take())
+            except Exception as error:
+                self._error = error
+            if not (self._has_refused or response.is_done or self._error):
+                return
         if (response.held_bytes > HELD_BYTES or response.switched is not None) and not self._is_paused:
             self._is_paused = True
             self._transport.pause_reading()
@@ -272,12 +306,13 @@ class UpstreamConnection(asyncio.BufferedProtocol):
 class ConnectionPool:
     """Connections that wait for a request, newest first. No limit: admission is the sites' business, and a wait would hide in the round trip."""
 
-    def __init__(self, connect_timeout_s: float) -> None:
+    def __init__(self, connect_timeout_s: float, tls: ssl.SSLContext | None = None) -> None:
+        """`tls`: whom to trust; by default the system's authorities."""
         self._connect_timeout_s = connect_timeout_s
         self._idle: dict[Origin, deque[UpstreamConnection]] = {}
         self._open: set[UpstreamConnection] = set()
         self._buffer = bytearray(READ_BYTES)
-        self._tls: ssl.SSLContext | None = None
+        self._tls = tls
 
     @property
     def num_open(self) -> int:

@@ -1,7 +1,7 @@
-"""A client's connection to our HTTP/1.1 server: bytes in, exchanges begun one after the other, and an end for whoever goes beyond a limit.
+"""A client's connection to our HTTP/1.1 server: parses bytes, starts exchanges one after the other, and enforces limits.
 
-One small object and no task: the transport calls it, and its exchanges and the server's clock do. It sees to the order of pipelined requests, and to
-what is refused in a sentence. Refuses to know how requests are read (request.py), responses written (exchange.py) and WebSockets spoken.
+One small object and no task: the transport, its exchanges and the server's clock call it. It keeps pipelined requests in order and sends refusals.
+Requests are read in request.py, responses written in exchange.py, WebSockets handled in websocket.py.
 """
 
 import asyncio
@@ -65,13 +65,13 @@ class HttpConnection(asyncio.Protocol):
 
     def __init__(self, server: ConnectionServer) -> None:
         self.deadline = NEVER
-        self.is_full = False  # what waits for the client has reached the buffer's size
+        self.is_full = False  # the bytes that wait for the client have reached the buffer's size
         self.server = server
         self._reader = RequestReader(server.limits.max_head_bytes, server.limits.max_headers)
         self._exchanges: deque[HttpExchange] = deque()  # the first is being answered
         self._incoming: HttpExchange | None = None  # whose body is being read
-        self._around: dict[str, Any] = {}  # what its requests' scopes tell of it
-        self._early: bytearray | None = None  # what comes behind a WebSocket's handshake before that is answered
+        self._around: dict[str, Any] = {}  # fields of the connection in the scopes of its requests
+        self._early: bytearray | None = None  # bytes after a WebSocket's handshake, before it is answered
         self._is_paused = False
         self._is_lingering = False
 
@@ -112,7 +112,7 @@ class HttpConnection(asyncio.Protocol):
             self._has(self.server.limits.head_timeout_s)
 
     def eof_received(self) -> None:
-        """Who closes the sending half alone has left too; what is written already is still sent before the connection is closed."""
+        """A client that closes only its sending half counts as gone; bytes that were written already are still sent."""
         self.deadline = time.monotonic() + self.server.limits.stall_s
         self._tell_gone()
 
@@ -160,7 +160,7 @@ class HttpConnection(asyncio.Protocol):
             case Refused():
                 newest = self._exchanges[-1] if self._exchanges else None
                 if newest is not None and newest.body.is_whole and len(self._exchanges) <= MAX_PIPELINED:
-                    newest.framing.keep_alive = False  # what comes behind it is nobody's, and spoils no answer
+                    newest.framing.keep_alive = False  # bytes after it belong to no request
                 else:
                     self.refuse(event.error)
 
@@ -173,7 +173,7 @@ class HttpConnection(asyncio.Protocol):
 
     @property
     def task(self) -> asyncio.Task[None] | None:
-        """That answers its request."""
+        """Return the task that answers the request."""
         return self._exchanges[0].task if self._exchanges else None
 
     def finished(self, exchange: HttpExchange) -> None:
@@ -198,7 +198,8 @@ class HttpConnection(asyncio.Protocol):
             self._begin()
 
     def refuse(self, error: ApiError) -> None:
-        """Before the request's answer has begun. Of one under way, its own or that of a request before it, only the end can be withheld."""
+        """Refuse the request before its answer has started. For an answer in progress, its own or of an earlier request, only the end can be
+        withheld."""
         server = self.server
         server.cut[error.word] += 1
         if self._exchanges:
@@ -261,7 +262,7 @@ class HttpConnection(asyncio.Protocol):
             self.transport.close()  # TLS cannot half-close
 
     def _has(self, seconds: float) -> None:
-        """From now. Who does not read what he was sent has no more time for it by asking for more."""
+        """Give the client `seconds` from now. A client that does not read gets no more time by sending requests."""
         if not self.is_full:
             self.deadline = time.monotonic() + seconds
 
@@ -308,5 +309,5 @@ def bound_unsent(sock: object) -> None:
 
 
 def host_and_port(address: object) -> object:
-    """As ASGI has them: IPv6 addresses of sockets have two parts more."""
+    """Return the address in ASGI's form: IPv6 addresses of sockets have two more parts."""
     return address[:2] if isinstance(address, tuple) else address

@@ -15,7 +15,7 @@ from pilotlight.wire.http.request import RequestHead
 SLICE_BYTES = (
     16 << 10
 )  # of an answer, written at once: no more than that goes beyond a full buffer, however large the part
-HELD_BODY_BYTES = 512 << 10  # of a body that nobody has asked for yet; beyond it the client is not read
+HELD_BODY_BYTES = 512 << 10  # bytes of a body that the application has not read yet; above it the client is not read
 
 Application = Callable[[Any, Any, Any], Coroutine[Any, Any, None]]
 Pairs = Iterable[tuple[bytes, bytes]]
@@ -31,7 +31,7 @@ class ServerState(Protocol):
 class ExchangeConnection(Protocol):
     """The connection of an exchange, as the exchange uses it."""
 
-    is_full: bool  # what waits for the client has reached the buffer's size
+    is_full: bool  # the bytes that wait for the client have reached the buffer's size
     loop: asyncio.AbstractEventLoop
     transport: asyncio.Transport
 
@@ -49,7 +49,7 @@ class ExchangeConnection(Protocol):
 
 class HttpExchange:
     def __init__(self, connection: ExchangeConnection, head: RequestHead, around: dict[str, Any]) -> None:
-        """`around`: what a scope tells of the connection."""
+        """`around` has the scope's fields of the connection."""
         self.scope = head.scope(around)
         self.task: asyncio.Task[None] | None = None
         self.body = RequestBody(expects=head.expects)
@@ -64,7 +64,7 @@ class HttpExchange:
 
     async def _run(self, app: Application) -> None:
         try:
-            await app(self.scope, self.receive, self.send)
+            await app(self.scope, self.receive, AnswerSender(self))
             failure = None if self.is_done or self.is_gone else "it returned before the end of its answer"
         except asyncio.CancelledError:
             self._connection.abort()
@@ -129,7 +129,7 @@ class HttpExchange:
 
     async def send(self, message: MutableMapping[str, Any]) -> None:
         if self.is_gone or self.is_done:
-            return await asyncio.sleep(0)  # an application that does nothing else would hold up everybody
+            return await asyncio.sleep(0)  # otherwise an application that does nothing else would block all others
         connection = self._connection
         if message["type"] == "http.response.start":
             self._start = message
@@ -152,6 +152,14 @@ class HttpExchange:
         else:
             await self._until_room()
 
+    def write_now(self, part: bytes) -> bool:
+        """Write a part of the answer's body, if nothing has to be waited for. Returns whether it was written."""
+        connection = self._connection
+        if connection.is_full or not self.has_begun or self.is_done or self.is_gone or len(part) > SLICE_BYTES:
+            return False
+        connection.transport.write(self.framing.framed(part, is_last=False))
+        return True
+
     def _write(self, framed: bytes) -> None:
         self._start, self.has_begun = None, True
         if framed:
@@ -168,7 +176,7 @@ class HttpExchange:
         try:
             head = self._head(None)
         except ValueError:
-            return  # the application is told with its first part
+            return  # the application gets it with the first part
         self._start, self.has_begun = None, True
         self._connection.transport.write(head)
 
@@ -188,12 +196,26 @@ class HttpExchange:
             self._waiters.remove(waiter)
 
 
+class AnswerSender:
+    """The `send` of an application. `now` writes a part of a body without a wait (`HttpExchange.write_now`); whatever stands in for this `send` and
+    has no `now` gets every part by a message."""
+
+    __slots__ = ("_exchange", "now")
+
+    def __init__(self, exchange: HttpExchange) -> None:
+        self._exchange = exchange
+        self.now = exchange.write_now
+
+    def __call__(self, message: MutableMapping[str, Any]) -> Coroutine[Any, Any, None]:
+        return self._exchange.send(message)
+
+
 class RequestBody:
-    """What has come of a request's body and was not received."""
+    """The part of a request's body that has arrived and was not read."""
 
     def __init__(self, *, expects: bool) -> None:
         self.is_whole = False
-        self.expects = expects  # its client waits to be told to go on
+        self.expects = expects  # the client waits for 100 Continue
         self.held_bytes = 0
         self._parts: list[bytes] = []
         self._is_told = False  # the application knows its end
@@ -203,7 +225,7 @@ class RequestBody:
         self.held_bytes += len(part)
 
     def take(self) -> bytes | None:
-        """Return what has come since the last time; None: nothing has, nor the end."""
+        """Return the bytes that arrived since the last call; None if there are none and the body has not ended."""
         if not self._parts and (self._is_told or not self.is_whole):
             return None
         body = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
@@ -213,7 +235,7 @@ class RequestBody:
 
 
 class ResponseFraming:
-    """How a client knows where a response ends: by a length, by chunks, or by the connection's end."""
+    """How the end of a response is marked: by a length, by chunks, or by closing the connection."""
 
     def __init__(self, head: RequestHead) -> None:
         self.keep_alive = head.keep_alive

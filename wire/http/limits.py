@@ -14,3 +14,7 @@ class HttpLimits(NamedTuple):
     max_unread_bytes: int = 256 << 20  # of all answers that wait for their clients; of one address a quarter
     max_connections: int = 20_000
     max_connections_per_client: int = 20_000  # by address
+    sweep_s: float = 0.5  # between two looks at all connections
+    given_back_bytes: int = (
+        4 << 20
+    )  # freed memory goes back to the system once that much was unread and three quarters of it are gone

@@ -1,6 +1,6 @@
-"""How each HTTP process of ours listens: its socket, its event loop, how many files it may open, and its end when the process that started it dies.
+"""Listening of HTTP processes: the socket, the event loop, the limit of open files, and the end with the parent process.
 
-The same for routers and sites. The module refuses to know protocols and what is served.
+The same for routers and sites, independent of protocols.
 """
 
 import asyncio
@@ -22,11 +22,11 @@ BACKLOG = 2048
 # After so long without a word from its kernel a client is gone (the first in ms). Linux counts a full window as silence, too, and a reader may stall.
 VANISHED = {"TCP_USER_TIMEOUT": 60_000, "TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
 KEEP_ALIVE_S = 75.0  # longer than any client's or router's pool keeps an idle connection: the client closes first, so no request races a close
-GRACE_S = 1.0  # for connections when the server stops: it has drained before, and what is left then is idle
+GRACE_S = 1.0  # for connections when the server stops: it has drained before, so the rest is idle
 
 
 class ListenError(Exception):
-    """The socket cannot be had; the message says what to change."""
+    """The socket cannot be opened; the message says what to change."""
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -37,8 +37,8 @@ def bind(host: str, port: int) -> socket.socket:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         # Linux hands the option on to accepted sockets. Without it Nagle's algorithm and delayed acknowledgements hold a small event for 40 ms.
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        # Likewise. A client that vanished without a word takes nothing more, yet the kernel would go on trying for a quarter of an hour. One whose
-        # answer is under way is noticed sooner (wire/http/server.py).
+        # The kernel would keep trying for a quarter of an hour when a client vanishes without closing. One whose answer is in progress is noticed
+        # sooner (wire/http/server.py).
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for option, value in VANISHED.items():
             if hasattr(socket, option):  # not every system has them all
@@ -61,15 +61,15 @@ def _bind_sentence(host: str, port: int, error: Exception) -> str:
     return f"cannot listen on {host} port {port}: {getattr(error, 'strerror', None) or error}; change [listen]"
 
 
-def url_of(listener: socket.socket) -> str:
+def url_of(listener: socket.socket, *, is_tls: bool = False) -> str:
     host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return f"http{'s' * is_tls}://{f'[{host}]' if ':' in host else host}:{port}"
 
 
 def follow_parent() -> bool:
-    """Where a parent asks for it, the kernel sends SIGTERM when that parent dies, so that a killed `pilotlight up` leaves nothing behind.
+    """Ask the kernel for SIGTERM when the parent process dies, if the parent wants it, so that a killed `pilotlight up` leaves nothing running.
 
-    False: the parent is gone already, and this process should end.
+    Returns False if the parent is gone already, and this process should end.
     """
     parent = os.environ.pop(PARENT_PID_ENV, None)  # not for this process's own children
     if parent is None or sys.platform != "linux":
@@ -82,7 +82,8 @@ def follow_parent() -> bool:
 
 
 def raise_file_limit() -> None:
-    """To what the system allows: every client and every site's answer is a file descriptor, and the usual soft limit of 1024 is soon spent."""
+    """Raise the limit of open files to the system's maximum: every client and every site's answer is a file descriptor, and the usual limit of 1024
+    is too low."""
     if resource is not None:
         _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         with contextlib.suppress(ValueError, OSError):  # some systems name a hard limit that they do not grant
@@ -90,7 +91,7 @@ def raise_file_limit() -> None:
 
 
 def file_limit() -> int | None:
-    """None: there is none, or none that can be known."""
+    """Return the limit of open files; None if there is none, or it is unknown."""
     limit = None if resource is None else resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return None if limit is None or limit == resource.RLIM_INFINITY else int(limit)
 

@@ -1,9 +1,9 @@
-"""ASGI middleware for what must hold under any server: by what names a listener may be called, from which web pages, and what bodies may hold.
+"""ASGI middleware for rules that hold under any server: which host names a listener answers to, which web pages may call it, and the shape of bodies.
 
-A browser runs anybody's code next to what listens on this machine alone. A page can point a name of its own at 127.0.0.1 and then read what answers
-(DNS rebinding), and can post forms and open WebSockets without asking first. So a listener on loopback answers only to configured names and those
-that no public name server gives out: localhost's, private addresses, this machine's own, and names below .local, .localhost and .internal, by which
-containers reach their host. Answers of the API may be read by pages of this machine (CORS), and all answers by those that the configuration names.
+A browser runs untrusted code beside servers that listen on this machine. A page can point its own name at 127.0.0.1 and then read answers (DNS
+rebinding), and can post forms and open WebSockets without asking first. So a listener on loopback answers only to configured names and to names that
+no public name server returns: localhost, private addresses, this machine's own name, and names below .local, .localhost and .internal, which
+containers use for their host. Answers of the API may be read by pages of this machine (CORS), and all answers by configured origins.
 """
 
 import re
@@ -21,7 +21,7 @@ from pilotlight.wire.errors import ApiError, dialect_of
 Pairs = list[tuple[bytes, bytes]]  # names lower case
 
 SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
-# What a page may post to anybody without a preflight (the Fetch standard's safelisted types); no type at all is such a one.
+# The types that a page may post to any server without a preflight (the Fetch standard's safelisted types), including no type.
 FORM_TYPES = ("", "text/plain", "application/x-www-form-urlencoded", "multipart/form-data")
 PREFLIGHT_S = 600
 
@@ -49,10 +49,10 @@ class Origins:
         self._api_paths = api_paths
 
     def refusal(self, method: str, first: Mapping[bytes, bytes]) -> ApiError | None:
-        """None: the request may pass. `first`: of each header the first."""
+        """Return why a request is refused; None if it may pass. `first` has the first value of each header."""
         host = first[b"host"].decode("latin-1") if b"host" in first else None
         origin = first.get(b"origin", b"").decode("latin-1")
-        if host and not _is_authority(host):  # who reads a URL with it would take it for something else
+        if host and not _is_authority(host):  # a URL made of it would be read differently
             return ApiError("invalid_request", f"the host header {host[:100]!r} names no host")
         if not self._is_local:
             return None
@@ -103,7 +103,7 @@ class Origins:
 
 
 class OriginCheck:
-    """Refuses what `origins` refuses, answers preflights, and tells pages what they may read."""
+    """Refuse the origins that `origins` refuses, answer preflights, and add headers for pages that may read the answer."""
 
     def __init__(self, app: Any, origins: Origins) -> None:
         self._app = app
@@ -159,7 +159,7 @@ def _saying(said: Pairs, send: Any) -> Any:
     async def saying(message: Any) -> None:
         if message["type"] == "http.response.start":
             others = (pair for pair in message.get("headers", ()) if not pair[0].startswith(b"access-control-"))
-            message = {**message, "headers": [*others, *said]}  # a site behind a router has said it as well
+            message = {**message, "headers": [*others, *said]}  # a site behind a router may have added it too
         await send(message)
 
     return saying
@@ -182,9 +182,9 @@ def _is_authority(host: str) -> bool:
     return found is not None and int(found[1] or 0) < 65536
 
 
-@lru_cache(64)  # most requests have the host of the one before: 20 us for what is looked up in a dictionary
+@lru_cache(64)  # most requests have the same host as the previous one: a dictionary look-up instead of 20 us
 def _host_of(url: str) -> str:
-    """Lower case, without a port; empty where there is none."""
+    """Return a URL's host in lower case, without its port; empty if it has none."""
     try:
         return urlsplit(url).hostname or ""
     except ValueError:

@@ -24,7 +24,7 @@ class RequestHead(NamedTuple):
     version: str
     headers: Headers
     keep_alive: bool
-    expects: bool  # to be told to go on before it sends its body
+    expects: bool  # it waits for 100 Continue before it sends its body
 
     @classmethod
     def of(cls, method: bytes, url: bytes, version: str, headers: Headers) -> "RequestHead":
@@ -53,7 +53,7 @@ class RequestHead(NamedTuple):
         return cls(method, _own_part(url), version, headers, keep_alive, expects)
 
     def scope(self, around: dict[str, Any]) -> dict[str, Any]:
-        """`around`: what it tells of the connection."""
+        """Return the ASGI scope. `around` has the fields of the connection."""
         raw_path, _, query = self.url.partition(b"?")
         path = raw_path.decode("latin-1")
         return {
@@ -88,11 +88,11 @@ class Ended(NamedTuple):
 
 class WebSocketAsked(NamedTuple):
     head: RequestHead
-    rest: bytes  # what came behind it
+    rest: bytes  # the bytes after it
 
 
 class Refused(NamedTuple):
-    """Nothing that comes behind it is read."""
+    """A refusal. No bytes after it are read."""
 
     error: ApiError
 
@@ -140,8 +140,8 @@ class RequestReader:
         return self._events
 
     def _upgrade(self, rest: bytes) -> bytes | None:
-        """Pass over any wish but a WebSocket's, as RFC 9110 (7.8) allows, and so h2c, which RFC 9113 has removed: it would lead past whatever a front
-        judges by paths. Return what is to be parsed next: a request whose wish is not granted begins again without that."""
+        """Ignore upgrades except to WebSocket, as RFC 9110 (7.8) allows; so h2c too, which RFC 9113 removed and which would bypass a proxy's rules
+        for paths. Return the bytes to parse next: the request again, without the ignored upgrade."""
         method = self._parser.get_method()
         if method == b"CONNECT":
             raise ApiError("invalid_request", "there are no tunnels here: send plain HTTP/1.1")
@@ -179,9 +179,9 @@ class RequestReader:
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if not self.is_in_head:
-            return  # a trailer: nobody reads them
+            return  # a trailer, which is not used
         headers = self._headers
-        headers.append((name.lower(), value.strip(b" \t")))  # the parser leaves what stands behind a value
+        headers.append((name.lower(), value.strip(b" \t")))  # the parser leaves whitespace after a value
         if len(headers) > self._max_headers:
             raise self._too_large()
 

@@ -1,7 +1,7 @@
-"""An HTTP/1.1 server for ASGI applications, made for many long streams: one small object and no task for each connection, one task per request.
+"""An HTTP/1.1 server for ASGI applications with many long streams: one small object and no task for each connection, one task for each request.
 
-It holds clients to limits that no application can: how many connections they have, how long a head may take and be, how long a client may leave what
-waits for it unread. Knows all connections and one clock; what is read of one is connection.py's.
+It enforces limits that an application cannot: the number of connections, the size and duration of a request's head, and how long a client may leave
+its answer unread. A single connection is handled in connection.py.
 """
 
 import asyncio
@@ -21,10 +21,8 @@ from pilotlight.wire.http.connection import HttpConnection, host_and_port
 from pilotlight.wire.http.exchange import Application
 from pilotlight.wire.http.limits import HttpLimits
 
-SWEEP_S = 0.5
 SWEPT_AT_ONCE = 256
-GIVEN_BACK_BYTES = 4 << 20  # once that much was unread, and three quarters of it are gone
-REFUSED_AT_ONCE = 16  # connections beyond a limit that are told so, for which they are kept a moment; what comes beyond them is closed at once
+REFUSED_AT_ONCE = 16  # connections beyond the limit that get an error response before they are closed; further ones are closed at once
 # Sent and not acknowledged for so long, the client is gone: one that merely does not read still acknowledges, and a network that loses a third of all
 # packets has brought one through by then.
 SILENT_MS = 15_000
@@ -117,10 +115,10 @@ class Server:
                 del self.by_client[client]
 
     async def _sweep(self) -> None:
-        """One clock for all connections: ten thousand idle ones cost a few milliseconds of each second, and none has a timer. They are looked at
-        in small numbers, so that nobody's bytes wait for it."""
+        """Check all connections with one clock: ten thousand idle ones cost a few milliseconds of each second, and none needs a timer. They are
+        checked in small groups, so that other work is not delayed."""
         while True:
-            await asyncio.sleep(SWEEP_S)
+            await asyncio.sleep(self.limits.sweep_s)
             self._tell_date()
             connections = tuple(self.connections)
             for start in range(0, len(connections), SWEPT_AT_ONCE):
@@ -142,7 +140,7 @@ class Server:
                 total += size
                 by_client[connection.client] += size
         self._most_unread = max(self._most_unread, total)
-        if self._most_unread > GIVEN_BACK_BYTES and total < self._most_unread / 4:
+        if self._most_unread > self.limits.given_back_bytes and total < self._most_unread / 4:
             self._most_unread = total
             give_back_memory()
 
@@ -151,14 +149,14 @@ class Server:
             connection.overdue()
         elif connection.task is not None and has_vanished(connection.transport.get_extra_info("socket")):
             self.cut["vanished"] += 1
-            connection.abort()  # nobody's answer is computed on
+            connection.abort()  # stop computing an answer without a client
 
     def _tell_date(self) -> None:
         self.date = b"date: " + http_date(time.time()).encode() + b"\r\n"
 
 
 def give_back_memory() -> None:
-    """Return freed memory to the system: glibc keeps what thousands of unread answers held, for good. It takes milliseconds."""
+    """Return freed memory to the system, which takes milliseconds. Otherwise glibc keeps the memory of thousands of unread answers."""
     import ctypes  # 10 ms, and most processes never have as much unread
 
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
@@ -174,8 +172,8 @@ def http_date(seconds: float) -> str:
 
 
 def has_vanished(sock: "socket.socket | TransportSocket | None") -> bool:
-    """By what the kernel knows of a client's connection: a program hears nothing while the kernel's buffers take its bytes. Elsewhere than on Linux
-    nobody is known to have vanished."""
+    """Ask the kernel whether a client is gone: writing shows nothing while the kernel's buffers accept bytes. Works on Linux; elsewhere it returns
+    False."""
     if sock is None or sys.platform != "linux":
         return False
     try:

@@ -1,7 +1,7 @@
-"""Stock ASGI servers in the place of our own: Hypercorn, which speaks HTTP/2 as well, and uvicorn, where it is installed.
+"""Other ASGI servers instead of our own: Hypercorn, which also speaks HTTP/2, and uvicorn, if it is installed.
 
-What only the owner of a socket can promise is theirs then: limits of connections and slow heads, refusals of broken requests, close codes. Each is
-imported when it is asked for. Their defaults are made for short requests, and each setting here undoes one that hurts streams.
+They decide what only the owner of a socket can: limits of connections and slow heads, refusals of broken requests, close codes. Each is imported when
+it is chosen. Their defaults are made for short requests; each setting here changes one that harms streams.
 """
 
 import asyncio
@@ -58,7 +58,7 @@ class HypercornServer:
         from hypercorn.config import Config, Sockets
 
         class Listening(Config):
-            """On a socket that is bound already, with a certificate that may be replaced."""
+            """Hypercorn's configuration for a bound socket, with a certificate that may be replaced."""
 
             ssl_enabled = context is not None
 
@@ -116,7 +116,7 @@ class UvicornServer:
 
 
 def _without_lifespan(app: Application) -> Application:
-    """Whoever starts a server has started the application."""
+    """Skip the lifespan: the application is started already."""
 
     async def served(scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "lifespan":

@@ -1,8 +1,7 @@
-"""WebSockets on our own connections (RFC 6455): messages in and out, close codes, pings, limits. The frames are wsproto's.
+"""WebSockets on our own connections (RFC 6455): messages, close codes, pings, limits. wsproto encodes the frames.
 
-`WebSocket` is an open one, at either end. What a peer may do to it is bounded: how large a message is, how much is held of what nobody has received,
-how long a silent peer is waited for and one that takes nothing. Compression is not offered: a frame of 64 KiB can hold 64 MiB. Refuses to know
-handshakes (websocket_handshake.py) and what is said.
+`WebSocket` is an open one, at either end. Limits bound the size of a message, unread messages, and the wait for a silent peer or one that does not
+read. Compression is not offered: a frame of 64 KiB can hold 64 MiB. Handshakes are in websocket_handshake.py.
 """
 
 import asyncio
@@ -17,8 +16,8 @@ from wsproto.events import BytesMessage, CloseConnection, Event, Message, Ping, 
 
 PING_S = 20.0  # below the minute of silence after which proxies, ours too, take a connection for dead
 LOST_S = 50.0  # without a byte from the peer, although it was pinged
-CLOSE_S = 1.0  # for a peer to answer a close; what it sends until then is read, for closing on unread bytes would reset the close under way
-HELD_BYTES = 64 << 10  # of messages that nobody has received; beyond it, or beyond as many, the peer is not read
+CLOSE_S = 1.0  # for the peer's answer to a close; its bytes are read until then, because closing with unread bytes would reset the connection
+HELD_BYTES = 64 << 10  # bytes of unread messages; above it, or above this number, the peer is not read
 HELD_MESSAGES = 32
 WRITE_BUFFER_BYTES = 64 << 10
 FRAMES_AT_ONCE = 32  # of one peer, before other connections have their turn: a frame takes some 20 us, and 64 KiB may be 10,000 of them
@@ -27,7 +26,7 @@ NORMAL, GOING_AWAY, NO_STATUS, ABNORMAL, TOO_BIG, FAILED, RESTARTING = 1000, 100
 
 
 class WebSocketClose(NamedTuple):
-    """How a WebSocket has ended. NO_STATUS: its peer gave no code. ABNORMAL: without a close frame."""
+    """The end of a WebSocket. NO_STATUS: the peer gave no code. ABNORMAL: there was no close frame."""
 
     code: int
     reason: str = ""
@@ -45,18 +44,18 @@ class WebSocket(asyncio.Protocol):
         max_message_bytes: int,
         on_lost: Callable[[], None] = lambda: None,
     ) -> None:
-        """`early`: what was read behind the handshake. `on_lost` is called once, when the connection is gone."""
+        """`early` has the bytes that were read after the handshake. `on_lost` is called once, when the connection is gone."""
         self._transport = transport
         self._codec = FrameCodec(ConnectionType.CLIENT if is_client else ConnectionType.SERVER)
         self._max_message_bytes = max_message_bytes
         self._on_lost = on_lost
         self._incoming = _Incoming()
         self._end: WebSocketClose | None = None
-        self._is_broken = False  # what comes is not read any more
+        self._is_broken = False  # further bytes are ignored
         self._frames: Iterator[Event] = iter(())  # that have come
         self.is_behind = False  # not all of them have been looked at, and the peer is not read
         self._is_lost = False  # the connection, meanwhile
-        self._parts: list[Any] = []  # texts or bytes, of a message that has begun
+        self._parts: list[Any] = []  # parts of an incomplete message, as text or bytes
         self._size = 0
         self._watch = _Watch(self)
         self._loop = asyncio.get_running_loop()
@@ -69,7 +68,7 @@ class WebSocket(asyncio.Protocol):
             self.data_received(early)
 
     async def receive(self) -> str | bytes | WebSocketClose:
-        """Return the next message, or, behind the last, how it has ended."""
+        """Return the next message, or after the last one the close."""
         message = await self._incoming.get()
         if message is None:
             assert self._end is not None
@@ -114,7 +113,7 @@ class WebSocket(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         self._is_lost = True
         if self.is_behind:
-            return  # what it has sent before that comes first
+            return  # messages that arrived before it come first
         self._ended(WebSocketClose(ABNORMAL))
         self._watch.stop()
         self._on_lost()
@@ -164,7 +163,7 @@ class WebSocket(asyncio.Protocol):
             self._transport.pause_reading()
 
     def _read_on(self) -> None:
-        """Read the peer again, if nothing is left of what it has said, or all that is waited for is its close."""
+        """Read the peer again if no message is left unread, or only its close is awaited."""
         has_enough = self._incoming.is_full and self._codec.state is ConnectionState.OPEN
         if not (has_enough or self.is_behind or self._transport.is_closing()):
             if self._watch.is_held:
@@ -173,7 +172,10 @@ class WebSocket(asyncio.Protocol):
             self._transport.resume_reading()
 
     def _closed_by_peer(self, close: WebSocketClose) -> None:
-        if self._codec.state in (ConnectionState.OPEN, ConnectionState.LOCAL_CLOSING):  # what came is no frame at all
+        if self._codec.state in (
+            ConnectionState.OPEN,
+            ConnectionState.LOCAL_CLOSING,
+        ):  # the bytes are not a valid frame
             return self._fail(close)
         if self._codec.state is ConnectionState.REMOTE_CLOSING:
             self._say_close(close)
@@ -207,7 +209,7 @@ class WebSocket(asyncio.Protocol):
 
 
 class _Incoming:
-    """Messages that have come and were not received. `get` returns None behind the last."""
+    """Messages that arrived and were not received yet. `get` returns None after the last one."""
 
     def __init__(self) -> None:
         self._messages: deque[tuple[str | bytes, int]] = deque()
@@ -243,7 +245,7 @@ class _Watch:
     """Tell whether the peer is still there: pings one that is silent, and cuts one that stays so or takes nothing that waits for it."""
 
     def __init__(self, socket: WebSocket) -> None:
-        self.is_full = False  # what waits for the peer has reached the buffer's size
+        self.is_full = False  # the bytes that wait for the peer have reached the buffer's size
         self.is_held = False  # the peer is not read
         self._socket = socket
         self._heard_at = time.monotonic()

@@ -1,1 +1,1 @@
-"""What accounts may use: of a day (daily.py), and of all limits the parts that routers of one network lend each other (shared.py)."""
+"""Quotas of accounts: per day (daily.py), and leases of limits that the routers of one network share (shared.py)."""

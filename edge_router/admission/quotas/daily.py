@@ -1,8 +1,8 @@
-"""What accounts may use in a day, by UTC: tokens, or money at the prices of the configuration.
+"""Daily quotas of accounts, by UTC: tokens, or cost at the configured prices.
 
-A request reserves what it may come to (its prompt, as the router estimates it, and the tokens that it asks for at most) and settles for what it
-came to. So a day is exceeded by no more than the answers at work that named no maximum, and what estimates lack. Each router counts by its own
-ledger, from which it begins: of several routers each gives the whole quota, unless they share it (shared.py). Refuses to know requests.
+A request reserves its possible maximum (the estimated prompt and its maximum output) and is settled with its actual usage. So a quota is exceeded at
+most by open answers without a maximum, and by errors of the estimates. Each router counts from its own ledger; several routers each grant the whole
+quota, unless they share it (shared.py).
 """
 
 from collections.abc import Callable, Iterable
@@ -35,7 +35,7 @@ class DayPart(NamedTuple):
 
 
 class DayUse:
-    """One account's day: what has ended, and what is reserved."""
+    """One day of an account: usage of ended requests, and reservations."""
 
     __slots__ = ("cost", "tokens")
 
@@ -78,7 +78,7 @@ class DailyQuotas:
             use.cost += cost
 
     def recovered(self, account: str, started_s: float, tokens: int, cost: int) -> None:
-        """Tell other routers what an account's request came to that a router here died with. Here it counts by the ledger."""
+        """Report to other routers the usage of a request that was open when this router died. Here the ledger has it already."""
         if started_s >= self.day_began_s:
             self._spend(self._parts(account, self._day, 0, 0), tokens, cost)
 
@@ -103,7 +103,8 @@ class DailyQuotas:
                 raise self._refusal(account, what, f"{max(0.0, used):{form}}", f"{part.amount / scale:{form}}")
 
     def reserve(self, account: str, tokens: int, cost: int) -> Reserved:
-        """Return what a request may come to. Who has no quota is counted all the same: one may be set today. Raises ApiError where less is left."""
+        """Return a reservation for a request. Accounts without a quota are counted too, because one may be set during the day. Raises ApiError if
+        less is left."""
         limits = self._limits.get(account)
         if (today := self._today()) != self._day:
             self._turn_to(today)
@@ -125,7 +126,7 @@ class DailyQuotas:
         return Reserved(account, self._day, tokens, cost, parts)
 
     def settle(self, reserved: Reserved | None, tokens: int, cost: int) -> None:
-        """Put what a request came to in the place of what it had reserved, on the day that it was reserved of."""
+        """Replace a reservation by the actual usage, on the day of the reservation."""
         if reserved is None:
             return
         for part in reserved.shared:

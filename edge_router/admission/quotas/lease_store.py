@@ -1,6 +1,6 @@
-"""What routers tell the store of accounts' limits, and what they get of it: a part of each limit that is lent to one router.
+"""Messages between routers and the store of accounts' limits: a router reports its use and gets a lease, a part of each limit.
 
-What is used and what is lent come to no more than the limit. Refuses to know where that is kept (postgres_leases.py).
+Usage and leases together never exceed a limit. The store itself is postgres_leases.py.
 """
 
 from collections.abc import Sequence
@@ -16,20 +16,20 @@ class LeaseKey(NamedTuple):
 
 
 class LeaseClaim(NamedTuple):
-    """A router's use of a limit since it told last, and its wish for more."""
+    """A router's use of a limit since its last report, and the amount that it wants."""
 
     key: LeaseKey
     capacity: float  # the limit, as this router's file has it
     per_s: float  # that leaks away
     before: float  # used before anything was written here
-    spent: float  # since it told last
+    spent: float  # since the last report
     at_work: float  # that comes back
     spare: float  # wanted beyond what is at work
 
 
 class LeaseGrant(NamedTuple):
     held: float  # this router's part from now on: at least what is at work
-    free: float  # that nobody holds; below zero where more is used than there is
+    free: float  # the part without a lease; negative if more is used than the limit allows
 
 
 class LeaseStore(Protocol):

@@ -1,8 +1,7 @@
-"""Where the routers of a network keep what their accounts have used together, and which part of each limit is lent to which router.
+"""The store of accounts' shared usage, and of the leases of routers.
 
-What an account has used of a limit leaks away at the limit's own rate, by the database's clock, so that routers' clocks do not matter; a day's stays.
-What is used and what is lent come to no more than the limit. A lease that its router does not confirm ends; what is at work under it comes back
-with it.
+Usage of a limit decays at the limit's own rate, by the database's clock, so that routers' clocks do not matter; daily usage stays. Usage and leases
+together never exceed the limit. A lease that its router does not confirm ends; usage under it is reported when the router returns.
 """
 
 from collections.abc import Sequence
@@ -10,7 +9,7 @@ from collections.abc import Sequence
 from pilotlight.edge_router.admission.quotas.lease_store import EXPIRES_S, LeaseClaim, LeaseGrant, LeaseKey, granted
 from pilotlight.edge_router.metering.ledger.postgres import Connection, PostgresDatabase
 
-KEPT_S = 3 * 86_400  # what nobody has used for so long is forgotten
+KEPT_S = 3 * 86_400  # unused entries are deleted after this time
 _LOCK = 0x70696C6F7401  # for one router at a time that makes the tables
 _NOW = "EXTRACT(EPOCH FROM clock_timestamp())::DOUBLE PRECISION"
 _KEY = "account = %(account)s AND limit_name = %(limit)s AND period = %(period)s"
@@ -37,7 +36,7 @@ _TABLES = (
 
 class PostgresLeases(PostgresDatabase):
     def __init__(self, url: str) -> None:
-        """Raises UsageStoreError for what is no URL of a database."""
+        """Raises UsageStoreError for an invalid database URL."""
         super().__init__(url, _prepare)
 
     def exchange(self, router: str, claims: Sequence[LeaseClaim]) -> list[LeaseGrant]:
@@ -66,7 +65,7 @@ def _exchange(connection: Connection, router: str, claim: LeaseClaim) -> LeaseGr
 
 
 def _prepare(connection: Connection) -> None:
-    """Make the tables; where they are, nobody needs the right to. Forget what is old."""
+    """Create the tables if they do not exist, so that no right to create them is needed later, and delete old entries."""
     found = connection.execute(
         "SELECT to_regclass('quota_use') AS used, to_regclass('quota_leases') AS leases"
     ).fetchone()

@@ -1,11 +1,9 @@
-"""This router's parts of accounts' limits that all routers of a network keep to together (`[quotas] store`).
+"""This router's leases of accounts' limits, which all routers of a network enforce together (`[quotas] store`).
 
-A router gives requests of what it has leased and tells the store what they came to; where its lease is short, a request waits for the store's next
-answer. A lease is a LEASE_SHARE of its limit beyond what is at work, and one that is not used goes back. So accounts never get more than the limit
-but for what a router that was killed had leased and not told; and they may find a lease unused at each other router, for GIVEN_BACK_S. An answer of
-the store's that is lost may count a lease twice. Tokens of answers are told when they are known, as by a single router. Without its store a router
-goes on: by its own counts alone or, where the configuration refuses, by what it has leased, as long as the store keeps that for it. Refuses to know
-requests and sentences.
+A router admits requests against its lease and reports usage to the store; when the lease is too small, a request waits for the store's next answer. A
+lease is LEASE_SHARE of its limit beyond open requests, and an unused one is returned. So accounts never exceed a limit except by the unreported use
+of a killed router, and may miss the unused lease of each other router for GIVEN_BACK_S. A lost answer of the store may count a lease twice. Without
+its store a router continues by its own counts, or, if configured to refuse, by its lease for as long as the store keeps it.
 """
 
 import asyncio
@@ -30,7 +28,7 @@ from pilotlight.wire.errors import ApiError
 
 LEASE_SHARE = 1 / 16
 TICK_S = 0.25
-TOLD_EVERY_S = 1.0  # what was spent
+TOLD_EVERY_S = 1.0  # how often usage is reported
 CONFIRMED_EVERY_S = EXPIRES_S / 4
 GIVEN_BACK_S = 2.0  # after its last use
 ASKED_AGAIN_S = 0.1  # of a limit that was found used up
@@ -52,7 +50,7 @@ class QuotaLease:
         self.capacity, self.per_s, self.before = capacity, per_s, before
         self.held = self.free = 0.0
         self.at_work = 0.0  # that comes back: open requests, reserved tokens
-        self.spent = 0.0  # and not told yet
+        self.spent = 0.0  # and not reported yet
         self.wanted = 0.0  # by requests that wait for it
         self.seen_at = float("-inf")  # when the claim was made that the store confirmed last
         self.used_at = now
@@ -75,7 +73,7 @@ class QuotaLease:
         self.at_work -= amount
 
     def wait_s(self, need: float, now: float) -> float:
-        """Return the time until there may be as much, when nobody else takes any."""
+        """Return the seconds until `need` may be available if no other request takes it."""
         return max(0.0, need - self.room(now) - self.free) / self.per_s if self.per_s else 1.0
 
     def is_due(self, now: float) -> bool:
@@ -108,7 +106,7 @@ class QuotaLease:
 
 
 class SharedQuotas:
-    """Run `run()` as a task; `close()` behind it."""
+    """Run `run()` as a task, and `close()` after it."""
 
     def __init__(self, store: LeaseStore, *, serves_without: bool, clock: Callable[[], float] = time.monotonic) -> None:
         """`serves_without` the store: by this router's own counts."""
@@ -128,7 +126,7 @@ class SharedQuotas:
         return len(self._leases)
 
     def lease(self, key: LeaseKey, capacity: float, per_s: float = 0.0, before: float = 0.0) -> QuotaLease:
-        """Return this router's part of a limit, which is as large as the caller knows it. `before`: what was used of it before the store knew it."""
+        """Return this router's lease of a limit of `capacity`. `before` is the usage before the store knew the limit."""
         found = self._leases.get(key)
         if found is None:
             found = self._leases[key] = QuotaLease(key, capacity, per_s, before, self._clock())

@@ -1,4 +1,4 @@
-"""What a request's account has to do with it beyond its admission: which models it may use, at what price, and what it has used."""
+"""What an account is charged for a request after its admission: the models that it may use, prices, and usage."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -37,9 +37,9 @@ class Accounting:
     async def begin(
         self, request: ValidRequest, own_names: Callable[[str], tuple[str, str]], part: str = ""
     ) -> Charge | None:
-        """Begin to count a model's work. `own_names` are a model's, which may have an alias, and of the adapter behind it, `part` of a journal that
-        keeps the answer. Raises ApiError for a model that is not the account's, where too little is left of a quota, and while nothing can be written
-        down."""
+        """Start to count a request for a model. `own_names` are the model's own name, which the request may have an alias of, and its adapter's;
+        `part` names the journal that keeps the answer. Raises ApiError if the account may not use the model, too little of a quota is left, or usage
+        cannot be recorded."""
         head = request.head
         if head.is_for_function or head.method != "POST":
             return None

@@ -1,11 +1,10 @@
-"""The ledger: each request's tokens once, whatever happens to its sites, to its router and to the disk.
+"""The ledger: records each request's tokens once, whatever happens to its sites, its router and the disk.
 
-The router counts, since it alone sees a request once: across retries, sites that die under a stream, and durable streams that are read again. A
-token is counted before it is sent (wire/hop/meters.py), so the ledger never has fewer than clients were sent; and only a token that a site has
-named is
-counted, so it has none that no engine made. What has ended is written in batches by a thread (ledger_store.py), and its meter is kept until that has
-succeeded: while the store cannot be written nothing is lost, and the configuration says whether new requests are refused or served meanwhile, as long
-as there are meters. A store that does not answer is one that cannot be written.
+The router counts, because it alone sees a request once: across retries, sites that die under a stream, and durable streams that are read again. A
+token is counted before it is sent (wire/hop/meters.py), so the ledger never has fewer tokens than clients; and only tokens that a site has named are
+counted, so it has none that no engine produced. A thread writes ended requests in batches (ledger_store.py), and a meter is kept until its record is
+written: while the store cannot be written nothing is lost, and the configuration decides whether new requests are refused or served as long as there
+are meters. A store that does not answer counts as one that cannot be written.
 """
 
 import asyncio
@@ -34,7 +33,7 @@ from pilotlight.wire.hop.usage_records import MeteredRequest, Outcome, UsageReco
 
 WRITE_EVERY_S = 0.1
 TRY_AGAIN_S = 1.0  # while the store cannot be written
-ANSWERS_WITHIN_S = 10.0  # the store, whatever it is asked
+ANSWERS_WITHIN_S = 10.0  # for every answer of the store
 BATCH = 2000  # records written at once: far less than that time's worth
 NOTHING = ResourceUse()
 
@@ -45,7 +44,7 @@ log = logging.getLogger("pilotlight.ledger")
 
 
 class Ledger:
-    """Run `run()` as a task; `close()` behind it."""
+    """Run `run()` as a task, and `close()` after it."""
 
     def __init__(
         self,
@@ -114,7 +113,7 @@ class Ledger:
 
     def end(self, meter: MeterSlot, outcome: Outcome, took_s: float) -> None:
         """Settle a request. `took_s` is measured, for the clock on the wall may jump."""
-        if meter.use == NOTHING:  # refused, or nothing came of it
+        if meter.use == NOTHING:  # refused, or without usage
             return self._meters.free(meter.number)
         ended_s = meter.request.started_s + took_s
         self._meters.end(meter.number, outcome, ended_s)

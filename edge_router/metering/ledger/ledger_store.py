@@ -1,6 +1,6 @@
-"""Stores of usage records: tables to which records are only added. What all of them share; each kind has a file of its own.
+"""Stores of usage records: append-only tables. This module has the common part; each kind has its own file.
 
-Each record is written once, however often that is tried: its id is unique, and what is there already is left as it is. Used by one thread at a time.
+A record is written once, however often writing is tried: its id is unique, and an existing row stays as it is. Used by one thread at a time.
 """
 
 from collections.abc import Callable, Sequence
@@ -49,7 +49,7 @@ class UsageStore(Protocol):
         """Return sums of records by the query's groups. Raises UsageStoreError."""
 
     def identity(self) -> str:
-        """Return a name of what is kept here, which no other store has. Raises UsageStoreError."""
+        """Return a name of this store's contents, different from that of all other stores. Raises UsageStoreError."""
 
     def interrupt(self) -> None:
         """Let what another thread waits for fail."""
@@ -58,7 +58,7 @@ class UsageStore(Protocol):
 
 
 def insertion(mark: str) -> str:
-    """Return the statement that adds a record, whose values `row` has. `mark`: what stands for a value."""
+    """Return the statement that adds a record with the values of `row`. `mark` is the placeholder of a value."""
     marks = ", ".join([mark] * len(COLUMNS))
     return f"INSERT INTO usage ({', '.join(COLUMNS)}) VALUES ({marks}) ON CONFLICT (id) DO NOTHING"
 
@@ -92,6 +92,6 @@ def configured(key: str, made: Callable[[], Store]) -> Store:
     try:
         return made()
     except ImportError as error:
-        raise ConfigError(f"{key} needs what pip install 'pilotlight[postgres]' brings: {error}") from None
+        raise ConfigError(f"{key} needs what pip install 'pilotlight-inference[postgres]' brings: {error}") from None
     except UsageStoreError as error:
         raise ConfigError(f"{key} is no database's URL: {error}") from None

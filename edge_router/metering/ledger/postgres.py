@@ -24,12 +24,12 @@ Connection = psycopg.Connection[dict[str, Any]]
 
 class PostgresDatabase:
     def __init__(self, url: str, prepare: Callable[[Connection], None]) -> None:
-        """`prepare` brings its tables up to date, on each new connection. Raises UsageStoreError for what is no URL of a database."""
+        """`prepare` updates the tables on each new connection. Raises UsageStoreError for an invalid database URL."""
         try:
             given: dict[str, Any] = conninfo_to_dict(url)
             self._conninfo = make_conninfo(**{**_DEFAULTS, **given})
         except psycopg.ProgrammingError as error:
-            # Behind the first quote may come any part of the URL, its password too.
+            # After the first quote there may be any part of the URL, even its password.
             raise UsageStoreError(str(error).partition('"')[0].strip(" :\n")) from None
         if "@" in str(given.get("host", "")):
             raise UsageStoreError("it has two @: write one of a name or password as %40")

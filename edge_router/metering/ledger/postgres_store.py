@@ -24,7 +24,7 @@ _ADD = insertion("%s")
 
 class PostgresStore(PostgresDatabase):
     def __init__(self, url: str) -> None:
-        """Raises UsageStoreError for what is no URL of a database."""
+        """Raises UsageStoreError for an invalid database URL."""
         super().__init__(url, _bring_up_to_date)
 
     def add(self, records: Sequence[UsageRecord]) -> None:
@@ -43,7 +43,7 @@ class PostgresStore(PostgresDatabase):
 
 
 def _bring_up_to_date(connection: Connection) -> None:
-    """Make the table, or what it lacks; where there is nothing to do, nobody needs the right to."""
+    """Create the table, or add missing columns; if nothing is missing, no right to change it is needed."""
     found = connection.execute("SELECT attname FROM pg_attribute WHERE attrelid = to_regclass('usage')")
     if set(COLUMNS) <= {each["attname"] for each in found}:
         return

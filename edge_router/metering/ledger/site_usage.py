@@ -1,7 +1,7 @@
-"""What functions have used at their sites: what they asked of models there, and their processor time, which no router sees.
+"""Usage of functions at their sites, which routers do not see: model calls and processor time.
 
-Sites keep it until a ledger has it, and hand each record to one ledger; this asks them, writes, and says next time what is written. So each is in
-the ledger once, whichever of the processes is killed in between. Refuses to know functions.
+Sites keep each record until a ledger has it, and give it to one ledger only. This module asks them, writes, and confirms with the next question. So
+each record is in the ledger once, whichever process is killed in between.
 """
 
 import asyncio
@@ -34,7 +34,9 @@ class SiteUsage:
         self._accounting = accounting
         self._ledger = accounting.ledger
         self._identity = ""
-        self._written: defaultdict[str, tuple[str, ...]] = defaultdict(tuple)  # by site: what it does not know of yet
+        self._written: defaultdict[str, tuple[str, ...]] = defaultdict(
+            tuple
+        )  # by site: written records that it was not told about yet
 
     async def run(self) -> None:
         while True:
@@ -49,7 +51,7 @@ class SiteUsage:
     async def collect(self) -> None:
         """Write what all sites have. Raises UsageStoreError."""
         self._identity = self._identity or await self._ledger.identity()
-        for site in self._backends.values():
+        for site in tuple(self._backends.values()):
             if site.state == "healthy" and site.status is not None and site.status.functions is not None:
                 for _ in range(ROUNDS):
                     if not await self._collect_from(site.name):

@@ -17,6 +17,7 @@ from pilotlight.edge_router.metering.ledger.ledger_store import (
     row,
     selection,
 )
+from pilotlight.support.database import DatabaseError, claim_version
 from pilotlight.wire.hop.usage_records import UsageRecord
 
 _SCHEMA = f"""
@@ -67,15 +68,15 @@ class SqliteStore:
 
     @contextmanager
     def _working(self) -> Iterator[sqlite3.Connection]:
-        """Yield a connection. Raises UsageStoreError; the next one then begins anew, whatever was wrong with this."""
+        """Yield a connection. Raises UsageStoreError; after an error the next call opens a new connection."""
         try:
             yield self._open()
-        except (sqlite3.Error, OSError) as error:
+        except (sqlite3.Error, OSError, DatabaseError) as error:
             self.close()
             raise UsageStoreError(str(error)) from None
 
     def _open(self) -> sqlite3.Connection:
-        """Open the file, and again where it is no longer the one that was opened: what is written to a deleted file is lost."""
+        """Open the file, and again if it was replaced: writes to a deleted file would be lost."""
         if self._connection is not None and self._inode != _inode(self._path):
             self.close()
         if self._connection is None:
@@ -83,6 +84,7 @@ class SqliteStore:
             try:
                 connection.execute("PRAGMA journal_mode = WAL")
                 connection.execute("PRAGMA synchronous = FULL")
+                claim_version(connection)
                 connection.executescript(_SCHEMA)
                 known = {column[1] for column in connection.execute("PRAGMA table_info(usage)")}
                 for name in MORE:

@@ -12,15 +12,16 @@ from typing import NamedTuple
 import orjson
 
 from pilotlight.edge_router.services.batches.lines import AskedLine, Fields, queued_response, written_line
+from pilotlight.support.database import claim_version
 from pilotlight.wire.errors import ApiError
 
-KEPT_S = 24 * 3600  # results, behind a batch's end; and a file that no batch has used
+KEPT_S = 24 * 3600  # after a batch's end, and for a file that no batch has used
 WITHIN_S = 24 * 3600  # a batch is answered, or what is left of it is not
 MOST_WAITING = 100_000  # requests of one owner
-MOST_MODELS = 100  # that one owner's waiting requests are for: each model has a place of its own in the queue
+MOST_MODELS = 100  # of one owner's waiting requests: each model has its own place in the queue
 MOST_BATCHES = 10_000  # of one owner, those included that ended within the day
 MOST_BYTES = 512 << 20  # files of one owner
-PART_BYTES = 1 << 20  # of what is read at once
+PART_BYTES = 1 << 20  # bytes read at once
 OUT_OF_TIME, CANCELLED = 0, -1  # in place of an answer's status
 INPUT, OUTPUT = "batch", "batch_output"  # files' purposes
 
@@ -86,7 +87,7 @@ class BatchCounts(NamedTuple):
     cancelled: int
 
 
-Answer = tuple[str, int, str, int, bytes]  # batch, number, name, status, what was answered
+Answer = tuple[str, int, str, int, bytes]  # batch, number, name, status, body
 _ANSWER = "batch, number, name, status, COALESCE(answer, x'')"
 _BATCH = ", ".join(f"batches.{name}" for name in StoredBatch._fields)
 _FILE = ", ".join(StoredFile._fields)
@@ -99,6 +100,7 @@ class BatchStore:
         self._connection = sqlite3.connect(path, timeout=5.0, check_same_thread=False)
         self._connection.execute("PRAGMA journal_mode = WAL")
         self._connection.execute("PRAGMA synchronous = FULL")
+        claim_version(self._connection)
         self._connection.executescript(_SCHEMA)
 
     def close(self) -> None:
@@ -128,7 +130,7 @@ class BatchStore:
         return file
 
     def file(self, name: str, owner: str) -> StoredFile:
-        """Raises ApiError: somebody else's is none."""
+        """Return a file. Raises ApiError (404) if it belongs to another account."""
         row = self._connection.execute(
             f"SELECT {_FILE} FROM files WHERE id = ? AND owner = ?", (name, owner)
         ).fetchone()
@@ -142,8 +144,8 @@ class BatchStore:
         return b"" if row is None else bytes(row[0])
 
     def part(self, file: StoredFile, behind: int = 0) -> tuple[bytes, int]:
-        """Return a part of a file, and what to read the next part behind; 0: there is none. Answers are not kept twice: a batch's files are made of
-        them as they are read."""
+        """Return a part of a file, and where to continue; 0 at the end. Answers are stored once: a batch's files are made from them when they are
+        read."""
         if file.purpose != OUTPUT:
             return self.content(file), 0
         chosen = "SELECT id, output_file FROM batches WHERE owner = ? AND ? IN (output_file, error_file)"
@@ -159,8 +161,8 @@ class BatchStore:
         return bytes(found), 0
 
     def responses(self, batch: StoredBatch, behind: int = 0, position: int = 0) -> tuple[bytes, int, int]:
-        """Return some responses of a Workers AI batch, as members of a JSON array from a position on; what to read the next ones behind, 0 where
-        there are none; and the next one's position."""
+        """Return some responses of a Workers AI batch, as members of a JSON array from a position on; where to continue, 0 at the end; and the next
+        position."""
         found = bytearray()
         for _, number, name, status, answer in self.answers(batch.id, behind):
             found += b"," * (position > 0) + orjson.dumps(queued_response(position, name, status, answer))
@@ -206,7 +208,7 @@ class BatchStore:
         return batch
 
     def batch(self, name: str, owner: str) -> tuple[StoredBatch, BatchCounts]:
-        """Raises ApiError: somebody else's is none."""
+        """Return a batch. Raises ApiError (404) if it belongs to another account."""
         found = self._connection.execute(
             f"SELECT {_BATCH} FROM batches WHERE id = ? AND owner = ?", (name, owner)
         ).fetchone()
@@ -227,7 +229,8 @@ class BatchStore:
         return BatchCounts(*(value or 0 for value in row))
 
     def answers(self, batch: str, behind: int = 0) -> Iterable[Answer]:
-        """Yield those behind a request's number, in the order of asking. A batch has numbers in a row: they are read as they lie, and not sorted."""
+        """Yield the answers after a request's number, in the order of the requests. A batch has consecutive numbers: they are read in storage order,
+        without sorting."""
         first, last = self._connection.execute(
             "SELECT MIN(number), MAX(number) FROM requests WHERE batch = ?", (batch,)
         ).fetchone()
@@ -303,7 +306,7 @@ class BatchStore:
 
 
 def _line_of(batch: str, number: int, name: str, status: int, answer: bytes) -> tuple[str, bytes]:
-    """Return the file in which an answer is told, and as what; none tells what was cancelled."""
+    """Return the file that lists an answer, and its line; empty for a cancelled request, which no file lists."""
     if status == CANCELLED:
         return "", b""
     return "output" if 200 <= status < 300 else "error", written_line(f"{batch}.{number}", name, status, answer)
@@ -314,7 +317,7 @@ def _numbers(numbers: Iterable[int]) -> str:
 
 
 def batch_fields(batch: StoredBatch, counts: BatchCounts) -> Fields:
-    """Return a batch as OpenAI tells it."""
+    """Return a batch in OpenAI's form."""
     ended, faults = batch.ended_s, batch.faults
     status = (
         "failed" if faults is not None
@@ -338,7 +341,7 @@ def batch_fields(batch: StoredBatch, counts: BatchCounts) -> Fields:
 
 
 def file_fields(file: StoredFile) -> Fields:
-    """Return a file as OpenAI tells it."""
+    """Return a file in OpenAI's form."""
     return {
         "id": file.id, "object": "file", "bytes": file.num_bytes, "created_at": file.created_s, "expires_at": file.expires_s,
         "filename": file.name, "purpose": file.purpose, "status": "processed",

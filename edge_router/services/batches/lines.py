@@ -9,7 +9,7 @@ from pilotlight.wire.errors import ApiError, Dialect
 
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
 MOST_REQUESTS = 50_000  # of one batch, as OpenAI's
-MOST_FAULTS = 100  # told of one file
+MOST_FAULTS = 100  # errors reported for one file
 OUT_OF_TIME = "the request was not answered within the batch's time"
 
 Fields = dict[str, Any]
@@ -24,7 +24,7 @@ class AskedLine(NamedTuple):
 
 
 def read_lines(content: bytes, endpoint: str) -> tuple[list[AskedLine], list[Fields]]:
-    """Return a file's requests, and its faults as OpenAI tells them; where there are faults, nothing of the file is done."""
+    """Return a file's requests, and its errors in OpenAI's form; a file with errors is not processed."""
     lines: list[AskedLine] = []
     faults: list[Fields] = []
     names: set[str] = set()
@@ -85,7 +85,7 @@ def read_queued(fields: Fields, model: str) -> list[AskedLine]:
 
 
 def read_object(body: bytes) -> Fields:
-    """Raises ApiError for what is no JSON object."""
+    """Return a body's fields. Raises ApiError if it is not a JSON object."""
     try:
         fields = exact_loads(body)
     except orjson.JSONDecodeError as error:

@@ -1,8 +1,8 @@
-"""The queue of batches: answers waiting requests wherever the network has idle capacity, each account's in turn.
+"""The queue of batches: answers waiting requests wherever the network has idle capacity, account by account in turn.
 
-A request takes the way that any other takes, so it goes on elsewhere when a site dies, is held to its account's models, quotas and places, and is
-billed. Its usage record has the request's own name for its id: one that was answered by a router which was killed before it could keep the answer
-is asked again, and billed once. Capacity is idle at a site where nothing waits and few are at work; so whoever waits for an answer goes first.
+A request takes the normal path, so it continues elsewhere when a site dies, is bound to its account's models, quotas and data rules, and is billed.
+Its usage record has the request's own name as its id: a request whose router was killed before it stored the answer is sent again, and billed once. A
+site has idle capacity if nothing waits there and few requests are in progress, so interactive requests go first.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from pilotlight.edge_router.services.batches.batch_store import BatchStore, Stor
 from pilotlight.wire.credentials import Access, Key
 from pilotlight.wire.errors import ApiError
 
-IDLE_BELOW = 8  # requests at a site, whoever's
+IDLE_BELOW = 8  # requests in progress at a site, of all owners
 LOOK_EVERY_S = 0.5  # at sites' status, which is a second old
 SWEEP_EVERY_S = 60.0
 TRIES_OF_ERRORS = 3  # of a request that fails at sites that took it
@@ -40,7 +40,7 @@ log = logging.getLogger("pilotlight.batches")
 
 
 class BatchQueue:
-    """Run `run()` as a task; `close()` behind it."""
+    """Run `run()` as a task, and `close()` after it."""
 
     def __init__(self, path: Path, proxy: Proxy, access: Access, clock: Callable[[], float] = time.time) -> None:
         """`clock`: seconds since the epoch. Raises sqlite3.Error, OSError."""
@@ -97,7 +97,7 @@ class BatchQueue:
                 continue
 
     async def close(self) -> None:
-        """What is under way waits for the next router."""
+        """Stop. Requests in progress are left for the next router."""
         tasks = tuple(self._under_way.values())
         for task in tasks:
             task.cancel()
@@ -111,7 +111,7 @@ class BatchQueue:
                 request = await self.do(self.store.next_waiting, lane.owner, lane.model, lane.last)
             except ApiError:
                 raise
-            except Exception:  # a row that cannot be read costs its owner a minute, and nobody else anything
+            except Exception:  # an unreadable row delays its owner by a minute, and no other account
                 log.exception("the next request of %s for %s cannot be read", lane.owner, lane.model)
                 request = None
             if request is None:
@@ -182,14 +182,14 @@ class BatchQueue:
     def _head(self, batch: StoredBatch) -> Head:
         headers = [("content-type", "application/json")]
         if not batch.key and not batch.owner.startswith("anonymous"):
-            # A key that is not known is not kept; what stands for it has a prefix cache of its own, as the key has.
+            # An unknown key is not stored; its substitute has its own prefix cache, as the key has.
             headers.append(("authorization", f"Bearer batches-of-{batch.owner}"))
         head = Head("POST", batch.path, batch.path, headers)
         head.is_for_batch = True
         return head
 
     def _holder(self, batch: StoredBatch) -> Key | None:
-        """Return the key that the batch was made with, as it is now. Raises ApiError where it is none any more."""
+        """Return the key that created the batch, in its present state. Raises ApiError if it no longer exists."""
         if not batch.key:
             return self._access.key(None, "models") if self._access.is_required else None
         key = next((key for key in self._access.keys.values() if key.name == batch.key), None)
@@ -205,7 +205,7 @@ class _Lane:
     def __init__(self, owner: str, model: str) -> None:
         self.owner = owner
         self.model = model
-        self.last = 0  # the number of the request that was begun last
+        self.last = 0  # the number of the last request that was started
         self.turn = 0  # when that was
         self.num_open = 0
         self.is_empty = False
@@ -238,6 +238,9 @@ class BatchAnswer:
     async def write(self, batch: bytes) -> None:
         raise AssertionError("no stream begins")
 
+    def write_now(self, batch: bytes) -> bool:
+        raise AssertionError("no stream begins")
+
     async def end_stream(self) -> None:
         raise AssertionError("no stream begins")
 
@@ -247,7 +250,7 @@ class BatchAnswer:
             self._task.cancel()
 
     def look(self, now: float, awake_since: float) -> None:
-        """It keeps nobody waiting."""
+        """Do nothing: a batch's request never waits for a reader."""
 
 
 def _is_idle(backend: Backend) -> bool:

@@ -133,7 +133,7 @@ class _Asked:
         self._query = {name: values[-1] for name, values in query.items()}
 
     async def answer(self) -> Fields | StoredFile | StoredBatch:
-        """Return what is told, or the file whose content is, or the batch whose responses are. Raises ApiError."""
+        """Return the fields to send, or the file whose content to send, or the batch whose responses to send. Raises ApiError."""
         method = self._head.method
         if "model" in self._found:
             return await self._run()
@@ -252,7 +252,7 @@ class _Asked:
         return batch
 
     async def _page(self, items: list[Item], tell: Callable[[Item], Fields]) -> Fields:
-        """Tell a page of what is listed, each in the store's thread."""
+        """Return a page of a list; each item is converted in the store's thread."""
         after, limit = self._query.get("after"), self._query.get("limit", "20")
         if not (limit.isascii() and limit.isdigit() and 1 <= int(limit[:6]) <= 10_000):
             raise ApiError("invalid_request", "limit must be a number from 1 to 10000", param="limit")

@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pilotlight.engine.api.errors import CheckpointError
 from pilotlight.engine.description.decoder_config import (
     DecoderConfig,
     LayerKind,
@@ -12,8 +11,9 @@ from pilotlight.engine.description.decoder_config import (
     refuse_unless,
     text_keys,
 )
+from pilotlight.engine.description.families.dense_decoders import layers_that_turn
 from pilotlight.engine.description.rotary_scaling import read_rotary_rule
-from pilotlight.engine.description.shapes import NO_IMAGES, ExpertsShape, ImageBytes
+from pilotlight.engine.description.shapes import NO_IMAGES, AttentionShape, ExpertsShape, ImageBytes
 from pilotlight.engine.description.tensor_sizes import WeightShape, experts, gated, router
 from pilotlight.engine.description.vision_config import ENCODED_BYTES, TiledVision
 from pilotlight.engine.weights.config import flag, layer_numbers, number, positive_int, positive_number
@@ -23,12 +23,16 @@ from pilotlight.engine.weights.config import flag, layer_numbers, number, positi
 class Llama4Config(DecoderConfig):
     attention_bias: bool
     qk_norm: bool
-    temperature: tuple[float, float] | None  # of queries that do not turn: tokens to a step, and its weight
+    temperature: tuple[float, float, float] | None  # of queries that do not turn, as DenseConfig has it
     intermediate_size: int  # of dense layers
     experts: ExpertsShape
     top_k: int
     sparse_layers: frozenset[int]
     vision: TiledVision | None
+
+    def attention(self, layer: int) -> AttentionShape:
+        shape = DecoderConfig.attention(self, layer)
+        return shape._replace(is_interleaved=True, turns_first=True, is_tempered=shape.rotary is None)
 
     def layer_weights(self, layer: int, name: str) -> list[WeightShape]:
         hidden, forward, bias = self.hidden_size, f"{name}.feed_forward", self.attention_bias
@@ -68,7 +72,9 @@ def parse_config(config: Mapping[str, Any]) -> Llama4Config:
         default_eps=1e-5,
         attention_bias=flag(text, "attention_bias", False),
         qk_norm=flag(text, "use_qk_norm", True),
-        temperature=(positive_number(text, "floor_scale", 8192.0), number(text, "attn_scale", 0.1)) if tuned else None,
+        temperature=(positive_number(text, "floor_scale", 8192.0), number(text, "attn_scale", 0.1), 1.0)
+        if tuned
+        else None,
         intermediate_size=positive_int(text, "intermediate_size_mlp", 16384),
         experts=ExpertsShape(
             num_experts, positive_int(text, "hidden_size"), positive_int(text, "intermediate_size", 8192)
@@ -82,12 +88,7 @@ def parse_config(config: Mapping[str, Any]) -> Llama4Config:
 def _layers(config: Mapping[str, Any], num_layers: int) -> tuple[LayerKind, ...]:
     """Layers that turn their queries and keys attend within chunks, which keep no more than a window of a chunk's length."""
     chunk = positive_int(config, "attention_chunk_size", 8192)
-    interval = positive_int(config, "no_rope_layer_interval", 4)
-    turns = config.get("no_rope_layers") or [int((i + 1) % interval != 0) for i in range(num_layers)]
-    if not isinstance(turns, list) or len(turns) < num_layers:
-        raise CheckpointError(
-            f"config.json has no_rope_layers = {turns!r}; it must be a list of {num_layers}: 1 for a layer that turns"
-        )
+    turns = layers_that_turn(config, num_layers)
     types = ["chunked_attention" if turns[i] else "full_attention" for i in range(num_layers)]
     refuse_unless(config, "layer_types", types, None)
     return tuple(LayerKind(chunk, is_chunked=True) if turns[i] else LayerKind(rotary=None) for i in range(num_layers))

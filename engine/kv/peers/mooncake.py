@@ -22,7 +22,7 @@ class TransferEngine:
         try:
             from mooncake.engine import TransferEngine as Engine
         except ImportError as error:
-            raise PeerError(f"Mooncake cannot be used: {error}; pip install 'pilotlight[mooncake]'") from None
+            raise PeerError(f"Mooncake cannot be used: {error}; pip install 'pilotlight-inference[mooncake]'") from None
         self._engine: Any = Engine()
         if self._engine.initialize(host, "P2PHANDSHAKE", "tcp", ""):
             raise PeerError(f"Mooncake has no way to move blocks by tcp at {host}")

@@ -41,9 +41,10 @@ class PrefixLookup:
         self._shares_prefixes = shares_prefixes
 
     def num_sharable(self, sequence: Sequence) -> int:
-        """Count the blocks that may be another sequence's, short of the last token: its logits are needed, so it is computed even when its block is
-        cached."""
-        return (len(sequence.token_ids) - 1) // self._groups.block_size
+        """Count the blocks that may be another sequence's, short of the tokens whose logits are needed, at least the last: these are computed even
+        when their blocks are cached."""
+        last, needed = len(sequence.token_ids) - 1, sequence.first_needed_token
+        return (last if needed is None else min(last, needed)) // self._groups.block_size
 
     def names_elsewhere(self, sequence: Sequence) -> list[bytes]:
         """Return the names of what the sequence's last token sees and neither the device nor the host tier has, the head of the chain first."""
@@ -85,7 +86,7 @@ class PrefixLookup:
 
     def _sharable(self, sequence: Sequence) -> list[bytes]:
         """Return the hashes of the blocks in which a prefix may lie."""
-        if sequence.needs_every_token or not self._shares_prefixes:
+        if not self._shares_prefixes or not self.num_sharable(sequence):
             return []
         size = self._groups.block_size
         extend_chain(sequence.block_hashes, sequence.chain_root, sequence.token_ids, size, sequence.images)

@@ -18,10 +18,11 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from pilotlight.engine.kv.store.store_tier import StoreError, open_member, own_address
+from pilotlight.support.service_manager import notify_ready, notify_stopping
 
 _START_S = 20.0
 _POLL_S = 0.5
-_PACKAGE = "pip install 'pilotlight[mooncake]'"
+_PACKAGE = "pip install 'pilotlight-inference[mooncake]'"
 
 
 def main() -> None:
@@ -44,6 +45,7 @@ def serve(address: str, segment_bytes: int) -> None:
         stack.callback(lambda: _stop(master))
         store = open_member(address, own, segment_bytes)
         print(f'The KV store is ready: kv_store = "{address}" in the [engine] of site files', flush=True)
+        notify_ready(f"listening on {address}")
         try:
             while True:
                 time.sleep(_POLL_S)
@@ -51,6 +53,7 @@ def serve(address: str, segment_bytes: int) -> None:
                     print(f"Mooncake's master ended with {master.returncode}; it is started again", flush=True)
                     master = _start_master(address)
         except (KeyboardInterrupt, SystemExit):
+            notify_stopping()
             store.close()  # while there is a master that wants to know
 
 

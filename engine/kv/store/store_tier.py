@@ -117,7 +117,7 @@ def open_member(master: str, own: str, segment_bytes: int) -> Any:
     try:
         from mooncake.store import MooncakeDistributedStore
     except ImportError as error:
-        raise StoreError(f"Mooncake cannot be used: {error}; pip install 'pilotlight[mooncake]'") from None
+        raise StoreError(f"Mooncake cannot be used: {error}; pip install 'pilotlight-inference[mooncake]'") from None
     _require_answer(master, own)
     store = MooncakeDistributedStore()
     if code := store.setup(own, "P2PHANDSHAKE", segment_bytes, _PACKAGE_BUFFER_BYTES, "tcp", "", master):

@@ -107,7 +107,7 @@ def main(words: Sequence[str]) -> None:
     except (EOFError, BrokenPipeError):
         pass  # the first rank is gone
     except ImportError as error:
-        channel.send(PlacingFailed(f"{error}: pip install 'pilotlight[cluster]'"))
+        channel.send(PlacingFailed(f"{error}: pip install 'pilotlight-inference[cluster]'"))
     except Exception as error:
         logging.getLogger(__name__).exception("ranks cannot be placed")
         channel.send(PlacingFailed(f"Ray cannot place ranks: {error}"))

@@ -35,6 +35,11 @@ class AnswerFormat:
         named = next((each for each in FORMATS if each.name == tool_format), None)
         return cls(tokenizer, named or tool_format_of(template), think_tags_of(template))
 
+    @property
+    def can_reason(self) -> bool:
+        """Tell whether its answers may have reasoning."""
+        return self._think is not None or self._frames_all
+
     def thinking_after(self, prompt: Sequence[int], continued: str | None = None) -> Thinking:
         """Return where a prompt leaves the reasoning. `continued`: the text of the message that the answer goes on with."""
         if self._think is None:

@@ -57,6 +57,10 @@ class WeightFormat(ABC):
     def stays_packed(self, device: torch.device) -> bool:
         """Tell whether kernels of the device decode such weights while they read them. Elsewhere they are unpacked once, when they are loaded."""
 
+    def lies_as_stored(self) -> bool:
+        """Tell whether what stays packed has the stored bytes, for the most part: a checkpoint's own pages can be it. Else each load arranges it."""
+        return False
+
     @abstractmethod
     def holds(self, index: Index, name: str) -> bool:
         """Tell whether the checkpoint has this matrix, or stack of matrices, in the format."""

@@ -26,7 +26,7 @@ _LOOK_S = 0.1
 def ray_head(address: str | None = None, port: int = PORT) -> Iterator[str]:
     """Run it, and yield its HOST:PORT. `address`: of this machine, as others reach it. Raises CliError."""
     if importlib.util.find_spec("ray") is None:
-        raise CliError("Ray is not installed: pip install 'pilotlight[cluster]'")
+        raise CliError("Ray is not installed: pip install 'pilotlight-inference[cluster]'")
     address = address or own_address()
     with socket.socket() as probe:
         if probe.connect_ex((address, port)) == 0:

@@ -122,6 +122,7 @@ def test_whatever_is_sent_is_taken_or_refused_with_a_place(endpoint: str, change
     assert len(said) > len(place)
 
 
+@pytest.mark.process
 def test_good_bodies_load_nothing_that_explains_bad_ones() -> None:
     good = [
         (endpoint, over(BASES[endpoint], change)) for endpoint, table in TABLES.items() for change in dict(table)["ok"]

@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import asdict, replace
 
 from pilotlight.edge_router.backends.backend import EJECT_AFTER, EJECTED_MAX_S, EJECTED_S, Backend
-from pilotlight.edge_router.backends.discovery import static_backends
+from pilotlight.edge_router.backends.discovery import Discovery
 from pilotlight.edge_router.backends.health import (
     HealthMonitor,
     ProbeError,
@@ -39,7 +39,7 @@ class Probes:
     def __init__(self) -> None:
         self.clock = Clock()
         net = network({"ams1": "http://127.0.0.1:1"}, health=asdict(HEALTH))
-        self.backend: Backend = static_backends(net, self.clock)["ams1"]
+        self.backend: Backend = Discovery(net, self.clock).backends["ams1"]
         self.sequence = 0
         self.slept: list[float] = []
         self.chance = 0.5
@@ -247,7 +247,7 @@ async def test_of_thousands_of_sites_a_thousand_are_asked_in_a_second() -> None:
         await waiting.wait()
 
     net = network({f"s{i}": f"http://127.0.0.1:{i + 1}" for i in range(5000)}, health=asdict(HEALTH))
-    backends = static_backends(net, Clock()).values()
+    backends = Discovery(net, Clock()).backends.values()
     task = asyncio.create_task(HealthMonitor(backends, fetch, HEALTH, Clock(), sleep, lambda: 0.5).run())
     while len(slept) < 5000:
         await asyncio.sleep(0)
@@ -263,7 +263,7 @@ async def test_a_site_whose_status_cannot_be_taken_in_keeps_no_other_from_being_
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     net = network({"ams1": "http://127.0.0.1:1", "iad1": "http://127.0.0.1:2"}, health=asdict(HEALTH))
-    backends, asked, both = static_backends(net, Clock()), Counter[str](), asyncio.Event()
+    backends, asked, both = Discovery(net, Clock()).backends, Counter[str](), asyncio.Event()
 
     def raises(status: object, asked_at: float) -> None:
         raise ZeroDivisionError("of what it published")
@@ -276,7 +276,7 @@ async def test_a_site_whose_status_cannot_be_taken_in_keeps_no_other_from_being_
 
     monkeypatch.setattr(backends["ams1"], "answered", raises)
     monitor = HealthMonitor(backends.values(), fetch, HEALTH, Clock(), lambda seconds: asyncio.sleep(0))
-    async with background.running(monitor.run, "probes"), asyncio.timeout(20):
+    async with background.running(monitor.run, "probes"), asyncio.timeout(60):
         await both.wait()
     assert (backends["ams1"].state, backends["iad1"].state) == ("unhealthy", "healthy")
     assert "of what it published" in caplog.text
@@ -341,6 +341,7 @@ def test_the_estimate_falls_at_once_and_rises_slowly() -> None:
     assert trip.ms == pytest.approx(50.0, abs=0.1)
 
 
+@pytest.mark.process
 async def test_only_a_new_connection_costs_a_second_round_trip() -> None:
     async with (
         sites("ams1") as [site],
@@ -370,7 +371,7 @@ def test_a_site_status_without_aliases_is_still_read() -> None:
 
 def test_a_site_that_declines_corrects_what_is_known_of_its_queue_and_of_what_was_sent_before() -> None:
     clock = Clock()
-    backend = static_backends(network({"ams1": "http://127.0.0.1:1"}), clock)["ams1"]
+    backend = Discovery(network({"ams1": "http://127.0.0.1:1"}), clock).backends["ams1"]
     backend.declined("ember", 700, clock())  # nothing was known of it: nothing is to be corrected
     assert backend.view().status is None
     backend.answered(site_status("ams1", models=(model_status(), model_status("other", queued_tokens=5))), clock())
@@ -390,7 +391,7 @@ def test_a_site_that_declines_corrects_what_is_known_of_its_queue_and_of_what_wa
 def test_a_decline_does_not_make_what_is_known_of_a_site_older() -> None:
     """Its request may have been sent long before: a body of many images takes seconds, and probes go on meanwhile."""
     clock = Clock()
-    backend = static_backends(network({"ams1": "http://127.0.0.1:1"}), clock)["ams1"]
+    backend = Discovery(network({"ams1": "http://127.0.0.1:1"}), clock).backends["ams1"]
     backend.answered(site_status("ams1", 1), clock())
     with backend.inflight(100) as ticket:
         clock.advance(HEALTH.stale_after_s)

@@ -6,7 +6,7 @@ import pytest
 from aiohttp import web
 
 from pilotlight.edge_router.backends.backend import Backend
-from pilotlight.edge_router.backends.discovery import static_backends
+from pilotlight.edge_router.backends.discovery import Discovery
 from pilotlight.edge_router.backends.lateness import HALF_LIFE_S, TOLERANCE, Lateness
 from pilotlight.edge_router.routing.cost import CostPolicy
 from pilotlight.edge_router.routing.views import RouteRequest
@@ -17,7 +17,7 @@ from tests.edge_router.fakes import sites as fake_sites
 
 def sites() -> tuple[Clock, Backend, Backend]:
     clock = Clock()
-    backends = static_backends(network({"ams1": "http://127.0.0.1:1", "iad1": "http://127.0.0.1:2"}), clock)
+    backends = Discovery(network({"ams1": "http://127.0.0.1:1", "iad1": "http://127.0.0.1:2"}), clock).backends
     for name, rtt_ms in (("ams1", 1.0), ("iad1", 90.0)):
         backends[name].answered(site_status(name), clock())
         backends[name].round_trip.observe(rtt_ms)
@@ -125,6 +125,7 @@ def test_a_refusal_is_no_answer_to_those_that_wait() -> None:
         assert site.view().lateness_ms > 0
 
 
+@pytest.mark.process
 async def test_a_router_sees_what_a_site_owes_it_whatever_the_site_publishes() -> None:
     async def when_told(site: FakeSite, request: web.Request) -> web.StreamResponse:
         await site.go_on.wait()
@@ -132,7 +133,7 @@ async def test_a_router_sees_what_a_site_owes_it_whatever_the_site_publishes() -
         await response.write(event(0) + DONE)
         return response
 
-    async with fake_sites("ams1") as [site], router([site]) as running, asyncio.timeout(10):
+    async with fake_sites("ams1") as [site], router([site]) as running, asyncio.timeout(60):
         site.behave = when_told
         backend = running.proxy.selector.backends["ams1"]
 

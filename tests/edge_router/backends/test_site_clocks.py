@@ -37,6 +37,7 @@ def test_only_who_has_the_secret_tells_the_time_and_only_in_answer_to_one_reques
         assert told_clock(damaged, SECRET, "ams1", "id") is None
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("ahead_s", [-3600.0, 180.0])
 async def test_a_site_with_another_clock_serves_and_the_log_says_by_how_much(
     ahead_s: float, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

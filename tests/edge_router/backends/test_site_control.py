@@ -13,6 +13,8 @@ from pilotlight.edge_router.backends.site_control import SiteAnswer, SiteControl
 from pilotlight.wire.hop.hints import WAKE_PATH, WakeHint
 from tests.edge_router.fakes import FakeSite, answer, hang, sites
 
+pytestmark = pytest.mark.process
+
 SECRET = "a secret of these tests"
 
 

@@ -19,6 +19,8 @@ from pilotlight.wire.hop.hints import WAKE_PATH
 from tests.edge_router.builders import model_status, view
 from tests.edge_router.fakes import FakeSite, Router, hang, reset_before_first_byte, router, sites, stream_of
 
+pytestmark = pytest.mark.process
+
 ASLEEP = {"models": (model_status(residency="host", wake_ms=200.0),)}
 BUSY = {"models": (model_status(queued_tokens=1000, prefill_tokens_per_s=10_000.0),)}  # 100 ms behind
 

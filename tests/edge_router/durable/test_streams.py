@@ -37,6 +37,8 @@ from tests.edge_router.fakes import (
     stream_of,
 )
 
+pytestmark = pytest.mark.process
+
 ALICE, BOB = {"authorization": "Bearer alice"}, {"authorization": "Bearer bob"}
 DURABLE = {"stream_options": {"durable": True, "include_usage": True}}
 HEAD = Head("POST", "/v1/chat/completions", "/v1/chat/completions", [])
@@ -117,7 +119,7 @@ async def test_an_ordinary_stream_still_ends_with_its_client() -> None:
         assert "x-pilotlight-stream" not in response.headers
         assert b"stream_options" not in fakes[0].bodies[-1]
         response.close()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             await running.until(lambda: fakes[0].active == 0)
 
 
@@ -162,7 +164,7 @@ async def test_a_stream_that_is_stopped_frees_its_site_and_tells_who_reads_along
         async with running.http.delete(f"{running.url}/streams/{name}", headers=ALICE) as stopped:
             assert (stopped.status, await stopped.read()) == (204, b"")
         assert b'"aborted"' in await response.read()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             await running.until(lambda: fakes[0].active == 0)
         assert (await read_again(running, name))[0] == 404
         assert running.counted("pilotlight_router_requests_total", site="", outcome="stopped") == 1
@@ -196,7 +198,7 @@ async def test_a_drain_waits_for_recordings_and_tells_those_it_cuts() -> None:
         assert await response.content.readany()
         await running.proxy.drain(0.1)
         assert b'"draining"' in await response.read()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             await running.until(lambda: fakes[0].active == 0)
 
 

@@ -42,7 +42,7 @@ class Client:
 
     async def _receive(self) -> Any:
         self.num_asked += 1
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not self.messages:
                 self._more.clear()
                 await self._more.wait()
@@ -68,7 +68,7 @@ async def looked_at(client: Client, work: Coroutine[Any, Any, Any], *looks: Look
         for _ in range(4):
             await asyncio.sleep(0)
         look(client.downstream, began)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         return await task
 
 

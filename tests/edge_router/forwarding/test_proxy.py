@@ -23,6 +23,8 @@ from tests.edge_router.fakes import (
     stream_of,
 )
 
+pytestmark = pytest.mark.process
+
 
 async def test_a_stream_passes_through_byte_for_byte_with_the_decision_in_a_header() -> None:
     async with sites("ams1") as fakes, router(fakes) as running:

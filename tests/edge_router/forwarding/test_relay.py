@@ -84,6 +84,7 @@ def delivered(log: DeliveryLog) -> Delivery:
     return decode_delivery(log.delivery()) if log.delivery() else NOTHING_DELIVERED
 
 
+@pytest.mark.long
 @settings(max_examples=60, deadline=None)
 @given(PIECES, st.integers(1, 40))
 def test_a_stream_lost_at_any_byte_is_told_once_and_whole(pieces: list[Piece], chunk: int) -> None:

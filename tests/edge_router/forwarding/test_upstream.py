@@ -143,7 +143,7 @@ class Attempt:
 
     async def response(self, *pieces: bytes | None) -> UpstreamResponse:
         await self.hears(*pieces)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             response = await self.task
         assert not self.upstream.silence.watched - {response}, "an attempt that is over is waited for no more"
         return response
@@ -484,3 +484,37 @@ async def test_connections_that_have_waited_too_long_are_looked_for_with_all_tha
     attempt.upstream.look(0.0, NEVER)
     assert swept
     assert (await attempt.response(whole(b""))).status == 200
+
+
+async def test_events_are_forwarded_as_they_come_until_one_needs_the_task() -> None:
+    attempt = Attempt()
+    response = await attempt.response(*streaming(attempt))
+    forwarded: list[bytes] = []
+    room = 2
+
+    def forward(data: bytes) -> bool:
+        if len(forwarded) == room:
+            return False
+        forwarded.append(data)
+        return True
+
+    with response:
+        await anext(response)
+        response.forward_by(forward)
+        waiting = asyncio.ensure_future(anext(response))
+        await attempt.settle()
+        for number in range(2):
+            attempt.connection.data_received(chunk(b":pl [0,[%d]]\ndata: %d\n\n" % (number, number)))
+            assert forwarded[-1] == b"data: %d\n\n" % number
+        await attempt.settle()
+        assert not waiting.done()
+        attempt.connection.data_received(chunk(b":pl [0,[2]]\ndata: 2\n\n"))  # the client has no room
+        attempt.connection.data_received(chunk(b":pl [0,[3]]\ndata: 3\n\n"))
+        assert await waiting == [Forward(b"data: 2\n\n")]
+        room = 9
+        ending = asyncio.ensure_future(anext(response))
+        await attempt.hears(chunk(DONE), b"0\r\n\r\n")
+        assert forwarded[2:] == [b"data: 3\n\n"]
+        last = await ending
+        assert [type(each) for each in last] == [Forward, StreamDone]
+    assert attempt.log.num_tokens == 5

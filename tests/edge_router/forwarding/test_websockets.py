@@ -12,6 +12,8 @@ from pilotlight.wire.http.websocket import WebSocketClose
 from tests.edge_router.fakes import FakeSite, FirstThen, answer, refuse, reset_before_first_byte, router, sites
 from tests.edge_router.raw import wire
 
+pytestmark = pytest.mark.process
+
 ASK = (
     b"GET /fn/f/ws HTTP/1.1\r\nhost: localhost\r\nconnection: keep-alive, Upgrade\r\nupgrade: websocket\r\n"
     b"sec-websocket-version: 13\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
@@ -60,12 +62,12 @@ async def test_messages_pass_in_both_directions_and_so_does_the_close() -> None:
             assert "site=ams1" in socket._response.headers["x-pilotlight-route"]
             for size in (0, 1, 70_000, 3_000_000):
                 await socket.send_bytes(b"b" * size)
-                assert await socket.receive_bytes(timeout=10) == b"b" * size
+                assert await socket.receive_bytes(timeout=60) == b"b" * size
             assert running.counted("pilotlight_router_sockets") == 1
             assert running.counted("pilotlight_router_tries_total", site="ams1", result="answered") == 1
             assert running.counted("pilotlight_router_requests_total", site="ams1", outcome="ok") == 1
             await socket.send_str("close")
-            assert (await socket.receive(timeout=10)).type is WSMsgType.CLOSE
+            assert (await socket.receive(timeout=60)).type is WSMsgType.CLOSE
             assert socket.close_code == 4002
         assert fakes[0].seen[0].path_qs == "/fn/f/ws?a=b"
         await running.until(lambda: running.counted("pilotlight_router_sockets") == 0)
@@ -130,9 +132,9 @@ async def test_the_router_is_an_asgi_application_to_any_server() -> None:
             async with running.http.ws_connect(running.url + "/fn/f/ws", protocols=("chat",)) as socket:
                 assert socket.protocol == "chat"
                 await socket.send_str("hello")
-                assert await socket.receive_str(timeout=10) == "hello"
+                assert await socket.receive_str(timeout=60) == "hello"
                 await socket.send_str("close")
-                assert (await socket.receive(timeout=10)).type is WSMsgType.CLOSE
+                assert (await socket.receive(timeout=60)).type is WSMsgType.CLOSE
                 assert socket.close_code == 4002
             fakes[0].behave = answer(403, {"no": "entry"})
             with pytest.raises(WSServerHandshakeError) as refused:
@@ -162,7 +164,7 @@ async def test_a_silent_site_is_given_up(monkeypatch: pytest.MonkeyPatch) -> Non
         monkeypatch.setattr("pilotlight.wire.http.websocket.PING_S", 0.05)
         monkeypatch.setattr("pilotlight.wire.http.websocket.LOST_S", 0.4)
         socket = await running.http.ws_connect(running.url + "/fn/f/ws")
-        message = await socket.receive(timeout=10)
+        message = await socket.receive(timeout=60)
         assert (message.type, message.data, message.extra) == (WSMsgType.CLOSE, 1011, "the site ams1 was lost")
         fakes[0].go_on.set()
 
@@ -189,7 +191,7 @@ async def test_the_end_of_the_router_ends_the_sockets() -> None:
                 await running.http.ws_connect(running.url + "/fn/f/ws")
             assert refused.value.status == 503
             running.tunnels.end()
-            assert (await socket.receive(timeout=10)).type is WSMsgType.CLOSE
+            assert (await socket.receive(timeout=60)).type is WSMsgType.CLOSE
             assert socket.close_code == 1012
             await running.until(lambda: not running.server.connections)
 
@@ -288,7 +290,7 @@ async def ended(site: Site, *said: dict[str, Any]) -> tuple[str, list[dict[str, 
     async def send(message: Any) -> None:
         told.append(message)
 
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         return await Tunnel("ams1", cast("Any", site), cast("Any", receive), cast("Any", send), 0.05).run(), told
 
 

@@ -143,6 +143,7 @@ def test_what_cannot_be_used_stops_the_start_with_the_reason(tmp_path: Path) -> 
         parse(NetworkConfig, {**values, "clients": {"front_ends": ["10.0.0.1/8"]}}, "network.toml")
 
 
+@pytest.mark.process
 async def test_a_request_goes_to_the_site_nearest_to_where_its_address_stands(tmp_path: Path) -> None:
     file = write(tmp_path / "city.mmdb", {"127.0.0.0/8": WASHINGTON, "192.0.2.0/24": AMSTERDAM})
     tables = {"clients": {"front_ends": [], "geo_database": str(file)}}

@@ -13,6 +13,8 @@ from pilotlight.wire.hop.data_sites import DATA_SITES
 from tests.edge_router.builders import model_status, network
 from tests.edge_router.fakes import FirstThen, continued_stream, last_error, reset_it, router, sites
 
+pytestmark = pytest.mark.process
+
 KEYS = [{"name": name, "key_sha256": hashlib.sha256(name.encode()).hexdigest()} for name in ("acme", "bob")]
 ACME, BOB = ({"authorization": f"Bearer {name}"} for name in ("acme", "bob"))
 ONLY_IAD: dict[str, Any] = {"keys": KEYS, "accounts": [{"name": "acme", "data": {"sites": ["iad1"]}}]}
@@ -93,7 +95,7 @@ def test_a_place_that_is_none_of_the_networks_stops_the_start() -> None:
     for data, why in (
         ({"sites": ["ams2"]}, "the site 'ams2'"),
         ({"regions": ["eu"]}, "the region 'eu'"),
-        ({}, "may go nowhere"),
+        ({}, "names no site"),
     ):
         with pytest.raises(ConfigError, match=why):
             network({"ams1": "http://x:1"}, accounts=[{"name": "a", "data": data}])

@@ -42,6 +42,8 @@ from pilotlight.wire.hop.status import FunctionsStatus
 from tests.asgi import Exchange, call
 from tests.edge_router.builders import network
 
+pytestmark = pytest.mark.process
+
 TOKEN = {"authorization": "Bearer token"}
 
 

@@ -27,6 +27,8 @@ from tests.fakes import FakeLauncher, write_model_directory
 from tests.runtime.conftest import site_config
 from tests.uploads import FORM, TINY, adapter_files, form
 
+pytestmark = pytest.mark.process
+
 PATH = "/client/v4/accounts/acc1/ai/finetunes"
 ANN, BOB = {"authorization": "Bearer key-of-ann"}, {"authorization": "Bearer key-of-bob"}
 
@@ -52,13 +54,13 @@ class ServedSite(FakeSite):
         self._stop = asyncio.Event()
         served = serve_app(app, bind("127.0.0.1", self.port), stop=self._stop, on_ready=ready.set_result)
         self._server = asyncio.create_task(served)
-        self.port = int((await asyncio.wait_for(ready, 10)).rpartition(":")[2])
+        self.port = int((await asyncio.wait_for(ready, 60)).rpartition(":")[2])
 
     async def stop(self) -> None:
         self._stop.set()
         server, self._server = self._server, None
         if server is not None:
-            await asyncio.wait_for(server, 20)
+            await asyncio.wait_for(server, 60)
 
     @property
     def ids(self) -> set[str]:
@@ -211,7 +213,7 @@ async def test_a_name_is_an_accounts_once_in_the_whole_network(tmp_path: Path) -
     async with network(tmp_path) as (running, sites):
         await create(running)
         (holder,) = [name for name, site in sites.items() if [*site.kept.rglob(RECORD)]]
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while await listed(running) != ["tone"]:
                 await asyncio.sleep(0.01)
         running.proxy.selector.backends[holder].cordon(True)

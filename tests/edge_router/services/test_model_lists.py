@@ -10,6 +10,8 @@ from tests.edge_router.builders import model_status
 from tests.edge_router.fakes import Behaviour, FakeSite, answer, hang, refuse, reset_before_first_byte, router, sites
 from tests.edge_router.metering.test_usage_report import ACME, BOB, metered
 
+pytestmark = pytest.mark.process
+
 SEARCH = "/client/v4/accounts/a/ai/models/search"
 LISTS = ("/v1/models", "/ai/v1/models", "/client/v4/accounts/a/ai/v1/models")
 PRICE = {"prompt": "0.000001", "input_cache_read": "0.0000005", "completion": "0.000003", "currency": "USD"}

@@ -20,11 +20,10 @@ from load_tests.postgres import Postgres
 from pilotlight.edge_router.app import build_app
 from pilotlight.edge_router.services import shared_responses
 from pilotlight.edge_router.services.shared_responses import PostgresResponses
-from pilotlight.response_store import storage
 from pilotlight.response_store.kept_responses import KeptResponse, failed_event
 from pilotlight.response_store.response_database import RetentionPolicy
 from pilotlight.response_store.response_rows import EXPIRES_S
-from pilotlight.response_store.storage import ResponseStore
+from pilotlight.response_store.storage import ResponseStore, Timings
 from pilotlight.sites.config import ConfigError
 from pilotlight.wire.errors import ApiError
 from pilotlight.wire.sse import EventDecoder
@@ -42,20 +41,13 @@ def server(postgres: Postgres) -> Postgres:
     return without_responses(postgres)
 
 
-@pytest.fixture(autouse=True)
-def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, seconds in (
-        ("TELL_EVERY_S", 0.02),
-        ("SEEN_EVERY_S", 0.1),
-        ("FOLLOW_EVERY_S", 0.02),
-        ("TRY_AGAIN_S", 0.05),
-    ):
-        monkeypatch.setattr(storage, name, seconds)
+OFTEN = Timings(progress_s=0.02, presence_s=0.1, follow_s=0.02, retry_s=0.05)
 
 
 @asynccontextmanager
-async def opened(server: Postgres, max_bytes: int = 1 << 30) -> AsyncIterator[ResponseStore]:
-    store = ResponseStore(RetentionPolicy(Path("nowhere"), max_bytes, 30 * DAY_S), PostgresResponses(server.url))
+async def opened(server: Postgres, max_bytes: int = 1 << 30, **timings: float) -> AsyncIterator[ResponseStore]:
+    policy = RetentionPolicy(Path("nowhere"), max_bytes, 30 * DAY_S)
+    store = ResponseStore(policy, PostgresResponses(server.url), OFTEN._replace(**timings))
     try:
         yield store
     finally:
@@ -292,11 +284,10 @@ async def test_routers_that_write_at_once_lose_nothing_of_conversations(server: 
 
 @pytest.mark.parametrize("fails", ["killed", "stopped"])
 async def test_a_database_that_is_away_costs_what_ends_meanwhile_and_nobody_waits_long(
-    server: Postgres, fails: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    server: Postgres, fails: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(storage, "ANSWERS_WITHIN_S", 1.0)
     fail, mend = (server.kill, server.start) if fails == "killed" else (server.stop, server.go_on)
-    async with opened(server) as a, opened(server) as b:
+    async with opened(server, answer_s=1.0) as a, opened(server, answer_s=1.0) as b:
         assert await a.keep(response("before"))
         made = await begun(a, "made")
         assert await status_of(b, "made") == "in_progress"
@@ -320,8 +311,8 @@ async def test_a_database_that_is_away_costs_what_ends_meanwhile_and_nobody_wait
             assert made.fields["status"] == "completed", "who reads it here is told"
         finally:
             await asyncio.to_thread(mend)
-        monkeypatch.setattr(storage, "ANSWERS_WITHIN_S", 30.0)
-        monkeypatch.setattr(storage, "FAILING_WITHIN_S", 30.0)
+        for store in (a, b):
+            store.timings = store.timings._replace(answer_s=30.0, answer_after_fault_s=30.0)
         assert await a.keep(response("after"))
         assert await status_of(b, "after") == "completed"
         await a.settle(made)
@@ -358,11 +349,8 @@ async def test_a_database_that_is_full_is_read_and_said_once_to_be_full(
         assert a.fault is None
 
 
-async def test_a_router_that_has_been_failing_knows_by_itself_when_its_database_is_back(
-    server: Postgres, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(storage, "FAILING_WITHIN_S", 0.0)
-    async with opened(server) as a:
+async def test_a_router_that_has_been_failing_knows_by_itself_when_its_database_is_back(server: Postgres) -> None:
+    async with opened(server, answer_after_fault_s=0.0) as a:
         assert await a.keep(response("before"))
         await asyncio.to_thread(server.kill)
         assert not await a.keep(response("lost"))
@@ -409,7 +397,7 @@ async def test_who_writes_does_so_alone(server: Postgres, monkeypatch: pytest.Mo
         for store in (a, b):
             assert await store.keep(response("before"))
             await stop(store)
-        writing = asyncio.create_task(a._database.run(lambda _: goes_on.wait(30), 30.0, is_write=True))
+        writing = asyncio.create_task(a._database.run(lambda _: goes_on.wait(60), 30.0, is_write=True))
         await until(
             partial(asyncio.to_thread, ask, server, "SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND granted")
         )
@@ -422,13 +410,11 @@ async def test_who_writes_does_so_alone(server: Postgres, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("leaves", [False, True])
-async def test_work_that_nobody_waits_for_any_more_holds_up_no_other(
-    server: Postgres, leaves: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_work_that_nobody_waits_for_any_more_holds_up_no_other(server: Postgres, leaves: bool) -> None:
     async with opened(server) as a:
         assert await a.keep(response("before"))
         await stop(a)
-        monkeypatch.setattr(storage, "ANSWERS_WITHIN_S", 0.2)
+        a.timings = a.timings._replace(answer_s=0.2)
         await asyncio.to_thread(server.stop)
         try:
             reading = asyncio.create_task(status_of(a, "before"))
@@ -436,12 +422,13 @@ async def test_work_that_nobody_waits_for_any_more_holds_up_no_other(
             if leaves:
                 reading.cancel()
             await asyncio.wait({reading})
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 await idle(a)
         finally:
             await asyncio.to_thread(server.go_on)
 
 
+@pytest.mark.long
 async def test_a_router_that_stands_still_amid_its_turn_loses_it(
     server: Postgres, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -454,17 +441,17 @@ async def test_a_router_that_stands_still_amid_its_turn_loses_it(
             standing.execute("SELECT 1")
 
 
+@pytest.mark.long
 async def test_who_waits_for_a_turn_that_does_not_come_keeps_no_connection_for_it(
     server: Postgres, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shared_responses, "_TURN", shared_responses._TURN.replace("'3s'", "'1s'"))
-    monkeypatch.setattr(storage, "ANSWERS_WITHIN_S", 0.1)
     with psycopg.connect(server.url) as holding:
         holding.execute(f"SELECT pg_advisory_xact_lock({shared_responses._LOCK})".encode())
-        async with opened(server) as a:
+        async with opened(server, answer_s=0.1) as a:
             for i in range(5):
                 assert not await a.keep(response(str(i)))
-            monkeypatch.setattr(storage, "ANSWERS_WITHIN_S", 5.0)
+            a.timings = a.timings._replace(answer_s=5.0)
             assert await status_of(a, "0") == "", "who reads needs none"
 
             async def nobody_waits() -> bool:

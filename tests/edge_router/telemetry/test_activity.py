@@ -16,6 +16,8 @@ from pilotlight.wire.hop.status import Place
 from tests.edge_router.builders import Clock
 from tests.edge_router.fakes import FirstThen, Router, continued_stream, end_it, router, sites
 
+pytestmark = pytest.mark.process
+
 
 async def act(running: Router, **fields: str) -> tuple[int, Any]:
     async with running.http.post(f"{running.url}/page/action", json=fields) as answer:

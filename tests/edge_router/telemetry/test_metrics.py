@@ -2,7 +2,7 @@
 
 import pytest
 
-from pilotlight.edge_router.backends.discovery import static_backends
+from pilotlight.edge_router.backends.discovery import Discovery
 from pilotlight.edge_router.routing.cost import CostPolicy
 from pilotlight.edge_router.routing.views import Preference, RouteRequest
 from pilotlight.edge_router.telemetry.metrics import RouterMetrics
@@ -13,7 +13,7 @@ from tests.edge_router.builders import Clock, model_status, network, site_status
 
 def test_a_site_that_falls_silent_is_seen_to_be_guessed_at_and_pays_for_it() -> None:
     clock = Clock()
-    backends = static_backends(network({"ams1": "http://127.0.0.1:1"}), clock)
+    backends = Discovery(network({"ams1": "http://127.0.0.1:1"}), clock).backends
     backend, metrics = backends["ams1"], RouterMetrics(backends.values())
 
     def value(name: str, **labels: str) -> float | None:
@@ -37,7 +37,7 @@ def test_a_site_that_falls_silent_is_seen_to_be_guessed_at_and_pays_for_it() -> 
 
 def test_everything_that_happens_to_requests_is_counted_under_its_own_name() -> None:
     clock = Clock()
-    backends = static_backends(network({"ams1": "http://127.0.0.1:1", "iad1": "http://127.0.0.1:2"}), clock)
+    backends = Discovery(network({"ams1": "http://127.0.0.1:1", "iad1": "http://127.0.0.1:2"}), clock).backends
     metrics = RouterMetrics(backends.values())
 
     def value(name: str, **labels: str) -> float | None:
@@ -78,7 +78,7 @@ def test_everything_that_happens_to_requests_is_counted_under_its_own_name() -> 
 
 def test_a_site_is_shown_in_the_one_state_that_it_is_in_with_what_is_under_way_there() -> None:
     clock = Clock()
-    backends = static_backends(network({"ams1": "http://127.0.0.1:1"}), clock)
+    backends = Discovery(network({"ams1": "http://127.0.0.1:1"}), clock).backends
     backend, metrics = backends["ams1"], RouterMetrics(backends.values())
 
     def value(name: str, **labels: str) -> float | None:

@@ -13,6 +13,8 @@ from pilotlight.sites.config import ConfigError
 from tests.edge_router.builders import network
 from tests.edge_router.fakes import FirstThen, answer, continued_stream, refuse, reset_it, router, sites
 
+pytestmark = pytest.mark.process
+
 collected = pytest.importorskip("opentelemetry.proto.collector.trace.v1.trace_service_pb2")
 
 TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
@@ -110,7 +112,7 @@ async def test_a_dead_collector_costs_no_request_and_no_stop() -> None:
     async with sites("ams1") as fakes:
         fakes[0].behave = refuse("overloaded")
         dead = {"telemetry": {"otlp": "http://127.0.0.1:9"}}
-        async with asyncio.timeout(20), router(fakes, tables=dead) as running, running.chat() as response:
+        async with asyncio.timeout(60), router(fakes, tables=dead) as running, running.chat() as response:
             assert response.status == 503
 
 

@@ -30,7 +30,7 @@ class FakeStore:
     def read(self, source: AdapterSource) -> str:
         self.reads.append(source.digest)
         if source.digest == "slow":
-            assert self.go.wait(10)
+            assert self.go.wait(60)
         if source.digest == "bad":
             raise AdapterError("it is of another model")
         if source.digest == "broken":

@@ -115,6 +115,7 @@ def test_a_greeting_of_another_version_is_refused_by_both_names(more: dict[str, 
             decode_event(sent_with(HostReady(VERSION), version=other, **more))
 
 
+@pytest.mark.process
 def test_where_msgspec_is_missing_messages_are_the_same_values() -> None:
     script = """
 import sys

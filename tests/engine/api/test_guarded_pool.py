@@ -14,6 +14,8 @@ import pytest
 from pilotlight.engine.api.guarded_pool import GuardedJob, GuardedPool, JobCall, JobEndedError, JobError
 from tests.waiting import until
 
+pytestmark = pytest.mark.process
+
 
 def add(first: int, second: int) -> int:
     return first + second

@@ -42,6 +42,7 @@ def test_keys_that_others_can_read_are_refused(tmp_path: Path) -> None:
         read_keys(tmp_path / "host")
 
 
+@pytest.mark.process
 def test_a_host_without_its_keys_does_not_start(tmp_path: Path) -> None:
     command = [
         sys.executable,
@@ -60,6 +61,7 @@ def test_a_host_without_its_keys_does_not_start(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.process
 def test_the_command_makes_both_files(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "pilotlight.engine.api.keys", str(tmp_path / "host"), str(tmp_path / "front_end")]
     subprocess.run(command, cwd=ROOT, check=True)

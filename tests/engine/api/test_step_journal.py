@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from pilotlight.engine.api.step_journal import NOTHING_HELD, HeldSequences, StepJournal, read_journal
 
 DIES = """
@@ -27,6 +29,7 @@ def test_what_models_hold_is_read_together(tmp_path: Path) -> None:
     assert read_journal(tmp_path / "steps") == HeldSequences(("b", "ü"), ())
 
 
+@pytest.mark.process
 def test_a_crash_leaves_what_was_noted(tmp_path: Path) -> None:
     ended = subprocess.run([sys.executable, "-c", DIES, str(tmp_path / "steps")], cwd=os.getcwd())
     assert ended.returncode == -signal.SIGSEGV

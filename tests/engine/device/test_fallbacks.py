@@ -38,7 +38,7 @@ def test_a_cpu_that_was_asked_for_or_is_all_there_is_is_no_fallback(machine: Pat
 def test_a_gpu_without_triton_is_named(machine: Path) -> None:
     (said,) = fallbacks(HostConfig(device="cuda"), CUDA, has_triton=False, root=machine)
     assert said.startswith("cuda:0 runs torch's operations")
-    assert said.endswith("Install pilotlight[gpu]")
+    assert said.endswith("Install pilotlight-inference[gpu]")
 
 
 def test_the_log_and_the_greeting_say_it(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

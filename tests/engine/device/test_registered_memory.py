@@ -26,7 +26,7 @@ def test_a_mapping_is_registered_piece_by_piece_by_another_thread_and_unregister
     assert not registered.wait(0), "it has not been started"
     registered.start()
     registered.start()
-    assert registered.wait(10)
+    assert registered.wait(60)
     start, edges = memory.data_ptr(), (0, PIECE, 2 * PIECE)
     assert fake.registered == dict(zip((start + edge for edge in edges), (PIECE, PIECE, mmap.PAGESIZE), strict=True))
     assert fake.calls == ["register register-memory"] * 3
@@ -69,7 +69,7 @@ def test_what_is_registered_is_covered_while_the_rest_is_on_its_way_and_nobody_w
     assert registered.covers(PIECE + 3, 2 * PIECE)
     assert not registered.covers(PIECE - 1, PIECE + 1)
     fake.may_go_on.set()
-    assert registered.wait(10)
+    assert registered.wait(60)
     assert len(fake.calls) == 3, "no piece twice"
     registered.close()
 
@@ -79,7 +79,7 @@ def test_closing_waits_for_the_piece_under_way_and_begins_no_other() -> None:
     registered = RegisteredMemory(mapping(3 * PIECE), CUDA, PIECE, registrar=fake)
     fake.may_go_on.clear()
     registered.start()
-    assert fake.begun.acquire(timeout=10)
+    assert fake.begun.acquire(timeout=60)
     closing = threading.Thread(target=registered.close)
     closing.start()
     closing.join(0.02)
@@ -124,7 +124,7 @@ def test_a_released_piece_is_covered_no_more_and_unregistered_once_nothing_is_in
     fake = FakeRegistrar()
     registered = RegisteredMemory(mapping(3 * PIECE), CUDA, PIECE, registrar=fake)
     registered.start()
-    assert registered.wait(10)
+    assert registered.wait(60)
     with registered.in_use():
         registered.release(PIECE + 1, PIECE + 2)
         assert (registered.covers(0, PIECE), registered.covers(PIECE, PIECE + 1)) == (True, False)
@@ -144,7 +144,7 @@ def test_a_piece_that_is_released_while_it_is_registered_is_never_covered() -> N
     registered = RegisteredMemory(mapping(2 * PIECE), CUDA, PIECE, registrar=fake)
     fake.may_go_on.clear()
     registered.start()
-    assert fake.begun.acquire(timeout=10)
+    assert fake.begun.acquire(timeout=60)
     registered.release(0, 2 * PIECE)  # the other one has not been begun, and is not
     fake.may_go_on.set()
     until(lambda: len(fake.calls) == 2)

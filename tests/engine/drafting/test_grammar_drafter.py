@@ -31,7 +31,7 @@ def grammars() -> Iterator[Grammars]:
 
 
 def matcher(grammars: Grammars, constraint: Constraint, before: str = "") -> Matcher:
-    return grammars.compile(constraint, TOKENIZER.encode(before)).result(timeout=10)
+    return grammars.compile(constraint, TOKENIZER.encode(before)).result(timeout=60)
 
 
 def forced(found: Matcher, ahead: str = "", most: int = 15) -> str:

@@ -129,6 +129,7 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("model", ["llama", SEVERAL_TABLES[0]])
 @pytest.mark.parametrize("depth", [1, 2])
 def test_replayed_steps_with_prompts_choose_the_same_tokens(

@@ -140,9 +140,14 @@ def random_blocks(kind: Kind, rows: int, columns: int) -> np.ndarray[Any, Any]:
     """Return random codes [rows, bytes], with scales that are numbers: not all kinds can be written by the package."""
     block, num_bytes = gguf.GGML_QUANT_SIZES[kind]
     blocks = np.random.default_rng(7).integers(0, 256, (rows, columns // block, num_bytes), dtype=np.uint8)
-    places = {Kind.Q6_K: [208], Kind.Q4_K: [0, 2], Kind.Q5_K: [0, 2], Kind.Q4_1: [0, 2], Kind.Q5_1: [0, 2]}.get(
-        kind, [0]
-    )
+    places = {
+        Kind.Q6_K: [208],
+        Kind.Q3_K: [108],
+        Kind.Q4_K: [0, 2],
+        Kind.Q5_K: [0, 2],
+        Kind.Q4_1: [0, 2],
+        Kind.Q5_1: [0, 2],
+    }.get(kind, [0])
     for place in places:
         scales = np.random.default_rng(place).normal(0, 0.01, blocks.shape[:2]).astype(np.float16)
         blocks[..., place : place + 2] = scales[..., None].view(np.uint8)

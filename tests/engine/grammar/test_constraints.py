@@ -49,7 +49,7 @@ def grammars() -> Iterator[Grammars]:
 
 
 def begun(grammars: Grammars, kind: Any, text: str, delivered: tuple[int, ...] = ()) -> Matcher:
-    return grammars.compile(Constraint(kind, text), delivered).result(timeout=30)
+    return grammars.compile(Constraint(kind, text), delivered).result(timeout=60)
 
 
 def allowed(bits: "array[int]", tokenizer: Tokenizer = TOKENIZER) -> list[int]:
@@ -223,5 +223,5 @@ def test_a_grammar_that_failed_is_compiled_again(tmp_path: Path) -> None:
 def test_a_tokenizer_that_is_not_there_is_named(tmp_path: Any) -> None:
     made = Grammars(tmp_path, 10, [0])
     with pytest.raises(ConstraintError, match=r"tokenizer\.json"):
-        made.compile(Constraint("regex", "a")).result(timeout=30)
+        made.compile(Constraint("regex", "a")).result(timeout=60)
     made.close()

@@ -16,7 +16,7 @@ EMBER = GrammarVocabulary(HERE, 2048, (0,))
 
 
 @pytest.fixture(scope="module")
-def pool() -> Iterator[GuardedPool]:
+def pool(process_tier: None) -> Iterator[GuardedPool]:
     made = GuardedPool(1)
     yield made
     made.close()

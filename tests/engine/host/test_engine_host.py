@@ -230,6 +230,7 @@ async def test_an_idle_host_is_heard_from(client: EngineClient, checkpoint: Path
     assert client.loads["tiny"].running == 0
 
 
+@pytest.mark.process
 async def test_a_host_in_a_process_of_its_own_does_the_same(checkpoint: Path, tmp_path: Path) -> None:
     async with host_process(tmp_path) as (process, address):
         client = SocketEngineClient(address)
@@ -326,6 +327,7 @@ async def test_a_device_whose_every_step_fails_ends_its_host(
     await client.close()
 
 
+@pytest.mark.process
 async def test_a_killed_host_ends_every_stream_with_an_error(tmp_path: Path, checkpoint: Path) -> None:
     async with host_process(tmp_path) as (process, address):
         client = SocketEngineClient(address)
@@ -341,6 +343,7 @@ async def test_a_killed_host_ends_every_stream_with_an_error(tmp_path: Path, che
         await client.close()
 
 
+@pytest.mark.process
 async def test_what_a_dead_host_never_read_keeps_nobody_waiting(tmp_path: Path, checkpoint: Path) -> None:
     async with host_process(tmp_path) as (process, address):
         client = SocketEngineClient(address)
@@ -353,7 +356,7 @@ async def test_what_a_dead_host_never_read_keeps_nobody_waiting(tmp_path: Path, 
         process.kill()
         assert all(isinstance(error, EngineError) and "went away" in str(error) for error in await waiting)
         closing = asyncio.create_task(client.close())
-        done, _ = await asyncio.wait({closing}, timeout=10)
+        done, _ = await asyncio.wait({closing}, timeout=60)
         assert done
 
 
@@ -378,6 +381,7 @@ async def test_closing_the_client_ends_open_calls_and_the_host(checkpoint: Path)
         await load(client, checkpoint)
 
 
+@pytest.mark.process
 async def test_sigterm_is_a_death_with_a_reason_and_the_process_ends_cleanly(tmp_path: Path, checkpoint: Path) -> None:
     async with host_process(tmp_path) as (process, address):
         client = SocketEngineClient(address)
@@ -389,6 +393,7 @@ async def test_sigterm_is_a_death_with_a_reason_and_the_process_ends_cleanly(tmp
         await client.close()
 
 
+@pytest.mark.process
 async def test_a_host_ends_with_its_parent(tmp_path: Path) -> None:
     script = (
         "import subprocess, sys, time\n"
@@ -407,6 +412,7 @@ async def test_a_host_ends_with_its_parent(tmp_path: Path) -> None:
     await client.close()
 
 
+@pytest.mark.process
 def test_a_host_whose_parent_died_before_it_looked_ends_at_once(tmp_path: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", ""]) as gone:
         pass
@@ -422,6 +428,7 @@ def test_a_host_whose_parent_died_before_it_looked_ends_at_once(tmp_path: Path) 
     assert subprocess.run(command, cwd=ROOT, timeout=60).returncode == 0
 
 
+@pytest.mark.process
 def test_a_host_that_ends_while_a_thread_is_inside_torch_is_not_aborted(tmp_path: Path) -> None:
     """As its import is on a busy machine, long after a host that is not needed has been told to end."""
     with subprocess.Popen([sys.executable, "-c", ""]) as gone:
@@ -444,6 +451,7 @@ def is_alive(pid: int) -> bool:
     return state != "Z"
 
 
+@pytest.mark.process
 async def test_a_new_front_end_takes_over_and_the_old_ones_sequences_end(tmp_path: Path, checkpoint: Path) -> None:
     async with host_process(tmp_path) as (_, address):
         old, new = SocketEngineClient(address), SocketEngineClient(address)
@@ -458,6 +466,7 @@ async def test_a_new_front_end_takes_over_and_the_old_ones_sequences_end(tmp_pat
         await old.close()
 
 
+@pytest.mark.process
 async def test_frames_that_are_no_commands_are_ignored(tmp_path: Path, checkpoint: Path) -> None:
     async with host_process(tmp_path) as (process, address):
         with zmq.Context() as context, context.socket(zmq.DEALER) as stranger:
@@ -471,6 +480,7 @@ async def test_frames_that_are_no_commands_are_ignored(tmp_path: Path, checkpoin
         await client.close()
 
 
+@pytest.mark.process
 async def test_a_wrong_configuration_is_one_sentence() -> None:
     arguments = [
         "-m",
@@ -488,6 +498,7 @@ async def test_a_wrong_configuration_is_one_sentence() -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.process
 def test_a_kind_of_cpu_that_is_unknown_is_one_sentence() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "pilotlight.engine.host.engine_host", "--address", "ipc:///nowhere"],
@@ -500,6 +511,7 @@ def test_a_kind_of_cpu_that_is_unknown_is_one_sentence() -> None:
     )
 
 
+@pytest.mark.process
 def test_a_host_that_begins_afresh_removes_what_hosts_before_it_built(tmp_path: Path) -> None:
     built = [tmp_path / "pilotlight" / name for name in ("kernels/a-b.so", "bootstrap/c.bootstrap")]
     for path in built:
@@ -523,6 +535,7 @@ def test_a_host_that_begins_afresh_removes_what_hosts_before_it_built(tmp_path: 
         assert not path.exists()
 
 
+@pytest.mark.process
 def test_a_host_answers_before_torch_is_imported() -> None:
     """The socket is bound first; importing torch takes a second or two and happens in the loader's thread."""
     modules = ("host.engine_host", "host.socket_transport", "api.client")
@@ -531,6 +544,7 @@ def test_a_host_answers_before_torch_is_imported() -> None:
     subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=True)
 
 
+@pytest.mark.process
 def test_the_engine_imports_neither_compilers_nor_transformers() -> None:
     """torch._dynamo alone would add seconds to every start; in-process use needs no pyzmq."""
     script = (
@@ -542,6 +556,7 @@ def test_the_engine_imports_neither_compilers_nor_transformers() -> None:
     subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=True)
 
 
+@pytest.mark.long
 async def test_a_client_that_is_closed_when_those_who_asked_have_left_leaves_no_exception_unread(
     tmp_path: Path,
 ) -> None:

@@ -96,7 +96,7 @@ def free_address() -> str:
 
 
 @pytest.fixture
-def keys(tmp_path: Path) -> tuple[Keys, Keys]:
+def keys(process_tier: None, tmp_path: Path) -> tuple[Keys, Keys]:
     """A host's, and its front end's."""
     write_keys(tmp_path / "host", tmp_path / "front_end")
     return read_keys(tmp_path / "host"), read_keys(tmp_path / "front_end")
@@ -126,7 +126,7 @@ async def is_answered(client: EngineClient) -> None:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not condition():
             await asyncio.sleep(0.005)
 
@@ -235,7 +235,7 @@ async def test_a_second_front_end_waits_for_the_lease_of_the_first(host: Host, k
 
 async def greeted_in_the_end(address: str, keys: Keys) -> SocketEngineClient:
     """Return a client that has the host, as soon as nobody else has."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while True:
             client = SocketEngineClient(address, keys, LEASE_S)
             try:
@@ -311,6 +311,7 @@ async def test_the_silence_of_a_front_end_counts_only_while_the_host_listens(mon
     assert looks == 6
 
 
+@pytest.mark.process
 async def test_a_front_end_without_a_lease_hears_that_another_took_over() -> None:
     host = Host(None)
     try:
@@ -328,6 +329,7 @@ async def test_a_front_end_without_a_lease_hears_that_another_took_over() -> Non
         await asyncio.to_thread(host.stop)
 
 
+@pytest.mark.process
 async def test_peers_of_different_versions_refuse_each_other_by_name() -> None:
     host = Host(None)
     later = (VERSION[0] + 1, 0)

@@ -60,7 +60,7 @@ class FakeStore:
 
     def _arrive(self) -> None:
         self.asked.set()
-        assert self.may_answer.wait(10)
+        assert self.may_answer.wait(60)
 
     def _reaches(self, address: int, size: int) -> bool:
         return any(start <= address and address + size <= start + length for start, length in self.registered.items())

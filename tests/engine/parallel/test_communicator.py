@@ -5,6 +5,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import pytest
 import torch
 from torch._C._distributed_c10d import HashStore, TCPStore
 
@@ -21,6 +22,7 @@ from pilotlight.engine.planning.parallelism import Parallelism
 from pilotlight.engine.weights.shard import WHOLE, Shard
 
 
+@pytest.mark.process
 def test_the_ranks_store_listens_on_this_machine_alone() -> None:
     store = new_store()
     TCPStore(LOCALHOST, store.port, is_master=False).set("a", "b")

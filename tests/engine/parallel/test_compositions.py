@@ -9,18 +9,31 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file, save_file
 from transformers import (
+    DeepseekV2Config,
     DeepseekV3Config,
+    Ernie4_5_MoeConfig,
+    Exaone4Config,
+    Gemma2Config,
     Gemma3TextConfig,
+    Glm4Config,
     Glm4MoeConfig,
     GptOssConfig,
+    GraniteConfig,
+    GraniteMoeConfig,
     Llama4TextConfig,
     LlamaConfig,
+    MiniMaxM2Config,
+    Ministral3Config,
     MistralConfig,
     MixtralConfig,
+    Olmo3Config,
+    Phi3Config,
     PreTrainedConfig,
     Qwen2Config,
+    Qwen2MoeConfig,
     Qwen3Config,
     Qwen3MoeConfig,
+    SmolLM3Config,
 )
 
 from pilotlight.engine.api.errors import CheckpointError
@@ -28,10 +41,11 @@ from pilotlight.engine.api.protocol import HostConfig, Submit
 from pilotlight.engine.api.struct import replace
 from tests.checkpoints import write_checkpoint
 from tests.engine.driver import drain, drain_preempting, load_engine, random_prompt, submit
-from tests.engine.families import LATENT, config
+from tests.engine.families import LATENT, YARN, config
 from tests.engine.parallel.test_ranks import Ranks, assert_same, group_memory, group_of, several
 from tests.engine.quantizers import apart
 
+HALF = {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.5}
 # Sizes by which every composition of up to four ranks divides a model: heads, experts, layers.
 SHARED: dict[str, Any] = {
     "hidden_size": 40, "num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 4, "intermediate_size": 60
@@ -61,7 +75,7 @@ MODELS: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
         Glm4MoeConfig,
         {
             "head_dim": 12,
-            "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.5},
+            "rope_parameters": HALF,
             "moe_intermediate_size": 28, "n_routed_experts": 8, "num_experts_per_tok": 3, "n_group": 2, "topk_group": 1,
             "first_k_dense_replace": 1,
         },
@@ -74,9 +88,44 @@ MODELS: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
         },
     ),
 }  # fmt: skip
-FAMILIES = (*MODELS, EACH)
+# The further families that have a part which none of those has. The last one has several, and is taken in every quick composition.
+FURTHER: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
+    "phi3": (Phi3Config, {"hidden_size": 48, "head_dim": None, "sliding_window": None}),
+    "ministral3": (Ministral3Config, {"sliding_window": None, "rope_parameters": YARN | {"llama_4_scaling_beta": 0.1}}),
+    "granite": (GraniteConfig, {"hidden_size": 48, "head_dim": None, "residual_multiplier": 0.4, "logits_scaling": 2.5, "attention_bias": True}),
+    "gemma2": (Gemma2Config, {"hidden_activation": "gelu_pytorch_tanh", "sliding_window": 12, "attn_logit_softcapping": 2.0}),
+    "olmo3": (Olmo3Config, {"hidden_size": 48, "head_dim": None, "sliding_window": 11, "rope_parameters": None, "num_key_value_heads": 2}),
+    "exaone4": (Exaone4Config, {"sliding_window": 13, "sliding_window_pattern": 2}),
+    "smollm3": (SmolLM3Config, {"hidden_size": 48, "head_dim": None}),
+    "glm4": (Glm4Config, {"head_dim": 12, "rope_parameters": HALF}),
+    "qwen2-moe": (
+        Qwen2MoeConfig,
+        {
+            "hidden_size": 48, "head_dim": None, "num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 28,
+            "shared_expert_intermediate_size": 36,
+        },
+    ),
+    "granite-moe": (GraniteMoeConfig, {"hidden_size": 48, "head_dim": None, "num_local_experts": 8, "num_experts_per_tok": 3,
+                                       "intermediate_size": 28}),
+    "ernie-moe": (Ernie4_5_MoeConfig, {"hidden_size": 48, "head_dim": None, "moe_num_experts": 8, "moe_k": 3, "moe_intermediate_size": 28}),
+    "deepseek-v2": (
+        DeepseekV2Config,
+        LATENT
+        | {
+            "num_key_value_heads": 8, "qk_nope_head_dim": 10, "n_routed_experts": 8, "num_experts_per_tok": 2, "n_group": 2, "topk_group": 1,
+            "topk_method": "group_limited_greedy", "first_k_dense_replace": 1, "moe_intermediate_size": 28,
+        },
+    ),
+    "minimax-m2": (
+        MiniMaxM2Config,
+        {"head_dim": 12, "intermediate_size": 28, "num_local_experts": 8, "num_experts_per_tok": 3, "rope_parameters": HALF},
+    ),
+}  # fmt: skip
+FAMILIES = (*MODELS, EACH, *FURTHER)
+QUICK = (*MODELS, EACH, "minimax-m2")
 STACKED = ("gpt-oss", "llama 4")  # all experts of a layer in one tensor, of which ranks have a part each
-SPARSE = ("qwen3-moe", "mixtral", "gpt-oss", "deepseek-v3", "glm-4.5", "llama 4", EACH)
+SPARSE = ("qwen3-moe", "mixtral", "gpt-oss", "deepseek-v3", "glm-4.5", "llama 4", EACH, "qwen2-moe", "granite-moe", "ernie-moe",
+          "deepseek-v2", "minimax-m2")  # fmt: skip
 
 
 EXPERTS = {"expert_parallel": True}
@@ -105,14 +154,14 @@ COMPOSITIONS: dict[str, HostConfig] = {
         for name, host in COMPOSITIONS.items()
     ],
 )
-def ranks(request: pytest.FixtureRequest) -> Iterator[Ranks]:
+def ranks(process_tier: None, request: pytest.FixtureRequest) -> Iterator[Ranks]:
     host = COMPOSITIONS[request.param]
     with group_memory(host) as memory:
         yield Ranks(host, memory)
 
 
 def write(directory: Path, family: str, **changes: Any) -> None:
-    kind, own = MODELS["llama 4" if family == EACH else family]
+    kind, own = (MODELS | FURTHER)["llama 4" if family == EACH else family]
     write_checkpoint(directory, config(kind, **SHARED | own | changes))
     if family == EACH:
         save_file(apart(load_file(directory / "model.safetensors")), directory / "model.safetensors")
@@ -127,7 +176,9 @@ def refused_with(family: str, host: HostConfig) -> str | None:
     return "keeps all experts in one tensor" if family in STACKED else None
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    "family", [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in FAMILIES]
+)
 def test_every_family_computes_in_every_composition_of_ranks_what_one_rank_does(
     tmp_path: Path, ranks: Ranks, family: str
 ) -> None:
@@ -168,7 +219,7 @@ def drawn_sizes(rng: random.Random, family: str) -> dict[str, Any]:
         "num_hidden_layers": layers,
         "hidden_size": 8 * rng.randint(4, 7),
     }
-    sizes["num_key_value_heads"] = heads if family == "deepseek-v3" else rng.choice([1, 2, heads])
+    sizes["num_key_value_heads"] = heads if family.startswith("deepseek") else rng.choice([1, 2, heads])
     if family.startswith("llama 4"):
         sizes["no_rope_layers"] = [rng.randint(0, 1) for _ in range(layers)]
         sizes["moe_layers"] = sorted(rng.sample(range(layers), rng.randint(1, layers)))

@@ -36,6 +36,8 @@ from tests.engine.parallel.test_ranks import (
 from tests.engine.test_constrained_answers import crowd
 from tests.engine.test_speculation import assert_drafted
 
+pytestmark = pytest.mark.process
+
 GROUPED = "qwen3-moe, every second layer, tied"
 WINDOWED = "mixtral, one of four experts, window"
 FAMILIES = (GROUPED, WINDOWED, LATENT, "glm-4.5, half of each head turns, normed and biased")
@@ -62,7 +64,7 @@ HOSTS = [
 
 
 @pytest.fixture(scope="module", params=HOSTS)
-def pair(request: pytest.FixtureRequest) -> Iterator[Ranks]:
+def pair(process_tier: None, request: pytest.FixtureRequest) -> Iterator[Ranks]:
     """Two copies of the attention."""
     with group_memory(request.param) as memory:
         yield Ranks(request.param, memory)
@@ -112,6 +114,7 @@ def test_a_rank_without_tokens_computes_its_experts_for_the_other(tmp_path: Path
         assert_same(drain(model.engine, [alone]), expected)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("asked", ASKED)
 def test_what_sequences_ask_for_is_what_one_rank_gives(tmp_path: Path, pair: Ranks, asked: str) -> None:
     write_family(tmp_path, LATENT)
@@ -120,6 +123,7 @@ def test_what_sequences_ask_for_is_what_one_rank_gives(tmp_path: Path, pair: Ran
         assert_same(drain(model.engine, ASKED[asked]()), expected)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("family", [WINDOWED, LATENT])
 def test_prompts_in_chunks_and_beside_decodes_are_the_same(tmp_path: Path, pair: Ranks, family: str) -> None:
     write(tmp_path, family)
@@ -145,6 +149,7 @@ def test_steps_that_overlap_feed_every_rank_the_first_ones_tokens(tmp_path: Path
         assert_same(drain(model.engine, several(temperature=0.8, seed=3)), expected)
 
 
+@pytest.mark.long
 def test_grammars_are_followed_and_neighbours_have_the_tokens_of_one_rank(tmp_path: Path, pair: Ranks) -> None:
     write_speaking_experts(tmp_path)
     expected = crowd(load_engine(tmp_path, dtype="float32"))

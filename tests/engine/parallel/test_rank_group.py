@@ -11,6 +11,8 @@ from pilotlight.engine.parallel.ranks import RankGroup, is_suspended
 from tests.engine.parallel.test_ranks import group_memory, group_of
 from tests.waiting import until
 
+pytestmark = pytest.mark.process
+
 
 def send_until_lost(group: RankGroup) -> RankLostError:
     """Give orders until one cannot be given: each is more than a socket holds."""

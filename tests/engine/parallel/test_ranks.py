@@ -38,6 +38,8 @@ from tests.engine.test_speculation import assert_drafted, requests, told_without
 from tests.engine.test_speculation import assert_same as assert_same_tokens
 from tests.engine.tools.test_packing import packed_into
 
+pytestmark = pytest.mark.process
+
 DENSE, WINDOWS, SPARSE = "llama, biased", "gemma3, windows but in layer 2, tied", "mixtral, two of five experts"
 LATENT, CHUNKS = (
     "deepseek-v3, three experts in two of four groups, yarn",
@@ -69,7 +71,7 @@ def group_memory(config: HostConfig) -> Iterator[KvMemory]:
 
 
 @pytest.fixture(scope="module", params=[1, 2], ids=["one stage", "two stages"])
-def pair(request: pytest.FixtureRequest) -> Iterator[KvMemory]:
+def pair(process_tier: None, request: pytest.FixtureRequest) -> Iterator[KvMemory]:
     """Two ranks: that share every matrix, or with half of the layers each."""
     with group_memory(group_of(2, stages=request.param)) as memory:
         yield memory
@@ -89,7 +91,7 @@ class Ranks(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def ranks(request: pytest.FixtureRequest) -> Iterator[Ranks]:
+def ranks(process_tier: None, request: pytest.FixtureRequest) -> Iterator[Ranks]:
     """Ranks of another group, which costs seconds to start: what `group_of` takes."""
     host = group_of(request.param["size"], **{name: of for name, of in request.param.items() if name != "size"})
     with group_memory(host) as memory:
@@ -245,6 +247,7 @@ ASKED: dict[str, Callable[[], list[Submit]]] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("asked", ASKED)
 def test_what_sequences_ask_for_is_what_one_rank_gives(tmp_path: Path, pair: KvMemory, asked: str) -> None:
     write_family(tmp_path, DENSE)
@@ -253,6 +256,7 @@ def test_what_sequences_ask_for_is_what_one_rank_gives(tmp_path: Path, pair: KvM
         assert_same(drain(model.engine, ASKED[asked]()), expected)
 
 
+@pytest.mark.long
 def test_grammars_are_followed_and_neighbours_have_the_tokens_of_one_rank(pair: KvMemory) -> None:
     expected = crowd(ember())
     model = load_model(ModelSpec("tiny", str(HERE), "float32", 1024), host_of(pair), pair)
@@ -262,6 +266,7 @@ def test_grammars_are_followed_and_neighbours_have_the_tokens_of_one_rank(pair: 
         model.close()
 
 
+@pytest.mark.long
 def test_drafts_are_checked_by_all_ranks(pair: KvMemory) -> None:
     model = load_model(ModelSpec("tiny", str(HERE), "float32", 4096, speculate="grammar,suffix"), host_of(pair), pair)
     try:
@@ -274,6 +279,7 @@ def test_drafts_are_checked_by_all_ranks(pair: KvMemory) -> None:
         model.close()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("words", [f"draft:{MINI}", f"suffix,eagle3:{EAGLE3}"], ids=["draft", "suffix,eagle3"])
 def test_ranks_share_a_drafter_with_weights(pair: KvMemory, words: str) -> None:
     skip_stages(pair, "these refuse it by name")
@@ -298,6 +304,7 @@ def test_ranks_share_a_drafter_with_weights(pair: KvMemory, words: str) -> None:
         alone.close()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("family", MTP_FAMILIES)
 def test_ranks_share_a_layer_that_predicts_further_tokens(tmp_path: Path, pair: KvMemory, family: str) -> None:
     skip_stages(pair, "these refuse it by name")
@@ -344,6 +351,7 @@ def test_a_rank_that_is_lost_while_tokens_are_guessed_is_no_drafters_failure(
         model.close()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("family", [DENSE, WINDOWS, SPARSE, LATENT, CHUNKS])
 def test_preempted_sequences_go_on_with_the_same_tokens(tmp_path: Path, pair: KvMemory, family: str) -> None:
     write_family(tmp_path, family)
@@ -407,6 +415,7 @@ def test_a_model_that_sleeps_leaves_every_rank_and_wakes_as_it_was(tmp_path: Pat
         assert_same(drain(model.engine, several()), before)
 
 
+@pytest.mark.long
 def test_two_models_share_the_ranks_and_borrow_from_one_arena(tmp_path: Path, pair: KvMemory) -> None:
     write_family(tmp_path / "a", DENSE)
     write_family(tmp_path / "b", WINDOWS)
@@ -522,6 +531,7 @@ def test_a_packed_model_is_refused_by_name(tmp_path: Path, pair: KvMemory) -> No
         load_model(ModelSpec("tiny", str(tmp_path / "packed")), host_of(pair), pair)
 
 
+@pytest.mark.long
 def test_adapters_are_those_of_one_rank(tmp_path: Path, pair: KvMemory) -> None:
     model = write_family(tmp_path / "base", DENSE)
     directories = [None, *(tmp_path / f"{i}" for i in range(3))]

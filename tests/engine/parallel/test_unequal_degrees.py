@@ -57,7 +57,7 @@ class UnequalPair(Pair):
 
 
 @pytest.fixture(scope="module")
-def two() -> Iterator[KvMemory]:
+def two(process_tier: None) -> Iterator[KvMemory]:
     with group_memory(group_of(2)) as memory:
         yield memory
 
@@ -114,6 +114,7 @@ def test_keys_and_values_in_fp8_under_one_scale_are_handed_over(tmp_path: Path, 
     pair.close()
 
 
+@pytest.mark.process
 def test_hosts_of_other_stages_refuse_each_other_by_name(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     model = write(tmp_path / "model", DENSE)
     expected = drain(load_engine(model), asked())

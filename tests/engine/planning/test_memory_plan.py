@@ -30,7 +30,7 @@ from pilotlight.engine.planning.planner import ModelPlan, Workload, described, m
 from pilotlight.engine.weights.load import FilledModel
 from pilotlight.engine.weights.shard import Shard
 from pilotlight.kernels.cpu import library
-from tests.engine.families import MODELS, write_family
+from tests.engine.families import FURTHER, MODELS, SWEPT, write_family
 from tests.engine.stored_weights import write_tensors
 
 CONFIGS = Path(__file__).parent / "configs"
@@ -41,7 +41,7 @@ def memory() -> KvMemory:
     return make_kv_memory(HostConfig(device="cpu", kv_bytes=32 << 20))
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", [*MODELS, *FURTHER])
 def test_the_planned_bytes_are_those_of_a_load(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if "mxfp4" in name and not library.takes_codes():
         pytest.skip("plans are made for CPUs that multiply codes as they are")
@@ -71,6 +71,7 @@ def test_the_planned_bytes_are_those_of_a_load(tmp_path: Path, name: str, monkey
         loaded.close()
 
 
+@pytest.mark.process
 def test_a_plan_needs_no_torch() -> None:
     pytest.importorskip("orjson")  # the command line's
     names = (
@@ -103,7 +104,7 @@ def test_a_directory_without_weights_has_no_size(tmp_path: Path) -> None:
     assert planned_weights_bytes(tmp_path, "auto", on_cpu=True) == 0
 
 
-@pytest.mark.parametrize("name", [name for name in MODELS if "mxfp4" not in name])
+@pytest.mark.parametrize("name", [*(name for name in MODELS if "mxfp4" not in name), *SWEPT])
 def test_ranks_have_all_of_a_models_numbers_together(tmp_path: Path, name: str) -> None:
     write_family(tmp_path, name)
     model = read_model(tmp_path)
@@ -138,6 +139,7 @@ def plan_of_sixteen() -> ModelPlan:
     return make_plan(model, parse_devices("16xh100", never), Workload.of(model))
 
 
+@pytest.mark.long
 def test_a_plan_weighs_copies_of_the_attention_on_several_ranks_too(plan_of_sixteen: ModelPlan) -> None:
     fitting = [split for split in plan_of_sixteen.splits if split.fits]
     assert any(split.parallelism.copies > 1 and split.parallelism.tp > 1 for split in fitting)

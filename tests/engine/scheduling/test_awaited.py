@@ -54,7 +54,7 @@ class Compiler:
         self._threads = ThreadPoolExecutor(1)
 
     def compile(self) -> "Future[str]":
-        return self._threads.submit(lambda: "rules" if self.go.wait(30) else "nobody asked")
+        return self._threads.submit(lambda: "rules" if self.go.wait(60) else "nobody asked")
 
     def close(self) -> None:
         self.go.set()
@@ -93,7 +93,7 @@ def test_others_go_on_until_it_has_come(compiler: Compiler) -> None:
     assert (engine.load().waiting, engine.load().waiting_tokens) == (2, 6)
     assert [step(engine), step(engine)] == [["other"], ["other"]]
     compiler.go.set()
-    compiling.result(30)
+    compiling.result(60)
     assert sorted(step(engine)) == ["constrained", "other"]
     assert (grammar.grammar, grammar.is_cancelled) == ("rules", False)
     assert [sorted(step(engine)), engine.has_work] == [["constrained", "other"], False]
@@ -107,7 +107,7 @@ def test_it_goes_back_to_its_old_place(compiler: Compiler) -> None:
         engine.submit(submit(name, [7, 8, 9], max_tokens=2))
     assert step(engine) == ["running"]
     compiler.go.set()
-    compiling.result(30)
+    compiling.result(60)
     assert [step(engine) for _ in range(5)] == [["running"], *[["constrained"]] * 2, *[["behind"]] * 2]
 
 
@@ -122,7 +122,7 @@ def test_one_that_runs_gives_its_blocks_back_and_keeps_its_place(compiler: Compi
     assert engine.scheduler.pool.num_held == 0
     assert step(engine) == ["second"]
     compiler.go.set()
-    compiling.result(30)
+    compiling.result(60)
     assert [step(engine) for _ in range(4)] == [["second"], ["first"], ["third"], ["third"]]
 
 
@@ -165,7 +165,7 @@ def test_samples_of_one_prompt_that_await_the_same_still_compute_it_once(compile
     engine.sequences.abort("2")
     assert [grammar.is_cancelled for grammar in grammars] == [False, True, False]
     compiler.go.set()
-    compiling.result(30)
+    compiling.result(60)
     while engine.has_work:
         engine.step()
     assert [grammar.grammar for grammar in grammars] == ["rules", None, "rules"]
@@ -187,7 +187,7 @@ def test_samples_whose_leader_ends_await_their_own(compiler: Compiler) -> None:
 def test_one_that_has_its_blocks_runs_next_and_any_other_is_queued(compiler: Compiler) -> None:
     compiling = compiler.compile()
     compiler.go.set()
-    compiling.result(30)
+    compiling.result(60)
     waiting = WaitingSequences(quantum=16)
     first, second = (CompiledGrammar(Sequence(name, [1], SamplingParams(1), b""), compiling) for name in "ab")
     second.is_admitted = True

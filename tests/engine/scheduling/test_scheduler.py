@@ -110,6 +110,7 @@ def steps_until_short_ends(budget: int, num_long: int, depth: int, delay_s: floa
     raise AssertionError("a hundred steps were not enough")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize(("budget", "num_long"), [(2048, 1), (256, 1), (256, 5), (16, 1), (16, 5)])
 def test_a_short_prompt_at_top_priority_waits_for_no_long_one(budget: int, num_long: int, depth: int) -> None:

@@ -298,6 +298,7 @@ DECODERS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", DECODERS)
 @given(token_ids=st.lists(st.integers(0, 11), max_size=12))
 def test_a_decoder_that_is_none_of_ours_is_left_to_the_tokenizers_library(kind: str, token_ids: list[int]) -> None:

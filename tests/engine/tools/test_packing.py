@@ -67,6 +67,7 @@ def out(tmp_path: Path) -> Path:
     return tmp_path / "packed"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", SOME)
 @pytest.mark.parametrize("dtype", ["auto", "bfloat16"])
 def test_a_packed_model_answers_as_its_checkpoint(
@@ -153,6 +154,7 @@ def test_a_place_that_cannot_be_a_directory_is_a_sentence(directory: Path, tmp_p
         packed_into(tmp_path / "file" / "packed", directory)
 
 
+@pytest.mark.process
 def test_packing_ends_without_a_word_when_nobody_listens_any_more(directory: Path, out: Path) -> None:
     reading, writing = os.pipe()
     os.close(reading)
@@ -184,7 +186,7 @@ pack_directory(Path(sys.argv[1]), Path(sys.argv[2]), "auto", Killed())
 
 
 @pytest.fixture(scope="module")
-def half_packed(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def half_packed(process_tier: None, checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What a process leaves that is killed when half of the checkpoint is packed."""
     out = tmp_path_factory.mktemp("half")
     done = subprocess.run([sys.executable, "-c", KILLED, str(checkpoint), str(out)], cwd=ROOT, check=False)
@@ -192,6 +194,7 @@ def half_packed(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> P
     return out
 
 
+@pytest.mark.process
 def test_packing_goes_on_where_it_was_killed(
     directory: Path, half_packed: Path, out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -23,6 +23,7 @@ def written(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     return write_vision(tmp_path_factory.mktemp("vision"), request.param)
 
 
+@pytest.mark.process
 def test_an_image_whose_blocks_are_in_a_tier_is_not_encoded_again(written: VisionCheckpoint, tmp_path: Path) -> None:
     prompt = written.prompt([*text(9, 1), -1, *text(25, 3)], WIDE)
     for host, expected in (("host", 1), ("host", 0), ("another host", 0)):
@@ -39,6 +40,7 @@ def test_an_image_whose_blocks_are_in_a_tier_is_not_encoded_again(written: Visio
         tiers.close()
 
 
+@pytest.mark.process
 def test_swapped_sequences_agree(written: VisionCheckpoint, tmp_path: Path) -> None:
     tiers = open_anew(tmp_path)
     engine = load_engine(written.directory, kv_tokens=208, max_num_batched_tokens=40, tiers=tiers)
@@ -59,7 +61,7 @@ def test_swapped_sequences_agree(written: VisionCheckpoint, tmp_path: Path) -> N
 
 
 @pytest.fixture(scope="module", params=[1, pytest.param(2, marks=pytest.mark.slow)], ids=["one stage", "two stages"])
-def ranks(request: pytest.FixtureRequest) -> Iterator[KvMemory]:
+def ranks(process_tier: None, request: pytest.FixtureRequest) -> Iterator[KvMemory]:
     with group_memory(group_of(2, stages=request.param)) as memory:
         yield memory
 

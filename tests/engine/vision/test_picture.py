@@ -39,6 +39,7 @@ def test_an_image_is_prepared_as_the_reference_does(seed: int) -> None:
     assert name_of(patches.reshape(-1, 3, 14, 14)) == patches_name
 
 
+@pytest.mark.long
 def test_as_many_tokens_are_laid_out_as_embeddings_are_made() -> None:
     generator = torch.Generator().manual_seed(3)
     for width, height in torch.randint(1, 700, (40, 2), generator=generator).tolist():
@@ -63,6 +64,7 @@ def test_more_pixels_than_are_decoded_are_refused_before_they_are() -> None:
         prepare_image(file.getvalue(), SCOUT)
 
 
+@pytest.mark.long
 def test_a_bomb_is_refused() -> None:
     file = io.BytesIO()
     Image.new("1", (20_000, 20_000)).save(file, "PNG")

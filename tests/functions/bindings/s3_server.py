@@ -11,7 +11,7 @@ _numbers = itertools.count(1)
 
 
 @pytest.fixture(scope="session")
-def s3_endpoint() -> Iterator[str]:
+def s3_endpoint(process_tier: None) -> Iterator[str]:
     server = pytest.importorskip("moto.server").ThreadedMotoServer(port=0, verbose=False)
     server.start()
     try:

@@ -274,16 +274,19 @@ async def test_a_silent_stream_has_heartbeats_and_then_an_error_is_an_event(make
         assert b'"errors":[{"code":5000,"message":"the step failed"}]' in rest
 
 
+@pytest.mark.process
 async def test_a_batch_is_queued_polled_and_answered_with_its_references(site: Site, ai: AI) -> None:  # noqa: F811
     requests = [{"prompt": "a", "external_reference": "A"}, {"prompt": "b"}, {"promt": "c"}]
     queued = await ai.run(MODEL, {"requests": requests}, {"queueRequest": True})
     assert (queued.status, queued.model) == ("queued", MODEL)
     answered: Any = None
-    for _ in range(200):
+
+    async def is_complete() -> bool:
+        nonlocal answered
         answered = await ai.run(MODEL, {"request_id": queued.request_id})
-        if answered.status == "complete":
-            break
-        await asyncio.sleep(0.02)
+        return bool(answered.status == "complete")
+
+    await eventually(is_complete)
     assert [response.success for response in answered.responses] == [True, True, False]
     assert answered.responses[0].result.response == "Hello, world"
     assert answered.responses[0].external_reference == "A"

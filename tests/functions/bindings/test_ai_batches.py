@@ -42,7 +42,7 @@ class Made:
         return str(queued["request_id"])
 
     async def responses(self, batch: str) -> Any:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while (found := await self.batches.get(batch)) is not None and found["status"] != "complete":
                 await asyncio.sleep(0.005)
         return None if found is None else found["responses"]

@@ -42,6 +42,7 @@ async def test_a_point_that_is_too_large_is_refused(wire: Wire) -> None:
             await wired.raw("A", "write", **point)
 
 
+@pytest.mark.long
 async def test_the_oldest_points_go_when_a_dataset_is_full(
     wire: Wire, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -58,7 +58,7 @@ def queue_of(wired: Any, tmp_path: Path, name: str = "jobs") -> Queue:
 
 async def empty(queue: Queue) -> None:
     """What was delivered is settled a moment later."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while await queue.depth():
             await asyncio.sleep(0.01)
 
@@ -162,7 +162,7 @@ async def test_a_message_under_way_comes_again_after_its_consumer_is_closed(wire
     await wired.env["QUEUE"].send("job")
     queue, handler = queue_of(wired, tmp_path), Handler()
     first = QueueConsumer(queue, never, SOON)
-    await asyncio.wait_for(started.wait(), 5)
+    await asyncio.wait_for(started.wait(), 60)
     await first.close()
     second = QueueConsumer(queue, handler, SOON)
     await eventually(lambda: handler.bodies == ["job"])
@@ -182,12 +182,12 @@ async def test_a_consumer_that_is_stopped_finishes_its_batch_and_takes_no_other(
     queue = queue_of(wired, tmp_path)
     consumer = QueueConsumer(queue, slow, SOON)
     await wired.env["QUEUE"].send("job")
-    await asyncio.wait_for(started.wait(), 5)
+    await asyncio.wait_for(started.wait(), 60)
     consumer.stop()
     await wired.env["QUEUE"].send("another")
     may_end.set()
     await eventually(lambda: handler.bodies == ["job"])
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while await queue.depth() != 1:
             await asyncio.sleep(0.01)
     await consumer.close()
@@ -232,8 +232,8 @@ async def test_what_was_decided_before_a_handler_failed_holds(tmp_path: Path) ->
 
     await queue.put([(b"\x01", 0.0), (b"\x02", 0.0)])
     consumer = QueueConsumer(queue, fail, SOON)
-    await asyncio.wait_for(failed.wait(), 5)
-    async with asyncio.timeout(5):
+    await asyncio.wait_for(failed.wait(), 60)
+    async with asyncio.timeout(60):
         while await queue.depth() != 1:
             await asyncio.sleep(0.01)
     assert 500 < (await queue.due_in_s(1, 0.0) or 0) <= 600
@@ -398,6 +398,7 @@ def killed(path: Path) -> tuple[set[int], set[int]]:
     return {int(n) for word, n in words if word == "sent"}, {int(n) for word, n in words if word == "got"}
 
 
+@pytest.mark.process
 async def test_every_acknowledged_message_is_delivered_across_kill_9(tmp_path: Path) -> None:
     path = tmp_path / "messages.sqlite"
     sent, got = killed(path)
@@ -444,6 +445,7 @@ async def test_a_function_that_consumes_anew_takes_over_and_another_one_is_refus
     await third.close()
 
 
+@pytest.mark.long
 async def test_a_function_that_cannot_be_asked_costs_a_message_no_attempt(wire: Wire, tmp_path: Path) -> None:
     wired = await wire(QUEUE)
     seen: list[int] = []
@@ -591,7 +593,7 @@ async def test_what_is_being_taken_while_a_consumer_closes_comes_again_at_once(
     monkeypatch.setattr(queue, "take", slowly)
     await queue.put([(b"\x01", 0.0)])
     consumer = QueueConsumer(queue, handler, SOON)
-    await asyncio.wait_for(taking.wait(), 5)
+    await asyncio.wait_for(taking.wait(), 60)
     closing = asyncio.create_task(consumer.close())
     await asyncio.sleep(0)
     may_go_on.set()

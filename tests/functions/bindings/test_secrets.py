@@ -55,6 +55,7 @@ for n in range(20):
 """
 
 
+@pytest.mark.process
 def test_secrets_that_several_processes_put_at_once_are_all_kept(tmp_path: Path) -> None:
     with ExitStack() as stack:
         putting = [

@@ -148,6 +148,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
+@pytest.mark.process
 def test_what_was_used_when_the_site_is_killed_is_told_by_the_next_one(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], timeout=60, env={**os.environ})
     assert done.returncode == -signal.SIGKILL

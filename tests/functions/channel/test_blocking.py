@@ -107,7 +107,7 @@ async def test_what_is_asked_meanwhile_is_answered_when_the_loop_goes_on_but_pin
         channel = await opened(ours, heard)
         assert channel.call_now("STORE", "ask_back") == "asked"
         assert heard == []
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not heard:
                 await asyncio.sleep(0)
         assert heard == ["greet"]

@@ -74,6 +74,7 @@ def test_migrations_are_applied_by_their_numbers(here: tuple[str, str]) -> None:
     ]
 
 
+@pytest.mark.long
 def test_a_migration_and_a_script_may_have_any_number_of_statements_and_are_whole_or_nothing(
     here: tuple[str, str],
 ) -> None:

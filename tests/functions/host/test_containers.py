@@ -14,6 +14,8 @@ from pilotlight.functions.host.faults import Fault
 from pilotlight.functions.host.site_functions import SiteFunctions
 from tests.functions.conftest import Served, ServedMaker
 
+pytestmark = pytest.mark.process
+
 LOOKS = """
     import os
     from pathlib import Path
@@ -67,7 +69,7 @@ async def test_a_container_that_is_killed_fails_what_is_under_way_and_the_next_r
     await contained.get("/write")
     os.kill(_container_of(contained), signal.SIGKILL)
     failures = 0
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while True:
             try:
                 answer = await contained.get()
@@ -115,10 +117,10 @@ asyncio.run(main())
 """
     site = await asyncio.create_subprocess_exec(sys.executable, "-c", script, stdout=asyncio.subprocess.PIPE)
     assert site.stdout is not None
-    first = int(await asyncio.wait_for(site.stdout.readline(), 30))
+    first = int(await asyncio.wait_for(site.stdout.readline(), 60))
     site.kill()
     await site.wait()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while _is_there(first):
             await asyncio.sleep(0.02)
     left = _names_in(state / "oci/bundles")

@@ -334,7 +334,7 @@ async def test_clients_get_a_new_version_when_it_is_live_and_not_before(
     monkeypatch.setattr(site.router, "get", slowly)
     site.router.deploy("f", (second, 100.0), revision=2)
     serving = asyncio.create_task(site.deployed.served("f", 2))
-    await asyncio.wait_for(fetching.wait(), 5)
+    await asyncio.wait_for(fetching.wait(), 60)
     assert await site.deployed.pool_of("f", "key") == pool_name("f", first)
     may_go_on.set()
     assert (await serving).healthy

@@ -34,7 +34,7 @@ def hostile(body: str) -> str:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def sites(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Sites]:
+async def sites(process_tier: None, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Sites]:
     """One for each tier, with the neighbour: it lives through all the attempts, in one process."""
     folder = tmp_path_factory.mktemp("hostile")
     async with (
@@ -76,7 +76,7 @@ async def beside_a_good_one(served: Served, source: str, **limits: Any) -> Async
 
 async def fault_of(served: Served, **options: Any) -> Fault:
     with pytest.raises(Fault) as failed:
-        await asyncio.wait_for(served.get(name="bad", **options), 20)
+        await asyncio.wait_for(served.get(name="bad", **options), 60)
     return failed.value
 
 

@@ -3,9 +3,13 @@
 from pathlib import Path
 from textwrap import dedent
 
+import pytest
+
 from tests.asgi import call
 from tests.fakes import says
 from tests.runtime.conftest import SiteMaker
+
+pytestmark = pytest.mark.process
 
 ENTRY = """
 import json

@@ -23,7 +23,7 @@ async def test_as_many_wait_as_may_and_all_are_woken() -> None:
         await waiters.wait()
     assert (refused.value.code, refused.value.status, waiters.count) == ("overloaded", 503, 2)
     waiters.notify()
-    await asyncio.wait_for(asyncio.gather(*tasks), 20)
+    await asyncio.wait_for(asyncio.gather(*tasks), 60)
     assert waiters.count == 0
     (again,) = await waiting(waiters, 1)
     await asyncio.sleep(0.01)
@@ -35,7 +35,7 @@ async def test_as_many_wait_as_may_and_all_are_woken() -> None:
 
 async def test_who_waits_for_some_time_goes_on_without_news() -> None:
     waiters = Waiters("f", 1)
-    await asyncio.wait_for(waiters.wait(0.01), 20)
+    await asyncio.wait_for(waiters.wait(0.01), 60)
     assert waiters.count == 0
 
 
@@ -47,4 +47,4 @@ async def test_nobody_begins_to_wait_where_nobody_will_come() -> None:
         await waiters.wait()
     assert refused.value.code == "closing"
     waiters.notify()
-    await asyncio.wait_for(task, 20)
+    await asyncio.wait_for(task, 60)

@@ -16,6 +16,8 @@ from tests.asgi import eventually
 from tests.functions.conftest import Served, ServedMaker
 from tests.functions.host.test_hostile import GOOD, fault_of
 
+pytestmark = pytest.mark.process
+
 USES = """
 import evil
 from workers import Response, WorkerEntrypoint

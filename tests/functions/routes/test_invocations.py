@@ -20,6 +20,8 @@ from pilotlight.wire.hop.headers import HOP, HOP_SECRET_ENV, REQUEST_ID, Hop, si
 from tests.asgi import call, eventually, running
 from tests.runtime.conftest import SiteMaker
 
+pytestmark = pytest.mark.process
+
 SOURCE = """
 import asyncio
 from workers import WorkerEntrypoint, Response

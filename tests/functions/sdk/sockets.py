@@ -33,7 +33,7 @@ class Socket:
         assert self.response is not None
         assert self.response.stream is not None
         while not self._found:
-            self._found += self._decoder.feed(await asyncio.wait_for(anext(self.response.stream), 10))
+            self._found += self._decoder.feed(await asyncio.wait_for(anext(self.response.stream), 60))
         return self._found.pop(0)
 
     async def ended(self) -> bool:

@@ -91,7 +91,7 @@ class Pieces:
         if self.count > 2:
             self.at_work = True
             if self.slow:
-                go.wait(20)
+                go.wait(60)
             self.at_work = False
             raise StopIteration
         return b"piece"

@@ -14,6 +14,8 @@ from tests.asgi import call, eventually, start
 from tests.fakes import says
 from tests.runtime.conftest import SiteMaker
 
+pytestmark = pytest.mark.process
+
 MANIFEST = """
 name = "f"
 main = "src/entry.py"

@@ -480,7 +480,7 @@ async def test_a_stub_whose_function_has_ended_says_so(served: Served) -> None:
         kept = await other.counter()
         return await kept.increment()
     try:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             return await kept.increment()
     except Exception as error:
         return str(error)

@@ -36,6 +36,7 @@ def test_projecting_queries_down_is_projecting_keys_and_values_up(
         assert_close("values", torch.einsum("htc,chv->thv", weights, v), got, 1e-5)
 
 
+@pytest.mark.long
 def test_a_needle_is_found_in_256k_tokens_and_nothing_behind_the_query() -> None:
     """One key that a query asks for outweighs all others, wherever it lies; the block behind the last token holds a louder one."""
     length, block = (1 << 18) - 5, 16

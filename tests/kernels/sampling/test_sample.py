@@ -162,6 +162,7 @@ def picked_from(weights: torch.Tensor, u: float) -> list[int]:
     return picked
 
 
+@pytest.mark.long
 @given(
     st.lists(st.integers(0, HEAVIEST), min_size=1, max_size=40).filter(lambda w: sum(w) > 0),
     st.floats(0, 1, exclude_max=True),

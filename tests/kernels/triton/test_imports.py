@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("triton")
 
-pytestmark = pytest.mark.cpu_only
+pytestmark = [pytest.mark.process, pytest.mark.cpu_only]
 
 ROOT = Path(__file__).parents[3]
 SCRIPT = """

@@ -6,7 +6,7 @@ from tests.kernels.triton.conftest import run_compiling
 
 pytest.importorskip("triton")
 
-pytestmark = pytest.mark.cpu_only
+pytestmark = [pytest.mark.process, pytest.mark.cpu_only]
 
 SCRIPT = """
 import re

@@ -114,6 +114,7 @@ def test_groups_that_cannot_be_chosen_from_are_named(arguments: tuple[int, int, 
         )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("at_a_time", [1, 2, 5])
 def test_experts_that_are_decoded_into_memory_are_the_plain_ones(
     at_a_time: int, monkeypatch: pytest.MonkeyPatch

@@ -36,6 +36,7 @@ def some_row(chance: random.Random, vocab: int) -> SamplingRow:
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("vocab", [1, pytest.param(63, marks=pytest.mark.slow), 64, 431])
 @pytest.mark.parametrize("kind", LOGITS)
 def test_both_forms_choose_the_same_tokens(kind: str, vocab: int, monkeypatch: pytest.MonkeyPatch) -> None:

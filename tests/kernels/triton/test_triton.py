@@ -125,6 +125,7 @@ def has_poison_before_a_window(given: Arguments) -> bool:
     return bool((poisoned(given)["k_cache"].isnan() & (given["k_cache"] != 300.0)).any())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "operation", [catalogue.PREFILL_ATTENTION, catalogue.MLA_PREFILL], ids=lambda operation: operation.name
 )
@@ -141,6 +142,7 @@ def test_a_prompt_reads_nothing_beyond_its_context_or_before_its_window(operatio
 SPLITS = [(1, 1), (2, 1), (5, 1), (3, 20), (4, 256)]  # how many, and the keys of one that is used
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("operation", [p for p in ATTENTIONS if "prefill" not in str(p.id)])
 @pytest.mark.parametrize(
     "turns", [(0, 2), pytest.param((1, 3, 4), marks=pytest.mark.slow)], ids=["two of each case", "the others"]
@@ -162,6 +164,7 @@ def test_a_split_context_gives_what_a_whole_one_gives(
             assert_close(name, expected, operation.triton_form()(**poisoned(given)), 10 * 2.0**-24)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", catalogue.MLA_DECODE.cases[-2:], ids=lambda case: case.name)
 @pytest.mark.parametrize("number", [1, 2, 5])
 def test_hoppers_form_of_latent_attention_gives_the_same_in_splits(

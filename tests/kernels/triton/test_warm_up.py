@@ -143,7 +143,7 @@ GEMMS = {"mm", "addmm", "linear", "bmm"}
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def found(process_tier: None, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     cache = str(tmp_path_factory.mktemp("cache"))
     printed = run_compiling(SCRIPT, TRITON_CACHE_DIR=cache, PILOTLIGHT_TRITON="1")
     result: dict[str, Any] = json.loads(printed.splitlines()[-1])

@@ -13,6 +13,8 @@ from load_tests.sim.trouble import Trouble
 from load_tests.sim.world import HELD_OUT_SEEDS, TUNING_SEEDS
 from pilotlight.edge_router.routing.cost import CostPolicy
 
+pytestmark = pytest.mark.long
+
 
 def ran(policy: str, trace: str, load: str = "heavy", requests: int = 800, seed: int = 11) -> Simulation:
     simulation = prepare(CONTENDERS[policy].make, TRACES[trace], load, requests, seed)

@@ -36,12 +36,14 @@ def mean_wait_s(load: float, length: Callable[[random.Random], float], requests:
     return sum(job.begins_at - arrived for arrived, job in jobs) / requests
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("load", [0.3, 0.6])
 def test_random_prompts_wait_as_long_as_in_an_m_m_1_queue(load: float) -> None:
     expected = load / (1 - load) * 1.0  # times the mean service of a second
     assert mean_wait_s(load, lambda rng: rng.expovariate(1 / 1000)) == pytest.approx(expected, rel=0.06)
 
 
+@pytest.mark.long
 def test_equal_prompts_wait_half_as_long_as_pollaczek_and_khinchine_say() -> None:
     assert mean_wait_s(0.6, lambda rng: 1000.0) == pytest.approx(0.5 * 0.6 / 0.4, rel=0.06)
 
@@ -100,6 +102,7 @@ def test_the_prefix_cache_evicts_as_a_slow_one_does(seed: int) -> None:
     assert 50 < hits < 600  # both happen, else nothing was compared
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("output", [200, 1])
 def test_beyond_its_capacity_a_site_falls_behind_and_below_it_does_not(output: int) -> None:
     shape = Shape(turns=1.0, computed_tokens=800.0, output_tokens=output)

@@ -13,6 +13,8 @@ from load_tests.sim.trouble import FLAP_S, NONE, TROUBLES, Trouble, hit_site
 from load_tests.sim.world import build_world
 from pilotlight.edge_router.routing.cost import CostPolicy
 
+pytestmark = pytest.mark.long
+
 WORLD = build_world(load_cities(), 1)
 MEASURED = (100.0, 200.0)
 

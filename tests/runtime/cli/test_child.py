@@ -8,6 +8,8 @@ import pytest
 from pilotlight.runtime.cli import child as children
 from pilotlight.runtime.cli.child import Child
 
+pytestmark = pytest.mark.process
+
 
 @pytest.fixture
 def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

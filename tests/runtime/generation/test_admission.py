@@ -81,7 +81,7 @@ async def test_a_drain_waits_for_requests_and_for_sockets_which_take_nobodys_pla
                 assert not waiting.done()
             await asyncio.sleep(0)
             assert (waiting.done(), admission.num_open) == (False, 1)
-        await asyncio.wait_for(waiting, 30)
+        await asyncio.wait_for(waiting, 60)
     assert (admission.num_open, admission.inflight, admission.attached) == (0, 0, 0)
 
 

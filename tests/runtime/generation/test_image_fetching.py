@@ -70,6 +70,7 @@ async def test_what_leads_elsewhere_or_is_too_large_is_refused(url: str, words: 
         await fetcher(world).fetch(url, 10)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     "host",
     ["localhost", "127.0.0.1", "127.1", "2130706433", "169.254.169.254", "10.0.0.1", "::1", "::ffff:169.254.169.254"],

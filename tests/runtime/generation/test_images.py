@@ -182,6 +182,7 @@ BAD = {
 }  # fmt: skip
 
 
+@pytest.mark.process
 @pytest.mark.filterwarnings("ignore:Image size:PIL.Image.DecompressionBombWarning")
 async def test_bad_images_are_refused_by_name_and_the_next_request_works(site: Site) -> None:
     for name, (bad, words) in BAD.items():

@@ -88,6 +88,7 @@ CALLED = Conversation(
 )
 
 
+@pytest.mark.process
 async def test_a_template_that_joins_arguments_to_text_has_them_as_text() -> None:
     written = "{{ 'f' + messages[1].tool_calls[0].function.arguments }}"
     assert unmarked(await made(written).text(CALLED, is_short=True)) == 'f{"a": "\u00e9 <|im_end|>"}'
@@ -96,6 +97,7 @@ async def test_a_template_that_joins_arguments_to_text_has_them_as_text() -> Non
     assert await made(listed).text(CALLED, is_short=True) == "a"
 
 
+@pytest.mark.process
 async def test_a_conversation_that_the_template_refuses_either_way_is_refused_in_its_first_words() -> None:
     refusing = "{{ raise_exception('alternate! ' ~ messages[1].tool_calls[0].function.arguments.a) }}"
     with pytest.raises(ChatTemplateError, match="alternate! \u00e9 <"):
@@ -147,6 +149,7 @@ async def test_a_system_message_that_the_template_refuses_amid_messages_is_folde
     assert await made(as_it_is).text(said, is_short=True) == roles
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("source", "reason"),
     [
@@ -178,6 +181,7 @@ async def test_a_template_that_cannot_be_compiled_within_limits_is_broken(monkey
     assert endless.why_broken is not None
 
 
+@pytest.mark.process
 async def test_a_child_that_is_killed_from_outside_costs_a_conversation_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -208,6 +212,7 @@ async def test_marks_do_not_show_in_a_templates_refusal() -> None:
     assert SHIELD_BEGIN not in str(refused.value)
 
 
+@pytest.mark.process
 async def test_a_site_whose_template_loops_answers_all_else(
     make_site: SiteMaker, model_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -215,7 +220,7 @@ async def test_a_site_whose_template_loops_answers_all_else(
     source = "{% if messages[0].content == 'Hi' %}" + LOOPS + "{% endif %}"
     (model_directory / "chat_template.jinja").write_text(source)
     async with make_site() as site:
-        places = site.app.site.models._states["tiny"].text.rendering._renderer._places
+        places = site.app.site.models.states["tiny"].text.rendering._renderer._places
         chats = [asyncio.create_task(call(site.app, CHAT, HELLO)) for _ in range(2 * MAX_CHILDREN)]
         await eventually(places.locked)
         assert (await call(site.app, "/livez")).status == 200
@@ -227,6 +232,7 @@ async def test_a_site_whose_template_loops_answers_all_else(
             assert "was ended over this conversation" in answer.json["error"]["message"]
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("path", "body"),
     [

@@ -178,6 +178,7 @@ def _add_call(calls: list[Any], item: dict[str, Any]) -> None:
         calls[item["index"]]["arguments"] += item["function"]["arguments"]
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("case", CASES)
 async def test_a_stream_goes_on_wherever_it_was_cut(make_site: SiteMaker, model_directory: Path, case: str) -> None:
     (model_directory / "chat_template.jinja").write_text(CHATML + "{# <think> #}")
@@ -185,6 +186,7 @@ async def test_a_stream_goes_on_wherever_it_was_cut(make_site: SiteMaker, model_
     await assert_goes_on(make_site, path, body, texts)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("name", CALLED)
 async def test_calls_of_every_format_go_on_wherever_they_were_cut(
     make_site: SiteMaker, model_directory: Path, name: str
@@ -203,6 +205,7 @@ BLOCK_TEXTS = {
 }
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(("path", "case"), in_turn(BLOCKS, BLOCK_TEXTS))
 async def test_an_answer_of_blocks_goes_on_wherever_it_was_cut(
     make_site: SiteMaker, model_directory: Path, path: str, case: str
@@ -398,6 +401,7 @@ async def test_an_answer_that_should_have_ended_here_is_not_continued(
         await site.is_idle()
 
 
+@pytest.mark.process
 async def test_an_engine_that_takes_another_way_is_noticed_where_tokens_come_again(make_site: SiteMaker) -> None:
     async with make_site(hop_secret=SECRET) as site:
         site.engine.answer = sample(("ab  X",))

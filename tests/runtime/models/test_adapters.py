@@ -125,6 +125,7 @@ async def test_a_folder_is_an_adapter_while_it_is_there(
         assert "adapter 'es' cannot be used" in broken.json["error"]["message"]
 
 
+@pytest.mark.long
 async def test_ten_thousand_adapters_cost_a_start_nothing(
     make_site: SiteMaker, models: list[dict[str, Any]], tmp_path: Path
 ) -> None:
@@ -174,6 +175,7 @@ async def test_an_adapter_that_a_file_names_is_looked_at_before_the_site_starts(
             pass
 
 
+@pytest.mark.process
 def test_a_site_answers_as_one_with_merged_weights(tmp_path: Path) -> None:
     model = write_llama(tmp_path / "tiny")
     for name in ("a", "b"):

@@ -393,7 +393,7 @@ def test_a_file_that_is_being_kept_keeps_nobody_waiting_who_asks_for_another(tmp
         with ThreadPoolExecutor(1) as aside:
             asked = aside.submit(lambda: (store.find("ann", "old"), store.of("ann")[0], store.everything().kept[0]))
             try:
-                assert asked.result(timeout=30) == (old, old, old)
+                assert asked.result(timeout=60) == (old, old, old)
             finally:
                 file.may_go_on.set()
     finally:

@@ -5,7 +5,7 @@ import random
 from msgspec.structs import replace
 
 from pilotlight.edge_router.backends.backend import Backend
-from pilotlight.edge_router.backends.discovery import static_backends
+from pilotlight.edge_router.backends.discovery import Discovery
 from pilotlight.runtime.telemetry.digest_editions import KEPT, DigestEditions
 from pilotlight.wire.hop.headers import PREFIXES
 from pilotlight.wire.hop.prefixes import MAX_PUBLISHED, encode_prefixes, encode_prompt_prefixes
@@ -18,7 +18,7 @@ from tests.runtime.test_identity import CHAT, HELLO, SECRET, signed
 
 
 def router() -> Backend:
-    return static_backends(network({"ams1": "http://127.0.0.1:1"}), Clock())["ams1"]
+    return Discovery(network({"ams1": "http://127.0.0.1:1"}), Clock()).backends["ams1"]
 
 
 def status(sequence: int, pid: int = 1, **held: set[int]) -> SiteStatus:

@@ -86,7 +86,7 @@ def observed(model: str = "tiny") -> Metrics:
     metrics = Metrics("ams1")
     metrics.watch(
         lambda: [HostLoad(0, model, ModelLoad(running=2, prefix_hits=7, drafts=DraftCounts(2, 5, 3, (2, 1, 0), 1)))],
-        {"inflight_requests": lambda: 3},
+        {"inflight_requests": ("Requests in progress", lambda: 3)},
         lambda: [ModelStatus(model, "device", copies=1)],
         lambda: [LenderStatus("iad1", rtt_ms=12.5, mbit_per_s=100.0, borrowed=2)],
     )

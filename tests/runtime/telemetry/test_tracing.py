@@ -19,6 +19,8 @@ from tests.edge_router.telemetry.test_tracing import PARENT, TRACE, Collector, a
 from tests.functions.bindings.conftest import Wire, wire  # noqa: F401 - a fixture
 from tests.runtime.conftest import SiteMaker
 
+pytestmark = pytest.mark.process
+
 MODEL = "@test/tiny"
 CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "Hi, a secret"}]}
 CAME_WITH = {"traceparent": f"00-{TRACE}-{PARENT}-01", "tracestate": "a=b"}
@@ -114,5 +116,5 @@ async def test_what_is_asked_outside_of_any_request_is_a_part_of_none() -> None:
 
 def test_a_collector_without_its_packages_stops_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry", None)
-    with pytest.raises(ConfigError, match=r"pilotlight\[telemetry\]"):
+    with pytest.raises(ConfigError, match=r"pilotlight-inference\[telemetry\]"):
         SiteTracing("http://127.0.0.1:9", "ams1", "0")

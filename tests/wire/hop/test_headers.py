@@ -8,8 +8,10 @@ from pilotlight.wire.hop.headers import (
     age_of_hop,
     forwardable,
     hop_is_genuine,
+    lasting,
     sign_hop,
     signed_body,
+    signing,
     site_of_hop,
     tell_clock,
     told_clock,
@@ -138,3 +140,24 @@ def test_a_signatures_age_is_what_its_stamp_says_and_what_has_none_is_no_signatu
     assert ages[:6] == [10.0, -10.0, None, None, None, None]
     assert ages[6] is not None
     assert ages[7] is None
+
+
+def test_while_one_secret_replaces_another_either_is_believed_and_the_first_signs() -> None:
+    """In the order in which processes are restarted: each believes the others at every moment."""
+    hop, old, new = Hop("GET", "/status", "r1", "ams1"), "o" * 16, "n" * 16
+    both, back = f"{new},{old}", f"{old},{new}"
+    for signer, believer in (
+        (old, both),
+        (both, back),
+        (both, both),
+        (new, both),
+        (both, new),
+        (back, both),
+        (back, old),
+    ):
+        assert hop_is_genuine(sign_hop(signer, 0.0, hop), believer, 0.0, hop)
+        assert told_clock(tell_clock(signer, 7.0, "ams1", "r1"), believer, "ams1", "r1") == 7.0
+    for signer, believer in ((both, old), (old, new), (new, old)):
+        assert not hop_is_genuine(sign_hop(signer, 0.0, hop), believer, 0.0, hop)
+        assert told_clock(tell_clock(signer, 7.0, "ams1", "r1"), believer, "ams1", "r1") is None
+    assert (signing(both), lasting(both), lasting(new)) == (new, old, new)

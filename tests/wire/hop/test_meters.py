@@ -42,6 +42,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
+@pytest.mark.process
 def test_what_was_counted_is_there_after_kill_9(tmp_path: Path) -> None:
     file = tmp_path / "meters"
     done = subprocess.run([sys.executable, "-c", KILLED, str(file)], timeout=60)

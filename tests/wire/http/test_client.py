@@ -5,6 +5,7 @@ import errno
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -60,11 +61,12 @@ async def ask(connection: UpstreamConnection) -> tuple[int, bytes]:
     return status, body
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     "behind", [b"HTTP/1.1 201 Created\r\ncontent-length: 3\r\n\r\ntwo", b"HTTP/1.1 201 Cr", b"surplus"]
 )
 async def test_what_comes_behind_an_answer_is_nobodys(behind: bytes) -> None:
-    async with asyncio.timeout(5), site(ANSWER + b"one" + behind) as origin:
+    async with asyncio.timeout(60), site(ANSWER + b"one" + behind) as origin:
         pool = ConnectionPool(connect_timeout_s=2)
         connection = await pool.connect(origin)
         assert await ask(connection) == (200, b"one")
@@ -75,9 +77,10 @@ async def test_what_comes_behind_an_answer_is_nobodys(behind: bytes) -> None:
             pool.close()
 
 
+@pytest.mark.process
 async def test_an_answer_that_ends_where_it_should_leaves_its_connection_to_the_next_request() -> None:
     early_hints = b"HTTP/1.1 103 Early Hints\r\nlink: x\r\n\r\n"
-    async with asyncio.timeout(5), site(ANSWER + b"one", early_hints + ANSWER + b"two") as origin:
+    async with asyncio.timeout(60), site(ANSWER + b"one", early_hints + ANSWER + b"two") as origin:
         pool = ConnectionPool(connect_timeout_s=2)
         connection = await pool.connect(origin)
         assert await ask(connection) == (200, b"one")
@@ -88,8 +91,9 @@ async def test_an_answer_that_ends_where_it_should_leaves_its_connection_to_the_
         pool.close()
 
 
+@pytest.mark.process
 async def test_a_site_that_closes_a_connection_at_once_has_not_had_the_request() -> None:
-    async with asyncio.timeout(5), site() as origin:
+    async with asyncio.timeout(60), site() as origin:
         pool = ConnectionPool(connect_timeout_s=2)
         connection = await pool.connect(origin)
         connection.eof_received()
@@ -339,3 +343,66 @@ def test_an_origin_is_where_a_url_leads() -> None:
     assert Origin.of("https://user:key@sites.example/x") == Origin("sites.example", 443, True, "sites.example")
     assert Origin.of("http://[::1]:8080") == Origin("::1", 8080, False, "[::1]:8080")
     assert Origin.of("http://sites.example").port == 80
+
+
+async def test_a_pump_gives_each_piece_to_its_taker_without_waking_the_task_that_waits() -> None:
+    connection = answered_by_hand()
+    taken: list[bytes] = []
+
+    def take(piece: bytes) -> bool:
+        taken.append(piece)
+        return True
+
+    pumping = asyncio.create_task(connection.pump(take))
+    await asyncio.sleep(0)
+    for number in range(3):
+        connection.data_received(b"1\r\n%d\r\n" % number)
+        assert taken[-1] == b"%d" % number, "before the loop has had a turn"
+    await asyncio.sleep(0)
+    assert not pumping.done()
+    connection.data_received(b"0\r\n\r\n")
+    async with asyncio.timeout(5):
+        await pumping
+    assert (taken, connection.response.is_done) == ([b"0", b"1", b"2"], True)
+
+
+async def test_a_pump_ends_with_the_first_piece_that_is_refused_and_keeps_what_comes_then() -> None:
+    connection = answered_by_hand()
+    pumping = asyncio.create_task(connection.pump(lambda piece: piece != b"b"))
+    await asyncio.sleep(0)
+    for piece in b"abcd":
+        connection.data_received(b"1\r\n%c\r\n" % piece)
+    async with asyncio.timeout(5):
+        await pumping
+        assert await connection.read() == b"cd"
+
+
+async def test_what_a_taker_raises_and_an_interruption_end_the_pump() -> None:
+    def fail(piece: bytes) -> bool:
+        raise ValueError(piece)
+
+    connection = answered_by_hand()
+    pumping = asyncio.create_task(connection.pump(fail))
+    await asyncio.sleep(0)
+    connection.data_received(b"1\r\nx\r\n")
+    with pytest.raises(ValueError, match="x"):
+        await pumping
+    connection = answered_by_hand()
+    pumping = asyncio.create_task(connection.pump(lambda piece: True))
+    await asyncio.sleep(0)
+    connection.interrupt(ConnectionLost("it was silent"))
+    with pytest.raises(ConnectionLost, match="silent"):
+        await pumping
+
+
+def answered_by_hand() -> UpstreamConnection:
+    """Return a connection that has got the head of a response in chunks."""
+    connection = UpstreamConnection(Origin.of("http://h:1"))
+    nothing = SimpleNamespace(
+        write=lambda data: None, is_closing=lambda: False, abort=lambda: None,
+        pause_reading=lambda: None, resume_reading=lambda: None,
+    )  # fmt: skip
+    connection.connection_made(cast(Any, nothing))
+    connection.send(b"GET / HTTP/1.1\r\n\r\n", b"")
+    connection.data_received(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n")
+    return connection

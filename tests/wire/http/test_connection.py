@@ -109,6 +109,7 @@ async def test_requests_are_answered_one_after_the_other_and_not_read_far_ahead(
     assert client.scope["scheme"] == "http"
 
 
+@pytest.mark.long
 async def test_a_body_of_many_small_chunks_gives_others_their_turns() -> None:
     """A transport reads two megabytes before it comes back to the loop, and so many chunks of a byte take half a second."""
     client = Client()

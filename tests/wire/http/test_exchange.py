@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from pilotlight.wire.http.exchange import HELD_BODY_BYTES, HttpExchange, RequestBody
+from pilotlight.wire.http.exchange import HELD_BODY_BYTES, SLICE_BYTES, HttpExchange, RequestBody
 from pilotlight.wire.http.request import RequestHead
 
 DATE = b"date: today\r\n"
@@ -224,3 +224,26 @@ async def test_a_task_that_is_ended_cuts_its_connection() -> None:
     with pytest.raises(asyncio.CancelledError):
         await made.task
     assert connection.told == ["abort"]
+
+
+async def test_a_part_is_written_at_once_where_nothing_has_to_be_waited_for() -> None:
+    answer, connection = exchange()
+    assert not answer.write_now(b"x"), "there is no head"
+    await answer.send(start())
+    assert not answer.write_now(b"x"), "the head is not written yet"
+    await answer.send(body(b"first", more=True))
+    before = len(connection.written)
+    assert answer.write_now(b"next")
+    assert connection.written[before:] == [b"4\r\nnext\r\n"]
+    connection.is_full = True
+    assert not answer.write_now(b"x"), "the client does not read"
+    connection.is_full = False
+    assert not answer.write_now(bytes(SLICE_BYTES + 1)), "it is written in slices"
+    await answer.send(body(b""))
+    assert not answer.write_now(b"x"), "it has ended"
+    answer, connection = exchange()
+    await answer.send(start())
+    await answer.send(body(b"first", more=True))
+    answer.gone()
+    assert not answer.write_now(b"x"), "the client has left"
+    assert len(connection.written) == 1

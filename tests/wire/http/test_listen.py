@@ -20,6 +20,8 @@ from pilotlight.wire.http.listen import (
     url_of,
 )
 
+pytestmark = pytest.mark.process
+
 
 def test_a_port_in_use_is_named_with_its_remedy() -> None:
     with socket.create_server(("127.0.0.1", 0)) as holder:

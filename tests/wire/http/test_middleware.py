@@ -87,6 +87,7 @@ PREFLIGHT = (
 )
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     "origin",
     [
@@ -111,6 +112,7 @@ async def test_pages_of_this_machine_and_of_a_configured_origin_may_ask_and_read
         assert b"access-control-allow-origin: %s\r\nvary: origin\r\n" % origin in answer
 
 
+@pytest.mark.process
 async def test_a_function_answers_for_other_pages_itself() -> None:
     app = App()
     async with client_of(OriginCheck(app, LOCAL)) as client:
@@ -119,6 +121,7 @@ async def test_a_function_answers_for_other_pages_itself() -> None:
         assert len(app.scopes) == 1
 
 
+@pytest.mark.process
 async def test_another_pages_question_is_answered_with_what_to_write_where() -> None:
     app = App()
     async with client_of(OriginCheck(app, LOCAL)) as client:
@@ -140,6 +143,7 @@ def test_what_operators_ask_for_is_read_by_pages_of_a_configured_origin_alone() 
         assert LOCAL.cors("OPTIONS", path, {b"origin": b"https://app.example", **asked})[1]
 
 
+@pytest.mark.process
 async def test_what_a_site_said_of_pages_is_said_once_behind_a_router() -> None:
     async with client_of(OriginCheck(OriginCheck(App(), LOCAL), LOCAL)) as client:
         await client.say(b"GET /v1/x HTTP/1.1\r\nhost: localhost\r\norigin: http://localhost:3000\r\n\r\n")
@@ -153,6 +157,7 @@ def test_without_origins_in_the_file_pages_of_this_machine_alone_may_read() -> N
     assert (b"access-control-allow-origin", b"*") in anybody.cors("GET", "/v1/x", {b"origin": EVIL})[0]
 
 
+@pytest.mark.process
 async def test_a_refused_name_is_answered_with_a_sentence() -> None:
     app = App()
     async with client_of(OriginCheck(app, LOCAL)) as client:
@@ -163,6 +168,7 @@ async def test_a_refused_name_is_answered_with_a_sentence() -> None:
     assert app.scopes == []
 
 
+@pytest.mark.process
 async def test_a_websocket_of_another_page_is_refused_with_a_sentence() -> None:
     app = App()
     async with client_of(OriginCheck(app, LOCAL)) as client:
@@ -194,7 +200,7 @@ class Bodies:
         async def receive() -> Any:
             return messages.pop(0)
 
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await self.budget({"type": kind}, receive, None)
 
 

@@ -26,6 +26,7 @@ async def echo(scope: Any, receive: Any, send: Any) -> None:
     await send({"type": "http.response.body", "body": b""})
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("name", SERVERS)
 async def test_requests_and_websockets_are_served_until_the_stop(name: str) -> None:
     if name != "own":
@@ -42,7 +43,7 @@ async def test_requests_and_websockets_are_served_until_the_stop(name: str) -> N
         async with client.ws_connect(f"{url}/chat", protocols=("a", "b")) as socket:
             assert socket.protocol == "b"
             await socket.send_str("ü")
-            assert await socket.receive_str(timeout=10) == "ü"
+            assert await socket.receive_str(timeout=60) == "ü"
     await server.stop(0.2)
     async with aiohttp.ClientSession() as client:
         with pytest.raises(aiohttp.ClientConnectionError):

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from pilotlight.wire.http.limits import HttpLimits
 from pilotlight.wire.http.server import SILENT_MS, has_vanished, is_silent
 from tests.asgi import eventually
 from tests.edge_router.raw import wire
@@ -37,6 +38,7 @@ def test_what_is_no_tcp_connection_has_not_vanished() -> None:
     assert not is_silent(b"")
 
 
+@pytest.mark.process
 @pytest.mark.skipif(sys.platform != "linux", reason="the struct is Linux's")
 def test_a_connection_whose_client_does_not_read_has_not_vanished(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pilotlight.wire.http.server.SILENT_MS", -1)  # whoever has unacknowledged bytes
@@ -53,8 +55,8 @@ def test_a_connection_whose_client_does_not_read_has_not_vanished(monkeypatch: p
             assert has_vanished(server) == (struct.unpack_from("=I", info, 24)[0] > 0)
 
 
+@pytest.mark.process
 async def test_an_answer_is_not_computed_on_for_a_client_that_has_vanished(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pilotlight.wire.http.server.SWEEP_S", 0.01)
     at_work, ended = asyncio.Event(), asyncio.Event()
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -63,11 +65,12 @@ async def test_an_answer_is_not_computed_on_for_a_client_that_has_vanished(monke
             pass
         ended.set()
 
-    async with served(app) as server, wire(server.url) as idle, wire(server.url) as client:  # type: ignore[attr-defined]
+    limits = HttpLimits(sweep_s=0.01)
+    async with served(app, limits) as server, wire(server.url) as idle, wire(server.url) as client:  # type: ignore[attr-defined]
         await client.say(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
         await at_work.wait()
         monkeypatch.setattr("pilotlight.wire.http.server.has_vanished", lambda sock: sock is not None)
-        await asyncio.wait_for(ended.wait(), 10)
+        await asyncio.wait_for(ended.wait(), 60)
         await eventually(lambda: len(server.connections) == 1)
         assert server.cut["vanished"] == 1
         assert not idle.reader.at_eof(), "who asks nothing may be silent"

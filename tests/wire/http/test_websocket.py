@@ -258,6 +258,7 @@ async def test_what_came_before_a_connection_was_lost_is_handed_on() -> None:
         assert await peer.messages() == ["x"] * 200 + [WebSocketClose(4000)]
 
 
+@pytest.mark.long
 async def test_pieces_without_anything_in_them_cost_no_memory() -> None:
     async with Peer() as peer:
         peer.feed(frame(TEXT, b"a", fin=False))
@@ -283,7 +284,7 @@ async def test_a_writer_waits_for_a_peer_that_takes_nothing_and_goes_on_when_it_
         peer.feed(frame(PING, b"p"))
         assert bytes([0x80 | PONG]) not in peer.transport.written
         peer.socket.connection_lost(None)
-        await asyncio.wait_for(sending, 5)
+        await asyncio.wait_for(sending, 60)
 
 
 async def test_a_writer_goes_on_when_its_peer_takes_more() -> None:
@@ -292,8 +293,8 @@ async def test_a_writer_goes_on_when_its_peer_takes_more() -> None:
         sending = asyncio.create_task(peer.socket.send("x"))
         await asyncio.sleep(0)
         peer.socket.resume_writing()
-        await asyncio.wait_for(sending, 5)
-        await asyncio.wait_for(peer.socket.send("y"), 5)
+        await asyncio.wait_for(sending, 60)
+        await asyncio.wait_for(peer.socket.send("y"), 60)
         assert peer.transport.written == b"\x81\x01x\x81\x01y"
 
 
@@ -356,6 +357,7 @@ async def shaken(client: Wire, behind: bytes = b"") -> bytes:
     return await client.hear_until(b"\r\n\r\n")
 
 
+@pytest.mark.process
 async def test_an_application_sees_a_websocket_and_its_client_what_was_agreed_on() -> None:
     app = App()
     async with served(app) as server, wire(server.url) as client:  # type: ignore[attr-defined]
@@ -376,12 +378,14 @@ async def test_an_application_sees_a_websocket_and_its_client_what_was_agreed_on
     assert app.heard[-1] == {"type": "websocket.disconnect", "code": 4000, "reason": "bye"}
 
 
+@pytest.mark.process
 async def test_what_a_client_says_before_its_answer_is_heard_behind_it() -> None:
     async with served(App()) as server, wire(server.url) as client:  # type: ignore[attr-defined]
         await shaken(client, frame(TEXT, b"early"))
         assert await client.reader.readexactly(7) == b"\x81\x05early"
 
 
+@pytest.mark.process
 async def test_a_refusal_is_a_plain_response() -> None:
     start = {"type": "websocket.http.response.start", "status": 418, "headers": [(b"content-length", b"2")]}
     body = {"type": "websocket.http.response.body", "body": b"no"}
@@ -395,6 +399,7 @@ async def test_a_refusal_is_a_plain_response() -> None:
             await eventually(lambda app=app: app.heard[-1]["type"] == "websocket.disconnect")
 
 
+@pytest.mark.process
 async def test_an_application_ends_a_socket_with_its_own_code_and_reason() -> None:
     accept = {"type": "websocket.accept"}
     ends: tuple[tuple[dict[str, Any], bytes], ...] = (
@@ -410,6 +415,7 @@ async def test_an_application_ends_a_socket_with_its_own_code_and_reason() -> No
             assert await client.hear_all() == said
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     "answers", [("websocket.accept", "websocket.accept"), ("websocket.send",), ("http.response.start",)]
 )
@@ -432,6 +438,7 @@ async def test_an_application_that_speaks_out_of_turn_is_told_and_so_is_its_clie
     assert heard == [f"{answers[-1]} {'behind' if is_accepted else 'before'} websocket.accept"]
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("change", "status"),
     [
@@ -450,6 +457,7 @@ async def test_a_handshake_that_is_none_never_reaches_the_application(
     assert app.heard == []
 
 
+@pytest.mark.process
 async def test_an_application_that_ends_without_a_word_is_told_of() -> None:
     async def fails(scope: Any, receive: Any, send: Any) -> None:
         await send({"type": "websocket.accept"})
@@ -469,6 +477,7 @@ async def test_an_application_that_ends_without_a_word_is_told_of() -> None:
             assert await client.hear_all() == last
 
 
+@pytest.mark.process
 async def test_a_message_beyond_the_servers_limit_ends_the_socket() -> None:
     limits = HttpLimits(max_message_bytes=100)
     async with served(App(), limits) as server, wire(server.url) as client:  # type: ignore[attr-defined]
@@ -477,6 +486,7 @@ async def test_a_message_beyond_the_servers_limit_ends_the_socket() -> None:
         assert (await client.hear_all()).startswith(b"\x88\x1a\x03\xf1")
 
 
+@pytest.mark.process
 async def test_a_client_that_leaves_while_its_handshake_is_judged_is_told_of() -> None:
     heard: list[dict[str, Any]] = []
 

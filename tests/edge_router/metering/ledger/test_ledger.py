@@ -66,7 +66,7 @@ async def test_what_has_ended_is_written_once_and_its_meter_is_free(place: Place
     kept = place.ledger()
     writing = asyncio.create_task(kept.run())
     used(kept)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while kept.num_unwritten:
             await asyncio.sleep(0.01)
     assert rows(place) == [ROW]
@@ -145,7 +145,7 @@ def _fill(filler: Path) -> None:
 
 
 @pytest.fixture(params=["full disk", "killed database", "stopped database"])
-def failing(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Failing]:
+def failing(process_tier: None, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Failing]:
     if request.param == "full disk":
         yield from full_disk(tmp_path / "disk")
         return
@@ -329,7 +329,7 @@ async def test_what_could_not_be_written_is_tried_again_though_nothing_more_come
     monkeypatch.setattr(kept._store, "add", failing_twice)
     writing = asyncio.create_task(kept.run())
     used(kept)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while kept.num_unwritten:
             await asyncio.sleep(0.01)
     assert (kept.fault, failures, rows(Place(tmp_path))) == (None, [], [ROW])

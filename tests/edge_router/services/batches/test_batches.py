@@ -18,6 +18,8 @@ from tests.edge_router.builders import model_status
 from tests.edge_router.fakes import FakeSite, Router, answer, hang, refuse, router, sites
 from tests.edge_router.metering.test_usage_report import ACME, BOB, metered, usage
 
+pytestmark = pytest.mark.process
+
 RUN = "/client/v4/accounts/a/ai/run/ember?queueRequest=true"
 CHAT: Literal["/v1/chat/completions"] = "/v1/chat/completions"
 
@@ -296,7 +298,7 @@ async def test_workers_ais_queue_answers_by_request_id_with_references(
         _, told = await run({"requests": [{"prompt": "a", "external_reference": "A"}, {"prompt": "b"}]})
         assert told["result"]["status"] == "queued"
         poll = {"request_id": told["result"]["request_id"]}
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while (told := (await run(poll))[1])["result"]["status"] != "complete":
                 await asyncio.sleep(0.02)
         result = told.pop("result")

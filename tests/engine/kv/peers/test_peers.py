@@ -98,6 +98,7 @@ def hosts(tmp_path: Path) -> Iterator[Hosts]:
     made.close()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("transport", [SHARED_MEMORY, INLINE, pytest.param(MOONCAKE, marks=needs_mooncake)])
 def test_blocks_come_as_they_are_computed(tmp_path: Path, transport: str) -> None:
     hosts = Hosts(tmp_path, [transport])
@@ -138,6 +139,7 @@ class LostWay:
         raise TransportLostError("its machine is cut off")
 
 
+@pytest.mark.long
 def test_a_way_that_is_lost_ends_its_reads_and_the_next_ones_go_by_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -278,7 +280,7 @@ def test_a_host_that_stands_still_is_given_up(hosts: Hosts, monkeypatch: pytest.
     read = hosts.read(0, 1)
     until(lambda: len(hosts.here) == 1)
     goes_on = threading.Event()
-    monkeypatch.setattr(hosts.server, "_advance", lambda grant: goes_on.wait(10))
+    monkeypatch.setattr(hosts.server, "_advance", lambda grant: goes_on.wait(60))
     until(lambda: read.is_done)
     assert hosts.take(read) == 1
     goes_on.set()

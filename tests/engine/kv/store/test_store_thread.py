@@ -18,6 +18,8 @@ from tests.engine.kv.fake_store import FakeStore
 from tests.engine.kv.tiers.test_host_tier import SIZE, STRIDE, content, name, put, read
 from tests.waiting import until
 
+pytestmark = pytest.mark.process
+
 
 class Cluster:
     """Two hosts of one store: what one writes, the other reads."""
@@ -155,7 +157,7 @@ def test_a_read_that_is_cancelled_while_the_store_hangs_leaves_nothing_pinned(cl
     cluster.package.asked.clear()
     cluster.package.may_answer.clear()
     chain = cluster.read(0, 1)
-    assert cluster.package.asked.wait(10)
+    assert cluster.package.asked.wait(60)
     chain.cancel()
     cluster.package.may_answer.set()
     assert cluster.reader.wait_until_idle(10)

@@ -53,13 +53,13 @@ class Node:
 
     def stop(self) -> None:
         self.process.terminate()
-        self.process.wait(20)
+        self.process.wait(60)
         assert self.process.stdout is not None
         self.process.stdout.close()
 
 
 @pytest.fixture(scope="module")
-def node() -> Iterator[Node]:
+def node(process_tier: None) -> Iterator[Node]:
     made = Node()
     yield made
     made.stop()
@@ -142,6 +142,7 @@ def is_writable(store: StoreTier) -> bool:
     return True
 
 
+@pytest.mark.process
 def test_a_master_that_accepts_and_says_nothing_is_given_up_and_stops_no_other_thread() -> None:
     """In a process of its own: becoming a member would hold Python's lock for minutes."""
     script = """
@@ -156,11 +157,12 @@ def attempt():
     except store_tier.StoreError:
         refused.set()
 threading.Thread(target=attempt, daemon=True).start()
-assert refused.wait(30)
+assert refused.wait(60)
 """
     subprocess.run([sys.executable, "-c", script], cwd=ROOT, timeout=60, check=True)
 
 
+@pytest.mark.long
 def test_blocks_of_a_whole_batch_come_back_to_their_last_byte(store: StoreTier) -> None:
     sizes = (BATCH_BYTES // 2 - 100, BATCH_BYTES // 2 + 100)
     contents = [bytes([7 + i]) * size for i, size in enumerate(sizes)]

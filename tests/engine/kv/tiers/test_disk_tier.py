@@ -285,6 +285,7 @@ def test_a_disk_that_cannot_be_read_is_let_be(
     assert caplog.text.count("no longer read") == 1
 
 
+@pytest.mark.process
 def test_a_limit_of_the_system_on_file_sizes_is_an_error_like_any_other(tmp_path: Path) -> None:
     script = (
         "import resource, sys\n"
@@ -316,6 +317,7 @@ for n in range(int(sys.argv[2]), 10**9): put(tier, n)
 """
 
 
+@pytest.mark.process
 def test_a_process_killed_at_any_time_leaves_a_tier_that_is_right(tmp_path: Path) -> None:
     for i in range(3):
         kill_in(ENDLESS, tmp_path, i * 10**6, after_s=0.02 * (i + 1))

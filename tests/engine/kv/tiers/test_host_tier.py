@@ -499,6 +499,7 @@ def kill_in(script: str, directory: Path, start: int, after_s: float) -> None:
         child.kill()
 
 
+@pytest.mark.process
 def test_a_process_killed_in_the_middle_of_a_block_leaves_only_whole_ones(tmp_path: Path) -> None:
     kill_in(HALF, tmp_path, 5, after_s=0.0)
     tier = HostTier.open(tmp_path, 10 * STRIDE)
@@ -509,6 +510,7 @@ def test_a_process_killed_in_the_middle_of_a_block_leaves_only_whole_ones(tmp_pa
     tier.close()
 
 
+@pytest.mark.process
 def test_a_process_killed_at_any_time_leaves_a_tier_that_is_right(tmp_path: Path) -> None:
     draw = random.Random(7)
     for i in range(4):
@@ -642,7 +644,7 @@ def test_slots_are_registered_once_as_many_as_lie_together_have_pages(registrar:
     assert registrar.calls == [], "a page that is registered is allocated"
     for n in range(GROUP - 1, 10):
         put(tier, n)
-    assert tier.add_size(SIZE).wait(10)
+    assert tier.add_size(SIZE).wait(60)
     assert list(registrar.registered.values()) == [3 * STRIDE, 3 * STRIDE, 3 * STRIDE, STRIDE]
     assert all(reaches(tier, n) for n in range(10))
     for n in range(10, 20):
@@ -659,7 +661,7 @@ def test_memory_that_goes_to_another_size_is_covered_no_more_before_its_pages_go
     tier = HostTier.open(tmp_path / "tier", 9 * STRIDE, device=CUDA)
     for n in range(9):
         put(tier, n)
-    assert tier.add_size(SIZE).wait(10)
+    assert tier.add_size(SIZE).wait(60)
     covered, discard = [], SlotFile._discard_pages
 
     def noticed(self: SlotFile, first: int, last: int) -> None:
@@ -700,7 +702,7 @@ def test_the_next_owner_does_not_wait_until_all_is_unregistered(
 ) -> None:
     tier = HostTier.open(tmp_path / "tier", 9 * STRIDE, device=CUDA)
     assert all(put(tier, n) for n in range(9))
-    assert tier.add_size(SIZE).wait(10)
+    assert tier.add_size(SIZE).wait(60)
     unregister, taken = registrar.unregister, []
 
     def take_and_unregister(address: int) -> str | None:

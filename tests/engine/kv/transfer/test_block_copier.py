@@ -39,7 +39,7 @@ class Rig:
     def register(self, num_pieces: int) -> None:
         self.registered.register(0, num_pieces * PIECE)
         until(lambda: len(self.registrar.registered) == num_pieces)
-        self.registered.wait(10)
+        self.registered.wait(60)
 
     def views(self, places: list[int]) -> list[memoryview]:
         return [memoryview(self.map)[place * BLOCK : (place + 1) * BLOCK] for place in places]
@@ -166,6 +166,7 @@ def test_the_device_leaves_the_host_threads_and_a_cpu_does_not(rig: Rig) -> None
     assert asked == [1, 0], "what need not be looked at is not"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("size", [1 << 20, 64 << 10, 3 * BLOCK - 100])
 def test_blocks_of_any_size_go_to_slots_and_back_before_and_behind_their_registration(
     size: int, monkeypatch: pytest.MonkeyPatch

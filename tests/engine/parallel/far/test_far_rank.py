@@ -31,6 +31,7 @@ def test_a_rank_of_another_release_refuses_by_name(name: str) -> None:
     assert difference(own_release()) is None
 
 
+@pytest.mark.process
 def test_a_first_rank_that_is_not_there_is_named() -> None:
     assert "the first rank cannot be reached at 127.0.0.1, port 9" in FarRank().follow(start(own_release()))
 
@@ -54,6 +55,7 @@ def test_a_copy_of_a_checkpoint_is_the_same_and_another_one_is_refused_by_name(t
         check_checkpoint(load("nowhere"))
 
 
+@pytest.mark.process
 def test_what_a_host_imports_of_ranks_imports_no_ray() -> None:
     code = "import sys, pilotlight.engine.parallel.ranks, pilotlight.engine.parallel.far.ray_placement; print('ray' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "False\n"

@@ -12,6 +12,8 @@ from pilotlight.engine.parallel.channel import RankChannel
 from pilotlight.engine.parallel.far import network
 from pilotlight.engine.parallel.far.network import RankListener, connect, new_group_key
 
+pytestmark = pytest.mark.process
+
 LOCALHOST = "127.0.0.1"
 KEY = new_group_key()
 

@@ -125,6 +125,7 @@ def assert_allowed(answer: list[Read]) -> None:
             jsonschema.validate(json.loads(part[2]), SCHEMAS[part[1]])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("is_single", [True, False])
 def test_an_answer_that_must_call_is_calls_alone(made: Writer, is_single: bool) -> None:
     found = list(made.answers_to(AnswerRules(TOOLS, is_single)))
@@ -139,6 +140,7 @@ def test_of_one_tool_no_other_is_called(made: Writer) -> None:
     assert {part[1] for answer in made.answers_to(AnswerRules(TOOLS[:1], True)) for part in answer} == {"get_weather"}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("is_single", [True, False])
 def test_free_text_may_hold_calls_and_those_are_right(made: Writer, is_single: bool) -> None:
     found = list(made.answers_to(AnswerRules(TOOLS, is_single, may_be_text=True), count=30))
@@ -162,12 +164,14 @@ def test_a_document_comes_behind_the_reasoning(made: Writer, thinking: Thinking)
         assert (kind, text in ("yes", "no")) == ("text", True)
 
 
+@pytest.mark.long
 def test_calls_come_behind_the_reasoning(made: Writer) -> None:
     for answer in made.answers_to(AnswerRules(TOOLS, True), Thinking.OPEN):
         assert_allowed(answer)
         assert answer[-1][0] == "call"
 
 
+@pytest.mark.long
 def test_five_hundred_tools_are_a_grammar(made: Writer) -> None:
     tools = tuple(CallableTool(f"tool_{number}", CITY) for number in range(500))
     text = made.answers.grammar(Thinking.CLOSED, AnswerRules(tools, may_be_text=True))

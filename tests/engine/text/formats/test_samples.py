@@ -207,6 +207,7 @@ SOUP = [
 ]  # fmt: skip
 
 
+@pytest.mark.long
 @given(data=st.data())
 @settings(max_examples=400, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_whatever_a_model_writes_is_read_the_same_however_it_is_cut(data: st.DataObject) -> None:

@@ -297,6 +297,7 @@ def killed(path: Path) -> list[int]:
     return [int(line) for line in lines if line.endswith("\n")]
 
 
+@pytest.mark.process
 async def test_what_was_committed_survives_kill_9_and_a_pair_stays_a_pair(tmp_path: Path) -> None:
     last = killed(tmp_path)[-1]
     store = ObjectStore(tmp_path, 1 << 30)

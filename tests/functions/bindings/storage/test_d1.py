@@ -326,6 +326,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.process
 def test_a_disk_that_is_full_fails_the_statement_and_keeps_the_database(tmp_path: Path) -> None:
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(
@@ -371,6 +372,7 @@ def killed_writer(path: Path) -> int:
     return max(int(line) for line in lines if line.endswith("\n"))
 
 
+@pytest.mark.process
 async def test_acknowledged_batches_survive_kill_9_whole(tmp_path: Path) -> None:
     path = tmp_path / "d1.sqlite"
     acknowledged = killed_writer(path)

@@ -310,6 +310,7 @@ def writer(path: Path, prefix: str) -> "subprocess.Popen[str]":
     )
 
 
+@pytest.mark.process
 async def test_every_acknowledged_value_survives_kill_9_of_two_writers(tmp_path: Path) -> None:
     path = tmp_path / "kv.sqlite"
     writers = {prefix: writer(path, prefix) for prefix in ("a", "b")}

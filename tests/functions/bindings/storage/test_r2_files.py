@@ -140,6 +140,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.process
 def test_a_disk_that_is_full_fails_the_put_and_leaves_nothing(tmp_path: Path) -> None:
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(
@@ -180,6 +181,7 @@ def killed_writer(path: Path) -> int:
     return max(int(line) for line in lines if line.endswith("\n"))
 
 
+@pytest.mark.process
 async def test_acknowledged_objects_survive_kill_9_and_strays_go(tmp_path: Path) -> None:
     last = killed_writer(tmp_path)
     stray = tmp_path / "files" / "ab" / ("ab" * 16)

@@ -23,6 +23,8 @@ from tests.functions.bindings.conftest import Wire
 from tests.functions.bindings.s3_server import s3_endpoint, s3_place
 from workers.bindings.r2 import R2Bucket, R2ObjectBody
 
+pytestmark = pytest.mark.process
+
 __all__ = ["s3_endpoint", "s3_place"]
 R2 = ("r2", "BUCKET", {"bucket_name": "photos"})
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]

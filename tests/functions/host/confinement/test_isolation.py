@@ -19,6 +19,8 @@ from tests.functions.conftest import Served, ServedMaker, working_oci_runtime
 from tests.functions.host import attacks
 from tests.functions.host.test_hostile import GOOD
 
+pytestmark = pytest.mark.process
+
 ATTEMPTS = [name for name in vars(attacks.Attempts) if not name.startswith("_")]
 WAITING = ("blocks_its_event_loop", "prints_without_end")
 DOCUMENT = Path(__file__).parents[4] / "docs/isolation.md"
@@ -77,7 +79,7 @@ async def outcomes(served: Served, query: str) -> list[str]:
         for name in ATTEMPTS:
             path = f"/{name}?{query}&pid={victim.process.child.pid}"
             pool = "waiting" if name in WAITING else "bad"
-            found.append(await asyncio.wait_for(outcome_of_a_start(served, path, pool), 20))
+            found.append(await asyncio.wait_for(outcome_of_a_start(served, path, pool), 60))
             assert not asking.done(), asking.exception()
     finally:
         asking.cancel()

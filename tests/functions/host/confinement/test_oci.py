@@ -26,6 +26,7 @@ def is_known(pid: int) -> bool:
     return os.path.exists(f"/proc/{pid}")
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("is_left", [False, True])
 async def test_a_child_is_waited_for_beside_others_and_leaves_no_descriptor(is_left: bool) -> None:
     started = child()
@@ -41,7 +42,7 @@ async def test_a_child_is_waited_for_beside_others_and_leaves_no_descriptor(is_l
         started.stdin.close()
     else:
         started.stdin.close()
-        await asyncio.wait_for(waiting, 20)
+        await asyncio.wait_for(waiting, 60)
         assert len(os.listdir("/proc/self/fd")) == before - 1, "its input alone"
         assert not is_known(started.pid)
     started.wait()

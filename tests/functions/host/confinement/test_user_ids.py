@@ -41,6 +41,7 @@ def test_ids_that_are_given_back_are_used_again_the_longest_free_first(tmp_path:
     assert seen[BLOCK_IDS : 2 * BLOCK_IDS] == seen[:BLOCK_IDS]
 
 
+@pytest.mark.process
 def test_the_ids_of_a_site_that_was_killed_are_free(tmp_path: Path) -> None:
     command = [sys.executable, "-c", HOLDER, str(tmp_path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:

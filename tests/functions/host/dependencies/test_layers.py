@@ -91,6 +91,7 @@ async def test_packages_that_cannot_be_had_are_named_with_the_installers_words(m
         assert await served.get() == b"hello from a wheel v1"
 
 
+@pytest.mark.process
 async def test_a_layer_that_several_ask_for_is_installed_once_and_is_whole_or_not_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -108,6 +109,7 @@ async def test_a_layer_that_several_ask_for_is_installed_once_and_is_whole_or_no
     assert [path.name for path in (tmp_path / "layers").iterdir() if not path.name.startswith(".lock")] == [first.name]
 
 
+@pytest.mark.process
 async def test_nothing_but_wheels_is_installed(tmp_path: Path, wheels: Path) -> None:
     """A source distribution's setup.py would run with the site's rights."""
     source = wheels / "evil-1.0"

@@ -18,7 +18,7 @@ async def test_a_death_that_is_heard_of_before_the_start_is_told_by_its_signal()
         process = IsolateProcess("f", log, CpuHistory())
         process.child = ChildProcess()
         process.child.ended(Died(1, signal.SIGSEGV, 0.0, 0))
-        fault = await asyncio.wait_for(process.crash_fault("", was_ready=True), 10)
+        fault = await asyncio.wait_for(process.crash_fault("", was_ready=True), 60)
         assert "was killed by signal 11" in fault.message
     finally:
         log.close()

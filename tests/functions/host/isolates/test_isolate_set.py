@@ -177,7 +177,7 @@ async def test_one_that_cannot_be_started_is_left_nowhere_and_who_waits_hears_of
         assert (raised.value.code, "cannot be started: no room" in raised.value.message) == ("no_isolate", True)
     else:
         assert raised.value is error
-    await asyncio.wait_for(waiting, 20)
+    await asyncio.wait_for(waiting, 60)
     assert (kept.living, kept.isolates.num_started) == ([], 0)
     await kept.isolates.close()
     assert kept.factory.made[0].is_closed
@@ -190,7 +190,7 @@ async def test_one_that_is_gone_by_itself_is_counted_once_and_its_time_is_told(k
     waiting = asyncio.ensure_future(kept.waiters.wait())
     await asyncio.sleep(0)
     isolate.gone.set()
-    await asyncio.wait_for(waiting, 20)
+    await asyncio.wait_for(waiting, 60)
     assert (kept.living, isolate.is_closed) == ([], True)
     assert [kept.isolates.spent_cpu_s(), kept.isolates.spent_cpu_s()] == [1.0, 0.0], "as its last look found it"
     await kept.started()

@@ -123,12 +123,13 @@ async def test_the_kernel_hears_who_comes_first_and_who_gives_way(make_served: S
             await asyncio.sleep(0.005)
         await computing
         child = pool.isolates.living[0].process.child
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while _scheduled(child.pid) != (first, PROMPT_SLICE_NS):
                 await served.get("/")
                 await asyncio.sleep(0.01)
 
 
+@pytest.mark.process
 @pytest.mark.skipif(not HONOURS_SLICES, reason="Linux takes slices from 6.12 on")
 def test_the_loop_itself_is_told_of_and_its_children_are_as_usual() -> None:
     apply_priority(0, PriorityClass.INTERACTIVE)
@@ -196,6 +197,7 @@ def test_the_cpu_time_of_another_process_is_read_to_the_nanosecond() -> None:
         cpu_s(2**22 + 1)  # above the largest there can be
 
 
+@pytest.mark.process
 @pytest.mark.skipif(OWN_NICE >= 19, reason="the site gives way already")
 def test_what_a_process_has_forked_gives_way_with_it() -> None:
     command = ["sh", "-c", "sleep 600 & echo $!; wait"]  # ended below

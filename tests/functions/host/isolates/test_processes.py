@@ -28,12 +28,14 @@ def parent() -> Iterator["subprocess.Popen[bytes]"]:
         started.stdin.close()
 
 
+@pytest.mark.process
 def test_a_family_is_found_by_its_oldest_and_each_knows_its_parent(parent: "subprocess.Popen[bytes]") -> None:
     (child,) = descendants(parent.pid)
     assert {parent.pid, child} <= descendants(os.getpid())
     assert (parent_of(child), parent_of(parent.pid), descendants(child)) == (parent.pid, os.getpid(), set())
 
 
+@pytest.mark.process
 def test_a_descriptor_of_a_process_says_which_it_is_and_whether_it_lives() -> None:
     with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as started:
         pidfd = os.pidfd_open(started.pid)

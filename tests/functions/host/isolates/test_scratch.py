@@ -63,7 +63,7 @@ async def test_only_beyond_its_limit_all_that_may_have_written_are_ended_and_it_
     scratch.make()
     written(scratch.path, "file", blocks)
     isolates = [Isolate(), Isolate()]
-    await asyncio.wait_for(scratch.enforce(cast(Any, isolates)), 20)
+    await asyncio.wait_for(scratch.enforce(cast(Any, isolates)), 60)
     beyond = blocks * BLOCK > 1 << 20
     assert [isolate.ended for isolate in isolates] == [[("its files have more than 1 MiB", "disk")] * beyond] * 2
     assert [isolate.is_gone for isolate in isolates] == [beyond] * 2

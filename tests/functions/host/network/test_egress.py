@@ -17,6 +17,8 @@ from pilotlight.functions.host.network import egress as egress_module
 from pilotlight.functions.host.network.egress import Egress
 from pilotlight.functions.host.subrequests import Dial
 
+pytestmark = pytest.mark.process
+
 NOT_PUBLIC = [
     "0.0.0.0",
     "0.1.2.3",

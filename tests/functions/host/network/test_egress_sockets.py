@@ -133,7 +133,7 @@ class Default(WorkerEntrypoint):
             over.set()
         for name, handler in (("open", on_open), ("message", on_message), ("error", on_error), ("close", on_close)):
             socket.addEventListener(name, create_proxy(handler))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await over.wait()
         return Response.json(told)
 """
@@ -215,7 +215,7 @@ async def test_the_far_side_hears_all_that_a_function_says_and_how_it_ended(
         "status": 101, "headers": [("sec-websocket-protocol", "b")], "web_socket": True, "url": "http://far/",
     }  # fmt: skip
     assert reply.body is not None
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         heard = [message async for chunk in reply.body for message in MessageDecoder(100).feed(chunk)]
     assert (far.heard, far.closed[0]) == (["hello", b"bytes"], (code, reason))
     assert heard == [SocketClose(code, reason.decode())]

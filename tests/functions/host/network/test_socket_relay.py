@@ -70,7 +70,7 @@ class Ends:
 
     async def ended(self) -> int | None:
         """The code of the close that the client got."""
-        await asyncio.wait_for(self.running, 10)
+        await asyncio.wait_for(self.running, 60)
         codes = [message["code"] for message in self.to_client if message["type"] == "websocket.close"]
         assert len(codes) <= 1
         return codes[0] if codes else None

@@ -4,8 +4,12 @@ import asyncio
 import os
 from pathlib import Path
 
+import pytest
+
 from pilotlight.functions.host.confinement.tiers import Confinement
 from pilotlight.functions.host.zygotes.site_zygote import SiteZygote
+
+pytestmark = pytest.mark.process
 
 
 async def test_one_that_has_died_is_started_again_for_the_next_function(tmp_path: Path) -> None:
@@ -18,7 +22,7 @@ async def test_one_that_has_died_is_started_again_for_the_next_function(tmp_path
             made = zygote.create_zygote(limits, [], [], log)
         finally:
             os.close(log)
-        await asyncio.wait_for(made.started(), 30)
+        await asyncio.wait_for(made.started(), 60)
         assert made.is_alive
         zygote.stop()
         assert not made.is_alive

@@ -40,6 +40,8 @@ from pilotlight.functions.host.zygotes.zygote_client import (
 )
 from tests.asgi import eventually
 
+pytestmark = pytest.mark.process
+
 Process = subprocess.Popen[bytes]
 
 
@@ -90,13 +92,13 @@ async def test_a_process_that_was_asked_for_is_known_until_it_is_dead(zygote: Zy
     child = zygote.ask()
     assert (zygote.command(), zygote.connection.is_settled) == (ForkIsolate(1, Boot("", [], [])), False)
     zygote.say(Started(1), os.pidfd_open(process.pid))
-    await asyncio.wait_for(child.started, 20)
+    await asyncio.wait_for(child.started, 60)
     assert (child.pid, zygote.connection.pids, zygote.connection.is_settled) == (process.pid, {process.pid}, True)
     child.kill()
     await asyncio.to_thread(process.wait)
     told = Died(1, 9, 0.5, 100)
     zygote.say(told)
-    assert await asyncio.wait_for(child.died, 20) == told
+    assert await asyncio.wait_for(child.died, 60) == told
     assert (zygote.connection.pids, child.pidfd, child.cpu_s(), zygote.failed) == (set(), -1, 0.0, [])
     child.kill()
 
@@ -105,7 +107,7 @@ async def test_a_process_that_cannot_be_made_says_why_and_a_zygote_that_cannot_g
     child = zygote.ask()
     zygote.say(Failed(1, "no room"))
     with pytest.raises(ZygoteError, match="no room"):
-        await asyncio.wait_for(child.started, 20)
+        await asyncio.wait_for(child.started, 60)
     assert (child.died.result(), zygote.connection.is_settled) == (None, True)
     zygote.say(Failed(-1, "no tier"))
     await eventually(lambda: zygote.failed == ["no tier"])
@@ -149,7 +151,7 @@ async def test_who_says_what_cannot_be_is_ended_with_all_its_processes(
 async def test_a_zygote_that_ends_takes_its_processes_along(zygote: Zygote, processes: list[Process]) -> None:
     children = [zygote.ask(), zygote.ask()]
     zygote.say(Started(1), os.pidfd_open(processes[0].pid))
-    await asyncio.wait_for(children[0].started, 20)
+    await asyncio.wait_for(children[0].started, 60)
     zygote.close()
     await eventually(lambda: zygote.connection.closed)
     assert await asyncio.to_thread(processes[0].wait) == -9

@@ -14,6 +14,8 @@ from tests.kernels.conftest import DEVICE
 from tests.kernels.matrices.test_lossless import ALL_VALUES, bits, trained
 from tests.kernels.triton.conftest import run_compiling
 
+pytestmark = pytest.mark.long
+
 TYPE = torch.bfloat16
 RATIO = 2.0**-7 if DEVICE == "cpu" else 2.0**-8  # the interpreter cuts off what a result has too much
 
@@ -166,6 +168,7 @@ for has_numbers, out in ((False, "*i16"), (True, "*i16"), (True, "*bf16")):
 """
 
 
+@pytest.mark.process
 @pytest.mark.cpu_only
 @pytest.mark.timeout(300)
 def test_products_compile_for_hopper_within_their_budget() -> None:

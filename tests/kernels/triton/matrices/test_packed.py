@@ -33,6 +33,7 @@ def weights() -> list[Int4Weight | Mxfp4Weight]:
     ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("strip", "some"), [(STRIPS[0], slice(None)), (STRIPS[1], slice(2, None, 4))])
 def test_one_in_a_column_gives_the_weight_of_that_column(strip: Strip, some: slice) -> None:
     for weight in weights()[some]:
@@ -46,6 +47,7 @@ def test_one_in_a_column_gives_the_weight_of_that_column(strip: Strip, some: sli
             assert torch.equal(product[: len(columns)], plain[:, first : first + 16].T)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("strip", STRIPS)
 def test_a_row_has_the_same_bits_in_any_company(strip: Strip) -> None:
     for weight in weights()[2::2]:
@@ -66,6 +68,7 @@ def test_rows_of_x_may_begin_anywhere() -> None:
         assert torch.equal(packed.product(elsewhere, weight.operands(), None), expected)
 
 
+@pytest.mark.long
 def test_a_weight_that_is_decoded_into_memory_is_the_unpacked_one(monkeypatch: pytest.MonkeyPatch) -> None:
     for weight in weights():
         rows, columns = weight.shape

@@ -10,6 +10,8 @@ from pilotlight.runtime.cli.commands import app
 from pilotlight.runtime.fetching.listing import NAME, digest_of
 from tests.checkpoints import write_llama
 
+pytestmark = pytest.mark.process
+
 runner = CliRunner()
 
 

@@ -12,6 +12,7 @@ from tests.checkpoints import write_llama
 runner = CliRunner()
 
 
+@pytest.mark.process
 def test_a_model_is_rounded_and_the_next_command_is_named(tmp_path: Path) -> None:
     write_llama(tmp_path / "model", hidden_size=64, intermediate_size=96, head_dim=16, num_attention_heads=4)
     out = tmp_path / "out"

@@ -29,6 +29,7 @@ def test_a_cluster_lives_as_long_as_the_command() -> None:
     assert not listens(address)
 
 
+@pytest.mark.process
 def test_a_port_that_is_taken_is_refused_with_advice() -> None:
     with socket.create_server((LOOPBACK, 0)) as server:
         port = server.getsockname()[1]
@@ -36,6 +37,7 @@ def test_a_port_that_is_taken_is_refused_with_advice() -> None:
             pass
 
 
+@pytest.mark.process
 def test_the_own_address_is_one_of_this_machine() -> None:
     with socket.create_server((own_address(), 0)):
         pass

@@ -1,0 +1,1 @@
+"""Decisions: typed questions about a state, in the dialects that have them."""

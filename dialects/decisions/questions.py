@@ -1,0 +1,105 @@
+"""A decision: a state, questions about it whose answers are known beforehand, and the probability of each answer.
+
+A question is put to a chat model behind the state, which all questions of a request have in common, as the end of what the user says. An option's
+probability is that of its label as the model's answer, in proportion to the other options'. Formulas of confidence: those of TypeSafe's Choice and
+Score. Knows no dialect; refuses to know tokens.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from msgspec import Struct
+
+from pilotlight.dialects.requests import Conversation, ValidGeneration
+
+MAX_QUESTIONS = 400
+MAX_OPTIONS = 255
+MAX_LEVELS = 10
+
+# Asked of a chat model that is not to think first.
+UNTHINKING: dict[str, Any] = {"enable_thinking": False, "thinking": False}
+
+
+class Option(Struct, frozen=True):
+    """A possible answer. `label` is what the model would say."""
+
+    label: str
+    description: str = ""
+
+
+class Question(Struct, frozen=True):
+    kind: Literal["predicate", "choice", "score"]
+    instructions: str
+    options: tuple[Option, ...]
+    name: str | None = None
+
+    @property
+    def text(self) -> str:
+        """The question as it is put to the model, in few words: it is computed for each question anew."""
+        described = [f"{option.label}: {option.description}" for option in self.options if option.description]
+        asked = [self.instructions] if self.instructions else []
+        if self.kind == "predicate":
+            return "\n".join(["Does this hold?", *asked, *described, "Answer yes or no."])
+        if not described:
+            return "\n".join([*asked, f"Answer with one of: {', '.join(option.label for option in self.options)}"])
+        lines = [
+            f"{option.label}: {option.description}" if option.description else option.label for option in self.options
+        ]
+        return "\n".join([*asked, "Answer with one of these, by what stands before the colon:", *lines])
+
+
+def predicate(instructions: str, name: str | None = None, yes: str = "", no: str = "") -> Question:
+    """Return a question that is answered by yes or no, in this order."""
+    return Question("predicate", instructions, (Option("yes", yes), Option("no", no)), name)
+
+
+def score(instructions: str, levels: Sequence[str], name: str | None = None) -> Question:
+    """Return a question that is answered by a level's number, from 0 on."""
+    return Question("score", instructions, tuple(Option(str(i), level) for i, level in enumerate(levels)), name)
+
+
+class ValidDecision(ValidGeneration, frozen=True):
+    """A request for decisions. Its prompt is the state."""
+
+    questions: tuple[Question, ...] = ()
+
+    def asked(self, question: Question) -> Conversation:
+        """Return the state with a question behind it. Templates refuse two turns of the user in a row, so it is part of a last one."""
+        state = self.prompt
+        assert isinstance(state, Conversation)
+        *before, last = state.messages
+        said = last["content"]
+        if last["role"] != "user":
+            messages = [*before, last, {"role": "user", "content": question.text}]
+        elif isinstance(said, str):
+            messages = [*before, {**last, "content": f"{said}\n\n{question.text}"}]
+        else:
+            messages = [*before, {**last, "content": [*said, {"type": "text", "text": question.text}]}]
+        return Conversation(tuple(messages), images=state.images, variables=UNTHINKING)
+
+
+def choice_confidence(probabilities: Sequence[float]) -> float:
+    """Return how far the likeliest option is above an even distribution: from 0 to 1."""
+    if len(probabilities) == 1:
+        return 1.0
+    even = 1 / len(probabilities)
+    return max(0.0, (max(probabilities) - even) / (1 - even))
+
+
+def score_confidence(probabilities: Sequence[float]) -> float:
+    """Return how near the levels are to the likeliest one, in proportion to an even distribution's distance from the middle: from 0 to 1."""
+    if len(probabilities) == 1:
+        return 1.0
+    count, likeliest = len(probabilities), likeliest_of(probabilities)
+    distance = sum(p * abs(level - likeliest) for level, p in enumerate(probabilities))
+    even = sum(abs(level - (count - 1) / 2) for level in range(count)) / count
+    return max(0.0, 1 - distance / even)
+
+
+def expected_level(probabilities: Sequence[float]) -> float:
+    return sum(level * p for level, p in enumerate(probabilities))
+
+
+def likeliest_of(probabilities: Sequence[float]) -> int:
+    """Return the first of the likeliest options."""
+    return max(range(len(probabilities)), key=probabilities.__getitem__)

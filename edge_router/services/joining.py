@@ -1,0 +1,117 @@
+"""Routes by which a machine becomes a site: it shows a token, and gets a certificate, the network's secret and a place in the router's file.
+
+The token is good once. The network's file is the truth: the site is written there first, and the router then reads it again.
+"""
+
+import asyncio
+import logging
+import os
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+from pilotlight.edge_router.assembly import EdgeRouter
+from pilotlight.edge_router.telemetry.status_routes import limited_body
+from pilotlight.sites.config import ConfigError
+from pilotlight.sites.joining.authority import Authority, AuthorityError
+from pilotlight.sites.joining.network_file import add_site
+from pilotlight.sites.joining.tokens import TokenError, Tokens
+from pilotlight.sites.network import load_network
+from pilotlight.wire.errors import ApiError
+from pilotlight.wire.hop.headers import HOP_SECRET_ENV
+from pilotlight.wire.hop.joining import AUTHORITY_PATH, JOIN_PATH, Joined, JoinRequest, NetworkFace
+from pilotlight.wire.hop.status import Place
+
+MAX_BODY = 64 << 10
+JSON = "application/json"
+
+log = logging.getLogger("pilotlight.joining")
+
+
+class _Network(NamedTuple):
+    file: Path
+    authority: Authority
+    tokens: Tokens
+
+
+class JoinRoutes:
+    def __init__(self, router: EdgeRouter, file: Path | None) -> None:
+        """`file`: where the network was read. Raises ConfigError for a network's folder that cannot be used."""
+        self._router = router
+        self._joining = asyncio.Lock()
+        self._network: _Network | None = None
+        folder = router.network.join.directory
+        if folder is not None and file is not None:
+            if not router.secret:
+                raise ConfigError(
+                    f"machines that join need the network's secret: set hop.secret_file, or {HOP_SECRET_ENV}"
+                )
+            try:
+                self._network = _Network(file, Authority(Path(folder)), Tokens(Path(folder)))
+            except AuthorityError as error:
+                raise ConfigError(f"join.directory: {error}") from None
+
+    def routes(self) -> list[BaseRoute]:
+        if self._network is None:
+            return []
+        return [Route(AUTHORITY_PATH, self.face, methods=["GET"]), Route(JOIN_PATH, self.join, methods=["POST"])]
+
+    async def face(self, request: Request) -> Response:
+        """The authority's certificate, which a machine compares with its token, and where the router stands."""
+        assert self._network is not None
+        place = self._router.network.place
+        told = NetworkFace(self._network.authority.pem.decode(), Place(place.city, place.latitude, place.longitude))
+        return Response(msgspec.json.encode(told), media_type=JSON)
+
+    async def join(self, request: Request) -> Response:
+        """Take a machine in. Raises ApiError."""
+        assert self._network is not None
+        if request.url.scheme != "https":
+            raise ApiError("forbidden", "the network's secret is told over https alone: set listen.tls_certificate")
+        try:
+            asked = msgspec.json.decode(await limited_body(request, MAX_BODY), type=JoinRequest)
+        except msgspec.MsgspecError as error:
+            raise ApiError("invalid_request", f"this is no request to join: {error}") from None
+        host = _host_of(asked.url)
+        async with self._joining:
+            joined = await asyncio.to_thread(self._join, self._network, asked, host)
+            self._router.set_sites(load_network(self._network.file))
+        log.info("site %s at %s has joined", asked.name, asked.url)
+        return Response(msgspec.json.encode(joined), media_type=JSON)
+
+    def _join(self, network: _Network, asked: JoinRequest, host: str) -> Joined:
+        """Raises ApiError."""
+        if asked.name in self._router.backends:
+            raise ApiError("invalid_request", f"the network has a site named {asked.name!r}: choose another --name")
+        try:
+            certificate = network.authority.issue(asked.certificate_request.encode(), host)
+            network.tokens.redeem(asked.token, asked.name)
+            place = {"city": asked.place.city, "latitude": asked.place.latitude, "longitude": asked.place.longitude}
+            add_site(network.file, asked.name, asked.url.rstrip("/"), place)
+        except TokenError as error:
+            raise ApiError("unauthorized", str(error)) from None
+        except (AuthorityError, ConfigError) as error:
+            raise ApiError("invalid_request", str(error)) from None
+        except OSError as error:
+            log.error("%s could not join: %s", asked.name, error)
+            raise ApiError("internal_error", "the network's folder cannot be written; the log has the reason") from None
+        return Joined(certificate.decode(), os.environ[HOP_SECRET_ENV])
+
+
+def _host_of(url: str) -> str:
+    """Raises ApiError for what is no address of a site."""
+    try:
+        parts = urlsplit(url)
+        host = parts.hostname if parts.scheme == "https" and parts.port and parts.path in ("", "/") else None
+    except ValueError:
+        host = None
+    if not host or not url.isascii() or set(url) & set(" \t\r\n\"'\\"):
+        raise ApiError(
+            "invalid_request", f"{url[:100]!r} is no https://HOST:PORT at which this router could reach a site"
+        )
+    return host

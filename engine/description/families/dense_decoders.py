@@ -1,0 +1,343 @@
+"""The families of plain decoders: what each one's config.json says, and what it means where it says nothing, by transformers' configuration classes.
+
+A family is a function here and a row of config_registry.py. What differs between them is a field of DenseConfig.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from pilotlight.engine.api.errors import CheckpointError
+from pilotlight.engine.description.decoder_config import (
+    LayerKind,
+    every_nth,
+    mixed_layers,
+    refuse_unless,
+    rules_by_type,
+    sliding_window,
+    text_keys,
+    uniform_layers,
+)
+from pilotlight.engine.description.dense_config import DenseConfig
+from pilotlight.engine.description.rotary_scaling import read_rotary_rule, rotary_parameters
+from pilotlight.engine.description.shapes import NormNames
+from pilotlight.engine.weights.config import flag, number, positive_int, positive_number
+
+_BEHIND = NormNames(None, "post_attention_layernorm", None, "post_feedforward_layernorm")
+_AROUND_IN_GLM = NormNames(
+    "input_layernorm", "post_self_attn_layernorm", "post_attention_layernorm", "post_mlp_layernorm"
+)
+# What a config.json that keeps a decoder's keys under text_config leaves out, where they are the family's own.
+_MINISTRAL3 = {
+    "sliding_window": None, "rms_norm_eps": 1e-5, "head_dim": 128,
+    "rope_parameters": {
+        "rope_type": "yarn", "rope_theta": 1_000_000.0, "factor": 16.0, "original_max_position_embeddings": 16384, "beta_fast": 32.0,
+        "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1,
+    },
+}  # fmt: skip
+_GEMMA4: dict[str, Any] = {
+    "vocab_size": 262_144, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "max_position_embeddings": 131_072,
+    "hidden_activation": "gelu_pytorch_tanh", "hidden_size_per_layer_input": 256,
+    "rope_parameters": {
+        "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
+        "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1_000_000.0},
+    },
+}  # fmt: skip
+_GEMMA3 = {
+    "vocab_size": 262_208, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "max_position_embeddings": 131_072,
+    "hidden_activation": "gelu_pytorch_tanh",
+}  # fmt: skip
+
+
+def llama(config: Mapping[str, Any], **own: Any) -> DenseConfig:
+    """Llama 2 and 3: the plain decoder. `own`: what another family has in place of its fields."""
+    bias = flag(config, "attention_bias", False)
+    fields = {"qkv_bias": bias, "o_bias": bias, "mlp_bias": flag(config, "mlp_bias", False)}
+    return DenseConfig.read(config, intermediate_size=positive_int(config, "intermediate_size"), **{**fields, **own})
+
+
+def mistral(config: Mapping[str, Any]) -> DenseConfig:
+    """Mistral, Mistral 3 and Ministral 3 (text): a window in each layer, or none; queries that grow with their position in the newest."""
+    text = text_keys(config)
+    if text.get("model_type") == "ministral3":
+        text = {**_MINISTRAL3, **text}
+    return DenseConfig.read(
+        text,
+        layers=uniform_layers(text, sliding_window(text, 4096)),
+        intermediate_size=positive_int(text, "intermediate_size"),
+        temperature=growing_queries(text),
+    )
+
+
+def growing_queries(config: Mapping[str, Any]) -> tuple[float, float, float] | None:
+    """Read by what queries are multiplied as their positions grow, as Ministral 3 and Mistral 4 have it; None: by nothing."""
+    described = rotary_parameters(config)
+    if not described.get("llama_4_scaling_beta"):
+        return None
+    floor = positive_number(described, "original_max_position_embeddings")
+    return floor, positive_number(described, "llama_4_scaling_beta"), 0.0
+
+
+def qwen2(config: Mapping[str, Any]) -> DenseConfig:
+    """Qwen 2 and 2.5, and 2.5-VL's text: biases on queries, keys and values."""
+    text = text_keys(config)
+    return llama(text, layers=qwen_layers(text), qkv_bias=True, o_bias=False, mlp_bias=False)
+
+
+def qwen3(config: Mapping[str, Any]) -> DenseConfig:
+    """Qwen 3, and 3-VL's text: queries and keys normalised per head."""
+    text = text_keys(config)
+    return llama(text, layers=qwen_layers(text), default_head_dim=128, mlp_bias=False, qk_norm=True)
+
+
+def qwen_layers(config: Mapping[str, Any]) -> tuple[LayerKind, ...]:
+    """Layers from `max_window_layers` on see a window, if windows are asked for at all."""
+    num_layers = positive_int(config, "num_hidden_layers")
+    window = sliding_window(config, 4096) if flag(config, "use_sliding_window", False) else None
+    full = min(num_layers, int(config.get("max_window_layers", 28)) if window else num_layers)
+    default = ("full_attention",) * full + ("sliding_attention",) * (num_layers - full)
+    return mixed_layers(config, window, default)
+
+
+def phi3(config: Mapping[str, Any]) -> DenseConfig:
+    """Phi 3 and 4: Llama's with fused tensors; a part of each head turns in Phi 4 mini."""
+    return llama(
+        config,
+        layers=uniform_layers(config, sliding_window(config, None)),
+        default_eps=1e-5,
+        qkv_bias=False,
+        o_bias=False,
+        mlp_bias=False,
+        is_fused=True,
+    )
+
+
+def granite(config: Mapping[str, Any]) -> DenseConfig:
+    """Granite 3: Llama's with a multiplier at each seam."""
+    return llama(config, **granite_scales(config))
+
+
+def granite_scales(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Read the multipliers of Granite 3, dense or of experts."""
+    return {
+        "attention_scale": positive_number(config, "attention_multiplier", 1.0),
+        "embedding_scale": number(config, "embedding_multiplier", 1.0),
+        "residual_scale": number(config, "residual_multiplier", 1.0),
+        "logit_scale": 1.0 / positive_number(config, "logits_scaling", 1.0),
+    }
+
+
+def olmo2(config: Mapping[str, Any]) -> DenseConfig:
+    """OLMo 2: norms behind attention and feed-forward alone, all queries of a token normalised at once, and all keys."""
+    return llama(config, default_eps=1e-5, mlp_bias=False, norms=_BEHIND, joint_qk_norm=True)
+
+
+def olmo3(config: Mapping[str, Any]) -> DenseConfig:
+    """OLMo 3: OLMo 2's, three layers of four looking through a window, which turn without scaling."""
+    theta = number(config, "rope_theta", 500_000.0)
+    return llama(
+        config,
+        default_eps=1e-5,
+        mlp_bias=False,
+        norms=_BEHIND,
+        joint_qk_norm=True,
+        layers=mixed_layers(config, sliding_window(config, 4096), every_nth(config, 4), sliding_rotary=1),
+        rotary=rules_by_type(config, theta, theta),
+    )
+
+
+def exaone4(config: Mapping[str, Any]) -> DenseConfig:
+    """EXAONE 4: norms behind attention and feed-forward alone, heads normalised; where some layers look through a window, the others do not turn."""
+    pattern = config.get("sliding_window_pattern", 4)
+    if isinstance(pattern, str):  # a letter for each layer of a period: L looks through a window, G sees everything
+        if pattern.strip("L") != "G":
+            raise CheckpointError(
+                f"config.json has sliding_window_pattern = {pattern!r}; it must be L's and one G behind"
+            )
+        pattern = len(pattern)
+    window = sliding_window(config, 4096)
+    period = positive_int({"sliding_window_pattern": pattern}, "sliding_window_pattern") if window and pattern else 0
+    full_rotary = 0 if window is None else None
+    return llama(
+        config,
+        default_eps=1e-5,
+        qkv_bias=False,
+        o_bias=False,
+        mlp_bias=False,
+        norms=_BEHIND,
+        qk_norm=True,
+        layers=mixed_layers(config, window, every_nth(config, period), full_rotary=full_rotary),
+    )
+
+
+def smollm3(config: Mapping[str, Any]) -> DenseConfig:
+    """SmolLM 3: Llama's, of whose layers every fourth does not turn."""
+    num_layers = positive_int(config, "num_hidden_layers")
+    turns = layers_that_turn(config, num_layers)
+    window = sliding_window(config, None) if flag(config, "use_sliding_window", False) else None
+    types = config.get("layer_types") or [
+        "full_attention" if turn or not window else "sliding_attention" for turn in turns
+    ]
+    layers = mixed_layers({**config, "layer_types": types}, window, ())
+    return llama(
+        config,
+        layers=tuple(kind._replace(rotary=0 if turn else None) for kind, turn in zip(layers, turns, strict=True)),
+        rotary=(read_rotary_rule(config, 2_000_000.0),),
+        default_tied=True,
+    )
+
+
+def layers_that_turn(config: Mapping[str, Any], num_layers: int) -> list[bool]:
+    """Read which layers turn queries and keys: those with a 1 in `no_rope_layers`, or all but every so many'th."""
+    interval = positive_int(config, "no_rope_layer_interval", 4)
+    turns = config.get("no_rope_layers") or [int((i + 1) % interval != 0) for i in range(num_layers)]
+    if not isinstance(turns, list) or len(turns) < num_layers:
+        raise CheckpointError(
+            f"config.json has no_rope_layers = {turns!r}; it must be a list of {num_layers}: 1 for a layer that turns"
+        )
+    return [bool(turn) for turn in turns[:num_layers]]
+
+
+def seed_oss(config: Mapping[str, Any]) -> DenseConfig:
+    """Seed-OSS: Llama's with a bias in front of attention, and another behind it if it is asked for."""
+    return llama(
+        config,
+        default_head_dim=128,
+        qkv_bias=flag(config, "attention_bias", True),
+        o_bias=flag(config, "attention_out_bias", False),
+    )
+
+
+def glm4(config: Mapping[str, Any]) -> DenseConfig:
+    """GLM-4: half of each head turns, in pairs of neighbours; norms on both sides of attention and feed-forward; gates and ups in one tensor."""
+    return llama(
+        config,
+        default_head_dim=128,
+        default_eps=1.5625e-07,
+        rotary=(read_rotary_rule(config, default_share=0.5),),
+        norms=_AROUND_IN_GLM,
+        is_interleaved=True,
+        qkv_bias=flag(config, "attention_bias", True),
+        o_bias=False,
+        mlp_bias=False,
+        is_fused=True,
+    )
+
+
+def ernie(config: Mapping[str, Any]) -> DenseConfig:
+    """Ernie 4.5: Llama's, turning pairs of neighbours."""
+    bias = flag(config, "use_bias", False)
+    return llama(
+        config,
+        default_head_dim=128,
+        default_eps=1e-5,
+        rotary=(read_rotary_rule(config, 500_000.0),),
+        is_interleaved=True,
+        qkv_bias=bias,
+        o_bias=bias,
+        mlp_bias=bias,
+        default_tied=True,
+    )
+
+
+def gemma2(config: Mapping[str, Any]) -> DenseConfig:
+    """Gemma 2: norms on both sides of attention and feed-forward, every second layer looking through a window, scores and logits capped."""
+    refuse_unless(config, "use_bidirectional_attention", False, None)
+    return _gemma(
+        config,
+        layers=mixed_layers(config, sliding_window(config, 4096), every_nth(config, 2)),
+        rotary=(read_rotary_rule(config),),
+        soft_cap=_cap(config, "attn_logit_softcapping", 50.0),
+        logit_cap=_cap(config, "final_logit_softcapping", 30.0),
+    )
+
+
+def gemma3(config: Mapping[str, Any]) -> DenseConfig:
+    """Gemma 3 (text): Gemma 2's without caps, heads normalised, most layers looking through a window and turning by a rotary base of their own."""
+    text = text_keys(config)
+    if text is not config:
+        text = {**_GEMMA3, **text}
+    for key in ("attn_logit_softcapping", "final_logit_softcapping"):
+        refuse_unless(text, key, None)
+    is_bidirectional = flag(text, "use_bidirectional_attention", False)
+    window = sliding_window(text, 4096)
+    if is_bidirectional and window is not None:  # half of it on each side, as transformers reads it
+        window = window // 2 + 1
+    period = positive_int(text, "sliding_window_pattern", 6)  # every sixth layer sees everything
+    thetas = number(text, "rope_theta", 1_000_000.0), number(text, "rope_local_base_freq", 10_000.0)
+    return _gemma(
+        text,
+        layers=mixed_layers(text, window, every_nth(text, period), sliding_rotary=1),
+        rotary=rules_by_type(text, *thetas),
+        qk_norm=True,
+        is_bidirectional=is_bidirectional,
+    )
+
+
+def gemma4(config: Mapping[str, Any]) -> DenseConfig:
+    """Gemma 4's large dense model (text): layers that see everything have wider heads, fewer key-value heads, values that are their keys, and turn a
+    part of their pairs; values are normalised. What the small models and the one of experts have besides is refused by name."""
+    text = {**_GEMMA4, **text_keys(config)}
+    refuse_unless(text, "hidden_size_per_layer_input", 0, None)
+    refuse_unless(text, "num_kv_shared_layers", 0, None)
+    refuse_unless(text, "enable_moe_block", False, None)
+    refuse_unless(text, "use_bidirectional_attention", None, "vision")  # which is for the tokens of pictures alone
+    shares = flag(text, "attention_k_eq_v", False)
+    types = list(text.get("layer_types") or every_nth(text, 6))
+    types[-1] = "full_attention"
+    layers = mixed_layers({**text, "layer_types": types}, sliding_window(text, 512), (), sliding_rotary=1)
+    return _gemma(
+        text,
+        layers=tuple(
+            kind._replace(keys_are_values=shares, **_own_heads(text, i, shares)) if kind.window is None else kind
+            for i, kind in enumerate(layers)
+        ),
+        rotary=rules_by_type(text, 1_000_000.0, 10_000.0),
+        qk_norm=True,
+        norms_values=True,
+        scales_layers=True,
+        norm_offset=0.0,
+        attention_scale=1.0,
+        logit_cap=_cap(text, "final_logit_softcapping", None),
+    )
+
+
+def _own_heads(config: Mapping[str, Any], layer: int, shares: bool) -> dict[str, int]:
+    """Return what the heads of a layer of Gemma 4 that sees everything are, where they are not the model's: said for all such layers in published
+    checkpoints, and for each layer in those that transformers writes."""
+    listed = config.get("per_layer_config")
+    if listed is not None:
+        own: Mapping[str, Any] = next((each for number, each in listed.items() if int(number) == layer), {})
+        keys = {"head_dim": "head_dim", "num_kv_heads": "num_key_value_heads"}
+        return {field: positive_int(own, key) for field, key in keys.items() if key in own}
+    few = config.get("num_global_key_value_heads")
+    found = {"head_dim": positive_int(config, "global_head_dim", 512)}
+    return found | {"num_kv_heads": positive_int(config, "num_global_key_value_heads")} if shares and few else found
+
+
+def _gemma(config: Mapping[str, Any], **own: Any) -> DenseConfig:
+    bias = flag(config, "attention_bias", False)
+    fields = {
+        "norm_offset": 1.0,
+        "attention_scale": positive_number(config, "query_pre_attn_scalar", 256.0) ** -0.5,
+        "norms": NormNames(
+            "input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm"
+        ),
+    }
+    return DenseConfig.read(
+        config,
+        activation_key="hidden_activation",
+        allowed_activation="gelu_pytorch_tanh",
+        default_head_dim=256,
+        default_tied=True,
+        intermediate_size=positive_int(config, "intermediate_size"),
+        qkv_bias=bias,
+        o_bias=bias,
+        activation="gelu_tanh",
+        embedding_scale=positive_int(config, "hidden_size") ** 0.5,
+        **{**fields, **own},
+    )
+
+
+def _cap(config: Mapping[str, Any], key: str, default: float | None) -> float | None:
+    """Read a cap; null means that there is none."""
+    return None if config.get(key, default) is None else positive_number(config, key, default)

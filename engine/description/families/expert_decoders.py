@@ -1,0 +1,262 @@
+"""The families whose feed-forwards are experts, over attention of the plain ones': what each one's config.json says, and what it means where it says
+nothing, by transformers' configuration classes.
+
+A family is a function here and a row of config_registry.py. What differs between them is a field of SparseConfig.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from pilotlight.engine.description.decoder_config import (
+    mixed_layers,
+    read_top_k,
+    refuse_unless,
+    rules_by_type,
+    sliding_window,
+    text_keys,
+    uniform_layers,
+)
+from pilotlight.engine.description.dense_config import DenseConfig
+from pilotlight.engine.description.families.dense_decoders import glm4, granite_scales, qwen_layers
+from pilotlight.engine.description.rotary_scaling import read_rotary_rule
+from pilotlight.engine.description.shapes import ExpertNames, ExpertsShape, Routing, SparseShape
+from pilotlight.engine.description.sparse_config import SparseConfig, read_grouped_experts, read_softmax_experts
+from pilotlight.engine.weights.config import (
+    flag,
+    layer_numbers,
+    number,
+    positive_int,
+    positive_number,
+    whole_number,
+)
+from pilotlight.engine.weights.fused import FusedRows
+
+_MIXTRAL = ExpertNames("block_sparse_moe", "gate", "e_score_correction_bias", "experts", ("w1", "w3", "w2"))
+_GRANITE = ExpertNames("block_sparse_moe", "router.layer")
+_QWEN2 = ExpertNames(shared="shared_expert", shared_gate="shared_expert_gate")
+_ERNIE = ExpertNames(bias="moe_statics.e_score_correction_bias")
+
+
+def mixtral(config: Mapping[str, Any]) -> SparseConfig:
+    """Mixtral: Mistral's attention, and experts in every layer."""
+    return SparseConfig.read(
+        config,
+        layers=uniform_layers(config, sliding_window(config, None)),
+        rotary=(read_rotary_rule(config, 1_000_000.0),),
+        default_eps=1e-5,
+        intermediate_size=positive_int(config, "intermediate_size"),
+        sparse=read_softmax_experts(
+            config, "num_local_experts", default_experts=8, default_top_k=2, renormalise=True, names=_MIXTRAL
+        ),
+        sparse_layers=_all_layers(config),
+    )
+
+
+def qwen2_moe(config: Mapping[str, Any]) -> SparseConfig:
+    """Qwen 1.5 and 2 MoE: Qwen 2's attention, experts, and one of all tokens that a sigmoid weighs."""
+    return SparseConfig.read(
+        config,
+        layers=qwen_layers(config),
+        intermediate_size=positive_int(config, "intermediate_size"),
+        qkv_bias=flag(config, "qkv_bias", True),
+        sparse=read_softmax_experts(
+            config,
+            "num_experts",
+            size_key="moe_intermediate_size",
+            default_experts=60,
+            default_top_k=4,
+            renormalise=flag(config, "norm_topk_prob", False),
+            names=_QWEN2,
+            shared_size=positive_int(config, "shared_expert_intermediate_size", 5632),
+        ),
+        sparse_layers=_every_step(config),
+    )
+
+
+def qwen3_moe(config: Mapping[str, Any]) -> SparseConfig:
+    """Qwen 3 MoE, and 3-VL's text: Qwen 3's attention, and experts in most or all layers."""
+    text = text_keys(config)
+    bias = flag(text, "attention_bias", False)
+    window = sliding_window(text, 4096) if flag(text, "use_sliding_window", False) else None
+    return SparseConfig.read(
+        text,
+        layers=uniform_layers(text, window),
+        intermediate_size=positive_int(text, "intermediate_size"),
+        qkv_bias=bias,
+        o_bias=bias,
+        qk_norm=True,
+        sparse=read_softmax_experts(
+            text,
+            "num_experts",
+            size_key="moe_intermediate_size",
+            default_experts=text.get("num_local_experts", 128),
+            renormalise=flag(text, "norm_topk_prob", False),
+        ),
+        sparse_layers=_every_step(text),
+    )
+
+
+def olmoe(config: Mapping[str, Any]) -> SparseConfig:
+    """OLMoE: all queries of a token normalised at once, and all keys; experts in every layer."""
+    refuse_unless(config, "clip_qkv", None)
+    bias = flag(config, "attention_bias", False)
+    return SparseConfig.read(
+        config,
+        default_eps=1e-5,
+        intermediate_size=positive_int(config, "intermediate_size"),
+        qkv_bias=bias,
+        o_bias=bias,
+        joint_qk_norm=True,
+        sparse=read_softmax_experts(
+            config, "num_experts", default_experts=64, renormalise=flag(config, "norm_topk_prob", False)
+        ),
+        sparse_layers=_all_layers(config),
+    )
+
+
+class GraniteMoeConfig(SparseConfig):
+    """A config whose checkpoint keeps gates and ups of all experts in one stack, and downs in another."""
+
+    __slots__ = ()
+
+    @property
+    def fused(self) -> tuple[FusedRows, ...]:
+        (num_experts, hidden, inner), mlp = self.sparse.experts, _GRANITE.mlp
+        each = f"{mlp}.experts.{{expert}}"
+        return (
+            FusedRows(f"{mlp}.input_linear", {f"{each}.gate_proj": inner, f"{each}.up_proj": inner}, num_experts),
+            FusedRows(f"{mlp}.output_linear", {f"{each}.down_proj": hidden}, num_experts),
+        )
+
+
+def granite_moe(config: Mapping[str, Any]) -> SparseConfig:
+    """Granite 3 MoE: Granite 3's attention and multipliers, and experts in every layer."""
+    bias = flag(config, "attention_bias", False)
+    return GraniteMoeConfig.read(
+        config,
+        intermediate_size=positive_int(config, "intermediate_size"),
+        qkv_bias=bias,
+        o_bias=bias,
+        sparse=read_softmax_experts(
+            config, "num_local_experts", default_experts=8, default_top_k=2, renormalise=True, names=_GRANITE
+        ),
+        sparse_layers=_all_layers(config),
+        **granite_scales(config),
+    )
+
+
+def minimax_m2(config: Mapping[str, Any]) -> SparseConfig:
+    """MiniMax-M2: all queries of a token normalised at once, and all keys; part of each head turns; sigmoids with a balancing bias choose experts."""
+    head_dim = positive_int(config, "head_dim", 128)
+    # Published checkpoints say how many numbers turn, and not which share of a head they are.
+    share = positive_int(config, "rotary_dim", head_dim) / head_dim
+    num_experts = positive_int(config, "num_local_experts", 256)
+    shape = ExpertsShape(
+        num_experts, positive_int(config, "hidden_size"), positive_int(config, "intermediate_size", 1536)
+    )
+    refuse_unless(config, "scoring_func", "sigmoid", None)
+    refuse_unless(config, "use_routing_bias", True, None)
+    refuse_unless(config, "qk_norm_type", "per_layer", None)
+    refuse_unless(config, "shared_intermediate_size", 0, None)
+    routing = Routing(read_top_k(config, num_experts), True, scores="sigmoid", is_biased=True, is_wide=True)
+    return SparseConfig.read(
+        config,
+        default_head_dim=128,
+        rotary=(read_rotary_rule(config, 5_000_000.0, share),),
+        intermediate_size=shape.intermediate_size,
+        joint_qk_norm=True,
+        sparse=SparseShape(shape, routing, names=_MIXTRAL),
+        sparse_layers=_all_layers(config),
+    )
+
+
+def ernie_moe(config: Mapping[str, Any]) -> SparseConfig:
+    """Ernie 4.5 MoE: turning pairs of neighbours; a softmax with a balancing bias chooses experts, shared ones beside them."""
+    refuse_unless(config, "use_bias", False, None)  # the head has one, too
+    num_layers = positive_int(config, "num_hidden_layers")
+    num_experts = positive_int(config, "moe_num_experts", 64)
+    intermediate = positive_int(config, "moe_intermediate_size", 1536)
+    top_k = read_top_k({"num_experts_per_tok": config.get("moe_k")}, num_experts, 6)
+    every = positive_int(config, "moe_layer_interval", 1)
+    start = whole_number({"moe_layer_start_index": 1, **config}, "moe_layer_start_index", num_layers)
+    end = number(config, "moe_layer_end_index", -1)
+    last = num_layers - 1 if end == -1 else int(end)
+    return SparseConfig.read(
+        config,
+        default_eps=1e-5,
+        rotary=(read_rotary_rule(config, 500_000.0),),
+        is_interleaved=True,
+        default_tied=True,
+        intermediate_size=positive_int(config, "intermediate_size"),
+        sparse=SparseShape(
+            ExpertsShape(num_experts, positive_int(config, "hidden_size"), intermediate),
+            Routing(top_k, True, is_biased=True, is_wide=True),
+            whole_number(config, "moe_num_shared_experts", num_experts) * intermediate,
+            _ERNIE,
+        ),
+        sparse_layers=frozenset(i for i in range(start, min(last, num_layers - 1) + 1) if (i + 1) % every == 0),
+    )
+
+
+def glm4_moe(config: Mapping[str, Any]) -> SparseConfig:
+    """GLM-4.5, 4.6 and 4.7: attention of whose heads a half turns, and DeepSeek-V3's experts."""
+    return SparseConfig.read(
+        config,
+        rotary=(read_rotary_rule(config, default_share=0.5),),
+        default_eps=1e-5,
+        qkv_bias=flag(config, "attention_bias", False),
+        qk_norm=flag(config, "use_qk_norm", False),
+        **read_grouped_experts(config),
+    )
+
+
+def mimo_v2(config: Mapping[str, Any]) -> SparseConfig:
+    """MiMo-V2-Flash: most layers look through a window, with twice the key-value heads, and sinks; values have fewer numbers than keys; a third of
+    each head turns; sigmoids with a balancing bias choose experts."""
+    num_layers, kv_heads = positive_int(config, "num_hidden_layers"), positive_int(config, "num_key_value_heads")
+    default = tuple("full_attention" if i == 0 or (i + 1) % 6 == 0 else "sliding_attention" for i in range(num_layers))
+    window = sliding_window(config, 129)
+    if config.get("sliding_window_size") is not None:  # tokens before the query's own
+        window = positive_int(config, "sliding_window_size") + 1
+    layers = mixed_layers(config, window, default, sliding_rotary=1)
+    kinds = config.get("mlp_layer_types") or ["dense"] + ["sparse"] * (num_layers - 1)
+    refuse_unless(config, "n_shared_experts", None, 0)
+    thetas = number(config, "rope_theta", 5_000_000.0), number(config, "swa_rope_theta", 10_000.0)
+    scale = config.get("attention_value_scale", 0.707)
+    return SparseConfig.read(
+        config,
+        layers=tuple(
+            kind if kind.window is None else kind._replace(num_kv_heads=2 * kv_heads, has_sinks=True) for kind in layers
+        ),
+        rotary=rules_by_type(config, *thetas, default_share=0.334),
+        default_head_dim=192,
+        default_eps=1e-5,
+        value_dim=positive_int(config, "v_head_dim", 128),
+        value_scale=1.0 if scale is None else positive_number(config, "attention_value_scale", scale),
+        sinks_name="attention_sink_bias",
+        qkv_bias=flag(config, "attention_bias", False),
+        **read_grouped_experts({**config, "mlp_layer_types": kinds}),
+    )
+
+
+def glm_v(config: Mapping[str, Any]) -> DenseConfig:
+    """GLM-4.1V, 4.5V and 4.6V (text): GLM-4's or GLM-4.5's decoder, by whether there are experts."""
+    text = text_keys(config)
+    if text.get("n_routed_experts") is not None:
+        return glm4_moe(text)
+    return glm4({"rms_norm_eps": 1e-5, "attention_bias": True, "head_dim": _plain_head_dim(text), **text})
+
+
+def _plain_head_dim(config: Mapping[str, Any]) -> int:
+    return positive_int(config, "hidden_size") // positive_int(config, "num_attention_heads")
+
+
+def _all_layers(config: Mapping[str, Any]) -> frozenset[int]:
+    return frozenset(range(positive_int(config, "num_hidden_layers")))
+
+
+def _every_step(config: Mapping[str, Any]) -> frozenset[int]:
+    """Every so many'th layer has experts, but for those that are named as dense."""
+    num_layers = positive_int(config, "num_hidden_layers")
+    step, dense = positive_int(config, "decoder_sparse_step", 1), layer_numbers(config, "mlp_only_layers", num_layers)
+    return frozenset(i for i in range(num_layers) if (i + 1) % step == 0 and i not in dense)

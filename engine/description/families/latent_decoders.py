@@ -1,0 +1,195 @@
+"""The families of latent attention, whose keys and values are one short vector of a token in each layer, with experts behind a few dense layers:
+DeepSeek-V2, V3, Kimi K2 and K2.5, GLM-4.7-Flash, Mistral Small 4.
+
+A family is a function here and a row of config_registry.py. Defaults are those of transformers' configuration classes, and for DeepSeek-V3 those of
+deepseek-ai/DeepSeek-V3's configuration_deepseek.py.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pilotlight.engine.description.decoder_config import LayerKind, refuse_unless, text_keys
+from pilotlight.engine.description.dense_config import DenseConfig
+from pilotlight.engine.description.families.dense_decoders import growing_queries, mistral
+from pilotlight.engine.description.rotary_scaling import (
+    RotaryRule,
+    read_rotary_rule,
+    rotary_parameters,
+    sharpening,
+)
+from pilotlight.engine.description.shapes import NO_IMAGES, ImageBytes, LatentShape, Routing
+from pilotlight.engine.description.sparse_config import SparseConfig, read_experts_in_groups, read_grouped_experts
+from pilotlight.engine.description.tensor_sizes import WeightShape, norm, projections, summed
+from pilotlight.engine.description.vision_config import ENCODED_BYTES, PatchedVision
+from pilotlight.engine.kv.pool.layout import CachedLayer, CacheSegment
+from pilotlight.engine.weights.config import flag, number, positive_int, positive_number, whole_number
+
+# The most keys and values that are made of a context's vectors (engine/layers/expanded_attention.py): in bf16 those of 10,900 tokens in 16 heads
+# of DeepSeek-V3's. Every rank holds as much back from its cache.
+EXPANDED_BYTES = 128 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatentConfig(SparseConfig):
+    """`head_dim` is what turns of each head; `num_kv_heads` 0: all heads read the same, so that ranks cannot share it."""
+
+    q_rank: int | None  # None: queries are projected at once
+    kv_rank: int
+    nope_dim: int
+    value_dim: int
+    vision: PatchedVision | None
+
+    @property
+    def cached_layers(self) -> tuple[CachedLayer, ...]:
+        return (CachedLayer((CacheSegment("latent", 1, self.kv_rank + self.head_dim),)),) * self.num_layers
+
+    @property
+    def attended_numbers(self) -> int:
+        return self.num_heads * (2 * self.kv_rank + self.head_dim)
+
+    def attention_bytes(self, tokens: int, ranks: int, item_bytes: int) -> int:
+        """Queries and what they give in absorbed form; or keys and values of a context, made and then laid side by side."""
+        absorbed = 2 * tokens * self.num_heads // ranks * self.kv_rank * item_bytes
+        width = max(self.nope_dim + self.head_dim, self.value_dim)
+        return max(absorbed, EXPANDED_BYTES + EXPANDED_BYTES * (self.nope_dim + self.value_dim) // (2 * width))
+
+    def image_bytes(self, item_bytes: int) -> ImageBytes:
+        return ImageBytes(ENCODED_BYTES, self.vision.encoding_bytes(item_bytes)) if self.vision else NO_IMAGES
+
+    @property
+    def outer_weights(self) -> list[WeightShape]:
+        return self.text_weights + (self.vision.weights(self.hidden_size) if self.vision else [])
+
+    def latent_attention(self, layer: int) -> LatentShape:
+        return LatentShape(
+            self.num_heads,
+            self.q_rank,
+            self.kv_rank,
+            self.head_dim,
+            self.nope_dim,
+            self.value_dim,
+            self.attention_scale,
+            layer,
+        )
+
+    def layer_weights(self, layer: int, name: str) -> list[WeightShape]:
+        norms = [norm(f"{name}.norm_{i}", self.hidden_size) for i in range(2)]
+        return [*self._attention(f"{name}.self_attn"), *norms, *self.feed_forward_weights(layer, name)]
+
+    def _attention(self, name: str) -> list[WeightShape]:
+        hidden, heads, key_dim = self.hidden_size, self.num_heads, self.nope_dim + self.head_dim
+        found = []
+        if self.q_rank is None:
+            found += projections("attention", [f"{name}.q_proj"], [heads * key_dim], hidden, unit=key_dim)
+        else:
+            found += [
+                WeightShape("attention", f"{name}.q_a_proj", self.q_rank, hidden),
+                norm(f"{name}.q_a_layernorm", self.q_rank),
+                *projections("attention", [f"{name}.q_b_proj"], [heads * key_dim], self.q_rank, unit=key_dim),
+            ]
+        both = self.nope_dim + self.value_dim
+        return [
+            *found,
+            WeightShape("attention", f"{name}.kv_a_proj_with_mqa", self.kv_rank + self.head_dim, hidden),
+            norm(f"{name}.kv_a_layernorm", self.kv_rank),
+            WeightShape("attention", f"{name}.kv_b_proj", heads * both, self.kv_rank, "rows", both, is_unpacked=True),
+            *summed("attention", f"{name}.o_proj", hidden, heads * self.value_dim, unit=self.value_dim),
+        ]
+
+
+def deepseek_v3(config: Mapping[str, Any]) -> LatentConfig:
+    """DeepSeek-V3 and R1, Kimi K2 and K2.5: sigmoids with a balancing bias choose experts in groups."""
+    text = text_keys(config)
+    return _latent(config, text, read_grouped_experts(text, groups=8, top_groups=4, scale=2.5))
+
+
+def glm4_moe_lite(config: Mapping[str, Any]) -> LatentConfig:
+    """GLM-4.7-Flash: DeepSeek-V3's with one group of experts, its first layer dense."""
+    num_layers = positive_int(config, "num_hidden_layers")
+    dense = whole_number({"first_k_dense_replace": 1, **config}, "first_k_dense_replace", num_layers)
+    kinds = config.get("mlp_layer_types") or ["dense"] * dense + ["sparse"] * (num_layers - dense)
+    text = {"rms_norm_eps": 1e-5, **config, "mlp_layer_types": kinds}
+    return _latent(config, text, read_grouped_experts(text, scale=1.8))
+
+
+def deepseek_v2(config: Mapping[str, Any]) -> LatentConfig:
+    """DeepSeek-V2 and V2-Lite: a softmax chooses experts, in the larger one out of groups that their best expert ranks."""
+    refuse_unless(config, "scoring_func", "softmax", None)
+    refuse_unless(config, "topk_method", "greedy", "group_limited_greedy", None)
+    refuse_unless(
+        config, "norm_topk_prob", False, None
+    )  # what the published code does with true is not what transformers does
+    is_grouped = config.get("topk_method") == "group_limited_greedy"
+    rule = Routing(
+        0,
+        scale=positive_number(config, "routed_scaling_factor", 1.0),
+        groups=positive_int(config, "n_group", 1) if is_grouped else 1,
+        top_groups=positive_int(config, "topk_group", 1) if is_grouped else 1,
+        group_best=1,
+        is_wide=True,
+    )
+    return _latent(config, config, read_experts_in_groups(config, rule))
+
+
+def mistral4(config: Mapping[str, Any]) -> LatentConfig:
+    """Mistral Small 4 (text): DeepSeek's attention with queries that grow with their position; a softmax chooses experts."""
+    text = text_keys(config)
+    if not rotary_parameters(text):
+        text = {**text, "rope_parameters": _MISTRAL4}
+    num_groups = positive_int(text, "n_group", 1)
+    rule = Routing(
+        0,
+        flag(text, "norm_topk_prob", True),
+        positive_number(text, "routed_scaling_factor", 1.0),
+        groups=num_groups,
+        top_groups=positive_int(text, "topk_group", 1),
+        is_wide=True,
+    )
+    fields = read_experts_in_groups({"n_shared_experts": 1, **text}, rule)
+    return _latent(config, text, {**fields, "temperature": growing_queries(text)})
+
+
+def mistral3(config: Mapping[str, Any]) -> DenseConfig:
+    """Mistral Small 3 and 4, Ministral 3 and Devstral behind one name: which of them it is, the text's own type says."""
+    return mistral4(config) if text_keys(config).get("model_type") == "mistral4" else mistral(config)
+
+
+# What a config.json of Mistral Small 4 without rotary parameters means.
+_MISTRAL4 = {
+    "rope_type": "yarn", "rope_theta": 10_000.0, "factor": 128.0, "original_max_position_embeddings": 8192, "beta_fast": 32.0, "beta_slow": 1.0,
+    "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1,
+}  # fmt: skip
+
+
+def _latent(config: Mapping[str, Any], text: Mapping[str, Any], fields: Mapping[str, Any]) -> LatentConfig:
+    """Read what all of them have. One with a vision tower keeps the decoder's keys, `text`, under text_config."""
+    refuse_unless(text, "attention_bias", False)
+    refuse_unless(text, "rope_interleave", True, None)
+    nope_dim, rope_dim = positive_int(text, "qk_nope_head_dim"), positive_int(text, "qk_rope_head_dim")
+    # The share of a head that turns is said by the sizes.
+    rule = read_rotary_rule(text)._replace(share=1.0)
+    read = LatentConfig.read(
+        {**text, "head_dim": rope_dim},
+        rotary=(rule,),
+        attention_scale=(nope_dim + rope_dim) ** -0.5 * _sharpened(text, rule),
+        layers=(LayerKind(),) * positive_int(text, "num_hidden_layers"),
+        q_rank=None if text.get("q_lora_rank") is None else positive_int(text, "q_lora_rank"),
+        kv_rank=positive_int(text, "kv_lora_rank"),
+        nope_dim=nope_dim,
+        value_dim=positive_int(text, "v_head_dim"),
+        vision=PatchedVision.read(config["vision_config"]) if _has_tower(config) else None,
+        **fields,
+    )
+    return replace(read, num_kv_heads=0)
+
+
+def _has_tower(config: Mapping[str, Any]) -> bool:
+    """Tell whether there is a vision tower of a kind that is computed."""
+    return bool(config.get("vision_config")) and "KimiK25ForConditionalGeneration" in config["architectures"]
+
+
+def _sharpened(config: Mapping[str, Any], rule: RotaryRule) -> float:
+    """Return what YaRN multiplies scores with. The part of it that `rule` has is in the queries and keys."""
+    weight = number(rotary_parameters(config), "mscale_all_dim", 0.0)
+    return sharpening(rule.values["factor"], weight) ** 2 if rule.rope_type == "yarn" and weight else 1.0

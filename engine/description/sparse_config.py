@@ -1,0 +1,133 @@
+"""The config of a decoder whose layers, or most of them, have experts as feed-forwards; behind its last one there may be layers that predict further
+tokens."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pilotlight.engine.api.errors import CheckpointError
+from pilotlight.engine.description.decoder_config import architecture, read_top_k, refuse_unless
+from pilotlight.engine.description.dense_config import DenseConfig
+from pilotlight.engine.description.shapes import PLAIN_NAMES, ExpertNames, ExpertsShape, Routing, SparseShape
+from pilotlight.engine.description.tensor_sizes import WeightShape, experts, gated
+from pilotlight.engine.weights.config import flag, positive_int, positive_number, whole_number
+from pilotlight.engine.weights.fused import FusedRows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SparseConfig(DenseConfig):
+    """`intermediate_size`: of dense layers."""
+
+    sparse: SparseShape
+    sparse_layers: frozenset[int]
+    num_mtp_layers: int = 0  # behind the others: they predict further tokens
+    drafts_by_mtp: bool = False  # by the first of these
+
+    @property
+    def fused(self) -> tuple[FusedRows, ...]:
+        """The tensors of experts that a checkpoint may have in one for each layer; where it has each for itself there are none of these."""
+        (num_experts, hidden, inner), names = self.sparse.experts, self.sparse.names
+        stack, (gate, up, down) = f"{names.mlp}.{names.experts}", names.parts
+        each = f"{stack}.{{expert}}"
+        return (
+            *DenseConfig.fused.fget(self),  # type: ignore[attr-defined]
+            FusedRows(f"{stack}.gate_up_proj", {f"{each}.{gate}": inner, f"{each}.{up}": inner}, num_experts),
+            FusedRows(f"{stack}.down_proj", {f"{each}.{down}": hidden}, num_experts),
+        )
+
+    def feed_forward_weights(self, layer: int, name: str) -> list[WeightShape]:
+        if layer not in self.sparse_layers:
+            return DenseConfig.feed_forward_weights(self, layer, name)
+        shape, routing, shared_size, names = self.sparse
+        hidden, num_experts, mlp = self.hidden_size, shape.num_experts, f"{name}.{names.mlp}"
+        found = [WeightShape("router", f"{mlp}.{names.router}", num_experts, hidden, is_wide=routing.is_wide)]
+        if routing.is_biased:
+            found.append(WeightShape("router", f"{mlp}.{names.bias}", num_experts, is_wide=True))
+        found += experts(f"{mlp}.{names.experts}", shape, routing.top_k, names.parts)
+        if shared_size:
+            found += gated(f"{mlp}.{names.shared}", hidden, shared_size, part="shared_experts")
+        if names.shared_gate is not None:
+            found.append(WeightShape("shared_experts", f"{mlp}.{names.shared_gate}", 1, hidden))
+        return found
+
+
+def read_softmax_experts(
+    config: Mapping[str, Any],
+    num_experts_key: str,
+    *,
+    size_key: str = "intermediate_size",
+    default_experts: int | None = None,
+    default_top_k: int = 8,
+    renormalise: bool,
+    names: ExpertNames = PLAIN_NAMES,
+    shared_size: int = 0,
+) -> SparseShape:
+    """Read experts that a softmax chooses from, as Mixtral has them."""
+    num_experts = positive_int(config, num_experts_key, default_experts)
+    shape = ExpertsShape(num_experts, positive_int(config, "hidden_size"), positive_int(config, size_key))
+    routing = Routing(read_top_k(config, num_experts, default_top_k), renormalise)
+    return SparseShape(shape, routing, shared_size, names)
+
+
+def read_grouped_experts(
+    config: Mapping[str, Any], groups: int = 1, top_groups: int = 1, scale: float = 1.0
+) -> dict[str, Any]:
+    """Read the fields that SparseConfig adds, as DeepSeek-V3 has them: a few dense layers first, then layers of experts that sigmoids with a
+    balancing bias choose, in groups, with shared experts beside them. `groups`, `top_groups`, `scale`: what a config.json without them means."""
+    refuse_unless(config, "scoring_func", "sigmoid", None)
+    refuse_unless(config, "topk_method", "noaux_tc", None)
+    return read_experts_in_groups(
+        config,
+        Routing(
+            0,
+            flag(config, "norm_topk_prob", True),
+            positive_number(config, "routed_scaling_factor", scale),
+            "sigmoid",
+            positive_int(config, "n_group", groups),
+            positive_int(config, "topk_group", top_groups),
+            is_biased=True,
+            is_wide=True,
+        ),
+    )
+
+
+def read_experts_in_groups(config: Mapping[str, Any], rule: Routing) -> dict[str, Any]:
+    """Read the fields that SparseConfig adds of a config.json that names them as DeepSeek's do. `rule`: but for how many experts a token goes to."""
+    num_layers, num_experts = positive_int(config, "num_hidden_layers"), positive_int(config, "n_routed_experts")
+    top_k = read_top_k(config, num_experts)
+    size = num_experts // rule.groups
+    if (
+        num_experts % rule.groups
+        or rule.top_groups > rule.groups
+        or top_k > rule.top_groups * size
+        or (size < rule.group_best and rule.top_groups < rule.groups)
+    ):
+        raise CheckpointError(
+            f"config.json has n_group = {rule.groups}, topk_group = {rule.top_groups} and num_experts_per_tok = {top_k} for {num_experts} experts: "
+            "groups must be even, of two experts at least, and the chosen ones must hold as many as a token goes to"
+        )
+    intermediate = positive_int(config, "moe_intermediate_size")
+    shape = ExpertsShape(num_experts, positive_int(config, "hidden_size"), intermediate)
+    return {
+        "intermediate_size": positive_int(config, "intermediate_size"),
+        "sparse": SparseShape(
+            shape,
+            rule._replace(top_k=top_k),
+            whole_number(config, "n_shared_experts", num_experts) * intermediate,
+        ),
+        "sparse_layers": _sparse_layers(config, num_layers),
+        "num_mtp_layers": whole_number(config, "num_nextn_predict_layers", num_layers),
+    }
+
+
+def _sparse_layers(config: Mapping[str, Any], num_layers: int) -> frozenset[int]:
+    """Return the layers that have experts, which a config.json lists, or begins to count behind some dense ones."""
+    kinds = config.get("mlp_layer_types")
+    if kinds is not None:
+        if not isinstance(kinds, list) or len(kinds) != num_layers or set(kinds) - {"dense", "sparse"}:
+            raise CheckpointError(
+                f"config.json has mlp_layer_types = {kinds!r}; for {architecture(config)} it must be a list of {num_layers}: dense or sparse"
+            )
+        return frozenset(i for i, kind in enumerate(kinds) if kind == "sparse")
+    dense, every = whole_number(config, "first_k_dense_replace", num_layers), positive_int(config, "moe_layer_freq", 1)
+    return frozenset(i for i in range(dense, num_layers) if i % every == 0)

@@ -1,0 +1,26 @@
+"""The decoders of latent attention: DeepSeek-V2 and V3, Kimi K2 and K2.5, GLM-4.7-Flash, Mistral Small 4.
+
+Names of tensors: deepseek-ai/DeepSeek-V3's model.safetensors.index.json; of K2.5 the same behind "language_model.", beside a vision tower
+(engine/vision/kimi_tower.py).
+"""
+
+from pilotlight.engine.description.families.latent_decoders import LatentConfig
+from pilotlight.engine.layers.latent_attention import LatentAttention
+from pilotlight.engine.models.decoder import Decoder, Part
+from pilotlight.engine.models.dense import load_layers
+from pilotlight.engine.vision.kimi_tower import PatchEncoder
+from pilotlight.engine.weights.loader import WeightLoader
+
+
+def load(config: LatentConfig, loader: WeightLoader, context_length: int) -> Decoder:
+    hidden = config.hidden_size
+
+    def attention(i: int, name: str) -> Part:
+        return LatentAttention.load(loader, f"{name}.self_attn", hidden, config.latent_attention(i))
+
+    decoder = load_layers(config, loader, context_length, attention)
+    if config.vision is not None and decoder.embedding is not None and "mm_projector.pre_norm.weight" in loader:
+        decoder.take_images(PatchEncoder(config.vision, loader.unshared(), hidden))
+    else:
+        loader.skip(r"(model\.)?(vision_tower|mm_projector|multi_modal_projector)\..*")
+    return decoder

@@ -1,0 +1,86 @@
+"""Tensors of a checkpoint that hold several matrices one below the other, under the names of their parts.
+
+Parts of a tensor's rows are runs of its bytes: nothing is read or copied to divide it, and whatever asks for tensors by name finds the parts.
+"""
+
+from collections.abc import Mapping, Sequence
+from math import prod
+from pathlib import Path
+from typing import NamedTuple
+
+from pilotlight.engine.api.errors import CheckpointError
+from pilotlight.engine.weights.checkpoint import Checkpoint, StoredTensor, index_checkpoint
+
+_OF_ALL = ("input_scale", "weight_shape")  # what is said of every row alike
+_TURNED = ("qweight", "qzeros", "scales", "g_idx")  # GPTQ's and AWQ's, whose rows are a matrix's columns
+
+
+class FusedRows(NamedTuple):
+    """Matrices that are one tensor in the checkpoint."""
+
+    name: str  # behind the layer's
+    parts: Mapping[str, int]  # what the parts are called elsewhere, and the rows of each, in their order
+    experts: int = 0  # the tensor is a stack of so many, each with these rows: `{expert}` stands in the parts' names; 0: it is none
+
+    def holds(self, name: str, shape: Sequence[int]) -> bool:
+        """Tell whether a tensor is to be divided. A stack whose rows are its matrices' columns is not: it is turned while it is read."""
+        if f".{self.name}." in name:
+            return True
+        return name.endswith(f".{self.name}") and len(shape) == 3 and shape[1] == sum(self.parts.values())
+
+
+def open_divided(directory: Path, fused: tuple[FusedRows, ...]) -> Checkpoint:
+    """Open a directory's checkpoint. Raises CheckpointError."""
+    return Checkpoint(divide(index_checkpoint(directory), fused))
+
+
+def divide(tensors: Mapping[str, StoredTensor], fused: tuple[FusedRows, ...]) -> dict[str, StoredTensor]:
+    """Return the tensors with the parts of the `fused` ones in their place. Raises CheckpointError where rows cannot be told apart."""
+    if not fused:
+        return dict(tensors)
+    divided: dict[str, StoredTensor] = {}
+    for name, stored in tensors.items():
+        found = next((each for each in fused if each.holds(name, stored.shape)), None)
+        if found is None:
+            divided[name] = stored
+            continue
+        before, _, kind = name.rpartition(found.name)
+        kind = kind.removeprefix(".") or "weight"
+        for part, tensor in _parts(name, stored, found, kind):
+            divided[f"{before}{part}.{kind}"] = tensor
+    return divided
+
+
+def _parts(name: str, stored: StoredTensor, fused: FusedRows, kind: str) -> list[tuple[str, StoredTensor]]:
+    if not fused.experts:
+        if kind in _OF_ALL or prod(stored.shape) == 1:
+            return [(part, stored) for part in fused.parts]
+        return _runs(name, stored, fused.parts)
+    if len(stored.shape) != 3 or stored.shape[0] != fused.experts:
+        raise CheckpointError(
+            f"tensor {name} in {stored.file.name} has shape {list(stored.shape)}; config.json makes it a stack of {fused.experts} matrices"
+        )
+    found, size = [], (stored.end - stored.start) // fused.experts
+    for i in range(fused.experts):
+        start = stored.start + i * size
+        one = stored._replace(shape=stored.shape[1:], start=start, end=start + size)
+        found += [(part.format(expert=i), tensor) for part, tensor in _runs(name, one, fused.parts)]
+    return found
+
+
+def _runs(name: str, stored: StoredTensor, parts: Mapping[str, int]) -> list[tuple[str, StoredTensor]]:
+    """Divide the rows, or rows of what is kept for several of them at once: scales."""
+    total = sum(parts.values())
+    num_rows = stored.shape[0] if stored.shape and name.rpartition(".")[2] not in _TURNED else 0
+    each = -(-total // num_rows) if num_rows else 0
+    if not each or any(rows % each for rows in parts.values()) or num_rows * each != total:
+        raise CheckpointError(
+            f"tensor {name} in {stored.file.name} has shape {list(stored.shape)}, which is not the {total} rows of {', '.join(parts)}; "
+            "a quantized checkpoint is read where each row is packed for itself: export it in such a layout, or take the unquantized one"
+        )
+    found, start, of_row = [], stored.start, (stored.end - stored.start) // num_rows
+    for part, rows in parts.items():
+        end = start + rows // each * of_row
+        found.append((part, stored._replace(shape=(rows // each, *stored.shape[1:]), start=start, end=end)))
+        start = end
+    return found

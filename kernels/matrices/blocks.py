@@ -1,0 +1,297 @@
+"""Weights as GGUF files keep them, multiplied as they lie: rows of blocks, each with codes and what they are scaled by.
+
+Knows what is in a block of each kind, by ggml's ggml-common.h and the reference forms in ggml-quants.c (https://github.com/ggml-org/ggml); refuses to
+know files (engine/weights/formats/gguf.py brings theirs here). A weight is up to three matrices, each of its own kind, one below the other: queries,
+keys and values, or gates and ups, need not be copied to be one. The C library multiplies few rows of x as integers (kernels/cpu/blocks.c) and decodes
+blocks, a tile at a time, for more; there is no form for GPUs, which get such weights unpacked.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from pilotlight.kernels.checks import INDICES, ArgumentCheck
+from pilotlight.kernels.cpu import coded
+from pilotlight.kernels.cpu.c_library import Library
+from pilotlight.kernels.dispatch import operation
+from pilotlight.kernels.elementwise.activation import FUSED
+from pilotlight.kernels.matrices.weight import GatedActivation, Weight, check_product
+
+MOST_JOINED = 3
+
+
+class BlockKind(NamedTuple):
+    columns: int  # of a block
+    num_bytes: int
+
+
+# In C's order (kernels/cpu/blocks.h).
+BLOCK_KINDS = {
+    "q4_0": BlockKind(32, 18), "q4_1": BlockKind(32, 20), "q5_0": BlockKind(32, 22), "q5_1": BlockKind(32, 24), "q8_0": BlockKind(32, 34),
+    "iq4_nl": BlockKind(32, 18), "q3_k": BlockKind(256, 110), "q4_k": BlockKind(256, 144), "q5_k": BlockKind(256, 176), "q6_k": BlockKind(256, 210),
+}  # fmt: skip
+_NUMBERS = {kind: number for number, kind in enumerate(BLOCK_KINDS)}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BlockWeight(Weight):
+    of_rows = ("first",)  # a weight that is divided or indexed is one matrix
+    first: Tensor  # [..., rows, bytes of a row] uint8
+    second: Tensor | None
+    third: Tensor | None
+    kinds: tuple[str, ...]  # of each matrix
+    columns: int
+
+    @classmethod
+    def joined(cls, matrices: Sequence[Tensor], kinds: Sequence[str], columns: int) -> "BlockWeight":
+        """Return matrices [rows, bytes] of these kinds, one below the other."""
+        first, second, third = (*matrices, None, None)[:MOST_JOINED]
+        assert first is not None
+        return cls(first, second, third, tuple(kinds), columns)
+
+    @property
+    def matrices(self) -> tuple[Tensor, ...]:
+        return tuple(matrix for matrix in (self.first, self.second, self.third) if matrix is not None)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return *self.first.shape[:-2], sum(matrix.shape[-2] for matrix in self.matrices), self.columns
+
+    def linear(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        return block_linear(x, self, bias)
+
+    def gated(self, x: Tensor, bias: Tensor | None, activation: GatedActivation) -> Tensor:
+        return block_gated_linear(x, self, bias, activation)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return block_logits(hidden, self)
+
+    def rows(self, numbers: Tensor, dtype: torch.dtype, scale: float = 1.0) -> Tensor:
+        return block_rows(numbers, self, dtype, scale)
+
+    def unpack(self, dtype: torch.dtype) -> Tensor:
+        """Computed in fp32 and rounded once."""
+        parts = [unpack(kind, matrix) for kind, matrix in zip(self.kinds, self.matrices, strict=True)]
+        return torch.cat(parts, dim=-2).to(dtype)
+
+    def is_sound(self, dtype: torch.dtype) -> bool:
+        return len(self.kinds) == len(self.matrices) and all(
+            matrix.dim() > 1
+            and matrix.dtype == torch.uint8
+            and matrix.is_contiguous()
+            and kind in BLOCK_KINDS
+            and self.columns % BLOCK_KINDS[kind].columns == 0
+            and matrix.shape[-1] == row_bytes(kind, self.columns)
+            for kind, matrix in zip(self.kinds, self.matrices, strict=False)
+        )
+
+    def require(self, check: ArgumentCheck, name: str, shape: str, dtype: torch.dtype) -> None:
+        lead = " ".join("_" for _ in shape.split()[:-1])
+        check.agree(f"{name}.columns", shape.split()[-1], self.columns)
+        has_all = len(self.kinds) == len(self.matrices)
+        check.require(f"{name}.kinds", has_all, f"are {len(self.kinds)}, and there are {len(self.matrices)} matrices")
+        for i, (kind, matrix) in enumerate(zip(self.kinds, self.matrices, strict=True)):
+            known = ", ".join(BLOCK_KINDS)
+            check.require(f"{name}.kinds", kind in BLOCK_KINDS, f"has {kind!r}, wanted one of {known}")
+            block = BLOCK_KINDS[kind].columns
+            check.require(
+                f"{name}.columns", self.columns % block == 0, f"is {self.columns}, wanted a multiple of {block}"
+            )
+            check.derive(f"{name}.bytes{i}", row_bytes(kind, self.columns), f"{name}.columns")
+            part = f"{name}.{('first', 'second', 'third')[i]}"
+            check.tensor(part, matrix, f"{lead} {name}.bytes{i}", (torch.uint8,), dense=2)
+
+    def rows_of_blocks(self) -> coded.BlockRows:
+        """Return the matrices as C reads them."""
+        sizes = tuple(row_bytes(kind, self.columns) for kind in self.kinds)
+        return coded.BlockRows(self.matrices, tuple(_NUMBERS[kind] for kind in self.kinds), sizes, self.columns)
+
+
+def row_bytes(kind: str, columns: int) -> int:
+    """Return the bytes of one row of so many columns, a multiple of a block's."""
+    block = BLOCK_KINDS[kind]
+    return columns // block.columns * block.num_bytes
+
+
+def unpack(kind: str, stored: Tensor) -> Tensor:
+    """Rows of bytes [..., rows, blocks * bytes] -> fp32 [..., rows, columns]"""
+    return _VALUES[kind](blocks_of(kind, stored)).flatten(-2)
+
+
+def blocks_of(kind: str, stored: Tensor) -> Tensor:
+    """[..., blocks * bytes] -> [..., blocks, bytes]"""
+    return torch.unflatten(stored, -1, (-1, BLOCK_KINDS[kind].num_bytes))
+
+
+def _native(
+    library: Library,
+    x: Tensor,
+    weight: BlockWeight,
+    bias: Tensor | None = None,
+    activation: int = 0,
+    wide_output: bool = False,
+) -> Tensor | None:
+    if not weight.is_sound(x.dtype):
+        return None
+    return coded.block_linear(library, x, weight.rows_of_blocks(), bias, activation, wide_output)
+
+
+@operation(check_product, native=_native)
+def block_linear(x: Tensor, weight: BlockWeight, bias: Tensor | None = None) -> Tensor:
+    """x [tokens, columns] -> [tokens, rows]"""
+    return F.linear(x, weight.unpack(x.dtype), bias)
+
+
+def _gated_native(
+    library: Library, x: Tensor, weight: BlockWeight, bias: Tensor | None, activation: GatedActivation
+) -> Tensor | None:
+    fused = FUSED.get(activation, 0)
+    y = _native(library, x, weight, bias, fused)
+    return y if y is None or fused else activation(y)
+
+
+def _check_gated(operation: str, x: Tensor, weight: BlockWeight, bias: Tensor | None, _: GatedActivation) -> None:
+    check_product(operation, x, weight, bias)
+
+
+@operation(_check_gated, native=_gated_native)
+def block_gated_linear(x: Tensor, weight: BlockWeight, bias: Tensor | None, activation: GatedActivation) -> Tensor:
+    """x [tokens, columns], weight [2 * intermediate, columns], gates above ups -> [tokens, intermediate]"""
+    return activation(F.linear(x, weight.unpack(x.dtype), bias))
+
+
+@operation(check_product, native=partial(_native, wide_output=True))
+def block_logits(hidden: Tensor, weight: BlockWeight) -> Tensor:
+    """hidden [rows, columns], weight [vocab, columns] -> fp32 [rows, vocab], rounded to the storage type before."""
+    return F.linear(hidden, weight.unpack(hidden.dtype)).float()
+
+
+def _check_rows(operation: str, numbers: Tensor, weight: BlockWeight, dtype: torch.dtype, scale: float = 1.0) -> None:
+    check = ArgumentCheck(operation)
+    check.tensor("numbers", numbers, "n", INDICES)
+    if not weight.is_sound(dtype):
+        weight.require(check, "weight", "rows columns", dtype)
+
+
+def _rows_native(
+    library: Library, numbers: Tensor, weight: BlockWeight, dtype: torch.dtype, scale: float = 1.0
+) -> Tensor | None:
+    if not weight.is_sound(dtype):
+        return None
+    return coded.block_rows(library, numbers, weight.rows_of_blocks(), dtype, scale)
+
+
+@operation(_check_rows, native=_rows_native)
+def block_rows(numbers: Tensor, weight: BlockWeight, dtype: torch.dtype, scale: float = 1.0) -> Tensor:
+    """numbers [n] -> [n, columns], times `scale`."""
+    is_one = len(weight.matrices) == 1
+    found = unpack(weight.kinds[0], weight.first[numbers]).to(dtype) if is_one else weight.unpack(dtype)[numbers]
+    return found if scale == 1.0 else found * scale
+
+
+def _half(blocks: Tensor, at: int) -> Tensor:
+    """Return the fp16 number at a byte of each block, [..., 1]."""
+    return blocks[..., at : at + 2].contiguous().view(torch.float16)
+
+
+def _nibbles(codes: Tensor) -> Tensor:
+    """[..., n] bytes -> [..., 2 * n]: the lower four bits of all, then the higher."""
+    return torch.cat((codes & 15, codes >> 4), dim=-1)
+
+
+def _q4_0(blocks: Tensor) -> Tensor:
+    return _nibbles(blocks[..., 2:]).to(torch.int8) - 8
+
+
+def _q5_0(blocks: Tensor) -> Tensor:
+    return _fifth_bits(blocks, 2).to(torch.int8) - 16
+
+
+def _q8_0(blocks: Tensor) -> Tensor:
+    return blocks[..., 2:].view(torch.int8)
+
+
+def _fifth_bits(blocks: Tensor, at: int) -> Tensor:
+    """Return codes of five bits: at a byte four bytes of their highest bits, then sixteen of the others."""
+    bits = blocks[..., at : at + 4, None] >> torch.arange(8, dtype=torch.uint8, device=blocks.device) & 1
+    return _nibbles(blocks[..., at + 4 :]) | bits.flatten(-2) << 4
+
+
+def _scaled(blocks: Tensor, integers: Callable[[Tensor], Tensor]) -> Tensor:
+    return _half(blocks, 0).float() * integers(blocks)
+
+
+def _q4_1(blocks: Tensor) -> Tensor:
+    return _half(blocks, 0).float() * _nibbles(blocks[..., 4:]) + _half(blocks, 2).float()
+
+
+def _q5_1(blocks: Tensor) -> Tensor:
+    return _half(blocks, 0).float() * _fifth_bits(blocks, 4) + _half(blocks, 2).float()
+
+
+def _q4_k(blocks: Tensor) -> Tensor:
+    """Eight groups of 32; two share 32 bytes."""
+    return _with_minima(blocks, _nibbles(torch.unflatten(blocks[..., 16:], -1, (4, 32))))
+
+
+def _q5_k(blocks: Tensor) -> Tensor:
+    """As Q4_K, with a fifth bit for each code: byte i of 32 has those of value i of all eight groups."""
+    low = torch.unflatten(_nibbles(torch.unflatten(blocks[..., 48:], -1, (4, 32))).flatten(-2), -1, (8, 32))
+    high = blocks[..., None, 16:48] >> torch.arange(8, dtype=torch.uint8, device=blocks.device)[:, None] & 1
+    return _with_minima(blocks, low | high << 4)
+
+
+def _with_minima(blocks: Tensor, codes: Tensor) -> Tensor:
+    """Scale the codes of eight groups; of each the scale and what is taken off have six bits, in twelve bytes: of the first four groups a byte's
+    lower six, of the others four of a byte of their own and the upper two of the first ones'."""
+    packed = torch.unflatten(blocks[..., 4:16], -1, (3, 4))
+    scales, minima, others = packed[..., 0, :], packed[..., 1, :], packed[..., 2, :]
+    scales = torch.cat((scales & 63, others & 15 | scales >> 6 << 4), dim=-1)
+    minima = torch.cat((minima & 63, others >> 4 | minima >> 6 << 4), dim=-1)
+    codes = torch.unflatten(codes.flatten(-2), -1, (8, 32))
+    values = (_half(blocks, 0).float() * scales)[..., None] * codes - (_half(blocks, 2).float() * minima)[..., None]
+    return values.flatten(-2)
+
+
+def _q6_k(blocks: Tensor) -> Tensor:
+    """Two halves of 128; in each 64 bytes of four bits and 32 of the upper two, and a scale for every 16 values."""
+    low = _nibbles(torch.unflatten(blocks[..., :128], -1, (2, 64)))
+    places = torch.arange(0, 8, 2, dtype=torch.uint8, device=blocks.device)[:, None]
+    high = torch.unflatten(blocks[..., 128:192], -1, (2, 1, 32)) >> places & 3
+    codes = (low | high.flatten(-2) << 4).to(torch.int8) - 32
+    scales = _half(blocks, 208).float() * blocks[..., 192:208].view(torch.int8)
+    return (torch.unflatten(codes.flatten(-2), -1, (16, 16)) * scales[..., None]).flatten(-2)
+
+
+def _iq4_nl(blocks: Tensor) -> Tensor:
+    """Places in a table that is finer near zero."""
+    table = torch.tensor(_IQ4_NL, dtype=torch.int8, device=blocks.device)
+    return table[_nibbles(blocks[..., 2:]).long()]
+
+
+def _q3_k(blocks: Tensor) -> Tensor:
+    """Sixteen groups of 16. Two bits of each code in 64 bytes, of which a half has those of 128 columns; the third in 32 bytes, byte i those of value
+    i of eight runs of 32; a scale of six bits for each group, 32 above what it stands for."""
+    places = torch.arange(0, 8, 2, dtype=torch.uint8, device=blocks.device)[:, None]
+    low = (torch.unflatten(blocks[..., 32:96], -1, (2, 1, 32)) >> places & 3).flatten(-3, -2)
+    third = blocks[..., None, :32] >> torch.arange(8, dtype=torch.uint8, device=blocks.device)[:, None] & 1
+    codes = (low | third << 2).to(torch.int8) - 4
+    packed = torch.unflatten(blocks[..., 96:108], -1, (3, 4))
+    first, second, others = packed[..., 0, :], packed[..., 1, :], packed[..., 2, :]
+    parts = (first & 15, second & 15, first >> 4, second >> 4)
+    six_bits = torch.cat([part | (others >> 2 * i & 3) << 4 for i, part in enumerate(parts)], dim=-1)
+    scales = _half(blocks, 108).float() * (six_bits.to(torch.int8) - 32)
+    return (torch.unflatten(codes.flatten(-2), -1, (16, 16)) * scales[..., None]).flatten(-2)
+
+
+_IQ4_NL = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+INTEGERS = {"q4_0": _q4_0, "q5_0": _q5_0, "q8_0": _q8_0}
+_SCALED = INTEGERS | {"iq4_nl": _iq4_nl}
+_VALUES = {kind: partial(_scaled, integers=integers) for kind, integers in _SCALED.items()} | {
+    "q4_1": _q4_1, "q5_1": _q5_1, "q3_k": _q3_k, "q4_k": _q4_k, "q5_k": _q5_k, "q6_k": _q6_k,
+}  # fmt: skip

@@ -1,0 +1,1 @@
+"""`pilotlight network` and `pilotlight join`."""

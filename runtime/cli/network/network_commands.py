@@ -1,0 +1,76 @@
+"""`pilotlight network`: names, options and help; the work is in network_folder.py, imported when it runs."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+network = typer.Typer(help="A network of machines that join by a token.", no_args_is_help=True)
+FolderArgument = Annotated[Path, typer.Argument(help="The network's folder, which `network init` makes.")]
+
+
+@network.command("init")
+def init_network(
+    folder: FolderArgument,
+    host: Annotated[str, typer.Option(help="A name or address at which clients and other machines reach this one.")],
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Of the router.")] = 8443,
+    city: Annotated[str, typer.Option(help="Where this machine stands.")] = "here",
+    latitude: Annotated[float, typer.Option(min=-90, max=90)] = 0.0,
+    longitude: Annotated[float, typer.Option(min=-180, max=180)] = 0.0,
+    minutes: Annotated[float, typer.Option(min=0.1, help="For which the first token is good.")] = 60.0,
+) -> None:
+    """Make a network: a router's file, an authority for certificates, a secret, a key for you and a token for the next machine."""
+    from pilotlight.runtime.cli.network.network_folder import init
+
+    init(folder, host, port, (city, latitude, longitude), minutes)
+
+
+@network.command("token")
+def make_token(
+    folder: FolderArgument,
+    minutes: Annotated[float, typer.Option(min=0.1, help="For which it is good, once.")] = 60.0,
+) -> None:
+    """Print a line by which one more machine joins."""
+    from pilotlight.runtime.cli.network.network_folder import token
+
+    token(folder, minutes)
+
+
+@network.command("revoke")
+def revoke_token(folder: FolderArgument, id: Annotated[str, typer.Argument(help="As `network list` has it.")]) -> None:
+    """Refuse a token from now on."""
+    from pilotlight.runtime.cli.network.network_folder import revoke
+
+    revoke(folder, id)
+
+
+@network.command("list")
+def list_network(folder: FolderArgument) -> None:
+    """List the network's sites and tokens."""
+    from pilotlight.runtime.cli.network.network_folder import show
+
+    show(folder)
+
+
+@network.command("remove")
+def remove_site(folder: FolderArgument, name: Annotated[str, typer.Argument(help="Of the site.")]) -> None:
+    """Take a site out of the router's file; what it has begun it finishes. Its secret stays good: rotate it where the machine is lost."""
+    from pilotlight.runtime.cli.network.network_folder import remove
+
+    remove(folder, name)
+
+
+@network.command("rotate-secret")
+def rotate_secret(folder: FolderArgument) -> None:
+    """Take the next of three steps from the network's secret to a new one, at each of which nobody is refused."""
+    from pilotlight.runtime.cli.network.network_folder import rotate
+
+    rotate(folder)
+
+
+@network.command("renew")
+def renew_certificate(folder: FolderArgument) -> None:
+    """Make a new certificate for the router, which takes it over by itself."""
+    from pilotlight.runtime.cli.network.network_folder import renew
+
+    renew(folder)

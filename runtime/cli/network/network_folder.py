@@ -1,0 +1,167 @@
+"""A network's folder: network.toml, authority, certificate, secret, tokens. Made once, changed by commands, read by the router."""
+
+import json
+import secrets
+import sys
+import time
+from datetime import UTC, datetime
+from ipaddress import ip_address
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from pilotlight.runtime.cli.cli_error import CliError
+from pilotlight.runtime.cli.keys.key_files import new_key
+from pilotlight.sites.joining.authority import Authority, AuthorityError, new_pair
+from pilotlight.sites.joining.network_file import remove_site
+from pilotlight.sites.joining.tokens import Tokens
+from pilotlight.sites.network import load_network
+from pilotlight.support import atomic_files
+
+SECRET_BYTES = 32
+NETWORK = """\
+# The router of this network: `pilotlight router {folder}/network.toml`. SIGHUP reads it again.
+
+place = {{ city = {city}, latitude = {latitude}, longitude = {longitude} }}
+
+[listen]
+host = {listen}
+port = {port}
+tls_certificate = "{folder}/router.pem"
+tls_key = "{folder}/router.key"
+
+[door]
+require_key = true                  # `pilotlight keys create NAME --file {folder}/network.toml` makes more keys
+
+[hop]
+authority = "{folder}/authority.pem"
+secret_file = "{folder}/secret"
+
+[join]
+directory = "{folder}"
+
+[[keys]]
+name = "admin"
+key_sha256 = "{digest}"
+scopes = ["admin"]
+"""
+
+
+def init(folder: Path, host: str, port: int, place: tuple[str, float, float], minutes: float) -> None:
+    """Make a network's folder. Raises CliError where there is one."""
+    folder = folder.expanduser().absolute()
+    if (folder / "network.toml").exists() or (folder / "authority.pem").exists():
+        raise CliError(f"{folder} holds a network already: `pilotlight network token {folder}` lets a machine join it.")
+    if any(sign in str(folder) for sign in '"\\\n'):
+        raise CliError(f"{folder}: choose a folder without quotation marks and backslashes.")
+    key, known = new_key("admin", ("admin",))
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        authority = Authority.make(folder, host)
+        _issue(folder, authority, host)
+        atomic_files.write(folder / "secret", secrets.token_hex(SECRET_BYTES).encode())
+        city, latitude, longitude = place
+        text = NETWORK.format(
+            folder=folder, city=json.dumps(city), latitude=latitude, longitude=longitude,
+            listen=json.dumps("::" if _is_ipv6(host) else "0.0.0.0"), port=port, digest=known.key_sha256,
+        )  # fmt: skip
+        atomic_files.write(folder / "network.toml", text.encode())
+    except OSError as error:
+        raise CliError(f"{folder} cannot hold a network: {error.strerror or error}.") from None
+    load_network(folder / "network.toml")  # what was written is what is read
+    print(f"Made a network in {folder}. Its key, for you, is shown only now:", file=sys.stderr)
+    print(key)
+    print(f"\nStart its router:\n  pilotlight router {folder}/network.toml", file=sys.stderr)
+    _print_line(folder, host, port, minutes, authority)
+
+
+def token(folder: Path, minutes: float) -> None:
+    folder = folder.expanduser().absolute()
+    host = (folder / "host").read_text() if (folder / "host").exists() else ""
+    if not host:
+        raise CliError(f"{folder} holds no network: `pilotlight network init` makes one.")
+    _print_line(folder, host, load_network(folder / "network.toml").listen.port, minutes, _authority(folder))
+
+
+def revoke(folder: Path, id: str) -> None:
+    if not Tokens(folder).revoke(id):
+        raise CliError(f"{folder} has no token {id}: `pilotlight network list {folder}` names them.")
+
+
+def show(folder: Path) -> None:
+    """Print sites and tokens."""
+    table = Table("site", "url", "city", box=None, header_style="bold")
+    for site in load_network(folder / "network.toml").sites:
+        table.add_row(site.name, site.url, site.place.city)
+    Console().print(table)
+    table, now_s = Table("token", "state", "good until", box=None, header_style="bold"), time.time()
+    for each in Tokens(folder).kept():
+        table.add_row(each.id, each.state(now_s), f"{datetime.fromtimestamp(each.expires_s, UTC):%Y-%m-%d %H:%MZ}")
+    Console().print(table)
+
+
+def remove(folder: Path, name: str) -> None:
+    remove_site(folder / "network.toml", name)
+    print(
+        f"{name} is out of {folder}/network.toml: send the router SIGHUP (`systemctl reload pilotlight-router`).",
+        file=sys.stderr,
+    )
+
+
+def rotate(folder: Path) -> None:
+    """Take the next of three steps from one secret to another, at each of which every process believes what any other signs: the new one is believed,
+    then signs, then stands alone. Raises CliError."""
+    file = folder / "secret"
+    try:
+        known = file.read_text().strip().split(",")
+        marks = (folder / "rotation").read_text() if (folder / "rotation").exists() else ""
+    except OSError as error:
+        raise CliError(f"{file} cannot be read: {error.strerror}.") from None
+    if len(known) == 1:
+        kept, said = [*known, secrets.token_hex(SECRET_BYTES)], "believes a second secret"
+    elif marks == "believed":
+        kept, said = known[::-1], "signs by the new secret"
+    else:
+        kept, said = known[:1], "holds the new secret alone"
+    atomic_files.write(file, ",".join(kept).encode())
+    atomic_files.write(folder / "rotation", b"believed" if len(known) == 1 else b"")
+    following = "" if len(kept) == 1 else ", then run this again"
+    sentence = f"{file} {said}. Copy it to every site and restart all processes, one after the other{following}."
+    print(sentence, file=sys.stderr)
+
+
+def renew(folder: Path) -> None:
+    folder = folder.expanduser().absolute()
+    try:
+        _issue(folder, _authority(folder), (folder / "host").read_text())
+    except OSError as error:
+        raise CliError(f"{folder} cannot be written: {error.strerror}.") from None
+
+
+def _issue(folder: Path, authority: Authority, host: str) -> None:
+    pair = new_pair(host)
+    atomic_files.write(folder / "host", host.encode())
+    atomic_files.write(folder / "router.key", pair.key)
+    atomic_files.write(folder / "router.pem", authority.issue(pair.request, host))
+
+
+def _authority(folder: Path) -> Authority:
+    try:
+        return Authority(folder)
+    except AuthorityError as error:
+        raise CliError(f"{error}.") from None
+
+
+def _print_line(folder: Path, host: str, port: int, minutes: float, authority: Authority) -> None:
+    made = Tokens(folder).create(minutes, authority.fingerprint)
+    shown = f"[{host}]" if _is_ipv6(host) else host
+    print(f"\nOn the next machine, once, within {minutes:g} minutes:", file=sys.stderr)
+    print(f"pilotlight join https://{shown}:{port} {made}")
+
+
+def _is_ipv6(host: str) -> bool:
+    try:
+        return ip_address(host).version == 6
+    except ValueError:
+        return False

@@ -1,0 +1,204 @@
+"""`pilotlight backup` and `pilotlight restore`: the state of a router and its sites, taken while they run, and put in place elsewhere.
+
+A database is read by SQLite's backup API, in one read transaction: each is whole, and has every write that was acknowledged before it was read. Other
+files are read before the databases, and those that are new after them: whatever a database names is there (R2's objects), and what a meter has
+counted is in the ledger at least once, which knows each request by its id.
+"""
+
+import fcntl
+import os
+import sqlite3
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import quote
+
+from pilotlight.runtime.cli.cli_error import CliError
+from pilotlight.runtime.cli.operations.snapshots import FORMAT, BackupFolder, SavedFile, Snapshot
+from pilotlight.runtime.cli.operations.state_roots import StateRoot
+from pilotlight.support import atomic_files
+
+MAGIC = b"SQLite format 3\0"
+R2_INDEX = "index.sqlite"  # names files beside it
+SIDE_FILES = ("-wal", "-shm", "-journal")
+BUSY_S = 30.0
+MOST_TRIES = 5
+
+
+def backup(folder: Path, roots: Sequence[StateRoot], keep: int | None) -> str:
+    """Take a snapshot; return a sentence about it. `keep`: so many of the newest, if not all. Raises CliError."""
+    there = [root for root in roots if root.path.is_dir()]
+    if not there:
+        raise CliError(f"there is no state at {', '.join(str(root.path) for root in roots)}: nothing was ever kept.")
+    for root in there:
+        _check_owner(root.path)
+        if folder.absolute().is_relative_to(root.path):
+            raise CliError(f"{folder} lies in {root.path}, of which it would be a copy: choose another place.")
+    backups = BackupFolder(folder)
+    backups.make()
+    with open(folder / "lock", "w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise CliError(f"another backup to {folder} is under way.") from None
+        created = datetime.now(UTC).isoformat(timespec="milliseconds")
+        try:
+            saved = {root.name: tuple(_saved(backups, root)) for root in there}
+        except (OSError, sqlite3.Error) as error:
+            raise CliError(f"the backup was not made: {error}.") from None
+        name = backups.write(Snapshot(FORMAT, created, version("pilotlight-inference"), saved))
+        if keep is not None:
+            backups.forget_all_but(keep)
+    num_files = sum(map(len, saved.values()))
+    size = sum(file.size for files in saved.values() for file in files)
+    return f"{name}: {', '.join(saved)}; {num_files} files of {_mib(size)}, {_mib(backups.num_written)} of them new."
+
+
+def restore(folder: Path, roots: Sequence[StateRoot], name: str | None) -> str:
+    """Put a snapshot's files in place; return a sentence. Raises CliError, before anything is written, for a root that is in use or not empty, and
+    for one that the snapshot does not have."""
+    backups = BackupFolder(folder)
+    snapshot = backups.read(name)
+    wanted = [root for root in roots if root.name in snapshot.roots]
+    if not wanted:
+        raise CliError(
+            f"the snapshot has {', '.join(snapshot.roots)}, and the files name {', '.join(root.name for root in roots)}."
+        )
+    with ExitStack() as stack:
+        for root in wanted:
+            stack.enter_context(_alone_in(root.path))
+            found = next((each for each in root.path.iterdir() if each.name not in root.left_out), None)
+            if found is not None:
+                raise CliError(f"{root.path} is not empty ({found.name}): move it away, so that nothing is mixed.")
+        backups.check_all_there([file for root in wanted for file in snapshot.roots[root.name]])
+        for root in wanted:
+            for file in snapshot.roots[root.name]:
+                _restore_file(backups, root.path, file)
+            atomic_files.sync_all(root.path)
+    left = [each for each in snapshot.roots if each not in {root.name for root in wanted}]
+    more = f" Not asked for: {', '.join(left)}." if left else ""
+    return f"Restored {', '.join(root.name for root in wanted)} as of {snapshot.created}.{more}"
+
+
+def _restore_file(backups: BackupFolder, root: Path, file: SavedFile) -> None:
+    path = root / file.path
+    if not path.resolve().is_relative_to(root.resolve()):
+        raise CliError(f"the snapshot names {file.path}, which leads out of {root}.")
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with open(path, "xb") as opened:
+        os.fchmod(opened.fileno(), file.mode)
+        for data in backups.content(file):
+            opened.write(data)
+
+
+def _saved(backups: BackupFolder, root: StateRoot) -> Iterator[SavedFile]:
+    """Store a root's files. Raises OSError, sqlite3.Error, CliError."""
+    plain: dict[Path, SavedFile] = {}
+    for _ in range(MOST_TRIES):
+        _save_plain(backups, root, plain)
+        databases = [_save_database(backups, root, path) for path in _files(root) if _is_database(path)]
+        _save_plain(backups, root, plain)
+        if all(path in plain for database in databases for path in database.objects):
+            return iter(sorted([*plain.values(), *(each.file for each in databases)], key=lambda file: file.path))
+    raise CliError(f"objects in {root.path} are deleted faster than they can be read: try again later.")
+
+
+def _save_plain(backups: BackupFolder, root: StateRoot, saved: dict[Path, SavedFile]) -> None:
+    """Store what is no database and is not stored yet. A file that goes meanwhile was not to be kept."""
+    for path in _files(root):
+        if path in saved or _is_database(path):
+            continue
+        try:
+            with open(path, "rb") as file:
+                status = os.fstat(file.fileno())
+                size, chunks = backups.add(file)
+        except FileNotFoundError:
+            continue
+        saved[path] = SavedFile(path.relative_to(root.path).as_posix(), status.st_mode & 0o777, size, chunks)
+
+
+class _SavedDatabase(NamedTuple):
+    file: SavedFile
+    objects: tuple[Path, ...]  # files that it names: of R2's index
+
+
+def _save_database(backups: BackupFolder, root: StateRoot, path: Path) -> _SavedDatabase:
+    mode, objects = path.stat().st_mode & 0o777, tuple[Path, ...]()
+    with tempfile.NamedTemporaryFile(dir=backups.directory, prefix=".database-") as copy:
+        with (
+            closing(sqlite3.connect(f"file:{quote(str(path))}?mode=rw", uri=True, timeout=BUSY_S)) as source,
+            closing(sqlite3.connect(copy.name, isolation_level=None)) as target,
+        ):
+            target.execute("PRAGMA synchronous = OFF")
+            source.backup(target)
+            if path.name == R2_INDEX and path.parent.parent.name == "r2":
+                rows = target.execute("SELECT version FROM objects UNION SELECT version FROM parts")
+                objects = tuple([path.parent / "files" / version[:2] / version for (version,) in rows])
+        with open(copy.name, "rb") as file:
+            size, chunks = backups.add(file)
+    return _SavedDatabase(SavedFile(path.relative_to(root.path).as_posix(), mode, size, chunks), objects)
+
+
+def _files(root: StateRoot) -> Iterator[Path]:
+    for directory, folders, names in os.walk(root.path):
+        here = Path(directory)
+        if here == root.path:
+            folders[:] = [name for name in folders if name not in root.left_out]
+        for name in names:
+            path = here / name
+            is_side_file = any(name.endswith(end) and _is_database(here / name.removesuffix(end)) for end in SIDE_FILES)
+            if not is_side_file and not path.is_symlink() and path.is_file():
+                yield path
+
+
+def _is_database(path: Path) -> bool:
+    try:
+        with open(path, "rb") as file:
+            return file.read(len(MAGIC)) == MAGIC
+    except OSError:
+        return False
+
+
+def _check_owner(path: Path) -> None:
+    """Raise CliError for another user's state: SQLite would leave files beside a database that its owner could not write."""
+    owner = path.stat().st_uid
+    if owner != os.geteuid():
+        import pwd
+
+        try:
+            name = pwd.getpwuid(owner).pw_name
+        except KeyError:
+            name = f"#{owner}"
+        raise CliError(f"{path} is {name}'s: run this as {name} (sudo -u {name} pilotlight ...).")
+
+
+def _alone_in(path: Path) -> "closing[_Directory]":
+    """Make a directory and keep it from whoever serves from it. Raises CliError."""
+    try:
+        path.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        raise CliError(f"{path} cannot be made: {error.strerror}.") from None
+    _check_owner(path)
+    directory = _Directory(path)
+    try:
+        fcntl.flock(directory.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        directory.close()
+        raise CliError(f"a site serves from {path}: stop it first.") from None
+    return closing(directory)
+
+
+class _Directory:
+    def __init__(self, path: Path) -> None:
+        self.fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+    def close(self) -> None:
+        os.close(self.fd)
+
+
+def _mib(size: int) -> str:
+    return f"{size / 2**20:.1f} MiB"

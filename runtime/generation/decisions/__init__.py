@@ -1,0 +1,1 @@
+"""Decisions: the probabilities of answers, by the parts that generate."""

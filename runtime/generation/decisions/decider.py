@@ -1,0 +1,217 @@
+"""One request for decisions as a scope: permit, model, and the branches of one tree of tokens behind the state, through the engine.
+
+The state is the tree's root, a question a branch, its options the leaves. The first leaf computes the state, whose blocks all others then find
+cached. Of each other question one option is computed, whose first position also tells the options of one token; then what is left. An option's
+score is the sum of its tokens' log-probabilities, so it depends on its own question alone. Refuses to know dialects.
+"""
+
+import asyncio
+import math
+import os
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from typing import NamedTuple
+
+from pilotlight.dialects.decisions.questions import Question, ValidDecision
+from pilotlight.engine.api.client import EngineError
+from pilotlight.engine.api.protocol import AdapterSource, SamplingParams, Submit, TokenLogprobs, TokenOutput
+from pilotlight.engine.text.formats import Thinking
+from pilotlight.runtime.generation.generator import Generator, as_api_errors, refuse_embedder
+from pilotlight.runtime.generation.prompts import EncodedPrompt, encode
+from pilotlight.runtime.models.model_state import AwakeModel
+from pilotlight.wire.chat import Usage
+from pilotlight.wire.credentials import Tenant
+from pilotlight.wire.errors import ApiError
+from pilotlight.wire.hop.usage import ResourceUse
+
+# Leaves that the engine has at a time: as many as it takes into one batch.
+WINDOW = 64
+# Likeliest tokens that a leaf's first position reports: an option that is one of them needs no leaf of its own.
+TOP = 64
+
+
+class Decisions:
+    """An answer in the making, and then made. Its clock is watched as a generation's is (runtime/telemetry/metrics.py)."""
+
+    def __init__(self, input_tokens: int) -> None:
+        self.probabilities: list[list[float]] = []  # of each question's options
+        self.input_tokens = input_tokens
+        self.cached_tokens = 0
+        self.device_us = 0
+        self.finish_reason: str | None = None
+        self.delivered_tokens = 0
+
+    def complete(self, probabilities: list[list[float]]) -> None:
+        """Set the result: the probabilities of each question's options."""
+        self.probabilities, self.finish_reason = probabilities, "stop"
+
+    @property
+    def usage(self) -> Usage:
+        return Usage.of(self.input_tokens, completion_tokens=0, cached_tokens=self.cached_tokens)
+
+    @property
+    def use(self) -> ResourceUse:
+        return ResourceUse(self.input_tokens, self.cached_tokens, device_us=self.device_us)
+
+
+class Leaf(NamedTuple):
+    """An option behind its question."""
+
+    question: int
+    option: int
+
+
+class AskedQuestion:
+    """A question as tokens, and what is known of its options' scores."""
+
+    def __init__(self, prompt: EncodedPrompt, options: Sequence[tuple[int, ...]]) -> None:
+        self.prompt = prompt
+        self.options = options
+        self.scores: list[float | None] = [None] * len(options)
+
+    @property
+    def first(self) -> int:
+        """The option that is computed first: the longest one, whose score no other's can tell."""
+        return max(range(len(self.options)), key=lambda i: len(self.options[i]))
+
+    @property
+    def unknown(self) -> list[int]:
+        return [i for i, known in enumerate(self.scores) if known is None]
+
+    def learn(self, option: int, reported: Sequence[TokenLogprobs]) -> None:
+        """Take an option's log-probabilities, and those of all options of one token that its first position tells."""
+        self.scores[option] = math.fsum(each.logprob for each in reported)
+        first = {self.options[option][0]: reported[0].logprob, **dict(reported[0].top)}
+        for i, tokens in enumerate(self.options):
+            if self.scores[i] is None and len(tokens) == 1 and tokens[0] in first:
+                self.scores[i] = first[tokens[0]]
+
+    def probabilities(self) -> list[float]:
+        scores = [score for score in self.scores if score is not None]
+        assert len(scores) == len(self.options)
+        highest = max(scores)
+        weights = [math.exp(score - highest) for score in scores]
+        total = math.fsum(weights)
+        return [weight / total for weight in weights]
+
+
+class Decider:
+    """Decisions by the parts that generate."""
+
+    def __init__(self, generator: Generator) -> None:
+        self._generator = generator
+
+    async def decide(self, request: ValidDecision, tenant: Tenant) -> Decisions:
+        site = self._generator
+        with (
+            as_api_errors(site.request_timeout_s),
+            site.metrics.measure(request.model) as measure,
+            site.admission.permit() as permit,
+        ):
+            site.models.expect_conversation(request.model)
+            names_adapter = request.requested_model != request.model
+            adapter = await site.models.adapters.of(request, tenant.owner) if names_adapter else None
+            async with asyncio.timeout(site.request_timeout_s), site.models.use(request.model) as model:
+                refuse_embedder(model, request)
+                asked = [await self._asked(model, request, question) for question in request.questions]
+                shared = _num_shared([each.prompt.token_ids for each in asked])
+                branches = [len(each.prompt.token_ids) - shared for each in asked]
+                decisions = Decisions(shared + sum(branches))
+                most_at_once = (
+                    shared + sum(sorted(branches)[-WINDOW:]) + WINDOW * max(len(o) for a in asked for o in a.options)
+                )
+                permit.reserve(request.model, most_at_once, 1, site.models.registry.kv_tokens(model))
+                measure.answer = decisions
+                await self._compute(request, tenant, adapter, asked, decisions)
+                decisions.complete([each.probabilities() for each in asked])
+                measure.note_delta(0)
+                kv_tokens = site.models.registry.kv_tokens(model)
+                site.traffic.computed(
+                    request.model, decisions.input_tokens, decisions.cached_tokens, request.prefixes, kv_tokens
+                )
+                return decisions
+
+    async def _asked(self, model: AwakeModel, request: ValidDecision, question: Question) -> AskedQuestion:
+        """Return a question and its options as tokens. Raises ApiError for a model that would think before it answers."""
+        prompt = await encode(model, request, request.asked(question), self._generator.images)
+        if model.text.answers.thinking_after(prompt.token_ids) is Thinking.OPEN:
+            sentence = f"{request.requested_model!r} begins each answer with its thoughts, which its template cannot turn off: ask another model"
+            raise ApiError("invalid_request", sentence, param="model")
+        tokenizer = model.text.tokenizer
+        options = [tokenizer.encode(option.label, add_special_tokens=False) for option in question.options]
+        room = model.info.context_length - len(prompt.token_ids) - 1
+        if max(map(len, options)) > room:
+            sentence = (
+                f"the state and a question fill the {model.info.context_length} tokens of {request.requested_model!r}"
+            )
+            raise ApiError("context_length_exceeded", sentence, param=request.prompt_field)
+        if any(a != b and b[: len(a)] == a for a in options for b in options) and model.info.eos_token_ids:
+            # What begins another option is told from it by where it ends.
+            options = [(*tokens, model.info.eos_token_ids[0]) for tokens in options]
+        return AskedQuestion(prompt, options)
+
+    async def _compute(
+        self,
+        request: ValidDecision,
+        tenant: Tenant,
+        adapter: AdapterSource | None,
+        asked: list[AskedQuestion],
+        decisions: Decisions,
+    ) -> None:
+        async def compute(leaf: Leaf) -> None:
+            question = asked[leaf.question]
+            prompt, option = question.prompt, question.options[leaf.option]
+            sampling = SamplingParams(
+                1, temperature=0.0, prompt_logprobs=True, num_prompt_logprobs=TOP, prompt_logprobs_from=len(prompt.token_ids)
+            )  # fmt: skip
+            tokens = (*prompt.token_ids, *option)
+            submit = Submit(
+                os.urandom(16).hex(),
+                request.model,
+                tokens,
+                sampling,
+                tenant.salt,
+                adapter=adapter,
+                images=prompt.images,
+            )
+            output = await self._first_output(submit, decisions)
+            assert output.prompt_logprobs is not None
+            question.learn(leaf.option, output.prompt_logprobs[: len(option)])
+            if leaf == root:
+                decisions.cached_tokens = output.num_cached_tokens or 0
+
+        root = Leaf(0, asked[0].first)
+        await compute(root)
+        await _all(compute, [Leaf(i, each.first) for i, each in enumerate(asked) if i > 0])
+        await _all(compute, [Leaf(i, option) for i, each in enumerate(asked) for option in each.unknown])
+
+    async def _first_output(self, submit: Submit, decisions: Decisions) -> TokenOutput:
+        async with self._generator.engine.generate(submit) as outputs:
+            async for output in outputs:
+                if output.finish_reason == "abort":
+                    raise ApiError("aborted", "the engine was told to end this request")
+                decisions.device_us += output.device_us
+                if output.prompt_logprobs is not None:
+                    return output
+        raise EngineError("engine_error", "the engine ended a question without its log-probabilities")
+
+
+async def _all(compute: Callable[[Leaf], Awaitable[None]], leaves: Sequence[Leaf]) -> None:
+    """Compute leaves, WINDOW of them at a time."""
+
+    async def work(rest: Iterator[Leaf]) -> None:
+        for leaf in rest:
+            await compute(leaf)
+
+    rest = iter(leaves)
+    try:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(min(WINDOW, len(leaves))):
+                group.create_task(work(rest))
+    except BaseExceptionGroup as failed:  # the first says enough
+        raise failed.exceptions[0] from None
+
+
+def _num_shared(prompts: Sequence[tuple[int, ...]]) -> int:
+    """Return how many tokens all prompts begin with."""
+    least, most = min(prompts), max(prompts)  # of all, these differ first
+    return next((i for i, (a, b) in enumerate(zip(least, most, strict=False)) if a != b), min(len(least), len(most)))

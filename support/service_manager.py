@@ -1,0 +1,42 @@
+"""What a process tells the service manager that started it (systemd's `Type=notify`), and nothing where none did.
+
+The protocol is sd_notify(3): lines of NAME=VALUE in one datagram to the socket that NOTIFY_SOCKET names.
+"""
+
+import os
+import socket
+import time
+from contextlib import suppress
+
+SOCKET_ENV = "NOTIFY_SOCKET"
+
+
+def notify_ready(status: str = "") -> None:
+    """Say that the process serves, at its start or after a reload. `status`: a line for `systemctl status`, where it is another one now."""
+    _notify("READY=1", *([f"STATUS={status}"] if status else ()))
+
+
+def notify_status(status: str) -> None:
+    """Change the line that `systemctl status` shows."""
+    _notify(f"STATUS={status}")
+
+
+def notify_reloading() -> None:
+    """Say that the process reads its file again; `notify_ready` ends that."""
+    _notify("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
+
+
+def notify_stopping() -> None:
+    """Say that the process drains, and then ends."""
+    _notify("STOPPING=1", "STATUS=draining")
+
+
+def _notify(*lines: str) -> None:
+    address = os.environ.get(SOCKET_ENV, "")
+    if not address.startswith(("/", "@")):
+        return
+    if address.startswith("@"):  # Linux's abstract namespace
+        address = "\0" + address[1:]
+    with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sender:
+        sender.connect(address)
+        sender.sendall("\n".join(lines).encode())

@@ -1,0 +1,79 @@
+"""GGUF files whose blocks are multiplied where they lie: the answers of the numbers that they stand for, little memory beside the file, and a move
+that nobody notices."""
+
+import sys
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import LlamaConfig, Qwen2Config
+
+from pilotlight.engine.gguf.directory import directory_of
+from pilotlight.engine.loading.kv_memory import KvMemory, make_kv_memory
+from pilotlight.engine.weights import load as weight_load
+from pilotlight.engine.weights import relocation
+from pilotlight.engine.weights.relocation import Relocation
+from pilotlight.kernels.cpu import library
+from tests.engine.agreement import as_distribution
+from tests.engine.gguf.files import Kind, write_both
+from tests.engine.test_in_place import answers, has_moved
+from tests.engine.test_mapped_weights import CONFIG, load
+
+pytestmark = [
+    pytest.mark.cpu_only,
+    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="elsewhere weights are read"),
+]
+ROUNDED = 0.05  # of a logprob of these random models: x is rounded to bytes for each 32 columns
+
+
+@pytest.fixture(scope="module")
+def memory() -> KvMemory:
+    library.start(wait=True)
+    if not library.takes_codes():
+        pytest.skip("there is no C library, or it has no vector instructions here")
+    return make_kv_memory(CONFIG)
+
+
+@pytest.fixture(autouse=True)
+def eager(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(weight_load, "IN_PLACE_FROM_BYTES", 0)
+    monkeypatch.setattr(weight_load, "IN_PLACE_SHARE", 0.01)
+    monkeypatch.setattr(relocation, "_LAST_STEP_S", 0.0)
+    moving = partial(Relocation, first_after_s=0.0, share=1.0)
+    monkeypatch.setattr("pilotlight.engine.loading.loaded_model.Relocation", moving)
+
+
+@pytest.mark.parametrize(
+    ("family", "kind"), [(LlamaConfig, Kind.Q4_1), (LlamaConfig, Kind.Q8_0), (Qwen2Config, Kind.Q5_0)]
+)
+def test_blocks_in_place_answer_as_their_numbers_before_and_after_the_move(
+    family: type, kind: Kind, tmp_path: Path, memory: KvMemory
+) -> None:
+    """Llama's queries and keys are rows in another order than the model's, and copied; Qwen's lie as they are."""
+    checkpoint, file = write_both(tmp_path, family, kind, **({"head_dim": None} if family is Qwen2Config else {}))
+    expected = answers(load(checkpoint, None, memory), close=True)
+    for kept_at in (tmp_path / "bundle", None):
+        loaded = load(directory_of(file, tmp_path / "store"), kept_at, memory)
+        assert "map" in dict(loaded.engine.info.load_phases)
+        first = answers(loaded)
+        assert has_moved(loaded)
+        assert loaded.engine.info.weights_bytes < 1.1 * file.stat().st_size
+        second = answers(loaded, close=True)
+        assert not (tmp_path / "bundle").exists(), "the file itself is what outlives a host"
+        for found, moved, numbers in zip(first, second, expected, strict=True):
+            assert moved.logprobs == found.logprobs
+            for own, other in zip(found.logprobs[:1], numbers.logprobs[:1], strict=True):
+                off = (as_distribution(own) - as_distribution(other)).nan_to_num().abs().max()
+                assert off <= ROUNDED, float(off)
+
+
+def test_a_small_model_is_copied_in_blocks(tmp_path: Path, memory: KvMemory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(weight_load, "IN_PLACE_FROM_BYTES", 1 << 40)
+    _, file = write_both(tmp_path, LlamaConfig, Kind.Q4_0)
+    loaded = load(directory_of(file, tmp_path / "store"), None, memory)
+    assert "map" not in dict(loaded.engine.info.load_phases)
+    assert loaded.engine.info.weights_bytes < 1.1 * file.stat().st_size
+    assert all(
+        torch.tensor([one.logprob for one in heard.logprobs]).isfinite().all() for heard in answers(loaded, close=True)
+    )

@@ -1,0 +1,134 @@
+"""Weights in a GGUF file's blocks stand for the numbers that llama.cpp's own package makes of them, and products with them are exact to what x is
+rounded by, whatever the kind, the number of rows and how many matrices are one."""
+
+import gguf
+import pytest
+import torch
+
+from pilotlight.kernels.checks import ArgumentError
+from pilotlight.kernels.elementwise.activation import silu_and_mul
+from pilotlight.kernels.matrices.blocks import BLOCK_KINDS, BlockWeight, block_linear, row_bytes, unpack
+from tests.engine.gguf.files import Kind, random_blocks
+
+pytestmark = pytest.mark.cpu_only
+KINDS = list(BLOCK_KINDS)
+ROUNDED = 1 / 254  # of the largest of 32 values of x: what a product of few rows rounds by
+
+
+def blocks(kind: str, rows: int, columns: int) -> torch.Tensor:
+    return torch.from_numpy(random_blocks(Kind[kind.upper()], rows, columns))
+
+
+def numbers(kind: str, stored: torch.Tensor) -> torch.Tensor:
+    return torch.from_numpy(gguf.quants.dequantize(stored.numpy(), Kind[kind.upper()]))
+
+
+def bound(x: torch.Tensor, weight: torch.Tensor, share: float) -> torch.Tensor:
+    """[rows, outputs]: how far a product may be off where each value of x is by `share` of the largest of its 32, and each weight by 2^-8."""
+    x, weight = x.double().abs(), weight.double().abs()
+    largest = torch.nn.functional.pad(x, (0, -x.shape[1] % 32)).unflatten(1, (-1, 32)).amax(2)
+    off = largest.repeat_interleave(32, 1)[:, : x.shape[1]] * share
+    return off @ weight.T + 2**-8 * (x @ weight.T) + 1e-5
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_are_decoded_to_the_bit(kind: str) -> None:
+    stored = blocks(kind, 9, 2304 if kind.endswith("_k") else 2336)
+    weight = BlockWeight.joined([stored], [kind], numbers(kind, stored).shape[1])
+    assert torch.equal(weight.unpack(torch.float32), numbers(kind, stored))
+    wanted = torch.tensor([8, 0, 3, 3])
+    assert torch.equal(weight.rows(wanted, torch.float32), numbers(kind, stored)[wanted])
+    assert torch.equal(weight.rows(wanted, torch.float32, 3.0), 3 * numbers(kind, stored)[wanted])
+    in_bf16 = weight.rows(wanted, torch.bfloat16).float()
+    assert torch.allclose(in_bf16, numbers(kind, stored)[wanted].bfloat16().float(), rtol=0, atol=1e-30)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", KINDS)
+def test_products_are_off_by_no_more_than_x_is_rounded(kind: str, dtype: torch.dtype) -> None:
+    columns = 512 if kind.endswith("_k") else 416
+    stored = blocks(kind, 35, columns)
+    weight, plain = BlockWeight.joined([stored], [kind], columns), numbers(kind, stored)
+    for rows in (1, 2, 3, 4, 7, 8, 9, 17, 40, 130):
+        x = torch.randn(rows, columns).to(dtype)
+        bias = torch.randn(35).to(dtype)
+        exact = x.double() @ plain.double().T + bias.double()
+        off = (weight.linear(x, bias).double() - exact).abs()
+        allowed = bound(x, plain, ROUNDED) + (2**-8 * exact.abs() if dtype == torch.bfloat16 else 0)
+        assert (off <= allowed).all(), (rows, float((off / allowed).max()))
+        logits = weight.logits(x)
+        assert logits.dtype == torch.float32
+        assert ((logits.double() - exact + bias.double()).abs() <= allowed + 2**-8 * exact.abs()).all()
+
+
+def test_matrices_of_several_kinds_are_one_below_the_other() -> None:
+    kinds, heights = ("q4_k", "q6_k", "q8_0"), (33, 18, 5)
+    stored = [blocks(kind, rows, 768) for kind, rows in zip(kinds, heights, strict=True)]
+    weight = BlockWeight.joined(stored, kinds, 768)
+    plain = torch.cat([numbers(kind, part) for kind, part in zip(kinds, stored, strict=True)])
+    assert weight.shape == (56, 768)
+    assert torch.equal(weight.unpack(torch.float32), plain)
+    assert torch.equal(weight.rows(torch.tensor([40, 2, 55]), torch.float32), plain[[40, 2, 55]])
+    for rows in (1, 3, 20):
+        x = torch.randn(rows, 768)
+        assert ((weight.linear(x).double() - x.double() @ plain.double().T).abs() <= bound(x, plain, ROUNDED)).all()
+
+
+@pytest.mark.parametrize("rows", [1, 5, 33])
+@pytest.mark.parametrize("heights", [(40,), (20, 20)])
+def test_gates_and_ups_are_fused_with_their_activation(rows: int, heights: tuple[int, ...]) -> None:
+    stored = [blocks("q4_1", height, 320) for height in heights]
+    weight = BlockWeight.joined(stored, ["q4_1"] * len(stored), 320)
+    x = torch.randn(rows, 320) * 0.1
+    assert torch.allclose(weight.gated(x, None, silu_and_mul), silu_and_mul(weight.linear(x)), rtol=1e-5, atol=1e-6)
+
+
+def test_a_row_has_the_same_bits_in_any_company_of_few(arithmetic: str) -> None:
+    if arithmetic == "torch":
+        pytest.skip("torch chooses its sums by their number")
+    weight = BlockWeight.joined([blocks("q4_k", 50, 512)], ["q4_k"], 512)
+    x = torch.randn(3, 512)
+    together = weight.linear(x)
+    assert all(torch.equal(weight.linear(x[i : i + 1])[0], together[i]) for i in range(3))
+
+
+@pytest.mark.parametrize("rows", [1, 12])
+def test_a_value_that_is_no_number_spoils_its_own_row_alone(rows: int) -> None:
+    weight = BlockWeight.joined([blocks("q6_k", 20, 256)], ["q6_k"], 256)
+    x = torch.randn(rows + 1, 256)
+    x[0, 77] = float("inf")
+    y = weight.linear(x)
+    assert not y[0].isfinite().any()
+    assert y[1:].isfinite().all()
+
+
+def test_a_row_that_is_not_there_is_no_number(arithmetic: str) -> None:
+    if arithmetic == "torch":
+        pytest.skip("torch raises")
+    weight = BlockWeight.joined([blocks("q4_0", 20, 64)], ["q4_0"], 64)
+    assert weight.rows(torch.tensor([3, 20]), torch.float32)[1].isnan().all()
+
+
+def _wrong(good: torch.Tensor) -> list[tuple[BlockWeight, str]]:
+    return [
+        (BlockWeight(good.int(), None, None, ("q4_0",), 64), "weight.first has dtype int32, wanted uint8"),
+        (BlockWeight(good, None, None, ("q4_0",), 96), "weight.columns is 96, and columns = 64 as x has it"),
+        (BlockWeight(good, None, None, ("q4_1",), 64), r"weight.first has shape .* weight.bytes0 = 40"),
+        (BlockWeight(good, None, None, ("q9_9",), 64), "weight.kinds has 'q9_9'"),
+        (BlockWeight(good, None, None, ("q4_k",), 64), "weight.columns is 64, wanted a multiple of 256"),
+        (BlockWeight(good, good, None, ("q4_0",), 64), "weight.kinds are 1, and there are 2 matrices"),
+    ]
+
+
+@pytest.mark.parametrize("number", range(6))
+def test_a_weight_whose_parts_do_not_agree_is_refused_by_name(number: int) -> None:
+    weight, why = _wrong(blocks("q4_0", 8, 64))[number]
+    with pytest.raises(ArgumentError, match=why):
+        block_linear(torch.randn(2, 64), weight)
+
+
+def test_kinds_have_the_sizes_of_llama_cpp() -> None:
+    for kind, (columns, num_bytes) in BLOCK_KINDS.items():
+        assert (columns, num_bytes) == gguf.GGML_QUANT_SIZES[Kind[kind.upper()]]
+        assert row_bytes(kind, 512) == 512 // columns * num_bytes
+        assert unpack(kind, blocks(kind, 2, 256)).shape == (2, 256)

@@ -1,0 +1,85 @@
+"""The commands that make and change a network's folder."""
+
+import itertools
+import ssl
+from pathlib import Path
+
+import pytest
+
+from pilotlight.runtime.cli.cli_error import CliError
+from pilotlight.runtime.cli.network.network_folder import init, remove, renew, revoke, rotate, show, token
+from pilotlight.sites.joining.network_file import add_site
+from pilotlight.sites.joining.tokens import Tokens
+from pilotlight.sites.network import load_network
+from pilotlight.wire.hop.headers import Hop, hop_is_genuine, sign_hop
+
+PLACE = {"city": "Oslo", "latitude": 59.9, "longitude": 10.7}
+HOP = Hop("GET", "/status", "r1", "ams1")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    init(tmp_path / "net", "10.0.0.1", 8443, ("Oslo", 59.9, 10.7), 5)
+    return tmp_path / "net"
+
+
+def test_a_new_network_is_read_as_it_was_written_and_is_its_owners_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "net"
+    init(folder, "10.0.0.1", 8443, ("Oslo", 59.9, 10.7), 5)
+    network = load_network(folder / "network.toml")
+    assert (network.place.city, network.listen.port, network.door.require_key) == ("Oslo", 8443, True)
+    assert network.sites == ()
+    assert len(network.hop.secret()) == 64
+    assert all(path.stat().st_mode & 0o077 == 0 for path in (folder, *folder.iterdir()))
+    key, *_, line = capsys.readouterr().out.strip().split("\n")
+    assert key.startswith("pl-")
+    assert line.startswith("pilotlight join https://10.0.0.1:8443 pj-")
+    with pytest.raises(CliError, match="holds a network already"):
+        init(folder, "10.0.0.1", 8443, ("Oslo", 59.9, 10.7), 5)
+
+
+def test_one_more_machine_gets_a_token_of_its_own(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    capsys.readouterr()
+    token(folder, 5)
+    assert capsys.readouterr().out.startswith("pilotlight join https://10.0.0.1:8443 pj-")
+    first, second = Tokens(folder).kept()
+    revoke(folder, second.id)
+    with pytest.raises(CliError, match="has no token nothing"):
+        revoke(folder, "nothing")
+    add_site(folder / "network.toml", "osl2", "https://10.0.0.2:8790", PLACE)
+    show(folder)
+    out = capsys.readouterr().out
+    assert "https://10.0.0.2:8790" in out
+    assert "revoked" in out
+    assert first.id in out
+    remove(folder, "osl2")
+    assert not load_network(folder / "network.toml").sites
+
+
+def test_a_secret_is_rotated_in_three_steps_between_which_nobody_is_refused(folder: Path) -> None:
+    file = folder / "secret"
+    seen = [file.read_text()]
+    for _ in range(3):
+        rotate(folder)
+        seen.append(file.read_text())
+    assert len(seen[3]) == 64
+    assert seen[3] != seen[0]
+    for before, after in itertools.pairwise(seen):  # while some are restarted and others are not
+        for signer, believer in ((before, after), (after, before)):
+            assert hop_is_genuine(sign_hop(signer, 0.0, HOP), believer, 0.0, HOP)
+    assert not hop_is_genuine(sign_hop(seen[0], 0.0, HOP), seen[3], 0.0, HOP)
+
+
+def test_the_routers_certificate_is_renewed_in_place(folder: Path) -> None:
+    before = (folder / "router.pem").read_bytes()
+    renew(folder)
+    assert (folder / "router.pem").read_bytes() != before
+    ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(folder / "router.pem", folder / "router.key")
+
+
+def test_a_folder_without_a_network_is_said_to_be_none(tmp_path: Path) -> None:
+    for command in (lambda: token(tmp_path, 5), lambda: rotate(tmp_path), lambda: renew(tmp_path)):
+        with pytest.raises(CliError):
+            command()

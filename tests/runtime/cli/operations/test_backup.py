@@ -1,0 +1,291 @@
+"""Backups of what runs: every write that was acknowledged before the mark is there elsewhere, and nothing is torn."""
+
+import json
+import os
+import shutil
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+
+from load_tests.local_network import free_ports
+from pilotlight.edge_router.metering.ledger.sqlite_store import SqliteStore
+from pilotlight.functions.bindings.secrets.secret_store import SecretStore
+from pilotlight.runtime.cli.cli_error import CliError
+from pilotlight.runtime.cli.operations.backup import backup, restore
+from pilotlight.runtime.cli.operations.snapshots import BackupFolder
+from pilotlight.runtime.cli.operations.state_roots import StateRoot, roots_of_files
+from pilotlight.wire.hop.usage import ResourceUse
+from pilotlight.wire.hop.usage_records import MeteredRequest, UsageRecord
+
+ROOT = Path(__file__).parents[4]
+PLACE = '{city = "Amsterdam", latitude = 52.31, longitude = 4.76}'
+MANIFEST = """
+name = "keeper"
+main = "entry.py"
+compatibility_date = "2026-01-01"
+compatibility_flags = ["python_workers"]
+kv_namespaces = [{binding = "KV", id = "kv"}]
+d1_databases = [{binding = "DB", database_name = "db", database_id = "db"}]
+r2_buckets = [{binding = "BUCKET", bucket_name = "bucket"}]
+durable_objects = {bindings = [{name = "LOG", class_name = "Log"}]}
+migrations = [{tag = "v1", new_sqlite_classes = ["Log"]}]
+
+[[queues.producers]]
+binding = "QUEUE"
+queue = "numbers"
+"""
+
+
+def site_file(folder: Path, state: Path) -> tuple[Path, str]:
+    function = folder / "keeper"
+    if not function.exists():
+        function.mkdir(parents=True)
+        (function / "wrangler.toml").write_text(MANIFEST)
+        shutil.copy(Path(__file__).with_name("keeper.py"), function / "entry.py")
+    port = free_ports(1)[0]
+    path = folder / "ams1.toml"
+    path.write_text(
+        f'name = "ams1"\nplace = {PLACE}\nlisten = {{port = {port}}}\n[functions]\nstate_dir = "{state}"\n'
+        f'serve = [{{name = "keeper", path = "{function}"}}]\n'
+    )
+    return path, f"http://127.0.0.1:{port}/fn/keeper"
+
+
+@contextmanager
+def serving(file: Path, url: str) -> Iterator[None]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "XDG_STATE_HOME": str(file.parent / "home")}
+    process = subprocess.Popen([sys.executable, "-m", "pilotlight.runtime", str(file)], cwd=ROOT, env=environment)
+    try:
+        while True:
+            try:
+                ask(f"{url}/make")
+                break
+            except OSError:
+                assert process.poll() is None
+                time.sleep(0.05)
+        yield
+    finally:
+        process.terminate()
+        process.wait(60)
+
+
+def ask(url: str) -> bytes:
+    with urllib.request.urlopen(url, timeout=60) as response:
+        found: bytes = response.read()
+        return found
+
+
+class Writers:
+    """Threads that write numbers until they are stopped, and note when each was acknowledged."""
+
+    def __init__(self, url: str) -> None:
+        self.acknowledged: dict[int, float] = {}
+        self._url, self._next, self._lock, self._stop = url, 0, threading.Lock(), threading.Event()
+        self._threads = [threading.Thread(target=self._write) for _ in range(4)]
+
+    def __enter__(self) -> "Writers":
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join()
+
+    def wait_for(self, count: int) -> None:
+        while len(self.acknowledged) < count:
+            assert any(thread.is_alive() for thread in self._threads)
+            time.sleep(0.01)
+
+    def _write(self) -> None:
+        while not self._stop.is_set():
+            with self._lock:
+                number, self._next = self._next, self._next + 1
+            ask(f"{self._url}/write/{number}")
+            self.acknowledged[number] = time.time()
+            ask(f"{self._url}/replace/{number % 10}")  # an object whose file changes all the time
+
+
+def test_what_was_acknowledged_before_the_mark_is_there_elsewhere_and_nothing_is_torn(tmp_path: Path) -> None:
+    there, elsewhere = tmp_path / "there", tmp_path / "elsewhere"
+    file, url = site_file(there, there / "state")
+    SecretStore(there / "state").put("keeper", "TOKEN", "a secret")
+    with serving(file, url), Writers(url) as writers:
+        writers.wait_for(20)
+        first = backup(tmp_path / "backups", roots_of_files(None, [file]), None)
+        writers.wait_for(len(writers.acknowledged) + 20)
+        backup(tmp_path / "backups", roots_of_files(None, [file]), None)
+        writers.wait_for(len(writers.acknowledged) + 5)
+    assert "ams1/state" in first
+    mark = datetime.fromisoformat(BackupFolder(tmp_path / "backups").read(None).created).timestamp()
+    before = {number for number, at in writers.acknowledged.items() if at <= mark}
+    assert len(before) >= 40
+    file, url = site_file(elsewhere, elsewhere / "state")
+    restore(tmp_path / "backups", roots_of_files(None, [file]), None)
+    with serving(file, url):
+        found = json.loads(ask(f"{url}/read"))
+    for kind in ("d1", "kv", "r2", "object"):
+        assert before <= set(found[kind]), kind
+    assert found["often"] == 1, "an object is of one version"
+    assert found["secret"] == "a secret"
+    (queue,) = (elsewhere / "state" / "bindings" / "queue").rglob("*.sqlite")
+    with closing(sqlite3.connect(queue)) as connection:
+        assert connection.execute("SELECT count(*) FROM messages").fetchone()[0] >= len(before)
+    for path in (elsewhere / "state").rglob("*.sqlite"):
+        with closing(sqlite3.connect(path)) as connection:
+            assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+
+
+def usage(number: int) -> UsageRecord:
+    request = MeteredRequest(f"id{number}", f"r{number}", "acme", "key", "ember", 1.0)
+    return UsageRecord(request, "ams1", 2.0, "complete", ResourceUse(1, 0, 1))
+
+
+def test_a_ledger_that_is_written_meanwhile_is_whole(tmp_path: Path) -> None:
+    (source := tmp_path / "ledger").mkdir()
+    store, written, stop = SqliteStore(source / "usage.sqlite"), [0], threading.Event()
+
+    def write() -> None:
+        while not stop.is_set():
+            store.add([usage(written[0])])
+            written[0] += 1
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    try:
+        while written[0] < 50:
+            time.sleep(0.01)
+        acknowledged = written[0]
+        backup(tmp_path / "backups", [StateRoot("router/ledger", source)], None)
+    finally:
+        stop.set()
+        thread.join()
+        store.close()
+    restore(tmp_path / "backups", [StateRoot("router/ledger", tmp_path / "restored")], None)
+    with closing(sqlite3.connect(tmp_path / "restored" / "usage.sqlite")) as connection:
+        ids = {row[0] for row in connection.execute("SELECT id FROM usage")}
+    assert {f"id{number}" for number in range(acknowledged)} <= ids
+    assert ids == {f"id{number}" for number in range(len(ids))}
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> StateRoot:
+    root = tmp_path / "state"
+    (root / "bindings").mkdir(parents=True)
+    (root / "bindings" / "blob").write_bytes(os.urandom(3 << 20))
+    (root / "bindings" / "key").write_bytes(b"secret")
+    (root / "bindings" / "key").chmod(0o600)
+    (root / "scratch").mkdir()
+    (root / "scratch" / "rubbish").touch()
+    return StateRoot("ams1/state", root, ("scratch",))
+
+
+def elsewhere(root: StateRoot, folder: Path) -> StateRoot:
+    return root._replace(path=folder)
+
+
+def chunks(folder: Path) -> int:
+    return sum(1 for _ in (folder / "chunks").glob("*/*"))
+
+
+def test_files_come_back_as_they_were_without_what_a_start_makes_again(state: StateRoot, tmp_path: Path) -> None:
+    backup(tmp_path / "backups", [state], None)
+    restore(tmp_path / "backups", [elsewhere(state, tmp_path / "new")], None)
+    found = {path.relative_to(tmp_path / "new").as_posix() for path in (tmp_path / "new").rglob("*") if path.is_file()}
+    assert found == {"bindings/blob", "bindings/key"}
+    assert (tmp_path / "new/bindings/blob").read_bytes() == (state.path / "bindings/blob").read_bytes()
+    assert (tmp_path / "new/bindings/key").stat().st_mode & 0o777 == 0o600
+    assert (tmp_path / "backups/snapshots").stat().st_mode & 0o077 == 0
+
+
+def test_a_second_backup_stores_what_has_changed(state: StateRoot, tmp_path: Path) -> None:
+    backup(tmp_path / "backups", [state], None)
+    before = chunks(tmp_path / "backups")
+    with open(state.path / "bindings" / "blob", "r+b") as blob:
+        blob.write(b"changed")
+    assert "0 of them" not in backup(tmp_path / "backups", [state], None)
+    assert chunks(tmp_path / "backups") == before + 1
+    assert len(BackupFolder(tmp_path / "backups").names()) == 2
+
+
+def test_the_oldest_backups_go_with_what_they_alone_have(state: StateRoot, tmp_path: Path) -> None:
+    for _ in range(3):
+        (state.path / "bindings" / "blob").write_bytes(os.urandom(1 << 20))
+        backup(tmp_path / "backups", [state], 1)
+    assert len(BackupFolder(tmp_path / "backups").names()) == 1
+    assert chunks(tmp_path / "backups") == 2
+    restore(tmp_path / "backups", [elsewhere(state, tmp_path / "new")], None)
+
+
+def test_what_cannot_be_restored_is_said_before_anything_is_written(state: StateRoot, tmp_path: Path) -> None:
+    folder, new = tmp_path / "backups", tmp_path / "new"
+    with pytest.raises(CliError, match="holds no snapshot"):
+        restore(folder, [state], None)
+    backup(folder, [state], None)
+    with pytest.raises(CliError, match=r"is not empty \(bindings\): move it away"):
+        restore(folder, [state], None)
+    with pytest.raises(CliError, match=r"the snapshot has ams1/state, and the files name iad1/state"):
+        restore(folder, [StateRoot("iad1/state", new)], None)
+    with pytest.raises(CliError, match="holds no snapshot yesterday; it has 2"):
+        restore(folder, [elsewhere(state, new)], "yesterday")
+    next(iter((folder / "chunks").glob("*/*"))).unlink()
+    with pytest.raises(CliError, match=r"cannot be restored: chunk .* is missing"):
+        restore(folder, [elsewhere(state, new)], None)
+    assert not [*new.iterdir()]
+
+
+def test_a_damaged_chunk_is_never_taken_for_what_was_stored(state: StateRoot, tmp_path: Path) -> None:
+    backup(tmp_path / "backups", [state], None)
+    first, second = sorted((tmp_path / "backups/chunks").glob("*/*"))[:2]
+    shutil.copy(first, second)
+    with pytest.raises(CliError, match="is damaged"):
+        restore(tmp_path / "backups", [elsewhere(state, tmp_path / "new")], None)
+
+
+def test_state_of_a_site_that_runs_is_not_written_over(state: StateRoot, tmp_path: Path) -> None:
+    from pilotlight.functions.service import _alone_in
+
+    backup(tmp_path / "backups", [state], None)
+    with _alone_in(tmp_path / "new", "ams1"), pytest.raises(CliError, match=r"a site serves from .*: stop it first"):
+        restore(tmp_path / "backups", [elsewhere(state, tmp_path / "new")], None)
+
+
+def test_a_backup_of_a_later_format_is_refused_by_its_version(state: StateRoot, tmp_path: Path) -> None:
+    backup(tmp_path / "backups", [state], None)
+    (path,) = (tmp_path / "backups/snapshots").glob("*.json")
+    path.write_text(path.read_text().replace('"format": 1', '"format": 2'))
+    with pytest.raises(CliError, match="whose backups this version cannot read"):
+        restore(tmp_path / "backups", [elsewhere(state, tmp_path / "new")], None)
+
+
+def test_a_router_and_sites_name_all_that_outlives_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    network = tmp_path / "network.toml"
+    network.write_text(
+        f'place = {PLACE}\nlisten = {{port = 1}}\nledger = {{directory = "{tmp_path}/ledger"}}\n'
+        f'[[sites]]\nname = "ams1"\nurl = "http://127.0.0.1:1"\nplace = {PLACE}\n'
+    )
+    site = tmp_path / "ams1.toml"
+    site.write_text(
+        f'name = "ams1"\nplace = {PLACE}\nlisten = {{port = 1}}\nfinetunes = {{directory = "{tmp_path}/tunes"}}\n'
+        f'[[models]]\nname = "ember"\nsource = "embedded:ember"\nadapters_dir = "{tmp_path}/adapters"\n'
+    )
+    roots = {root.name: root.path for root in roots_of_files(network, [site])}
+    assert roots == {
+        "router/deployments": tmp_path / "pilotlight/router",
+        "router/ledger": tmp_path / "ledger",
+        "router/responses": tmp_path / "pilotlight/router-1",
+        "ams1/state": tmp_path / "pilotlight/ams1",  # kept responses are inside
+        "ams1/finetunes": tmp_path / "tunes/ams1",
+        "ams1/adapters/ember": tmp_path / "adapters",
+    }

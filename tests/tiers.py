@@ -1,0 +1,149 @@
+"""What a test costs, as a mark by which `make` chooses, and samples of long tables.
+
+`unit` (no mark of its own): starts no process, binds and connects no socket. `process`: does. `network`: several sites, a browser,
+a database server. A test or a module states `pytest.mark.process` or `pytest.mark.network`; a fixture asks for `process_tier` or
+`network_tier`, and every test that uses it is of that tier. Nobody keeps a list: a unit test that starts a process or opens a socket
+fails, with the place where it did. Beside any of them, `long` computes or waits for more than about half a second; `smoke` is what
+`make test` runs of the network tier: the ends that most changes can break.
+
+`--sample K` keeps at most K cases of each function, a quarter of that if it is `long`: one drawn from each of K equal stretches of its
+table, so that every part of the table has a case. The same `--seed` draws the same cases; without `--sample` all run.
+"""
+
+import random
+import sys
+import threading
+import traceback
+from collections import defaultdict
+from collections.abc import Generator, Iterable, Sequence
+from pathlib import Path
+
+import pytest
+
+ROOT = str(Path(__file__).parents[1])
+OPENING = {
+    "subprocess.Popen": "starts a process",
+    "os.fork": "starts a process",
+    "os.forkpty": "starts a process",
+    "os.posix_spawn": "starts a process",
+    "socket.bind": "binds a socket",
+    "socket.connect": "connects a socket",
+}
+# Shared by all tests of a process, and started by the first: the child that reads checkpoints' files; git, for the commit in records.
+SHARED = ("engine/api/guarded_pool.py", "load_tests/records.py")
+
+
+class Watch:
+    """Notes what the running unit test opens. Threads that an earlier test left are not its own."""
+
+    def __init__(self) -> None:
+        self.seen: list[str] | None = None  # None while no unit test runs
+        self._others: set[int | None] = set()
+        sys.addaudithook(self._hear)
+
+    def start(self) -> None:
+        here = threading.get_ident()
+        self._others = {thread.ident for thread in threading.enumerate() if thread.ident != here}
+        self.seen = []
+
+    def stop(self) -> None:
+        self.seen = None
+
+    def _hear(self, event: str, _arguments: object) -> None:
+        what = OPENING.get(event)
+        if what is not None and self.seen is not None and threading.get_ident() not in self._others:
+            place = _place(traceback.extract_stack())
+            if not place.removeprefix("pilotlight/").startswith(SHARED):
+                self.seen.append(f"{what} in {place}")
+
+
+def _place(stack: Sequence[traceback.FrameSummary]) -> str:
+    """Return the innermost line of the project itself."""
+    own = [frame for frame in stack if frame.filename.startswith(ROOT) and frame.filename != __file__]
+    return f"{own[-1].filename.removeprefix(ROOT + '/')}:{own[-1].lineno}" if own else "a library's thread"
+
+
+WATCH = Watch()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("tiers")
+    group.addoption("--sample", type=int, metavar="K", help="keep at most K cases of each test function")
+    group.addoption("--seed", default="0", help="what --sample draws by")
+
+
+@pytest.fixture(scope="session")
+def process_tier() -> None:
+    """Asked for by fixtures that start a process or open a socket."""
+
+
+@pytest.fixture(scope="session")
+def network_tier() -> None:
+    """Asked for by fixtures that start several sites, a browser or a database server."""
+
+
+def tier_of(item: pytest.Item) -> str:
+    fixtures = getattr(item, "fixturenames", ())
+    for tier in ("network", "process"):
+        if f"{tier}_tier" in fixtures or item.get_closest_marker(tier) is not None:
+            return tier
+    return "unit"
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Generator[None, None, None]:
+    for item in items:
+        tier = tier_of(item)
+        if item.get_closest_marker(tier) is None:
+            item.add_marker(tier)
+    yield
+    if config.option.sample is not None:
+        kept = sample(items, config.option.sample, config.option.seed)
+        config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+        items[:] = [item for item in items if item in kept]
+
+
+def sample(items: Iterable[pytest.Item], most: int, seed: str) -> set[pytest.Item]:
+    """Draw at most `most` cases of each function, at most `most // 4` of a long one, one from each of as many equal stretches."""
+    functions: dict[str, list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        functions[item.nodeid.partition("[")[0]].append(item)
+    kept: set[pytest.Item] = set()
+    for name, cases in functions.items():
+        number = min(len(cases), max(1, most // 4) if cases[0].get_closest_marker("long") is not None else most)
+        draw = random.Random(f"{seed} {name}")
+        kept.update(
+            cases[draw.randrange(len(cases) * k // number, len(cases) * (k + 1) // number)] for k in range(number)
+        )
+    return kept
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if config.option.sample is not None:
+        terminalreporter.write_line(
+            f"At most {config.option.sample} cases of each test function, drawn by SEED={config.option.seed}."
+        )
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> Generator[None, None, None]:
+    if item.get_closest_marker("unit") is not None:
+        WATCH.start()
+    yield
+
+
+@pytest.hookimpl(wrapper=True, trylast=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
+    yield
+    if WATCH.seen:
+        pytest.fail(
+            f"a unit test {'; '.join(sorted(set(WATCH.seen)))}: mark it `process`, or let its fixture ask for "
+            "`process_tier` (tests/tiers.py)",
+            pytrace=False,
+        )
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, None, None]:
+    WATCH.stop()
+    yield

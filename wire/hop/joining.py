@@ -1,0 +1,35 @@
+"""What a machine that joins a network and one of its routers tell each other (`pilotlight join`)."""
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from pilotlight.wire.hop.status import Place
+
+AUTHORITY_PATH = "/network/authority"
+JOIN_PATH = "/network/join"
+
+
+class NetworkFace(msgspec.Struct, frozen=True):
+    """Router -> machine, over a connection that is not trusted yet: the token says which authority is the right one."""
+
+    authority: str  # PEM
+    place: Place  # the router's
+
+
+class JoinRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Machine -> router."""
+
+    token: str
+    name: Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}\Z")]
+    url: Annotated[str, Meta(max_length=300)]  # where routers reach the site
+    place: Place
+    certificate_request: str  # PEM
+
+
+class Joined(msgspec.Struct, frozen=True):
+    """Router -> machine, over TLS."""
+
+    certificate: str  # PEM
+    secret: str  # the network's

@@ -1,0 +1,57 @@
+"""One log line for each request that has ended, where a file asks for them (`access_log = true` under [telemetry]).
+
+Nothing of a query, a header, a prompt or an answer is in it. Probes of health, status and metrics are left out: a network asks for them every second.
+"""
+
+import logging
+import time
+from typing import Any
+from urllib.parse import quote
+
+from pilotlight.support.logs import REQUEST
+
+PROBES = ("/livez", "/readyz", "/health", "/ping", "/status", "/metrics")
+_SITE = b"x-pilotlight-site"  # wire/hop/headers.py
+
+log = logging.getLogger("pilotlight.access")
+
+
+class AccessLog:
+    """ASGI middleware round everything else, so that refusals have their line, too."""
+
+    def __init__(self, app: Any) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] not in ("http", "websocket") or scope["path"] in PROBES:
+            return await self._app(scope, receive, send)  # type: ignore[no-any-return]
+        began, status, num_bytes, site = time.perf_counter(), 0, 0, ""
+        path, method = quote(scope["path"], safe="/:@!$&'()*+,;=~"), scope.get("method", "WEBSOCKET")
+
+        async def counted(message: Any) -> None:
+            nonlocal status, num_bytes, site
+            kind = message["type"]
+            if kind in ("http.response.start", "websocket.accept", "websocket.http.response.start"):
+                status = message.get("status", 101)
+                site = dict(message.get("headers", ())).get(_SITE, b"").decode("latin-1")
+            elif kind == "websocket.send":
+                num_bytes += len(message.get("bytes") or (message.get("text") or "").encode())
+            else:
+                num_bytes += len(message.get("body", b""))
+            await send(message)
+
+        try:
+            await self._app(scope, receive, counted)
+        finally:
+            fields = {
+                "client": (scope.get("client") or ("-",))[0],
+                "method": method,
+                "path": path,
+                "status": status,  # 0: the client left, or was cut off, before a response began
+                "bytes": num_bytes,
+                "duration_ms": round(1000 * (time.perf_counter() - began), 1),
+                "site": site,
+                "request_id": REQUEST.get(),
+            }
+            line = "%(client)s %(method)s %(path)s %(status)d %(bytes)d B %(duration_ms)s ms"
+            log.info(line + (" by %(site)s" if site else ""), fields, extra={"fields": fields})

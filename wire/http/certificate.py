@@ -1,0 +1,88 @@
+"""TLS of our listeners and of connections between them: a certificate from two files, read again when they change, and whom a client trusts.
+
+Every open connection goes on as it is. A pair that does not fit (the one file is written, the other not yet) is not taken: the old one serves until
+both are there. Knows no HTTP.
+"""
+
+import asyncio
+import logging
+import ssl
+from pathlib import Path
+
+from pilotlight.support.file_stamps import stamp
+from pilotlight.wire.http.listen import ListenError
+
+LOOK_EVERY_S = 2.0
+
+log = logging.getLogger(__name__)
+
+
+class Certificate:
+    def __init__(self, certificate: Path, key: Path, *, http2: bool = False) -> None:
+        """Raises ListenError."""
+        self._protocols = ["h2", "http/1.1"] if http2 else ["http/1.1"]
+        self._files = (certificate, key)
+        self._seen = self._stamps()
+        try:
+            self.context = self._load()
+            self.ends_s = _end_of(certificate)  # since the epoch
+        except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
+            raise ListenError(
+                f"listen.tls_certificate {certificate} and listen.tls_key {key} cannot be used: {error}"
+            ) from None
+
+    @classmethod
+    def of(cls, certificate: str | None, key: str | None, *, http2: bool = False) -> "Certificate | None":
+        """Return the certificate of a listener; None: it has none. Raises ListenError."""
+        return None if certificate is None or key is None else cls(Path(certificate), Path(key), http2=http2)
+
+    async def watch(self, every_s: float = LOOK_EVERY_S) -> None:
+        """Look until cancelled."""
+        while True:
+            await asyncio.sleep(every_s)
+            self.look()
+
+    def look(self) -> bool:
+        """Tell whether there was something new that could be used."""
+        stamps = self._stamps()
+        if stamps == self._seen:
+            return False
+        self._seen = stamps
+        try:
+            self._load()  # into a context of its own first: a live one that got half a pair would refuse every handshake
+            ends_s = _end_of(self._files[0])
+            self.context.load_cert_chain(*self._files)
+        except (OSError, ValueError) as error:
+            log.error("the new certificate cannot be used, the old one serves on: %s", error)
+            return False
+        self.ends_s = ends_s
+        log.warning("the certificate was read again")
+        return True
+
+    def _load(self) -> ssl.SSLContext:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.set_alpn_protocols(self._protocols)
+        context.load_cert_chain(*self._files)
+        return context
+
+    def _stamps(self) -> tuple[object, ...]:
+        return tuple(stamp(file) for file in self._files)
+
+
+def client_context(authority: str | None) -> ssl.SSLContext:
+    """Return what a client of the network trusts: the system's authorities and, if named, the network's own (a PEM file). Raises ListenError."""
+    context = ssl.create_default_context()
+    if authority is not None:
+        try:
+            context.load_verify_locations(authority)
+        except OSError as error:
+            raise ListenError(f"hop.authority {authority} cannot be used: {error}") from None
+    return context
+
+
+def _end_of(certificate: Path) -> float:
+    """Return when a chain's leaf ends. Raises OSError, ValueError."""
+    from cryptography.x509 import load_pem_x509_certificate  # here, since few listeners have one
+
+    return load_pem_x509_certificate(certificate.read_bytes()).not_valid_after_utc.timestamp()

@@ -1,0 +1,40 @@
+"""A stream of JSON lines, as Ollama's clients read one: the data of server-sent events, each on a line of its own.
+
+Between router and site such a stream has the form of all others, events with resume points; it becomes lines where it leaves for its client.
+"""
+
+from starlette.types import Message, Send
+
+from pilotlight.wire.sse import DONE, EventDecoder
+
+CONTENT_TYPE = "application/x-ndjson"
+
+
+def lines_of(events: bytes) -> bytes:
+    """Return whole events as lines. Comments have no data, and the event that ends a stream has no line: readers take every line for JSON."""
+    data = [event.data for event in EventDecoder().feed(events)]
+    return b"".join(each + b"\n" for each in data if each is not None and each != DONE)
+
+
+def as_lines(send: Send) -> Send:
+    """Return an ASGI `send` that turns a stream of events into one of lines. Other responses pass. Each body message must have whole events."""
+    is_stream = False
+
+    async def converted(message: Message) -> None:
+        nonlocal is_stream
+        if message["type"] == "http.response.start":
+            headers = [
+                (name, CONTENT_TYPE.encode())
+                if name == b"content-type" and value.startswith(b"text/event-stream")
+                else (name, value)
+                for name, value in message["headers"]
+            ]
+            is_stream = headers != list(message["headers"])
+            message = {**message, "headers": headers}
+        elif is_stream and (events := message.get("body", b"")):
+            message = {**message, "body": lines_of(events)}
+            if not message["body"] and message.get("more_body", False):
+                return
+        await send(message)
+
+    return converted
