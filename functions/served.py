@@ -220,11 +220,14 @@ class ServedFunctions:
             await bindings.migrate_databases()
 
     def take_secrets(self, function: str, values: Mapping[str, str], before: Collection[str]) -> None:
-        """Store a function's secrets in place of those with the names `before`; the function has them within SECRETS_S. Raises SecretError."""
-        for name in set(before) - set(values):
-            self._secrets.delete(function, name)
-        for name, value in values.items():
-            self._secrets.put(function, name, value)
+        """Store a function's secrets in place of those with the names `before`; it has them within SECRETS_S. Raises Failure."""
+        try:
+            for name in set(before) - set(values):
+                self._secrets.delete(function, name)
+            for name, value in values.items():
+                self._secrets.put(function, name, value)
+        except (SecretError, OSError) as error:
+            raise Failure(str(error)) from None
 
     def queue(self, name: str) -> Queue:
         """Return a queue by its name; made where it is not there yet."""

@@ -55,9 +55,8 @@ class Crons:
     @classmethod
     def open(cls, schedules: Iterable[Schedule], run: Run, state_dir: Path, services: Services) -> "Crons":
         path = directory_of(state_dir, "cron", services.function) / "fired.sqlite"
-        return cls(
-            schedules, run, services.database(path, SCHEMA), services.clock.now_s, Timings(look_s=services.clock.look_s)
-        )
+        clock = services.clock
+        return cls(schedules, run, services.database(path, SCHEMA), clock.now_s, Timings(look_s=clock.look_s))
 
     def stop(self) -> None:
         """Start no new handlers. Running ones belong to the function, and claimed firings still run."""

@@ -2,16 +2,16 @@
 
 import re
 import shlex
+from importlib.resources import as_file, files
 from pathlib import Path
 
 import msgspec
 from rich.console import Console
 
-import pilotlight.functions.cli
 from pilotlight.runtime.cli.cli_error import CliError
 from pilotlight.wire.hop.deployments import Name
 
-TEMPLATES = Path(pilotlight.functions.cli.__file__).parents[1] / "templates"
+TEMPLATES = files("pilotlight.functions") / "templates"
 MANIFEST = "wrangler.toml"
 SUFFIX = ".txt"  # of Python files in a template, which are no modules of ours
 IGNORED = ".pilotlight/\n.dev.vars*\n.env*\n__pycache__/\n"
@@ -48,7 +48,7 @@ def _files_of(template: str, name: str) -> dict[str, str]:
     """Return texts by their paths in the new folder. Raises CliError."""
     if template not in template_names():
         raise CliError(f"There is no template {template!r}; there are {', '.join(template_names())}.")
-    folder = TEMPLATES / template
-    paths = sorted(path for path in folder.rglob("*") if path.is_file())
-    texts = {path.relative_to(folder).as_posix().removesuffix(SUFFIX): path.read_text("utf-8") for path in paths}
+    with as_file(TEMPLATES / template) as folder:
+        paths = sorted(path for path in folder.rglob("*") if path.is_file())
+        texts = {path.relative_to(folder).as_posix().removesuffix(SUFFIX): path.read_text("utf-8") for path in paths}
     return {**texts, MANIFEST: texts[MANIFEST].replace("{name}", name)}

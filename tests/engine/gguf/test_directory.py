@@ -155,7 +155,5 @@ def test_another_architecture_is_refused_by_name(tmp_path: Path) -> None:
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.close()
-    with pytest.raises(
-        CheckpointError, match="architecture 'mamba'; of GGUF files read are llama, qwen2"
-    ):
+    with pytest.raises(CheckpointError, match="architecture 'mamba'; of GGUF files read are llama, qwen2"):
         directory_of(tmp_path / "x.gguf", tmp_path / "store")
