@@ -93,7 +93,10 @@ class Bench:
             shutil.copy2(ROOT / name, self.tree / name, follow_symlinks=False)
 
     def judge(self, module: Module, mutant: Mutant) -> Outcome:
-        tests = self._tests_that_meet(module).get(str(mutant.line), [])
+        lines = self._tests_that_meet(module)
+        if lines is None:
+            return {"outcome": "unjudged", "tests": 0}  # the machine was too slow to see which tests meet it
+        tests = lines.get(str(mutant.line), [])
         if not tests:
             return {"outcome": "unmet", "tests": 0}
         chosen = _different_functions(tests)
@@ -108,15 +111,15 @@ class Bench:
         outcome = {0: "survived", 1: "noticed", 2: "noticed", None: "noticed"}.get(code, "unmet")
         return {"outcome": outcome, "tests": len(chosen), "seconds": round(time.monotonic() - began, 1)}
 
-    def _tests_that_meet(self, module: Module) -> dict[str, list[str]]:
+    def _tests_that_meet(self, module: Module) -> dict[str, list[str]] | None:
         kept = self._state / f"{module.name}.lines.json"
         if not kept.exists():
             written = self._state / "lines.json"
             written.unlink(missing_ok=True)
             own = {"MUTANT_FILE": str(self.tree / module.file), "MUTANT_COVERAGE": str(written)}
             files = [str(path) for path in tests_for(self.tree, module)]
-            if files:
-                self._pytest(["-p", "load_tests.mutation_contexts", *files], timeout_s=COVER_S, **own)
+            if files and self._pytest(["-p", "load_tests.mutation_contexts", *files], timeout_s=COVER_S, **own) is None:
+                return None
             kept.write_text(written.read_text() if written.exists() else "{}")
         found: dict[str, list[str]] = json.loads(kept.read_text())
         return found
@@ -155,15 +158,16 @@ def _different_functions(tests: list[str]) -> list[str]:
 
 
 def summary(found: dict[str, Outcome]) -> dict[str, Any]:
-    """Count outcomes, in all and by package. A mutant that no test meets counts as not noticed."""
+    """Count outcomes, in all and by package. A mutant that no test meets counts as not noticed, an unjudged one not at all."""
     packages: dict[str, Counter[str]] = {}
     for key, each in found.items():
         packages.setdefault(key.partition("/")[0], Counter())[each["outcome"]] += 1
     noticed = sum(counts["noticed"] for counts in packages.values())
+    judged = sum(each["outcome"] != "unjudged" for each in found.values())
     return {
-        "judged": len(found),
+        "judged": judged,
         "noticed": noticed,
-        "noticed_share": round(noticed / max(1, len(found)), 3),
+        "noticed_share": round(noticed / max(1, judged), 3),
         "packages": {name: dict(counts) for name, counts in sorted(packages.items())},
     }
 
