@@ -77,12 +77,18 @@ def dev(directory: Path, options: DevOptions) -> None:
         _say(console, f"  {note}")
     for mistake in syntax_errors(sorted(snapshot(manifest.main.parent))):
         _say(console, mistake)
-    _say(console, f"Serving http://{host}:{port}/ (Ctrl-C stops)")
+    _say(console, f"Serving {_opened_at(host, port)} (Ctrl-C stops)")
     try:
         with asyncio.Runner(loop_factory=loop_factory()) as runner:
             runner.run(serve())
     except StartError as error:
         raise CliError(str(error)) from None
+
+
+def _opened_at(host: str, port: int) -> str:
+    """Return the URL by which a browser of this machine opens what listens at an address, or at all of them."""
+    name = {"0.0.0.0": "localhost", "::": "localhost"}.get(host, f"[{host}]" if ":" in host else host)
+    return f"http://{name}:{port}/"
 
 
 def site_of(manifest: Manifest, options: DevOptions) -> SiteConfig:

@@ -51,9 +51,8 @@ MANIFEST = 'name = "greeter"\nmain = "entry.py"\n[[kv_namespaces]]\nbinding = "K
 
 async def started(site: Site) -> None:
     """The tests go past the socket, which would not be served before."""
-    await eventually(
-        lambda: site.app.functions.served.deployed is not None and site.app.functions.served.deployed._task
-    )
+    served = site.app.functions.served
+    await eventually(lambda: served.deployed is not None and served.deployed._task is not None)
 
 
 class Network:

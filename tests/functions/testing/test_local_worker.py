@@ -10,6 +10,7 @@ import pytest
 
 from pilotlight.functions.testing.local_worker import FunctionFailed, LocalWorker
 
+pytestmark = pytest.mark.process
 pytest_plugins = ["pytester"]
 
 MANIFEST = """

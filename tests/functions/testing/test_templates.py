@@ -8,6 +8,7 @@ from pilotlight.functions.manifest import load_manifest
 from pilotlight.runtime.cli.cli_error import CliError
 from pilotlight.runtime.cli.init import init, template_names
 
+pytestmark = pytest.mark.process
 pytest_plugins = ["pytester"]
 
 
