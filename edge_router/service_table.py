@@ -1,5 +1,5 @@
-"""The table of the router's paths: which of its applications answers what.
-A path that is not in it is 404 before anything of its body is read."""
+"""The table of the router's paths and their applications.
+A path outside it is 404 before its body is read."""
 
 import re
 from enum import Enum
@@ -51,7 +51,7 @@ def service_of(scope: Scope) -> RouterService | None:
     if service is RouterService.RUNS:
         return RouterService.BATCHES if _is_queued(scope["query_string"]) else RouterService.SITES
     if service is RouterService.MODEL_LISTS and scope["method"] != "GET":
-        return RouterService.SITES  # which say what they take
+        return RouterService.SITES  # which decide what they accept
     return service
 
 

@@ -1,4 +1,4 @@
-"""Everything that one function binds, opened together: its bindings, the consumers of its queues, and its cron triggers."""
+"""All bindings of one function, with the consumers of its queues and its cron triggers."""
 
 import logging
 from collections.abc import Awaitable, Callable
@@ -22,7 +22,7 @@ from pilotlight.functions.channel.frames import UNNUMBERED, BindingCall, Functio
 from pilotlight.functions.manifest import Manifest
 from pilotlight.functions.manifest_tables import ConsumerDeclaration
 
-MIGRATE_S = 60.0  # for all that is to be migrated in one database, while a deploy waits
+MIGRATE_S = 60.0  # for all migrations of one database, while a deployment waits
 
 log = logging.getLogger("pilotlight.function")
 
@@ -78,7 +78,8 @@ class FunctionBindings:
             self._crons = Crons.open(schedules, run, self._state_dir, services)
 
     async def migrate_databases(self) -> None:
-        """Apply the migrations of its D1 databases that have not been, of each database all or none. Raises BindingError."""
+        """Apply the migrations of its D1 databases that have not been, of each database all or none.
+        Raises BindingError."""
         for declared in self._manifest.bindings:
             if isinstance(database := self._bindings.get(declared.name), D1Database):
                 files = MigrationFiles.of(declared.options, self._manifest.directory)

@@ -30,7 +30,7 @@ class InferenceResponse(NamedTuple):
 
 class Inference(Protocol):
     def serves(self, model: str) -> bool:
-        """Tell whether this site has a model of this name, and so counts what it uses."""
+        """Tell whether this site has a model of this name, and so counts its usage."""
 
     def is_busy(self, model: str) -> bool:
         """Tell whether a request for the model would have to wait or be refused."""

@@ -37,7 +37,7 @@ _KEPT = frozenset(("kv", "d1", "r2", "queue_producer", "durable_object", "workfl
 
 
 class ManifestError(ConfigError):
-    """The folder is no function; the message says which file, where, and what to change."""
+    """The folder is not a valid function; the message names the file, the place and the change to make."""
 
 
 class MisfitError(ManifestError):
@@ -66,10 +66,10 @@ class Manifest:
     subrequests: int | None = None
     compatibility_date: str = ""
     compatibility_flags: tuple[str, ...] = ()
-    model_aliases: Mapping[str, str] = field(default_factory=dict)  # what answers by these names in development
+    model_aliases: Mapping[str, str] = field(default_factory=dict)  # models for these names in development
     ignored: tuple[str, ...] = ()  # keys without an effect here
     log_sampling: float = 1.0  # the share of invocations that is kept in the site's log
-    tail_consumers: tuple[str, ...] = ()  # functions that get what becomes of its invocations
+    tail_consumers: tuple[str, ...] = ()  # functions that get its invocations
     routes: tuple[str, ...] = ()  # host patterns under which a router serves it, if it is deployed
     has_subdomain: bool = True
     has_egress: bool = True  # a dynamic worker may be cut off from the world
@@ -104,7 +104,7 @@ class ManifestAssets(NamedTuple):
     worker_first: tuple[str, ...]  # patterns with *; one that begins with ! takes paths out again
 
 
-# What a published manifest may say about the platform it was written for; it means nothing here.
+# Settings of a published manifest for the original platform, without effect here.
 _FOREIGN = """
     $schema account_id alias base_dir build cache cloudchamber containers define dev env_vars
     find_additional_modules first_party_worker jsx_factory jsx_fragment keep_names keep_vars legacy_env logfwdr
@@ -117,7 +117,7 @@ _UNKNOWN_BINDINGS = """
 """
 MAX_BYTES = 128 << 10  # of a manifest or a pyproject.toml
 _MOST_PARTS = 32
-# A key of 8,000 parts, 16 KB, takes tomllib six seconds, and the time grows with the square. Each part is tried from its beginning alone.
+# A key of 8,000 parts, 16 KB, takes tomllib six seconds, quadratic in its length. Each part is checked from its own start.
 _PART = r"""(?:[A-Za-z0-9_-]+|"[^"\n]*"|'[^'\n]*')"""
 _DEEP_KEY = re.compile(rf"(?<![A-Za-z0-9_-]){_PART}(?:[ \t]*\.[ \t]*{_PART}){{{_MOST_PARTS}}}")
 IGNORED, NOT_OFFERED = frozenset(_FOREIGN.split()), frozenset(_UNKNOWN_BINDINGS.split())
@@ -260,7 +260,7 @@ def _manifest(
     if not main.is_relative_to(directory):
         raise ManifestError(f"{path}: main leads out of the function's folder: {section.main!r}")
     if main.suffix != ".py":
-        raise ManifestError(f"{path}: main must be a Python file; {section.main!r} is none")
+        raise ManifestError(f"{path}: main must be a Python file, not {section.main!r}")
     if not main.is_file():
         raise ManifestError(f"{path}: main names {section.main!r}, which does not exist")
     bindings = (*_bindings(section, directory, path), *not_offered)
@@ -396,7 +396,7 @@ def _with_dev_vars(manifest: Manifest, environment: str | None) -> Manifest:
 
 
 def _secret_files(directory: Path, environment: str | None) -> list[Path]:
-    """Return the files with local secrets that are there; a later one wins."""
+    """Return the existing files with local secrets; a later one overrides."""
     of_environment = [f"{DEV_VARS}.{environment}"] if environment else []
     for name in (*of_environment, DEV_VARS):
         if (directory / name).is_file():

@@ -47,7 +47,7 @@ class NetworkInference:
                 return InferenceResponse(answer.status, pairs, _result(body) if answer.status < 400 else body)
         except (aiohttp.ClientError, OSError, TimeoutError, msgspec.DecodeError, KeyError) as error:
             sentence = (
-                f"this site has no model named {model[:200]!r}, and {self._router.url} could not be asked: {error}"
+                f"this site has no model named {model[:200]!r}, and {self._router.url} could not be reached: {error}"
             )
             refusal = ApiError("overloaded", sentence, retry_after_s=1)
             pairs = [JSON_HEADERS, *refusal.headers()]

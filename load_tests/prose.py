@@ -45,7 +45,7 @@ PATTERNS: dict[str, re.Pattern[str]] = {
     ),
     # "somebody else's is none" -> "raises 404 if it belongs to another account"
     "elliptical genitive": re.compile(
-        r"\b(of (its|their|his|one's) own\b|(is|are) none\b|else's\b|an owner's\b|nobody's\b|theirs\b)", re.IGNORECASE
+        r"\b(of (its|their|his|one's) own\b|(?<!there )(is|are) none\b|else's\b|an owner's\b|nobody's\b|theirs\b)", re.IGNORECASE
     ),
     # "; none: it is unknown" -> "; None if it is unknown"
     "None: as grammar": re.compile(r"(^|[.;,(] )[Nn]one: "),

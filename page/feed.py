@@ -1,4 +1,4 @@
-"""One second after the other, as server-sent events: read once from the source, written to every page that is open."""
+"""Samples of each second as server-sent events: read once from the source, written to every open page."""
 
 import asyncio
 import time

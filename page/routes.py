@@ -125,7 +125,7 @@ class PageRoutes:
         return _json({"range": name, "step_s": RANGES[name].step, "samples": samples})
 
     async def spans(self, request: Request) -> Response:
-        """Return what took how long at a site's start and at its models' wakes: `?site=`."""
+        """Return the durations of the phases of a site's start and its models' wakes: `?site=`."""
         self._sessions.visitor(request)
         if self._timeline is None:
             raise ApiError("not_found", "this process has no timelines")
@@ -139,7 +139,7 @@ class PageRoutes:
         return Response(found, headers={"cache-control": "no-store"}, media_type="application/json")
 
     async def tail(self, request: Request) -> Response:
-        """Return what a function prints, as it does: `?name=`. For operators: it may be private."""
+        """Stream a function's output: `?name=`. For operators, because it may be private."""
         self._sessions.actor(request)
         if self._functions is None:
             raise ApiError("not_found", "this process has no functions to follow")

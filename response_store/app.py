@@ -64,10 +64,10 @@ class ClientGone(Exception):
 
 
 class Door(Protocol):
-    """Limits that stand before all requests: decides which are taken, and how their bodies are read."""
+    """Admission of requests: decides which are accepted, and how their bodies are read."""
 
     def admitted(self, scope: Scope, receive: Receive, send: Send) -> AbstractAsyncContextManager[ReadBody]:
-        """Open a scope for the time that a request is at work. Raises ApiError."""
+        """Open a scope for the duration of a request. Raises ApiError."""
         ...
 
     def held(self, scope: Scope) -> AbstractContextManager[object]:
@@ -92,7 +92,7 @@ class ResponsesApp:
     def __init__(
         self, app: ASGIApp, access: Access, max_body_bytes: int, keeping: RetentionPolicy, door: Door | None = None
     ) -> None:
-        """`app` answers what the door has admitted."""
+        """`app` answers admitted requests."""
         self._door = door or OpenDoor()
         self._app = app
         self._access = access
@@ -127,7 +127,7 @@ class ResponsesApp:
             return
 
     async def run(self) -> None:
-        """Delete what is past its time, again and again."""
+        """Delete expired responses, again and again."""
         while True:
             await asyncio.sleep(SWEEP_EVERY_S)
             if self._keeping.database is not None or self._keeping.path.exists():
@@ -135,7 +135,7 @@ class ResponsesApp:
                     await self.store.sweep()
 
     async def close(self) -> None:
-        """End what is being made in the background."""
+        """End background responses."""
         if self._store is not None:
             await self._store.close()
 

@@ -58,7 +58,7 @@ def read_fields(raw: bytes) -> Any:
 
 
 class AskedResponse:
-    """A request, and what the application inside is asked instead."""
+    """A request, and the request for the inner application."""
 
     def __init__(self, fields: Fields, tenant: str, *, is_kept: bool = False) -> None:
         """`is_kept`: whether responses are kept here at all. Raises ApiError."""

@@ -88,7 +88,7 @@ class KeptResponse:
         self._changed = asyncio.Event()
 
     async def after(self, place: int) -> tuple[list[bytes], bool]:
-        """Return the events from the one of that number on, once there are any, and whether they are the last."""
+        """Return the events from a number on, once there are any, and whether they are the last."""
         while len(self.events) <= place and not self.is_ended:
             await self._changed.wait()
         return self.events[place:], self.is_ended

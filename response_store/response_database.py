@@ -1,4 +1,4 @@
-"""The database that responses are kept in, as their store sees it: SQLite's file of one process, or PostgreSQL, which routers share."""
+"""The database of stored responses, as their store uses it: a SQLite file, or PostgreSQL shared by routers."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path

@@ -230,7 +230,7 @@ def state_directory(name: str) -> Path:
 
 
 def router_state_directory() -> Path:
-    """Return where a router keeps deployed functions: their versions, their bundles and their shares of traffic."""
+    """Return the directory where a router stores deployed functions: versions, bundles and shares of traffic."""
     given = os.environ.get(ROUTER_STATE_ENV)
     return Path(given).expanduser() if given else state_directory("router")
 

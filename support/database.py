@@ -61,7 +61,7 @@ class Database:
         self._waiting = 0
 
     async def run(self, work: Work[T], time_limit_s: float = TIME_LIMIT_S) -> T:
-        """Do the work in the database's thread. Raises what it raises, and DatabaseError."""
+        """Do the work in the database's thread. Raises its exceptions, and DatabaseError."""
         if self._waiting >= MAX_WAITING:
             raise DatabaseError(
                 f"{MAX_WAITING} requests wait for this database already; send fewer at once", "overloaded"
@@ -177,7 +177,7 @@ class Databases:
         self._open: dict[Path, Closing] = {}
 
     def get(self, path: Path, make: Callable[[Path], ClosingT]) -> ClosingT:
-        """Return what is open at the path, made by the first who asks."""
+        """Return the object that is open at the path; the first caller makes it."""
         path = path.resolve()
         if path not in self._open:
             self._open[path] = make(path)
@@ -193,8 +193,10 @@ class Databases:
 
 
 def create(connection: Connection, schema: str, migrations: Sequence[str] = ()) -> None:
-    """Create the tables that are not there yet, and bring those of an earlier version forward: the first of `migrations` leads from version 1 to 2.
-    Raises DatabaseError for a file that a later version of Pilotlight has written."""
+    """Create missing tables, and upgrade those of an earlier version: the first of `migrations` leads from version 1 to 2.
+
+    Raises DatabaseError for a file of a later version of Pilotlight.
+    """
     with transaction(connection):
         written = claim_version(connection, 1 + len(migrations))
         for step in migrations[written - 1 :]:
@@ -205,8 +207,8 @@ def create(connection: Connection, schema: str, migrations: Sequence[str] = ()) 
 
 
 def claim_version(connection: Connection, newest: int = 1) -> int:
-    """Note that a file's tables have the newest version from now on; return what they have, `newest` where there are none. Raises DatabaseError for
-    a version that is not known here."""
+    """Record that a file's tables have the newest version; return their previous version, `newest` for a new file. Raises DatabaseError for an
+    unknown version."""
     has_tables = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
     (written,) = connection.execute("PRAGMA user_version").fetchone()
     if written > newest:

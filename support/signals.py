@@ -28,7 +28,7 @@ class Terminal:
 
 
 def follow_signals(stop: Callable[[], None], reload: Callable[[], object]) -> None:
-    """Call back in the running event loop, and tell the service manager, if there is one."""
+    """Call `stop` or `reload` in the running event loop, and notify the service manager, if there is one."""
     loop, terminal = asyncio.get_running_loop(), Terminal()
 
     def on_stop() -> None:

@@ -43,12 +43,12 @@ class Tenant(NamedTuple):
 
     id: str  # safe to log: a hash, never the key
     salt: bytes  # seeds the engine's prefix cache
-    owner: str  # the id of the account or key alone, whatever account a path names: whose uploads it may use
+    owner: str  # the id of the account or key, whatever account a path names: the owner of its uploads
 
 
 def owner_of(authorization: str | None, account: str) -> str:
-    """Return who asks: the account that is known, if any, or else the key.
-    No key has a space in it, so neither can be taken for the other."""
+    """Return the caller: its account if it is known, otherwise its key.
+    Keys have no spaces, so the two cannot be confused."""
     return f"account {account}" if account else bearer_token(authorization)
 
 
@@ -65,7 +65,7 @@ def tenant_of(owner: str, account_id: str | None) -> Tenant:
 
 
 def salted(salt: bytes, cache_salt: object) -> bytes:
-    """Return the salt of what a request shares: with all of its tenant's, or with those alone that name the same `cache_salt`."""
+    """Return the salt of a request's cache: shared by its tenant, or only by requests with the same `cache_salt`."""
     if not isinstance(cache_salt, str) or not cache_salt:
         return salt
     return hashlib.blake2b(cache_salt.encode(), key=salt, digest_size=len(salt)).digest()
@@ -77,14 +77,15 @@ ANONYMOUS = Tenant("anonymous", hashlib.sha256(b"pilotlight anonymous tenant").d
 class Account(NamedTuple):
     name: str
     models: tuple[str, ...] | None = None  # patterns of the models that it may use; None if all
-    functions: tuple[str, ...] = ("*",)  # patterns of what its keys may deploy
+    functions: tuple[str, ...] = ("*",)  # patterns of functions that its keys may deploy
 
     def may_use(self, *names: str) -> bool:
         """Tell whether a model is open to the account under one of its names."""
         return self.models is None or any(fnmatchcase(name, pattern) for name in names for pattern in self.models)
 
     def check_model(self, model: str | None) -> None:
-        """Raise ApiError for a model that is not the account's to use; `model`: as the request names it, None where it names none."""
+        """Raise ApiError for a model that the account may not use.
+        `model` is the name in the request, None without one."""
         if self.models is not None and (model is None or not self.may_use(model)):
             named = f"the model {model[:200]!r}" if model is not None else "a request that names no model"
             sentence = (
@@ -158,7 +159,7 @@ class KeyEntry(Protocol):
 
 
 def known_keys(accounts: Iterable[AccountEntry], keys: Iterable[KeyEntry]) -> list[Key]:
-    """Return the keys of a configuration file, a rotated one beside the one in its place."""
+    """Return the keys of a configuration file, with rotated ones beside their successors."""
     named = {each.name: Account(each.name, each.models, getattr(each, "functions", ("*",))) for each in accounts}
     known: list[Key] = []
     for each in keys:

@@ -23,8 +23,8 @@ _ABSENT = {
 
 
 def normalize_path(scope: Any) -> None:
-    """Let paths mean the same that clients write in several ways: with a slash at the end, where their base URL has none, and as Azure has them. A
-    redirect would turn a POST into a GET."""
+    """Write an API path as the routes have it: without a slash at its end, which clients add to a base URL, and without Azure's prefix.
+    A redirect would turn a POST into a GET."""
     path = scope.get("path", "")  # a lifespan has none
     if path.startswith("/openai/"):
         _set(scope, _AZURE.sub("/v1", path, count=1), lambda raw: _AZURE.sub("/v1", raw, count=1))

@@ -99,7 +99,7 @@ class Backend:
             self.settled(ticket)
 
     def failed_plainly(self) -> None:
-        """Count a failure that was the site's own: another one has answered the request."""
+        """Count a failure of the site: another one has answered the request."""
         self.ejection.failed()
         self._view = None
 
@@ -122,7 +122,7 @@ class Backend:
         self._view = None
 
     def declined(self, model: str, queued_tokens: int, asked_at: float) -> None:
-        """The site would rather not, for its queue is longer than it was taken to be: so long.
+        """Note that the site declined because its queue is longer than estimated, and its length.
         It is as alive as one that answers."""
         if self.published.correct_queue(model, queued_tokens, asked_at):
             self.pending.remove_sent_before(asked_at)
@@ -148,7 +148,7 @@ class Backend:
         self._view = None
 
     def view(self) -> BackendView:
-        """Made anew only when something has changed: a decision looks at every site, and most have been quiet since the last one."""
+        """Return a snapshot, made again only after a change: a decision looks at every site, and most are unchanged."""
         now, known = self._clock(), self._view
         if known is None or not known.since <= now < known.until or known.view.rtt_ms != self.round_trip.ms:
             known = self._view = self._look(now)
@@ -259,7 +259,7 @@ class TicketQueue:
             self.tokens -= ticket.tokens
 
     def remove_through(self, ticket: Ticket) -> None:
-        """Remove a ticket and those before it, if it is there."""
+        """Remove a ticket, if it exists, and all before it."""
         while ticket in self._tickets:
             self.remove(next(iter(self._tickets)))
 

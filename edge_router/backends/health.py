@@ -59,7 +59,7 @@ class HealthMonitor:
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         chance: Callable[[], float] = random.random,
     ) -> None:
-        """`backends`: a view that may change, of which `changed` tells."""
+        """`backends` is a view that may change; `changed` is called then."""
         self._backends = backends
         self._changed = asyncio.Event()
         self._fetch = fetch
@@ -196,7 +196,7 @@ def client_session(
     return aiohttp.ClientSession(
         connector=tcp,
         connector_owner=False,
-        auto_decompress=False,  # what the site encoded is the client's to decode
+        auto_decompress=False,  # the client decodes the site's encoding
         skip_auto_headers=("user-agent", "accept", "content-type"),
         cookie_jar=aiohttp.DummyCookieJar(),  # clients' cookies are not ours to keep
         timeout=aiohttp.ClientTimeout(

@@ -91,8 +91,7 @@ class JournalFile:
         self._at = 0  # the end of the last whole frame that was read or written
 
     def append(self, *entries: Entry) -> None:
-        """Write behind all that is there; the lock must be ours.
-        Raises StreamStopped, OSError: nothing was written then."""
+        """Append entries; the lock must be held. Raises StreamStopped or OSError, with nothing written."""
         if not os.fstat(self._fd).st_nlink:
             raise StreamStopped
         data = memoryview(b"".join(map(_framed, entries)))
@@ -107,7 +106,7 @@ class JournalFile:
         self._at += written
 
     def read(self) -> list[Entry]:
-        """Return what has come since the last time. Raises OSError."""
+        """Return new entries. Raises OSError."""
         entries: list[Entry] = []
         while (entry := self._next()) is not None:
             entries.append(entry)
@@ -300,8 +299,10 @@ class Journals:
         self._thread.shutdown()
 
     def sweep(self, keep_s: float, max_bytes: float) -> None:
-        """Delete what no router is at work on, where nothing was written for that long, and the oldest of it while all together are larger. Raises
-        OSError for a folder that cannot be read."""
+        """Delete abandoned journals that are old, and the oldest while all together are too large.
+
+        A journal is abandoned if no router works on it. Raises OSError if the folder cannot be read.
+        """
         found = sorted(self._files(), key=lambda file: file[0])
         total = sum(size for _, size, _ in found)
         for changed_s, size, path in found:

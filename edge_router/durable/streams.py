@@ -48,7 +48,7 @@ from pilotlight.wire.sse import CONTENT_TYPE, EventDecoder
 
 STREAM = "x-pilotlight-stream"  # router -> client: the name of a stream that can be read again
 PATH = "/streams/"
-FOLLOW_S = 0.1  # between looks at a stream that another router is at work on
+FOLLOW_S = 0.1  # between looks at a stream of another router
 CREDENTIALS = frozenset({"authorization", "cookie", "proxy-authorization"})  # which no disk needs
 
 log = logging.getLogger(__name__)
@@ -86,7 +86,7 @@ class DurableStream:
         part = "" if self.journal is None else f"{self.name}.{self.journal.num_parts}"
         return BegunAnswer(self.asked.answer, self.log, part)
 
-    # what the proxy calls
+    # called by the proxy
 
     @property
     def is_streaming(self) -> bool:
@@ -135,10 +135,10 @@ class DurableStream:
         """Do nothing: a recording never waits."""
 
     def begin(self, work: Coroutine[Any, Any, None]) -> None:
-        """Do what fills it, in a task that `cut` ends."""
+        """Run the work that fills the stream, in a task that `cut` ends."""
         self.task = asyncio.create_task(work)
 
-    # what readers call
+    # called by readers
 
     async def begun_answer(self) -> AnswerBegun:
         """Raises ApiError where the stream was stopped before its answer began."""
@@ -151,7 +151,7 @@ class DurableStream:
     # of its journal
 
     def replay(self, entries: list[Entry]) -> bool:
-        """Take in what another router has written. Return whether that was all of the answer."""
+        """Take in entries of another router. Return whether they have the whole answer."""
         for entry in entries:
             self._apply(entry)
         for point in points_of(entries):
@@ -188,8 +188,8 @@ Work = Callable[[DurableStream], Coroutine[Any, Any, None]]
 
 
 class DurableStreams:
-    """All of a router's.
-    A name is 128 random bits, but that alone opens nothing: the tenant must be the same."""
+    """All streams of a router.
+    A name is 128 random bits, but that alone grants nothing: the tenant must match."""
 
     def __init__(self, config: DurableConfig, clock: Callable[[], float]) -> None:
         """Raises OSError where the folder cannot be used."""
@@ -276,7 +276,7 @@ class DurableStreams:
             for point in points_of(entries):
                 told.add(point)
         use = told.used.minus(before)
-        return replace(record, use=ResourceUse(*use[:4], *record.use[4:]))  # what sites have done for it is done
+        return replace(record, use=ResourceUse(*use[:4], *record.use[4:]))  # the sites' work is done
 
     def forget(self) -> None:
         """Delete expired streams, and ended ones above the limit: the oldest of the tenant with the most."""

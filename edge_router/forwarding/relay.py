@@ -51,8 +51,7 @@ class SiteDraining(msgspec.Struct, frozen=True):
 
 
 class StreamBroken(msgspec.Struct, frozen=True):
-    """The stream ended before its end, or cannot be read on.
-    What the client has of it is in the delivery log."""
+    """The stream broke, or the rest cannot be read. The client's part is in the delivery log."""
 
     cause: Cause
     detail: str
@@ -81,15 +80,15 @@ class DeliveryLog:
         self._last = ResumePoint(0, ())
 
     def count_on(self, meter: MeterSlot | None) -> None:
-        """Write down what is added from now on."""
+        """Write later additions to `meter`."""
         self.meter = meter
 
     def keep_untold(self) -> None:
-        """Keep what is added from now on, to be taken."""
+        """Keep later additions until they are taken."""
         self._untold = []
 
     def take_untold(self) -> tuple[ResumePoint, ...]:
-        """Return what was added since this was last asked."""
+        """Return the additions since the last call."""
         points = tuple(self._untold or ())
         if points:
             self._untold = []
@@ -153,12 +152,12 @@ class _Choice:
 
 class StreamRelay:
     """One site's stream of server-sent events.
-    With `is_resumable` it has resume points, which stay here, and can be gone on with elsewhere."""
+    With `is_resumable` it has resume points, which are not forwarded, and can continue elsewhere."""
 
     def __init__(self, log: DeliveryLog, *, is_resumable: bool) -> None:
         self.is_resumable = is_resumable
         self.num_events = 0
-        self.has_data = False  # an event that is no comment has come
+        self.has_data = False  # an event other than a comment has come
         self._log = log
         self._decoder = EventDecoder()
         self._last: bytes | None = None  # that carried data
@@ -189,7 +188,7 @@ class StreamRelay:
         return out
 
     def end(self) -> list[RelayEvent]:
-        """Return what follows from the clean end of the response's body."""
+        """Return the events that follow from the clean end of the response's body."""
         if self._decoder.pending_bytes:
             return [StreamBroken("closed", "it closed the connection inside an event")]
         event = parse_event(self._last or b"")
@@ -279,8 +278,9 @@ def error_of(body: bytes) -> dict[str, Any]:
         return {}
     if fields.get("type") == "error" and "error" not in fields:
         return fields
-    errors = fields.get("errors")
-    error = errors[0] if isinstance(errors, list) and errors else fields.get("error")
-    if isinstance(error, str):  # Ollama's, with its word beside it
+    errors, error = fields.get("errors"), fields.get("error")
+    if isinstance(errors, list) and errors:
+        error = errors[0]
+    elif isinstance(error, str):  # Ollama's, with our word
         return {"message": error, "code": fields.get("code")}
     return error if isinstance(error, dict) else {}

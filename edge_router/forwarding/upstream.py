@@ -1,8 +1,4 @@
-"""Requests to sites: one attempt at one site, and the response that it brings once there is something to pass on.
-
-An attempt brings an UpstreamResponse whose first byte has arrived, or raises SiteFailed: this site has given nothing, and another one may be tried.
-From there on Lost is raised where the stream ends before its end. Knows HTTP and time limits; choosing and retrying are proxy.py's.
-"""
+"""Requests to sites: one attempt at one site, and its response once there is something to forward."""
 
 import asyncio
 import base64
@@ -290,7 +286,7 @@ class UpstreamResponse:
 
     @property
     def has_answered(self) -> bool:
-        """Tell whether something has come that counts as delivered, or all there is."""
+        """Tell whether a part has come that counts as delivered, or everything."""
         return not isinstance(self._relay, StreamRelay) or self._relay.has_data
 
     @property
@@ -320,8 +316,8 @@ class UpstreamResponse:
             self._upstream.pool.put_back(self._connection)
 
     def forward_by(self, forward: Callable[[bytes], bool]) -> None:
-        """Give events to `forward` as they come, without waking the task that iterates. It gets what `forward` returns False for, and what is no
-        `Forward`."""
+        """Give events to `forward` as they come, without waking the task that iterates.
+        The task gets the events that `forward` refuses, and all that are not `Forward`."""
         self._forward = forward
 
     def __aiter__(self) -> "UpstreamResponse":
@@ -349,7 +345,8 @@ class UpstreamResponse:
         return events
 
     def _take(self, chunk: bytes) -> bool:
-        """Relay a piece of the stream. Returns whether the next can come, False where the task is to see what followed."""
+        """Relay a chunk of the stream.
+        Return whether the next may come; False if the task must handle the result."""
         relay = self._relay
         assert relay is not None
         before = relay.num_events

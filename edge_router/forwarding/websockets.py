@@ -71,7 +71,8 @@ class _Accepted(NamedTuple):
 
 
 class _Handshake:
-    """Asks sites as for any request. The client has a plain response afterwards, or `accepted` is there."""
+    """A handshake, which asks sites like any request.
+    Afterwards the client has a plain response, or `accepted` is set."""
 
     def __init__(self, proxy: Proxy, client: Downstream) -> None:
         self.accepted: _Accepted | None = None

@@ -1,4 +1,4 @@
-"""GET /usage: what accounts have used, as JSON or CSV. An admin key sees all, another its own account."""
+"""GET /usage: usage of accounts, as JSON or CSV. An admin key sees all, others their own account."""
 
 import csv
 import io
@@ -31,7 +31,7 @@ class UsageRoutes:
         return [Route(PATH, self.usage)]
 
     async def usage(self, request: Request) -> Response:
-        """`?from=&to=` are dates or times, UTC unless they say; `?by=` some of GROUPS; `?account=`; `?format=csv`."""
+        """Return usage. `?from=&to=` are dates or times, by default UTC; `?by=` some of GROUPS; `?account=`; `?format=csv`."""
         query = self._asked(request)
         ledger = self._accounting.ledger
         if ledger is None:

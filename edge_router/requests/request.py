@@ -79,7 +79,7 @@ _thread = ThreadPoolExecutor(1, "large bodies")
 
 
 async def aside_if_large(body: bytes, work: Callable[[*Arguments], Result], *args: *Arguments) -> Result:
-    """Do work on a body: of a large one in a thread, beside the event loop."""
+    """Do work on a body: for a large one in a thread beside the event loop."""
     if len(body) <= AT_ONCE_BYTES:
         return work(*args)
     return await asyncio.get_running_loop().run_in_executor(_thread, lambda: work(*args))
@@ -105,7 +105,7 @@ class Head:
         is_at_own_host: bool = False,
         holder: Key | None = None,
     ) -> None:
-        """`path` is decoded, `target` as it was sent, query included; headers' names are lower case; `scheme` is the connection's."""
+        """`path` is decoded; `target` is unchanged, with the query; header names are lower case; `scheme` is the connection's."""
         self.is_at_own_host = is_at_own_host  # the client has named a host of the function that it is for
         self.method = method
         self.path = path
@@ -201,7 +201,10 @@ class ValidRequest(msgspec.Struct, frozen=True):
         return self.model is not None and not self.wants_stream
 
     def expected_tokens(self, answer: int) -> int:
-        """Return what the request may come to, prompt included; `answer`: tokens of an answer of which it does not say how long it may be."""
+        """Return the tokens that the request may use, prompt included.
+
+        `answer` is the number for an answer without a stated maximum.
+        """
         has_answer = self.model is not None and bool(self.conversation.prefixes)  # texts to be embedded have none
         return self.conversation.tokens + (self.most_tokens or (answer if has_answer else 0))
 
@@ -256,8 +259,8 @@ class RequestParser(NamedTuple):
     find_place: FindPlace
 
     def parse(self, head: Head, body: bytes, request_id: str, address: str) -> ValidRequest:
-        """Return what the router has to know of a request that came from `address`.
-        May be called in a thread. Raises ApiError on what no site could answer."""
+        """Return the router's view of a request from `address`.
+        May be called in a thread. Raises ApiError if no site could answer it."""
         secret = self.secret
         digest = _signed_digest(head, secret) if secret and head.has(HOP) else None
         is_hop = digest is not None
@@ -328,8 +331,8 @@ def site_key(head: Head, secret: str) -> str:
 
 
 def _site_authorization(head: Head, secret: str) -> str:
-    """Return the header's value; empty where sites get none.
-    A function's author may read what its clients send, but no key of the network."""
+    """Return the header's value for a site; empty if sites get none.
+    A function's author may read its clients' headers, but no key of the network."""
     if head.is_for_function:
         return "" if head.holder is not None else head.header("authorization")
     key = site_key(head, secret)
@@ -358,9 +361,9 @@ def _hops_so_far(head: Head) -> int:
 
 
 def _forwarded_lines(head: Head, hops: int, address: str, is_hop: bool, authorization: str) -> bytes:
-    """`address`: the client's, where it is ours to say.
-    A function reads it and versions are shared out by it, so a client's own word is dropped, and so is its word of where it stands, which another
-    router would take for ours. `authorization`: as sites get it."""
+    """`address` is the client's, if this router may set it.
+    Functions read it and versions are distributed by it, so a client's own header is dropped, and so is its location, which another router would
+    believe. `authorization` is the value for sites."""
     dropped = _WRITTEN_ANEW | ({"authorization"} if head.is_for_function else _CREDENTIALS)
     lines = [f"{name}: {value}\r\n" for name, value in forwardable(head.headers) if name not in dropped]
     if authorization:

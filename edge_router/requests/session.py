@@ -21,9 +21,7 @@ from pilotlight.wire.hop.headers import lasting
 from pilotlight.wire.hop.prefixes import short_digest
 
 DIGEST_BYTES = 16  # 2^64 entries before a collision is likely
-REMEMBERED_PREFIXES = (
-    32  # of one conversation, its newest: a branch from further back finds home by what its older turns have left here
-)
+REMEMBERED_PREFIXES = 32  # newest prefixes of one conversation: a branch from further back is found by older turns
 FIRST_PREFIXES = 8  # kept of one request: by these it is placed and its home is found
 LAST_PREFIXES = 248
 SHORT_SEED = 256  # bytes: a model's name. With tools it is long, and not kept for the next request
@@ -51,7 +49,7 @@ class ConversationFingerprint(msgspec.Struct, frozen=True):
     tokens: int
     short_digests: tuple[
         tuple[int, int], ...
-    ] = ()  # (short digest, tokens up to there), longest first: what published digests are searched for
+    ] = ()  # (short digest, tokens up to there), longest first: looked up in published digests
 
     @classmethod
     def of(cls, session: bytes | None, prefixes: tuple[Prefix, ...], tokens: int) -> "ConversationFingerprint":

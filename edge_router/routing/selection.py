@@ -108,7 +108,7 @@ class SiteSelector:
 
     async def next_site(self, proxied: RequestState) -> tuple[RouteRequest, Preference] | None:
         """Return the best site not yet tried.
-        Ranked anew each time: while one kept us waiting, others have failed, and others have come back."""
+        It is ranked again each time, because sites may have failed or returned since."""
         tries, is_new = proxied.tries, proxied.recovery.lost is None
         if tries.repeated and is_new:
             return None
@@ -133,8 +133,10 @@ class SiteSelector:
         return None
 
     def _last_resort(self, request: ValidRequest, route: RouteRequest, excluded: set[str]) -> Preference | None:
-        """Return the best of those that no ranking names while better ones are thought to be left: they missed probes, or their last answers were
-        failures. One that is known not to have the model could only say so."""
+        """Return the best site outside the ranking, when better ones seem to be left.
+
+        Such sites missed probes, or their last answers failed. A site without the model is never one of them.
+        """
         views = [view for view in self._views(request) if view.name not in excluded]
         preferences = self._policy.rank(route, [view for view in views if may_serve(view, route.model)])
         return preferences[0] if preferences else None
@@ -186,8 +188,8 @@ class SiteSelector:
                     self.backends[preference.backend.name].first_token(expected_ms, 1000 * elapsed_s)
 
     def nothing_left(self, request: ValidRequest, failures: Mapping[str, SiteFailed], repeated: str = "") -> ApiError:
-        """Return what a client gets whose request no site has answered.
-        `repeated`: the words in which two sites failed alike."""
+        """Return the error of a request that no site has answered.
+        `repeated` has the words in which two sites failed alike."""
         if repeated:
             return ApiError("engine_error", f"two sites failed in the same way, so no other was asked: {repeated}")
         if (allowed := self._allowed(request)) is not None:

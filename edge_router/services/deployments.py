@@ -74,9 +74,7 @@ from pilotlight.wire.hop.status import FunctionsStatus
 
 MAX_BODY = 64 << 10
 TRY_TIMEOUT_S = 120.0
-SERVE_TIMEOUT_S = (
-    10.0  # of a version that was tried already: a site fetches what is known, and a process may have to start
-)
+SERVE_TIMEOUT_S = 10.0  # for a version that was tried: a site fetches it, and a process may have to start
 JSON = "application/json"
 NO_STORE = {"cache-control": "no-store"}
 RequestT = TypeVar("RequestT")
@@ -122,7 +120,7 @@ class DeployGuard:
         return bool(self.key) and any(hop_is_genuine(signature, self.key, now_s, hop) for now_s in times_s)
 
     def signed(self, method: str, path: str, site: str, body: bytes = b"") -> dict[str, str]:
-        """Headers by which a site knows this router. The token itself is never sent to one."""
+        """Return headers with which a site recognises this router. The token itself is never sent."""
         hop = Hop(method, path, uuid.uuid4().hex, site)
         now_s = self.clocks.now_s(site)
         return {REQUEST_ID: hop.request_id, HOP: sign_hop(self.key, now_s, hop, body)} if self.key else {}
@@ -363,7 +361,7 @@ class DeploymentApi:
         return Response(encode(found), media_type=JSON, headers=NO_STORE)
 
     async def secrets(self, request: Request) -> Response:
-        """Return the names of a function's secrets to its author, and to sites what was sealed for them."""
+        """Return the names of a function's secrets to its author, and the encrypted values to sites."""
         name = _named(request.path_params["name"])
         if self._guard.is_from_site(request):
             return Response(encode(self._secrets.of(name)), media_type=JSON)
@@ -388,8 +386,7 @@ class DeploymentApi:
         return await self._served_everywhere(changed, 200)
 
     def _readable(self, request: Request) -> str:
-        """Return the name of a function whose output the author may read: a site's own, which nobody has deployed, is the operator's. Raises
-        ApiError."""
+        """Return the name of a function whose output the author may read; a site's own function is the operator's. Raises ApiError."""
         author, name = self._guard.author(request), _named(request.path_params["name"])
         self._deployments.get(name, author)
         if author is not None and name not in self._deployments.known:
@@ -400,7 +397,7 @@ class DeploymentApi:
         return encode(list(self._deployments.known.values()))
 
     def lines(self, name: str) -> AsyncGenerator[bytes, None]:
-        """Iterate over what a function prints at the sites that can be asked now. Raises ApiError."""
+        """Iterate over a function's output at the reachable sites. Raises ApiError."""
         return self._lines(_named(name), self._followed(name))
 
     def _followed(self, name: str) -> list[Backend]:
@@ -485,7 +482,7 @@ class DeploymentApi:
         self._hosts.serve(self._deployments.known)
 
     def _sites(self, home: str = "") -> list[Backend]:
-        """Return the healthy sites that take deployed functions; with `home`, that one alone."""
+        """Return the healthy sites that accept deployed functions; with `home`, only that one."""
         taking = [
             site for site in self._backends.values() if (has := _functions_of(site)) is not None and has.takes_deployed
         ]

@@ -20,7 +20,7 @@ from pilotlight.wire.errors import message_of
 from pilotlight.wire.hop.finetunes import INTERNAL_PATH, Finetune, FinetuneList
 
 LOOK_EVERY_S = 1.0
-TRY_AGAIN_S = 30.0  # what a site has refused, or could not be brought
+TRY_AGAIN_S = 30.0  # after a site refused an adapter, or could not get it
 CARRY_S = 300.0  # for one, from or to a site
 LIST_BYTES = 64 << 20
 CARRIED_BYTES = 1 << 30  # each site has its own limit
@@ -50,7 +50,7 @@ class SiteFinetunes:
         return self.holders(self.owner(request.head), name)
 
     def owner(self, head: Head) -> str:
-        """Return the id by which sites know whose uploads a request may use. Raises ApiError."""
+        """Return the id with which sites identify the owner of uploads for a request. Raises ApiError."""
         return tenant_of(self.key(head) if head.holder is None else head.owner, None).owner
 
     def key(self, head: Head) -> str:
@@ -86,7 +86,7 @@ class SiteFinetunes:
         return known is not None and (allowed is None or site.name in allowed.names)
 
     async def look(self) -> None:
-        """Ask every healthy site what it has now."""
+        """Ask every healthy site for its list."""
         await asyncio.gather(*(self._ask(site) for site in self.keepers()))
 
     async def run(self) -> None:

@@ -14,8 +14,8 @@ from pilotlight.wire.hop.deployments import Deployment, NewVersion
 
 
 def home_of(deployment: Deployment, new: NewVersion, known: Mapping[str, Deployment], sites: Sequence[str]) -> str:
-    """Return the home of a function with its new version; empty: it runs everywhere.
-    `sites`: where its account's data may lie, the first before the others. Raises ApiError."""
+    """Return the home of a function with its new version; empty to run everywhere.
+    `sites` are where its account's data may be, preferred first. Raises ApiError."""
     called = {known[name].home: name for name in new.services if name in known and known[name].home}
     if new.home is not None:
         home = new.home

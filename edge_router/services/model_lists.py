@@ -147,7 +147,7 @@ class ModelLists:
         return kinds.values()
 
     def _is_complete(self) -> bool:
-        """Tell whether each model that a site had last is at a site that can be asked, and each site has said what it has."""
+        """Tell whether each known model is at a reachable site, and each site has published its models."""
         views = [backend.view() for backend in self._proxy.selector.backends.values()]
         usable = [view for view in views if view.is_usable]
         return all(

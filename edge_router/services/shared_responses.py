@@ -99,7 +99,7 @@ class PostgresResponses:
         except UsageStoreError:
             if job.is_left or not was_open:
                 raise
-            return self._in_transaction(job)  # a database that was away knows none of the old connections
+            return self._in_transaction(job)  # a restarted database does not know the old connections
         finally:
             job.is_running = False
 

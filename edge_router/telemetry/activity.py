@@ -85,7 +85,7 @@ class Operations:
         }
 
     async def timeline(self, site: str) -> bytes:
-        """Return what the site's /timeline says. Raises ApiError."""
+        """Return the site's /timeline. Raises ApiError."""
         answer = await self._orders.exchange("GET", self._backend(site).name, "/timeline")
         if answer.status != 200:
             raise ApiError("upstream_timeout", f"{site}: {message_of(answer.body)}")

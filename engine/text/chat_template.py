@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from pilotlight.engine.api.errors import TokenizerError
 from pilotlight.engine.api.plain_files import read_text
-from pilotlight.engine.text.content_parts import part_roles, with_parts
+from pilotlight.engine.text.content_parts import LATER_SYSTEM, lost_place, lost_places, part_roles, with_parts
 from pilotlight.engine.text.tokenizer import read_json, read_special_tokens
 
 if TYPE_CHECKING:
@@ -45,6 +45,8 @@ class ChatTemplate:
         self.why_broken: str | None = None  # known once it has been compiled
         self._templates: dict[str, Template] | None = None if sources else {}
         self._part_roles: dict[str, frozenset[str]] = {}  # by template: whose content it reads as a list of parts
+        # by template, and whether tools are declared: the places whose messages it leaves out
+        self._lost: dict[tuple[str, bool], frozenset[str]] = {}
         self._compiling = threading.Lock()
 
     @classmethod
@@ -87,6 +89,11 @@ class ChatTemplate:
         self.compile()
         name = self._choose(tools)
         assert self._templates is not None
+        if place := lost_place(messages, self._lost[name, bool(tools)]):
+            which = (
+                "system messages behind the first message" if place == LATER_SYSTEM else f"messages of the role {place}"
+            )
+            raise ChatTemplateError(f"the model's chat template leaves out {which}; send none")
         from jinja2 import TemplateError
 
         try:
@@ -122,7 +129,13 @@ class ChatTemplate:
         except NOT_COMPILED as error:
             self.why_broken = f"the model's chat template is not valid Jinja: {_brief(error)}"
             return
-        self._part_roles = {name: part_roles(template, self._special_tokens) for name, template in templates.items()}
+        special = self._special_tokens
+        self._part_roles = {name: part_roles(template, special) for name, template in templates.items()}
+        self._lost = {
+            (name, with_tools): lost_places(template, special, self._part_roles[name], with_tools=with_tools)
+            for name, template in templates.items()
+            for with_tools in (False, True)
+        }
         self._templates = templates
 
     def _choose(self, tools: Tools | None) -> str:

@@ -1,4 +1,4 @@
-"""Whether a chat template reads a message's content as a text or as a list of parts: one that is given the other form leaves it out without a word.
+"""Whether a chat template reads a message's content as a text or as a list of parts, and which messages it leaves out in either form, without a word.
 
 Refuses to know where templates come from, and what else is in a conversation.
 """
@@ -12,6 +12,11 @@ if TYPE_CHECKING:
 Messages = Sequence[dict[str, Any]]
 
 _PROBE = "probe 2718"
+_TOOL = {
+    "type": "function",
+    "function": {"name": "f", "description": "A function", "parameters": {"type": "object", "properties": {}}},
+}
+LATER_SYSTEM = "later system"  # messages of the system's behind the first message
 _ROLES = ("user", "system", "assistant", "tool")  # each one's conversation has others of those before it
 
 
@@ -36,18 +41,56 @@ def with_parts(messages: Messages, roles: frozenset[str]) -> Messages:
     ]
 
 
+def lost_places(
+    template: "Template", special_tokens: dict[str, str], roles: frozenset[str], *, with_tools: bool
+) -> frozenset[str]:
+    """Return the places whose messages the template leaves out, without refusing the conversation: roles, and LATER_SYSTEM. `roles`: those whose
+    content it reads as parts; `with_tools`: where tools are declared."""
+    tools = [_TOOL] if with_tools else None
+    lost = {role for role in _ROLES if _rendered(template, special_tokens, _probing(role), roles, tools) is False}
+    if any(_rendered(template, special_tokens, messages, roles, tools) is False for messages in _later_systems()):
+        lost.add(LATER_SYSTEM)
+    return frozenset(lost)
+
+
+def lost_place(messages: Messages, lost: frozenset[str]) -> str | None:
+    """Return the first of the `lost` places at which a conversation has something to say; None if it has nothing there."""
+    for number, message in enumerate(messages):
+        role = message.get("role")
+        place = LATER_SYSTEM if role == "system" and number else role
+        if place in lost and message.get("content"):
+            return place
+    return None
+
+
 def _shows(template: "Template", special_tokens: dict[str, str], role: str, roles: frozenset[str]) -> bool:
+    return _rendered(template, special_tokens, _probing(role), roles) is True
+
+
+def _rendered(
+    template: "Template",
+    special_tokens: dict[str, str],
+    messages: Messages,
+    roles: frozenset[str],
+    tools: Sequence[dict[str, Any]] | None = None,
+) -> bool | None:
+    """Tell whether a conversation's probe is in what the template makes of it; None if it refuses the conversation."""
     try:
         text: str = template.render(
-            messages=with_parts(_probing(role), roles),
-            tools=None,
+            messages=with_parts(messages, roles),
+            tools=tools,
             documents=None,
             add_generation_prompt=True,
             **special_tokens,
         )
-    except Exception:  # it refuses such a conversation in some way of its own
-        return False
+    except Exception:  # in some way of its own
+        return None
     return _PROBE in text.lower()
+
+
+def _later_systems() -> tuple[Messages, ...]:
+    user, later = {"role": "user", "content": "Hello"}, {"role": "system", "content": _PROBE}
+    return [user, later], [user, {"role": "assistant", "content": "Hi"}, later, user]
 
 
 def _probing(role: str) -> Messages:

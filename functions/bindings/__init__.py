@@ -1,2 +1,2 @@
 """Bindings: the resources that functions reach as `self.env.NAME`, one file each.
-What a function imports is in functions/sdk."""
+The library for functions is in functions/sdk."""

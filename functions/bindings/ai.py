@@ -70,9 +70,7 @@ class AI(Binding):
     @classmethod
     def open(cls, declaration: Declaration, state_dir: Path, services: Services) -> "AI":
         if services.inference is None:
-            raise BindingError(
-                f"{declaration.name}: there are no models here to call; give the site a [[models]] table"
-            )
+            raise BindingError(f"{declaration.name}: the site has no models; add a [[models]] table to its file")
         return cls(services, Batches.open(state_dir, services))
 
     @method
@@ -81,7 +79,7 @@ class AI(Binding):
         if not request.model.isprintable():
             raise _refusal(400, 5007, "no model has such a name")
         if request.reject_if_busy and self._inference.is_busy(request.model):
-            raise _refusal(BUSY_STATUS, CAPACITY, "all of this model's room is taken, and the call asked not to wait")
+            raise _refusal(BUSY_STATUS, CAPACITY, "the model is busy, and the call asked not to wait")
         if request.queue and self._batches is not None:
             return await self._batches.put(request.model, request.inputs)
         headers = dict(forwardable(request.extra_headers.items()))
@@ -100,7 +98,7 @@ class AI(Binding):
         """Return the state of a batch."""
         found = None if self._batches is None else await self._batches.get(request.request_id)
         if found is None:
-            raise _refusal(404, 3042, f"there is no batch {request.request_id[:100]!r}, or it was kept for its time")
+            raise _refusal(404, 3042, f"there is no batch {request.request_id[:100]!r}, or it has expired")
         return found
 
     @method
@@ -122,7 +120,7 @@ class AI(Binding):
     async def _counted(
         self, model: str, inputs: dict[str, Any], headers: dict[str, str], waits: bool
     ) -> InferenceResponse:
-        """Run a model, and count what it uses before the function has it. Raises BindingError."""
+        """Run a model, and count its usage before the function gets the result. Raises BindingError."""
         body = _encoded(inputs)
         if self._usage is None:
             return await self._admitted(model, body, headers, waits)

@@ -6,6 +6,7 @@ channel calls `call`.
 
 import asyncio
 import inspect
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -81,7 +82,7 @@ class Functions(Protocol):
 
 
 class MemoryBudget:
-    """The bytes that a function's calls may hold in the site's memory: values that come or leave as streams, of which 1,024 may be open at once."""
+    """The memory for a function's streamed values at the site; 1,024 streams may be open at once."""
 
     def __init__(self, max_bytes: int = 128 << 20) -> None:
         self.max_bytes = max_bytes
@@ -99,7 +100,7 @@ class HeldBytes:
         self._size = 0
 
     def add(self, size: int) -> None:
-        """Raises BindingError beyond the budget, unless this call alone holds something."""
+        """Add bytes. Raises BindingError above the budget, unless this call is the only one."""
         others = self._budget.used - self._size
         if others and self._budget.used + size > self._budget.max_bytes:
             used, most = self._budget.used, self._budget.max_bytes
@@ -119,6 +120,19 @@ class HeldBytes:
         self.release()
 
 
+class Clock:
+    """The time by which bindings expire, delay and ring. A test may set it."""
+
+    look_s = 30.0  # between two looks: the machine's clock may be set
+
+    def now_s(self) -> float:
+        """Return seconds since 1970."""
+        return time.time()
+
+
+CLOCK = Clock()
+
+
 @dataclass(frozen=True)
 class Services:
     """The services of a site for its bindings.
@@ -126,11 +140,12 @@ class Services:
 
     databases: Databases = field(default_factory=Databases)
     inference: Inference | None = None  # the site's models
-    usage: FunctionUsage | None = None  # where what functions use is counted
+    usage: FunctionUsage | None = None  # counts usage of functions, if a ledger wants it
     functions: Functions | None = None
     function: str = "function"  # whose bindings these are
     max_bytes: int = 10 << 30  # of one database or bucket
     memory: MemoryBudget = field(default_factory=MemoryBudget)  # the function's
+    clock: Clock = CLOCK
     r2: Mapping[str, S3Place] = field(default_factory=dict)  # buckets at an S3 endpoint, by their R2 names
 
     def database(self, path: Path, schema: str) -> Database:
@@ -147,8 +162,8 @@ Method = Callable[..., Awaitable[Any]]
 
 
 def method(function: Method) -> Method:
-    """Mark what a function may call.
-    The first parameter is the request, a msgspec.Struct; a second, `body`, is what was streamed along."""
+    """Mark a method that functions may call.
+    The first parameter is the request, a msgspec.Struct; a second, `body`, is the stream."""
     function.__is_method__ = True  # type: ignore[attr-defined]
     return function
 
@@ -201,7 +216,7 @@ class Binding:
             raise BindingError(f"{self.kind}.{method}{where}: {what}", name="TypeError") from None
 
     async def close(self) -> None:
-        """Give back what is the binding's alone; what bindings share stays open."""
+        """Release the binding's own resources; shared ones stay open."""
 
 
 class Nothing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

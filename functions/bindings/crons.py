@@ -55,7 +55,8 @@ class Crons:
     @classmethod
     def open(cls, schedules: Iterable[Schedule], run: Run, state_dir: Path, services: Services) -> "Crons":
         path = directory_of(state_dir, "cron", services.function) / "fired.sqlite"
-        return cls(schedules, run, services.database(path, SCHEMA))
+        clock = services.clock
+        return cls(schedules, run, services.database(path, SCHEMA), clock.now_s, Timings(look_s=clock.look_s))
 
     def stop(self) -> None:
         """Start no new handlers. Running ones belong to the function, and claimed firings still run."""
@@ -82,7 +83,7 @@ class Crons:
                 after = due
                 await asyncio.shield(self._begin(schedule, due))
             except Exception:
-                log.exception("the cron trigger %s goes on after an error", schedule.text)
+                log.exception("the cron trigger %s continues after an error", schedule.text)
                 await asyncio.sleep(self._timings.pause_after_error_s)
 
     async def _since(self, schedule: Schedule) -> datetime:

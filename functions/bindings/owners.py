@@ -26,8 +26,8 @@ OF_A_FUNCTION = ("service", "durable_object", "props")  # resources that are nam
 
 class Owners:
     def __init__(self, state_dir: Path, own: Collection[str], shared: Mapping[str, Collection[str]]) -> None:
-        """`own`: the functions of the site file.
-        `shared`: by KIND:ID, patterns of the functions that may use it beside its owner."""
+        """`own` are the functions of the site file.
+        `shared` has, by KIND:ID, patterns of functions that may use it besides its owner."""
         self._state_dir = state_dir
         self._own = own
         self._shared = shared
@@ -37,7 +37,7 @@ class Owners:
         Raises BindingError, whose sentence says whose it is and how it is shared."""
         asker = self._of(manifest.name)
         for kind, id in _named(manifest):
-            if kind in OF_A_FUNCTION and asker == SITE:  # whom they call is the operator's to say
+            if kind in OF_A_FUNCTION and asker == SITE:  # the operator decides about the site's own callers
                 continue
             owner = self._of(id) if kind in OF_A_FUNCTION else _read(self._file(kind, id)) or asker
             allowed = self._shared.get(f"{kind}:{id}", ())
@@ -71,9 +71,9 @@ class Owners:
             atomic_files.sync(new.parent)
             log.info("the %s store %s of %s is %s now: %s", kind, before, function, id, new)
             return
-        why = f"others may use it, too (functions.shared, {kind}:{before})" if owner else "nobody knows whose it is"
+        why = f"others may use it, too (functions.shared, {kind}:{before})" if owner else "its owner is unknown"
         log.warning(
-            "%s begins with an empty %s store %s; to keep what lies in %s, which it is not given because %s, move that folder to %s while the site "
+            "%s starts with an empty %s store %s; to use the data in %s, which it does not get because %s, move that folder to %s while the site "
             "is stopped",
             function, kind, id, old, why, new,
         )  # fmt: skip

@@ -55,7 +55,7 @@ class FunctionUsage:
             return None
         meter = self._new_meter(function, model, adapter, bytes_in)
         if meter is None:
-            sentence = "what functions use cannot be written down at the moment: ask again later"
+            sentence = "usage of functions cannot be recorded right now: try again later"
             raise ApiError("overloaded", sentence, retry_after_s=5)
         return meter
 
@@ -110,7 +110,7 @@ class FunctionUsage:
             self._meters = None
 
     def _may_take(self, ledger: str, now_s: float) -> bool:
-        """Tell whether another ledger may have what this one was handed."""
+        """Tell whether another ledger may get the records that this one was given."""
         return not ledger or now_s >= self._asked_s.get(ledger, self._opened_s) + GONE_S
 
     def _new_meter(self, function: str, model: str, adapter: str, bytes_in: int) -> MeterSlot | None:
@@ -127,7 +127,7 @@ class FunctionUsage:
             self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             self._meters = MeterFile(self._path, MAX_UNWRITTEN)
         except (OSError, MetersError) as error:
-            raise ConfigError(f"what functions use cannot be counted in {self._path}: {error}") from None
+            raise ConfigError(f"usage of functions cannot be counted in {self._path}: {error}") from None
         for number, record in self._meters.left_behind():
             if record.use == NOTHING and not record.cpu_us:
                 self._meters.free(number)

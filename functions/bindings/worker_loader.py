@@ -148,7 +148,7 @@ class WorkerLoader(Binding):
         return folder / request.main
 
     def _clean(self) -> None:
-        """Remove what an earlier process has left."""
+        """Remove leftovers of an earlier process."""
         if not self._is_clean:
             self._is_clean = True
             for left in self._directory.parent.iterdir() if self._directory.parent.is_dir() else ():

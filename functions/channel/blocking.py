@@ -26,7 +26,8 @@ class BlockingExchange:
         self._channel = channel
 
     def exchange_until(self, is_done: Callable[[], bool]) -> None:
-        """Send and receive until it is done: asyncio's own transport keeps what it has yet to send, and sends it first. Raises ChannelClosed."""
+        """Send and receive until `is_done`; bytes that asyncio's transport has not sent go first.
+        Raises ChannelClosed."""
         transport, poll = self._transport, select.poll()
         while not is_done():
             if transport.is_closing():

@@ -255,12 +255,12 @@ class Channel(asyncio.Protocol):
             self.hold(self._decoder.size)
         except Failure as refusal:
             if not self.room.is_set():
-                raise FrameError("exchanges are begun beyond all bounds, and their refusals are not read") from None
+                raise FrameError("too many exchanges were started, and their refusals are not read") from None
             self.write(fail_frame(frame.id, refusal))
             return
         self._open.taken[frame.id] = IncomingExchange(self, frame, self._decoder.size, self._answer)
 
-    # -- what exchanges and streams ask for -------------------------------------------------------------------------------------------
+    # -- called by exchanges and streams ----------------------------------------------------------------------------------------------
 
     def hold(self, size: int) -> None:
         """Count bytes that stay in memory here for the other side, until `release`.

@@ -141,7 +141,7 @@ class IncomingExchange:
         elif isinstance(frame, More):
             self._credit.give(frame.bytes)
         elif isinstance(frame, Reply) or self._body is None:
-            raise FrameError("what only the other side could say")
+            raise FrameError("a frame that only the other side may send")
         elif isinstance(frame, StreamChunk):
             self._body.push(frame.data)
         elif isinstance(frame, StreamEnd):

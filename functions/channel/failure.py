@@ -19,8 +19,8 @@ class Failure(Exception):
         retry_after_s: int = 1,
         value: Any = None,
     ) -> None:
-        """`retry_after_s` is for callers of a function, where the status is 503.
-        `value`: what the exchange gives all the same."""
+        """`retry_after_s` is for callers of a function, with status 503.
+        `value` is the exchange's result despite the failure."""
         super().__init__(message)
         self.message = message
         self.code = code
@@ -31,7 +31,7 @@ class Failure(Exception):
         self.value = value
 
     def giving(self, value: Any) -> "Failure":
-        """Return itself, with what the exchange gives all the same."""
+        """Return the failure with a result for the exchange."""
         self.value = value
         return self
 

@@ -29,7 +29,7 @@ class BindingCall(Frame, frozen=True, tag="call"):
     args: list[Any] = []
     kwargs: dict[str, Any] = {}
     streamed: bool = False  # a body follows in chunks
-    within: int = -1  # the request on whose behalf it is made; -1: none
+    within: int = -1  # the request that makes it; -1 for none
 
 
 class FetchEvent(Frame, frozen=True, tag="fetch"):
@@ -58,7 +58,7 @@ class QueueEvent(Frame, frozen=True, tag="queue"):
 
 
 class TailEvent(Frame, frozen=True, tag="tail"):
-    """What became of invocations of other functions, each as Cloudflare's TraceItem."""
+    """Invocations of other functions, each as Cloudflare's TraceItem."""
 
     events: list[dict[str, Any]]
 
@@ -87,7 +87,7 @@ class Fail(Frame, frozen=True, tag="fail"):
     message: str
     name: str = "Error"
     detail: str = ""  # the author's traceback
-    value: Any = None  # what the exchange gives all the same: a queue handler's decisions
+    value: Any = None  # the exchange's result despite the failure: a queue handler's decisions
 
 
 class StreamChunk(Frame, frozen=True, tag="chunk"):
@@ -123,7 +123,7 @@ class Note(Frame, frozen=True, tag="note"):
     value: Any = None
 
 
-FunctionEvent = FetchEvent | ScheduledEvent | QueueEvent | TailEvent | RpcEvent  # what a function handles
+FunctionEvent = FetchEvent | ScheduledEvent | QueueEvent | TailEvent | RpcEvent  # events that a function handles
 Request = BindingCall | FunctionEvent
 AnyFrame = (
     BindingCall
@@ -175,7 +175,7 @@ class FrameDecoder:
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> Iterator[AnyFrame]:
-        """Decode what has arrived. Raises FrameError."""
+        """Decode the arrived bytes. Raises FrameError."""
         buffer = self._buffer
         buffer += data
         start, held = 0, len(buffer)
@@ -217,7 +217,7 @@ def plain(value: Any, where: str = "the value") -> Any:
 
 
 def scalar(value: Any) -> Any:
-    """Convert one of SCALARS to its plain type: encoders take none of their subclasses, as numpy's float64 or a template's SafeString."""
+    """Convert one of SCALARS to its plain type: encoders refuse subclasses, such as numpy's float64 or a template's SafeString."""
     if value is None or type(value) in _PLAIN:
         return value
     if isinstance(value, str):
@@ -229,5 +229,5 @@ def scalar(value: Any) -> Any:
 
 def _key(key: Any, where: str) -> str:
     if not isinstance(key, str):
-        raise TypeError(f"{where} has the key {key!r}, which is no string; only strings can be keys")
+        raise TypeError(f"{where} has the key {key!r}, which is not a string; only strings can be keys")
     return str.__str__(key)

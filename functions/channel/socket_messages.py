@@ -47,7 +47,7 @@ class MessageDecoder:
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> Iterator[Message]:
-        """Decode what has arrived. Raises MessageError."""
+        """Decode the arrived bytes. Raises MessageError."""
         buffer = self._buffer
         buffer += data
         start = 0

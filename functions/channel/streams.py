@@ -37,7 +37,7 @@ class Inbound:
         self._on_cancel = on_cancel
         self._chunks: deque[bytearray] = deque()
         self._held = 0  # bytes sent to us for which no credit was given back
-        self._taken = 0  # of these, what the reader has
+        self._taken = 0  # bytes that the reader has taken
         self._error: Failure | None = None
         self._is_ended = False
         self._waiter: asyncio.Future[None] | None = None
@@ -138,7 +138,7 @@ class Credit:
 
 async def feed(channel: StreamChannel, id: int, body: AsyncIterator[bytes], credit: Credit) -> None:
     """Send a stream as the reader gives credit.
-    What the stream raises ends it at the other side, too, with `fail`."""
+    An exception of the stream ends it at the other side with `fail`."""
     try:
         async for data in body:
             for start in range(0, len(data), CHUNK_BYTES):

@@ -30,7 +30,7 @@ def deploy(
 ) -> None:
     """`home` is the only site where it shall run; empty for everywhere; None to leave it, or at first to decide by its bindings."""
     if not health.startswith("/"):
-        raise CliError(f"--health {health} is no path: it begins with /.")
+        raise CliError(f"--health {health} is not a path: it must start with /.")
     manifest = load_manifest(directory, environment)
     try:
         data = pack(directory)
@@ -113,7 +113,7 @@ def tail(api: Api, name: str, as_json: bool) -> None:
     """Print lines until Ctrl-C."""
     if not _of(api, name)["versions"]:
         print(
-            f"No function named {name} has been deployed; what a site's own of that name prints comes here.",
+            f"No function named {name} has been deployed; output of a site's own function with that name is shown here.",
             file=sys.stderr,
         )
     try:
@@ -192,7 +192,7 @@ def _shares(deployment: dict[str, Any]) -> list[str]:
     name = deployment["name"]
     lines = [f"{name}: version {share['number']} has {share['percent']:g} %" for share in deployment["shares"]]
     if home := deployment.get("home", ""):
-        lines.append(f"{name}: runs at {home} alone, where its data lies")
+        lines.append(f"{name}: runs at {home} only, where its data is")
     return lines + [
         f"{name}: not known to be served at {site} yet: {why}"
         for site, why in deployment.get("unconfirmed", {}).items()

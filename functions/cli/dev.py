@@ -1,6 +1,6 @@
-"""`pilotlight dev`: the function of a folder at `/` of a port, with its bindings, the embedded model, and a reload at each change.
+"""`pilotlight dev`: the function of a folder at `/` of a port, with bindings, the embedded model, and a reload at each change.
 
-The whole is one site in this process; what the function prints, and why it failed, appears on the terminal.
+It is one site in this process; the function's output and errors appear on the terminal.
 """
 
 import asyncio
@@ -31,9 +31,9 @@ from pilotlight.sites.rules import is_loopback
 from pilotlight.sites.site import SiteConfig
 from pilotlight.wire.http.listen import ListenError, bind, loop_factory, url_of
 
-STATE = ".pilotlight"  # in the function's folder: what its bindings keep between runs
+STATE = ".pilotlight"  # in the function's folder: data of its bindings between runs
 LOOK_S = 0.25
-# An author who stops his function wants his terminal back: a stream that does not end by itself is not worth the half minute that a site gives.
+# An author who stops a function wants the terminal back: do not wait half a minute for an endless stream, as a site does.
 GRACE_S, LAST_BYTES_S = 2.0, 0.2
 SKIPPED = ("__pycache__", "node_modules")
 _OUTPUTS = (1, 2)
@@ -106,8 +106,8 @@ def site_of(manifest: Manifest, options: DevOptions) -> SiteConfig:
 
 
 def models_of(given: Iterable[str], aliases: Mapping[str, str], residency: str) -> list[dict[str, Any]]:
-    """Return the tables of the models: what several names mean is one of them.
-    The command line's names win over the manifest's."""
+    """Return the tables of the models; several names may mean one.
+    The command line's names override the manifest's."""
     pairs = [part.partition("=") if "=" in part else ("", "", part) for part in given]
     wanted = {**aliases, **{name: source for name, _, source in pairs if name}}
     sources = dict.fromkeys([_source(source) for name, _, source in pairs if not name])
@@ -213,7 +213,7 @@ async def watch(app: SiteApp, directory: Path, environment: str | None, say: Cal
 
 
 def syntax_errors(paths: Iterable[Path]) -> list[str]:
-    """Say what is wrong with the author's Python files before a request finds out."""
+    """Return syntax errors in the author's Python files before a request meets them."""
     found = []
     for path in paths:
         if path.suffix == ".py" and "python_modules" not in path.parts:

@@ -88,7 +88,7 @@ class State:
         id = declared.options.get("database_id") or declared.options.get("database_name") or declared.name
         path = directory_of(self.directory, kind, id) / file
         if not path.is_file():
-            raise CliError(f"Nothing has been written to {name} here: there is no {path}.")
+            raise CliError(f"{name} has no data here: there is no {path}.")
         return path
 
     def _is_store(self, manifest: "Manifest", kind: str, name: str) -> bool:
@@ -107,7 +107,7 @@ class State:
         return self._run(lambda services: work(open_binding(declaration, self.directory, services)))
 
     def queue(self, name: str, method: str) -> int:
-        """Return what a method of the queue itself gives."""
+        """Return the result of a method of the queue itself."""
         from pilotlight.functions.bindings.queues import Queue
 
         found: int = self._run(lambda services: getattr(Queue.of(name, self.directory, services), method)())
@@ -122,7 +122,7 @@ class State:
             raise CliError(str(error)) from None
 
     def _r2(self) -> dict[str, Any]:
-        """Return the buckets of the site that lie at an S3 endpoint."""
+        """Return the buckets of the site at S3 endpoints."""
         if self._site is None or not self._site.functions.r2:
             return {}
         from pilotlight.functions.served import r2_stores

@@ -1,6 +1,6 @@
-"""The headers of a function's answer, as the site sends them on: the function's process is not believed that it has checked them.
+"""The headers of a function's response as the site sends them; the function's process is not trusted to check them.
 
-Names become lower case; a name or value that RFC 9110 does not know is refused; what only a site or a connection may say is dropped.
+Names become lower case; names and values that RFC 9110 does not allow are refused; headers that only a site or a connection may set are dropped.
 """
 
 import re
@@ -12,7 +12,9 @@ from pilotlight.wire.hop.headers import HOP_BY_HOP, OURS
 
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9a-z-]+")
 _FIELD_VALUE = re.compile(r"[\t\x20-\x7e\x80-\xff]*")
-OF_THE_ORIGIN = frozenset({"clear-site-data", "service-worker-allowed"})  # what functions under one host name share
+OF_THE_ORIGIN = frozenset(
+    {"clear-site-data", "service-worker-allowed"}
+)  # headers that concern all functions under one host name
 
 
 def checked_headers(pairs: Iterable[Any]) -> list[tuple[str, str]]:

@@ -17,7 +17,7 @@ KEPT_LINES = 200
 READ_BYTES = 4 << 10  # at once: each line is handed on in the loop that serves all, 20 us for it
 MAX_LINE = 4096
 MAX_LABEL = 24
-MAX_REQUESTS = 4096  # of one process, whose lines are told apart: background work prints after its request
+MAX_REQUESTS = 4096  # of one process whose lines are distinguished: background work prints after its request
 
 
 class FunctionLog:
@@ -45,7 +45,7 @@ class FunctionLog:
         self._loop.add_reader(self._fd, self._read)
 
     def attribute(self, request: int, invocation: int) -> None:
-        """Count what is printed for a request of the process to an invocation."""
+        """Attribute output of a request of the process to an invocation."""
         self._invocations[request] = invocation
         if len(self._invocations) > MAX_REQUESTS:
             del self._invocations[next(iter(self._invocations))]
@@ -114,6 +114,6 @@ def printable(text: str, keep: str = "\t") -> str:
     return _UNPRINTABLE.sub(lambda found: found[0] if found[0] in keep else ascii(found[0])[1:-1], text)
 
 
-LABEL = re.compile(rb"\x1e(-?\d{1,18})([oe])\x1f")  # before a line: its request, and by which stream it came
+LABEL = re.compile(rb"\x1e(-?\d{1,18})([oe])\x1f")  # before a line: its request, and its stream
 LEVELS = {b"o": "log", b"e": "error"}
 _UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")

@@ -23,7 +23,7 @@ class Packages:
         self._refused: tuple[float, Fault] | None = None
 
     async def install(self) -> None:
-        """Install what is missing. Raises Fault."""
+        """Install missing packages. Raises Fault."""
         if self._install is None:
             return
         now = asyncio.get_running_loop().time()

@@ -53,7 +53,7 @@ class OpenBindings(Protocol):
         `ask` has this version handle an event."""
 
     def stop(self) -> None:
-        """Take no more from queues and clock; finish what was taken."""
+        """Take no more messages and firings; finish open ones."""
 
     async def close(self) -> None: ...
 
@@ -99,7 +99,7 @@ class FunctionPool:
         return bool(self._num_open) or self.isolates.is_at_work
 
     def is_home_of(self, object: ObjectAddress) -> bool:
-        """Tell whether the object is at work here: its instance must not be started elsewhere meanwhile."""
+        """Tell whether the object runs here: its instance must not start elsewhere meanwhile."""
         return object in self._objects or self.isolates.are_at_work_for(object)
 
     @contextmanager
@@ -114,8 +114,8 @@ class FunctionPool:
     async def ask(
         self, event: frames.FunctionEvent, body: AsyncIterator[bytes] | None = None, *, is_socket: bool = False
     ) -> ExchangeResult:
-        """Have an isolate handle an event: one for a Durable Object the oldest, since objects of which there is one live there. A request that may be
-        repeated goes to another isolate where the first one's process was stopped. Raises Fault."""
+        """Have an isolate handle an event; for a Durable Object the oldest, which holds single objects.
+        A repeatable request goes to another isolate if the first one's process was stopped. Raises Fault."""
         self.num_asked += 1
         is_repeatable = body is None and _is_repeatable(event)
         while True:
@@ -170,7 +170,7 @@ class FunctionPool:
                 self.waiters.notify()
 
     async def prepare(self) -> None:
-        """Do at deployment what no request should wait for: packages are installed, and a zygote has imported them."""
+        """Prepare at deployment: install packages, and import them in a zygote, so that no request waits."""
         try:
             await self._packages.install()
             if not self.waiters.is_closed:

@@ -19,7 +19,7 @@ CONNECT_S = 5.0
 
 class RouterClient:
     def __init__(self, url: str, key: str, authority: str | None = None) -> None:
-        """`key` signs what is asked; empty: nothing is signed. `authority`: of the network's certificates, where it has its own."""
+        """`key` signs requests; empty for none. `authority` is the network's own, if it has one."""
         self._authority = authority
         self.url = url
         self._key = key

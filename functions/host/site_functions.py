@@ -35,7 +35,7 @@ log = logging.getLogger("pilotlight.function")
 
 WATCH_S = 0.05
 IDLE_S = 0.2  # longer without requests
-TRIGGERS: dict[type[frames.FunctionEvent], str] = {  # OpenTelemetry's words for what invokes a function
+TRIGGERS: dict[type[frames.FunctionEvent], str] = {  # OpenTelemetry's names of triggers
     frames.FetchEvent: "http", frames.RpcEvent: "other", frames.QueueEvent: "pubsub", frames.ScheduledEvent: "timer",
     frames.TailEvent: "other",
 }  # fmt: skip
@@ -73,8 +73,8 @@ class SiteFunctions:
         on_cpu: Callable[[str, float], None] = lambda function, seconds: None,
         trace: Trace | None = None,
     ) -> None:
-        """`logs` keeps what becomes of invocations, and is closed at the end. `on_cpu` hears of the processor time that functions use. `trace` is
-        the scope of an invocation."""
+        """`logs` stores invocations, and is closed at the end.
+        `on_cpu` is called with the CPU time of functions. `trace` is the scope of an invocation."""
         self.limits = limits or FunctionLimits()
         self.pools: dict[str, FunctionPool] = {}
         self.names: dict[str, str] = {}  # of functions with several versions: the pool that bindings mean
@@ -152,7 +152,7 @@ class SiteFunctions:
             self._zygote_budget.add(pool)
 
     def live(self, function: str, pool: str) -> None:
-        """Make this version what bindings, queues and clocks mean by the function's name."""
+        """Make this version the one that bindings, queues and clocks use."""
         before = self.names.get(function)
         if before == pool:
             return
@@ -188,8 +188,8 @@ class SiteFunctions:
         *,
         is_socket: bool = False,
     ) -> ExchangeResult:
-        """Have a function handle an event, or one version of it; an object's is handled where the object is at work. Raises Failure with status 404
-        where there is no such function, Fault where it failed."""
+        """Have a function, or one of its versions, handle an event; an object's is handled where the object runs. Raises Failure with status 404 if
+        there is no such function, Fault if it failed."""
         pool = self.version(function) if isinstance(function, str) else function
         if (object := object_of(event)) is not None:
             versions = self._versions.get(pool.manifest.name, ())
@@ -215,7 +215,7 @@ class SiteFunctions:
         try:
             response = _response_of(result)
             if response.status == 101 and not (is_socket and response.stream is not None):
-                raise Failure("the function switched protocols, and nobody asked for it", code="wrong_type")
+                raise Failure("the function switched protocols without a request", code="wrong_type")
         except Failure:
             if result.body is not None:
                 await result.body.aclose()
@@ -232,7 +232,7 @@ class SiteFunctions:
         return Response(value["status"], checked_headers(value["headers"]), value.get("body", b""), stream)
 
     async def _answer_subrequest(self, pool: FunctionPool, frame: frames.Request | Dial, body: Inbound | None) -> Any:
-        """Answer what an isolate of this version asks for."""
+        """Answer a request of an isolate of this version."""
         if isinstance(frame, (frames.FetchEvent, Dial)) and not pool.manifest.has_egress:
             raise Failure("this function was loaded without access to the network", code="egress_denied", status=403)
         if isinstance(frame, Dial):

@@ -8,7 +8,7 @@ from pilotlight.functions.channel import Failure, Inbound, StreamingReply, frame
 from pilotlight.functions.host.isolates.isolate_work import IsolateWork
 from pilotlight.wire.tracing import CURRENT, Parent
 
-OUTSIDE = -1  # the request of what belongs to none
+OUTSIDE = -1  # output without a request
 OUTSIDE_S = 1.0  # in which an isolate without an open request may make as many subrequests as a request: its WebSockets may be open for hours
 
 

@@ -1,4 +1,4 @@
-"""Requests that wait for an isolate to be free: how many may, and what wakes them."""
+"""Requests that wait for a free isolate: their limit, and their wake-up."""
 
 import asyncio
 

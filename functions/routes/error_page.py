@@ -17,7 +17,7 @@ pre {{ overflow-x: auto; padding: 1rem; border: 1px solid; border-radius: 4px }}
 
 
 def wants_page(scope: Scope) -> bool:
-    """Tell whether the client is a browser that navigates: it names HTML among what it takes."""
+    """Tell whether the client is a navigating browser: it accepts HTML."""
     return "text/html" in (header(scope, "accept") or "")
 
 

@@ -165,7 +165,8 @@ class FunctionRoute:
         return FetchEvent(UNNUMBERED, method, self._url(scope, name), headers, body, options={"cf": _cf(scope)})
 
     def _is_below(self, scope: Scope) -> bool:
-        """Tell whether the client finds the function below /fn/NAME, where others share the host. A router's word; anybody else may lie."""
+        """Tell whether the client reaches the function below /fn/NAME, where others share the host.
+        Only a router's header is believed."""
         is_at_own_host = scope.get(GENUINE_HOP, False) and header(scope, OWN_HOST) is not None
         return self._name is None and not is_at_own_host
 
@@ -216,7 +217,7 @@ class FunctionRoute:
 
 
 class UploadStream:
-    """A request's body as it comes in, and the news that its client has left."""
+    """A request's body as it arrives, and its client's disconnect."""
 
     def __init__(self, receive: Receive, limit: int) -> None:
         self._receive = receive
@@ -228,7 +229,7 @@ class UploadStream:
         self._taking = asyncio.Lock()
 
     async def until_gone(self) -> None:
-        """Return when the client has left. Does not listen while the body comes in."""
+        """Return when the client has disconnected. Does not listen while the body arrives."""
         reading = asyncio.ensure_future(self._read.wait())
         gone = asyncio.ensure_future(self._gone.wait())
         try:
@@ -373,7 +374,7 @@ def _below(response: Response, prefix: str) -> Response:
 
 
 def _origin(scope: Scope) -> str:
-    """Scheme and host as the client has named them: of a router's request, what the router says of its client."""
+    """Return scheme and host as the client named them; for a router's request, as the router reports them."""
     told = header(scope, CLIENT_ORIGIN) if scope.get(GENUINE_HOP, False) else None
     if told is not None and not told.endswith("://"):
         return told

@@ -36,6 +36,11 @@ def main() -> int:
     parser.add_argument("--batches", type=int, nargs="*", default=[1, 8])
     parser.add_argument("--context", type=int, default=128, help="prompt tokens of each decoding sequence")
     parser.add_argument("--output-tokens", type=int, default=32)
+    parser.add_argument(
+        "--peer-flags",
+        default="",
+        help="of llama-batched-bench; --no-repack where gcc 12 has built its AMX form, which crashes",
+    )
     options = parser.parse_args()
     program = next(iter(options.peers.glob("llama/*/vendor/llama.cpp/build/bin/llama-batched-bench")), None)
     if program is None:
@@ -45,7 +50,13 @@ def main() -> int:
     for file in options.files:
         with TemporaryDirectory() as name, ExitStack() as scope:
             files.append(_compared(file, program, Path(name), scope, options, console))
-    results = {"threads": options.threads, "rounds": options.rounds, "decode_context": options.context, "files": files}
+    results = {
+        "threads": options.threads,
+        "rounds": options.rounds,
+        "decode_context": options.context,
+        "peer_flags": options.peer_flags,
+        "files": files,
+    }
     console.print(f"Record: {write_record('gguf-speed', results, ('torch',))}", soft_wrap=True)
     return 0
 
@@ -55,9 +66,9 @@ def _compared(
 ) -> dict[str, Any]:
     directory = directory_of(file, folder / "store")
     ours = [sys.executable, "-m", "load_tests.peers.run_pilotlight", str(directory), str(options.threads)]
-    engines = {
+    engines: dict[str, Process | LlamaCpp] = {
         OURS: Process(ours, folder / "ours.log", scope, {"GOMP_SPINCOUNT": "1000"}),
-        PEER: LlamaCpp(program, file, options.threads, folder / "llama.log"),
+        PEER: LlamaCpp(program, file, options.threads, folder / "llama.log", options.peer_flags.split()),
     }
     longest = read_config(directory).get("max_position_embeddings", 1 << 30)
     tasks = [Task("prefill", 1, tokens) for tokens in options.prompts if tokens < longest]

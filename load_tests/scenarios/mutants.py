@@ -46,7 +46,7 @@ def main() -> None:
     stops_at = time.monotonic() + (options.minutes or 1e6) * 60
     bench = Bench(options.state.resolve())
     found: dict[str, Outcome] = json.loads(bench.results.read_text()) if bench.results.exists() else {}
-    for module, mutant in draw(House(ROOT), options.number, options.seed):
+    for module, mutant in draw(House(bench.tree), options.number, options.seed):
         key = f"{module.file}:{mutant.line}:{mutant.start} {mutant.kind}"
         if key not in found and time.monotonic() < stops_at:
             found[key] = bench.judge(module, mutant)
@@ -84,20 +84,20 @@ class Bench:
     def __init__(self, state: Path) -> None:
         self.results = state / "found.json"
         self._state = state
-        self._tree = state / "tree"
-        shutil.rmtree(self._tree, ignore_errors=True)
-        self._tree.mkdir()
+        self.tree = state / "tree"
+        shutil.rmtree(self.tree, ignore_errors=True)
+        self.tree.mkdir()
         files = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
         for name in files.rstrip("\0").split("\0"):
-            (self._tree / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(ROOT / name, self._tree / name, follow_symlinks=False)
+            (self.tree / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, self.tree / name, follow_symlinks=False)
 
     def judge(self, module: Module, mutant: Mutant) -> Outcome:
         tests = self._tests_that_meet(module).get(str(mutant.line), [])
         if not tests:
             return {"outcome": "unmet", "tests": 0}
         chosen = _different_functions(tests)
-        file = self._tree / module.file
+        file = self.tree / module.file
         whole = file.read_text(encoding="utf-8")
         file.write_text(mutant.applied_to(whole), encoding="utf-8")
         began = time.monotonic()
@@ -113,8 +113,8 @@ class Bench:
         if not kept.exists():
             written = self._state / "lines.json"
             written.unlink(missing_ok=True)
-            own = {"MUTANT_FILE": str(self._tree / module.file), "MUTANT_COVERAGE": str(written)}
-            files = [str(path) for path in tests_for(module)]
+            own = {"MUTANT_FILE": str(self.tree / module.file), "MUTANT_COVERAGE": str(written)}
+            files = [str(path) for path in tests_for(self.tree, module)]
             if files:
                 self._pytest(["-p", "load_tests.mutation_contexts", *files], timeout_s=COVER_S, **own)
             kept.write_text(written.read_text() if written.exists() else "{}")
@@ -128,7 +128,7 @@ class Bench:
         own = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"} | environment
         quiet = subprocess.DEVNULL
         process = subprocess.Popen(
-            command, cwd=self._tree, env=own, stdin=quiet, stdout=quiet, stderr=quiet, start_new_session=True
+            command, cwd=self.tree, env=own, stdin=quiet, stdout=quiet, stderr=quiet, start_new_session=True
         )
         try:
             return process.wait(timeout_s)
@@ -140,13 +140,13 @@ class Bench:
                 process.wait()
 
 
-def tests_for(module: Module) -> list[Path]:
+def tests_for(tree: Path, module: Module) -> list[Path]:
     """Return the test files that name a module, and those of its folder; where there are none, those of its package."""
-    folder = ROOT / "tests" / Path(module.file).parent
+    folder = tree / "tests" / Path(module.file).parent
     name = f"pilotlight.{module.name}"
-    named = [path for path in (ROOT / "tests").rglob("test_*.py") if name in path.read_text(encoding="utf-8")]
-    found = [*named, *folder.glob("test_*.py")] or (ROOT / "tests" / Path(module.file).parts[0]).glob("test_*.py")
-    return sorted({path.relative_to(ROOT) for path in found})
+    named = [path for path in (tree / "tests").rglob("test_*.py") if name in path.read_text(encoding="utf-8")]
+    found = [*named, *folder.glob("test_*.py")] or (tree / "tests" / Path(module.file).parts[0]).glob("test_*.py")
+    return sorted({path.relative_to(tree) for path in found})
 
 
 def _different_functions(tests: list[str]) -> list[str]:

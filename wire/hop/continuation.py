@@ -32,7 +32,7 @@ TokenIds = tuple[Annotated[int, Meta(ge=0, lt=2**31)], ...]
 
 
 class ContinuationError(ValueError):
-    """The other side of the hop sent what is no resume point, no answer's name or no delivery; the message says which."""
+    """The other side sent an invalid resume point, answer's name or delivery; the message says which."""
 
 
 class ResumePoint(msgspec.Struct, frozen=True, array_like=True):
@@ -82,7 +82,7 @@ class AnswerName(NamedTuple):
         return cls(int.from_bytes(drawn[:8], "big") >> 1, int(time.time()), drawn[8:].hex())
 
     def item_id(self, choice: int, position: int) -> str:
-        """Return 24 characters by which a part of the answer is known, whichever site writes it."""
+        """Return 24 characters that identify a part of the answer, the same at every site."""
         return f"{self.nonce[:18]}{choice & 0xFFF:03x}{position & 0xFFF:03x}"
 
 

@@ -112,7 +112,7 @@ class MeterFile:
         self._free.append(number)
 
     def left_behind(self) -> Iterator[tuple[int, UsageRecord]]:
-        """Yield what a router that is gone has left, with its slot: records that were not written, and requests that it died with."""
+        """Yield what a dead router left, with its slot: unwritten records, and requests that were open."""
         for number in range(1, self.num_slots + 1):
             base, start = _base(number), number * SLOT_BYTES
             state = self._words[base]

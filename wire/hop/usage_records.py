@@ -43,7 +43,7 @@ USAGE_PATH = "/internal/usage"
 class UsageAsked(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Router -> site: POST USAGE_PATH."""
 
-    ledger: str  # the router's, for which a site keeps what it has handed to it
+    ledger: str  # the router's ledger, for which a site keeps records that it has handed over
     written: tuple[str, ...] = ()  # ids of records that are in it by now
 
 

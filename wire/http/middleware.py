@@ -29,8 +29,7 @@ _AUTHORITY = re.compile(r"(?:[A-Za-z0-9._~!$&'()*+,;=%-]+|\[[0-9A-Fa-f:.]+\])(?:
 
 
 class Origins:
-    """`own_cors`: paths whose applications answer for other pages themselves, functions; `api_paths`: the beginnings of those that pages of this
-    machine may use."""
+    """`own_cors` are paths of applications with their own CORS, functions; `api_paths` are prefixes that pages of this machine may use."""
 
     def __init__(
         self,
@@ -75,8 +74,10 @@ class Origins:
         return ApiError("forbidden", sentence)
 
     def cors(self, method: str, path: str, first: Mapping[bytes, bytes]) -> tuple[Pairs, bool]:
-        """Return what an answer to that page says besides, and whether the request is only the browser's question beforehand. Raises ApiError for
-        such a question of a page that may not read."""
+        """Return additional headers of an answer to a page, and whether the request is a preflight.
+
+        Raises ApiError for a preflight of a page that may not read.
+        """
         origin = first.get(b"origin", b"")
         if not origin or path.startswith(self._own_cors):
             return [], False
@@ -126,8 +127,7 @@ class OriginCheck:
 
 
 class BodyBudget:
-    """Bounds what the bodies of all requests under way may hold of a process's memory.
-    Beyond it `receive` raises ApiError."""
+    """The memory for bodies of all open requests of a process. Above it `receive` raises ApiError."""
 
     def __init__(self, app: Any, max_bytes: int) -> None:
         self.held_bytes = 0

@@ -114,7 +114,7 @@ class RequestReader:
         self._num_open = 0
 
     def feed(self, data: bytes, num_open: int) -> list[RequestEvent]:
-        """`num_open`: how many requests are not answered yet. Only one that is alone can become a WebSocket."""
+        """`num_open` is the number of unanswered requests. Only a single one can become a WebSocket."""
         self._events, self._num_open = [], num_open
         rest: bytes | None = data
         try:
@@ -168,7 +168,7 @@ class RequestReader:
         size, count = self._max_head_bytes >> 10, self._max_headers
         return ApiError("headers_too_large", f"the request's head is larger than {size} KiB or {count} headers")
 
-    # what llhttp calls
+    # called by llhttp
 
     def on_message_begin(self) -> None:
         self._url, self._headers = b"", []

@@ -43,7 +43,7 @@ class Server:
         limits: HttpLimits | None = None,
         overload_headers: Iterable[tuple[str, str]] = (),
     ) -> None:
-        """`overload_headers`: what a refusal for too many connections says besides."""
+        """`overload_headers` are added to a refusal for too many connections."""
         self.app = app
         self.limits = limits or HttpLimits()
         self.overload_headers = tuple(overload_headers)
@@ -68,7 +68,10 @@ class Server:
         )
 
     async def stop(self, grace_s: float = 1.0) -> None:
-        """Takes no connection any more, closes idle ones, and cuts the others after the grace; their requests have as long again to notice."""
+        """Accept no more connections, close idle ones, and cut the others after the grace period.
+
+        Their requests have as long again to notice.
+        """
         self.is_stopping = True
         assert self._server is not None
         assert self._sweeper is not None

@@ -32,7 +32,7 @@ TOLD_EVERY_S = 1.0  # how often usage is reported
 CONFIRMED_EVERY_S = EXPIRES_S / 4
 GIVEN_BACK_S = 2.0  # after its last use
 ASKED_AGAIN_S = 0.1  # of a limit that was found used up
-ANSWERS_WITHIN_S = 1.0  # the store, before a request does without it
+ANSWERS_WITHIN_S = 1.0  # for the store's answer; then the request continues without it
 TRY_AGAIN_S = 1.0
 
 log = logging.getLogger("pilotlight.quotas")
@@ -49,7 +49,7 @@ class QuotaLease:
         self.key = key
         self.capacity, self.per_s, self.before = capacity, per_s, before
         self.held = self.free = 0.0
-        self.at_work = 0.0  # that comes back: open requests, reserved tokens
+        self.at_work = 0.0  # open requests and reserved tokens, which give it back
         self.spent = 0.0  # and not reported yet
         self.wanted = 0.0  # by requests that wait for it
         self.seen_at = float("-inf")  # when the claim was made that the store confirmed last
@@ -77,7 +77,7 @@ class QuotaLease:
         return max(0.0, need - self.room(now) - self.free) / self.per_s if self.per_s else 1.0
 
     def is_due(self, now: float) -> bool:
-        """Tell whether the store is to hear of it."""
+        """Tell whether the store should get a report."""
         room, is_used = self.room(now), self._is_used(now)
         is_large = room > 2 * self.size if is_used else self.held > self.at_work
         is_small = is_used and room < self.size / 2 and now >= self.empty_until
@@ -135,8 +135,10 @@ class SharedQuotas:
         return found
 
     async def short(self, needs: Sequence[tuple[QuotaLease, float]]) -> QuotaLease | None:
-        """Wait until this router may give all that is needed; return the first limit of which the network has too little. Raises ApiError where
-        the store cannot be asked, and the configuration refuses to do without."""
+        """Wait until this router may grant all of it; return the first limit that is used up.
+
+        Raises ApiError if the store is unreachable and the configuration refuses requests then.
+        """
         until = self._clock() + ANSWERS_WITHIN_S
         while True:
             now = self._clock()
@@ -183,7 +185,7 @@ class SharedQuotas:
                 await self._exchange(due)
 
     def _due(self, now: float) -> list[QuotaLease]:
-        """Return those that requests wait for, and from time to time all that the store is to hear of."""
+        """Return the leases that requests wait for, and from time to time all that need a report."""
         if now < self._looked_at + TICK_S:
             return [*self._waited_for]
         self._looked_at = now
@@ -236,7 +238,7 @@ class SharedQuotas:
 
 
 def shared_quotas(config: QuotasConfig, clock: Callable[[], float]) -> SharedQuotas | None:
-    """Return what routers share, if they do. Raises ConfigError."""
+    """Return the shared limits, if there are any. Raises ConfigError."""
     if config.store is None:
         return None
     store = configured("quotas.store", partial(_postgres, config.store))

@@ -69,7 +69,7 @@ class Accounting:
         self.ledger.end(charge.meter, "complete" if is_complete else "cut", took_s)
 
     def count(self, records: Sequence[UsageRecord]) -> None:
-        """Count what accounts' functions have used, which is in the ledger by now, against their quotas."""
+        """Count usage of functions that is in the ledger against quotas."""
         for record in records:
             used, request = record.use, record.request
             cost = self.prices.cost(request.model, request.started_s, used) or 0

@@ -39,7 +39,7 @@ class UsageQuery(NamedTuple):
     from_s: float = 0.0  # since the epoch, by when requests began
     to_s: float = 1e12
     by: tuple[str, ...] = ("account", "model")  # of GROUPS
-    account: str | None = None  # this one's alone
+    account: str | None = None  # only this account
 
 
 class UsageStore(Protocol):
@@ -55,7 +55,7 @@ class UsageStore(Protocol):
         Raises UsageStoreError."""
 
     def interrupt(self) -> None:
-        """Let what another thread waits for fail."""
+        """Make the work that another thread waits for fail."""
 
     def close(self) -> None: ...
 
@@ -94,7 +94,7 @@ def selection(query: UsageQuery, day: str, mark: str) -> tuple[str, list[float |
 
 def configured(key: str, made: Callable[[], Store]) -> Store:
     """Return the store that a key of the router's file names.
-    `made` imports what only that needs. Raises ConfigError."""
+    `made` imports its modules. Raises ConfigError."""
     try:
         return made()
     except ImportError as error:

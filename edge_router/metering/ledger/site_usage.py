@@ -49,7 +49,7 @@ class SiteUsage:
                 log.exception("collecting usage of functions from sites failed inside the router")
 
     async def collect(self) -> None:
-        """Write what all sites have. Raises UsageStoreError."""
+        """Write the records of all sites. Raises UsageStoreError."""
         self._identity = self._identity or await self._ledger.identity()
         for site in tuple(self._backends.values()):
             if site.state == "healthy" and site.status is not None and site.status.functions is not None:
@@ -64,9 +64,7 @@ class SiteUsage:
         if answer.status != 200:
             return False
         try:
-            told = msgspec.json.decode(
-                answer.body, type=UsageTold
-            )  # without what is written, of which the site knows now
+            told = msgspec.json.decode(answer.body, type=UsageTold)  # without written records, which the site knows now
         except msgspec.MsgspecError as error:
             log.warning("site %s reports usage of its functions in an unreadable form: %s", site, error)
             return False

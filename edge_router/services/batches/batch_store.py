@@ -1,6 +1,6 @@
-"""The store of batches: one SQLite file beside the ledger, with files, batches, requests and their answers. Used by one thread.
+"""The store of batches: one SQLite file beside the ledger, with files, batches, requests and their answers.
 
-A request waits until it has an answer, and gets one once. Nothing says that one is under way: a router that was killed begins it again.
+Used by one thread. A request waits until it has an answer, and gets one once. Requests in progress are not marked: after a kill they start again.
 """
 
 import secrets
@@ -16,7 +16,7 @@ from pilotlight.support.database import claim_version
 from pilotlight.wire.errors import ApiError
 
 KEPT_S = 24 * 3600  # after a batch's end, and for a file that no batch has used
-WITHIN_S = 24 * 3600  # a batch is answered, or what is left of it is not
+WITHIN_S = 24 * 3600  # in which a batch is answered; the rest expires
 MOST_WAITING = 100_000  # requests of one owner
 MOST_MODELS = 100  # of one owner's waiting requests: each model has its own place in the queue
 MOST_BATCHES = 10_000  # of one owner, those included that ended within the day
@@ -142,7 +142,7 @@ class BatchStore:
         return StoredFile(*row)
 
     def content(self, file: StoredFile) -> bytes:
-        """Return what was uploaded."""
+        """Return the uploaded content."""
         row = self._connection.execute("SELECT content FROM files WHERE id = ?", (file.id,)).fetchone()
         return b"" if row is None else bytes(row[0])
 
@@ -266,7 +266,7 @@ class BatchStore:
         self._finish(request.batch.id, now_s)
 
     def cancel(self, batch: StoredBatch, under_way: Iterable[int], now_s: int) -> None:
-        """Give up what is not under way."""
+        """Cancel the requests that are not in progress."""
         with self._connection as connection:
             connection.execute("UPDATE batches SET cancelled_s = ? WHERE id = ? AND ended_s IS NULL", (now_s, batch.id))
             change = f"UPDATE requests SET status = ? WHERE batch = ? AND status IS NULL AND number NOT IN ({_numbers(under_way)})"
@@ -274,7 +274,7 @@ class BatchStore:
         self._finish(batch.id, now_s)
 
     def sweep(self, under_way: Iterable[int], now_s: int) -> None:
-        """Give up what is out of time or was cancelled and is not under way, end what was left without its end, and forget what is past its day."""
+        """Expire late and cancelled requests that are not in progress, end finished batches, and delete those past their day."""
         over = (
             "UPDATE requests SET status = ? WHERE status IS NULL AND batch IN (SELECT id FROM batches WHERE {reason})"
         )

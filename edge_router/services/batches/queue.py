@@ -60,7 +60,7 @@ class BatchQueue:
 
     @property
     def under_way(self) -> tuple[int, ...]:
-        """The numbers of requests that sites are at work on."""
+        """Return the numbers of requests in progress at sites."""
         return tuple(self._under_way)
 
     async def do(self, work: Callable[[*Arguments], Result], *args: *Arguments) -> Result:
@@ -124,7 +124,7 @@ class BatchQueue:
             self._under_way[request.number] = asyncio.create_task(self._answer(lane, request), name="batch request")
 
     def _next_lane(self) -> "_Lane | None":
-        """Return the one whose owner has been served the longest ago, of those for whose model there is room."""
+        """Return the lane whose owner was served the longest ago, among models with capacity."""
         turns, num_open = Counter[str](), Counter[str]()
         for lane in self._lanes.values():
             turns[lane.owner] = max(turns[lane.owner], lane.turn)

@@ -98,7 +98,7 @@ async def _send_content(client: Downstream, queue: BatchQueue, file: StoredFile)
 
 
 async def _send_responses(client: Downstream, queue: BatchQueue, batch: StoredBatch) -> None:
-    """Send what a Workers AI batch was answered, likewise part by part."""
+    """Send the answers of a Workers AI batch, part by part."""
     model = batch.path.partition("/ai/run/")[2]
     told = orjson.dumps({"status": "complete", "request_id": batch.id, "model": model})
     await client.start_stream(200, [("content-type", "application/json")])

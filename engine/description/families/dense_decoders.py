@@ -288,7 +288,7 @@ def gemma4(config: Mapping[str, Any]) -> DenseConfig:
     return _gemma(
         text,
         layers=tuple(
-            kind._replace(keys_are_values=shares, **_own_heads(text, i, shares)) if kind.window is None else kind
+            _with_own_heads(kind._replace(keys_are_values=shares), text, i) if kind.window is None else kind
             for i, kind in enumerate(layers)
         ),
         rotary=rules_by_type(text, 1_000_000.0, 10_000.0),
@@ -301,17 +301,19 @@ def gemma4(config: Mapping[str, Any]) -> DenseConfig:
     )
 
 
-def _own_heads(config: Mapping[str, Any], layer: int, shares: bool) -> dict[str, int]:
-    """Return what the heads of a layer of Gemma 4 that sees everything are, where they are not the model's: said for all such layers in published
-    checkpoints, and for each layer in those that transformers writes."""
+def _with_own_heads(kind: LayerKind, config: Mapping[str, Any], layer: int) -> LayerKind:
+    """Return a layer of Gemma 4 that sees everything with its own heads: these are said of all such layers in published checkpoints, and of each in
+    those that transformers writes."""
+    head_dim, few = config.get("global_head_dim", 512), config.get("num_global_key_value_heads")
     listed = config.get("per_layer_config")
     if listed is not None:
         own: Mapping[str, Any] = next((each for number, each in listed.items() if int(number) == layer), {})
-        keys = {"head_dim": "head_dim", "num_kv_heads": "num_key_value_heads"}
-        return {field: positive_int(own, key) for field, key in keys.items() if key in own}
-    few = config.get("num_global_key_value_heads")
-    found = {"head_dim": positive_int(config, "global_head_dim", 512)}
-    return found | {"num_kv_heads": positive_int(config, "num_global_key_value_heads")} if shares and few else found
+        head_dim, few = own.get("head_dim"), own.get("num_key_value_heads")
+    elif not kind.keys_are_values:
+        few = None
+    sizes = {"head_dim": head_dim, "num_key_value_heads": few}
+    wide, heads = (None if sizes[key] is None else positive_int(sizes, key) for key in sizes)
+    return kind._replace(head_dim=wide, num_kv_heads=heads)
 
 
 def _gemma(config: Mapping[str, Any], **own: Any) -> DenseConfig:

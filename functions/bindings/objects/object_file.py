@@ -70,7 +70,7 @@ class ObjectFile:
     # -- keys ---------------------------------------------------------------------------------------------------------------------
 
     def get(self, keys: Sequence[str]) -> dict[str, Any]:
-        """Return the values of the keys that are there."""
+        """Return the values of existing keys."""
         marks = ", ".join("?" * len(keys))
         rows = self._trusted(f"SELECT key, value FROM _cf_KV WHERE key IN ({marks})", keys)
         found = {key: msgspec.msgpack.decode(value) for key, value in rows}
@@ -171,7 +171,7 @@ class ObjectFile:
         self._trusted(f"RELEASE _cf_{self._depth}", ())
 
     def commit(self) -> None:
-        """Put what was written on the disk. Inside a transaction of the object's own this waits for its end."""
+        """Write changes to the disk. Inside an explicit transaction of the object this waits for its end."""
         if self._depth or not self._connection.in_transaction:
             return
         try:

@@ -1,6 +1,7 @@
-"""D1: a SQLite database that functions speak SQL to. A batch is one transaction; a statement has 30 s.
+"""D1: a SQLite database with SQL for functions.
 
-What a function may say is functions/bindings/storage/sql.py's business. Results cross as columns and rows; the face makes objects of them.
+A batch is one transaction; a statement has 30 s. functions/bindings/storage/sql.py decides which SQL is allowed. Results are sent as columns and
+rows; the face makes objects of them.
 """
 
 from collections import deque

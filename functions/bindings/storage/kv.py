@@ -93,7 +93,7 @@ class KVNamespace(Binding):
     @classmethod
     def open(cls, declaration: Declaration, state_dir: Path, services: Services) -> "KVNamespace":
         path = directory_of(state_dir, "kv", declaration.options.get("id") or declaration.name) / "entries.sqlite"
-        return cls(services.database(path, SCHEMA), memory=services.memory)
+        return cls(services.database(path, SCHEMA), services.clock.now_s, services.memory)
 
     @method
     async def get(self, request: KVGet) -> Any:
@@ -234,7 +234,7 @@ def _encoded(verb: str, text: str) -> bytes:
     try:
         return text.encode()
     except UnicodeEncodeError:
-        raise _refusal(verb, 400, "The key is no valid Unicode text.") from None
+        raise _refusal(verb, 400, "The key is not valid Unicode text.") from None
 
 
 def _checked_key(verb: str, key: str) -> bytes:
@@ -276,7 +276,7 @@ def _decoded_cursor(cursor: str) -> bytes:
     try:
         return base64.b64decode(cursor.encode(), altchars=b"-_", validate=True)
     except (binascii.Error, ValueError):
-        raise _refusal("GET", 400, "Invalid cursor; pass on what the list before gave.") from None
+        raise _refusal("GET", 400, "Invalid cursor; use the one from the previous list.") from None
 
 
 def _too_long(size: int) -> BindingError:

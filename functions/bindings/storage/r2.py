@@ -1,7 +1,7 @@
-"""R2: a bucket of objects, as functions ask for it.
-Checks what is asked; where objects lie is a store's business (r2_files.py, r2_s3.py).
+"""R2: buckets of objects for functions.
 
-Conditions are those of HTTP (RFC 9110 section 13): an etag decides over a time. Errors have the platform's numbers.
+Checks requests; a store keeps the objects (r2_files.py, r2_s3.py). Conditions are those of HTTP (RFC 9110 section 13): an etag takes precedence over
+a time. Errors have the platform's numbers.
 """
 
 from collections.abc import Awaitable, Sequence
@@ -148,7 +148,7 @@ class R2Bucket(Binding):
 
     @method
     async def get(self, request: R2Get) -> Any:
-        """Return None; the object alone where a condition fails; else the object, its span, and its bytes as a stream."""
+        """Return None; only the object if a condition fails; otherwise the object, its span, and its bytes as a stream."""
         found = await self._done("get", self._store.open(_checked("get", request.key), request.only_if, request.range))
         if found is None:
             return None

@@ -38,7 +38,7 @@ from pilotlight.support import atomic_files
 from pilotlight.support.database import Connection, Database, Work, create, transaction
 
 CHUNK_BYTES = 256 << 10
-STRAY_AFTER_S = 3600.0  # another process may be writing what is younger
+STRAY_AFTER_S = 3600.0  # younger files may belong to another process's write
 UPLOAD_KEPT_S = 7 * 24 * 3600.0
 NO_UPLOAD = "The specified multipart upload does not exist."
 

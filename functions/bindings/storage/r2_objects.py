@@ -132,7 +132,7 @@ class R2Listing(NamedTuple):
 
 
 class Digests:
-    """The etag's MD5, and the one that was asked for, of bytes as they pass."""
+    """The MD5 of the etag, and the requested checksum, of passing bytes."""
 
     def __init__(self, checksum: tuple[str, bytes] | None) -> None:
         self._expected = checksum
@@ -161,7 +161,7 @@ class Digests:
 
 def chosen_parts(parts: Sequence[UploadedPart], uploaded: Mapping[int, tuple[str, int]]) -> list[int]:
     """Return the numbers of an upload's parts, in order.
-    `uploaded`: etag and size of each that is there. Raises R2Error by R2's rules, of which S3 does not know all."""
+    `uploaded` has etag and size of each existing part. Raises R2Error by R2's rules, some of which S3 does not enforce."""
     chosen = sorted(parts, key=lambda part: part.part_number)
     numbers = [part.part_number for part in chosen]
     if not parts or len(set(numbers)) != len(numbers):
@@ -183,7 +183,7 @@ def decoded_cursor(cursor: str) -> bytes:
     try:
         return base64.b64decode(cursor.encode(), altchars=b"-_", validate=True)
     except ValueError:
-        raise R2Error("the cursor is none that a list has given", 10022, 400) from None
+        raise R2Error("the cursor does not come from a list", 10022, 400) from None
 
 
 def multipart_etag(etags: Sequence[str]) -> str:

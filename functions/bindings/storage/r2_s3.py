@@ -150,7 +150,7 @@ class S3Store:
                 root = await (await self._client.ask("GET", query=query)).xml()
             except S3Error as error:
                 if cursor and error.code in ("InvalidArgument", "InvalidToken", "InvalidContinuationToken"):
-                    raise R2Error("the cursor is none that a list has given", 10022, 400) from None
+                    raise R2Error("the cursor does not come from a list", 10022, 400) from None
                 raise
             heads = [listed(child) for child in root if local(child) == "Contents"]
             prefixes = [unquote_plus(text_of(child, "Prefix")) for child in root if local(child) == "CommonPrefixes"]
@@ -279,14 +279,14 @@ class S3Content:
     def _check(self) -> None:
         md5, self._md5 = self._md5, None
         if md5 is not None and md5.hexdigest() != self._etag:
-            sentence = "what the store sent is not what was put: its MD5 is not the object's etag"
+            sentence = "the store's bytes differ from the stored object: their MD5 is not its etag"
             raise R2Error(sentence, 10037, 502, "store_corrupt")
 
 
 @asynccontextmanager
 async def _translated() -> AsyncIterator[None]:
-    """Raise the store's failures in the bucket's words.
-    The function learns what happened, and neither keys nor names of the site's."""
+    """Raise the store's failures as the bucket's.
+    The function gets the reason, without keys and names of the site."""
     try:
         yield
     except S3Error as error:
@@ -359,7 +359,7 @@ def _token_of(cursor: str) -> str:
             return found[len(CURSOR) :].decode()
     except UnicodeDecodeError:
         pass
-    raise R2Error("the cursor is none that a list has given", 10022, 400)
+    raise R2Error("the cursor does not come from a list", 10022, 400)
 
 
 def _leads_away(key: str) -> bool:

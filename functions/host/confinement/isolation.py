@@ -28,7 +28,7 @@ class IsolationTrial:
     def __init__(
         self, zygote: SiteZygote, user: FunctionUser, oci_runtime: str | None, state_dir: Path, stack: AsyncExitStack
     ) -> None:
-        """`stack` closes what a tier needs for as long as it is used."""
+        """`stack` closes a tier's resources at the end of its use."""
         self._zygote = zygote
         self._user = user
         self._oci_runtime = oci_runtime

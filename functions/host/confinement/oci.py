@@ -36,10 +36,10 @@ LOOK_S = 0.004  # for the file in which the OCI runtime writes the process's num
 START_S = 30.0
 DELETE_S = 10.0
 CLOSE_S = 5.0  # for the OCI runtime to take its containers away
-INSIDE = "/opt/pilotlight"  # where the container has what of ours it needs
+INSIDE = "/opt/pilotlight"  # where the container has the project's files
 ZYGOTE_MIB = 96  # besides the isolates: the interpreter with the common imports
 LAST_LINES = 3
-# Of DENIED, what the OCI runtime itself needs to start the process; denied by the process to itself.
+# Calls among DENIED that the OCI runtime needs to start the process; the process denies them to itself.
 NO_MEANS = (
     "execve",
     "execveat",
@@ -143,7 +143,7 @@ class Containers:
         if not container.child.pid and not container.zygote.why_failed:
             await ended
             container.zygote.fail(
-                f"{self.name}: {container.last_words() or 'the container ended at once, and nobody says why'}"
+                f"{self.name}: {container.last_words() or 'the container ended at once, without a reason'}"
             )
         container.theirs.close()
         await ended
@@ -177,15 +177,13 @@ class _Container:
         self.bundle = bundle
         self.child = child
         self.zygote = zygote
-        self.theirs = (
-            theirs  # held until it is known whether the start failed: before its end is heard, the reason is there
-        )
+        self.theirs = theirs  # held until the start has failed or not, so that the reason is available before the end
         self.log, self.pid_file = bundle / "log", bundle / "pid"
         self.monitor = 0
 
     def find(self) -> bool:
-        """Tell whether its first process is there.
-        It is known by a descriptor from then on, so that its number cannot become another's."""
+        """Tell whether its first process exists.
+        From then on a descriptor identifies it, so that its number cannot be reused."""
         try:
             pid = int(self.pid_file.read_text())
             pidfd = os.pidfd_open(pid)

@@ -1,6 +1,6 @@
-"""The Linux calls that Python has no name for: clone, mounts, capabilities, Landlock, seccomp.
+"""Linux calls that Python does not have: clone, mounts, capabilities, Landlock, seccomp.
 
-By ctypes: 200 lines instead of three dependencies. Each call raises OSError with its own name. Knows nothing of functions or tiers.
+By ctypes: 200 lines instead of three dependencies. Each call raises OSError with its own name.
 """
 
 import ctypes
@@ -61,7 +61,7 @@ _libc.syscall.restype = ctypes.c_long
 
 
 def number(name: str) -> int | None:
-    """Return the number of a system call on this machine; None where it has none of that name."""
+    """Return the number of a system call on this machine; None if it has none of that name."""
     return _SAME_EVERYWHERE.get(name) or _NUMBERS.get(platform.machine(), {}).get(name)
 
 

@@ -28,7 +28,7 @@ DENIED = (
 )  # fmt: skip
 EXTRA_ADDRESS_SPACE = 1 << 30  # mapped libraries are no memory of the function's
 SIGNALS = 1024  # that wait, and timers: kernel memory that no other limit counts
-AUTHORITIES = ("/etc/ssl/certs", "/etc/pki/tls", "/etc/pki/ca-trust", "/usr/share/ca-certificates")  # whom `ssl` trusts
+AUTHORITIES = ("/etc/ssl/certs", "/etc/pki/tls", "/etc/pki/ca-trust", "/usr/share/ca-certificates")  # trusted by `ssl`
 LIBRARIES = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/usr/share/zoneinfo", "/etc/localtime")
 NEW_ROOT = "/tmp"  # where the new root is put together; any directory serves
 
@@ -58,8 +58,7 @@ def namespaces(limits: Confinement) -> int:
 
 def confine(limits: Confinement) -> int:
     """Confine this process.
-    Returns the descriptor by which its forks are asked for, which its code must not keep; -1 at tier 1, where none is. Raises OSError where the
-    machine does not allow it."""
+    Returns the descriptor for requesting forks, which its code must not keep; -1 at tier 1. Raises OSError if the machine does not allow it."""
     os.umask(0o022)  # directories that are made below are the function's way to its files
     readable = [*interpreter(), limits.folder, *limits.layers]
     if limits.tier >= 3:
@@ -218,7 +217,7 @@ def _bind(source: int, target: str, flags: int) -> None:
 
 
 def top_most(paths: Iterable[str]) -> Iterator[str]:
-    """Return those of the paths that exist and lie within no other, as real paths."""
+    """Return the existing paths that are not inside another one, as real paths."""
     real = sorted({os.path.realpath(path) for path in paths if os.path.exists(path)}, key=len)
     kept: list[str] = []
     for path in real:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from pilotlight.sites.config import ConfigError
 
-FIRST_UID = 231_072  # above what systems give to people
+FIRST_UID = 231_072  # above the ids of people
 BLOCK_IDS = 256
 NUM_BLOCKS = 2048
 LOCKS = Path("/run/pilotlight/user-ids")
@@ -27,7 +27,7 @@ class UserIds:
         self._is_root = is_root
         self._files: list[int] = []
         self._fresh: deque[int] = deque()
-        self._freed: deque[int] = deque()  # the longest free first: what ran under an id may be ending still
+        self._freed: deque[int] = deque()  # longest free first: processes with an id may still be ending
 
     def take(self) -> int | None:
         """Return an id that nothing runs under; None without root.

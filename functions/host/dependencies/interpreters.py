@@ -66,7 +66,7 @@ class InterpreterZygote:
         return OWN if self._has_failed else self._wanted
 
     async def start(self) -> Interpreter:
-        """Start it, once. Returns the Python that functions get: the site's own, where the other lacks what it needs."""
+        """Start it once. Returns the Python for functions: the site's own if the other lacks a requirement."""
         async with self._starting:
             if self._zygote is None and not self._has_failed:
                 try:
@@ -130,13 +130,13 @@ def requires_python(folder: Path) -> SpecifierSet | None:
 
 
 def best(wanted: SpecifierSet, found: Iterable[Interpreter]) -> Interpreter | None:
-    """Return the lowest minor version that fits, which is the nearest to what most packages have wheels for, in its newest release."""
+    """Return the lowest fitting minor version, for which most packages have wheels, in its newest release."""
     fitting = [each for each in found if each.version in wanted]
     return min(fitting, key=lambda each: (Version(each.version).minor, -Version(each.version).micro), default=None)
 
 
 def installed() -> Iterator[Interpreter]:
-    """List what is installed, by the names of files and folders: nothing is run."""
+    """List installed interpreters by the names of files and folders; nothing is run."""
     for minor in MINORS:
         found = shutil.which(f"python3.{minor}")
         if found is not None and "pyenv/shims" not in found and os.access(found, os.X_OK):

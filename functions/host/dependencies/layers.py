@@ -139,7 +139,7 @@ class Layers:
             await asyncio.to_thread(shutil.rmtree, path, ignore_errors=True)
 
     def _measured(self) -> list["_Layer"]:
-        """Measure all that is there whole; what an earlier life left halfway is deleted."""
+        """Measure all complete layers; incomplete ones of an earlier run are deleted."""
         found = []
         for path in self.directory.iterdir() if self.directory.is_dir() else ():
             used_at = path.stat().st_mtime
@@ -250,7 +250,7 @@ def _checked(requirements: list[str], path: Path) -> tuple[str, ...]:
         found = _REQUIREMENT.fullmatch(requirement.strip())
         if found is None or "\n" in requirement:
             raise ManifestError(
-                f"{path}: {requirement!r} is no name with versions; paths, URLs and options of the installer are not taken"
+                f"{path}: {requirement!r} is not a name with versions; paths, URLs and installer options are not supported"
             )
         if re.sub(r"[-_.]+", "-", found["name"]).lower() not in PROVIDED:
             kept.add(requirement.strip())

@@ -78,7 +78,7 @@ class IsolateFactory:
         await isolate.start(zygote, self._boot())
 
     def enforce_disk(self, isolates: Sequence[IsolateHandle]) -> None:
-        """Look at what the isolates have written, where nothing else bounds it, unless the last look is still going on."""
+        """Check the disk usage of isolates if nothing else limits it, unless a check is still running."""
         if isolates and not self._has_own_files and (self._enforcing is None or self._enforcing.done()):
             self._enforcing = asyncio.ensure_future(self._scratch.enforce(isolates))
 

@@ -159,7 +159,7 @@ class IsolateHandle:
     def _on_note(self, note: frames.Note) -> None:
         if note.name in ("ready", "broken"):
             self.watcher.last_look()  # the import is no request's
-            self.watcher.charge()  # and those that waited for it have begun
+            self.watcher.charge()  # requests that waited for it have started
             self.is_ready = True
             self.is_retiring = self.is_retiring or note.name == "broken"
         elif note.name == "background" and isinstance(note.value, int):
@@ -172,7 +172,7 @@ class IsolateHandle:
     # -- the watch --------------------------------------------------------------------------------------------------------------
 
     def watch(self) -> None:
-        """Look at what it uses, and end it beyond a limit.
+        """Check its usage, and end it above a limit.
         Called every few hundredths of a second while there is work."""
         if self._ending is not None or not self.process.is_running:
             return

@@ -88,7 +88,7 @@ class Function:
             name, detail = type(error).__name__, trouble.text_of(error)
             sentence = f"{os.path.basename(boot.main)} {what}: {name}: {error}"
             if isinstance(error, PermissionError):
-                sentence += "; functions run as a user of their own: run chmod -R go+rX on the function's folder"
+                sentence += "; functions run as another user: run chmod -R go+rX on the function's folder"
             self.broken = Failure(sentence, code="import_failed", name=name, detail=detail)
 
     async def answer(self, frame: frames.Request, body: Inbound | None) -> Any:
@@ -231,7 +231,7 @@ def _exited(error: SystemExit) -> Failure:
 def _imported(main: str) -> ModuleType:
     name = os.path.splitext(os.path.basename(main))[0]
     if name in sys.modules:
-        name = f"{name}_function"  # queue.py, say: the library's stays what it is
+        name = f"{name}_function"  # for example queue.py: the library's module stays importable
     spec = importlib.util.spec_from_file_location(name, main)
     assert spec is not None
     assert spec.loader is not None
@@ -257,7 +257,7 @@ async def _called(target: Any, name: str, args: list[Any], kwargs: dict[str, Any
 
 
 def _made(kind: type[Any], context: Context) -> Any:
-    """Return an entrypoint; one of no base may do without a constructor."""
+    """Return an entrypoint; one without a base class may have no constructor."""
     if issubclass(kind, WorkerEntrypoint):
         return kind(context, workers.env)
     made = kind() if kind.__init__ is object.__init__ else _with_wanted(kind, context, workers.env)
@@ -278,7 +278,7 @@ async def _at_once(value: Any) -> Any:
 
 
 async def _awaited(value: Any) -> Any:
-    """A handler may give back what `fetch` gives without having awaited it, so there may be two to wait for."""
+    """Await a handler's result twice if needed: it may return the awaitable of `fetch`."""
     while inspect.isawaitable(value):
         value = await value
     return value

@@ -78,7 +78,7 @@ class IsolateProcess:
             self.child.kill()
 
     async def stack(self) -> str:
-        """Return what faulthandler writes at a signal: the author's frames, most recent call first."""
+        """Return faulthandler's output after a signal: the author's frames, most recent call first."""
         assert self.child is not None
         self.child.signal(signal.SIGUSR1)
         text, loop = b"", asyncio.get_running_loop()

@@ -22,7 +22,7 @@ log = logging.getLogger("pilotlight.function")
 
 class IsolateSet:
     def __init__(self, function: str, factory: IsolateFactory, reports: AuthorReports, waiters: Waiters) -> None:
-        """`waiters` hear of every start that fails and of every end."""
+        """`waiters` are notified of every failed start and every end."""
         self.living: list[IsolateHandle] = []  # the oldest first
         self.num_started = 0
         self.restarts = Restarts()
@@ -97,7 +97,7 @@ class IsolateSet:
                 is_busy = self._look(isolate, now) or is_busy
             except Exception:  # one whose use cannot be measured has no limits
                 log.exception("%s: an isolate cannot be watched and is ended", self._function)
-                isolate.end("what it uses cannot be measured", "unwatched")
+                isolate.end("its usage cannot be measured", "unwatched")
         self._factory.enforce_disk(self.living)
         return is_busy
 
@@ -132,7 +132,7 @@ class IsolateSet:
         return spent_s
 
     def close_sockets(self) -> None:
-        """End all WebSockets: a client that comes again gets the version that is served now."""
+        """Close all WebSockets: clients that reconnect get the present version."""
         for isolate in self.living:
             for stream in tuple(isolate.work.open_sockets):
                 stream.end(Fault(f"the function {self._function!r} is being replaced", code="closing"))
@@ -154,7 +154,7 @@ class IsolateSet:
         await self._waiters.wait(pause_s)
 
     def _end_zygote(self, why: str) -> None:
-        """End the zygote, and with it all isolates, which may run what it runs."""
+        """End the zygote and all its isolates, which may run the same code."""
         self._factory.zygote.fail(why)
         if not self.living:  # else their ends are counted
             self.restarts.ended_badly(asyncio.get_running_loop().time(), had_answered=False)
@@ -162,7 +162,7 @@ class IsolateSet:
         self._reports.tell(Fault(sentence, code="packages", name="LimitExceeded"))
 
     def _taint(self, isolate: IsolateHandle) -> None:
-        """Replace an isolate: it answers what it has taken, and the next request gets another one."""
+        """Replace an isolate: it finishes its requests, and the next one goes elsewhere."""
         if isolate in self.living and not isolate.is_tainted:
             isolate.is_tainted = isolate.is_retiring = True
             self.restarts.ended_badly(asyncio.get_running_loop().time(), had_answered=isolate.has_answered)

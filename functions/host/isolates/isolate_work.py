@@ -20,7 +20,7 @@ class IsolateWork:
     def __init__(self, now: float) -> None:
         self.requests: dict[int, float] = {}  # CPU seconds charged so far, by request
         self.num_waiting = 0  # requests that wait for the isolate's start
-        self.open_sockets: set[ResponseStream] = set()  # what the function sends over its WebSockets
+        self.open_sockets: set[ResponseStream] = set()  # output of the function's WebSockets
         self.background = 0
         self.objects: dict[
             tuple[str, str], int
@@ -66,7 +66,7 @@ class IsolateWork:
             self.objects.pop(object, None)
 
     def background_s(self) -> float:
-        """Seconds for which background work has gone on, where no request is open."""
+        """Return the seconds of background work without an open request."""
         return _now() - self._background_since if self.background and not self.requests else 0.0
 
 

@@ -20,15 +20,15 @@ from pilotlight.functions.host.confinement import system
 # (1.4 ms on two cores) does not. The shortest that the kernel takes, 0.1 ms, ends in the middle of an answer, and then the computing one runs to the
 # tick: beside two loops the runtime's thread waited for 346 ms of 8 s, with 0.7 ms for 134.
 PROMPT_SLICE_NS = 700_000
-MAY_RETURN = os.geteuid() == 0  # from giving way, those who have proven themselves
+MAY_RETURN = os.geteuid() == 0  # to normal priority, for isolates that have proven themselves
 OWN_NICE = os.getpriority(os.PRIO_PROCESS, 0)  # as the site was started
 PROMPT_NICE = -5  # where the site may: a computing one that was cheated of some time of late comes first otherwise
 YIELD_NICE = 10
-HALF_S = 1.0  # after which what was seen counts by half
+HALF_S = 1.0  # half-life of observations
 PROVEN = 5  # answers after which an isolate leaves probation
 PIECE_BYTES = 1 << 10  # of a stream or a WebSocket count as one answer: single bytes would earn priority for nothing
 PROMPT_S = 0.005  # of CPU time for one answer, or PIECE_BYTES of a stream
-PROMPT_SHARE = 0.25  # of a core; who uses more has no claim to come first
+PROMPT_SHARE = 0.25  # of a core; an isolate that uses more is not served first
 YIELD_S = 0.02
 YIELD_AT_ONCE_S = 0.05  # without an answer, regardless of its history
 
@@ -40,7 +40,7 @@ class PriorityClass(Enum):
 
 
 class CpuHistory:
-    """The CPU time that one isolate's answers have cost lately."""
+    """The recent CPU time of one isolate's answers."""
 
     def __init__(self, *, is_on_probation: bool = False) -> None:
         """`is_on_probation`: another isolate of the function computes for long or was just ended; this one yields until it has proven itself."""
@@ -75,7 +75,7 @@ class CpuHistory:
             return PriorityClass.BACKGROUND
         if self.num_answers < PROVEN:
             return PriorityClass.BACKGROUND if self._is_on_probation else PriorityClass.NORMAL
-        is_modest = self._spent_s < PROMPT_SHARE * HALF_S / math.log(2.0)  # what a steady share comes to
+        is_modest = self._spent_s < PROMPT_SHARE * HALF_S / math.log(2.0)  # the sum for a steady share
         return PriorityClass.INTERACTIVE if cost_s < PROMPT_S and is_modest else PriorityClass.NORMAL
 
 

@@ -58,7 +58,7 @@ def pid_of(pidfd: int) -> int:
 
 
 def is_stopped(pid: int) -> bool:
-    """Tell whether a process stands still by a signal, as SIGSTOP, or under a debugger."""
+    """Tell whether a process is stopped by a signal such as SIGSTOP, or under a debugger."""
     try:
         return _read_at_once(f"/proc/{pid}/stat").rpartition(b")")[2].split()[0] in (b"T", b"t")
     except OSError:

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from pilotlight.functions.host.confinement.user_ids import FunctionUser
 
-LOOK_S = 0.25  # between two looks at what was written
+LOOK_S = 0.25  # between two checks of written bytes
 
 
 class WritingIsolate(Protocol):
@@ -62,7 +62,7 @@ def bytes_below(folder: Path, enough: int) -> int:
 
 
 def empty(folder: Path) -> None:
-    """Delete what is in a folder. The folder itself stays: processes that live there have it mounted."""
+    """Delete a folder's contents. The folder itself stays: processes there have it mounted."""
     for entry in os.scandir(folder):
         if entry.is_dir(follow_symlinks=False):
             shutil.rmtree(entry.path, ignore_errors=True)

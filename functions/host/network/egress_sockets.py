@@ -22,7 +22,7 @@ from pilotlight.functions.channel.socket_messages import (
 )
 
 MAX_MESSAGE_BYTES = 16 << 20
-PING_S = 20.0  # a far side that answers none of them is gone
+PING_S = 20.0  # a remote side that answers none of them is gone
 CLOSE_S = 5.0
 HANDSHAKES = frozenset(
     {"sec-websocket-key", "sec-websocket-version", "sec-websocket-extensions", "sec-websocket-protocol"}
@@ -33,7 +33,7 @@ async def opened(
     session: aiohttp.ClientSession, url: str, headers: list[tuple[str, str]], messages: AsyncIterator[bytes]
 ) -> StreamingReply:
     """Open a WebSocket for a function.
-    Raises what the session raises, and WSServerHandshakeError where the far side does not switch."""
+    Raises the session's errors, and WSServerHandshakeError if the remote side does not switch."""
     protocols = [value for name, value in headers if name.lower() == "sec-websocket-protocol"]
     socket = await session.ws_connect(
         url,

@@ -24,7 +24,7 @@ from pilotlight.functions.channel.socket_messages import (
 )
 from pilotlight.functions.host.limits import FunctionLimits
 
-STALL_S = 60.0  # for a client to take what waits for it
+STALL_S = 60.0  # time for a client to read
 CLOSE_S = 5.0  # for the other side's close, and for a function's handlers of it
 
 GOING_AWAY, TOO_BIG, FAILED, RESTARTING = 1001, 1009, 1011, 1012
@@ -69,11 +69,11 @@ class SocketRelay:
             self._next.cancel()
 
     def messages(self) -> AsyncIterator[bytes]:
-        """Iterate over what the client sends, encoded for the function."""
+        """Iterate over the client's messages, encoded for the function."""
         return self._to_function.messages()
 
     async def run(self, stream: AsyncIterator[bytes], draining: Awaitable[None]) -> None:
-        """Relay from the handshake to the end of both directions. `stream` is what the function sends."""
+        """Relay from the handshake to the end of both directions. `stream` has the function's messages."""
         from_client = asyncio.ensure_future(self._from_client())
         from_function = asyncio.ensure_future(self._from_function(stream))
         idle, drained = asyncio.ensure_future(self._until_idle()), asyncio.ensure_future(draining)

@@ -55,12 +55,11 @@ class Died(msgspec.Struct, frozen=True, tag="died"):
 
 
 class Confined(msgspec.Struct, frozen=True, tag="confined"):
-    """A function's zygote is confined, and has read nothing of the function yet; with the descriptor by which its forks are asked for, where they
-    are."""
+    """A function's zygote is confined and has not read the function yet; with the descriptor for requesting forks, if it needs one."""
 
 
 class Imported(msgspec.Struct, frozen=True, tag="imported"):
-    """A function's zygote has imported what it will."""
+    """A function's zygote has finished its imports."""
 
 
 Command = CreateZygote | ForkIsolate

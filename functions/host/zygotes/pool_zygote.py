@@ -15,7 +15,7 @@ from pilotlight.functions.host.packages import Packages
 from pilotlight.functions.host.zygotes.zygote_client import FunctionZygote, ZygoteFactory
 from pilotlight.functions.manifest import Manifest
 
-SETTLED_S = 3.0  # after which a function that sleeps has imported what it will
+SETTLED_S = 3.0  # time after which an idle function has finished its imports
 
 
 @dataclass(frozen=True)
@@ -40,9 +40,7 @@ class PoolZygote:
     ) -> None:
         self.current: FunctionZygote | None = None
         self.asleep_since: float | None = None  # with its zygote in memory
-        self.asleep_mib: int | None = (
-            None  # what that holds, once it has imported all; measured once: there may be thousands
-        )
+        self.asleep_mib: int | None = None  # memory after all imports; measured once, because there may be thousands
         self._manifest = manifest
         self._limits = limits
         self._context = context
@@ -57,7 +55,7 @@ class PoolZygote:
         return self.current is not None and self.current.is_alive
 
     async def read_imports(self) -> None:
-        """Read what the function imports in a thread, so that `get` need not."""
+        """Read the function's imports in a thread, before `get`."""
         if self._imports is None:
             self._imports = await asyncio.to_thread(imports_of, self._manifest)
 
@@ -79,7 +77,7 @@ class PoolZygote:
         return "" if self.current is None else self.current.why_ended(self._limits, is_asleep=is_asleep)
 
     def fail(self, why: str) -> None:
-        """End it, and with it all isolates, which may run what it runs."""
+        """End the zygote and all its isolates, which may run the same code."""
         if self.current is not None:
             self.current.fail(why)
             self.current.close()

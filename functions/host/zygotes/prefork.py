@@ -43,4 +43,4 @@ async def _warm_up() -> None:
 
 
 async def _nothing_outside(frame: frames.Request, body: Inbound | None) -> Any:
-    raise Failure("nothing is to be had while the zygote warms up")
+    raise Failure("no bindings are available while the zygote warms up")

@@ -1,7 +1,6 @@
-"""ProcessSupply: where the processes of a site's functions come from: the tier of isolation that this machine offers, zygotes, and the Pythons and
-packages that functions ask for.
+"""ProcessSupply: processes of a site's functions: the tier of this machine, zygotes, Pythons and packages.
 
-Use as `async with`. Tiers are tried at the start; below what the site file demands nothing is started.
+Use as `async with`. Tiers are tried at the start; nothing starts below the tier that the site file demands.
 """
 
 import tempfile
@@ -94,8 +93,7 @@ class ProcessSupply:
     async def _install(
         self, user: object, requirements: tuple[str, ...], other: InterpreterZygote | None
     ) -> Path | None:
-        """Start the Python that a function asks for, and install what it depends on for that one.
-        Raises LayerError."""
+        """Start the Python that a function asks for, and install its dependencies for it. Raises LayerError."""
         python = OWN if other is None else await other.start()
         if not requirements:
             return None

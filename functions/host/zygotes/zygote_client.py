@@ -38,11 +38,11 @@ COPIED_MIB = 3  # of the pages shared with the site's zygote, those that a zygot
 FORK_TIMEOUT_S = 10.0  # for a process to be there
 FORK_CPU_S = 0.05  # that a fork, and the news of a death, may cost a zygote; measured: 0.01
 BESIDE_SHARE = 0.01  # of a core, for threads that packages keep
-LOOK_S = 0.5  # between two looks at what a zygote does
+LOOK_S = 0.5  # between two checks of a zygote
 SELDOM_S = 5.0  # the same while its function sleeps: there may be thousands
 MAX_DENIED = 64  # forks that were not ordered: some packages try a few during import, and continue without
 READ_AT_ONCE = 64  # messages, while others wait
-FORGED = "its packages forged what its zygote says"
+FORGED = "its packages forged reports of its zygote"
 
 
 class ZygoteError(Exception):
@@ -50,7 +50,7 @@ class ZygoteError(Exception):
 
 
 class ProtocolViolation(Exception):
-    """A zygote reports what cannot be."""
+    """A zygote reported something impossible."""
 
 
 class ChildProcess:
@@ -221,7 +221,7 @@ class ZygoteConnection:
             child.ended(report)
 
     def _on_started(self, id: int, pidfd: int) -> None:
-        """Note that a child is there. Raises ProtocolViolation."""
+        """Note the existence of a child. Raises ProtocolViolation."""
         self._unverified.discard(id)
         if self.closed or (child := self._children.get(id)) is None:  # dead by now
             os.close(pidfd)
@@ -289,7 +289,7 @@ class FunctionZygote:
         return max(0, all_mib - shared_mib) + COPIED_MIB
 
     async def started(self) -> None:
-        """Wait until it is there. Raises ZygoteError."""
+        """Wait until the process exists. Raises ZygoteError."""
         await asyncio.shield(self._child.started)
 
     def fork(self, boot: Boot, fds: list[int]) -> ChildProcess:
@@ -319,7 +319,7 @@ class FunctionZygote:
         if self._imported_cpu_s is None:
             self._imported_cpu_s = cpu_s
         if cpu_s - self._imported_cpu_s > limits.cpu_ms / 1e3:
-            return f"its packages used more than {limits.cpu_ms} ms of CPU time beside its requests"
+            return f"its packages used more than {limits.cpu_ms} ms of CPU time outside requests"
         if now - self._settled_at > limits.start_s:
             return f"its packages kept its isolates from starting for {limits.start_s:g} s"
         if (memory_mib := self._child.memory_mib()) > limits.memory_mib:

@@ -56,7 +56,7 @@ def main(control_fd: int) -> None:
 def contained(control_fd: int = 3) -> None:
     """Run a function's zygote in its own container; its settings come as the first message."""
     for name in set(os.environ) - {"LANG", "MALLOC_ARENA_MAX", "TZ"}:
-        del os.environ[name]  # what the OCI runtime has put there
+        del os.environ[name]  # set by the OCI runtime
     _settle()
     control = socket.socket(fileno=control_fd)
     command = command_decoder.decode(control.recv(MAX_MESSAGE_BYTES))
@@ -77,7 +77,7 @@ def _settle() -> None:
 
 
 def _import_for_all() -> None:
-    """Import what most functions want, once for all."""
+    """Import common modules once for all."""
     for name in (
         "asgi", "wsgi", "js", "pyodide.ffi", "pyodide.http", "workers", "workers.bindings", "workers.rpc",
         "asyncio", "base64", "collections", "concurrent.futures.thread",

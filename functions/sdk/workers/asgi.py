@@ -172,7 +172,7 @@ class _Exchange:
             self._status, self._headers = message["status"], headers
             return
         if message["type"] != "http.response.body":
-            raise ValueError(f"the application sent {message['type']!r}, which is no part of an HTTP response")
+            raise ValueError(f"the application sent {message['type']!r}, which is not part of an HTTP response")
         body, more = bytes(message.get("body", b"")), bool(message.get("more_body", False))
         if not self._status:
             raise RuntimeError("the application sent a body before http.response.start")

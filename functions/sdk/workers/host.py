@@ -87,10 +87,8 @@ def can_run_sync() -> bool:
 
 
 def run_sync(awaitable: Awaitable[T]) -> T:
-    """Return what an awaitable gives, from code that cannot await.
-
-    On the loop's own thread everything else runs meanwhile, within this call: one such call returns after those that began while it waited.
-    """
+    """Return an awaitable's result, from code that cannot await.
+    On the loop's own thread other work runs meanwhile, within this call: such a call returns after those that started while it waited."""
     if _loop is None:
         raise RuntimeError("run_sync works inside a handler, and not while the module is imported")
     if threading.current_thread() is not threading.main_thread():

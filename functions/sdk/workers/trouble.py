@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pilotlight.functions.channel import Failure
 
-_OURS = str(Path(__file__).parents[2])  # the SDK and what serves it
+_OURS = str(Path(__file__).parents[2])  # the SDK and its server
 
 
 def text_of(error: BaseException) -> str:
@@ -47,7 +47,7 @@ def describe(error: BaseException) -> Failure:
 
 
 def remote_error(failure: Failure) -> Failure:
-    """Return what a caller catches for a failure of a method elsewhere: a Failure that is, too, the exception of Python's that it is named after."""
+    """Return the exception that a caller gets for a failure of a remote method: a Failure that is also Python's exception of that name."""
     remote = _remote_kind(failure.name) if type(failure) is Failure else None
     if remote is None:
         return failure

@@ -19,7 +19,7 @@ from workers.workflow.workflow_steps import NonRetryableError, StepLog, Workflow
 __all__ = ["NonRetryableError", "WorkflowEntrypoint"]
 
 PREFIX = "$workflow$"  # of the objects' class names; manifest.py has it, too
-MAX_DEATHS = 5  # of the process while it was at work, after which the instance fails
+MAX_DEATHS = 5  # of the process during its work, after which the instance fails
 OVER = ("complete", "errored", "terminated")
 
 
@@ -34,7 +34,7 @@ class WorkflowObject(DurableObject):
         self._running: asyncio.Task[Any] | None = None
         self._step: WorkflowStep | None = None
 
-    # -- what the binding calls -------------------------------------------------------------------------------------------------------
+    # -- called by the binding -------------------------------------------------------------------------------------------------------
 
     async def create(self, workflow: str, id: str, params: Any) -> None:
         if self._state is not None:
@@ -82,7 +82,7 @@ class WorkflowObject(DurableObject):
         self._update(output=None, error=None)
         await self._wake()
 
-    # -- at work ------------------------------------------------------------------------------------------------------------------------
+    # -- running ---------------------------------------------------------------------------------------------------------------------
 
     async def alarm(self, info: Any = None) -> None:
         """Continue where it stopped, until it ends or waits for long."""
@@ -140,7 +140,7 @@ class WorkflowObject(DurableObject):
         self._update(status="complete", output=work.result())
 
     async def _halt(self, status: str) -> None:
-        """Stop what is at work; a step that was in the middle is done again, if ever."""
+        """Stop running work; an interrupted step runs again, if ever."""
         self._update(status=status)
         await self.ctx.storage.deleteAlarm()
         if self._running is not None:

@@ -40,7 +40,7 @@ async def fetch(app: App, request: Request, env: Any = None, ctx: Any = None) ->
 
 
 class _Rest:
-    """The pieces of a response. Closed once, also where none of them was read."""
+    """The chunks of a response. Closed once, even if none was read."""
 
     def __init__(self, pieces: Iterable[bytes], iterator: Iterator[bytes], first: bytes) -> None:
         self._pieces = pieces

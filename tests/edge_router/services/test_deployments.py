@@ -72,7 +72,7 @@ def test_shares_follow_rollouts_and_rollbacks() -> None:
     with pytest.raises(ApiError, match="no version before this one"):
         rolled_back(first, None)
     deleted = replace(third, shares=())
-    with pytest.raises(ApiError, match=r"f was deleted, .* say --version 3, its newest, or an earlier one"):
+    with pytest.raises(ApiError, match=r"f was deleted, .* use --version 3, its newest, or an earlier one"):
         rolled_back(deleted, None)
     assert shares(rolled_back(deleted, 2)) == [(2, 100.0)]
 
@@ -383,7 +383,7 @@ async def test_of_two_deploys_at_once_one_is_refused(app: Starlette, fake: FakeS
     fake.gate.set()
     answers = sorted(await asyncio.gather(*both), key=lambda answer: answer.status)
     assert [answer.status for answer in answers] == [201, 409]
-    assert "somebody else has deployed meanwhile" in answers[1].json["error"]["message"]
+    assert "another deployment came first" in answers[1].json["error"]["message"]
     assert json.loads((await call(app, f"{PATH}/f", **TOKEN)).body)["revision"] == 1
 
 
@@ -489,7 +489,7 @@ async def test_a_function_is_its_accounts_and_no_other_account_touches_it(fake: 
         await call(app, url + "/rollback", method="POST", body=back, **bob),
     ):
         assert (answer.status, answer.json["error"]["code"]) == (403, "forbidden")
-        assert "another account's" in answer.json["error"]["message"]
+        assert "belongs to another account" in answer.json["error"]["message"]
     refused = await deployed(app, data, 0, key="bob", name="web")
     assert (refused.status, "may deploy bobs-*" in refused.json["error"]["message"]) == (403, True)
     assert (await call(app, PATH, **bob)).json == []

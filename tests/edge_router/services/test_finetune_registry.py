@@ -157,7 +157,7 @@ async def test_a_site_that_was_away_gets_what_it_missed(tmp_path: Path) -> None:
         assert lacking == ["iad1 is unhealthy and will get it when it returns"]
         removed = await told(await running.http.delete(f"{running.url}{PATH}/{first}", headers=ANN))
         (still,) = removed["messages"]
-        assert still.startswith("iad1 still has it, until it is back")
+        assert still.startswith("iad1 still has it, until it returns")
         assert sites["iad1"].ids == {first}
         assert [await ask(running, "second") for _ in range(4)] == [(200, "ams1")] * 4
         await sites["iad1"].start()
@@ -190,7 +190,7 @@ async def test_an_accounts_adapters_stay_where_its_data_may_be(tmp_path: Path) -
         assert (lacking, sites["ams1"].ids, sites["iad1"].ids) == ([], set(), {id})
         assert await ask(running, "tone") == (200, "iad1")
         refused = await create(running, name="other")
-        assert (refused["status"], "not open to the account" in refused["errors"][0]["message"]) == (403, True)
+        assert (refused["status"], "not available to the account" in refused["errors"][0]["message"]) == (403, True)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ LOOPS = """\
 {%- if not messages %}{{ raise_exception('nothing to say') }}{% endif %}
 {{- bos_token }}
 {% for message in messages %}
-    {% if message.role == 'system' %}
+    {% if message.role == 'nobody' %}
         {% continue %}
     {% endif %}
     [{{ message['role'] | upper }}] {{ message.content | trim }}

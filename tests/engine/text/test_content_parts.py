@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from pilotlight.engine.text.chat_template import ChatTemplate
-from pilotlight.engine.text.content_parts import part_roles
+from pilotlight.engine.text.chat_template import ChatTemplate, ChatTemplateError
+from pilotlight.engine.text.content_parts import LATER_SYSTEM, lost_places, part_roles
 from pilotlight.engine.text.template_environment import ENVIRONMENT
 from tests.fakes import CHATML
 
@@ -80,3 +80,40 @@ def test_templates_of_texts_get_the_very_messages() -> None:
     template = ChatTemplate({"default": CHATML}, {})
     template.compile()
     assert set(template._part_roles.values()) == {frozenset()}
+
+
+FIRST_SYSTEM = "{% if message.role != 'system' or loop.first %}{{ message.content }}{% endif %}"
+NO_TOOLS = "{% if message.role != 'tool' %}{{ message.content }}{% endif %}"
+DECLARED_TOOLS = "{% if message.role != 'tool' or tools %}{{ message.content }}{% endif %}"
+
+
+@pytest.mark.parametrize(
+    ("content", "lost", "lost_with_tools"),
+    [
+        ("{{ message.content }}", set(), set()),
+        (PARTS, set(), set()),
+        (NO_SYSTEM, set(), set()),
+        (FIRST_SYSTEM, {LATER_SYSTEM}, {LATER_SYSTEM}),
+        (NO_TOOLS, {"tool"}, {"tool"}),
+        (DECLARED_TOOLS, {"tool"}, set()),
+        ("", ALL | {LATER_SYSTEM}, ALL | {LATER_SYSTEM}),
+    ],
+)
+def test_places_are_found_whose_messages_a_template_leaves_out(
+    content: str, lost: set[str], lost_with_tools: set[str]
+) -> None:
+    template = ENVIRONMENT.from_string(LOOP.replace("CONTENT", content))
+    for with_tools, expected in ((False, lost), (True, lost_with_tools)):
+        assert lost_places(template, {}, part_roles(template, {}), with_tools=with_tools) == expected
+
+
+def test_a_conversation_of_which_a_message_would_be_left_out_is_refused() -> None:
+    messages = [dict(message) for message in CONVERSATION]
+    template = ChatTemplate({"default": LOOP.replace("CONTENT", NO_TOOLS)}, {})
+    assert template.render(messages[:2]) == "<system>Be brief.<user>Weather?"
+    with pytest.raises(ChatTemplateError, match="leaves out messages of the role tool; send none"):
+        template.render(messages)
+    template = ChatTemplate({"default": LOOP.replace("CONTENT", FIRST_SYSTEM)}, {})
+    with pytest.raises(ChatTemplateError, match="leaves out system messages behind the first message"):
+        template.render([*messages[:2], {"role": "system", "content": "Be long."}])
+    assert template.render([*messages[:2], {"role": "system", "content": ""}]), "nothing is left out of it"

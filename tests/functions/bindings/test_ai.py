@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from pilotlight.engine.api.client import EngineError
-from pilotlight.engine.api.protocol import ModelLoad
+from pilotlight.engine.api.protocol import ModelLoad, TokenOutput
 from pilotlight.functions.bindings import ai as ai_module
 from pilotlight.functions.bindings.ai import AI as RuntimeAI
 from pilotlight.functions.bindings.ai_batches import Batches
@@ -23,7 +23,7 @@ from pilotlight.support.database import Databases
 from pilotlight.wire.errors import ApiError
 from pilotlight.wire.hop.usage import ResourceUse
 from tests.asgi import eventually
-from tests.fakes import ids, says
+from tests.fakes import FakeEngineClient, FakeLauncher, ids, says
 from tests.functions.bindings.conftest import Wire, Wired
 from tests.runtime.conftest import Site, SiteMaker, make_site, model_directory, site  # noqa: F401 - fixtures
 from workers.bindings.ai import AI, AbortController, AbortError, AbortSignal
@@ -54,6 +54,22 @@ async def test_inputs_may_be_keywords(site: Site, ai: AI) -> None:  # noqa: F811
     await ai.run(MODEL, prompt="Hi", max_tokens=7)
     assert site.engine.submits[0].sampling.max_tokens == 7
     assert site.engine.submits[0].prompt_token_ids == ids("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n")
+
+
+async def test_a_reranker_ranks_contexts(make_site: SiteMaker, wire: Wire) -> None:  # noqa: F811
+    def prepare(client: FakeEngineClient) -> None:
+        client.pooling, client.labels = "cls", ("LABEL_0",)
+        client.answer = lambda submit: [
+            TokenOutput("", finish_reason="stop", embedding=(float(len(submit.prompt_token_ids)),))
+        ]
+
+    async with make_site(launcher=FakeLauncher(prepare)) as reranker:
+        ai = (await wire(("ai", "AI", {}), inference=SiteInference(reranker.app.site))).env["AI"]
+        contexts = [{"text": "bb"}, {"text": "dddd"}, {"text": "c"}]
+        result = await ai.run(MODEL, {"query": "q", "contexts": contexts, "top_k": 2})
+        assert [(item["id"], item["score"]) for item in result["response"]] == [(1, 5.0), (0, 3.0)]
+        with pytest.raises(Exception, match="contexts: must not be empty"):
+            await ai.run(MODEL, {"query": "q", "contexts": []})
 
 
 async def test_every_function_is_a_tenant_of_its_own(site: Site, wire: Wire) -> None:  # noqa: F811

@@ -4,7 +4,8 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -168,18 +169,18 @@ async def test_a_minute_that_is_claimed_while_its_clock_stops_is_run(
     await eventually(lambda: site.fired == [("* * * * *", "12:00")])
 
 
-async def test_the_triggers_of_a_manifest_are_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_triggers_of_a_manifest_are_followed(tmp_path: Path) -> None:
     (tmp_path / "entry.py").write_text("")
     (tmp_path / "wrangler.toml").write_text('name = "f"\nmain = "entry.py"\n[triggers]\ncrons = ["* * * * *"]\n')
     clock = Clock(NOON - 30)
     fired: list[Any] = []
-    monkeypatch.setattr(Crons.__init__, "__defaults__", (clock, QUICK))
+    look = SimpleNamespace(now_s=clock, look_s=0.005)
 
     class Functions:
         async def ask(self, function: str, event: ScheduledEvent) -> None:
             fired.append((function, event.cron, event.scheduled_time_ms))
 
-    services = Services(databases=Databases())
+    services = Services(databases=Databases(), clock=cast(Any, look))
     bindings = FunctionBindings.open(tmp_path / "state", services, load_manifest(tmp_path), Functions())  # type: ignore[arg-type]
     bindings.start(None)  # type: ignore[arg-type]  # it consumes nothing
     await looked(clock)

@@ -145,8 +145,20 @@ async def test_a_system_message_that_the_template_refuses_amid_messages_is_folde
     named = {"s": "system", "u": "user", "a": "assistant"}
     said = Conversation(tuple({"role": named[role], "content": str(i)} for i, role in enumerate(roles)))
     assert await made(REFUSES_LATER).text(said, is_short=True) == text
-    as_it_is = "{% for message in messages %}{{ message.role[0] }}{% endfor %}"
-    assert await made(as_it_is).text(said, is_short=True) == roles
+    as_it_is = "{% for message in messages %}{{ message.role[0] }}{{ message.content }}{% endfor %}"
+    assert await made(as_it_is).text(said, is_short=True) == "".join(f"{role}{i}" for i, role in enumerate(roles))
+
+
+async def test_a_system_message_that_the_template_would_leave_out_amid_messages_is_folded_into_the_users() -> None:
+    leaves_out = REFUSES_LATER.replace('{{ raise_exception("the system message must come first") }}', "{% continue %}")
+    said = Conversation(tuple({"role": role, "content": role} for role in ("user", "assistant", "system", "user")))
+    assert await made(leaves_out).text(said, is_short=True) == "u:user;a:assistant;u:system\n\nuser;"
+    without_tools = (
+        "{% for message in messages %}{% if message.role != 'tool' %}{{ message.content }}{% endif %}{% endfor %}"
+    )
+    said = Conversation(tuple({"role": role, "content": role} for role in ("user", "assistant", "tool", "user")))
+    with pytest.raises(ChatTemplateError, match="leaves out messages of the role tool"):
+        await made(without_tools).text(said, is_short=True)
 
 
 @pytest.mark.process
@@ -162,13 +174,13 @@ async def test_a_system_message_that_the_template_refuses_amid_messages_is_folde
 async def test_a_template_that_takes_too_much_is_ended_alone(
     source: str, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hostile = made("{% if messages[0].content == 'Hi' %}" + source + "{% endif %}done")
+    hostile = made("{% if messages[0].content == 'Hi' %}" + source + "{% endif %}{{ messages[0].content }}")
     await hostile.check()
     monkeypatch.setattr(rendering, "RENDER_CPU_S", 0.2 if source == LOOPS else 5.0)
     for _ in range(2):
         with pytest.raises(ChatTemplateError, match=reason):
             await hostile.text(SAID, is_short=True)
-    assert await hostile.text(BYE, is_short=True) == "done"
+    assert await hostile.text(BYE, is_short=True) == "Bye"
 
 
 async def test_a_template_that_cannot_be_compiled_within_limits_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -217,7 +229,7 @@ async def test_a_site_whose_template_loops_answers_all_else(
     make_site: SiteMaker, model_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rendering, "RENDER_CPU_S", 0.3)
-    source = "{% if messages[0].content == 'Hi' %}" + LOOPS + "{% endif %}"
+    source = "{% if messages[0].content == 'Hi' %}" + LOOPS + "{% endif %}{{ messages[0].content }}"
     (model_directory / "chat_template.jinja").write_text(source)
     async with make_site() as site:
         places = site.app.site.models.states["tiny"].text.rendering._renderer._places

@@ -38,7 +38,7 @@ _FACES: dict[str, Callable[[Channel, str, dict[str, Any]], Any]] = {
 
 
 def open_face(channel: Channel, kind: str, name: str, options: dict[str, Any]) -> Any:
-    """Return what a function reaches as `env.NAME`; vars and secrets are their values themselves."""
+    """Return the value of `env.NAME`; vars and secrets are plain values."""
     if kind in ("var", "secret"):
         return as_record(options["value"])
     return _FACES[kind](channel, name, options)

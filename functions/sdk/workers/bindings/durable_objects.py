@@ -1,4 +1,4 @@
-"""Durable Objects, as those who call them see them: a namespace that makes ids, and stubs that answer `fetch` and every method of the class."""
+"""Durable Objects for callers: a namespace that makes ids, and stubs with `fetch` and the methods of the class."""
 
 import hashlib
 import secrets

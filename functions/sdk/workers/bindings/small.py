@@ -49,9 +49,7 @@ class Hyperdrive(Named):
     def __init__(self, channel: Any, name: str, options: Any) -> None:
         text = options.get("localConnectionString") or ""
         if not text:
-            raise ValueError(
-                f"{name}: give hyperdrive.localConnectionString; there is no Hyperdrive here that an id could name"
-            )
+            raise ValueError(f"{name}: set hyperdrive.localConnectionString; ids of Hyperdrive are not supported")
         url = urlsplit(text)
         self.connection_string = text
         self.host, self.port = url.hostname or "localhost", url.port or (3306 if url.scheme == "mysql" else 5432)

@@ -89,11 +89,11 @@ class Instance:
         self.context = ObjectContext(self, class_name, DurableObjectId(id, name), Storage(self._asker))
 
     def construct(self, kind: type[DurableObject]) -> None:
-        """Make the author's object. Raises what its constructor raises."""
+        """Make the author's object. Raises its constructor's exceptions."""
         self._target = kind(self.context, host.env)
 
     async def run(self, act: Callable[[Any], Awaitable[T]]) -> T:
-        """Run one event. Its answer leaves when what it wrote is on the disk."""
+        """Run one event. Its answer leaves after its writes are on the disk."""
         self.events += 1
         try:
             value = await self._until_broken(self._begun(act))
@@ -189,7 +189,7 @@ class Objects:
         self._instances: OrderedDict[tuple[str, str], Instance] = OrderedDict()
 
     async def run(self, kind: Any, options: dict[str, Any], act: Callable[[Any], Awaitable[T]]) -> T:
-        """Run an event for the object that the options name; `kind` is what the module has by the class's name."""
+        """Run an event for the object of the options; `kind` is the module's value for the class name."""
         class_name, id, name = str(options["object"]), str(options.get("id", "")), options.get("name")
         if not (isinstance(kind, type) and issubclass(kind, DurableObject)):
             kind_of, _, workflow = class_name.rpartition("$")
@@ -211,7 +211,7 @@ class Objects:
             try:
                 instance.construct(kind)
             except BaseException as error:
-                instance.reset(error)  # what half a constructor has written is undone
+                instance.reset(error)  # writes of a failed constructor are undone
                 raise
             self._instances[(class_name, id)] = instance
         return instance

@@ -65,12 +65,12 @@ class Asker:
 
     def enter(self, transaction: "Transaction") -> None:
         """Begin a transaction: requests of other events are refused until it is left."""
-        self.flush()  # what other events have written is not this transaction's to undo
+        self.flush()  # writes of other events do not belong to this transaction
         self.write("begin")
         self.transaction = transaction
 
     def leave(self, keep: bool) -> None:
-        """End the open transaction, with what it wrote or without."""
+        """End the open transaction; `keep` its writes or undo them."""
         try:
             self.ask("end", keep=keep)
         finally:
@@ -98,7 +98,7 @@ class Asker:
         return self.ask(method, **kwargs)
 
     def flush(self) -> None:
-        """Wait until what was written is kept. Raises where it could not be."""
+        """Wait until the writes are stored. Raises if they could not be."""
         if self._is_written and self.transaction is None and self._owner.broken is None:
             self._is_written = False
             host.before_leaving.discard(self._settle)

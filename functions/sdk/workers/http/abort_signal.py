@@ -79,7 +79,7 @@ class AbortedStream:
 
 
 async def until_aborted(work: Any, signal: Any) -> Any:
-    """Return the work's result. An abort cancels it, which cancels what the runtime does for it."""
+    """Return the work's result. An abort cancels it, and the runtime's part of it."""
     if signal.aborted:
         work.close()
         raise _abort_error(getattr(signal, "reason", None))

@@ -114,7 +114,8 @@ class Body:
         return self._whole, self._stream
 
     def _shared_with_clone(self) -> Any:
-        """Return a body for a clone. A stream is split: what one has read waits in memory for the other."""
+        """Return a body for a clone.
+        A stream is split: data that one side has read waits in memory for the other."""
         if self.body_used:
             raise BodyUsedError("the body has been read already and cannot be cloned")
         if self._stream is None:

@@ -1,8 +1,7 @@
-"""HTMLRewriter: a page changed while it passes, by handlers of elements, comments and text.
-What no handler touches leaves as it came.
+"""HTMLRewriter: change a page while it passes, by handlers of elements, comments and text.
 
-https://developers.cloudflare.com/workers/runtime-apis/html-rewriter. The standard library's parser finds the tags; nothing is kept but the open
-elements' names.
+Other parts stay unchanged. https://developers.cloudflare.com/workers/runtime-apis/html-rewriter. The standard library's parser finds the tags; only
+names of open elements are kept.
 """
 
 import codecs
@@ -224,7 +223,7 @@ class _Page(HTMLParser):
         text, self._out = "".join(self._out), []
         return text
 
-    # -- what the parser finds ------------------------------------------------------------------------------------------------------
+    # -- called by the parser --------------------------------------------------------------------------------------------------------
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self._found.append(("start", tag, attrs, self.get_starttag_text() or ""))

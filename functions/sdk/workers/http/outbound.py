@@ -56,7 +56,7 @@ def connect(url: str, protocols: list[str]) -> WebSocket:
 
 async def answered(asking: Awaitable[Any], joint: Joint | None, signal: AbortSignal | None = None) -> Response:
     """Return the response.
-    `joint` is there where a WebSocket was asked for. Raises the signal's error when it is aborted, and so does the stream."""
+    `joint` is set for a WebSocket. Raises the signal's error when it is aborted, and so does the stream."""
     try:
         result = await (asking if signal is None else until_aborted(asking, signal))
     except BaseException:
@@ -76,7 +76,7 @@ async def answered(asking: Awaitable[Any], joint: Joint | None, signal: AbortSig
 
 
 def response_of(value: Any, body: Any) -> Response:
-    """Return a response of what crosses the channel: {status, headers, body?, url?, redirected?} and a stream."""
+    """Return a response from its form on the channel: {status, headers, body?, url?, redirected?} and a stream."""
     whole = value.get("body") or (None if body is None and value["status"] in (101, 204, 205, 304) else b"")
     return Response(
         body if body is not None else whole,

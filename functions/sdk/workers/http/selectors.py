@@ -47,7 +47,7 @@ class Selector:
         self._alternatives = [_steps(each.strip(), text) for each in re.split(r",(?![^\[]*\])(?![^(]*\))", text)]
 
     def matches(self, path: Sequence[SelectableElement]) -> bool:
-        """Tell whether the last of a path of elements, from the root on, is meant."""
+        """Tell whether the selector matches the last of a path of elements, from the root on."""
         return any(_matches(steps, path) for steps in self._alternatives)
 
 

@@ -45,7 +45,7 @@ class Readable(Named):
         return StreamReader(self)
 
     def pipe_through(self, transform: Any, options: Any = None) -> Any:
-        """Feed the stream into a TransformStream, and return what comes out of that."""
+        """Feed the stream into a TransformStream, and return its output."""
         task = asyncio.ensure_future(self.pipe_to(transform.writable))
         _piping.add(task)
         task.add_done_callback(_piped)
@@ -80,7 +80,7 @@ class ByteStream(Readable):
 
     def __aiter__(self) -> AsyncIterator[bytes]:
         if self._is_used:
-            raise TypeError("this body has been read already; keep what the first read gave")
+            raise TypeError("this body has been read already; keep the result of the first read")
         self._is_used = True
         return self._chunks
 

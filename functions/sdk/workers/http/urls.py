@@ -1,6 +1,6 @@
-"""URL and URLSearchParams, as code written for JavaScript's names takes addresses apart and puts them together.
+"""URL and URLSearchParams with JavaScript's names for parts of addresses.
 
-Python's urllib does the reading and quoting; that a host may not be missing, and what a change of one part does to the others, is here.
+Python's urllib reads and quotes; that a host is required, and how changes of one part affect others, is here.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -8,7 +8,7 @@ from typing import Any
 from urllib.parse import SplitResult, parse_qsl, quote, urlencode, urljoin, urlsplit
 
 DEFAULT_PORTS = {"http": 80, "https": 443, "ws": 80, "wss": 443, "ftp": 21}
-KEPT = "/:?#[]@!$&'()*+,;=%~|"  # what quoting leaves alone in an address that may be quoted already
+KEPT = "/:?#[]@!$&'()*+,;=%~|"  # characters that quoting leaves alone in an address that may be quoted already
 
 
 def quoted(url: str) -> str:

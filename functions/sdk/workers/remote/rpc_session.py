@@ -20,9 +20,7 @@ from workers.remote.stubs import Handle, RpcStub, RpcTarget
 from workers.trouble import describe, remote_error
 from workers.values import DataCloneError
 
-SESSION = (
-    "$session"  # the only key of a reply whose value comes over the session, and what a caller that can hold one says
-)
+SESSION = "$session"  # the only key of a reply whose value comes over the session, and the mark of a caller that supports sessions
 MAX_MESSAGE_BYTES = 32 << 20
 MAX_CALLS = 128  # of one side at once; further ones wait
 PIECE_BYTES = 256 << 10  # of a stream, at once
@@ -60,10 +58,10 @@ class RpcSession:
                 await self._news.wait()
         finally:
             if not self._has_reader:
-                self.close(Failure("the call is over, and what was sent with it", code="session_over"))
+                self.close(Failure("the call is over, and its arguments were given back", code="session_over"))
 
     async def result(self, incoming: Any) -> Any:
-        """Return what the call gives, of which `incoming` is the answer's stream. Raises what it raised."""
+        """Return the call's result; `incoming` is the answer's stream. Raises the call's exception."""
         first = self._asked[FIRST] = asyncio.get_running_loop().create_future()
         self._has_reader = True
         reading = asyncio.ensure_future(self._read(incoming))
@@ -99,7 +97,7 @@ class RpcSession:
                     self._news.clear()
                     await self._news.wait()
         finally:
-            self.close(Failure("the call is over, and what was sent with it", code="session_over"))
+            self.close(Failure("the call is over, and its arguments were given back", code="session_over"))
             for task in (first, reading):
                 task.cancel()
             await asyncio.gather(first, reading, return_exceptions=True)
@@ -132,7 +130,7 @@ class RpcSession:
     # -- calls ------------------------------------------------------------------------------------------------------------------------
 
     async def call(self, id: int, what: str, name: str | None, args: Any = (), kwargs: Any = None) -> Any:
-        """Ask something of what the other side has sent: to `call` it, or to `read` a property."""
+        """Use an object of the other side: `call` it, or `read` a property."""
         async with self._room:
             if self._why_over is not None:
                 raise remote_error(self._why_over)
@@ -178,7 +176,7 @@ class RpcSession:
             self._news.set()
 
     async def _read(self, incoming: Any) -> None:
-        why = Failure("the call is over, and what came with it", code="session_over")
+        why = Failure("the call is over, and its results were given back", code="session_over")
         buffer = bytearray()
         try:
             async for chunk in incoming:
@@ -223,7 +221,7 @@ class RpcSession:
         try:
             export = self._exports.get(id)
             if export is None:
-                raise Failure("what is called was disposed of", code="disposed")
+                raise Failure("the called object was disposed of", code="disposed")
             args, kwargs = unpack_sent(args, brought), unpack_sent(kwargs, brought)
 
             async def act() -> Any:
@@ -326,7 +324,7 @@ class _Export:
         raise NotImplementedError
 
     def dispose(self) -> None:
-        """Give back what it holds."""
+        """Give back its objects."""
 
 
 class _Function(_Export):
@@ -337,7 +335,7 @@ class _Function(_Export):
 
 
 class _Target(_Export):
-    """An RpcTarget, of which what its class defines can be asked; or a stub of a third function, which knows itself."""
+    """An RpcTarget with the methods and properties of its class; or a stub of a third function, which forwards."""
 
     def asked(self, what: str, name: str | None, args: Any, kwargs: Any) -> Any:
         if name is None and isinstance(self.value, RpcStub):
@@ -359,7 +357,7 @@ class _Target(_Export):
 
 
 class _Source(_Export):
-    """A stream, of which each call gives a piece, and then None."""
+    """A stream: each call returns a chunk, and then None."""
 
     def __init__(self, value: Any) -> None:
         super().__init__(value)

@@ -1,4 +1,4 @@
-"""RpcTarget, whose methods others may call, and the stubs by which they do."""
+"""RpcTarget, whose methods others may call, and the stubs for calling them."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Generator
@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 
 class RpcTarget:
-    """The base of objects that cross to another function as a stub: what its class defines, methods and properties, can be asked of it there."""
+    """The base of objects that reach another function as a stub: methods and properties of its class can be used there."""
 
 
 class Remote(Protocol):
@@ -57,7 +57,7 @@ class RpcStub:
         return self._remote().call(None, args, kwargs)
 
     def dup(self) -> "RpcStub":
-        """Return a further stub of the same thing, which is there until it is disposed of itself."""
+        """Return another stub of the same object, which is valid until it is disposed of."""
         self._remote()
         assert self._handle is not None
         return RpcStub(self._handle)
@@ -84,7 +84,7 @@ class RpcStub:
 
     def _remote(self) -> Remote:
         if self._handle is None:
-            sentence = "this stub was disposed of: what comes as an argument is there until the method returns, unless it is kept by stub.dup()"
+            sentence = "this stub was disposed of: an argument is valid until the method returns, unless it is kept by stub.dup()"
             raise RuntimeError(sentence)
         return self._handle.remote
 

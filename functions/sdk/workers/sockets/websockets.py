@@ -19,8 +19,8 @@ from workers.values import pack, unpack
 
 ROOM_BYTES = 256 << 10  # of messages that wait at an end; an awaited send, and a client, wait beyond it
 MAX_WAITING_BYTES = 16 << 20  # of messages that were sent without awaiting; beyond it the socket is closed with 1013
-MESSAGE_COST = 64  # bytes that a message counts beside its own: empty ones take memory, too
-MAX_HANDLERS = 64  # of one socket at work at once; beyond it no further message is taken
+MESSAGE_COST = 64  # overhead of a message in bytes: empty ones use memory, too
+MAX_HANDLERS = 64  # running handlers of one socket; above it no further message is accepted
 MAX_ATTACHMENT_BYTES = 2048
 EVENTS = ("message", "close", "error", "open")
 
@@ -121,7 +121,7 @@ class WebSocket(EventTarget):
         self._peer: WebSocket = self
         self._inbox = _Inbox()
         self._has_closed = False  # a close was sent from here, by the function or in answer to the other side's
-        self._was_closed = False  # one has come
+        self._was_closed = False  # a close has arrived
         self._is_accepted = self._is_iterated = self._is_joined = self._has_told_close = False
         self._dispatching: asyncio.Task[None] | None = None
         self._hibernation: Any = None  # the Durable Object that has accepted it
@@ -134,7 +134,7 @@ class WebSocket(EventTarget):
 
         return connect(str(url), [protocols] if isinstance(protocols, str) else list(protocols or ()))
 
-    # -- what a function does -------------------------------------------------------------------------------------------------------
+    # -- called by the function ------------------------------------------------------------------------------------------------------
 
     def accept(self, options: Any = None) -> None:
         """Deliver messages from now on."""
@@ -144,7 +144,7 @@ class WebSocket(EventTarget):
         self._dispatch_soon()
 
     def send(self, message: Any) -> "Sending":
-        """Send a message. Returns at once; `await` what it returns to wait until the other side has room for more."""
+        """Send a message. Returns at once; `await` the result to wait until the other side has room."""
         data = _data(message)
         limit = host.max_message_bytes
         if len(data) > limit // 4 and len(_as_bytes(data)) > limit:
@@ -242,7 +242,7 @@ class WebSocket(EventTarget):
     def __repr__(self) -> str:
         return f"<WebSocket {('connecting', 'open', 'closing', 'closed')[self.ready_state]}>"
 
-    # -- what happens to it -----------------------------------------------------------------------------------------------------------
+    # -- called by the channel -------------------------------------------------------------------------------------------------------
 
     def _take(self, how: str) -> None:
         """Give the end to the function. Raises TypeError where it is another's."""
@@ -261,8 +261,7 @@ class WebSocket(EventTarget):
             self._answer_close()
 
     def _answer_close(self) -> None:
-        """Answer a close at once: what the function does about it is its own affair.
-        Where an end is joined it is the far side that answers."""
+        """Answer a close at once, independently of the function. For a connected end the remote side answers."""
         close = self._inbox.close
         if close is not None and not self._has_closed and (self._is_accepted or self._hibernation is not None):
             self._close(SocketClose(NO_STATUS if close.code == ABNORMAL else close.code, close.reason))
@@ -273,7 +272,7 @@ class WebSocket(EventTarget):
 
     def _accept_for(self, hibernation: Any) -> None:
         if self._is_accepted or self._is_joined or self._hibernation is not None:
-            raise TypeError("acceptWebSocket takes a socket that nobody has accepted before")
+            raise TypeError("acceptWebSocket needs a socket that was not accepted before")
         self._hibernation = hibernation
         self._start()
 

@@ -1,7 +1,7 @@
-"""The steps of a workflow: done, repeated after failures, remembered; sleeps and events to wait for.
+"""The steps of a workflow: run, retried after failures, remembered; sleeps and events to wait for.
 
-A step is known by its name and by how many of that name came before it. https://developers.cloudflare.com/workflows/python and /build/sleeping-and-
-retrying. Knows an object's storage; who wakes the workflow is workflows.py's.
+A step is known by its name and the number of earlier ones with it. https://developers.cloudflare.com/workflows/python and
+/build/sleeping-and-retrying. workflows.py wakes the workflow.
 """
 
 import asyncio
@@ -123,12 +123,12 @@ class WorkflowStep:
         self._began_s = time.monotonic()
         self._is_tired = False  # no further step begins in this run
 
-    # -- what a workflow calls ----------------------------------------------------------------------------------------------------------
+    # -- called by the workflow ------------------------------------------------------------------------------------------------------
 
     def do(self, name: Any = None, depends: Any = None, concurrent: bool = False, config: Any = None) -> Any:
         """Decorate a step.
-        It is done when what this returns is called and awaited; its parameters are the results of the steps that `depends` names, or of those that
-        they are named like, and `ctx`."""
+        It runs when the result is called and awaited; its parameters are the results of the steps in `depends`, or of those with their names, and
+        `ctx`."""
         if callable(depends):  # as in JavaScript: do(name, callback)
             return self._once(str(name), depends, (), RetryPolicy.of(config))
 
@@ -175,7 +175,7 @@ class WorkflowStep:
 
     sleepUntil, waitForEvent = sleep_until, wait_for_event
 
-    # -- what its instance calls --------------------------------------------------------------------------------------------------------
+    # -- called by the instance ------------------------------------------------------------------------------------------------------
 
     def on_event(self) -> None:
         self._changed.set()
@@ -186,7 +186,7 @@ class WorkflowStep:
         return self._changed.is_set()
 
     async def parked(self) -> float | None:
-        """Return when nothing computes and every wait is long: until when the first of them lasts, None where it is for an event alone."""
+        """Return when nothing runs and every wait is long: the end of the first wait, None if it is for an event only."""
         while True:
             self._changed.clear()
             if self._is_tired and not self._at_work:
@@ -301,14 +301,14 @@ class WorkflowStep:
 
 
 class _Context:
-    """Stands where a step's `ctx` goes."""
+    """The value of a step's `ctx`."""
 
 
 CONTEXT = _Context()
 
 
 class _Step:
-    """A decorated step: called, it is done once for all who depend on it."""
+    """A decorated step: a call runs it once for all dependents."""
 
     def __init__(
         self,
@@ -339,7 +339,7 @@ class _Step:
         return await self._shared
 
     async def result(self) -> Any:
-        """Return what it gave, or do it: for a step that depends on it."""
+        """Return its result, or run it: for a dependent step."""
         return await (self() if self._shared is None else asyncio.shield(self._shared))
 
     def _sources(self) -> list[Any]:
@@ -398,7 +398,7 @@ def restored(error: dict[str, Any]) -> Exception:
         return Exception(error["message"] if error["name"] == "Exception" else text)
     args = [unpack(each) for each in error.get("args") or [error["message"]]]
     try:
-        # The author's constructor may take something else than what the exception is made of.
+        # The author's constructor may take other arguments than the exception's.
         found: Exception = kind(*args) if kind.__module__ == "builtins" else kind.__new__(kind, *args)
         vars(found).update({name: unpack(each) for name, each in error.get("attributes", {}).items()})
         str(found)
