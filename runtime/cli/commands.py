@@ -56,7 +56,7 @@ def pilotlight(
     if version:
         from importlib.metadata import version as installed
 
-        print(f"pilotlight {installed('pilotlight')}")
+        print(f"pilotlight {installed('pilotlight-inference')}")
         raise typer.Exit
 
 
