@@ -4,6 +4,7 @@
 """
 
 import json
+import re
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -139,7 +140,8 @@ def _models(place: str) -> str:
     module = import_module(f"pilotlight.engine.description.families.{module_name}")
     described = getattr(module, function).__doc__ if function else module.__doc__
     words = " ".join(str(described).split())
-    return words.partition(": ")[0].removeprefix("The config of ").removesuffix("'s config").removesuffix("' config")
+    named = words.partition(": ")[0].removeprefix("The config of ")
+    return re.split(r"'s? config\b", named)[0]
 
 
 def render() -> str:
