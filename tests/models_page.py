@@ -117,7 +117,7 @@ def _proofs() -> dict[str, list[str]]:
             found.setdefault(_architecture(names, config), []).append(row)
     for row, embedder in EMBEDDERS.items():
         if embedder.is_encoder:
-            found.setdefault(MODEL_MAPPING_NAMES[embedder.config.model_type], []).append(row)
+            found.setdefault(_architecture(MODEL_MAPPING_NAMES, embedder.config), []).append(row)
     with_pictures = ("Llama4ForConditionalGeneration", "KimiK25ForConditionalGeneration")
     return found | {name: [row] for name, row in zip(with_pictures, WITH_IMAGES, strict=True)}
 
