@@ -4,6 +4,7 @@
 """
 
 import json
+import re
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -116,7 +117,7 @@ def _proofs() -> dict[str, list[str]]:
             found.setdefault(_architecture(names, config), []).append(row)
     for row, embedder in EMBEDDERS.items():
         if embedder.is_encoder:
-            found.setdefault(MODEL_MAPPING_NAMES[embedder.config.model_type], []).append(row)
+            found.setdefault(_architecture(MODEL_MAPPING_NAMES, embedder.config), []).append(row)
     with_pictures = ("Llama4ForConditionalGeneration", "KimiK25ForConditionalGeneration")
     return found | {name: [row] for name, row in zip(with_pictures, WITH_IMAGES, strict=True)}
 
@@ -139,7 +140,8 @@ def _models(place: str) -> str:
     module = import_module(f"pilotlight.engine.description.families.{module_name}")
     described = getattr(module, function).__doc__ if function else module.__doc__
     words = " ".join(str(described).split())
-    return words.partition(": ")[0].removeprefix("The config of ").removesuffix("'s config").removesuffix("' config")
+    named = words.partition(": ")[0].removeprefix("The config of ")
+    return re.split(r"'s? config\b", named)[0]
 
 
 def render() -> str:

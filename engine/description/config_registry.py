@@ -145,7 +145,7 @@ def find_architecture(config: Mapping[str, Any], known: Mapping[str, Any] = PARS
                 return one
     raise CheckpointError(
         f"config.json names architecture {', '.join(map(str, names)) or 'none'}, which is not computed here"
-        f"{_nearest(map(str, names), known)}; {PAGE} lists the {len(known)} that are"
+        f"{_nearest(map(str, names), known)}; {PAGE} lists those that are"
     )
 
 
