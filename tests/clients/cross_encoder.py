@@ -26,7 +26,7 @@ def pairs() -> None:
     expected = model.predict([(QUERY, text) for text in texts], batch_size=1).tolist()
     found = scores(QUERY, texts)
     expect(max(abs(a - b) for a, b in zip(expected, found, strict=True)) < 1e-4, (expected, found))
-    expect(max(found) - min(found) > 1e-2, f"the scores tell no texts apart: {found}")
+    expect(max(found) - min(found) > 5e-3, f"the scores tell no texts apart: {found}")
 
 
 if __name__ == "__main__":
