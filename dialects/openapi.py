@@ -9,6 +9,8 @@ import orjson
 
 from pilotlight.dialects.anthropic import MESSAGE_SCHEMA, MessagesBody
 from pilotlight.dialects.body.json_schemas import Schema, components
+from pilotlight.dialects.decisions.openai_decisions import DecisionsBody
+from pilotlight.dialects.decisions.system_one import SystemOneBody
 from pilotlight.dialects.embeddings_api import EmbeddingBody
 from pilotlight.dialects.ollama import (
     ModelBody,
@@ -70,6 +72,7 @@ _SCHEMAS = _object(success={"const": True}, result=_object(input={"type": "objec
 _ENVELOPED = _object(success={"const": True}, result=RESPONSE_SCHEMA)
 _SEARCH = (("search", _TEXT), ("task", _TEXT), ("page", _NUMBER), ("per_page", _NUMBER))
 
+_ANSWERS = _object(model=_TEXT, answers={"type": "object"})
 _LINE = _object(model=_TEXT, created_at=_TEXT, done={"type": "boolean"})
 _VECTORS = _object(model=_TEXT, embeddings={"type": "array"})
 _MODELS = _object(models={"type": "array"})
@@ -99,11 +102,14 @@ OPERATIONS = (
     ApiOperation("delete", "/v1/responses/{response_id}", "Delete a response", _RESPONSES, _DELETED),
     ApiOperation("post", "/v1/responses/{response_id}/cancel", "Cancel a background response", _RESPONSES, RESPONSE_SCHEMA),
     ApiOperation("get", "/v1/responses/{response_id}/input_items", "What was asked", _RESPONSES, _LISTED, query=(("limit", _NUMBER),)),
+    ApiOperation("post", "/v1/decisions", "OpenAI's decisions", _OPENAI, _object(model=_TEXT, answers={"type": "array"}), DecisionsBody),
+    ApiOperation("post", "/v1/systemone", "Decisions as System One has them", _OPENAI, _ANSWERS, SystemOneBody),
     ApiOperation("post", "/v1/messages", "Anthropic's Messages", _ANTHROPIC, MESSAGE_SCHEMA, MessagesBody, True),
     ApiOperation("post", "/v1/messages/count_tokens", "The number of a prompt's tokens", _ANTHROPIC, _COUNT, MessagesBody),
     ApiOperation("post", f"{ACCOUNT}/run/{{model}}", "Workers AI's run of a text or embedding model, or of a reranker", _NATIVE,
-              (Envelope[TextResult], Envelope[EmbeddingResult], Envelope[RerankerResult], _ENVELOPED),
-              (RunBody, RunEmbeddingBody, RunRerankerBody, ResponsesBody), True),
+              (Envelope[TextResult], Envelope[EmbeddingResult], Envelope[RerankerResult], _ENVELOPED,
+               _object(success={"const": True}, result=_ANSWERS)),
+              (RunBody, RunEmbeddingBody, RunRerankerBody, ResponsesBody, SystemOneBody), True),
     ApiOperation("get", f"{ACCOUNT}/models/search", "Cards of models", _NATIVE, Envelope[tuple[ModelCard, ...]], query=_SEARCH),
     ApiOperation("get", f"{ACCOUNT}/models/schema", "A model's inputs and result", _NATIVE, _SCHEMAS, query=(("model", _TEXT),)),
     ApiOperation("get", f"{ACCOUNT}/tasks/search", "The tasks that models have", _NATIVE, Envelope[tuple[Task, ...]]),

@@ -1,1 +1,1 @@
-"""Sends each request to the site that will answer it first, and keeps the answer honest when a site dies. Imports wire and sites only."""
+"""Send each request to the site that will answer it first, and continue its answer when a site fails."""

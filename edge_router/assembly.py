@@ -102,7 +102,7 @@ class EdgeRouter:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Probe sites, and work beside requests."""
+        """Probe sites and run background work."""
         async with AsyncExitStack() as stack:
             if self.proxy.tracing is not None:
                 stack.push_async_callback(asyncio.to_thread, self.proxy.tracing.close)
@@ -205,11 +205,12 @@ def access_of(network: NetworkConfig) -> Access:
 
 
 def _recordings(network: NetworkConfig, secret: str, clock: Callable[[], float]) -> DurableStreams:
-    """Return the durable streams. Raises ConfigError if the folder of journals cannot be used, or no site could continue its streams."""
+    """Return the durable streams.
+    Raises ConfigError if the folder of journals cannot be used, or no site could continue its streams."""
     folder = network.durable.directory
     if folder is not None and not secret:
         raise ConfigError(
-            f"another router can go on with a durable stream only at sites that know it: set {HOP_SECRET_ENV}, here and there"
+            f"durable.directory needs a network secret, so that another router can continue a stream: set {HOP_SECRET_ENV}, at routers and sites"
         )
     try:
         return DurableStreams(network.durable, clock)
@@ -220,7 +221,8 @@ def _recordings(network: NetworkConfig, secret: str, clock: Callable[[], float])
 def _accounting(
     network: NetworkConfig, secret: str, recordings: DurableStreams, shared: SharedQuotas | None
 ) -> Accounting:
-    """Return the accounting. Raises ConfigError if the ledger cannot be written, or no site would report usage."""
+    """Return the accounting.
+    Raises ConfigError if the ledger cannot be written, or no site would report usage."""
     config, prices = network.ledger, PriceList(network.prices, network.ledger.currency)
     quotas = DailyQuotas(time.time, shared)
     quotas.set(network.accounts)
@@ -228,7 +230,7 @@ def _accounting(
         return Accounting(prices, None, quotas)
     if not secret:
         raise ConfigError(
-            f"the ledger knows what was used from sites that know this router: set {HOP_SECRET_ENV}, here and there"
+            f"the ledger needs a network secret, with which sites report usage: set {HOP_SECRET_ENV}, at routers and sites"
         )
     ledger = Ledger(config, Path(config.directory).expanduser(), prices, kept=recordings.as_kept)
     return Accounting(prices, ledger, quotas)
@@ -240,7 +242,7 @@ def _tracing(network: NetworkConfig) -> Tracing | None:
 
 
 def _batches(network: NetworkConfig, proxy: Proxy) -> BatchQueue | None:
-    """Return the queue beside the ledger, if that has a place. Raises ConfigError for one that cannot be opened."""
+    """Return the queue beside the ledger, if there is one. Raises ConfigError if it cannot be opened."""
     if network.ledger.directory is None:
         return None
     path = Path(network.ledger.directory).expanduser() / "batches.sqlite"
@@ -251,7 +253,8 @@ def _batches(network: NetworkConfig, proxy: Proxy) -> BatchQueue | None:
 
 
 def _objectives(network: NetworkConfig) -> Objectives | None:
-    """Return the counts beside the ledger, or in memory where it has no place. Raises ConfigError for a file that cannot be opened."""
+    """Return the counts beside the ledger, or in memory without one.
+    Raises ConfigError if the file cannot be opened."""
     if not network.objectives:
         return None
     folder = network.ledger.directory

@@ -1,4 +1,4 @@
-"""The router's door before kept responses: limits, body and time limits are those of any request, and each request counts once."""
+"""Admission for stored responses: the same limits and timeouts as other requests, and each request counts once."""
 
 from collections.abc import AsyncIterator
 from contextlib import AbstractContextManager, asynccontextmanager
@@ -19,7 +19,7 @@ class ResponseDoor:
 
     @asynccontextmanager
     async def admitted(self, scope: Scope, receive: Receive, send: Send) -> AsyncIterator[ReadBody]:
-        """Open a scope for the time that a request is at work. Raises ApiError."""
+        """Open a scope for the duration of a request. Raises ApiError."""
         client, admission = Downstream(scope, receive, send), self._proxy.admission
         try:
             with await admission.admit(client.head, client.address):

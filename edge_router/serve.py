@@ -1,5 +1,5 @@
-"""The router as a process: `python -m pilotlight.edge_router.serve NETWORK_FILE`. It binds, serves, and on SIGTERM drains before it stops. SIGHUP
-reads the file again.
+"""The router as a process: `python -m pilotlight.edge_router.serve NETWORK_FILE`.
+It binds, serves, and on SIGTERM drains before it stops. SIGHUP reads the file again.
 
 Knows the order of start and stop; routes are in app.py.
 """
@@ -51,7 +51,7 @@ from pilotlight.wire.paths import API_PATHS
 
 log = logging.getLogger("pilotlight.router")
 
-SPARE_FILES = 64  # for probes, logs, what Python opens, and clients that are being refused
+SPARE_FILES = 64  # for probes, logs, files of Python, and clients that are being refused
 
 
 def main() -> int:
@@ -70,8 +70,8 @@ def main() -> int:
 
 
 def run(network: NetworkConfig, port: int | None = None, file: Path | None = None) -> int:
-    """Serves until a stop signal; returns the exit status. `file`: where the network was read, and is read again at SIGHUP. Raises ListenError for a
-    port that cannot be had."""
+    """Serve until a stop signal; return the exit status.
+    The network was read from `file`, which is read again at SIGHUP. Raises ListenError for a port that cannot be opened."""
     start_logging("router", network.telemetry.log_level, network.telemetry.log_format)
     if not follow_parent():
         return 1
@@ -121,7 +121,7 @@ LIVE = (
 
 
 def reload(router: EdgeRouter, network: NetworkConfig, file: Path | None) -> None:
-    """Sites, keys, limits, prices, and where data may go; certificates are looked at all the time (tls.py)."""
+    """Apply changed sites, keys, limits, prices and data rules. Certificates are checked all the time."""
     found = None if file is None else read_again(network, file, load_network, LIVE)
     if found is not None:
         router.admission.access.become(access_of(found))
@@ -144,7 +144,7 @@ async def serving(app: RouterApp, network: NetworkConfig, listener: socket.socke
         api_paths=API_PATHS,
     )
     budget = BodyBudget(app, int(door.max_bodies_mib * 2**20))
-    # a host of a function is a name by which it is meant
+    # a function's host is a name of the listener
     mounted = FunctionMount(app.edge.hosts, budget, OriginCheck(budget, origins))
     outermost = AccessLog(mounted) if network.telemetry.access_log else mounted
     server = make_server(door.server_name, outermost, http_limits(door), overload_headers=OVERLOADED)

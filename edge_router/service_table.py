@@ -1,4 +1,5 @@
-"""The table of the router's paths: which of its applications answers what. A path that is not in it is 404 before anything of its body is read."""
+"""The table of the router's paths and their applications.
+A path outside it is 404 before its body is read."""
 
 import re
 from enum import Enum
@@ -32,11 +33,12 @@ _TABLE: tuple[tuple[RouterService, re.Pattern[str]], ...] = tuple(
         (RouterService.SITES, rf"(?:{_V1})?/(?:rerank|score|classify)|/v2/rerank"),
         (RouterService.SITES, r"/fn/.*"),
         (RouterService.SITES, r"/api/(?:chat|generate|embed|embeddings|show|pull)"),
-        (RouterService.RESPONSES, rf"{_V1}/responses(?:/.+)?"),
+        (RouterService.RESPONSES, rf"{_V1}/(?:responses|conversations)(?:/.+)?"),
         (RouterService.MODEL_LISTS, rf"{_V1}/models(?:/.+)?|{_ACCOUNT}/ai/models/(?:search|schema)|/api/(?:tags|ps)"),
         (RouterService.RUNS, rf"{_ACCOUNT}/ai/run/.+"),
         (RouterService.BATCHES, rf"{_V1}/(?:files|batches)(?:/[^/]+(?:/(?:content|cancel))?)?"),
         (RouterService.SITES, rf"{_ACCOUNT}/ai/(?:tasks/search|finetunes/public)|/client/v4/user/tokens/verify"),
+        (RouterService.FINETUNES, rf"{_V1}/fine_tuning/jobs(?:/[^/]+(?:/[^/]+)?)?"),
         (RouterService.FINETUNES, rf"{_ACCOUNT}/ai/finetunes(?:/[^/]+(?:/finetune-assets)?)?"),
         (RouterService.STREAMS, r"/streams/.*"),
     )
@@ -49,7 +51,7 @@ def service_of(scope: Scope) -> RouterService | None:
     if service is RouterService.RUNS:
         return RouterService.BATCHES if _is_queued(scope["query_string"]) else RouterService.SITES
     if service is RouterService.MODEL_LISTS and scope["method"] != "GET":
-        return RouterService.SITES  # which say what they take
+        return RouterService.SITES  # which decide what they accept
     return service
 
 

@@ -1,1 +1,1 @@
-"""Functions: code of others, run in processes of their own beside the runtime."""
+"""Functions: code of others, run in its own processes beside the runtime."""

@@ -1,6 +1,6 @@
-"""Cron expressions as Cloudflare's cron triggers have them: five fields in UTC, Sunday is 1, names of months and days, `L`, `W` and `#`.
+"""Cron expressions in the form of Cloudflare's cron triggers: five fields in UTC, Sunday is 1, names of months and days, `L`, `W` and `#`.
 
-`parse` is the only reader; a schedule tells the next minute after another. Knows calendars; refuses to know what is run.
+`parse` is the only reader; a schedule returns the next matching minute.
 """
 
 import calendar
@@ -15,7 +15,7 @@ Rule = Callable[[date], bool]
 
 
 class CronError(ValueError):
-    """The expression cannot be read; the message says which field, and what it takes."""
+    """The expression is invalid; the message names the field and its valid values."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Schedule:
     either: bool  # both kinds of day are restricted: then one of them is enough, as in every cron
 
     def next_after(self, moment: datetime) -> datetime | None:
-        """Return the first minute that fits after the moment; None: there is none, as on the 30th of February."""
+        """Return the first matching minute after `moment`; None if there is none, as on the 30th of February."""
         moment = moment.astimezone(UTC)
         for day in (moment.date() + timedelta(n) for n in range(HORIZON_DAYS)):
             if not self._fits(day):

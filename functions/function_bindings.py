@@ -1,4 +1,4 @@
-"""Everything that one function binds, opened together: its bindings, the consumers of its queues, and its cron triggers."""
+"""All bindings of one function, with the consumers of its queues and its cron triggers."""
 
 import logging
 from collections.abc import Awaitable, Callable
@@ -22,7 +22,7 @@ from pilotlight.functions.channel.frames import UNNUMBERED, BindingCall, Functio
 from pilotlight.functions.manifest import Manifest
 from pilotlight.functions.manifest_tables import ConsumerDeclaration
 
-MIGRATE_S = 60.0  # for all that is to be migrated in one database, while a deploy waits
+MIGRATE_S = 60.0  # for all migrations of one database, while a deployment waits
 
 log = logging.getLogger("pilotlight.function")
 
@@ -45,14 +45,15 @@ class FunctionBindings:
 
     @classmethod
     def open(cls, state_dir: Path, services: Services, manifest: Manifest, functions: Functions) -> "FunctionBindings":
-        """Open what a manifest binds, for one of several functions that live together. Whoever made `services` closes its databases at the end."""
+        """Open the bindings of a manifest, for one of several functions of a site.
+        The creator of `services` closes its databases at the end."""
         return cls(
             manifest, state_dir, replace(services, functions=functions, function=manifest.name, memory=MemoryBudget())
         )
 
     def start(self, ask: Callable[[FunctionEvent], Awaitable[Called]]) -> None:
-        """Consume its queues, run its clock and carry out its migrations, in the place of an earlier version of the function. `ask` has this version
-        handle an event. Raises BindingError where another function consumes one of its queues, and then nothing has changed."""
+        """Consume the queues, run the clock and apply the migrations of this version, in place of an earlier one. `ask` has this version handle an
+        event. Raises BindingError, with nothing changed, if another function consumes one of its queues."""
         functions, services, manifest = self._services.functions, self._services, self._manifest
         for declared in manifest.consumers if functions is not None else ():
             Queue.of(declared.queue, self._state_dir, services).check_consumer(services.function)
@@ -77,7 +78,8 @@ class FunctionBindings:
             self._crons = Crons.open(schedules, run, self._state_dir, services)
 
     async def migrate_databases(self) -> None:
-        """Apply the migrations of its D1 databases that have not been, of each database all or none. Raises BindingError."""
+        """Apply the migrations of its D1 databases that have not been, of each database all or none.
+        Raises BindingError."""
         for declared in self._manifest.bindings:
             if isinstance(database := self._bindings.get(declared.name), D1Database):
                 files = MigrationFiles.of(declared.options, self._manifest.directory)
@@ -92,7 +94,7 @@ class FunctionBindings:
         return () if self._objects is None else self._objects.moves
 
     def stop(self) -> None:
-        """Take no more messages and minutes. Batches and runs under way go on."""
+        """Take no more messages and firings. Those in progress continue."""
         for consumer in self._consumers:
             consumer.stop()
         self._stopped += self._consumers
@@ -103,7 +105,7 @@ class FunctionBindings:
             self._crons = None
 
     async def static(self, method: str, url: str, headers: list[tuple[str, str]]) -> Any:
-        """Return what a file answers before the function is asked; None: it is the function's to answer."""
+        """Return the response of a file before the function is asked; None if the function should answer."""
         if self._files is None or self._manifest.assets is None or method not in ("GET", "HEAD"):
             return None
         if _is_first(self._manifest.assets.worker_first, urlsplit(url).path or "/"):

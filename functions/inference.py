@@ -1,4 +1,4 @@
-"""What functions are given of their site's models: Workers AI's inputs in, its results, errors and events out. A site implements it."""
+"""The interface between functions and their site's models: Workers AI's inputs in; results, errors and events out. A site implements it."""
 
 from collections.abc import AsyncIterator, Mapping
 from typing import Any, NamedTuple, Protocol
@@ -11,7 +11,7 @@ class EventStream(Protocol):
 
     @property
     def use(self) -> ResourceUse:
-        """What has been used for all that it has given so far, at least."""
+        """Return the usage so far, or less."""
 
     def __aiter__(self) -> AsyncIterator[bytes]: ...
 
@@ -30,7 +30,7 @@ class InferenceResponse(NamedTuple):
 
 class Inference(Protocol):
     def serves(self, model: str) -> bool:
-        """Tell whether this site has a model of this name, and so counts what it uses."""
+        """Tell whether this site has a model of this name, and so counts its usage."""
 
     def is_busy(self, model: str) -> bool:
         """Tell whether a request for the model would have to wait or be refused."""
@@ -40,7 +40,7 @@ class Inference(Protocol):
         Refusals are responses too."""
 
     def own_names(self, model: str) -> tuple[str, str]:
-        """Return a model's own name, and the name of the adapter that was asked for behind it; empty: none was."""
+        """Return a model's own name, and the name of the requested adapter; empty if there is none."""
 
     def models(self, search: str) -> list[dict[str, Any]]:
         """The cards of all models whose name contains `search`."""

@@ -1,6 +1,6 @@
-"""JSON with comments and trailing commas, as editors write configuration files. Knows no configuration.
+"""JSON with comments and trailing commas, as editors write configuration files.
 
-What is no JSON is blanked and not cut out, so that a mistake is reported in the line where its author sees it.
+Comments are replaced by spaces, so that an error is reported in the author's line.
 """
 
 import json

@@ -1,7 +1,7 @@
-"""A function's manifest: wrangler.toml, wrangler.jsonc or wrangler.json read into frozen values, with what `.dev.vars` or `.env` adds.
+"""A function's manifest: wrangler.toml, wrangler.jsonc or wrangler.json as frozen values, with the variables of `.dev.vars` or `.env`.
 
-`load_manifest` is the only reader. A misspelt key and a kind of binding that is not offered are refused with the nearest valid name. Keys that
-speak of somebody else's platform (routes, account_id, ...) are taken and kept by name in `ignored`. Knows files; refuses to know what is bound.
+`load_manifest` is the only reader. A misspelt key and an unsupported kind of binding are refused with the nearest valid name. Keys for Cloudflare's
+platform (routes, account_id, ...) are accepted and listed in `ignored`.
 """
 
 import json
@@ -32,12 +32,12 @@ DEV_VARS, DOT_ENV = ".dev.vars", ".env"
 WORKFLOW_PREFIX = "$workflow$"  # of the objects that a workflow's instances are; no class of Python's has such a name
 
 
-# What is kept on the site's disk. A rate limit is each site's own on the platform, too, and secrets are put where they are wanted.
+# Data on the site's disk. On the platform, too, a rate limit is each site's own, and secrets are put where they are needed.
 _KEPT = frozenset(("kv", "d1", "r2", "queue_producer", "durable_object", "workflow", "vectorize", "analytics_engine"))
 
 
 class ManifestError(ConfigError):
-    """The folder is no function; the message says which file, where, and what to change."""
+    """The folder is not a valid function; the message names the file, the place and the change to make."""
 
 
 class MisfitError(ManifestError):
@@ -66,17 +66,17 @@ class Manifest:
     subrequests: int | None = None
     compatibility_date: str = ""
     compatibility_flags: tuple[str, ...] = ()
-    model_aliases: Mapping[str, str] = field(default_factory=dict)  # what answers by these names in development
+    model_aliases: Mapping[str, str] = field(default_factory=dict)  # models for these names in development
     ignored: tuple[str, ...] = ()  # keys without an effect here
     log_sampling: float = 1.0  # the share of invocations that is kept in the site's log
-    tail_consumers: tuple[str, ...] = ()  # functions that get what becomes of its invocations
+    tail_consumers: tuple[str, ...] = ()  # functions that get its invocations
     routes: tuple[str, ...] = ()  # host patterns under which a router serves it, if it is deployed
     has_subdomain: bool = True
     has_egress: bool = True  # a dynamic worker may be cut off from the world
 
     @property
     def keeps_data(self) -> bool:
-        """Tell whether two sites that served it would have different data, or both do what is to be done once."""
+        """Tell whether two sites that served it would have different data, or would both run what must run once."""
         return bool(self.crons or self.consumers) or any(binding.kind in _KEPT for binding in self.bindings)
 
     @property
@@ -88,7 +88,7 @@ class Manifest:
 
     @property
     def notes(self) -> list[str]:
-        """What its author should hear of it, each a line: what has no effect, and what is not offered."""
+        """Return notes for the author, one line each: settings without effect, and unsupported ones."""
         lines = [f"{key} in the manifest has no effect here" for key in self.ignored if key != "$schema"]  # an editor's
         return lines + [
             f"{binding.name}: {binding.options['kind']} is not offered here; it fails when it is used"
@@ -98,13 +98,13 @@ class Manifest:
 
 
 class ManifestAssets(NamedTuple):
-    """Files that are answered without the function, where the path is none of `worker_first`."""
+    """Files that are served without the function, unless the path matches `worker_first`."""
 
     declaration: BindingDeclaration
     worker_first: tuple[str, ...]  # patterns with *; one that begins with ! takes paths out again
 
 
-# What a published manifest may say about the platform it was written for; it means nothing here.
+# Settings of a published manifest for the original platform, without effect here.
 _FOREIGN = """
     $schema account_id alias base_dir build cache cloudchamber containers define dev env_vars
     find_additional_modules first_party_worker jsx_factory jsx_fragment keep_names keep_vars legacy_env logfwdr
@@ -117,7 +117,7 @@ _UNKNOWN_BINDINGS = """
 """
 MAX_BYTES = 128 << 10  # of a manifest or a pyproject.toml
 _MOST_PARTS = 32
-# A key of 8,000 parts, 16 KB, takes tomllib six seconds, and the time grows with the square. Each part is tried from its beginning alone.
+# A key of 8,000 parts, 16 KB, takes tomllib six seconds, quadratic in its length. Each part is checked from its own start.
 _PART = r"""(?:[A-Za-z0-9_-]+|"[^"\n]*"|'[^'\n]*')"""
 _DEEP_KEY = re.compile(rf"(?<![A-Za-z0-9_-]){_PART}(?:[ \t]*\.[ \t]*{_PART}){{{_MOST_PARTS}}}")
 IGNORED, NOT_OFFERED = frozenset(_FOREIGN.split()), frozenset(_UNKNOWN_BINDINGS.split())
@@ -187,8 +187,8 @@ def parse_dev_vars(text: str, origin: str) -> dict[str, str]:
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """Read a TOML file of a stranger's. Raises ManifestError for one that would take long, OSError, UnicodeDecodeError, RecursionError and
-    tomllib.TOMLDecodeError."""
+    """Read a TOML file of a stranger's.
+    Raises ManifestError for one that would take long, OSError, UnicodeDecodeError, RecursionError and tomllib.TOMLDecodeError."""
     text = _small_text(path)
     if _DEEP_KEY.search(text):
         raise ManifestError(f"{path}: has a key of more than {_MOST_PARTS} parts; nothing here has such keys")
@@ -260,7 +260,7 @@ def _manifest(
     if not main.is_relative_to(directory):
         raise ManifestError(f"{path}: main leads out of the function's folder: {section.main!r}")
     if main.suffix != ".py":
-        raise ManifestError(f"{path}: main must be a Python file; {section.main!r} is none")
+        raise ManifestError(f"{path}: main must be a Python file, not {section.main!r}")
     if not main.is_file():
         raise ManifestError(f"{path}: main names {section.main!r}, which does not exist")
     bindings = (*_bindings(section, directory, path), *not_offered)
@@ -396,7 +396,7 @@ def _with_dev_vars(manifest: Manifest, environment: str | None) -> Manifest:
 
 
 def _secret_files(directory: Path, environment: str | None) -> list[Path]:
-    """Return the files with local secrets that are there; a later one wins."""
+    """Return the existing files with local secrets; a later one overrides."""
     of_environment = [f"{DEV_VARS}.{environment}"] if environment else []
     for name in (*of_environment, DEV_VARS):
         if (directory / name).is_file():

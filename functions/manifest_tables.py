@@ -1,6 +1,6 @@
-"""The tables of a manifest as it is written: wrangler's names, with the types that their values have.
+"""The tables of a manifest with wrangler's names and the types of their values.
 
-Knows no files; what becomes of the values is manifest.py's.
+manifest.py reads the file and uses the values.
 """
 
 import difflib
@@ -33,7 +33,7 @@ class Renamed(Table, frozen=True, kw_only=True):
 
 
 class Migration(Table, frozen=True, kw_only=True):
-    """What became of Durable Objects' classes; functions/bindings/objects/object_migrations.py carries it out."""
+    """A change of Durable Object classes; functions/bindings/objects/object_migrations.py applies it."""
 
     tag: str
     new_classes: tuple[str, ...] = ()
@@ -46,7 +46,9 @@ class AiTable(Table, frozen=True, kw_only=True):
     binding: Identifier
     remote: bool = False
     staging: bool = False
-    aliases: dict[str, str] = msgspec.field(default_factory=dict)  # ours: what models are called, and what answers
+    aliases: dict[str, str] = msgspec.field(
+        default_factory=dict
+    )  # our own table: names of models, and the models for them
 
 
 class KvTable(Table, frozen=True, kw_only=True):
@@ -200,7 +202,7 @@ class ObservedLogsTable(Table, frozen=True, kw_only=True):
 
 
 class ObservabilityTable(Table, frozen=True, kw_only=True):
-    """What is kept of invocations; unlike the platform, where the manifest says nothing all of it is."""
+    """Settings for storing invocations; unlike the platform, all are stored by default."""
 
     enabled: bool = True
     head_sampling_rate: Rate = 1.0
@@ -257,7 +259,7 @@ class ManifestSection(Table, frozen=True, kw_only=True):
 
 
 def prune(values: dict[str, Any], table: type[Table], where: str = "") -> list[str]:
-    """Take out of a table's values what it has no key for, as wrangler does with a warning. Returns the warnings."""
+    """Remove keys that a table does not have, with warnings as wrangler. Returns the warnings."""
     fields = {field.encode_name: field.type for field in msgspec.structs.fields(table)}
     warnings = []
     for key in list(values):

@@ -1,7 +1,7 @@
-"""The network's models for a site's functions: its own answer here, and those that it lacks at another site, by the router that its file names.
+"""The network's models for a site's functions: its own are answered here, others at another site, through the router in its file.
 
-The router bills what it relays to the account that deployed the function, which the site names on its signed call; what is answered here is counted
-here (bindings/usage.py).
+The router bills such calls to the account that deployed the function, which the site names in its signed request; local answers are counted here
+(bindings/usage.py).
 """
 
 from collections.abc import AsyncIterator, Mapping
@@ -47,7 +47,7 @@ class NetworkInference:
                 return InferenceResponse(answer.status, pairs, _result(body) if answer.status < 400 else body)
         except (aiohttp.ClientError, OSError, TimeoutError, msgspec.DecodeError, KeyError) as error:
             sentence = (
-                f"this site has no model named {model[:200]!r}, and {self._router.url} could not be asked: {error}"
+                f"this site has no model named {model[:200]!r}, and {self._router.url} could not be reached: {error}"
             )
             refusal = ApiError("overloaded", sentence, retry_after_s=1)
             pairs = [JSON_HEADERS, *refusal.headers()]

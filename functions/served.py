@@ -1,6 +1,6 @@
-"""The functions of a site file: which folders are served under which names, within which limits, with which bindings, with what status.
+"""The functions of a site file: folders, names, limits, bindings and status.
 
-Knows the site file; processes, pools and bindings are built here and known by their own modules.
+Processes, pools and bindings are built here and implemented in their own modules.
 """
 
 import asyncio
@@ -16,9 +16,10 @@ from pathlib import Path
 from msgspec.structs import asdict
 from starlette.types import Scope
 
-from pilotlight.functions.bindings.binding import BindingError, Services
+from pilotlight.functions.bindings.binding import CLOCK, BindingError, Clock, Services
 from pilotlight.functions.bindings.objects.object_migrations import MigrationError
 from pilotlight.functions.bindings.owners import Owners
+from pilotlight.functions.bindings.queues import Queue
 from pilotlight.functions.bindings.secrets.secret_store import SecretError, SecretStore
 from pilotlight.functions.bindings.storage.s3 import S3Place
 from pilotlight.functions.bindings.usage import FunctionUsage
@@ -49,7 +50,7 @@ from pilotlight.wire.hop.headers import CLIENT_ADDRESS, DEPLOY_TOKEN_ENV, HOP_SE
 
 log = logging.getLogger("pilotlight.function")
 
-SECRETS_S = 1.0  # between two looks at what `pilotlight secret` has changed
+SECRETS_S = 1.0  # between two checks for changes by `pilotlight secret`
 UNNAMED = {  # options that name a store
     "kv": ("id",), "d1": ("database_id", "database_name"), "r2": ("bucket_name",), "analytics_engine": ("dataset",),
 }  # fmt: skip
@@ -67,10 +68,12 @@ class ServedFunctions:
         site: str,
         trace: Trace | None = None,
         authority: str | None = None,
+        clock: Clock = CLOCK,
     ) -> None:
         """`inference` answers AI bindings; no function may connect to this machine's `own_ports`; `trace` is the scope of an invocation; `authority`
-        is of the network's certificates. Raises ManifestError."""
+        is of the network's certificates; bindings go by `clock`. Raises ManifestError."""
         self._authority = authority
+        self._clock = clock
         self.config = config
         self.manifests = _manifests(config)
         self.deployed: DeployedFunctions | None = None
@@ -81,7 +84,7 @@ class ServedFunctions:
         # By pool: the manifest without the secrets that were put into this site, and the layers.
         self._declared: dict[str, tuple[Manifest, tuple[Path, ...]]] = {}
         self._services = Services()
-        self._stack = AsyncExitStack()  # of what runs while it serves
+        self._stack = AsyncExitStack()  # tasks that run while it serves
         self._owners = Owners(state_dir, self.manifests, config.shared)
         shared = {field.name for field in fields(FunctionLimits)} & set(FunctionsConfig.__struct_fields__)
         limits = FunctionLimits(**{name: getattr(config, name) for name in shared})
@@ -111,7 +114,9 @@ class ServedFunctions:
                 router = RouterClient(self.config.deployments.rstrip("/"), secret or token, self._authority)
                 stack.push_async_callback(router.close)
                 inference = NetworkInference(inference, router)
-            self._services = Services(inference=inference, r2=r2_stores(self.config), usage=self.usage)
+            self._services = Services(
+                inference=inference, r2=r2_stores(self.config), usage=self.usage, clock=self._clock
+            )
             stack.push_async_callback(self._services.databases.close)
             await stack.enter_async_context(self.functions)
             if router is not None:
@@ -148,8 +153,8 @@ class ServedFunctions:
         layers: tuple[Path, ...] = (),
         pool: str | None = None,
     ) -> None:
-        """Serve a function from its next request on, in the place of one of that name; `pool`: as one version beside others, which owns what it names
-        once it is accepted (`claim`). Raises ManifestError, and then nothing has changed."""
+        """Serve a function from its next request on, in place of one with its name; with `pool`, as one version beside others, which owns its
+        resources once it is accepted (`claim`). Raises ManifestError, with nothing changed."""
         served = name or manifest.name
         named = _with_version(replace(manifest, name=served), pool)  # as its bindings and its consumers call it
         try:
@@ -198,7 +203,8 @@ class ServedFunctions:
                 log.error("%s keeps its old secrets: %s", name, error)
 
     def _replace(self, name: str, manifest: Manifest, layers: tuple[Path, ...]) -> None:
-        """Serve a pool with another manifest from its next request on. Raises ManifestError, Failure and OSError."""
+        """Serve a pool with another manifest from its next request on.
+        Raises ManifestError, Failure and OSError."""
         function = manifest.name
         is_live = self.functions.names.get(function) == name
         self.functions.add(manifest, name=name, layers=layers)
@@ -207,17 +213,25 @@ class ServedFunctions:
         log.info("%s starts anew with the secrets that were changed", name)
 
     async def migrate(self, pool: str) -> None:
-        """Apply the migrations of a version's databases that have not been. Raises Failure, and then nothing has changed in that database."""
+        """Apply the migrations of a version's databases that have not been.
+        Raises Failure, and then nothing has changed in that database."""
         bindings = self.functions.pools[pool].bindings
         if bindings is not None:
             await bindings.migrate_databases()
 
     def take_secrets(self, function: str, values: Mapping[str, str], before: Collection[str]) -> None:
-        """Keep a function's secrets in the place of those with the names `before`; it has them within SECRETS_S. Raises SecretError."""
-        for name in set(before) - set(values):
-            self._secrets.delete(function, name)
-        for name, value in values.items():
-            self._secrets.put(function, name, value)
+        """Store a function's secrets in place of those with the names `before`; it has them within SECRETS_S. Raises Failure."""
+        try:
+            for name in set(before) - set(values):
+                self._secrets.delete(function, name)
+            for name, value in values.items():
+                self._secrets.put(function, name, value)
+        except (SecretError, OSError) as error:
+            raise Failure(str(error)) from None
+
+    def queue(self, name: str) -> Queue:
+        """Return a queue by its name; made where it is not there yet."""
+        return Queue.of(name, self._state_dir, self._services)
 
     def moves(self, pool: str) -> tuple[str, ...]:
         """Return the migrations that will rename or delete classes of objects when this version takes the traffic."""
@@ -225,14 +239,16 @@ class ServedFunctions:
         return () if bindings is None else bindings.moves
 
     def claim(self, pool: str) -> None:
-        """Make the function the owner of what this version names and nobody owns. Raises BindingError where another was quicker."""
+        """Make the function the owner of this version's unowned resources.
+        Raises BindingError if another one was faster."""
         self._owners.claim(self.functions.pools[pool].manifest)
 
     async def version_of(self, name: str, scope: Scope) -> FunctionPool:
-        """Return the version that answers a request to the function: of one that was deployed, the one that this client gets. Raises Failure."""
+        """Return the version that answers a request: of a deployed function, the one for this client.
+        Raises Failure."""
         if (
             "+" in name or "@" in name
-        ):  # a dynamic worker, its loader's alone, or one version, which has its share of the traffic
+        ):  # a dynamic worker, which belongs to its loader, or one version, which has its share of the traffic
             raise Failure(f"this site has no function named {name[:64]!r}", code="not_found", status=404)
         pool = None
         if self.deployed is not None and name not in self.functions.pools:
@@ -241,8 +257,8 @@ class ServedFunctions:
 
 
 def client_key(scope: Scope) -> str:
-    """Return what tells a client from others: its session, its credentials, its address."""
-    addresses = (CLIENT_ADDRESS,) if scope.get(GENUINE_HOP, False) else ()  # a router's word; anybody else may lie
+    """Return a value that distinguishes clients: session, credentials, or address."""
+    addresses = (CLIENT_ADDRESS,) if scope.get(GENUINE_HOP, False) else ()  # only a router's header is believed
     for name in (SESSION_AFFINITY, "authorization", *addresses, "x-forwarded-for"):
         if (value := header(scope, name)) is not None:
             return f"{name}={value}"
@@ -273,7 +289,7 @@ def _manifests(config: FunctionsConfig) -> dict[str, tuple[Manifest, tuple[Path,
 
 
 def _with_version(manifest: Manifest, pool: str | None) -> Manifest:
-    """Make a value of a binding of the version's metadata: `id` is the same for the same bytes, of what was deployed."""
+    """Add the version to the metadata binding: `id` is the same for the same deployed bytes."""
     since = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
     version = {
         "id": str(uuid.uuid5(uuid.NAMESPACE_OID, pool or f"{manifest.name} {since}")),

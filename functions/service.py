@@ -1,6 +1,6 @@
-"""The functions of a site as the site sees them: a scope in which they are served, routes to mount, and a status.
+"""The functions of a site for the site: a scope in which they are served, routes to mount, and a status.
 
-Nothing else of this package is a site's business; what a site gives is named in the constructor.
+The constructor names everything that the site provides.
 """
 
 import fcntl
@@ -37,7 +37,8 @@ log = logging.getLogger("pilotlight.function")
 
 
 class FunctionsService:
-    """The functions of one site; use as `async with`. It drains as `admission` does, which gives each request its permit."""
+    """The functions of one site; use as `async with`.
+    It drains as `admission` does, which gives each request its permit."""
 
     def __init__(
         self,
@@ -73,7 +74,7 @@ class FunctionsService:
         await self._stack.aclose()
 
     def routes(self) -> list[BaseRoute]:
-        """The routes of requests to functions, and of what routers ask about deployed ones."""
+        """Return the routes of requests to functions, and of routers' requests about deployed ones."""
         return [
             *function_routes(self.served, self._admission),
             *deployment_routes(self.served, self._hop_secret, self._site),
@@ -81,20 +82,20 @@ class FunctionsService:
         ]
 
     async def usage(self, request: Request) -> Response:
-        """Hand a router's ledger what functions have used. Raises ApiError."""
+        """Give a router's ledger the usage of functions. Raises ApiError."""
         if not request.scope.get(GENUINE_HOP, False) or self.served.usage is None:
             raise ApiError(
-                "forbidden", "what functions have used is told to routers that share a secret with this site"
+                "forbidden", "usage of functions is reported only to routers that share a secret with this site"
             )
         asked = await read_json(request, UsageAsked, MAX_BODY, "the body is not what a router asks for")
         return json_response(msgspec.json.encode(self.served.usage.hand_out(asked)))
 
     def versions(self) -> bytes:
-        """Return none: a site alone serves each function as it lies there."""
+        """Return none: a site without a router serves each function as it is on disk."""
         return b"[]"
 
     def lines(self, name: str) -> AsyncGenerator[bytes, None]:
-        """Iterate over what a function prints from now on, as events. Raises ApiError."""
+        """Iterate over a function's output from now on, as events. Raises ApiError."""
         if name not in self.served.functions.pools:
             raise ApiError("not_found", f"this site has no function {name[:64]!r}")
         return events_of(self.served.functions.tails, name, self._site)
@@ -134,7 +135,7 @@ def _note_address(file: Path, address: str) -> None:
     before = file.read_text() if file.is_file() else address
     if before != address:
         log.warning(
-            "%s holds what a site at %s has kept, and this one is at %s: if that is another network's, set functions.state_dir in this site's file",
+            "%s has the state of a site at %s, and this site is at %s: if it belongs to another network, set functions.state_dir in this file",
             file.parent, before, address,
         )  # fmt: skip
     atomic_files.write(file, address.encode())

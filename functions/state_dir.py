@@ -1,4 +1,5 @@
-"""Where the bindings of a site's functions keep their data. Imports nothing of the site, since commands start with it."""
+"""The default directory for bindings' data of a site.
+Imports nothing of the site, because commands start with it."""
 
 from pathlib import Path
 

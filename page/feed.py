@@ -1,4 +1,4 @@
-"""One second after the other, as server-sent events: read once from the source, written to every page that is open."""
+"""Samples of each second as server-sent events: read once from the source, written to every open page."""
 
 import asyncio
 import time
@@ -50,7 +50,8 @@ class Feed:
         self._next = None
 
     async def events(self) -> AsyncIterator[bytes]:
-        """Yield the whole picture, then each second's changes. A page that was away, or took longer than a second, gets the whole picture again."""
+        """Yield the whole picture, then each second's changes.
+        A page that was away, or took longer than a second, gets the whole picture again."""
         event, seen = self._whole(), self._second
         while True:
             yield event

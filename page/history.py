@@ -59,7 +59,8 @@ class History:
 
 
 def sample_of(begun: float, before: Counts, at: float, after: Counts) -> Sample:
-    """The difference of two readings. A counter that fell (a site was started anew) counts as still."""
+    """Return the difference of two readings.
+    A counter that fell, because a site restarted, counts as unchanged."""
     seconds = max(at - begun, 1e-3)
 
     def per_s(old: int, new: int) -> float:

@@ -47,7 +47,8 @@ class PageRoutes:
         actions: Mapping[str, Action] | None = None,
         has_usage: bool = False,
     ) -> None:
-        """`actions` are what an operator may do to a site or to one of its models, by name. `has_usage` says whether GET /usage exists."""
+        """`actions` are what an operator may do to a site or to one of its models, by name.
+        `has_usage` says whether GET /usage exists."""
         self._timeline = timeline
         self._actions = actions or {}
         self._functions = functions
@@ -70,8 +71,9 @@ class PageRoutes:
         ]
 
     async def front(self, request: Request) -> Response:
-        """The page itself, for browsers. Raises HTTPException (404) for programs, which have no use for it, unless they only ask whether there is
-        something, as Claude Code does first."""
+        """The page itself, for browsers.
+        Raises HTTPException (404) for programs, which have no use for it, unless they only ask whether there is something, as Claude Code does
+        first."""
         if request.method != "HEAD" and "text/html" not in request.headers.get("accept", ""):
             raise HTTPException(404)
         return Response(self._index, headers=GUARDS, media_type="text/html")
@@ -123,10 +125,10 @@ class PageRoutes:
         return _json({"range": name, "step_s": RANGES[name].step, "samples": samples})
 
     async def spans(self, request: Request) -> Response:
-        """Return what took how long at a site's start and at its models' wakes: `?site=`."""
+        """Return the durations of the phases of a site's start and its models' wakes: `?site=`."""
         self._sessions.visitor(request)
         if self._timeline is None:
-            raise ApiError("not_found", "no site's timeline can be read here")
+            raise ApiError("not_found", "this process has no timelines")
         found = await self._timeline(request.query_params.get("site", ""))
         return Response(found, headers={"cache-control": "no-store"}, media_type="application/json")
 
@@ -137,10 +139,10 @@ class PageRoutes:
         return Response(found, headers={"cache-control": "no-store"}, media_type="application/json")
 
     async def tail(self, request: Request) -> Response:
-        """Return what a function prints, as it does: `?name=`. For operators: it may be private."""
+        """Stream a function's output: `?name=`. For operators, because it may be private."""
         self._sessions.actor(request)
         if self._functions is None:
-            raise ApiError("not_found", "no function can be followed here")
+            raise ApiError("not_found", "this process has no functions to follow")
         events = self._functions.lines(request.query_params.get("name", ""))
         return StreamingResponse(events, media_type="text/event-stream", headers={"cache-control": "no-store"})
 
@@ -173,7 +175,7 @@ async def _fields(request: Request) -> dict[str, str]:
     try:
         return msgspec.json.decode(bytes(body), type=dict[str, str])
     except msgspec.MsgspecError as error:
-        raise ApiError("invalid_request", f"the body is not what it should be: {error}") from None
+        raise ApiError("invalid_request", f"the body has an invalid form: {error}") from None
 
 
 def _json(fields: object, status: int = 200) -> Response:

@@ -18,7 +18,7 @@ from pilotlight.wire.credentials import Access, Key
 from pilotlight.wire.errors import ApiError
 
 COOKIE = "pilotlight_page"
-VIEW = "metrics"  # the scope by which one may look
+VIEW = "metrics"  # the scope for reading
 LIFETIME_S = 12 * 3600
 
 
@@ -32,7 +32,7 @@ OPERATOR = Visitor("this machine", True)  # where no key is required: on loopbac
 
 class Sessions:
     def __init__(self, access: Access, secret: str, clock: Callable[[], float] = time.time) -> None:
-        """`secret`: the network's, so that any of its routers knows the cookie; empty: one of this process's own."""
+        """`secret` is the network's, so that all its routers accept the cookie; empty for one of this process only."""
         self._access = access
         self._secret = hmac.digest(secret.encode() or os.urandom(32), b"pilotlight page", "sha256")
         self._clock = clock
@@ -45,16 +45,17 @@ class Sessions:
             key = self._access.key(authorization, scope)
             return Visitor(key.name, key.is_admin)
         if (known := self._key_of(request.cookies.get(COOKIE, ""))) is None:
-            raise ApiError("unauthorized", "this needs a key: `pilotlight keys create` makes one")
+            raise ApiError("unauthorized", "this needs a key: create one with `pilotlight keys create`")
         known.check(scope, self._clock())
         return Visitor(known.name, known.is_admin)
 
     def actor(self, request: Request) -> Visitor:
-        """Return who asks for a change. Raises ApiError for others than operators, and for what another page's script sends."""
+        """Return the operator who requests a change.
+        Raises ApiError for others, and for requests of another page's script."""
         visitor = self.visitor(request, "admin")
         origin = request.headers.get("origin")
         if origin is not None and origin.partition("://")[2] != request.headers.get("host"):
-            raise ApiError("forbidden", "this was sent from another page")
+            raise ApiError("forbidden", "the request came from a page of another origin")
         return visitor
 
     def open(self, authorization: str, response: Response, *, is_secure: bool) -> Visitor:

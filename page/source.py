@@ -10,7 +10,8 @@ from pilotlight.wire.hop.status import FunctionsStatus, ModelStatus, Place, Proc
 
 
 class TimeHistogram(msgspec.Struct, frozen=True):
-    """Counts of times in milliseconds. There is one more count than bounds, for times above the last bound."""
+    """Counts of times in milliseconds.
+    There is one more count than bounds, for times above the last bound."""
 
     bounds_ms: tuple[float, ...]
     counts: tuple[int, ...]
@@ -30,7 +31,7 @@ class Counts(msgspec.Struct, frozen=True):
 
 
 class SiteRow(msgspec.Struct, frozen=True):
-    """A site as the page shows it: what routers publish of it, without digests of caches."""
+    """A site as the page shows it: its published status without digests of caches."""
 
     name: str
     state: Literal["unknown", "healthy", "unhealthy", "draining"]
@@ -48,7 +49,7 @@ class SiteRow(msgspec.Struct, frozen=True):
 
 
 def shown(model: ModelStatus) -> ModelStatus:
-    """Return what a page needs of a model: no digests, no rates that differ with every second."""
+    """Return a model for the page: without digests, and without rates that change every second."""
     return replace(model, prefixes=b"", arriving_per_s=0.0, arriving_tokens_per_s=0.0)
 
 
@@ -67,7 +68,7 @@ class Move(msgspec.Struct, frozen=True):
 
 
 class Decision(msgspec.Struct, frozen=True):
-    """Prediction for a stream where it was sent, beside its time to first token."""
+    """The prediction for a stream at its site, and its actual time to the first token."""
 
     number: int
     site: str
@@ -108,4 +109,5 @@ class FunctionsSource(Protocol):
         """Return JSON: of each deployed function its `name`, `versions` and `shares` of the traffic."""
 
     def lines(self, name: str) -> AsyncGenerator[bytes, None]:
-        """Iterate over the lines that a function prints from now on, as events: `{"site", "line"}`. Raises ApiError for an unknown name."""
+        """Iterate over the lines that a function prints from now on, as events: `{"site", "line"}`.
+        Raises ApiError for an unknown name."""

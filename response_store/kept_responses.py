@@ -12,10 +12,11 @@ import orjson
 from pilotlight.wire.errors import ApiError
 from pilotlight.wire.sse import encode_event
 
-LOST = ApiError("aborted", "the process that made this response ended before it: ask again")
+LOST = ApiError("aborted", "the process that made this response has stopped: send the request again")
 
 
 _FAILED = "response.failed"
+CONVERSATION = "conv_"  # of a conversation's id
 
 
 class PreviousResponse(NamedTuple):
@@ -33,7 +34,8 @@ class KeptResponse:
     def __init__(
         self, tenant: str, fields: dict[str, Any], own: bytes = b"", before: PreviousResponse | None = None
     ) -> None:
-        """`fields`: the response itself, as clients see it. `own`: the items of its input that it does not have from `before`, as JSON."""
+        """`fields`: the response itself, as clients see it.
+        `own`: the items of its input that it does not have from `before`, as JSON."""
         self.tenant = tenant
         self.fields = fields
         self.own = own
@@ -86,7 +88,7 @@ class KeptResponse:
         self._changed = asyncio.Event()
 
     async def after(self, place: int) -> tuple[list[bytes], bool]:
-        """Return the events from the one of that number on, once there are any, and whether they are the last."""
+        """Return the events from a number on, once there are any, and whether they are the last."""
         while len(self.events) <= place and not self.is_ended:
             await self._changed.wait()
         return self.events[place:], self.is_ended
@@ -108,3 +110,15 @@ def is_failed_event(event: bytes) -> bool:
 
 def joined(*items: bytes) -> bytes:
     return b",".join(part for part in items if part)
+
+
+def conversation_id(given: Any) -> str | None:
+    """Return the conversation that a response is to be part of, named or as an object. Raises ApiError."""
+    name = given.get("id") if isinstance(given, dict) else given
+    if name is None:
+        return None
+    if not isinstance(name, str) or not name.startswith(CONVERSATION):
+        raise ApiError(
+            "invalid_request", f"conversation: must be an id that begins with {CONVERSATION}", param="conversation"
+        )
+    return name

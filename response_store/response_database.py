@@ -1,4 +1,4 @@
-"""The database that responses are kept in, as their store sees it: SQLite's file of one process, or PostgreSQL, which routers share."""
+"""The database of stored responses, as their store uses it: a SQLite file, or PostgreSQL shared by routers."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -20,7 +20,8 @@ Work = Callable[[RowConnection], Result]
 
 
 class ResponsesFault(Exception):
-    """The database cannot be read or written now. The message has the reason, and `told` the part that clients may see."""
+    """The database cannot be read or written now.
+    The message has the reason, and `told` the part that clients may see."""
 
     def __init__(self, message: str, told: str | None = None) -> None:
         super().__init__(message)

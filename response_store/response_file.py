@@ -1,4 +1,4 @@
-"""The SQLite file that one process keeps responses in. One that is damaged is set aside."""
+"""The SQLite file in which one process stores responses. A damaged file is set aside."""
 
 import asyncio
 import fcntl
@@ -16,7 +16,7 @@ from pilotlight.response_store import response_rows as rows
 from pilotlight.response_store.response_database import ResponsesFault, Result, Work
 from pilotlight.support.database import Connection, Database, DatabaseError, claim_version, storage_word, transaction
 
-ROOM_BYTES = 64 << 20  # beyond what is kept, twice: for pages that are half empty
+ROOM_BYTES = 64 << 20  # more than the stored bytes, twice: for half-empty pages
 _TRIGGERS = """
 CREATE TRIGGER IF NOT EXISTS response_added AFTER INSERT ON responses BEGIN
     INSERT INTO response_tenants VALUES (NEW.tenant, NEW.num_bytes) ON CONFLICT DO UPDATE SET num_bytes = num_bytes + excluded.num_bytes;
@@ -66,8 +66,11 @@ class ResponseFile:
             self._lock_fd = -1
 
     async def _done(self, work: Work[Result], *, is_write: bool) -> Result:
-        """Do the work, anew where the file has to be set aside first: a damaged page costs what is read there, and all only where the file cannot be
-        opened or written. Raises sqlite3.Error, DatabaseError, OSError."""
+        """Do the work, again after a damaged file was set aside.
+
+        A damaged page loses only its own data; the whole file is lost only if it cannot be opened or written. Raises sqlite3.Error, DatabaseError,
+        OSError.
+        """
 
         def written(connection: Connection) -> Result:
             with transaction(connection):
@@ -79,7 +82,7 @@ class ResponseFile:
         except (sqlite3.DatabaseError, orjson.JSONDecodeError) as error:
             if not _is_damage(error) or (self._is_open and not is_write):
                 raise
-            log.error("%s is damaged and set aside, and responses are kept anew: %s", self._path, error)
+            log.error("%s is damaged and was set aside; a new file is used: %s", self._path, error)
         await self._database.close()
         self._is_open = False
         await asyncio.to_thread(_move, self._path)
@@ -132,7 +135,7 @@ def _locked(path: Path) -> int:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(fd)
-        raise OSError("another process keeps its own there: give each a responses.directory") from None
+        raise OSError("another process stores responses there: give each its own responses.directory") from None
     return fd
 
 

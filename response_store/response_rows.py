@@ -1,5 +1,6 @@
-"""Responses as rows of a database: SQLite for one process, or PostgreSQL for several routers. A row has only what its response adds to the previous
-one, so the database has a conversation once. A response that is deleted or expired keeps what later responses need.
+"""Responses as rows of a database: SQLite for one process, or PostgreSQL for several routers.
+A row has only what its response adds to the previous one, so the database has a conversation once. A response that is deleted or expired keeps what
+later responses need.
 
 A row is found only together with its tenant. A response in progress is written by its maker, until another process ends or deletes it. The functions
 take a connection and run in one transaction each, in SQL that both databases accept: `?` is a value, `now_s()` the time by the database's clock.
@@ -17,7 +18,7 @@ from pilotlight.wire.errors import ApiError
 from pilotlight.wire.sse import EventDecoder
 
 MADE, ENDED, GONE = range(3)  # states: it is being made, it has ended, only others need it
-ROW_BYTES = 500  # what a row costs beside its bytes, with its places in the indexes
+ROW_BYTES = 500  # overhead of a row, with its entries in the indexes
 SWEPT = 200  # rows at once: some milliseconds
 DEFLATE = 1  # the fastest: events repeat their names, and shrink to a twelfth
 EXPIRES_S = 10.0  # a maker that is not heard of
@@ -93,7 +94,8 @@ class Confirmed(NamedTuple):
 
 
 def schema(number: str, blob: str) -> str:
-    """Return statements that make the tables, but for the triggers that count bytes by tenant. `number`, `blob`: types of the database's own."""
+    """Return statements that make the tables, but for the triggers that count bytes by tenant.
+    `number`, `blob`: types of the database's own."""
     return f"""
 CREATE TABLE IF NOT EXISTS responses (
     number {number}, tenant TEXT NOT NULL, id TEXT NOT NULL, state INTEGER NOT NULL, kept_s DOUBLE PRECISION NOT NULL,
@@ -119,8 +121,9 @@ CREATE TABLE IF NOT EXISTS response_makers (maker TEXT PRIMARY KEY, since_s DOUB
 def add(
     connection: RowConnection, rows: Iterable[ResponseRow], maker: str, max_bytes: int
 ) -> dict[Name, KeptResponse | None]:
-    """Write responses in their present state. The account with the most makes room, oldest first. Return the responses that were not written because
-    other processes changed them; None for deleted ones."""
+    """Write responses in their present state.
+    The account with the most makes room, oldest first. Return the responses that were not written because other processes changed them; None for
+    deleted ones."""
     first, taken = None, dict[Name, KeptResponse | None]()
     for row in rows:
         found = find(connection, row.tenant, row.id)
@@ -139,8 +142,9 @@ def add(
 
 
 def confirm(connection: RowConnection, maker: str, told: Iterable[Progress]) -> Confirmed:
-    """Confirm that a maker is alive, and its progress. Responses of makers that were silent for EXPIRES_S fail, but only after this maker was heard
-    for as long without a gap: after an outage of the database all makers seem silent."""
+    """Confirm that a maker is alive, and its progress.
+    Responses of makers that were silent for EXPIRES_S fail, but only after this maker was heard for as long without a gap: after an outage of the
+    database all makers seem silent."""
     if _confirm_maker(connection, maker):
         _end_lost(connection)
     chosen = f"SELECT tenant, id, number FROM responses WHERE state = {MADE} AND maker = ?"
@@ -156,7 +160,7 @@ def confirm(connection: RowConnection, maker: str, told: Iterable[Progress]) -> 
 
 
 def end_all(connection: RowConnection) -> None:
-    """End what earlier processes were making: it has failed."""
+    """Mark responses that earlier processes were making as failed."""
     _end_made(connection, "TRUE", ())
 
 
@@ -196,7 +200,7 @@ def conversation(connection: RowConnection, tenant: str, name: str, keep_s: floa
 
 
 def items(connection: RowConnection, tenant: str, names: Sequence[str], keep_s: float) -> dict[str, bytes]:
-    """Return those items of answers that are there."""
+    """Return the items of answers that exist."""
     found = dict[str, bytes]()
     for start in range(0, len(names), NAMES_AT_ONCE):
         wanted = names[start : start + NAMES_AT_ONCE]
@@ -227,7 +231,7 @@ def delete_all(connection: RowConnection, names: Iterable[Name]) -> None:
 
 
 def drop(connection: RowConnection, maker: str, names: Iterable[Name]) -> None:
-    """Delete what a maker is not making after all."""
+    """Delete responses that a maker does not make after all."""
     chosen = f"SELECT number FROM responses WHERE tenant = ? AND id = ? AND state = {MADE} AND maker = ?"
     for name in names:
         if (row := connection.execute(chosen, (*name, maker)).fetchone()) is not None:
@@ -313,7 +317,7 @@ def _insert(connection: RowConnection, row: ResponseRow, maker: str) -> int:
 
 
 def _forget(connection: RowConnection, forgotten: int) -> None:
-    """Delete a response; and its row, with those before it that are deleted too, up to one that others still need."""
+    """Delete a response, and its row with earlier deleted ones, up to a row that other responses need."""
     number: int | None = forgotten
     connection.execute(f"UPDATE responses SET state = {GONE}, fields = NULL, events = NULL WHERE number = ?", (number,))
     connection.execute("DELETE FROM response_items WHERE response = ?", (number,))
@@ -340,7 +344,7 @@ def _total(connection: RowConnection) -> int:
 
 
 def _victim(connection: RowConnection, first: int) -> int | None:
-    """Return the oldest response of the tenant that has most, but none of those from `first` on."""
+    """Return the oldest response of the tenant with the most, but none from `first` on."""
     chosen = f"""SELECT MIN(number) FROM responses WHERE state = {ENDED} AND number < ? AND tenant = (
             SELECT tenant FROM response_tenants WHERE EXISTS (
                 SELECT 1 FROM responses AS theirs WHERE theirs.tenant = response_tenants.tenant AND theirs.state = {ENDED} AND theirs.number < ?

@@ -31,26 +31,28 @@ from pilotlight.wire.errors import ApiError
 log = logging.getLogger("pilotlight.responses")
 
 
-class Timings(NamedTuple):
+class StoreTimings(NamedTuple):
     """How long a store waits, in seconds."""
 
     answer_s: float = 5.0  # for the database
     answer_after_fault_s: float = 0.2  # once it has not answered: no response's end waits for it each time
     retry_s: float = 5.0
     progress_s: float = 0.5  # between two reports of how far the responses of this process are
-    presence_s: float = rows.EXPIRES_S / 4  # between two signs that this process is there, while it makes none
+    presence_s: float = rows.EXPIRES_S / 4  # between two signs of life of this process while it makes no response
     follow_s: float = 0.25  # between two looks at a response that another process makes
 
 
 class ResponseStore:
     """`sweep()` it from time to time; `close()` it."""
 
-    def __init__(self, keeping: RetentionPolicy, database: ResponseDatabase, timings: Timings | None = None) -> None:
-        self.timings = timings or Timings()
+    def __init__(
+        self, keeping: RetentionPolicy, database: ResponseDatabase, timings: StoreTimings | None = None
+    ) -> None:
+        self.timings = timings or StoreTimings()
         self.fault: str | None = None  # why the database could not be read or written when that was last tried
         self._is_unwritable = False
         self._keeping = keeping
-        self._database = database
+        self.database = database
         self._maker = os.urandom(8).hex()
         self._made: dict[Name, KeptResponse] = {}  # in the background; until it is written
         self._unwritten: list[_Write] = []
@@ -64,7 +66,8 @@ class ResponseStore:
         self._is_closed = False
 
     async def keep(self, response: KeptResponse, row: ResponseRow | None = None) -> bool:
-        """Write a response, as a row or as it is by now, unless others have ended it. Return whether that could be done."""
+        """Write a response, as a row or as it is by now, unless others have ended it.
+        Return whether that could be done."""
         row = row or ResponseRow.of(response)
         write = _Write(response, row, asyncio.get_running_loop().create_future())
         self._unwritten.append(write)
@@ -79,7 +82,7 @@ class ResponseStore:
         if not await self.keep(response):
             del self._made[name]
             raise self._failing()
-        response.is_begun = self._database.is_shared
+        response.is_begun = self.database.is_shared
         self._has_begun.set()
 
     async def end(self, response: KeptResponse, fields: dict[str, Any], event: bytes) -> None:
@@ -92,7 +95,7 @@ class ResponseStore:
             response.add_event(event)
 
     async def settle(self, response: KeptResponse) -> None:
-        """Write a response that has ended, however often that has to be tried: until then it is read from memory."""
+        """Write an ended response, however often it takes; until then it is read from memory."""
         while not (response.is_deleted or response.is_settled or await self.keep(response)) and not self._is_closed:
             await asyncio.sleep(self.timings.retry_s)
         self._made.pop((response.tenant, response.id), None)
@@ -130,8 +133,10 @@ class ResponseStore:
         return await self._do(partial(rows.input_items, tenant=response.tenant, name=response.id))
 
     async def after(self, response: KeptResponse, place: int) -> tuple[list[bytes], bool]:
-        """Return the events from the one of that number on, once there are any, and whether they are the last: of one that is not made here. Of one
-        whose process was lost the last is that it has failed, wherever its reader was. Raises ApiError."""
+        """Return the events from a number on, once there are any, and whether they are the last, of another process's response.
+
+        If that process was lost, the last event is a failure, wherever the reader was. Raises ApiError.
+        """
         work = partial(rows.events, tenant=response.tenant, name=response.id, place=place)
         while (told := await self._do(work)) is not None:
             if told.response.fields["status"] == "failed" and not (told.events and is_failed_event(told.events[-1])):
@@ -148,7 +153,8 @@ class ResponseStore:
         return await self._do(partial(rows.items, tenant=tenant, names=names, keep_s=self._keeping.keep_s))
 
     async def cancel(self, response: KeptResponse) -> KeptResponse:
-        """Cancel one that another process makes, which stops when it hears of it. Return it as it has ended. Raises ApiError."""
+        """Cancel a response of another process, which stops when it notices.
+        Return its final state. Raises ApiError."""
         found = await self._do(partial(rows.cancel, tenant=response.tenant, name=response.id), is_write=True)
         if found is None:
             raise _unknown(response.id, None)
@@ -164,10 +170,10 @@ class ResponseStore:
         await self._do(partial(rows.delete, tenant=response.tenant, name=response.id), is_write=True)
 
     async def sweep(self) -> None:
-        """Delete what is past its time. Raises ApiError."""
+        """Delete expired responses. Raises ApiError."""
         while await self._do(partial(rows.sweep, keep_s=self._keeping.keep_s), is_write=True):
             continue
-        await self._database.tidy(self._keeping.keep_s)
+        await self.database.tidy(self._keeping.keep_s)
 
     async def close(self) -> None:
         """End those that are being made."""
@@ -184,7 +190,7 @@ class ResponseStore:
             await self._writing
         if self._taking_back is not None:
             await background.stop(self._taking_back)
-        await self._database.close()
+        await self.database.close()
 
     async def _write(self) -> None:
         try:
@@ -194,7 +200,7 @@ class ResponseStore:
                 try:
                     is_kept = await self._add([write for write in batch if not write.response.is_deleted])
                 except Exception:
-                    log.exception("responses cannot be kept")
+                    log.exception("responses cannot be stored")
                 finally:  # each of them is waited for
                     for write in batch:
                         write.is_kept.set_result(is_kept)
@@ -225,7 +231,7 @@ class ResponseStore:
             refused = frozenset(self._refused)
             with suppress(ResponsesFault):  # which the next request finds, too; and a full disk is no less full by this
                 delete = partial(rows.delete_all, names=refused)
-                await self._database.run(delete, self.timings.answer_s, is_write=True)
+                await self.database.run(delete, self.timings.answer_s, is_write=True)
                 self._refused -= refused
 
     async def _confirm_often(self) -> None:
@@ -257,26 +263,26 @@ class ResponseStore:
     async def _do(self, work: Work[Result], *, is_write: bool = False, within_s: float | None = None) -> Result:
         """Raises ApiError."""
         if not self._keeping.is_on:
-            raise ApiError("not_found", "responses are not kept here")
-        if self._database.is_shared and self._confirming is None and not self._is_closed:
+            raise ApiError("not_found", "responses are not stored here")
+        if self.database.is_shared and self._confirming is None and not self._is_closed:
             self._confirming = background.start(self._confirm_often, "telling of responses that are made")
         if within_s is None:
             within_s = self.timings.answer_s if self.fault is None else self.timings.answer_after_fault_s
         try:
-            result = await self._database.run(work, within_s, is_write=is_write)
+            result = await self.database.run(work, within_s, is_write=is_write)
         except ResponsesFault as error:
             if self.fault is None:
-                log.error("responses cannot be read or written in %s: %s", self._database.name, error)
+                log.error("responses cannot be read or written in %s: %s", self.database.name, error)
             self.fault = error.told
             self._is_unwritable = self._is_unwritable or is_write
             raise self._failing() from None
         if self.fault is not None and (is_write or not self._is_unwritable):  # a full database can still be read
-            log.warning("responses are read and written again in %s", self._database.name)
+            log.warning("responses are read and written again in %s", self.database.name)
             self.fault, self._is_unwritable = None, False
         return result
 
     def _failing(self) -> ApiError:
-        sentence = f"kept responses cannot be read or written at the moment: {self.fault}"
+        sentence = f"stored responses cannot be read or written right now: {self.fault}"
         return ApiError("overloaded", sentence, retry_after_s=5)
 
 
@@ -287,7 +293,7 @@ class _Write(NamedTuple):
 
 
 def _end_elsewhere(response: KeptResponse, found: KeptResponse | None) -> None:
-    """End a response as others have: `found` is what they have made of it, None where they have deleted it."""
+    """End a response that another process changed: `found` is its new state, None if it was deleted."""
     was_made = not response.is_ended
     if found is None:
         response.is_deleted = True
@@ -300,5 +306,5 @@ def _end_elsewhere(response: KeptResponse, found: KeptResponse | None) -> None:
 
 
 def _unknown(name: str, param: str | None) -> ApiError:
-    sentence = f"there is no response {name[:100]!r} here: it was never kept, was never yours, or its time is over"
+    sentence = f"there is no response {name[:100]!r}: it was not stored, has expired, or belongs to another account"
     return ApiError("not_found", sentence, param=param)

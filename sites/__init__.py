@@ -1,1 +1,2 @@
-"""One TOML file per location, one for the router's view of the network, and the typed reader of both. Imports nothing of ours."""
+"""Configuration files: one for each site, one for a router, and their typed reader.
+Imports no other package."""

@@ -61,7 +61,7 @@ class KeyConfig(Table, frozen=True, kw_only=True):
 
 
 class KeysFile(Table, frozen=True, kw_only=True):
-    """Accounts and keys alone, for `pilotlight serve --keys`."""
+    """Accounts and keys only, for `pilotlight serve --keys`."""
 
     accounts: Annotated[tuple[AccountConfig, ...], Meta(description="Accounts and the models that they may use.")] = ()
     keys: Annotated[tuple[KeyConfig, ...], Meta(description="API keys, by their digests.")] = ()

@@ -33,7 +33,8 @@ TableT = TypeVar("TableT", bound=Table)
 
 
 def parse(table: type[TableT], values: dict[str, Any], origin: str) -> TableT:
-    """Convert a file's values to its table. Raises ConfigError with one line per error; `origin` is the file's name for the message."""
+    """Convert a file's values to its table.
+    Raises ConfigError with one line per error; `origin` is the file's name for the message."""
     if (change := refuse_tenants(values)) is not None:
         raise ConfigError(f"{origin}: {change}")
     try:
@@ -57,7 +58,8 @@ def read(path: Path) -> dict[str, Any]:
 
 
 class PlaceConfig(Table, frozen=True, kw_only=True):
-    """Location of a router or site. Routers estimate round-trip times from the coordinates until they have measured some."""
+    """Location of a router or site.
+    Routers estimate round-trip times from the coordinates until they have measured some."""
 
     city: Annotated[str, Meta(description="City, as shown on the map.")]
     latitude: Annotated[float, Meta(ge=-90, le=90, description="Degrees, north positive.")]
@@ -228,7 +230,7 @@ def state_directory(name: str) -> Path:
 
 
 def router_state_directory() -> Path:
-    """Return where a router keeps deployed functions: their versions, their bundles and their shares of traffic."""
+    """Return the directory where a router stores deployed functions: versions, bundles and shares of traffic."""
     given = os.environ.get(ROUTER_STATE_ENV)
     return Path(given).expanduser() if given else state_directory("router")
 

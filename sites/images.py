@@ -10,7 +10,8 @@ from pilotlight.sites.table import Rules, Table
 
 
 class ImagesConfig(Table, frozen=True, kw_only=True):
-    """Limits of images in requests. The whole body, with images in base64, must fit in limits.max_body_mib."""
+    """Limits of images in requests.
+    The whole body, with images in base64, must fit in limits.max_body_mib."""
 
     rules: ClassVar[Rules] = {"allowed_hosts": are_host_names}
 

@@ -241,7 +241,7 @@ class CustomerConfig(TenantLimitsConfig, frozen=True, kw_only=True):
     ] = None
 
 
-class HostConfig(Table, frozen=True, kw_only=True):
+class FunctionHostConfig(Table, frozen=True, kw_only=True):
     """A host name whose requests a function answers."""
 
     pattern: Annotated[
@@ -276,7 +276,8 @@ class NetworkModelConfig(Table, frozen=True, kw_only=True):
 
 
 class DurableConfig(Table, frozen=True, kw_only=True):
-    """Streams that can be read again. Their events are stored in the router's memory, and in a directory that routers may share."""
+    """Streams that can be read again.
+    Their events are stored in the router's memory, and in a directory that routers may share."""
 
     directory: Annotated[
         str | None,
@@ -296,7 +297,8 @@ class DurableConfig(Table, frozen=True, kw_only=True):
 
 
 class LedgerConfig(Table, frozen=True, kw_only=True):
-    """The record of each account's usage. Needs PILOTLIGHT_HOP_SECRET, with which sites sign what they report."""
+    """The record of each account's usage.
+    Needs PILOTLIGHT_HOP_SECRET, with which sites sign what they report."""
 
     directory: Annotated[
         str | None,
@@ -382,7 +384,8 @@ Share = Annotated[float, Meta(gt=0.0, lt=1.0)]
 
 
 class ObjectiveConfig(Table, frozen=True, kw_only=True):
-    """A service-level objective over 30 days. A request counts for the first objective that fits its model."""
+    """A service-level objective over 30 days.
+    A request counts for the first objective that fits its model."""
 
     model: Annotated[str, Meta(min_length=1, description="Name of the models, with *.")]
     answered: Annotated[Share | None, Meta(description="Share of requests that must not fail, such as 0.999.")] = None
@@ -443,7 +446,7 @@ class NetworkConfig(Table, frozen=True, kw_only=True):
     functions: Annotated[NetworkFunctionsConfig, Meta(description="Names of functions in the network.")] = (
         NetworkFunctionsConfig()
     )
-    hosts: Annotated[tuple[HostConfig, ...], Meta(description="Host names that functions answer.")] = ()
+    hosts: Annotated[tuple[FunctionHostConfig, ...], Meta(description="Host names that functions answer.")] = ()
     objectives: Annotated[tuple[ObjectiveConfig, ...], Meta(description="Service-level objectives.")] = ()
     place: Annotated[PlaceConfig, Meta(description="Where the router is.")]
     sites: Annotated[

@@ -1,4 +1,5 @@
-"""Rules for single values of configuration files, beyond their types. Each rule raises ValueError with a sentence that says what to change."""
+"""Rules for single values of configuration files, beyond their types.
+Each rule raises ValueError with a sentence that says what to change."""
 
 import re
 from ipaddress import ip_address, ip_network

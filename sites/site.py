@@ -93,7 +93,8 @@ class LenderConfig(Table, frozen=True, kw_only=True):
 
 
 class EngineConfig(Table, frozen=True, kw_only=True):
-    """Engine hosts: one process for each device, which holds several models. Sizes are each host's own, but for weights_host_gib, which all share."""
+    """Engine hosts: one process for each device, which holds several models.
+    Sizes are each host's own, but for weights_host_gib, which all share."""
 
     rules: ClassVar[Rules] = {"device": is_a_device, "devices": can_stand_together}
 
@@ -527,7 +528,8 @@ class FunctionConfig(Table, frozen=True, kw_only=True):
 
 
 class R2StoreConfig(Table, frozen=True, kw_only=True):
-    """An R2 bucket whose objects are stored at an S3 endpoint. The site has its credentials; functions never see them."""
+    """An R2 bucket whose objects are stored at an S3 endpoint.
+    The site has its credentials; functions never see them."""
 
     rules: ClassVar[Rules] = {"endpoint": is_http_place}
 

@@ -11,7 +11,8 @@ SIZES, MOST = ("_gib", "_mib"), 1e9  # suffixes of field names, and the largest 
 
 
 class Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A table of a configuration file. `rules` check single fields and `agree` checks fields together; both raise ValueError."""
+    """A table of a configuration file.
+    `rules` check single fields and `agree` checks fields together; both raise ValueError."""
 
     rules: ClassVar[Rules] = {}
 

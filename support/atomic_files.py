@@ -1,6 +1,6 @@
-"""Files and folders that are whole under their name even after a power cut.
+"""Files and folders that are complete under their name even after a power failure.
 
-A rename alone may reach the disk before what was written: the file then has its name and lacks its end.
+A rename may reach the disk before the written data: the file would have its name and lack its end.
 """
 
 import os
@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def write(path: Path, data: bytes) -> None:
-    """Write a file that is its owner's alone: the old one is there or the new one, never half of it. Raises OSError."""
+    """Write a file that only its owner can read: afterwards the old or the new one exists, never half of it. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     handle, made = tempfile.mkstemp(dir=path.parent, prefix=".")
     try:

@@ -19,8 +19,10 @@ log = logging.getLogger("pilotlight.background")
 
 
 def start(work: Work, name: str) -> asyncio.Task[None]:
-    """Run `work` in a task, anew each time it raises; it is over when `work` returns or the task is cancelled. Keep the task: the loop does not.
-    `name` is for the log, as "the usage ledger"."""
+    """Run `work` in a task, again each time it raises, until it returns or the task is cancelled.
+
+    Keep a reference to the task: the loop does not. `name` is for the log, such as "the usage ledger".
+    """
     return asyncio.create_task(_repeat(work, name), name=name)
 
 
@@ -47,7 +49,7 @@ def for_each(items: Iterable[Item], work: Callable[[Item], None], name: str) -> 
         try:
             work(item)
         except Exception:
-            log.exception("%s failed for %.200r; the others go on", name, item)
+            log.exception("%s failed for %.200r; the others continue", name, item)
 
 
 async def _repeat(work: Work, name: str) -> None:

@@ -40,7 +40,8 @@ class DatabaseError(Exception):
 
 
 class Database:
-    """`prepare` sets a new connection up: schema, limits. It runs in the database's thread, as all else does."""
+    """`prepare` sets a new connection up: schema, limits.
+    It runs in the database's thread, as all else does."""
 
     def __init__(
         self,
@@ -60,7 +61,7 @@ class Database:
         self._waiting = 0
 
     async def run(self, work: Work[T], time_limit_s: float = TIME_LIMIT_S) -> T:
-        """Do the work in the database's thread. Raises what it raises, and DatabaseError."""
+        """Do the work in the database's thread. Raises its exceptions, and DatabaseError."""
         if self._waiting >= MAX_WAITING:
             raise DatabaseError(
                 f"{MAX_WAITING} requests wait for this database already; send fewer at once", "overloaded"
@@ -92,7 +93,7 @@ class Database:
 
     def _do(self, job: "_Job") -> Any:
         if job.is_left:
-            raise DatabaseError("nobody waits for this work any more", "cancelled")
+            raise DatabaseError("the caller has gone", "cancelled")
         connection = self._opened()
         job.deadline_s = time.monotonic() + job.time_limit_s
         self._job = job
@@ -103,7 +104,7 @@ class Database:
             if getattr(error, "sqlite_errorname", "") != "SQLITE_INTERRUPT":
                 raise
             if job.is_left:
-                raise DatabaseError("nobody waits for this work any more", "cancelled") from None
+                raise DatabaseError("the caller has gone", "cancelled") from None
             message = (
                 f"the statement ran for longer than {job.time_limit_s:g} s and was stopped; make it touch fewer rows"
             )
@@ -157,7 +158,8 @@ class _Job:
 
 @contextmanager
 def transaction(connection: Connection) -> Iterator[None]:
-    """Open a transaction, all or nothing. It takes the write lock at once, so that it cannot fail halfway because another process writes."""
+    """Open a transaction, all or nothing.
+    It takes the write lock at once, so that it cannot fail halfway because another process writes."""
     connection.execute("BEGIN IMMEDIATE")
     try:
         yield
@@ -175,7 +177,7 @@ class Databases:
         self._open: dict[Path, Closing] = {}
 
     def get(self, path: Path, make: Callable[[Path], ClosingT]) -> ClosingT:
-        """Return what is open at the path, made by the first who asks."""
+        """Return the object that is open at the path; the first caller makes it."""
         path = path.resolve()
         if path not in self._open:
             self._open[path] = make(path)
@@ -191,8 +193,10 @@ class Databases:
 
 
 def create(connection: Connection, schema: str, migrations: Sequence[str] = ()) -> None:
-    """Create the tables that are not there yet, and bring those of an earlier version forward: the first of `migrations` leads from version 1 to 2.
-    Raises DatabaseError for a file that a later version of Pilotlight has written."""
+    """Create missing tables, and upgrade those of an earlier version: the first of `migrations` leads from version 1 to 2.
+
+    Raises DatabaseError for a file of a later version of Pilotlight.
+    """
     with transaction(connection):
         written = claim_version(connection, 1 + len(migrations))
         for step in migrations[written - 1 :]:
@@ -203,8 +207,8 @@ def create(connection: Connection, schema: str, migrations: Sequence[str] = ()) 
 
 
 def claim_version(connection: Connection, newest: int = 1) -> int:
-    """Note that a file's tables have the newest version from now on; return what they have, `newest` where there are none. Raises DatabaseError for
-    a version that is not known here."""
+    """Record that a file's tables have the newest version; return their previous version, `newest` for a new file. Raises DatabaseError for an
+    unknown version."""
     has_tables = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
     (written,) = connection.execute("PRAGMA user_version").fetchone()
     if written > newest:

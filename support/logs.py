@@ -1,9 +1,4 @@
-"""The log of a process: one line per event on standard error, in one form for routers, sites, engine hosts and their ranks.
-
-Text lines begin with the time in UTC, the process and the level; JSON lines are one object each (`log_format` in a file's [telemetry]). A process
-that a site starts logs as the site does: the form and level reach it by PILOTLIGHT_LOG. A line that is logged while a request is served carries the
-id of the request, which a router and its sites share.
-"""
+"""The log of a process: one line for each event on standard error, in one form for all processes."""
 
 import json
 import logging
@@ -47,13 +42,13 @@ class TextLines(logging.Formatter):
         line = f"{_time_of(record)} {self._process} {record.levelname} {text}"
         if request and request not in text:
             line += f" (request {request})"
-        # A message may quote a client: a line end in it must not begin a line of its own.
+        # A message may quote a client: a line end in it must not start a new line.
         line = line.replace("\r", "\\r").replace("\n", "\\n")
         return "\n".join([line, *_trace_of(self, record)])
 
 
 class JsonLines(logging.Formatter):
-    """One object a line: time, process, pid, level, logger, message; request_id and exception where there are any; and an access line's fields."""
+    """One JSON object a line: time, process, pid, level, logger, message; request_id, exception and access fields if present."""
 
     def __init__(self, process: str) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What a process tells the service manager that started it (systemd's `Type=notify`), and nothing where none did.
+"""Notifications to the service manager that started the process (systemd's `Type=notify`); none without one.
 
 The protocol is sd_notify(3): lines of NAME=VALUE in one datagram to the socket that NOTIFY_SOCKET names.
 """
@@ -12,7 +12,8 @@ SOCKET_ENV = "NOTIFY_SOCKET"
 
 
 def notify_ready(status: str = "") -> None:
-    """Say that the process serves, at its start or after a reload. `status`: a line for `systemctl status`, where it is another one now."""
+    """Report that the process serves, at its start or after a reload.
+    `status` is a line for `systemctl status`, if it has changed."""
     _notify("READY=1", *([f"STATUS={status}"] if status else ()))
 
 

@@ -1,4 +1,5 @@
-"""Signals that stop a process or make it reload. The caller decides what a stop, or a second one, does.
+"""Signals that stop a process or make it reload.
+The caller decides what a stop, or a second one, does.
 
 The kernel sends SIGHUP when the terminal is closed, which would end a site at once and leave its weights in shared memory. So this counts as a stop.
 From any other sender, as `systemctl reload`, it means reload.
@@ -15,7 +16,8 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class Terminal:
-    """The terminal that this process was started from, if any. A process that should outlive it ignores SIGHUP from the start (`nohup`)."""
+    """The terminal that this process was started from, if any.
+    A process that should outlive it ignores SIGHUP from the start (`nohup`)."""
 
     def __init__(self) -> None:
         self._ends_us = signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN and _has_terminal()
@@ -26,7 +28,7 @@ class Terminal:
 
 
 def follow_signals(stop: Callable[[], None], reload: Callable[[], object]) -> None:
-    """Call back in the running event loop, and tell the service manager, if there is one."""
+    """Call `stop` or `reload` in the running event loop, and notify the service manager, if there is one."""
     loop, terminal = asyncio.get_running_loop(), Terminal()
 
     def on_stop() -> None:

@@ -1,1 +1,2 @@
-"""Messages between clients, routers and sites: frozen structs and their byte forms. Imports `support` only."""
+"""Messages between clients, routers and sites: frozen structs and their byte forms.
+Imports `support` only."""

@@ -9,7 +9,7 @@ from typing import Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-# What one request may hold. Its body's bytes are bounded already, but so many things can be said in few bytes that looking at them takes seconds.
+# Limits of the shape of one request. A body's size is bounded already, but a few bytes can describe so many objects that checking them takes seconds.
 MAX_MESSAGES = 8192
 MAX_ITEMS = 1024  # parts or tool calls of a message, tools
 MAX_NESTING = 100  # of a tool's schema, and of a call's arguments
@@ -84,7 +84,8 @@ class CustomDelta(msgspec.Struct, frozen=True):
 
 
 class ToolCallDelta(msgspec.Struct, frozen=True):
-    """A part of a tool call. The first part has the call's id, type and name; later parts have more of its arguments."""
+    """A part of a tool call.
+    The first part has the call's id, type and name; later parts have more of its arguments."""
 
     index: int
     function: FunctionDelta | UnsetType = UNSET
@@ -129,7 +130,8 @@ class ChunkChoice(msgspec.Struct, frozen=True):
 
 
 class ChatChunk(msgspec.Struct, frozen=True):
-    """One event of a chat stream. `usage` is null in all but the last of a stream that asked for usage, unless it asked for it in every one."""
+    """One event of a chat stream.
+    `usage` is null in all but the last of a stream that asked for usage, unless it asked for it in every one."""
 
     id: str
     created: int
@@ -220,7 +222,7 @@ class ListedModel(msgspec.Struct, frozen=True):
     stored_dtypes: tuple[str, ...] | UnsetType = UNSET  # of its checkpoint, by safetensors' names
     weights_bytes: int | UnsetType = UNSET
     saved_bytes: int | UnsetType = UNSET  # by weights in 12 bits, losslessly, where it has such
-    # as well; completion: texts alone, for want of a chat template; classification: several classes of texts
+    # as well; completion: texts only, because there is no chat template; classification: several classes of texts
     type: Literal["chat", "completion", "embedding", "rerank", "classification"] | UnsetType = UNSET
     embedding_size: int | UnsetType = UNSET  # of embedding models
     labels: tuple[str, ...] | UnsetType = UNSET  # of a classification model's classes

@@ -14,23 +14,25 @@ from typing import NamedTuple, Protocol
 
 from pilotlight.wire.errors import ApiError
 
-API_KEY = b"x-api-key"
+API_KEYS = (b"x-api-key", b"api-key")  # headers of Anthropic's clients, and of Azure's
 
 _BEARER = re.compile(r"bearer +([\x21-\x7e]+)", re.IGNORECASE)
 
 
 def with_bearer(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-    """Return a request's headers with a key from `x-api-key`, which Anthropic's clients use, as an Authorization header."""
+    """Return a request's headers with a key from a header of its own, such as Anthropic's `x-api-key`, as an Authorization header."""
     names = [name for name, _ in headers]
-    if API_KEY not in names or b"authorization" in names:
+    found = next((name for name in API_KEYS if name in names), None)
+    if found is None or b"authorization" in names:
         return headers
-    return [(b"authorization", b"Bearer " + value) if name == API_KEY else (name, value) for name, value in headers]
+    return [(b"authorization", b"Bearer " + value) if name == found else (name, value) for name, value in headers]
 
 
 @lru_cache(4096)  # a client sends the same with each request
 def bearer_token(authorization: str | None) -> str:
-    """Return the bearer token; empty if there is none. Other credentials are ignored: a function may check them, and where no key is required they
-    change nothing, such as `Bearer ` with an empty variable after it."""
+    """Return the bearer token; empty if there is none.
+    Other credentials are ignored: a function may check them, and where no key is required they change nothing, such as `Bearer ` with an empty
+    variable after it."""
     found = _BEARER.fullmatch(authorization.strip(" \t")) if authorization else None
     return "" if found is None else found[1]
 
@@ -41,11 +43,12 @@ class Tenant(NamedTuple):
 
     id: str  # safe to log: a hash, never the key
     salt: bytes  # seeds the engine's prefix cache
-    owner: str  # the id of the account or key alone, whatever account a path names: whose uploads it may use
+    owner: str  # the id of the account or key, whatever account a path names: the owner of its uploads
 
 
 def owner_of(authorization: str | None, account: str) -> str:
-    """Return who asks: the account that is known, if any, or else the key. No key has a space in it, so neither can be taken for the other."""
+    """Return the caller: its account if it is known, otherwise its key.
+    Keys have no spaces, so the two cannot be confused."""
     return f"account {account}" if account else bearer_token(authorization)
 
 
@@ -62,7 +65,7 @@ def tenant_of(owner: str, account_id: str | None) -> Tenant:
 
 
 def salted(salt: bytes, cache_salt: object) -> bytes:
-    """Return the salt of what a request shares: with all of its tenant's, or with those alone that name the same `cache_salt`."""
+    """Return the salt of a request's cache: shared by its tenant, or only by requests with the same `cache_salt`."""
     if not isinstance(cache_salt, str) or not cache_salt:
         return salt
     return hashlib.blake2b(cache_salt.encode(), key=salt, digest_size=len(salt)).digest()
@@ -74,18 +77,19 @@ ANONYMOUS = Tenant("anonymous", hashlib.sha256(b"pilotlight anonymous tenant").d
 class Account(NamedTuple):
     name: str
     models: tuple[str, ...] | None = None  # patterns of the models that it may use; None if all
-    functions: tuple[str, ...] = ("*",)  # patterns of what its keys may deploy
+    functions: tuple[str, ...] = ("*",)  # patterns of functions that its keys may deploy
 
     def may_use(self, *names: str) -> bool:
         """Tell whether a model is open to the account under one of its names."""
         return self.models is None or any(fnmatchcase(name, pattern) for name in names for pattern in self.models)
 
     def check_model(self, model: str | None) -> None:
-        """Raise ApiError for a model that is not the account's to use; `model`: as the request names it, None where it names none."""
+        """Raise ApiError for a model that the account may not use.
+        `model` is the name in the request, None without one."""
         if self.models is not None and (model is None or not self.may_use(model)):
             named = f"the model {model[:200]!r}" if model is not None else "a request that names no model"
             sentence = (
-                f"{named} is not open to the account {self.name}, which may use {', '.join(self.models) or 'none'}"
+                f"{named} is not available to the account {self.name}, which may use {', '.join(self.models) or 'none'}"
             )
             raise ApiError("forbidden", sentence, param="model")
 
@@ -114,12 +118,10 @@ class Key(NamedTuple):
     def check(self, scope: str, now_s: float) -> None:
         """Raise ApiError where the key is no longer one, or opens other things."""
         if self.is_revoked:
-            raise ApiError("unauthorized", f"the key {self.name} was revoked: ask whoever gave it to you for another")
+            raise ApiError("unauthorized", f"the key {self.name} was revoked: ask its issuer for a new one")
         if self.expires_s is not None and now_s >= self.expires_s:
             when = time.strftime("%Y-%m-%d %H:%M:%SZ", time.gmtime(self.expires_s))
-            raise ApiError(
-                "unauthorized", f"the key {self.name} expired at {when}: ask whoever gave it to you for another"
-            )
+            raise ApiError("unauthorized", f"the key {self.name} expired at {when}: ask its issuer for a new one")
         if not self.opens(scope):
             has = ", ".join(sorted(self.scopes))
             sentence = f"this needs a key with the scope {scope}, and {self.name} has {has}: `pilotlight keys create --scope {scope}` makes one"
@@ -157,7 +159,7 @@ class KeyEntry(Protocol):
 
 
 def known_keys(accounts: Iterable[AccountEntry], keys: Iterable[KeyEntry]) -> list[Key]:
-    """Return the keys of a configuration file, a rotated one beside the one in its place."""
+    """Return the keys of a configuration file, with rotated ones beside their successors."""
     named = {each.name: Account(each.name, each.models, getattr(each, "functions", ("*",))) for each in accounts}
     known: list[Key] = []
     for each in keys:
@@ -173,9 +175,9 @@ def known_keys(accounts: Iterable[AccountEntry], keys: Iterable[KeyEntry]) -> li
 
 
 class Access:
-    """The configured keys. SHA-256 without salt or repetition suffices: a key of `pilotlight keys create` has 256 random bits and cannot be guessed
-    from its digest, and a slow hash would cost every request as much as an attacker. The time of a look-up depends on digests only, so it reveals no
-    key."""
+    """The configured keys.
+    SHA-256 without salt or repetition suffices: a key of `pilotlight keys create` has 256 random bits and cannot be guessed from its digest, and a
+    slow hash would cost every request as much as an attacker. The time of a look-up depends on digests only, so it reveals no key."""
 
     def __init__(self, keys: Iterable[Key], *, is_required: bool, clock: Callable[[], float] = time.time) -> None:
         self.is_required = is_required
@@ -187,7 +189,8 @@ class Access:
         self.is_required, self.keys = other.is_required, other.keys
 
     def holder(self, authorization: str | None) -> Key | None:
-        """Return the key of a request for a model; None if no key is required and it is unknown. Raises ApiError."""
+        """Return the key of a request for a model; None if no key is required and it is unknown.
+        Raises ApiError."""
         return self.key(authorization, "models") if self.is_required else self.find(bearer_token(authorization))
 
     def find(self, token: str) -> Key | None:
@@ -211,7 +214,7 @@ class Access:
             raise ApiError("unauthorized", "this needs a key: send it as `Authorization: Bearer KEY`")
         key = self.keys.get(_digest_of(token))
         if key is None:
-            raise ApiError("unauthorized", "this key is not known here")
+            raise ApiError("unauthorized", "this key is unknown")
         key.check(scope, self._clock())
         return key
 

@@ -1,7 +1,4 @@
-"""The OpenAI shape of embeddings: one vector per input, in order, as numbers or as base64 of little-endian fp32.
-
-The module refuses to know where the vectors come from.
-"""
+"""OpenAI's form of embeddings: one vector per input, in order, as numbers or as base64 of little-endian fp32."""
 
 import base64
 import struct

@@ -86,7 +86,8 @@ class RateQuota(NamedTuple):
 
 
 class ApiError(Exception):
-    """A refusal in one of the table's words. `param` names the request's field at fault; `retry_after_s` and `rate_limit` become headers."""
+    """A refusal in one of the table's words.
+    `param` names the request's field at fault; `retry_after_s` and `rate_limit` become headers."""
 
     def __init__(
         self,
@@ -118,7 +119,7 @@ class ApiError(Exception):
             # Anthropic has no `code`. Routers and people distinguish errors by this word.
             return {"type": "error", "error": {"type": kind, "message": self.message, "code": self.word}}
         if dialect is Dialect.OLLAMA:
-            # `code` is no field of Ollama's: the word, by which routers tell a site's own faults from a request's.
+            # Ollama has no `code`. Routers distinguish a site's own faults from a request's by this word.
             return {"error": self.message, "code": self.word}
         if dialect is Dialect.WORKERS_AI:
             error = {"code": self.kind.workers_ai_code, "message": self.message}

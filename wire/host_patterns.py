@@ -1,8 +1,8 @@
-"""Patterns of host and path under which a function is served, as Cloudflare's routes have them: `shop.example/*`, `*.shop.example/api/*`, and, for a
-custom domain, the host alone.
+"""Patterns of host and path of a function, in the form of Cloudflare's routes: `shop.example/*`, `*.shop.example/api/*`, or, for a custom domain, the
+host.
 
-https://developers.cloudflare.com/workers/configuration/routing/routes/: `*` stands at a host's beginning and at a path's end, and of several
-patterns that match, the most specific counts. Knows no functions.
+https://developers.cloudflare.com/workers/configuration/routing/routes/: `*` is at a host's start and at a path's end, and the most specific of
+several matching patterns counts.
 """
 
 import re
@@ -14,21 +14,21 @@ _HOST = re.compile(r"(?:\*\.?)?[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?(?:\.[a-z0-9]
 class HostPattern(NamedTuple):
     host: str  # without its wildcard
     has_subdomains: bool
-    has_apex: bool  # the host itself is meant
+    has_apex: bool  # the pattern includes the host itself
     path: str
-    is_prefix: bool  # longer paths are meant, too
+    is_prefix: bool  # the pattern includes longer paths
 
     def takes_path(self, path: str) -> bool:
         return path.startswith(self.path) if self.is_prefix else path == self.path
 
     @property
     def rank(self) -> tuple[bool, int, bool, int]:
-        """Sort the more specific of two first: a host before its wildcard, a longer one before a shorter, a path before its prefix."""
+        """Return a key that sorts the more specific pattern first: hosts before wildcards, long before short, paths before prefixes."""
         return self.has_subdomains, -len(self.host), self.is_prefix, -len(self.path)
 
 
 def parse_pattern(text: str, *, is_custom_domain: bool = False) -> HostPattern:
-    """Raises ValueError with a sentence that says what to change."""
+    """Parse a pattern. Raises ValueError with a sentence that names the error."""
     plain = re.sub(r"^https?://", "", text.strip())
     host, slash, path = plain.partition("/")
     host = host.lower()

@@ -1,16 +1,46 @@
-"""The paths of the API as clients write them."""
+"""The paths of the API as clients write them, and what is said of those that it does not have."""
 
+import re
 from typing import Any
 
 # Prefixes of the API's paths.
-API_PATHS = ("/v1/", "/ai/v1/", "/client/v4/", "/api/", "/v2/", "/rerank", "/score", "/classify")
+API_PATHS = ("/v1/", "/ai/v1/", "/client/v4/", "/api/", "/openai/", "/v2/", "/rerank", "/score", "/classify")
+
+# Azure's, with a deployment's name or without: requests name their model as well.
+_AZURE = re.compile(r"/openai(?:/v1|/deployments/[^/]+)?(?=/)")
+_V1 = re.compile(r"(?:/client/v4/accounts/[^/]+)?(?:/ai)?/v1/([a-z_]+)")
+_UPLOAD = "send text files of requests to /v1/files, and adapters to /client/v4/accounts/ACCOUNT/ai/finetunes"
+_NO_AGENTS = "what is said is kept by /v1/responses and /v1/conversations"
+# Parts of OpenAI's API that are not here, and why, or what is.
+_ABSENT = {
+    "assistants": _NO_AGENTS, "threads": _NO_AGENTS, "chatkit": _NO_AGENTS,
+    "audio": "no model here hears or speaks", "realtime": "no model here hears or speaks", "images": "no model here draws",
+    "videos": "no model here makes videos", "moderations": "no model here moderates: ask /v1/decisions what a text is",
+    "vector_stores": "vectors are made at /v1/embeddings and kept elsewhere", "uploads": _UPLOAD, "containers": "no code is run for a model here",
+    "evals": "evaluations are run elsewhere: /v1/batches takes their requests", "complete": "Anthropic's texts are at /v1/messages",
+    "organization": "accounts and keys are in the network's file", "skills": "no code is run for a model here",
+}  # fmt: skip
 
 
-def drop_trailing_slash(scope: Any) -> None:
-    """Let a request of the API mean the same with a slash at the end of its path, as clients write it whose base URL has none. A redirect would turn
-    a POST into a GET."""
+def normalize_path(scope: Any) -> None:
+    """Write an API path as the routes have it: without a slash at its end, which clients add to a base URL, and without Azure's prefix.
+    A redirect would turn a POST into a GET."""
     path = scope.get("path", "")  # a lifespan has none
+    if path.startswith("/openai/"):
+        _set(scope, _AZURE.sub("/v1", path, count=1), lambda raw: _AZURE.sub("/v1", raw, count=1))
+        path = scope["path"]
     if path.endswith("/") and path.startswith(API_PATHS):
-        scope["path"] = path[:-1]
-        if "raw_path" in scope:
-            scope["raw_path"] = scope["raw_path"].removesuffix(b"/")
+        _set(scope, path[:-1], lambda raw: raw.removesuffix("/"))
+
+
+def _set(scope: Any, path: str, change: Any) -> None:
+    scope["path"] = path
+    if "raw_path" in scope:
+        scope["raw_path"] = change(scope["raw_path"].decode("latin-1")).encode("latin-1")
+
+
+def nothing_at(path: str) -> str:
+    """Return the sentence for a path that is not there."""
+    found = _V1.match(path)
+    why = _ABSENT.get(found[1]) if found is not None else None
+    return f"there is nothing at {path[:200]}: {why or 'the API is under /v1, /ai/v1, /client/v4, /api and /fn'}"

@@ -1,8 +1,6 @@
-"""Server-sent events: `encode_event` and its inverse, `EventDecoder`, which takes any chunking of the bytes and returns whole events, read or as
-they are: a relay looks at little of each.
+"""Server-sent events: `encode_event`, and its inverse `EventDecoder`, which accepts any chunking.
 
-Format: the WHATWG HTML standard, section 9.2 (lines end in LF, CR LF or CR; a blank line dispatches; `:` starts a comment; `data:` lines are
-joined by LF). The module knows framing only; what the data means is its callers' business.
+Events are returned parsed or as they are: a relay looks at little of each.
 """
 
 import re
@@ -19,7 +17,7 @@ _DATA_LINE = re.compile(rb"data(?<![^\r\n]data)(?=[:\r\n])")  # starts with a li
 
 
 class Event(NamedTuple):
-    """One event. `raw` is what crossed the socket, the blank line included, so that a relay can pass it on untouched."""
+    """One event. `raw` has the bytes of the socket with the blank line, so that a relay can forward it unchanged."""
 
     data: bytes | None  # None for a comment or a field without data, which clients never see
     event_id: bytes | None
@@ -63,7 +61,8 @@ class EventDecoder:
         return len(self._buffer)
 
     def feed(self, chunk: bytes) -> list[Event]:
-        """Return the events that `chunk` completes. Raises SSEError when an unfinished event outgrows the limit."""
+        """Return the events that `chunk` completes.
+        Raises SSEError when an unfinished event outgrows the limit."""
         return [parse_event(raw) for raw in self.split(chunk)]
 
     def split(self, chunk: bytes) -> list[bytes]:

@@ -1,9 +1,4 @@
-"""Spans for a collector that speaks OTLP over HTTP: how a process of ours makes and sends them, and whose work the work at hand is a part of.
-
-A span's place in its trace is named by headers (W3C Trace Context: `traceparent`, `tracestate`), between processes and within one. The SDK is
-imported here and nowhere else, so that a process without a collector does not load it. Spans are sent from a thread of the SDK's, in batches; what a
-collector does not take is dropped.
-"""
+"""Spans for a collector of OTLP over HTTP: how a process makes and sends them, and the parent of present work."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -28,7 +23,8 @@ class Spans:
     """One for a process."""
 
     def __init__(self, collector: str, service: str, version: str, **named: str) -> None:
-        """`collector` is a URL; OTLP's path is added if it has none. `named` are attributes of all spans. Raises ImportError."""
+        """`collector` is a URL; OTLP's path is added if it has none.
+        `named` are attributes of all spans. Raises ImportError."""
         from opentelemetry import trace
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.resources import Resource
@@ -62,7 +58,7 @@ class Spans:
 
     @contextmanager
     def within(self, name: str, parent: Parent, kind: Kind, attributes: Attributes) -> Iterator["Span"]:
-        """Open a span of which all work in this scope is a part."""
+        """Open a span; all work in this scope belongs to it."""
         span = self.start(name, parent, kind, attributes)
         token = CURRENT.set(self.as_parent(span))
         try:
@@ -79,5 +75,5 @@ class Spans:
         span.set_status(self._trace.StatusCode.ERROR)
 
     def close(self) -> None:
-        """Send what is left. Waits for the collector, so it is not for an event loop."""
+        """Send the rest. Waits for the collector, so do not call it in an event loop."""
         self._provider.shutdown()

@@ -1,10 +1,6 @@
-"""Admission: which requests are taken at all, whatever their body says, and what one tenant and one client address may have of the router.
+"""Admission of requests by key, address and tenant, before their body is read.
 
-A tenant is an account, or a key that is not known, by a salted digest. Buckets hold a minute's worth, so a burst of that size passes. A request
-reserves the tokens that it may come to (its prompt, and `max_tokens` or EXPECTED_TOKENS) and settles for those it came to, so requests at once cannot
-pass a limit that one after the other would meet; an answer longer than it was taken to be leaves a debt, for which the next request waits. One that
-may come to more than a minute's worth is taken when all of that is there. Tables are bounded. Where routers share accounts'
-limits (quotas/shared.py), those count beside this router's own. Knows heads and keys; refuses to know sites.
+Limits what one tenant and one client address may use of the router.
 """
 
 import re
@@ -37,14 +33,14 @@ _PLAIN_TARGET = re.compile(r"[\x21-\x7e]+")
 
 class AdmissionFilter:
     def __init__(self, access: Access, limits: "TenantLimits", secret: str) -> None:
-        """`secret`: the network's, by which sites are known."""
+        """`secret` is the network's, with which sites recognise this router."""
         self.access = access
         self.limits = limits
         self._secret = secret
         self.is_draining = False
 
     async def admit(self, head: Head, address: str) -> AbstractContextManager[None]:
-        """Return a scope for the time that the request is at work. Raises ApiError."""
+        """Return a scope for the duration of a request. Raises ApiError."""
         if self.is_draining:
             raise ApiError("draining", "the router is shutting down: send the request again", retry_after_s=1)
         self.identify(head)
@@ -68,8 +64,8 @@ class AdmissionFilter:
 
 
 def tenant_of(head: Head, secret: str) -> bytes:
-    """Equal for all requests of one account, or with one key that is not known, and for no others. A path's account id is a client's own word: each
-    that it invents would be one more bucket."""
+    """Equal for all requests of one account, or with one key that is not known, and for no others.
+    A path's account id is a client's own word: each that it invents would be one more bucket."""
     return tenant_salt(head.owner, "", secret)
 
 
@@ -130,7 +126,9 @@ class _TenantUse:
         """Take one request from the limits. Raises ApiError."""
         for bucket, what in ((self.requests, "requests"), (self.tokens, "tokens")):
             if bucket is not None and (wait_s := bucket.wait_s(now)):
-                sentence = f"your account may have {bucket.per_min:g} {what} a minute: ask again in {wait_s:.0f} s"
+                sentence = (
+                    f"your account is limited to {bucket.per_min:g} {what} per minute: try again in {wait_s:.0f} s"
+                )
                 raise _refusal(sentence, wait_s, RateQuota(what, bucket.per_min))
         if self.requests is not None:
             self.requests.take(1, now)
@@ -144,7 +142,7 @@ def _resized(bucket: Bucket | None, per_min: float | None, now: float) -> Bucket
 
 @contextmanager
 def _held(tenant: _TenantUse, clients: dict[str, int], client: str, shared: QuotaLease | None) -> Iterator[None]:
-    """Count one request at work, of a tenant and of an address, until the scope ends."""
+    """Count one open request of a tenant and of an address until the scope ends."""
     tenant.open += 1
     if shared is not None:
         shared.begin(1)
@@ -179,7 +177,8 @@ class TenantLimits:
         self.set(door, default, accounts)
 
     def set(self, door: DoorConfig, default: TenantLimitsConfig, accounts: tuple[CustomerConfig, ...]) -> None:
-        """Apply new limits from now on. Requests in progress and usage of the present minute count against them."""
+        """Apply new limits from now on.
+        Requests in progress and usage of the present minute count against them."""
         self._door = door
         self._default = default
         self._named = {account.name: account for account in accounts}
@@ -192,14 +191,15 @@ class TenantLimits:
         return sum(self._clients.values())
 
     async def ready(self, head: Head) -> None:
-        """Wait until `admitted` may give an account one request more of what routers share. Raises ApiError where they have none left."""
+        """Wait until `admitted` may grant an account one more request of the shared limits.
+        Raises ApiError if none are left."""
         if self.shared is None:
             return
         needs = [(lease, 1.0) for name in LIMITS if (lease := self._lease(head, name)) is not None]
         if (short := await self.shared.short(needs)) is None:
             return
         what, wait_s = LIMITS[short.key.limit], short.wait_s(1.0, self._clock())
-        sentence = f"your account may have {short.capacity:g} {what}, at all routers: ask again in {wait_s:.0f} s"
+        sentence = f"your account may have {short.capacity:g} {what}, at all routers: try again in {wait_s:.0f} s"
         rate = None if short.key.limit == "max_open" else RateQuota(short.key.limit.partition("_")[0], short.capacity)
         raise _refusal(sentence, wait_s, rate)
 
@@ -209,10 +209,10 @@ class TenantLimits:
         limits = tenant.limits
         if self._clients.get(client, 0) >= self._door.max_open_per_client:
             raise _refusal(
-                f"your address has {self._door.max_open_per_client} requests at work: wait for some of them", 1.0
+                f"your address has {self._door.max_open_per_client} requests in progress: wait for some of them", 1.0
             )
         if limits.max_open is not None and tenant.open >= limits.max_open:
-            raise _refusal(f"your account has {limits.max_open} requests at work: wait for some of them", 1.0)
+            raise _refusal(f"your account has {limits.max_open} requests in progress: wait for some of them", 1.0)
         if tenant.requests is not None or tenant.tokens is not None:
             tenant.draw(self._clock())
         if (lease := self._lease(head, "requests_per_min")) is not None:
@@ -220,12 +220,13 @@ class TenantLimits:
         return _held(tenant, self._clients, client, self._lease(head, "max_open"))
 
     def held(self, head: Head, client: str) -> AbstractContextManager[None]:
-        """Work of a request that was admitted and has left: it counts as open, and is not refused. Use as `with`."""
+        """Work of a request that was admitted and has left: it counts as open, and is not refused.
+        Use as `with`."""
         return _held(self._tenant(head), self._clients, client, self._lease(head, "max_open"))
 
     async def reserve(self, head: Head, tokens: int, *, may_refuse: bool = True) -> ReservedTokens | None:
-        """Reserve what a request may come to; None where nothing limits it. A batch's leave the minute to those who wait. Raises ApiError where less
-        is left of the minute."""
+        """Reserve a request's possible tokens; None if nothing limits it.
+        Batch requests are not charged to the per-minute budget. Raises ApiError if too few are left."""
         if not self._counts_tokens or head.is_for_batch or not tokens:
             return None
         tenant = self._tenant(head)

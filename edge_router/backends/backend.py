@@ -70,15 +70,17 @@ class Backend:
 
     @property
     def is_frozen(self) -> bool:
-        """Its probes fail. One that answers them, only to say that it is not ready or does not know us, knows about its streams itself."""
+        """Its probes fail.
+        One that answers them, only to say that it is not ready or does not know us, knows about its streams itself."""
         return self.state == "unhealthy" and not self.probed.refuses_hops and (self.status is None or self.status.ready)
 
     @contextmanager
     def inflight(
         self, tokens: int, on_site_lost: Callable[[str], None] | None = None, expected_ms: float | None = None
     ) -> "Iterator[Ticket]":
-        """Open a scope in which a request counts here. `on_site_lost` is called, with the reason, when the site fails before it has answered;
-        `expected_ms`: from now to its first token, None as of an answer in one piece, whose time says nothing about the queue."""
+        """Open a scope in which a request counts here.
+        `on_site_lost` is called, with the reason, when the site fails before it has answered; `expected_ms`: from now to its first token, None as of
+        an answer in one piece, whose time says nothing about the queue."""
         now = self._clock()
         late_at = None if expected_ms is None else now + TOLERANCE * expected_ms / 1000
         ticket = Ticket(self, tokens, now, late_at, on_site_lost)
@@ -97,7 +99,7 @@ class Backend:
             self.settled(ticket)
 
     def failed_plainly(self) -> None:
-        """Count a failure that was the site's own: another one has answered the request."""
+        """Count a failure of the site: another one has answered the request."""
         self.ejection.failed()
         self._view = None
 
@@ -120,7 +122,8 @@ class Backend:
         self._view = None
 
     def declined(self, model: str, queued_tokens: int, asked_at: float) -> None:
-        """The site would rather not, for its queue is longer than it was taken to be: so long. It is as alive as one that answers."""
+        """Note that the site declined because its queue is longer than estimated, and its length.
+        It is as alive as one that answers."""
         if self.published.correct_queue(model, queued_tokens, asked_at):
             self.pending.remove_sent_before(asked_at)
             self._view = None
@@ -145,7 +148,7 @@ class Backend:
         self._view = None
 
     def view(self) -> BackendView:
-        """Made anew only when something has changed: a decision looks at every site, and most have been quiet since the last one."""
+        """Return a snapshot, made again only after a change: a decision looks at every site, and most are unchanged."""
         now, known = self._clock(), self._view
         if known is None or not known.since <= now < known.until or known.view.rtt_ms != self.round_trip.ms:
             known = self._view = self._look(now)
@@ -203,7 +206,8 @@ class _CachedView(NamedTuple):
 
 @dataclass(eq=False, slots=True)
 class Ticket:
-    """One request sent to a site. Until the site starts to answer, its prompt counts in the site's queue, and the request can still go elsewhere."""
+    """One request sent to a site.
+    Until the site starts to answer, its prompt counts in the site's queue, and the request can still go elsewhere."""
 
     backend: Backend
     tokens: int
@@ -255,7 +259,7 @@ class TicketQueue:
             self.tokens -= ticket.tokens
 
     def remove_through(self, ticket: Ticket) -> None:
-        """Remove a ticket and those before it, if it is there."""
+        """Remove a ticket, if it exists, and all before it."""
         while ticket in self._tickets:
             self.remove(next(iter(self._tickets)))
 

@@ -1,4 +1,4 @@
-"""Which sites exist: those of the network file, one Backend each. The file may be read again while the router runs."""
+"""The sites that exist: one Backend for each site of the network file, which may be read again while the router runs."""
 
 from collections.abc import Callable
 
@@ -9,7 +9,8 @@ from pilotlight.wire.hop.status import Place
 
 
 class Discovery:
-    """The sites that a router knows. `backends` and `urls` are the same mappings for as long as the router lives."""
+    """The sites that a router knows.
+    `backends` and `urls` are the same mappings for as long as the router lives."""
 
     def __init__(self, network: NetworkConfig, clock: Callable[[], float]) -> None:
         self.backends: dict[str, Backend] = {}
@@ -19,8 +20,8 @@ class Discovery:
         self.become(network)
 
     def become(self, network: NetworkConfig) -> None:
-        """Know the sites of the file. A site that is no longer in it gets nothing new, and is forgotten when its last request has ended (`sweep`);
-        one whose entry has changed starts anew."""
+        """Take over the sites of the file.
+        A removed site gets nothing new and is dropped when its last request has ended (`sweep`); one whose entry changed starts again."""
         here = router_place(network)
         named = {site.name: site for site in network.sites}
         for name in self._known.keys() - named.keys():

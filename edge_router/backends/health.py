@@ -59,7 +59,7 @@ class HealthMonitor:
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         chance: Callable[[], float] = random.random,
     ) -> None:
-        """`backends`: a view that may change, of which `changed` tells."""
+        """`backends` is a view that may change; `changed` is called then."""
         self._backends = backends
         self._changed = asyncio.Event()
         self._fetch = fetch
@@ -109,7 +109,7 @@ class HealthMonitor:
                 raise ProbeError(f"/status answered {fetched.http_status}")
             status = decode_status(fetched.body)
             if status.site != backend.name:
-                raise ProbeError(f"the site at {backend.url} calls itself {status.site!r}: correct the network file")
+                raise ProbeError(f"the site at {backend.url} has the name {status.site!r}: correct the router's file")
             backend.round_trip.observe(elapsed_ms / fetched.round_trips)
             backend.answered(status, asked_at)
         except TimeoutError:
@@ -117,7 +117,9 @@ class HealthMonitor:
         except msgspec.MsgspecError as error:
             backend.failed(f"/status is malformed: {error}")
         except _HopRefused:
-            backend.refused_hop(f"it refuses our signature: {HOP_SECRET_ENV} must be the same there and here")
+            backend.refused_hop(
+                f"it refuses this router's signature: {HOP_SECRET_ENV} must be the same at the router and its sites"
+            )
         except (ProbeError, aiohttp.ClientError, OSError) as error:
             backend.failed(reason_of(error))
         except Exception:
@@ -140,9 +142,9 @@ class _HopRefused(Exception):
 
 
 def status_fetch(session: aiohttp.ClientSession, secret: str = "", clocks: SiteClocks | None = None) -> Fetch:
-    """Return a function that fetches a site's status. `session` must have `connection_trace()`, which distinguishes new connections. Probes are
-    signed like requests, so that a site with another secret is found before a request is sent there; a site with another clock answers with its time
-    and is asked again by it."""
+    """Return a function that fetches a site's status.
+    `session` must have `connection_trace()`, which distinguishes new connections. Probes are signed like requests, so that a site with another secret
+    is found before a request is sent there; a site with another clock answers with its time and is asked again by it."""
     clocks = clocks or SiteClocks(())
 
     async def fetch(url: str, site: str) -> ProbeReply:
@@ -172,7 +174,8 @@ def status_fetch(session: aiohttp.ClientSession, secret: str = "", clocks: SiteC
 
 
 def connection_trace() -> aiohttp.TraceConfig:
-    """Counts the round trip of a TCP handshake. (TLS takes one more; only a probe on a new connection is off by it, and later ones correct it.)"""
+    """Counts the round trip of a TCP handshake.
+    (TLS takes one more; only a probe on a new connection is off by it, and later ones correct it.)"""
     trace = aiohttp.TraceConfig()
 
     async def on_create_end(session: object, context: SimpleNamespace, params: object) -> None:
@@ -193,7 +196,7 @@ def client_session(
     return aiohttp.ClientSession(
         connector=tcp,
         connector_owner=False,
-        auto_decompress=False,  # what the site encoded is the client's to decode
+        auto_decompress=False,  # the client decodes the site's encoding
         skip_auto_headers=("user-agent", "accept", "content-type"),
         cookie_jar=aiohttp.DummyCookieJar(),  # clients' cookies are not ours to keep
         timeout=aiohttp.ClientTimeout(

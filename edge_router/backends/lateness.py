@@ -18,9 +18,7 @@ LEAST_MS = 20.0  # below which a site counts as punctual
 class Lateness:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._late_ms = (
-            0.0  # sum over the answers, of what each took beyond its tolerance; punctual ones count against it
-        )
+        self._late_ms = 0.0  # sum over the answers' excess beyond their tolerance; punctual ones count against it
         self._latest_ms = 0.0  # the answer that was later than any other
         self._answers = 0.0
         self._at = float("-inf")
@@ -45,8 +43,8 @@ class Lateness:
         return self._mean_ms(self._late_ms + max(0.0, overdue_ms), waiting=overdue_ms > 0)
 
     def proven_ms(self, overdue_ms: float = 0.0, next_overdue_ms: float = 0.0) -> float:
-        """Return the mean without the latest of the answers: what more than one has shown. `next_overdue_ms` is of the answer that should have come
-        after the first that is overdue."""
+        """Return the mean without the latest answer: the evidence of more than one.
+        `next_overdue_ms` belongs to the answer after the first overdue one."""
         if self.is_punctual and overdue_ms <= 0:
             return 0.0
         self._forget()

@@ -15,7 +15,7 @@ RECOVER_AFTER = 2  # good probes in a row, after which a site that was healthy b
 class ProbedState:
     def __init__(self, config: HealthConfig, clock: Callable[[], float]) -> None:
         self.state: State = "unknown"
-        self.detail = "not yet asked"  # why the state is what it is
+        self.detail = "not yet asked"  # the reason of the state
         self.refuses_hops = False  # it takes nothing that this router signs
         self.was_healthy = False
         self.slow_start_until = float("-inf")
@@ -30,7 +30,7 @@ class ProbedState:
         if status.draining:
             self.become("draining", "the site is draining")
         elif not status.ready:
-            self.become("unhealthy", "the site says that it is not ready")
+            self.become("unhealthy", "the site is not ready")
         else:
             self._successes += 1
             flapping = self.state == "unhealthy" and self.was_healthy

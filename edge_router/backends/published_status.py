@@ -17,8 +17,8 @@ class PublishedStatus:
         self.functions: frozenset[str] = frozenset()
 
     def take(self, status: SiteStatus, asked_at: float) -> bool:
-        """Take a status; return whether it is newer than the known one. Answers may overtake each other; a restarted site counts from one again and
-        has another process id."""
+        """Take a status; return whether it is newer than the known one.
+        Answers may overtake each other; a restarted site counts from one again and has another process id."""
         known = self.status
         if known is not None and _pid(known) == _pid(status) and status.sequence < known.sequence:
             return False
@@ -30,7 +30,8 @@ class PublishedStatus:
         return True
 
     def correct_queue(self, model: str, queued_tokens: int, asked_at: float) -> bool:
-        """One model's queue is longer than it was taken to be. Return whether there is a status that could say so, which grows no older by that."""
+        """One model's queue is longer than it was taken to be.
+        Return whether there is a status that could say so, which grows no older by that."""
         if self.status is None:
             return False
         models = tuple(
@@ -56,8 +57,9 @@ class PublishedStatus:
         self.backlog_ms = max(queues_ms, default=0.0)
 
     def _learn_prefixes(self, status: SiteStatus) -> None:
-        """Update the cached prefixes. A malformed digest is ignored, because it only says where a cache is. If changes cannot be applied, the next
-        probe asks for the whole digest."""
+        """Update the cached prefixes.
+        A malformed digest is ignored, because it only says where a cache is. If changes cannot be applied, the next probe asks for the whole
+        digest."""
         since = status.digests_since
         if since and since == status.digests == self.digests:
             return

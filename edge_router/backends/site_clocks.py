@@ -1,7 +1,4 @@
-"""SiteClocks: how far each site's clock is from this router's, so that a signature's time is one that its site believes.
-
-A wrong clock, here or there, costs no request: the site says its own time, signed, with the refusal of a probe. Refuses to know who asks.
-"""
+"""SiteClocks: the difference of each site's clock from this router's, so that sites accept its signatures."""
 
 import logging
 import time
@@ -22,7 +19,7 @@ class SiteClocks:
         return self._clock() + self._ahead_s.get(site, 0.0)
 
     def times_s(self) -> list[float]:
-        """Return the time by every clock that is known: this router's own first, and those of the sites whose differ."""
+        """Return the time by this router's clock, then by the clocks of sites that differ."""
         now_s = self._clock()
         return [now_s, *(now_s + ahead_s for ahead_s in self._ahead_s.values() if ahead_s)]
 
@@ -31,7 +28,7 @@ class SiteClocks:
         ahead_s = time_s - self._clock()
         self._ahead_s[site] = ahead_s if abs(ahead_s) > 1 else 0.0  # a stamp is of whole seconds
         when = "ahead of" if ahead_s > 0 else "behind"
-        log.warning("site %s's clock is %.0f s %s this router's: set whichever is wrong", site, abs(ahead_s), when)
+        log.warning("site %s's clock is %.0f s %s this router's: set the wrong one", site, abs(ahead_s), when)
         all_ahead_s = self._ahead_s.values()
         if len(all_ahead_s) > 1 and all(all_ahead_s) and max(all_ahead_s) - min(all_ahead_s) < HOP_MAX_AGE_S:
             log.error("this router's own clock differs from every site's by %.0f s: set it", abs(ahead_s))

@@ -71,7 +71,7 @@ class WakeHints:
         if outcome == "refused":
             log.warning("site %s refused the hint to wake %s with status %d", site, model, answered.status)
         elif outcome == "failed":
-            log.info("site %s could not be told to wake %s: %s", site, model, message_of(answered.body))
+            log.info("site %s could not be asked to wake %s: %s", site, model, message_of(answered.body))
         self._hints.labels(site, outcome).inc()
 
 

@@ -32,7 +32,8 @@ SWEEP_S = 30.0
 
 
 class JournalHeader(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """A stream's request, first in each journal. Without its key: every reader has a key of the same tenant."""
+    """A stream's request, first in each journal.
+    Without its key: every reader has a key of the same tenant."""
 
     tenant: bytes
     method: str
@@ -90,7 +91,7 @@ class JournalFile:
         self._at = 0  # the end of the last whole frame that was read or written
 
     def append(self, *entries: Entry) -> None:
-        """Write behind all that is there; the lock must be ours. Raises StreamStopped, OSError: nothing was written then."""
+        """Append entries; the lock must be held. Raises StreamStopped or OSError, with nothing written."""
         if not os.fstat(self._fd).st_nlink:
             raise StreamStopped
         data = memoryview(b"".join(map(_framed, entries)))
@@ -105,14 +106,15 @@ class JournalFile:
         self._at += written
 
     def read(self) -> list[Entry]:
-        """Return what has come since the last time. Raises OSError."""
+        """Return new entries. Raises OSError."""
         entries: list[Entry] = []
         while (entry := self._next()) is not None:
             entries.append(entry)
         return entries
 
     def take(self) -> bool:
-        """Lock the file if no other router has it. Read the last entries of the previous router after this. Raises OSError."""
+        """Lock the file if no other router has it.
+        Read the last entries of the previous router after this. Raises OSError."""
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -151,7 +153,8 @@ class JournalFile:
 
 
 class Journal:
-    """One stream's file, from an event loop: worked on in a thread, in order. A disk that fails costs the file, and never the stream."""
+    """One stream's file, from an event loop: worked on in a thread, in order.
+    A disk that fails costs the file, and never the stream."""
 
     def __init__(self, file: JournalFile, thread: ThreadPoolExecutor, *, is_ours: bool) -> None:
         self.is_ours = is_ours  # to write
@@ -171,12 +174,13 @@ class Journal:
             self.is_ours = False
             raise
         except OSError as error:
-            log.error("a durable stream will end with this router, for it cannot be kept: %s", error)
+            log.error("a durable stream cannot be written to its journal and will end with this router: %s", error)
             self.is_ours, self.has_failed = False, True
             self._thread.submit(self._file.remove)
 
     async def read(self) -> list[Entry]:
-        """Return new entries, and take the file if no router has it: then no more entries follow. Raises OSError."""
+        """Return new entries, and take the file if no router has it: then no more entries follow.
+        Raises OSError."""
         self.is_ours = await self._aside(self._file.take)
         entries: list[Entry] = await self._aside(self._file.read)
         self.num_parts += sum(isinstance(entry, TakenOver) for entry in entries)
@@ -220,7 +224,7 @@ class Journals:
         try:
             file = await self._opened(self._create, name, asked)
         except OSError as error:
-            log.error("a durable stream will end with this router, for it cannot be kept: %s", error)
+            log.error("a durable stream cannot be written to its journal and will end with this router: %s", error)
             return None
         assert file is not None
         return Journal(file, self._thread, is_ours=True)
@@ -231,7 +235,8 @@ class Journals:
         return None if file is None else Journal(file, self._thread, is_ours=False)
 
     async def _opened(self, work: Callable[..., JournalFile | None], *arguments: object) -> JournalFile | None:
-        """Open a file in the thread. One whose caller has left meanwhile is closed: it may be locked. Raises OSError."""
+        """Open a file in the thread.
+        One whose caller has left meanwhile is closed: it may be locked. Raises OSError."""
         opening = asyncio.get_running_loop().run_in_executor(self._thread, work, *arguments)
         try:
             return await asyncio.shield(opening)
@@ -286,7 +291,7 @@ class Journals:
             try:
                 await asyncio.get_running_loop().run_in_executor(self._thread, self.sweep, keep_s, max_bytes)
             except OSError as error:
-                log.error("durable streams that are over cannot be deleted: %s", error)
+                log.error("expired durable streams cannot be deleted: %s", error)
             await asyncio.sleep(min(SWEEP_S, keep_s))
 
     def close(self) -> None:
@@ -294,8 +299,10 @@ class Journals:
         self._thread.shutdown()
 
     def sweep(self, keep_s: float, max_bytes: float) -> None:
-        """Delete what no router is at work on, where nothing was written for that long, and the oldest of it while all together are larger. Raises
-        OSError for a folder that cannot be read."""
+        """Delete abandoned journals that are old, and the oldest while all together are too large.
+
+        A journal is abandoned if no router works on it. Raises OSError if the folder cannot be read.
+        """
         found = sorted(self._files(), key=lambda file: file[0])
         total = sum(size for _, size, _ in found)
         for changed_s, size, path in found:
@@ -303,7 +310,7 @@ class Journals:
                 try:
                     total -= size if _delete_if_free(path) else 0
                 except OSError as error:
-                    log.error("the durable stream %s, which is over, cannot be deleted: %s", path, error)
+                    log.error("the expired durable stream %s cannot be deleted: %s", path, error)
 
     def _files(self) -> Iterator[tuple[float, int, Path]]:
         for path in self._folder.iterdir():

@@ -48,7 +48,7 @@ from pilotlight.wire.sse import CONTENT_TYPE, EventDecoder
 
 STREAM = "x-pilotlight-stream"  # router -> client: the name of a stream that can be read again
 PATH = "/streams/"
-FOLLOW_S = 0.1  # between looks at a stream that another router is at work on
+FOLLOW_S = 0.1  # between looks at a stream of another router
 CREDENTIALS = frozenset({"authorization", "cookie", "proxy-authorization"})  # which no disk needs
 
 log = logging.getLogger(__name__)
@@ -57,7 +57,8 @@ Handle = Callable[[ResponseWriter, Coroutine[Any, Any, None]], Coroutine[Any, An
 
 
 class DurableStream:
-    """One durable stream. Towards the proxy it is the client, one that never leaves and never keeps it waiting."""
+    """One durable stream.
+    Towards the proxy it is the client, one that never leaves and never keeps it waiting."""
 
     def __init__(
         self, name: str, asked: JournalHeader, head: Head, config: DurableConfig, journal: Journal | None = None
@@ -85,7 +86,7 @@ class DurableStream:
         part = "" if self.journal is None else f"{self.name}.{self.journal.num_parts}"
         return BegunAnswer(self.asked.answer, self.log, part)
 
-    # what the proxy calls
+    # called by the proxy
 
     @property
     def is_streaming(self) -> bool:
@@ -100,7 +101,7 @@ class DurableStream:
     async def write(self, batch: bytes) -> None:
         """`batch` is whole events. Raises ApiError where they are more than is kept."""
         if self.events.num_bytes + len(batch) + EVENT_BYTES * batch.count(b"\n\n") > self._max_bytes:
-            sentence = f"the answer is larger than {self._max_bytes / 2**20:g} MiB, which is all that is kept of a durable stream"
+            sentence = f"the answer is larger than {self._max_bytes / 2**20:g} MiB, the limit of a durable stream"
             raise ApiError("aborted", sentence)
         await self._keep(JournalEvents(batch, self.log.take_untold()))
 
@@ -134,10 +135,10 @@ class DurableStream:
         """Do nothing: a recording never waits."""
 
     def begin(self, work: Coroutine[Any, Any, None]) -> None:
-        """Do what fills it, in a task that `cut` ends."""
+        """Run the work that fills the stream, in a task that `cut` ends."""
         self.task = asyncio.create_task(work)
 
-    # what readers call
+    # called by readers
 
     async def begun_answer(self) -> AnswerBegun:
         """Raises ApiError where the stream was stopped before its answer began."""
@@ -150,7 +151,7 @@ class DurableStream:
     # of its journal
 
     def replay(self, entries: list[Entry]) -> bool:
-        """Take in what another router has written. Return whether that was all of the answer."""
+        """Take in entries of another router. Return whether they have the whole answer."""
         for entry in entries:
             self._apply(entry)
         for point in points_of(entries):
@@ -187,7 +188,8 @@ Work = Callable[[DurableStream], Coroutine[Any, Any, None]]
 
 
 class DurableStreams:
-    """All of a router's. A name is 128 random bits, but that alone opens nothing: the tenant must be the same."""
+    """All streams of a router.
+    A name is 128 random bits, but that alone grants nothing: the tenant must match."""
 
     def __init__(self, config: DurableConfig, clock: Callable[[], float]) -> None:
         """Raises OSError where the folder cannot be used."""
@@ -204,7 +206,8 @@ class DurableStreams:
         return sum(recording.num_bytes for recording in self._all.values())
 
     async def start(self, tenant: bytes, client: Downstream, body: bytes, work: Work) -> DurableStream:
-        """`work` fills it, and raises nothing. Raises ApiError while those that have not ended fill the memory."""
+        """`work` fills it, and raises nothing.
+        Raises ApiError while those that have not ended fill the memory."""
         self._check_room()
         head = client.head
         kept = tuple(pair for pair in head.headers if pair[0] not in CREDENTIALS and not pair[0].startswith(OURS))
@@ -220,8 +223,9 @@ class DurableStreams:
         return recording
 
     async def find(self, name: str, head: Head, tenant: bytes, work: Work) -> DurableStream:
-        """Return a stream of this router, or of another one with the same folder. `head` is that of a request for it; `work` continues it if its
-        router has ended. Raises ApiError (404) if it is unknown or belongs to another tenant."""
+        """Return a stream of this router, or of another one with the same folder.
+        `head` is that of a request for it; `work` continues it if its router has ended. Raises ApiError (404) if it is unknown or belongs to another
+        tenant."""
         self.forget()
         recording = self._all.get(name)
         if recording is None and self.journals is not None:
@@ -230,7 +234,9 @@ class DurableStreams:
             await self.stop(recording)
             recording = None
         if recording is None or recording.asked.tenant != tenant:
-            raise ApiError("not_found", "there is no such stream: it was never yours, or its time is over")
+            raise ApiError(
+                "not_found", "there is no such stream: it does not exist, has expired, or belongs to another account"
+            )
         return recording
 
     async def stop(self, recording: DurableStream) -> None:
@@ -270,7 +276,7 @@ class DurableStreams:
             for point in points_of(entries):
                 told.add(point)
         use = told.used.minus(before)
-        return replace(record, use=ResourceUse(*use[:4], *record.use[4:]))  # what sites have done for it is done
+        return replace(record, use=ResourceUse(*use[:4], *record.use[4:]))  # the sites' work is done
 
     def forget(self) -> None:
         """Delete expired streams, and ended ones above the limit: the oldest of the tenant with the most."""
@@ -296,7 +302,7 @@ class DurableStreams:
         if self.num_bytes >= self.config.max_total_mib * 2**20:
             raise ApiError(
                 "overloaded",
-                "the router keeps as many durable streams as it can: ask again later, or without durable",
+                "the router has no room for another durable stream: try again later, or without durable",
                 retry_after_s=5,
             )
 
@@ -316,8 +322,8 @@ class DurableStreams:
     async def _found(
         self, journals: Journals, name: str, head: Head, tenant: bytes, work: Work
     ) -> DurableStream | None:
-        """Return another router's stream, followed from now on. Its journal stays open while it is followed and is released after a refusal, so that
-        other routers can continue it. Raises ApiError."""
+        """Return another router's stream, followed from now on.
+        Its journal stays open while it is followed and is released after a refusal, so that other routers can continue it. Raises ApiError."""
         try:
             journal = await journals.find(name)
         except OSError as error:
@@ -363,7 +369,7 @@ class DurableStreams:
             await journal.begin_behind()
         except (OSError, StreamStopped, ContinuationError) as error:
             return await recording.refuse(
-                ApiError("aborted", f"the stream cannot be read on: {error or 'it was stopped'}")
+                ApiError("aborted", f"the rest of the stream cannot be read: {error or 'it was stopped'}")
             )
         if not recording.may_go_on:
             sentence = "the router that relayed this answer was lost, and such an answer cannot be continued"

@@ -85,7 +85,7 @@ class Downstream:
         self._now: Callable[[bytes], bool] | None = getattr(self._send, "now", None)
         self._loop = asyncio.get_running_loop()
         self._task = asyncio.current_task(self._loop)
-        self._is_at_work = False  # the task, with what `_end` ends
+        self._is_at_work = False  # the task, with everything that `_end` ends
         self._has_cancelled = False  # the work, by `_end`
         self._cancelled_before = 0  # how often others had cancelled the task when its work began
         self._listening: asyncio.Task[None] | None = None
@@ -95,8 +95,10 @@ class Downstream:
         self._body_limits: _BodyLimits | None = None  # while the body is read
 
     async def body(self, limit: int, silence_s: float, total_s: float) -> bytes:
-        """Raises ApiError before more than `limit` bytes are held and for a client that pauses or takes too long, DownstreamGone when it leaves
-        half-way."""
+        """Return the body. Raises ApiError if it is larger than `limit` bytes, pauses or takes too long.
+
+        Raises DownstreamGone if the client disconnects.
+        """
         declared = self.head.header("content-length")
         if declared.isdigit() and int(declared) > limit:
             await self._refuse_body(int(declared), limit, silence_s)
@@ -231,9 +233,7 @@ class Downstream:
         waits_for_leave = self.head.header("expect").lower() == "100-continue"
         if not waits_for_leave and size <= DISCARD_TIMES * limit:
             await self._discard(DISCARD_TIMES * limit, silence_s)
-        sentence = (
-            f"the body is larger than {limit / 2**20:g} MiB, which the router's file may raise (relay.max_body_mib)"
-        )
+        sentence = f"the body is larger than {limit / 2**20:g} MiB, the router's limit (relay.max_body_mib)"
         raise ApiError("body_too_large", sentence)
 
     async def _discard(self, limit: int, silence_s: float) -> None:

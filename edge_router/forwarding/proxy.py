@@ -111,7 +111,7 @@ class Proxy:
             watched.discard(client)
 
     def admitted(self, scope: Scope, receive: Receive, send: Send) -> Coroutine[Any, Any, None]:
-        """Answer a request that a door before this one has admitted (response_door.py), as an ASGI application."""
+        """Answer a request that was admitted before (response_door.py), as an ASGI application."""
         client = Downstream(scope, receive, send)
         return self.handle(client, self._forward_admitted(client))
 
@@ -218,7 +218,8 @@ class Proxy:
     async def relay(
         self, client: ResponseWriter, proxied: RequestState, response: UpstreamResponse, preference: Preference
     ) -> None:
-        """Forward one site's response to its end. Bookkeeping runs after the first byte is written. Raises Lost."""
+        """Forward one site's response to its end.
+        Bookkeeping runs after the first byte is written. Raises Lost."""
         site, elapsed_s = preference.backend.name, self._clock() - proxied.started_at
         proxied.answered_by(site, response.status, is_stream=response.body is None, elapsed_s=elapsed_s)
         # After this loop iteration: the server writes when the loop comes round.
@@ -240,7 +241,7 @@ class Proxy:
         body: bytes,
         headers: list[tuple[str, str]],
     ) -> None:
-        if proxied.request.model is not None:  # what a function says in its answer is its client's to read alone
+        if proxied.request.model is not None:  # the contents of a function's answer are not read
             proxied.answered_whole(response.use)
         self.metrics.ended(proxied.site, _outcome(response.status))
         if proxied.log.meter is not None:
@@ -273,7 +274,7 @@ class Proxy:
                         if meter is not None:
                             meter.sends(len(event.data))
                         await client.write(event.data)
-                        response.forward_by(forward)  # once it has gone on, if it was cut
+                        response.forward_by(forward)  # once it has continued after a cut
                         waited_s = recovery.delivered(self._clock())
                         if waited_s is not None and recovery.lost is not None:
                             self.metrics.stream_continued(recovery.lost_site, recovery.lost.cause, site, waited_s)
@@ -303,7 +304,8 @@ class Proxy:
         return AttemptPace(proxied, backend, self.config, self.selector.rank, self.selector.retries)
 
     def _may_be_the_sites(self, proxied: RequestState, backend: Backend, failure: SiteFailed) -> bool:
-        """Tell whether another site is asked after a plain failure. What two have said in the same words is the request's own fault."""
+        """Tell whether another site is asked after a plain failure.
+        An error with the same words from two sites is the request's own fault."""
         has_said_so = any(each.detail == failure.detail for each in proxied.tries.failures.values())
         return not has_said_so and self._pace(proxied, backend).may_leave()
 
@@ -332,7 +334,7 @@ class Proxy:
         await client.refuse(proxied.end_of_stream())
 
     async def drain(self, timeout_s: float) -> None:
-        """Refuse what is new, let open requests finish, and end those that have not when the time is up."""
+        """Refuse new requests, let open ones finish, and end the rest after the timeout."""
         self.admission.is_draining = True
         deadline = self._clock() + timeout_s
         while self._open and self._clock() < deadline:

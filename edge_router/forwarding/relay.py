@@ -46,11 +46,12 @@ class Forward(msgspec.Struct, frozen=True):
 
 
 class SiteDraining(msgspec.Struct, frozen=True):
-    """The site asks that its stream continue elsewhere, if possible. It accompanies everything that the site sends from then on."""
+    """The site asks that its stream continue elsewhere, if possible.
+    It accompanies everything that the site sends from then on."""
 
 
 class StreamBroken(msgspec.Struct, frozen=True):
-    """The stream ended before its end, or cannot be read on. What the client has of it is in the delivery log."""
+    """The stream broke, or the rest cannot be read. The client's part is in the delivery log."""
 
     cause: Cause
     detail: str
@@ -79,15 +80,15 @@ class DeliveryLog:
         self._last = ResumePoint(0, ())
 
     def count_on(self, meter: MeterSlot | None) -> None:
-        """Write down what is added from now on."""
+        """Write later additions to `meter`."""
         self.meter = meter
 
     def keep_untold(self) -> None:
-        """Keep what is added from now on, to be taken."""
+        """Keep later additions until they are taken."""
         self._untold = []
 
     def take_untold(self) -> tuple[ResumePoint, ...]:
-        """Return what was added since this was last asked."""
+        """Return the additions since the last call."""
         points = tuple(self._untold or ())
         if points:
             self._untold = []
@@ -99,7 +100,7 @@ class DeliveryLog:
             self._choices.append(_Choice())
         choice = self._choices[point.choice]
         if choice.finish_reason is not None:
-            raise ContinuationError(f"choice {point.choice} went on after its end")
+            raise ContinuationError(f"choice {point.choice} continued after its end")
         choice.token_ids.extend(point.token_ids)
         choice.finish_reason = point.finish_reason
         self.num_tokens += len(point.token_ids)
@@ -128,8 +129,8 @@ class DeliveryLog:
         return bool(self._choices)
 
     def delivery(self) -> bytes:
-        """Start with another site. Return the delivered part for it; empty if the client has nothing yet. Raises ContinuationError if it is too
-        long."""
+        """Start with another site.
+        Return the delivered part for it; empty if the client has nothing yet. Raises ContinuationError if it is too long."""
         used = self.used
         self._work_before = (used.drafted, used.accepted, used.device_us)
         self._last = msgspec.structs.replace(self._last, drafted_tokens=0, accepted_tokens=0, device_us=0)
@@ -150,12 +151,13 @@ class _Choice:
 
 
 class StreamRelay:
-    """One site's stream of server-sent events. With `is_resumable` it has resume points, which stay here, and can be gone on with elsewhere."""
+    """One site's stream of server-sent events.
+    With `is_resumable` it has resume points, which are not forwarded, and can continue elsewhere."""
 
     def __init__(self, log: DeliveryLog, *, is_resumable: bool) -> None:
         self.is_resumable = is_resumable
         self.num_events = 0
-        self.has_data = False  # an event that is no comment has come
+        self.has_data = False  # an event other than a comment has come
         self._log = log
         self._decoder = EventDecoder()
         self._last: bytes | None = None  # that carried data
@@ -164,7 +166,8 @@ class StreamRelay:
         self._is_draining = False
 
     def feed(self, chunk: bytes) -> list[RelayEvent]:
-        """Return the events for some bytes: at most one Forward, then an event that needs a decision. Do not feed bytes after an end."""
+        """Return the events for some bytes: at most one Forward, then an event that needs a decision.
+        Do not feed bytes after an end."""
         try:
             events = self._decoder.split(chunk)
         except SSEError as error:
@@ -185,7 +188,7 @@ class StreamRelay:
         return out
 
     def end(self) -> list[RelayEvent]:
-        """Return what follows from the clean end of the response's body."""
+        """Return the events that follow from the clean end of the response's body."""
         if self._decoder.pending_bytes:
             return [StreamBroken("closed", "it closed the connection inside an event")]
         event = parse_event(self._last or b"")
@@ -201,8 +204,8 @@ class StreamRelay:
         return [Forward(self._release()), _DONE]
 
     def _deliverable(self, events: list[bytes]) -> tuple[list[bytes], StreamBroken | None]:
-        """Return the events to forward, without their resume points. StreamBroken reports invalid data of a site, after the valid events before
-        it."""
+        """Return the events to forward, without their resume points.
+        StreamBroken reports invalid data of a site, after the valid events before it."""
         ready: list[bytes] = []
         for raw in events:
             is_answer = has_data(raw)
@@ -232,7 +235,7 @@ class StreamRelay:
                     ready.append(self._release())
         if self._held_bytes > MAX_HELD_BYTES:
             return ready, StreamBroken(
-                "malformed", f"more than {MAX_HELD_BYTES >> 20} MiB of events without their mark"
+                "malformed", f"more than {MAX_HELD_BYTES >> 20} MiB of events without a resume point"
             )
         return ready, None
 
@@ -275,8 +278,9 @@ def error_of(body: bytes) -> dict[str, Any]:
         return {}
     if fields.get("type") == "error" and "error" not in fields:
         return fields
-    errors = fields.get("errors")
-    error = errors[0] if isinstance(errors, list) and errors else fields.get("error")
-    if isinstance(error, str):  # Ollama's, with its word beside it
+    errors, error = fields.get("errors"), fields.get("error")
+    if isinstance(errors, list) and errors:
+        error = errors[0]
+    elif isinstance(error, str):  # Ollama's, with our word
         return {"message": error, "code": fields.get("code")}
     return error if isinstance(error, dict) else {}

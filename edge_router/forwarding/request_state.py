@@ -23,17 +23,17 @@ from pilotlight.wire.hop.usage import ResourceUse
 
 MAX_HANDOVERS = 16  # of one stream by sites that drain: each is a deploy that it outlived
 MAX_MOVES = 8  # of one stream away from sites that stall: each costs its prompt once more
-SETTLED_S = 5.0  # a stream that has gone on for so long since its last move is as patient as at its beginning
+SETTLED_S = 5.0  # after this long without a move the stall timeout resets to its base value
 SHARE = (
     0.2  # further tries for each request: when every site fails, the network gets 1.2 times its traffic and not 3 times
 )
-FLOOR_PER_S = 5.0  # what fills the bucket besides: three sites' tries of a client that is alone
+FLOOR_PER_S = 5.0  # the bucket's steady refill: three tries for a client that is alone
 MOST = 100.0  # tries that a quiet time may have saved up
-# Of these any account may take what is above; below, three accounts have their own shares, and one that is alone 60 tries at once.
+# Every account may use the part above this; below it, three accounts have their own shares, and a single one 60 tries at once.
 SHARED_ABOVE = 70.0
 ACCOUNT_MOST = 30.0
 ACCOUNT_FLOOR_PER_S = 1.0
-MAX_ACCOUNTS = 4096  # whose shares are known; another one's is full
+MAX_ACCOUNTS = 4096  # whose shares are tracked; others count as full
 
 
 class BegunAnswer(NamedTuple):
@@ -50,7 +50,7 @@ class SiteTries:
 
     failures: dict[str, SiteFailed] = field(default_factory=dict)
     excluded: set[str] = field(default_factory=set)  # not to be asked again yet
-    declined: set[str] = field(default_factory=set)  # sites that would rather not
+    declined: set[str] = field(default_factory=set)  # sites that declined
     is_paid: bool = False  # the next try, from the budget of retries
     num_silent: int = 0  # sites left for their silence
     repeated: str = (
@@ -61,7 +61,7 @@ class SiteTries:
         self.excluded.add(site)
         if failure.kind == "declined" and site not in self.declined:
             self.declined.add(site)
-            self.is_paid = True  # it cost nothing, so the next try is the one that was paid for
+            self.is_paid = True  # it cost nothing, so its payment counts for the next try
             if len(self.declined) == MAX_DECLINES:
                 self.take_back_declined()
             return
@@ -92,7 +92,7 @@ class StreamRecovery:
     config: RelayConfig
     lost: StreamLost | None = None  # why the stream was last cut; None if it never was
     lost_site: str = ""
-    is_cut: bool = False  # and has not gone on yet
+    is_cut: bool = False  # and not continued yet
     deadline: float = 0.0  # for going on
     delivered_at: float = 0.0
     went_on_at: float = 0.0  # the time of the first delivery after a cut
@@ -136,7 +136,7 @@ class StreamRecovery:
 
     @property
     def stall_s(self) -> float:
-        """Twice as long for each move that has not helped, so that no stream goes to and fro where all sites are slow."""
+        """Return the limit of silence: doubled by each move that did not help, so that a stream does not move between slow sites."""
         return self.config.stall_s * (1 if self.is_settled else 2.0**self.moves_in_a_row)
 
 
@@ -159,7 +159,8 @@ class RequestState:
         self._config = config
 
     def go_on(self, begun: BegunAnswer, now: float) -> None:
-        """Name the answer, and if another router had started it, continue after its delivered part. Raises ApiError."""
+        """Name the answer, and if another router had started it, continue after its delivered part.
+        Raises ApiError."""
         self.log = begun.log
         if self.request.answer_name is not None:
             self.request = replace(self.request, answer_name=begun.name)
@@ -184,8 +185,9 @@ class RequestState:
             self.first_token_s = elapsed_s
 
     def ask(self, max_queue_ms: float | None) -> ValidRequest:
-        """Return what the next site gets. A new request may be declined a few times, and when it has lost a site, too: many come at once then. After
-        that the best has to take it, be it one that declined, as a site takes what is continued."""
+        """Return the request for the next site.
+        A new request may be declined a few times, also after it lost a site, because many arrive at once then. After that the best site must accept
+        it, as a site accepts a continued stream."""
         may_decline = self.recovery.lost is None and len(self.tries.declined) < MAX_DECLINES
         limit = max_queue_ms if may_decline else None
         if limit != self.request.max_queue_ms:
@@ -193,8 +195,9 @@ class RequestState:
         return self.request
 
     def expected_ms(self, preference: Preference) -> float | None:
-        """Return what the next site is held to, from now to its first token. None if how long this one takes says nothing about the site's queue, or
-        the site has published nothing that it could be held to: the first answers after a start are slow."""
+        """Return the next site's expected time to its first token.
+        None if its duration says nothing about the site's queue, or the site has published nothing to expect: the first answers after a start are
+        slow."""
         request = self.request
         if self.recovery.lost is not None or request.model is None or request.is_generated_whole:
             return None
@@ -203,7 +206,7 @@ class RequestState:
         return preference.expected_ms
 
     def attempt_limits(self, first_stall_s: float, now: float) -> AttemptLimits:
-        """A site that freezes while it takes over must leave time for another one."""
+        """Return the limits of an attempt: a site that freezes while it takes over must leave time for another one."""
         if self.recovery.lost is None:
             return AttemptLimits(self._config.first_byte_timeout_s, first_stall_s, is_continuation=False)
         left_s = max(0.0, self.recovery.deadline - now)
@@ -217,11 +220,13 @@ class RequestState:
 
     @property
     def first_stall_s(self) -> float:
-        """The silence that is allowed before the next site's first token. A stream that stands still has waited already."""
+        """Return the allowed silence before the next site's first token.
+        A stream that stalled has waited already."""
         return self._config.stall_s * (2 if self.recovery.lost is None else 1) * 2.0**self.tries.num_silent
 
     def is_out_of_tries(self, now: float) -> bool:
-        """A new request has a number of tries. Of a stream that was cut, all sites are asked, again and again, for a while."""
+        """A new request has a number of tries.
+        Of a stream that was cut, all sites are asked, again and again, for a while."""
         if self.recovery.lost is None:
             return len(self.tries.failures) >= self._config.max_tries
         return now >= self.recovery.deadline

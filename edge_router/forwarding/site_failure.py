@@ -58,16 +58,17 @@ _KINDS: dict[str, Failure] = {
 
 
 def plain_failure(response: ResponseParser, body: bytes) -> SiteFailed | None:
-    """Return the failure of an answer without one of the site's own words; None if it is not a failure. Another site shows whether the request is at
-    fault."""
+    """Return the failure of an answer without one of the site's own words; None if it is not a failure.
+    Another site shows whether the request is at fault."""
     if response.status not in FAILING_STATUSES or response.header(REFUSAL):
         return None
     return SiteFailed("failing", _detail(response, body), _retry_after_s(response))
 
 
 def raise_refusal(response: ResponseParser, body: bytes, *, is_for_function: bool) -> None:
-    """Raise SiteFailed if the site, and not the request, is at fault. The site says so in a header, never in a body, which may be a function's. A
-    gateway before the site has only a status, which counts unless a function answers."""
+    """Raise SiteFailed if the site, and not the request, is at fault.
+    The site says so in a header, never in a body, which may be a function's. A gateway before the site has only a status, which counts unless a
+    function answers."""
     status, word = response.status, response.header(REFUSAL)
     if not word and (is_for_function or status not in SPENT_STATUSES):
         return

@@ -16,8 +16,8 @@ LOOKED_AT_ONCE = 64  # each costs up to a microsecond when it is no longer in th
 
 class Watched(Protocol):
     def look(self, now: float, awake_since: float) -> None:
-        """End a wait that has lasted too long. Before `awake_since` this process itself was stopped, so silence until then means nothing. On
-        `time.monotonic`'s clock."""
+        """End a wait that has lasted too long.
+        Before `awake_since` this process itself was stopped, so silence until then means nothing. On `time.monotonic`'s clock."""
         ...
 
 
@@ -27,8 +27,8 @@ class SilenceWatch:
         self.watched: set[Watched] = set()
 
     async def run(self) -> None:
-        """Look at all, again and again, until cancelled. A few at a time, and whatever else has come goes between: nine thousand in one go kept every
-        token waiting for 12 ms."""
+        """Check all, again and again, until cancelled, a few at a time with other work in between: nine thousand at once delayed every token by 12
+        ms."""
         looked_at, awake_since = time.monotonic(), float("-inf")
         while True:
             await asyncio.sleep(self._interval_s)

@@ -1,8 +1,4 @@
-"""Requests to sites: one attempt at one site, and the response that it brings once there is something to pass on.
-
-An attempt brings an UpstreamResponse whose first byte has arrived, or raises SiteFailed: this site has given nothing, and another one may be tried.
-From there on Lost is raised where the stream ends before its end. Knows HTTP and time limits; choosing and retrying are proxy.py's.
-"""
+"""Requests to sites: one attempt at one site, and its response once there is something to forward."""
 
 import asyncio
 import base64
@@ -110,8 +106,9 @@ class UpstreamAttempt:
         self._lost_because: str | None = None
 
     async def response(self) -> "UpstreamResponse":
-        """Send the request and wait for a response that can be forwarded. Raises SiteFailed. A site that stops answering its probes is left at once:
-        a frozen machine or a cut cable closes no connection. On cancellation the connection is closed."""
+        """Send the request and wait for a response that can be forwarded.
+        Raises SiteFailed. A site that stops answering its probes is left at once: a frozen machine or a cut cable closes no connection. On
+        cancellation the connection is closed."""
         upstream = self._upstream
         upstream.silence.watched.add(self)
         try:
@@ -157,8 +154,8 @@ class UpstreamAttempt:
             self._connecting.reschedule(asyncio.get_running_loop().time())
 
     async def _head(self) -> UpstreamConnection:
-        """Return a connection that has brought the response's head. A kept one that its site closed when the request was under way already says
-        nothing of the site."""
+        """Return a connection that has brought the response's head.
+        A kept one that its site closed when the request was under way already says nothing of the site."""
         upstream, request = self._upstream, self._request
         self._connection = kept = upstream.pool.idle(self._origin)
         if kept is not None:
@@ -202,8 +199,9 @@ class UpstreamAttempt:
             raise SiteFailed("refused", f"it answered {status} instead of continuing the stream")
 
     async def _first_events(self, connection: UpstreamConnection, relay: StreamRelay) -> list[RelayEvent]:
-        """Return everything up to the first event with data. A heartbeat is not an answer; but if heartbeats came during most of the wait, the site
-        is working, and the response starts instead of a retry elsewhere."""
+        """Return everything up to the first event with data.
+        A heartbeat is not an answer; but if heartbeats came during most of the wait, the site is working, and the response starts instead of a retry
+        elsewhere."""
         limit_s = self._limits.first_byte_s
         self._until = time.monotonic() + limit_s
         first: list[RelayEvent] = []
@@ -288,7 +286,7 @@ class UpstreamResponse:
 
     @property
     def has_answered(self) -> bool:
-        """Tell whether something has come that counts as delivered, or all there is."""
+        """Tell whether a part has come that counts as delivered, or everything."""
         return not isinstance(self._relay, StreamRelay) or self._relay.has_data
 
     @property
@@ -318,15 +316,16 @@ class UpstreamResponse:
             self._upstream.pool.put_back(self._connection)
 
     def forward_by(self, forward: Callable[[bytes], bool]) -> None:
-        """Give events to `forward` as they come, without waking the task that iterates. It gets what `forward` returns False for, and what is no
-        `Forward`."""
+        """Give events to `forward` as they come, without waking the task that iterates.
+        The task gets the events that `forward` refuses, and all that are not `Forward`."""
         self._forward = forward
 
     def __aiter__(self) -> "UpstreamResponse":
         return self
 
     async def __anext__(self) -> list[RelayEvent]:
-        """Raises Lost where the connection ends, or `look` has ended a silence. Progress is a whole event: other bytes are silence."""
+        """Raises Lost where the connection ends, or `look` has ended a silence.
+        Progress is a whole event: other bytes are silence."""
         if self._is_done:
             await self._drain()
             raise StopAsyncIteration
@@ -339,14 +338,15 @@ class UpstreamResponse:
         except ConnectionLost as error:
             raise StreamLost("closed", str(error)) from None
         except TimeoutError:
-            raise StreamLost("silent", "its time was over as its answer began") from None
+            raise StreamLost("silent", "its time was over when its answer started") from None
         finally:
             self._silent_since = None
         self._is_done = bool(events) and isinstance(events[-1], StreamDone)
         return events
 
     def _take(self, chunk: bytes) -> bool:
-        """Relay a piece of the stream. Returns whether the next can come, False where the task is to see what followed."""
+        """Relay a chunk of the stream.
+        Return whether the next may come; False if the task must handle the result."""
         relay = self._relay
         assert relay is not None
         before = relay.num_events

@@ -58,8 +58,8 @@ class WebSocketRelay:
             self._open.discard(tunnel)
 
     def end(self) -> None:
-        """Close all WebSockets with a code that makes clients reconnect to another router. For after the open requests: a WebSocket has no end to
-        wait for."""
+        """Close all WebSockets with a code that makes clients reconnect to another router.
+        For after the open requests: a WebSocket has no end to wait for."""
         for tunnel in self._open:
             tunnel.stopping.set()
 
@@ -71,7 +71,8 @@ class _Accepted(NamedTuple):
 
 
 class _Handshake:
-    """Asks sites as for any request. The client has a plain response afterwards, or `accepted` is there."""
+    """A handshake, which asks sites like any request.
+    Afterwards the client has a plain response, or `accepted` is set."""
 
     def __init__(self, proxy: Proxy, client: Downstream) -> None:
         self.accepted: _Accepted | None = None
@@ -127,7 +128,7 @@ class Tunnel:
             return "the router is shutting down"
         except TimeoutError:
             self._upstream.abort()
-            return f"one side took nothing for {self._stall_s:g} s"
+            return f"one side did not read for {self._stall_s:g} s"
         finally:
             for task in tasks:
                 task.cancel()

@@ -1,9 +1,4 @@
-"""Service level objectives: of a model's requests, the share that does not fail, and of its streams, the share whose first token comes in time.
-
-Counted by objective, site and five minutes, by the router that the request came to, and written to SQLite every ten seconds: a router that is killed
-loses no more than those. The burn rate of a window is its share of bad requests over the share that the objective allows: at 1 the budget of 30 days
-lasts 30 days (Google's SRE Workbook, "Alerting on SLOs"). Refuses to know how requests are answered.
-"""
+"""Service-level objectives: the share of a model's requests that succeed, and of streams with a timely first token."""
 
 import asyncio
 import logging
@@ -78,7 +73,8 @@ class Objectives:
     def __init__(
         self, configs: Sequence[ObjectiveConfig], path: Path | None, clock: Callable[[], float] = time.time
     ) -> None:
-        """`path`: None where counts end with the router. `clock`: seconds since the epoch. Raises sqlite3.Error."""
+        """`path`: None where counts end with the router.
+        `clock`: seconds since the epoch. Raises sqlite3.Error."""
         self._configs = configs
         self._clock = clock
         self._unwritten: defaultdict[tuple[int, str, str], JudgedRequests] = defaultdict(JudgedRequests)
@@ -95,8 +91,8 @@ class Objectives:
             self._connection.execute("DELETE FROM requests WHERE bucket < ?", (oldest,))
 
     def count(self, proxied: RequestState, model: str, error: BaseException | None, took_s: float) -> None:
-        """Count a request that has ended, with an error or without. `model`: its own name. What a client did wrong is not counted, nor one that
-        left before it had reason to."""
+        """Count an ended request, with its error.
+        `model` is its own name. Client errors are not counted, nor clients that left early."""
         config = next((each for each in self._configs if fnmatchcase(model, each.model)), None)
         if config is None:
             return
@@ -119,7 +115,7 @@ class Objectives:
             await asyncio.sleep(WRITE_EVERY_S)
 
     async def states(self) -> list[ObjectiveState]:
-        """Write what was counted, and return each objective for all sites and for each."""
+        """Write the counts, and return each objective, for all sites and for each."""
         counts, self._unwritten = self._unwritten, defaultdict(JudgedRequests)
         try:
             loop = asyncio.get_running_loop()
@@ -129,7 +125,7 @@ class Objectives:
             for key, served in counts.items():
                 self._unwritten[key] = self._unwritten[key].plus(served)
             if self._fault is None:
-                log.error("what objectives are judged by cannot be written, and is kept until it can: %s", error)
+                log.error("counts of objectives cannot be written now and are kept in memory: %s", error)
             self._fault = str(error)
         return self._states
 
@@ -215,5 +211,5 @@ def _has_left(error: BaseException | None) -> bool:
 
 
 def told(states: Sequence[ObjectiveState]) -> dict[str, Any]:
-    """Return what GET /slo answers."""
+    """Return the answer of GET /slo."""
     return {"period_days": PERIOD_DAYS, "objectives": [state._asdict() for state in states]}

@@ -1,4 +1,4 @@
-"""GET /usage: what accounts have used, as JSON or CSV. An admin key sees all, another its own account."""
+"""GET /usage: usage of accounts, as JSON or CSV. An admin key sees all, others their own account."""
 
 import csv
 import io
@@ -31,11 +31,11 @@ class UsageRoutes:
         return [Route(PATH, self.usage)]
 
     async def usage(self, request: Request) -> Response:
-        """`?from=&to=` are dates or times, UTC unless they say; `?by=` some of GROUPS; `?account=`; `?format=csv`."""
+        """Return usage. `?from=&to=` are dates or times, by default UTC; `?by=` some of GROUPS; `?account=`; `?format=csv`."""
         query = self._asked(request)
         ledger = self._accounting.ledger
         if ledger is None:
-            raise ApiError("not_found", "this router keeps no ledger: [ledger] of its file says where one would be")
+            raise ApiError("not_found", "usage is not recorded: set ledger.directory in the router's file")
         rows = [_told(row) for row in await ledger.usage(query)]
         if request.query_params.get("format") == "csv":
             return Response(_csv(rows, query.by), media_type="text/csv; charset=utf-8", headers=NOT_KEPT)
@@ -69,7 +69,9 @@ class UsageRoutes:
         if key.is_admin:
             return wanted
         if wanted not in (None, key.account.name):
-            raise ApiError("forbidden", f"the key {key.name} may see the usage of its own account, {key.account.name}")
+            raise ApiError(
+                "forbidden", f"the key {key.name} may see only the usage of its own account, {key.account.name}"
+            )
         return key.account.name
 
 

@@ -59,11 +59,11 @@ class PlaceDatabase:
         try:
             reader = _read(self._file)
         except _Unusable as error:
-            log.error("the new clients.geo_database cannot be used, the old one serves on: %s", error)
+            log.error("the new clients.geo_database cannot be used; the old one stays in use: %s", error)
             return False
         self._reader = reader  # the old one's mapping goes with its last user
         self._find.cache_clear()
-        log.warning("clients.geo_database was read again")
+        log.warning("clients.geo_database was reloaded")
         return True
 
     def _looked_up(self, address: str) -> Place | None:
@@ -89,8 +89,8 @@ class ClientPlaces:
         return cls(config.front_ends, PlaceDatabase(Path(config.geo_database)) if config.geo_database else None)
 
     def place(self, address: str, header: str, is_hop: bool) -> Place | None:
-        """Return the client's location; None if it is the router's. Raises ApiError for a malformed header from a trusted sender. `is_hop` says that
-        another router sent the request."""
+        """Return the client's location; None if it is the router's.
+        Raises ApiError for a malformed header from a trusted sender. `is_hop` says that another router sent the request."""
         if header and (is_hop or self._is_front_end(address)):
             return parse_place(header)
         return self.database.place(address) if self.database is not None else None
@@ -118,7 +118,7 @@ def _read(file: Path) -> maxminddb.Reader:
         reader = maxminddb.open_database(str(file))
         if not any(_coordinates(record) for _, record in islice(reader, SAMPLED_NETWORKS)):
             kind = reader.metadata().database_type
-            raise _Unusable(f"it has no coordinates (it is a {kind!r}): take a database of cities")
+            raise _Unusable(f"it has no coordinates (it is a {kind!r}): use a database of cities")
     except (OSError, ValueError, maxminddb.InvalidDatabaseError) as error:
         raise _Unusable(str(error)) from None
     return reader

@@ -1,8 +1,4 @@
-"""Host names of functions: a request that names one goes to its function, as if its path began with /fn/NAME, and the function has all of its paths.
-
-The operator says which host is whose (`[[hosts]]`, `functions.domain` of the router's file); the routes of a deployed function's manifest count as
-far as its account's `hosts` allow. Knows host and path; refuses to know sites.
-"""
+"""Host names of functions: a request for one goes to its function, as if its path started with /fn/NAME."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -26,7 +22,7 @@ class FunctionHosts:
         self.become(network)
 
     def become(self, network: NetworkConfig) -> None:
-        """Take over what the router's file says now."""
+        """Take over the present configuration of the router's file."""
         self._domain = (network.functions.domain or "").lower()
         self._fixed = [(parse_pattern(each.pattern), each.function) for each in network.hosts]
         self._allowed = {
@@ -47,7 +43,7 @@ class FunctionHosts:
         self._subdomains_off = frozenset(name for name, version in live.items() if not version.has_subdomain)
 
     def find(self, host: str, path: str) -> str | None:
-        """Return the function of a host, lower case and without a port, and a path; None: it is nobody's."""
+        """Return the function of a host, in lower case and without a port, and a path; None if there is none."""
         name, is_apex = host, True
         while name:
             for pattern, function in self._places.get(name, ()):
@@ -60,8 +56,8 @@ class FunctionHosts:
         return None
 
     def check(self, name: str, routes: Iterable[str], account: Account | None, owner: str) -> None:
-        """Raise ApiError for a route that cannot be read, is another function's, or is none of those that the account may take. `account`: who asks;
-        None: the operator, for whom it is `owner`'s."""
+        """Raise ApiError for a route that is invalid, belongs to another function, or is not allowed for the account. `account` is the caller's; None
+        for the operator, who acts for `owner`."""
         allowed = self._allowed.get(owner, []) if account is not None or owner else None
         taken = {(pattern, function) for places in self._places.values() for pattern, function in places}
         for route in routes:
@@ -77,7 +73,7 @@ class FunctionHosts:
                     raise ApiError("conflict", f"the route {route} is the function {function}'s already")
 
     def addresses(self, deployment: Deployment) -> tuple[str, ...]:
-        """Return where a deployed function can be reached beside /fn/NAME, as host and path."""
+        """Return further addresses of a deployed function besides /fn/NAME, as host and path."""
         version = _live(deployment)
         if version is None:
             return ()
@@ -89,7 +85,7 @@ class FunctionHosts:
 
 
 class FunctionMount:
-    """An ASGI application: requests to hosts of functions go to `inside` under /fn/NAME, all others to `otherwise` as they are."""
+    """An ASGI application: requests to hosts of functions go to `inside` under /fn/NAME, others to `otherwise`."""
 
     def __init__(self, hosts: FunctionHosts, inside: Any, otherwise: Any) -> None:
         self._hosts = hosts

@@ -30,7 +30,7 @@ from pilotlight.edge_router.requests.session import (
 )
 from pilotlight.edge_router.routing.views import RouteRequest
 from pilotlight.wire.chat import MAX_ITEMS, MAX_MESSAGES
-from pilotlight.wire.credentials import API_KEY, Key, bearer_token, owner_of, salted
+from pilotlight.wire.credentials import API_KEYS, Key, bearer_token, owner_of, salted
 from pilotlight.wire.errors import ApiError, Dialect, dialect_of
 from pilotlight.wire.hop.continuation import ANSWER, AnswerName, encode_answer
 from pilotlight.wire.hop.data_sites import DATA_SITES
@@ -66,7 +66,9 @@ _ACCOUNT_PATH = re.compile(r"^/client/v4/accounts/([^/]+)/")
 _NICE_ID = re.compile(r"^[A-Za-z0-9._:/+=@-]{1,128}$")
 # A client's own are dropped; an `Expect` was answered by our own server already.
 _WRITTEN_ANEW = frozenset({REQUEST_ID, "accept-encoding", "expect", CLIENT_GEO})
-_CREDENTIALS = frozenset({"authorization", "cookie", API_KEY.decode()})  # which no site needs for a model's work
+_CREDENTIALS = frozenset(
+    {"authorization", "cookie", *(name.decode() for name in API_KEYS)}
+)  # which no site needs for a model's work
 
 
 Arguments = TypeVarTuple("Arguments")
@@ -77,7 +79,7 @@ _thread = ThreadPoolExecutor(1, "large bodies")
 
 
 async def aside_if_large(body: bytes, work: Callable[[*Arguments], Result], *args: *Arguments) -> Result:
-    """Do work on a body: of a large one in a thread, beside the event loop."""
+    """Do work on a body: for a large one in a thread beside the event loop."""
     if len(body) <= AT_ONCE_BYTES:
         return work(*args)
     return await asyncio.get_running_loop().run_in_executor(_thread, lambda: work(*args))
@@ -103,7 +105,7 @@ class Head:
         is_at_own_host: bool = False,
         holder: Key | None = None,
     ) -> None:
-        """`path` is decoded, `target` as it was sent, query included; headers' names are lower case; `scheme` is the connection's."""
+        """`path` is decoded; `target` is unchanged, with the query; header names are lower case; `scheme` is the connection's."""
         self.is_at_own_host = is_at_own_host  # the client has named a host of the function that it is for
         self.method = method
         self.path = path
@@ -140,8 +142,8 @@ class Head:
 
     @property
     def may_be_repeated(self) -> bool:
-        """Tell whether the request may be repeated although a site may have started it. A model's answer can be made again; the effects of a function
-        are unknown."""
+        """Tell whether the request may be repeated although a site may have started it.
+        A model's answer can be made again; the effects of a function are unknown."""
         return not self.is_for_function or self.method in ("GET", "HEAD", "OPTIONS", "PUT", "DELETE")
 
 
@@ -199,7 +201,10 @@ class ValidRequest(msgspec.Struct, frozen=True):
         return self.model is not None and not self.wants_stream
 
     def expected_tokens(self, answer: int) -> int:
-        """Return what the request may come to, prompt included; `answer`: tokens of an answer of which it does not say how long it may be."""
+        """Return the tokens that the request may use, prompt included.
+
+        `answer` is the number for an answer without a stated maximum.
+        """
         has_answer = self.model is not None and bool(self.conversation.prefixes)  # texts to be embedded have none
         return self.conversation.tokens + (self.most_tokens or (answer if has_answer else 0))
 
@@ -218,7 +223,8 @@ class ValidRequest(msgspec.Struct, frozen=True):
         )
 
     def head_lines(self, secret: str, now_s: float, site: str, body: bytes) -> bytes:
-        """Return the head for the next site. A signature is for one site and valid for a minute, so each try has its own."""
+        """Return the head for the next site.
+        A signature is for one site and valid for a minute, so each try has its own."""
         lines = f"{REQUEST_ID}: {self.request_id}\r\n"
         if secret:
             if self.head.holder is not None:
@@ -253,18 +259,18 @@ class RequestParser(NamedTuple):
     find_place: FindPlace
 
     def parse(self, head: Head, body: bytes, request_id: str, address: str) -> ValidRequest:
-        """Return what the router has to know of a request that came from `address`. May be called in a thread. Raises ApiError on what no site could
-        answer."""
+        """Return the router's view of a request from `address`.
+        May be called in a thread. Raises ApiError if no site could answer it."""
         secret = self.secret
         digest = _signed_digest(head, secret) if secret and head.has(HOP) else None
         is_hop = digest is not None
         if is_hop and digest != (hashlib.sha256(body).hexdigest() if body else NO_BODY):
-            raise ApiError("forbidden", "the body is not the one that was signed")
+            raise ApiError("forbidden", "the body differs from the signed one")
         hops = (_hops_so_far(head) if is_hop or not secret else 0) + 1
         if hops > self.max_hops:
             raise ApiError(
                 "invalid_request",
-                f"the request has passed {self.max_hops} routers: a site's url in a network file leads back to a router",
+                f"the request has passed {self.max_hops} routers: a site's url in a router's file leads back to a router",
             )
         authorization = head.header("authorization") if is_hop else _site_authorization(head, secret)
         lines = _forwarded_lines(head, hops, "" if is_hop else address, is_hop, authorization)
@@ -301,7 +307,8 @@ class RequestParser(NamedTuple):
 
 
 def _most_tokens(fields: dict[str, Any]) -> int:
-    """Return the maximum output tokens of all choices of all prompts, in any dialect. Values that are not numbers are left for the site to refuse."""
+    """Return the maximum output tokens of all choices of all prompts, in any dialect.
+    Values that are not numbers are left for the site to refuse."""
     named: list[Any] = [fields.get(name) for name in ("max_completion_tokens", "max_tokens", "max_output_tokens", "n")]
     *most, n = [int(value) if type(value) in (int, float) and 0 < value < 2**53 else 0 for value in named]
     prompts = fields.get("prompt")
@@ -324,7 +331,8 @@ def site_key(head: Head, secret: str) -> str:
 
 
 def _site_authorization(head: Head, secret: str) -> str:
-    """Return the header's value; empty where sites get none. A function's author may read what its clients send, but no key of the network."""
+    """Return the header's value for a site; empty if sites get none.
+    A function's author may read its clients' headers, but no key of the network."""
     if head.is_for_function:
         return "" if head.holder is not None else head.header("authorization")
     key = site_key(head, secret)
@@ -332,7 +340,8 @@ def _site_authorization(head: Head, secret: str) -> str:
 
 
 def _signed_digest(head: Head, secret: str) -> str | None:
-    """Return the digest of the body that a router or site has signed; None if neither did. A router has no name of its own: it may be any site's."""
+    """Return the digest of the body that a router or site has signed; None if neither did.
+    A router has no name of its own: it may be any site's."""
     signature = head.header(HOP)
     hop = _hop(head, head.header(REQUEST_ID), site_of_hop(signature))
     return signed_body(signature, secret, time.time(), hop)
@@ -344,15 +353,17 @@ def hop_secret() -> str:
 
 
 def _hops_so_far(head: Head) -> int:
-    """Return the number of hops so far. With a network secret only its own routers are believed; without one, every client is: an invented count
-    harms only its sender, and a loop still ends."""
+    """Return the number of hops so far.
+    With a network secret only its own routers are believed; without one, every client is: an invented count harms only its sender, and a loop still
+    ends."""
     count = head.header(HOPS)
     return int(count) if count.isascii() and count.isdigit() and len(count) < 4 else 0
 
 
 def _forwarded_lines(head: Head, hops: int, address: str, is_hop: bool, authorization: str) -> bytes:
-    """`address`: the client's, where it is ours to say. A function reads it and versions are shared out by it, so a client's own word is dropped,
-    and so is its word of where it stands, which another router would take for ours. `authorization`: as sites get it."""
+    """`address` is the client's, if this router may set it.
+    Functions read it and versions are distributed by it, so a client's own header is dropped, and so is its location, which another router would
+    believe. `authorization` is the value for sites."""
     dropped = _WRITTEN_ANEW | ({"authorization"} if head.is_for_function else _CREDENTIALS)
     lines = [f"{name}: {value}\r\n" for name, value in forwardable(head.headers) if name not in dropped]
     if authorization:
@@ -407,7 +418,7 @@ def _check_shape(body: bytes) -> None:
 
 def _check_number(num_messages: int) -> None:
     if num_messages > MAX_MESSAGES:
-        sentence = f"{num_messages} messages are more than the {MAX_MESSAGES} that are taken"
+        sentence = f"{num_messages} messages are more than the limit of {MAX_MESSAGES}"
         raise ApiError("invalid_request", sentence, param="messages")
 
 

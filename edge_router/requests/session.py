@@ -21,9 +21,7 @@ from pilotlight.wire.hop.headers import lasting
 from pilotlight.wire.hop.prefixes import short_digest
 
 DIGEST_BYTES = 16  # 2^64 entries before a collision is likely
-REMEMBERED_PREFIXES = (
-    32  # of one conversation, its newest: a branch from further back finds home by what its older turns have left here
-)
+REMEMBERED_PREFIXES = 32  # newest prefixes of one conversation: a branch from further back is found by older turns
 FIRST_PREFIXES = 8  # kept of one request: by these it is placed and its home is found
 LAST_PREFIXES = 248
 SHORT_SEED = 256  # bytes: a model's name. With tools it is long, and not kept for the next request
@@ -51,7 +49,7 @@ class ConversationFingerprint(msgspec.Struct, frozen=True):
     tokens: int
     short_digests: tuple[
         tuple[int, int], ...
-    ] = ()  # (short digest, tokens up to there), longest first: what published digests are searched for
+    ] = ()  # (short digest, tokens up to there), longest first: looked up in published digests
 
     @classmethod
     def of(cls, session: bytes | None, prefixes: tuple[Prefix, ...], tokens: int) -> "ConversationFingerprint":
@@ -72,8 +70,8 @@ class ConversationFingerprint(msgspec.Struct, frozen=True):
 
 @lru_cache(4096)
 def tenant_salt(key: str, account: str, network_secret: str = "") -> bytes:
-    """Return the salt of a tenant: a client's key, and an account. The network's routers agree on it, and it cannot be computed without the network's
-    secret."""
+    """Return the salt of a tenant: a client's key, and an account.
+    The network's routers agree on it, and it cannot be computed without the network's secret."""
     hasher = blake3(derive_key_context="pilotlight edge_router tenant salt v1")
     for part in (lasting(network_secret), account, key):
         raw = part.encode()

@@ -42,9 +42,9 @@ from pilotlight.edge_router.routing.views import BackendView, Preference, RouteR
 from pilotlight.wire.hop.status import ModelStatus
 
 # Pricing a site takes some 4 us, and a network may have thousands.
-MAX_NEAR = 16  # priced for being near and idle; a request asks five sites at most (three tries, two that decline) before it is ranked anew
+MAX_NEAR = 16  # sites priced because they are near and idle; a request asks at most five (three tries, two that decline) before it is ranked again
 MAX_HOLDERS = 8  # sites priced because they hold a part of the prompt, longest first
-SEARCHED_DIGESTS = 2  # of the prompt, its longest: what a conversation's last turn left. Shorter ones are looked for at the sites that are kept
+SEARCHED_DIGESTS = 2  # longest digests of the prompt, from a conversation's last turn. Shorter ones are looked up only at the sites in the list
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,13 +54,13 @@ class Assumptions:
     prefill_tokens_per_s: float = 2000.0  # 0.5 ms a token; a 32B on a datacentre GPU needs about 0.37
     wake_ms: float = 5000.0  # a model that must first be read from disk
     unsaid_queue_tokens: int = 1024  # at a site that has not said lately
-    unsaid_ms: float = 150.0  # what else such a site may hide
+    unsaid_ms: float = 150.0  # further hidden delay of such a site
     full_ms: float = 10_000.0  # a site without a free permit would refuse: nearly the last resort
     reach_ms: float = 10.0  # within measurement noise, and below what a reader notices
-    # What a move must save besides, for predictions are noisy: as long as the prefill that it repeats, and at most so long.
+    # The further saving that justifies a move, because predictions are noisy: as long as the repeated prefill, up to this.
     most_noise_ms: float = 250.0
     stickiness_ms: float = 50.0  # on top of that, for a client that named its session and so asked to stay
-    unseen_s: float = 0.2  # of the work that reaches an average site: so much may have come since it published
+    unseen_s: float = 0.2  # of an average site's work: so much may have come since it published
     most_load: float = 0.9  # waiting grows with 1 / (1 - load), and averages are never exact
     # What a site computes again though another holds it counts so many times its prefill, times the network's load (some 0.2 on the day's mean of a
     # heavy one): the prefill is certain and the queue that it avoids is not, and each further holder leaves others less cache. Divided by the square
@@ -76,8 +76,8 @@ class Assumptions:
 
 
 class Priced(NamedTuple):
-    cost_ms: float  # what the client waits
-    delay_ms: float  # what those lose who come behind
+    cost_ms: float  # the client's wait
+    delay_ms: float  # the loss of later requests
     repeat_ms: float  # the cost of computing again tokens that another site holds
     backend: BackendView
     terms: dict[str, float]
@@ -86,7 +86,7 @@ class Priced(NamedTuple):
 
 
 class Scored(NamedTuple):
-    score_ms: float  # what sites are compared by
+    score_ms: float  # the value by which sites are compared
     cost_ms: float
     backend: BackendView
     terms: dict[str, float]
@@ -95,8 +95,8 @@ class Scored(NamedTuple):
 
 
 class TypicalMs(NamedTuple):
-    """Average times of the sites that have measured themselves. A site that has just started has no rates: if it counted as faster than the others,
-    each conversation would leave the site of its first turn."""
+    """Average times of the sites that have measured themselves.
+    A site that has just started has no rates: if it counted as faster than the others, each conversation would leave the site of its first turn."""
 
     token: float  # of prefill
     step: float  # of decode
@@ -130,7 +130,10 @@ class CostPolicy:
         return self._preferences(order, scored, reason)
 
     def _preferences(self, order: list[Scored], scored: list[Scored], reason: str) -> list[Preference]:
-        """Each but the last with the longest queue that makes it one: the predicted queue, and what the next best site costs more."""
+        """Return the preferences, each but the last with its longest acceptable queue.
+
+        That is the predicted queue, plus the extra cost of the next best site.
+        """
         if not order:
             return []
         first = order[0]
@@ -150,7 +153,8 @@ class CostPolicy:
         return [*preferences, Preference(last.backend, last.cost_ms, last.terms, "spill" if others else reason)]
 
     def _scored(self, priced: list[Priced], usual_ms: float) -> list[Scored]:
-        """Return the sites with their scores, best first. `usual_ms` is the usual wait of requests, 0 if unknown."""
+        """Return the sites with their scores, best first.
+        `usual_ms` is the usual wait of requests, 0 if unknown."""
         least_ms = min([each.cost_ms for each in priced], default=0.0)
         over = least_ms / usual_ms if usual_ms else 0.0
         most_delay_ms = self.assumptions.delay_share * least_ms / (1 + over * over)
@@ -233,7 +237,7 @@ class CostPolicy:
         whole_ms = model.wake_ms if model.wake_ms > 0 else self.assumptions.wake_ms
         if model.residency == "loading":
             left_ms = whole_ms * (1 - min(1.0, max(0.0, model.loaded))) - age_ms
-        elif backend.pending_requests:  # what this router has sent since wakes it
+        elif backend.pending_requests:  # a request that this router sent wakes it
             left_ms = whole_ms - max(0.0, request.now_s - backend.pending_since_s) * 1000
         else:
             left_ms = whole_ms
@@ -294,7 +298,10 @@ def shortlist(request: RouteRequest, backends: Sequence[BackendView]) -> list[Ba
 
 
 def _network_load(models: Sequence[ModelStatus | None]) -> float:
-    """Share of the time of all sites that have the model which the prefill of what reaches them takes; a fast site counts for more."""
+    """Return the share of all sites' time that prefill of arriving requests takes, for one model.
+
+    A fast site counts for more.
+    """
     arriving = able = 0.0
     for model in models:
         if model is not None and model.prefill_tokens_per_s > 0:
@@ -316,8 +323,11 @@ def _typical_ms(models: Sequence[ModelStatus | None], prefill_tokens_per_s: floa
 
 
 def _usual_ms(models: Sequence[ModelStatus | None]) -> float:
-    """Return what a request would wait in a queue and for its prefill, on average over those that come to any of the sites; 0: none does. They wait
-    for less, since they avoid the long queues; but without these the tail gives up its caches too easily (docs/measurements.md)."""
+    """Return the mean wait of a request in a queue and for its prefill, over all sites; 0 if none arrive.
+
+    Requests wait less, because they avoid long queues; but without long queues the tail would give up its caches too easily
+    (docs/measurements/routing.md).
+    """
     requests_per_s = waited_ms_per_s = 0.0
     for model in models:
         if model is not None and model.prefill_tokens_per_s > 0:
@@ -337,8 +347,8 @@ def _stored_tokens(models: Sequence[ModelStatus | None], cached: Sequence[int]) 
 
 
 def _readable(model: ModelStatus | None, cached: int, stored: Mapping[str, int]) -> int:
-    """Return how many tokens of the prompt a site could read from its store. They are priced at what it was measured to read them; a site that has
-    not read any is given none."""
+    """Return how many tokens of the prompt a site could read from its store.
+    They are priced at its measured rate; a site that has not read any gets none."""
     return max(0, stored.get(model.kv_store, 0) - cached) if model is not None and stored else 0
 
 

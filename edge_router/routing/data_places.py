@@ -1,4 +1,5 @@
-"""Data rules: the sites that may see a request, by its account and its model. They hold for failover too."""
+"""Data rules: the sites that may see a request, by its account and its model.
+They hold for failover too."""
 
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
@@ -27,7 +28,8 @@ class DataPlaces:
         self._accounts, self._models, self.is_empty = other._accounts, other._models, other.is_empty
 
     def allowed(self, request: ValidRequest, own_name: str | None) -> AllowedSites | None:
-        """Return the sites that may be asked; None if all. `own_name` is the model's own name, of which the request may have an alias."""
+        """Return the sites that may be asked; None if all.
+        `own_name` is the model's own name, of which the request may have an alias."""
         holder = request.head.holder
         return self.of(None if holder is None else holder.account.name, own_name, request.model)
 
@@ -45,7 +47,7 @@ class DataPlaces:
 def refusal(allowed: AllowedSites, states: str) -> ApiError:
     """Return the error of a request that no site may answer."""
     where = ", ".join(sorted(allowed.names)) or "no site at all"
-    sentence = f"data {allowed.why} may go to {where} alone: {states or 'none of them can answer now'}"
+    sentence = f"data {allowed.why} may go to {where} alone: {states or 'none of them is usable'}"
     return ApiError("no_site_available" if allowed.names else "forbidden", sentence, retry_after_s=1.0)
 
 

@@ -38,7 +38,7 @@ def placement_order(
 
 
 def _is_taken_by(backend: BackendView, weight: bytes) -> bool:
-    """A site that has only just come back takes a growing share of its keys, always the same ones first."""
+    """Tell whether a site that has just returned takes this key: it takes a growing share, always the same keys first."""
     return backend.slow_start >= 1 or weight[-1] < 256 * backend.slow_start
 
 

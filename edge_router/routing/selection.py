@@ -107,7 +107,8 @@ class SiteSelector:
         return model, ""
 
     async def next_site(self, proxied: RequestState) -> tuple[RouteRequest, Preference] | None:
-        """Return the best site not yet tried. Ranked anew each time: while one kept us waiting, others have failed, and others have come back."""
+        """Return the best site not yet tried.
+        It is ranked again each time, because sites may have failed or returned since."""
         tries, is_new = proxied.tries, proxied.recovery.lost is None
         if tries.repeated and is_new:
             return None
@@ -132,14 +133,17 @@ class SiteSelector:
         return None
 
     def _last_resort(self, request: ValidRequest, route: RouteRequest, excluded: set[str]) -> Preference | None:
-        """Return the best of those that no ranking names while better ones are thought to be left: they missed probes, or their last answers were
-        failures. One that is known not to have the model could only say so."""
+        """Return the best site outside the ranking, when better ones seem to be left.
+
+        Such sites missed probes, or their last answers failed. A site without the model is never one of them.
+        """
         views = [view for view in self._views(request) if view.name not in excluded]
         preferences = self._policy.rank(route, [view for view in views if may_serve(view, route.model)])
         return preferences[0] if preferences else None
 
     def is_wanted_elsewhere(self, proxied: RequestState, backend: Backend) -> bool:
-        """Tell whether a draining site's stream has another site to go to. This is checked now and then; without one, the site may finish it."""
+        """Tell whether a draining site's stream has another site to go to.
+        This is checked now and then; without one, the site may finish it."""
         backend.refused_draining()
         now = self._clock()
         if now < proxied.look_again_at:
@@ -184,7 +188,8 @@ class SiteSelector:
                     self.backends[preference.backend.name].first_token(expected_ms, 1000 * elapsed_s)
 
     def nothing_left(self, request: ValidRequest, failures: Mapping[str, SiteFailed], repeated: str = "") -> ApiError:
-        """Return what a client gets whose request no site has answered. `repeated`: the words in which two sites failed alike."""
+        """Return the error of a request that no site has answered.
+        `repeated` has the words in which two sites failed alike."""
         if repeated:
             return ApiError("engine_error", f"two sites failed in the same way, so no other was asked: {repeated}")
         if (allowed := self._allowed(request)) is not None:
@@ -195,7 +200,7 @@ class SiteSelector:
             )
         if failures:
             tried = "; ".join(f"{site}: {failure.detail}" for site, failure in failures.items())
-            sentence = f"no site could answer; tried {tried}"
+            sentence = f"no site could answer; tried: {tried}"
         else:
             states = "; ".join(f"{each.name} is {each.state}: {each.detail}" for each in self.backends.values())
             sentence = f"no site is available; {states}"
@@ -255,7 +260,8 @@ class AttemptPace(NamedTuple):
         return first_token_limit_s(preference, request.model, self.proxied.first_stall_s)
 
     def may_leave(self) -> bool:
-        """Tell whether the request may leave before its first token. The next try is charged now, so that a request is never left without one."""
+        """Tell whether the request may leave before its first token.
+        The next try is charged now, so that a request is never left without one."""
         proxied, tries = self.proxied, self.proxied.tries
         if proxied.recovery.lost is not None:
             return True

@@ -1,4 +1,5 @@
-"""The input and output of every policy. A policy is one file with one method: `rank(request, backends) -> preferences`.
+"""The input and output of every policy.
+A policy is one file with one method: `rank(request, backends) -> preferences`.
 
 A policy sees frozen snapshots, no sockets and no clock, so that a simulator can use it. Failover is "the next preference". Snapshots are msgspec
 structs because a decision makes several: each takes 0.1 us, a frozen dataclass of as many fields 1 us.
@@ -50,7 +51,8 @@ class RouteRequest(msgspec.Struct, frozen=True):
 
 
 class BackendView(msgspec.Struct, frozen=True):
-    """A site as the router knows it. It stays true until something happens at the site or to it; times are of the router's clock."""
+    """A site as the router knows it.
+    It stays true until something happens at the site or to it; times are of the router's clock."""
 
     name: str
     state: State
@@ -62,11 +64,11 @@ class BackendView(msgspec.Struct, frozen=True):
     pending_tokens: int = 0  # their prompt tokens
     pending_since_s: float = 0.0  # when the first of them was sent
     unanswered_tokens: int = (
-        0  # prompt tokens of what this router sent behind its oldest unanswered request there, whatever the status says
+        0  # prompt tokens that this router sent after its oldest unanswered request there, whatever the status says
     )
     lateness_ms: float = 0.0  # by how much its answers come later than this router expects
     proven_lateness_ms: float = (
-        0.0  # the same as more than one answer has shown: what moves a conversation away from its cache
+        0.0  # the same by the evidence of more than one answer: moves a conversation from its cache
     )
     backlog_ms: float = 0.0  # published queue of its busiest model
     status: SiteStatus | None = None
@@ -77,7 +79,7 @@ class BackendView(msgspec.Struct, frozen=True):
     slow_start: float = 1.0  # below 1 while it has only just (re)appeared: the share of new conversations it takes
 
     def cached_tokens(self, request: RouteRequest) -> int:
-        """Tokens of the prompt that need no prefill here: what this router sent there, or what the site itself says that it holds."""
+        """Return the tokens of the prompt that need no prefill at a site, by this router's requests or the site's own digest."""
         sent = request.sent_tokens(self.name)
         if self.prefixes:
             for digest, tokens in request.digests:
@@ -108,7 +110,8 @@ class BackendView(msgspec.Struct, frozen=True):
 
 
 def is_adapter_of(name: str, model: ModelStatus) -> bool:
-    """Tell whether a name has the form `MODEL:ADAPTER` for this model. Whether the adapter exists, only the site knows."""
+    """Tell whether a name has the form `MODEL:ADAPTER` for this model.
+    Whether the adapter exists, only the site knows."""
     if ":" not in name:
         return False
     base = name.rpartition(":")[0]

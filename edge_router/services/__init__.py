@@ -1,1 +1,1 @@
-"""Services of the router beside forwarding: batches, deployments, fine-tunes, lists of models, kept responses."""
+"""Services of the router besides forwarding: batches, deployments, fine-tunes, model lists, stored responses."""

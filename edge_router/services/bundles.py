@@ -1,6 +1,6 @@
-"""The bundles of deployed functions, by the SHA-256 of their bytes, in a directory of the router.
+"""Bundles of deployed functions, by the SHA-256 of their bytes, in a directory of the router.
 
-A bundle is there whole or not at all: it is written beside its place, checked, synced and renamed. Knows bytes and files.
+A bundle exists whole or not at all: it is written to a temporary file, checked, synced and renamed.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ class BundleStore:
         return await asyncio.to_thread(self._path(digest).read_bytes)
 
     async def put(self, digest: str, body: AsyncIterator[bytes]) -> None:
-        """Raises BundleError; a body that breaks off, or is not what its name says, leaves nothing."""
+        """Store a bundle. Raises BundleError; an incomplete body, or one with another digest, leaves nothing."""
         parts, size = [], 0
         async for chunk in body:
             size += len(chunk)
@@ -35,7 +35,7 @@ class BundleStore:
         await asyncio.to_thread(self._write, digest, b"".join(parts))
 
     def forget(self, kept: set[str]) -> None:
-        """Removes what no version names any more."""
+        """Remove bundles that no version uses."""
         for path in self._directory.glob("*.tar"):
             if path.stem not in kept:
                 with contextlib.suppress(OSError):

@@ -74,9 +74,7 @@ from pilotlight.wire.hop.status import FunctionsStatus
 
 MAX_BODY = 64 << 10
 TRY_TIMEOUT_S = 120.0
-SERVE_TIMEOUT_S = (
-    10.0  # of a version that was tried already: a site fetches what is known, and a process may have to start
-)
+SERVE_TIMEOUT_S = 10.0  # for a version that was tried: a site fetches it, and a process may have to start
 JSON = "application/json"
 NO_STORE = {"cache-control": "no-store"}
 RequestT = TypeVar("RequestT")
@@ -101,9 +99,13 @@ class DeployGuard:
             key = self.access.key(authorization, "deploy")
             return None if key.is_admin else key.account
         if not self.token:
-            raise ApiError("not_found", f"this router takes no deployments; set {DEPLOY_TOKEN_ENV} where it is started")
+            raise ApiError(
+                "not_found", f"this router accepts no deployments; set {DEPLOY_TOKEN_ENV} where the router is started"
+            )
         if given:
-            sentence = f"the deploy token is wrong; {DEPLOY_TOKEN_ENV} must be as the router was started with"
+            sentence = (
+                f"the deploy token is wrong; {DEPLOY_TOKEN_ENV} must have the value that the router was started with"
+            )
             raise ApiError("forbidden", sentence)
         raise ApiError("forbidden", f"deploying needs the router's token; set {DEPLOY_TOKEN_ENV}")
 
@@ -118,7 +120,7 @@ class DeployGuard:
         return bool(self.key) and any(hop_is_genuine(signature, self.key, now_s, hop) for now_s in times_s)
 
     def signed(self, method: str, path: str, site: str, body: bytes = b"") -> dict[str, str]:
-        """Headers by which a site knows this router. The token itself is never sent to one."""
+        """Return headers with which a site recognises this router. The token itself is never sent."""
         hop = Hop(method, path, uuid.uuid4().hex, site)
         now_s = self.clocks.now_s(site)
         return {REQUEST_ID: hop.request_id, HOP: sign_hop(self.key, now_s, hop, body)} if self.key else {}
@@ -151,16 +153,17 @@ class Deployments:
                 author.check_function(name)
             return Deployment(name, 0, account="" if author is None else author.name)
         if author is not None and author.name != deployment.account:
-            raise ApiError("forbidden", f"the function {name} is another account's than {author.name}")
+            raise ApiError("forbidden", f"the function {name} belongs to another account than {author.name}")
         return deployment
 
     def expected(self, name: str, revision: int, author: Account | None) -> Deployment:
-        """Return the deployment to change. Raises ApiError if it has another revision, or belongs to another account."""
+        """Return the deployment to change.
+        Raises ApiError if it has another revision, or belongs to another account."""
         deployment = self.get(name, author)
         if deployment.revision != revision:
             sentence = (
-                f"{name} is at revision {deployment.revision} and not at {revision}: somebody else has deployed meanwhile; "
-                "look at what is there and deploy again"
+                f"{name} is at revision {deployment.revision} and not at {revision}: another deployment came first; "
+                "read the present state and deploy again"
             )
             raise ApiError("conflict", sentence)
         return deployment
@@ -199,7 +202,7 @@ def rolled_back(deployment: Deployment, number: int | None) -> Deployment:
         number = deployment.shares[1].number if len(deployment.shares) > 1 else _before(deployment)
     if deployment.versions and not deployment.shares and not number:
         newest = deployment.versions[-1].number
-        sentence = f"{deployment.name} was deleted, so no version is before this one: say --version {newest}, its newest, or an earlier one"
+        sentence = f"{deployment.name} was deleted, so there is no previous version: use --version {newest}, its newest, or an earlier one"
         raise ApiError("not_found", sentence)
     if deployment.version(number) is None:
         known = ", ".join(str(version.number) for version in deployment.versions) or "none"
@@ -208,7 +211,8 @@ def rolled_back(deployment: Deployment, number: int | None) -> Deployment:
 
 
 def _before(deployment: Deployment) -> int:
-    """Return the previous version, 0 if there is none. It is not simply the next lower number, which may have been rolled back."""
+    """Return the previous version, 0 if there is none.
+    It is not simply the next lower number, which may have been rolled back."""
     current = deployment.version(deployment.shares[0].number) if deployment.shares else None
     if current is None:
         return 0
@@ -287,7 +291,7 @@ class DeploymentApi:
         _named(name)
         deployment = self._deployments.expected(name, new.expected_revision, author)
         if not self._bundles.has(new.digest):
-            raise ApiError("invalid_request", f"there is no bundle {new.digest}; put it first")
+            raise ApiError("invalid_request", f"there is no bundle {new.digest}; upload it first")
         self._hosts.check(name, new.routes, author, deployment.account)
         number = max((version.number for version in deployment.versions), default=0) + 1
         stable = max(deployment.shares, key=lambda share: share.percent, default=None)
@@ -357,7 +361,7 @@ class DeploymentApi:
         return Response(encode(found), media_type=JSON, headers=NO_STORE)
 
     async def secrets(self, request: Request) -> Response:
-        """Return the names of a function's secrets to its author, and to sites what was sealed for them."""
+        """Return the names of a function's secrets to its author, and the encrypted values to sites."""
         name = _named(request.path_params["name"])
         if self._guard.is_from_site(request):
             return Response(encode(self._secrets.of(name)), media_type=JSON)
@@ -382,8 +386,7 @@ class DeploymentApi:
         return await self._served_everywhere(changed, 200)
 
     def _readable(self, request: Request) -> str:
-        """Return the name of a function whose output the author may read: a site's own, which nobody has deployed, is the operator's. Raises
-        ApiError."""
+        """Return the name of a function whose output the author may read; a site's own function is the operator's. Raises ApiError."""
         author, name = self._guard.author(request), _named(request.path_params["name"])
         self._deployments.get(name, author)
         if author is not None and name not in self._deployments.known:
@@ -394,7 +397,7 @@ class DeploymentApi:
         return encode(list(self._deployments.known.values()))
 
     def lines(self, name: str) -> AsyncGenerator[bytes, None]:
-        """Iterate over what a function prints at the sites that can be asked now. Raises ApiError."""
+        """Iterate over a function's output at the reachable sites. Raises ApiError."""
         return self._lines(_named(name), self._followed(name))
 
     def _followed(self, name: str) -> list[Backend]:
@@ -442,18 +445,18 @@ class DeploymentApi:
                 raise ApiError("unhealthy_version", f"nothing was changed: at {site} {tried.detail}")
 
     async def _try_everywhere(self, deployment: Deployment, version: Version) -> list[str]:
-        """Return the migrations that sites will carry out. Raises ApiError unless every site that can be asked, of those where it runs, has started
-        the version and found it healthy."""
+        """Return the migrations that sites will carry out.
+        Raises ApiError unless every site that can be asked, of those where it runs, has started the version and found it healthy."""
         name, home = deployment.name, deployment.home
         results = await self._ask_sites(home, TRY_PATH, encode(Try(name, version)), TRY_TIMEOUT_S)
         if not results and home:
             sentence = (
-                f"{name} runs at {home} alone, where its data lies, and that site is not healthy or takes no deployed functions; "
-                "--home names another one, where it begins without its data"
+                f"{name} runs only at {home}, where its data is, and that site is not healthy or accepts no deployed functions; "
+                "use --home to name another site, where it starts without its data"
             )
             raise ApiError("no_site_available", sentence)
         if not results:
-            sentence = "no healthy site of this network takes deployed functions; functions.deployments in a site's file names the router"
+            sentence = "no healthy site of this network accepts deployed functions; set functions.deployments in a site's file to the router's URL"
             raise ApiError("no_site_available", sentence)
         for site, tried in results.items():
             if not tried.healthy:
@@ -479,7 +482,7 @@ class DeploymentApi:
         self._hosts.serve(self._deployments.known)
 
     def _sites(self, home: str = "") -> list[Backend]:
-        """Return the healthy sites that take deployed functions; with `home`, that one alone."""
+        """Return the healthy sites that accept deployed functions; with `home`, only that one."""
         taking = [
             site for site in self._backends.values() if (has := _functions_of(site)) is not None and has.takes_deployed
         ]
@@ -507,9 +510,9 @@ class DeploymentApi:
                     return Tried(False, f"the site refused it: {message_of(data)}")
                 return msgspec.json.decode(data, type=Tried)
         except TimeoutError:
-            return Tried(False, f"nothing was heard within {session.timeout.total:g} s")
+            return Tried(False, f"no answer within {session.timeout.total:g} s")
         except (aiohttp.ClientError, OSError, msgspec.DecodeError) as error:
-            return Tried(False, f"it could not be asked: {error}")
+            return Tried(False, f"it could not be reached: {error}")
 
     def _forget_bundles(self) -> None:
         known = self._deployments.known.values()
@@ -544,7 +547,7 @@ def _named(name: str) -> str:
         return msgspec.convert({"name": name, "revision": 0}, Deployment).name
     except msgspec.ValidationError:
         raise ApiError(
-            "invalid_request", f"{name[:64]!r} is no function's name: a-z, 0-9, - and _, at most 63"
+            "invalid_request", f"{name[:64]!r} is not a function's name: use a-z, 0-9, - and _, at most 63 characters"
         ) from None
 
 

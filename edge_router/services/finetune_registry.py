@@ -20,7 +20,7 @@ from pilotlight.wire.errors import message_of
 from pilotlight.wire.hop.finetunes import INTERNAL_PATH, Finetune, FinetuneList
 
 LOOK_EVERY_S = 1.0
-TRY_AGAIN_S = 30.0  # what a site has refused, or could not be brought
+TRY_AGAIN_S = 30.0  # after a site refused an adapter, or could not get it
 CARRY_S = 300.0  # for one, from or to a site
 LIST_BYTES = 64 << 20
 CARRIED_BYTES = 1 << 30  # each site has its own limit
@@ -50,7 +50,7 @@ class SiteFinetunes:
         return self.holders(self.owner(request.head), name)
 
     def owner(self, head: Head) -> str:
-        """Return the id by which sites know whose uploads a request may use. Raises ApiError."""
+        """Return the id with which sites identify the owner of uploads for a request. Raises ApiError."""
         return tenant_of(self.key(head) if head.holder is None else head.owner, None).owner
 
     def key(self, head: Head) -> str:
@@ -86,7 +86,7 @@ class SiteFinetunes:
         return known is not None and (allowed is None or site.name in allowed.names)
 
     async def look(self) -> None:
-        """Ask every healthy site what it has now."""
+        """Ask every healthy site for its list."""
         await asyncio.gather(*(self._ask(site) for site in self.keepers()))
 
     async def run(self) -> None:
@@ -111,9 +111,9 @@ class SiteFinetunes:
             if site.state == "healthy" and not self.may_have(site, finetune):
                 continue
             if site.state != "healthy":
-                lacking.append(f"{site.name} is {site.state} and gets it when it is back")
+                lacking.append(f"{site.name} is {site.state} and will get it when it returns")
             elif site.status is None or site.status.finetunes is None:
-                lacking.append(f"{site.name} takes no fine-tunes: finetunes.directory of its file is unset")
+                lacking.append(f"{site.name} accepts no fine-tunes: finetunes.directory in its file is unset")
             elif (why := await self._carry(finetune, site)) is not None:
                 lacking.append(f"{site.name} does not have it: {why}")
         return lacking
@@ -125,7 +125,7 @@ class SiteFinetunes:
             if site.name in self._told and finetune.id in self._ids(site):
                 why = await self._remove(finetune.id, site) if site.state == "healthy" else f"it is {site.state}"
                 if why is not None:
-                    keeping.append(f"{site.name} still has it, until it is back: {why}")
+                    keeping.append(f"{site.name} still has it, until it returns: {why}")
         return keeping
 
     async def _even_out(self) -> None:
@@ -143,7 +143,7 @@ class SiteFinetunes:
         async with self._carrying:  # one at a time: each is as large as its file
             if finetune.id in self._ids(to, is_whole=True):
                 return None
-            why = "no site that has it answers"
+            why = "no site that has it is reachable"
             for site in self.with_one(finetune.id):
                 path = f"{INTERNAL_PATH}/{finetune.id}"
                 read = await self.orders.exchange("GET", site.name, path, timeout_s=CARRY_S, most_bytes=CARRIED_BYTES)
@@ -164,11 +164,11 @@ class SiteFinetunes:
     async def _ask(self, site: Backend) -> None:
         told = await self.orders.exchange("GET", site.name, INTERNAL_PATH, most_bytes=LIST_BYTES)
         if told.status != 200:
-            return log.warning("site %s does not tell its fine-tunes: %s", site.name, message_of(told.body))
+            return log.warning("site %s does not list its fine-tunes: %s", site.name, message_of(told.body))
         try:
             self._told[site.name] = msgspec.json.decode(told.body, type=FinetuneList)
         except msgspec.DecodeError as error:
-            return log.warning("site %s tells its fine-tunes wrongly: %s", site.name, error)
+            return log.warning("site %s lists its fine-tunes in an unreadable form: %s", site.name, error)
         holders: dict[tuple[str, str], set[str]] = {}
         for name, listed in self._told.items():
             for each in listed.kept:
@@ -186,4 +186,4 @@ class SiteFinetunes:
 
     def _note(self, site: Backend, what: str, why: str | None) -> None:
         if why is not None:
-            log.warning("%s at site %s failed, and is tried again: %s", what, site.name, why)
+            log.warning("%s at site %s failed and will be tried again: %s", what, site.name, why)

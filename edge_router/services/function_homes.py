@@ -14,8 +14,8 @@ from pilotlight.wire.hop.deployments import Deployment, NewVersion
 
 
 def home_of(deployment: Deployment, new: NewVersion, known: Mapping[str, Deployment], sites: Sequence[str]) -> str:
-    """Return the home of a function with its new version; empty: it runs everywhere. `sites`: where its account's data may lie, the first before the
-    others. Raises ApiError."""
+    """Return the home of a function with its new version; empty to run everywhere.
+    `sites` are where its account's data may be, preferred first. Raises ApiError."""
     called = {known[name].home: name for name in new.services if name in known and known[name].home}
     if new.home is not None:
         home = new.home
@@ -23,7 +23,7 @@ def home_of(deployment: Deployment, new: NewVersion, known: Mapping[str, Deploym
             named = ", ".join(sites) or "none"
             raise ApiError(
                 "invalid_request",
-                f"{home[:100]!r} is no healthy site that takes deployed functions and may have their data; there is: {named}",
+                f"{home[:100]!r} is not a healthy site that accepts deployed functions and may have their data; choose one of: {named}",
             )
     else:
         home = deployment.home or next(iter(called), "")
@@ -31,12 +31,12 @@ def home_of(deployment: Deployment, new: NewVersion, known: Mapping[str, Deploym
             if not sites:
                 raise ApiError(
                     "no_site_available",
-                    f"no healthy site that takes deployed functions may have the data of {deployment.name}",
+                    f"no healthy site that accepts deployed functions may have the data of {deployment.name}",
                 )
             home = _usual(known, sites)
     for site, name in called.items():
         if site != home:
-            sentence = f"{deployment.name} calls {name}, which runs at {site} alone, where its data lies: deploy with --home {site}"
+            sentence = f"{deployment.name} calls {name}, which runs only at {site}, where its data is: deploy with --home {site}"
             raise ApiError("invalid_request", sentence)
     return home
 

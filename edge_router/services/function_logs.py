@@ -1,4 +1,4 @@
-"""What all sites have kept of one function's invocations, as one list: for `pilotlight logs` and for pages."""
+"""The invocations of one function at all sites, as one list: for `pilotlight logs` and for pages."""
 
 import asyncio
 from collections.abc import Callable, Iterable
@@ -21,7 +21,8 @@ Found = list[LoggedInvocation] | str
 
 
 def log_query(function: str, asked: QueryParams) -> tuple[LogQuery, dict[str, int]]:
-    """Read what a client asks for: `since_s`, `grep`, `status`, `limit`, and several `after`, as SITE:SEQ. Raises ApiError."""
+    """Read a client's query: `since_s`, `grep`, `status`, `limit`, and several `after`, as SITE:SEQ.
+    Raises ApiError."""
     if unknown := sorted(set(asked) - {*TEXTS, "after"}):
         raise ApiError("invalid_request", f"logs are asked by {', '.join(TEXTS)} and after, not by {unknown[0][:64]!r}")
     try:
@@ -35,7 +36,8 @@ def log_query(function: str, asked: QueryParams) -> tuple[LogQuery, dict[str, in
 
 
 async def find_logs(sites: Iterable[Backend], query: LogQuery, after: dict[str, int], sign: Sign) -> FoundLogs:
-    """Ask sites at once. Of more than `query.limit` invocations the newest are returned, or, after a `seq`, the oldest of each site."""
+    """Ask sites at once.
+    Of more than `query.limit` invocations the newest are returned, or, after a `seq`, the oldest of each site."""
     asked = [*sites]
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=TIMEOUT_S, sock_connect=5.0)) as session:
         answers = await asyncio.gather(*(_ask(session, site, query, after.get(site.name, 0), sign) for site in asked))

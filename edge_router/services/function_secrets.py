@@ -15,7 +15,8 @@ MAX_SECRETS = 64  # of one function
 
 class FunctionSecrets:
     def __init__(self, directory: Path, key: str) -> None:
-        """`key`: by which sites open them; empty: none can be put. Raises ConfigError for a file that cannot be read."""
+        """`key` is the one with which sites decrypt secrets; empty if none can be stored.
+        Raises ConfigError if the file cannot be read."""
         self._path = directory / "secrets.json"
         self._key = key
         self._sealed: dict[str, dict[str, bytes]] = {}

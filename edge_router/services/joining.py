@@ -1,6 +1,6 @@
-"""Routes by which a machine becomes a site: it shows a token, and gets a certificate, the network's secret and a place in the router's file.
+"""Routes with which a machine joins as a site: it shows a token, and gets a certificate, the network's secret and an entry in the router's file.
 
-The token is good once. The network's file is the truth: the site is written there first, and the router then reads it again.
+A token is valid once. The site is first written to the router's file, which the router then reads again.
 """
 
 import asyncio
@@ -62,7 +62,7 @@ class JoinRoutes:
         return [Route(AUTHORITY_PATH, self.face, methods=["GET"]), Route(JOIN_PATH, self.join, methods=["POST"])]
 
     async def face(self, request: Request) -> Response:
-        """The authority's certificate, which a machine compares with its token, and where the router stands."""
+        """Return the authority's certificate, which a machine compares with its token, and the router's location."""
         assert self._network is not None
         place = self._router.network.place
         told = NetworkFace(self._network.authority.pem.decode(), Place(place.city, place.latitude, place.longitude))
@@ -104,7 +104,7 @@ class JoinRoutes:
 
 
 def _host_of(url: str) -> str:
-    """Raises ApiError for what is no address of a site."""
+    """Return the host of a site's URL. Raises ApiError for an invalid one."""
     try:
         parts = urlsplit(url)
         host = parts.hostname if parts.scheme == "https" and parts.port and parts.path in ("", "/") else None

@@ -89,15 +89,15 @@ class ModelLists:
             return lists
         shown = self._shown(head, (card for fields in lists for card in fields["result"]))
         if not shown and not self._is_complete():
-            sentence = "no model was found, and a site that may have it cannot be asked at the moment: ask again later"
+            sentence = "no model was found, but a site that may have it is unreachable: try again later"
             raise ApiError("no_site_available", sentence, retry_after_s=1)
         cards, info = page_of(shown, query)
         told = {name: getattr(info, name) for name in info.__struct_fields__}
         return Answer(200, orjson.dumps({**lists[0], "result": cards, "result_info": told}))
 
     async def _one(self, client: Downstream, model: str) -> Answer:
-        """Ask one kind of site after the other: whether it has an adapter it knows itself. Where one cannot be asked, it is not known that there is
-        no such model. Raises ApiError."""
+        """Ask one kind of site after the other: whether it has an adapter it knows itself.
+        Where one cannot be asked, it is not known that there is no such model. Raises ApiError."""
         holder = client.head.holder
         found: Answer | ApiError = ApiError(
             "model_not_found", f"no site has a model named {model[:200]!r}", param="model"
@@ -118,7 +118,8 @@ class ModelLists:
         return found
 
     async def _lists(self, client: Downstream, head: Head, field: str) -> list[Fields] | Answer:
-        """Return the lists of all kinds of sites that have one. Where none has: the first answer there is. Raises ApiError."""
+        """Return the lists of all kinds of sites that have one.
+        Where none has: the first answer there is. Raises ApiError."""
         request = self._request(client, head)
         answers = await asyncio.gather(*[self._ask(client, request, sites) for sites in self._kinds()])
         lists = [fields for answer in answers if (fields := _listing(answer, field)) is not None]
@@ -146,7 +147,7 @@ class ModelLists:
         return kinds.values()
 
     def _is_complete(self) -> bool:
-        """Tell whether each model that a site had last is at a site that can be asked, and each site has said what it has."""
+        """Tell whether each known model is at a reachable site, and each site has published its models."""
         views = [backend.view() for backend in self._proxy.selector.backends.values()]
         usable = [view for view in views if view.is_usable]
         return all(

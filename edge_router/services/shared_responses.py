@@ -60,14 +60,14 @@ class PostgresResponses:
 
     async def run(self, work: Work[Result], within_s: float, *, is_write: bool) -> Result:
         if self._is_closed:
-            raise ResponsesFault("this router has ended")
+            raise ResponsesFault("this router has stopped")
         job, loop = _TimedWork(work, is_write), asyncio.get_running_loop()
         doing = loop.run_in_executor(self._thread, self._do, job)
         doing.add_done_callback(_heard)
         ending = loop.call_later(within_s, self._leave, job)  # the caller may be cancelled before
         doing.add_done_callback(lambda _: ending.cancel())
         if not (await asyncio.wait({doing}, timeout=within_s))[0]:
-            raise ResponsesFault(f"no answer within {within_s:g} s", "their database does not answer in time")
+            raise ResponsesFault(f"no answer within {within_s:g} s", "their database did not answer in time")
         try:
             result: Result = doing.result()
         except (UsageStoreError, orjson.JSONDecodeError, zlib.error) as error:
@@ -91,7 +91,7 @@ class PostgresResponses:
 
     def _do(self, job: "_TimedWork") -> Any:
         if job.is_left:
-            raise UsageStoreError("nobody waits for this any more")
+            raise UsageStoreError("the caller has gone")
         job.is_running = True
         was_open = self._database.is_open
         try:
@@ -99,7 +99,7 @@ class PostgresResponses:
         except UsageStoreError:
             if job.is_left or not was_open:
                 raise
-            return self._in_transaction(job)  # a database that was away knows none of the old connections
+            return self._in_transaction(job)  # a restarted database does not know the old connections
         finally:
             job.is_running = False
 

@@ -1,4 +1,5 @@
-"""The router's activity, as its page shows it (page/source.py). Reads counters of other modules, once a second."""
+"""The router's activity, as its page shows it (page/source.py).
+Reads counters of other modules, once a second."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -84,7 +85,7 @@ class Operations:
         }
 
     async def timeline(self, site: str) -> bytes:
-        """Return what the site's /timeline says. Raises ApiError."""
+        """Return the site's /timeline. Raises ApiError."""
         answer = await self._orders.exchange("GET", self._backend(site).name, "/timeline")
         if answer.status != 200:
             raise ApiError("upstream_timeout", f"{site}: {message_of(answer.body)}")

@@ -84,7 +84,7 @@ class RouterMetrics:
         Gauge(f"pilotlight_router_{name}", meaning, registry=self.registry).set_function(read)
 
     def judge(self, objectives: Objectives) -> None:
-        """Publish how objectives stand."""
+        """Publish the state of objectives."""
         self.objectives = objectives
         self.registry.register(objectives)
 

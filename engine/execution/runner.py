@@ -29,6 +29,7 @@ from pilotlight.engine.models.decoder import Decoder
 from pilotlight.engine.models.model import Model
 from pilotlight.engine.vision.vision_memory import ImageMemory
 from pilotlight.kernels.cpu.recording import ProgramRecorder
+from pilotlight.kernels.matrices.blocks import BlockWeight
 
 if TYPE_CHECKING:
     from pilotlight.engine.models.draft_layers import DraftLayers
@@ -176,7 +177,9 @@ class ModelRunner:
 
         if self.kv_cache.is_cuda:
             return DecodeGraphs(forward, self.layout.block_size, CudaRecorder(), device)
-        recorder = ProgramRecorder(self.layout.dtype)
+        head = model.head if isinstance(model, Decoder) else None
+        in_blocks = head is not None and isinstance(head.weight, BlockWeight)  # as the matrices before it then are
+        recorder = ProgramRecorder(self.layout.dtype, in_blocks)
         return DecodeGraphs(forward, self.layout.block_size, recorder, device, pads=False, most=_MOST_PROGRAMS)
 
     @torch.inference_mode()

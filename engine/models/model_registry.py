@@ -8,7 +8,7 @@ from pilotlight.engine.api.errors import CheckpointError
 from pilotlight.engine.description.class_labels import SCORE, class_labels, scores_by_decoder
 from pilotlight.engine.description.config_registry import PARSERS, find_architecture
 from pilotlight.engine.description.dense_config import DenseConfig
-from pilotlight.engine.description.families.latent import LatentConfig
+from pilotlight.engine.description.families.latent_decoders import LatentConfig
 from pilotlight.engine.layers.embedding import ScoreHead
 from pilotlight.engine.models import dense, gpt_oss, latent, llama4
 from pilotlight.engine.models.decoder import Decoder

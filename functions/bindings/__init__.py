@@ -1,1 +1,2 @@
-"""Bindings: the resources that functions reach as `self.env.NAME`, one file each. What a function imports is in functions/sdk."""
+"""Bindings: the resources that functions reach as `self.env.NAME`, one file each.
+The library for functions is in functions/sdk."""

@@ -1,7 +1,7 @@
-"""AI: a function's calls to the models of its site (inference.py).
+"""The AI binding: a function's calls to the models of its site (inference.py).
 
-What a model says and refuses is the site's business, and its errors' codes are the site's. This adds who asks (each function is a tenant of its
-own), waiting for room, refusing to wait (`rejectIfBusy`), and batches that are answered later.
+Answers, refusals and error codes are the site's. This module adds the caller (each function is a tenant), waiting for capacity, refusing to wait
+(`rejectIfBusy`), and batches that are answered later.
 """
 
 import asyncio
@@ -70,9 +70,7 @@ class AI(Binding):
     @classmethod
     def open(cls, declaration: Declaration, state_dir: Path, services: Services) -> "AI":
         if services.inference is None:
-            raise BindingError(
-                f"{declaration.name}: there are no models here to call; give the site a [[models]] table"
-            )
+            raise BindingError(f"{declaration.name}: the site has no models; add a [[models]] table to its file")
         return cls(services, Batches.open(state_dir, services))
 
     @method
@@ -81,7 +79,7 @@ class AI(Binding):
         if not request.model.isprintable():
             raise _refusal(400, 5007, "no model has such a name")
         if request.reject_if_busy and self._inference.is_busy(request.model):
-            raise _refusal(BUSY_STATUS, CAPACITY, "all of this model's room is taken, and the call asked not to wait")
+            raise _refusal(BUSY_STATUS, CAPACITY, "the model is busy, and the call asked not to wait")
         if request.queue and self._batches is not None:
             return await self._batches.put(request.model, request.inputs)
         headers = dict(forwardable(request.extra_headers.items()))
@@ -97,10 +95,10 @@ class AI(Binding):
 
     @method
     async def poll(self, request: Poll) -> Any:
-        """Tell what has become of a batch."""
+        """Return the state of a batch."""
         found = None if self._batches is None else await self._batches.get(request.request_id)
         if found is None:
-            raise _refusal(404, 3042, f"there is no batch {request.request_id[:100]!r}, or it was kept for its time")
+            raise _refusal(404, 3042, f"there is no batch {request.request_id[:100]!r}, or it has expired")
         return found
 
     @method
@@ -122,7 +120,7 @@ class AI(Binding):
     async def _counted(
         self, model: str, inputs: dict[str, Any], headers: dict[str, str], waits: bool
     ) -> InferenceResponse:
-        """Run a model, and count what it uses before the function has it. Raises BindingError."""
+        """Run a model, and count its usage before the function gets the result. Raises BindingError."""
         body = _encoded(inputs)
         if self._usage is None:
             return await self._admitted(model, body, headers, waits)
@@ -161,7 +159,8 @@ class AI(Binding):
             waited_s, pause_s = waited_s + pause_s, min(2 * pause_s, LONGEST_PAUSE_S)
 
     async def _result_of(self, model: str, inputs: dict[str, Any]) -> tuple[bool, bytes]:
-        """Answer one request of a batch: whether it succeeded, and its result or error in JSON. Waits for room without an end."""
+        """Answer one request of a batch: whether it succeeded, and its result or error in JSON.
+        Waits for room without an end."""
         while True:
             response = await self._counted(model, inputs, {}, True)
             if response.status != BUSY_STATUS:
@@ -201,7 +200,7 @@ class CountedEvents:
     def _end(self, outcome: Outcome) -> None:
         if not self._has_ended:
             self._has_ended = True
-            self._meter.count(self._events.use)  # what was generated and not read
+            self._meter.count(self._events.use)  # tokens that were generated and not read
             self._usage.end(self._meter, outcome)
 
 

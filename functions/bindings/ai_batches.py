@@ -1,6 +1,6 @@
-"""Batches of model calls that are answered later: kept in SQLite until they are answered and then for a day, whatever happens to the process.
+"""Batches of model calls that are answered later: stored in SQLite until they are answered and for a day after, across crashes.
 
-Knows requests, order and files; refuses to know models: who serves says how one request becomes a result.
+The worker, passed in, turns a request into a result.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ MAX_REQUESTS = 1000  # in one batch
 MAX_BYTES = 10 << 20
 MAX_WAITING = 10_000  # requests of one function
 KEPT_S = 24 * 3600
-AT_ONCE = 4  # a batch must not take the room of those who wait for their answer
+AT_ONCE = 4  # so that a batch leaves capacity for callers who wait
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS requests (batch TEXT NOT NULL, position INTEGER NOT NULL, model TEXT NOT NULL, created_s REAL NOT NULL,
@@ -53,7 +53,7 @@ class Batches:
         self._wake()
 
     async def put(self, model: str, inputs: dict[str, Any]) -> dict[str, Any]:
-        """Keep a batch to be answered, and return what its caller is told. Raises BindingError."""
+        """Store a batch that will be answered, and return the reply for its caller. Raises BindingError."""
         requests = _valid_requests(inputs)
         batch, now_s = uuid.uuid4().hex, self._now_s()
         rows = [(batch, position, model, now_s, *request) for position, request in enumerate(requests)]
@@ -108,7 +108,7 @@ class Batches:
                 return
 
     async def _answer(self, batch: str, position: int, model: str, inputs: str) -> None:
-        assert self._serve is not None, "nothing is put before somebody serves"
+        assert self._serve is not None, "the batches are not served yet"
         is_success, result = await self._serve(model, msgspec.json.decode(inputs))
         row = (is_success, result.decode(), batch, position)
         statement = "UPDATE requests SET is_success = ?, result = ? WHERE batch = ? AND position = ?"
@@ -130,7 +130,7 @@ class _QueuedRequest(NamedTuple):
 
 
 def _valid_requests(inputs: dict[str, Any]) -> list[_QueuedRequest]:
-    """Return the requests of a batch, or the one that `inputs` are. Raises BindingError."""
+    """Return the requests of a batch, or the single one in `inputs`. Raises BindingError."""
     requests = inputs.get("requests", [inputs])
     if not isinstance(requests, list) or not 1 <= len(requests) <= MAX_REQUESTS:
         raise _refusal(f"a batch is a list of 1 to {MAX_REQUESTS} requests")

@@ -1,11 +1,12 @@
-"""What every binding is to the runtime: methods, each with the type of its request; and what a site gives to bindings.
+"""The base of all bindings: methods with the types of their requests, and the services that a site gives to bindings.
 
-A request comes from a function's process, which may be hostile, so it is checked here, once: behind `call` there are typed values only. Refuses to
-know sockets and processes; whoever owns the channel calls `call`.
+A request comes from a function's process, which may be hostile, so it is checked here, once: `call` passes on typed values only. The owner of the
+channel calls `call`.
 """
 
 import asyncio
 import inspect
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -62,7 +63,8 @@ class Called(Protocol):
 
 
 class Functions(Protocol):
-    """The site's functions, as bindings call them. An event's `options` may name a Durable Object: {object: class, id, name}."""
+    """The site's functions, as bindings call them.
+    An event's `options` may name a Durable Object: {object: class, id, name}."""
 
     async def ask(self, function: str, event: frames.FunctionEvent, body: Body | None = None) -> Called:
         """Have a function handle an event."""
@@ -80,7 +82,7 @@ class Functions(Protocol):
 
 
 class MemoryBudget:
-    """The bytes that a function's calls may hold in the site's memory: values that come or leave as streams, of which 1,024 may be open at once."""
+    """The memory for a function's streamed values at the site; 1,024 streams may be open at once."""
 
     def __init__(self, max_bytes: int = 128 << 20) -> None:
         self.max_bytes = max_bytes
@@ -91,14 +93,14 @@ class MemoryBudget:
 
 
 class HeldBytes:
-    """What one call holds; use as `with`, or call `release`."""
+    """Memory held by one call; use as `with`, or call `release`."""
 
     def __init__(self, budget: MemoryBudget) -> None:
         self._budget = budget
         self._size = 0
 
     def add(self, size: int) -> None:
-        """Raises BindingError beyond the budget, unless this call alone holds something."""
+        """Add bytes. Raises BindingError above the budget, unless this call is the only one."""
         others = self._budget.used - self._size
         if others and self._budget.used + size > self._budget.max_bytes:
             used, most = self._budget.used, self._budget.max_bytes
@@ -118,18 +120,33 @@ class HeldBytes:
         self.release()
 
 
+class Clock:
+    """The time by which bindings expire, delay and ring. A test may set it."""
+
+    look_s = 30.0  # between two looks: the machine's clock may be set
+
+    def now_s(self) -> float:
+        """Return seconds since 1970."""
+        return time.time()
+
+
+CLOCK = Clock()
+
+
 @dataclass(frozen=True)
 class Services:
-    """What a site gives to its bindings. A binding that needs what is not there says so when it is opened."""
+    """The services of a site for its bindings.
+    A binding that needs a missing one says so when it is opened."""
 
     databases: Databases = field(default_factory=Databases)
     inference: Inference | None = None  # the site's models
-    usage: FunctionUsage | None = None  # where what functions use is counted
+    usage: FunctionUsage | None = None  # counts usage of functions, if a ledger wants it
     functions: Functions | None = None
     function: str = "function"  # whose bindings these are
     max_bytes: int = 10 << 30  # of one database or bucket
     memory: MemoryBudget = field(default_factory=MemoryBudget)  # the function's
-    r2: Mapping[str, S3Place] = field(default_factory=dict)  # buckets that lie at an S3 endpoint, by R2's name of them
+    clock: Clock = CLOCK
+    r2: Mapping[str, S3Place] = field(default_factory=dict)  # buckets at an S3 endpoint, by their R2 names
 
     def database(self, path: Path, schema: str) -> Database:
         """Return the one database at a path, with these tables."""
@@ -145,7 +162,8 @@ Method = Callable[..., Awaitable[Any]]
 
 
 def method(function: Method) -> Method:
-    """Mark what a function may call. The first parameter is the request, a msgspec.Struct; a second, `body`, is what was streamed along."""
+    """Mark a method that functions may call.
+    The first parameter is the request, a msgspec.Struct; a second, `body`, is the stream."""
     function.__is_method__ = True  # type: ignore[attr-defined]
     return function
 
@@ -173,7 +191,8 @@ class Binding:
     async def call(
         self, method: str, args: list[Any] | tuple[Any, ...], kwargs: Mapping[str, Any], body: Body | None = None
     ) -> Any:
-        """Call a method: it gives a plain value, a stream of bytes, or a StreamingReply, which is both. Raises BindingError."""
+        """Call a method: it gives a plain value, a stream of bytes, or a StreamingReply, which is both.
+        Raises BindingError."""
         door = self._doors.get(method)
         if door is None:
             raise BindingError(f"{self.kind} has no method {method!r}", code="no_such_method", name="TypeError")
@@ -197,7 +216,7 @@ class Binding:
             raise BindingError(f"{self.kind}.{method}{where}: {what}", name="TypeError") from None
 
     async def close(self) -> None:
-        """Give back what is the binding's alone; what bindings share stays open."""
+        """Release the binding's own resources; shared ones stay open."""
 
 
 class Nothing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -1,7 +1,7 @@
-"""Cron triggers: a function's `scheduled` handler, called at the minutes that its manifest names.
+"""Cron triggers: call a function's `scheduled` handler in the minutes that its manifest names.
 
-A firing is claimed on the disk before the handler runs, so no restart, reload or second process runs it twice. What was missed while the site was
-down runs once, for the latest of its minutes; a handler that a crash has cut off is not run again. Knows schedules and time; who runs is given.
+A firing is claimed on the disk before the handler runs, so that no restart, reload or second process runs it twice. Firings missed while the site was
+down run once, for the latest minute; a handler that a crash interrupted is not run again.
 """
 
 import asyncio
@@ -9,7 +9,9 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from datetime import UTC, datetime
+from math import inf
 from pathlib import Path
+from typing import NamedTuple
 
 from pilotlight.functions.bindings.binding import Services
 from pilotlight.functions.bindings.place import directory_of
@@ -20,19 +22,30 @@ from pilotlight.support.database import Connection, Database
 log = logging.getLogger("pilotlight.function")
 
 SCHEMA = "CREATE TABLE IF NOT EXISTS fired (cron TEXT PRIMARY KEY, at_s REAL NOT NULL)"
-CATCH_UP_S = 24 * 3600.0  # what was missed longer ago is forgotten
-LOOK_S = 30.0  # the clock may be set
-PAUSE_AFTER_ERROR_S = 5.0
+CATCH_UP_S = 24 * 3600.0  # older missed firings are dropped
 Run = Callable[[str, int], Awaitable[None]]
 """Gets the expression and the minute in ms."""
+
+
+class Timings(NamedTuple):
+    """How long triggers wait, in seconds."""
+
+    look_s: float = 30.0  # at most, before they look at the clock again: it may be set
+    pause_after_error_s: float = 5.0
 
 
 class Crons:
     """The triggers of one function, until they are closed."""
 
     def __init__(
-        self, schedules: Iterable[Schedule], run: Run, database: Database, now_s: Callable[[], float] = time.time
+        self,
+        schedules: Iterable[Schedule],
+        run: Run,
+        database: Database,
+        now_s: Callable[[], float] = time.time,
+        timings: Timings | None = None,
     ) -> None:
+        self._timings = timings or Timings()
         self._run = run
         self._database = database
         self._now_s = now_s
@@ -42,10 +55,11 @@ class Crons:
     @classmethod
     def open(cls, schedules: Iterable[Schedule], run: Run, state_dir: Path, services: Services) -> "Crons":
         path = directory_of(state_dir, "cron", services.function) / "fired.sqlite"
-        return cls(schedules, run, services.database(path, SCHEMA))
+        clock = services.clock
+        return cls(schedules, run, services.database(path, SCHEMA), clock.now_s, Timings(look_s=clock.look_s))
 
     def stop(self) -> None:
-        """Begin nothing new; handlers under way are the function's own to end, and what is claimed is run."""
+        """Start no new handlers. Running ones belong to the function, and claimed firings still run."""
         for task in self._tasks:
             task.cancel()
 
@@ -63,14 +77,14 @@ class Crons:
                 due = schedule.last_until(now, after)
                 if due is None:
                     following = schedule.next_after(now)
-                    wait_s = LOOK_S if following is None else (following - now).total_seconds()
-                    await asyncio.sleep(min(LOOK_S, wait_s))
+                    wait_s = inf if following is None else (following - now).total_seconds()
+                    await asyncio.sleep(min(self._timings.look_s, wait_s))
                     continue
                 after = due
                 await asyncio.shield(self._begin(schedule, due))
             except Exception:
-                log.exception("the cron trigger %s goes on after an error", schedule.text)
-                await asyncio.sleep(PAUSE_AFTER_ERROR_S)
+                log.exception("the cron trigger %s continues after an error", schedule.text)
+                await asyncio.sleep(self._timings.pause_after_error_s)
 
     async def _since(self, schedule: Schedule) -> datetime:
         """Return when it last ran; a trigger that is new begins now."""
@@ -89,7 +103,8 @@ class Crons:
         return await self._database.run(lambda connection: connection.execute(query, values).rowcount == 1)
 
     def _begin(self, schedule: Schedule, due: datetime) -> "asyncio.Task[None]":
-        """Claim a firing and start its run. The task ends when it is claimed; whoever waits for it may be closed meanwhile."""
+        """Claim a firing and start its run.
+        The task ends when the firing is claimed; its waiter may be closed before."""
 
         async def claim() -> None:
             if await self._claims(schedule, due):

@@ -1,5 +1,6 @@
-"""Owners: whose a store, a queue, a service or an object's class is. The functions of the site file are the site's, which shares all it has among
-them; each deployed function owns what is its own. Another's is refused, unless the site file shares it (`functions.shared`).
+"""Owners: whose a store, a queue, a service or an object's class is.
+The functions of the site file are the site's, which shares all it has among them; each deployed function owns what is its own. Another's is refused,
+unless the site file shares it (`functions.shared`).
 
 A service and the classes of Durable Objects are the owner's of their function; anything else belongs to the first that is served with it, which is
 written beside its data and stays when the function goes.
@@ -20,21 +21,23 @@ from pilotlight.support.database import Databases
 SITE = "@site"  # no function has this name
 log = logging.getLogger("pilotlight.bindings")
 
-OF_A_FUNCTION = ("service", "durable_object", "props")  # what is named by its function
+OF_A_FUNCTION = ("service", "durable_object", "props")  # resources that are named by their function
 
 
 class Owners:
     def __init__(self, state_dir: Path, own: Collection[str], shared: Mapping[str, Collection[str]]) -> None:
-        """`own`: the functions of the site file. `shared`: by KIND:ID, patterns of the functions that may use it beside its owner."""
+        """`own` are the functions of the site file.
+        `shared` has, by KIND:ID, patterns of functions that may use it besides its owner."""
         self._state_dir = state_dir
         self._own = own
         self._shared = shared
 
     def check(self, manifest: Manifest) -> None:
-        """Check all that a function names. Raises BindingError, whose sentence says whose it is and how it is shared."""
+        """Check all that a function names.
+        Raises BindingError, whose sentence says whose it is and how it is shared."""
         asker = self._of(manifest.name)
         for kind, id in _named(manifest):
-            if kind in OF_A_FUNCTION and asker == SITE:  # whom they call is the operator's to say
+            if kind in OF_A_FUNCTION and asker == SITE:  # the operator decides about the site's own callers
                 continue
             owner = self._of(id) if kind in OF_A_FUNCTION else _read(self._file(kind, id)) or asker
             allowed = self._shared.get(f"{kind}:{id}", ())
@@ -46,7 +49,8 @@ class Owners:
                 )
 
     def claim(self, manifest: Manifest) -> None:
-        """Check again, and give the function what was nobody's. For one that is served: a version that is refused claims nothing."""
+        """Check again, and assign unowned resources to the function.
+        For a function that is served: a refused version claims nothing."""
         self.check(manifest)
         for kind, id in _named(manifest):
             file = self._file(kind, id)
@@ -55,8 +59,8 @@ class Owners:
                 file.write_text(self._of(manifest.name), encoding="utf-8")
 
     def take_over(self, kind: str, before: str, id: str, function: str, databases: Databases) -> None:
-        """Move a function's store from the name that it once had to the one it has now, where it was the function's alone and is not open. Of one
-        whose owner is not known, or that others may use as well, the log says what to move. Raises OSError."""
+        """Move a function's store to its new name, if it belonged to the function alone and is not open.
+        If its owner is unknown or others may use it too, log what to move. Raises OSError."""
         old, new = directory_of(self._state_dir, kind, before), directory_of(self._state_dir, kind, id)
         if new.exists() or not old.is_dir() or (owner := _read(old / "owner")) not in ("", function):
             return
@@ -67,9 +71,9 @@ class Owners:
             atomic_files.sync(new.parent)
             log.info("the %s store %s of %s is %s now: %s", kind, before, function, id, new)
             return
-        why = f"others may use it, too (functions.shared, {kind}:{before})" if owner else "nobody knows whose it is"
+        why = f"others may use it, too (functions.shared, {kind}:{before})" if owner else "its owner is unknown"
         log.warning(
-            "%s begins with an empty %s store %s; to keep what lies in %s, which it is not given because %s, move that folder to %s while the site "
+            "%s starts with an empty %s store %s; to use the data in %s, which it does not get because %s, move that folder to %s while the site "
             "is stopped",
             function, kind, id, old, why, new,
         )  # fmt: skip
@@ -82,7 +86,7 @@ class Owners:
 
 
 def _read(file: Path) -> str:
-    """Read an owner. Empty: it is nobody's, or it was being written when the machine stopped."""
+    """Return an owner; empty if there is none, or the machine stopped while it was written."""
     with suppress(FileNotFoundError):
         return file.read_text(encoding="utf-8")
     return ""

@@ -1,4 +1,4 @@
-"""Where a binding's state lies: names that come from a manifest become names of directories, and never paths."""
+"""Directories of bindings' state: names from a manifest become names of directories, never paths."""
 
 import hashlib
 import re
@@ -8,7 +8,8 @@ _PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")
 
 
 def directory_of(state_dir: Path, kind: str, id: object) -> Path:
-    """Return `<state>/bindings/<kind>/<id>`. What is no plain name is replaced by its hash, so that no two ids share a directory."""
+    """Return `<state>/bindings/<kind>/<id>`.
+    An id that is not a plain name is replaced by its hash, so that no two ids share a directory."""
     return state_dir / "bindings" / kind / name_of(str(id))
 
 

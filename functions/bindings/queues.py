@@ -1,8 +1,8 @@
-"""Queues: messages in SQLite that are delivered at least once, whatever dies.
+"""Queues: messages in SQLite that are delivered at least once, across all failures.
 
-A message is the sender's once it is on the disk. Taking it leases it and counts the attempt first, so that a message which kills its consumer is
-counted too; what is not acknowledged comes again, and after its retries goes to the dead letter queue. Knows messages and time; who consumes them is
-given as a function.
+A message is accepted once it is on the disk. Taking it leases it and counts the attempt first, so that a message which kills its consumer is counted
+too; a message that is not acknowledged comes again, and after its retries goes to the dead letter queue. The consumer is a function that is passed
+in.
 """
 
 import asyncio
@@ -24,12 +24,13 @@ from pilotlight.support.database import Connection, Database, create, storage_wo
 
 log = logging.getLogger("pilotlight.bindings")
 
+LOOK_S = 30.0
 MAX_MESSAGE_BYTES = 128_000
 MAX_BATCH_BYTES = 256_000
 MAX_BATCH = 100
 MAX_DELAY_S = 43_200
 KEPT_S = 4 * 24 * 3600.0
-LEASE_S = 900.0  # longer than any handler may run; a new process ends all leases of the one before
+LEASE_S = 900.0  # longer than any handler may run; a new process ends all earlier leases
 FORGET_EVERY_S = 60.0  # a look at every message
 PAUSE_AFTER_ERROR_S = 1.0
 MAX_PAUSE_S = 30.0
@@ -66,7 +67,7 @@ class StoredMessage(NamedTuple):
 
 
 class Settings(NamedTuple):
-    """How a consumer wants its messages; the names are the manifest's."""
+    """The settings of a consumer, by the manifest's names."""
 
     max_batch_size: int = 10
     max_batch_timeout_s: float = 5.0
@@ -81,8 +82,17 @@ DEFAULT_SETTINGS = Settings()
 class Queue:
     """One queue's file. A leased message is one that becomes visible late."""
 
-    def __init__(self, name: str, path: Path, max_bytes: int, now_s: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        name: str,
+        path: Path,
+        max_bytes: int,
+        now_s: Callable[[], float] = time.time,
+        look_s: float = LOOK_S,
+    ) -> None:
+        """`look_s`: between two looks at the clock, which may be set."""
         self.name = name
+        self.look_s = look_s
         self.consumer: QueueConsumer | None = None  # a queue has one
         self.news = asyncio.Event()
         self._database = Database(path, self._prepare, max_bytes=max_bytes)
@@ -91,8 +101,8 @@ class Queue:
 
     @classmethod
     def of(cls, name: str, state_dir: Path, services: Services) -> "Queue":
-        path = directory_of(state_dir, "queue", name) / "messages.sqlite"
-        return services.databases.get(path, lambda path: cls(name, path, services.max_bytes))
+        path, clock = directory_of(state_dir, "queue", name) / "messages.sqlite", services.clock
+        return services.databases.get(path, lambda path: cls(name, path, services.max_bytes, clock.now_s, clock.look_s))
 
     async def put(self, bodies: list[tuple[bytes, float]]) -> None:
         """Keep messages: (body, delay in seconds) of each."""
@@ -110,7 +120,7 @@ class Queue:
         self.news.set()
 
     async def due_in_s(self, size: int, timeout_s: float) -> float | None:
-        """Return in how many seconds the next batch is: 0 now, None: there is nothing, not even delayed."""
+        """Return the seconds until the next batch: 0 for now, None if there is no message, not even a delayed one."""
 
         def look(connection: Connection) -> float | None:
             now_s = self._now_s()
@@ -142,7 +152,7 @@ class Queue:
         return await self._database.run(work)
 
     async def settle(self, done: list[str], again: list[tuple[str, float]]) -> None:
-        """Delete what is done; what comes again is visible after its delay."""
+        """Delete finished messages; make the others visible again after their delay."""
 
         def work(connection: Connection) -> None:
             now_s = self._now_s()
@@ -170,10 +180,8 @@ class Queue:
         self.news.set()
 
     def attach(self, consumer: "QueueConsumer") -> None:
-        """Give the queue's messages to a consumer from now on. The one before stops when it next looks.
-
-        Raises BindingError where another function consumes the queue.
-        """
+        """Deliver the queue's messages to a consumer.
+        The previous one stops at its next check. Raises BindingError if another function consumes the queue."""
         self.check_consumer(consumer.function)
         self.consumer = consumer
         self.news.set()
@@ -241,7 +249,7 @@ class QueueProducer(Binding):
 
 
 class QueueConsumer:
-    """Delivers a queue's messages in batches until it is stopped, or until the same function consumes it anew; then finishes what it has taken."""
+    """Delivers a queue's messages in batches until it is stopped, or the same function consumes it again; then finishes its open batches."""
 
     def __init__(
         self,
@@ -268,7 +276,7 @@ class QueueConsumer:
         self._queue.detach(self)
 
     async def close(self) -> None:
-        """Stop. What is still being delivered comes again, and the attempt is not counted: the site has cut it off."""
+        """Stop. Messages in delivery come again, and the attempt is not counted, because the site interrupted it."""
         self.stop()
         for task in (self._task, *self._deliveries):
             task.cancel()
@@ -288,7 +296,7 @@ class QueueConsumer:
                 task.add_done_callback(self._over)
             except Exception:
                 self._room.release()
-                log.exception("the consumer of the queue %s goes on after an error", self._queue.name)
+                log.exception("the consumer of the queue %s continues after an error", self._queue.name)
                 await asyncio.sleep(PAUSE_AFTER_ERROR_S)
 
     async def _due(self) -> list[StoredMessage]:
@@ -312,7 +320,7 @@ class QueueConsumer:
             if due_in_s == 0:
                 return
             with suppress(TimeoutError):
-                async with asyncio.timeout(due_in_s):
+                async with asyncio.timeout(None if due_in_s is None else min(due_in_s, self._queue.look_s)):
                     await self._queue.news.wait()
 
     async def _handle(self, messages: list[StoredMessage]) -> None:
@@ -332,7 +340,7 @@ class QueueConsumer:
             try:
                 if is_seen:
                     await self._settle(messages, retried)
-                else:  # the function could not be asked: it is full, being replaced, or gone
+                else:  # the function could not be reached: it is full, being replaced, or gone
                     await self._queue.give_back(messages, PAUSE_AFTER_ERROR_S)
                 for message in messages:
                     del self._under_way[message.id]
@@ -372,7 +380,7 @@ def _as_value(message: StoredMessage) -> dict[str, Any]:
 
 
 def _retried_by_failed(outcome: Any, messages: list[StoredMessage]) -> dict[str, float | None]:
-    """Return which messages of a handler that has failed come again, and after which delays: all where its decisions are not known."""
+    """Return which messages of a failed handler come again, and after which delays: all if its decisions are unknown."""
     try:
         return {each["id"]: each.get("delay_s") for each in outcome["retried"]}
     except (TypeError, KeyError, AttributeError):
@@ -380,7 +388,7 @@ def _retried_by_failed(outcome: Any, messages: list[StoredMessage]) -> dict[str,
 
 
 def _delay_s(asked: object, default_s: float) -> float:
-    """Bound what a consumer asks for: it is the function's word, hence nothing to rely on."""
+    """Limit the delay that a consumer asks for, because functions are not trusted."""
     return min(max(0.0, float(asked)), float(MAX_DELAY_S)) if isinstance(asked, (int, float)) else default_s
 
 

@@ -25,7 +25,7 @@ class Limit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Window:
-    """Counters of one namespace: whoever binds it counts together."""
+    """Counters of one namespace, shared by all functions that bind it."""
 
     def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
         self._now_s = now_s

@@ -1,4 +1,4 @@
-"""From a manifest's declarations to bindings: which class opens which kind, and one set of them that answers a function's calls."""
+"""Open the bindings that a manifest declares: the class for each kind, and one set that answers a function's calls."""
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -56,7 +56,7 @@ def _service(declaration: Declaration, state_dir: Path, services: Services) -> B
     if not service.startswith("@"):
         return Service.open(declaration, state_dir, services)
     if services.inference is None:
-        raise BindingError(f"{declaration.name}: there are no models here to call; give the site a [[models]] table")
+        raise BindingError(f"{declaration.name}: the site has no models; add a [[models]] table to its file")
     return ModelService(service, services)
 
 
@@ -71,7 +71,7 @@ class Bindings:
         }
 
     async def answer(self, call: BindingCall, body: Body | None = None) -> Any:
-        """Return what a channel's handler gives back for a `call`."""
+        """Return the result of a channel's handler for a `call`."""
         binding = self._bindings.get(call.binding)
         if binding is None:
             raise BindingError(f"there is no binding {call.binding!r}", code="no_such_binding", name="TypeError")

@@ -37,7 +37,7 @@ class Service(Binding):
     @classmethod
     def open(cls, declaration: Declaration, state_dir: Path, services: Services) -> "Service":
         if services.functions is None:
-            raise BindingError(f"{declaration.name}: there are no other functions here to bind")
+            raise BindingError(f"{declaration.name}: the site has no other functions to bind")
         options = declaration.options
         props = {"props": options["props"]} if options.get("props") else {}
         return cls(services.functions, options["service"], options.get("entrypoint") or "default", props)
@@ -76,7 +76,7 @@ async def called(
     body: Body | None,
     options: dict[str, Any],
 ) -> Any:
-    """Return what a function's method gives, as it crosses a channel; `body` is the caller's side of a session."""
+    """Return the encoded result of a function's method; `body` is the caller's side of a session."""
     sent = (request.name, request.args, request.kwargs, body is not None)
     found = await functions.ask(function, RpcEvent(UNNUMBERED, entrypoint, *sent, options=options), body)
     return found.value if found.body is None else StreamingReply(found.value, found.body)

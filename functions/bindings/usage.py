@@ -1,10 +1,9 @@
-"""What functions use at this site, until a router's ledger has it: what they ask of models, and the processor time of their processes.
+"""Usage of functions at this site, until a router's ledger has it: their model calls, and the processor time of their processes.
 
-No router sees either. It is counted in a mapped file (wire/hop/meters.py), tokens before the function gets them, so a site that is killed leaves as
-much as had been used; routers ask for what has ended (wire/hop/usage_records.py). A record is handed to one ledger and stays with it, for it may
-be there
-already; a ledger that has not asked for a day is taken for gone. There is no file until a ledger has asked once. While all meters are in use, models
-refuse functions, as nothing may be lost. Refuses to know functions and models.
+Routers see neither. It is counted in a mapped file (wire/hop/meters.py), tokens before the function gets them, so that a killed site loses nothing;
+routers ask for finished records (wire/hop/usage_records.py). A record is given to one ledger and stays assigned to it, because that ledger may have
+it already; a ledger that has not asked for a day counts as gone. The file exists only after a ledger has asked once. While all meters are in use,
+models refuse functions, so that no usage is lost.
 """
 
 import os
@@ -32,7 +31,8 @@ class FunctionUsage:
     def __init__(
         self, directory: Path, site: str, account_of: Callable[[str], str], clock: Callable[[], float] = time.time
     ) -> None:
-        """`account_of`: a function's; `clock`: seconds since the epoch. Raises ConfigError for a file that cannot be used."""
+        """`account_of`: a function's; `clock`: seconds since the epoch.
+        Raises ConfigError for a file that cannot be used."""
         self._path = directory / "function-usage"
         self._site = site
         self.account_of = account_of
@@ -49,12 +49,13 @@ class FunctionUsage:
             self._open()
 
     def begin(self, function: str, model: str, adapter: str = "", bytes_in: int = 0) -> MeterSlot | None:
-        """Return a meter for a function's question to a model; None: nobody keeps a ledger. Raises ApiError where there is none left."""
+        """Return a meter for a function's call of a model; None without a ledger.
+        Raises ApiError if no meter is free."""
         if self._meters is None:
             return None
         meter = self._new_meter(function, model, adapter, bytes_in)
         if meter is None:
-            sentence = "what functions use cannot be written down at the moment: ask again later"
+            sentence = "usage of functions cannot be recorded right now: try again later"
             raise ApiError("overloaded", sentence, retry_after_s=5)
         return meter
 
@@ -109,7 +110,7 @@ class FunctionUsage:
             self._meters = None
 
     def _may_take(self, ledger: str, now_s: float) -> bool:
-        """Tell whether another ledger may have what this one was handed."""
+        """Tell whether another ledger may get the records that this one was given."""
         return not ledger or now_s >= self._asked_s.get(ledger, self._opened_s) + GONE_S
 
     def _new_meter(self, function: str, model: str, adapter: str, bytes_in: int) -> MeterSlot | None:
@@ -126,7 +127,7 @@ class FunctionUsage:
             self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             self._meters = MeterFile(self._path, MAX_UNWRITTEN)
         except (OSError, MetersError) as error:
-            raise ConfigError(f"what functions use cannot be counted in {self._path}: {error}") from None
+            raise ConfigError(f"usage of functions cannot be counted in {self._path}: {error}") from None
         for number, record in self._meters.left_behind():
             if record.use == NOTHING and not record.cpu_us:
                 self._meters.free(number)

@@ -125,7 +125,7 @@ def _write_all(connection: Connection, request: WriteVectors) -> list[str]:
 
 
 def _write(connection: Connection, vector: Vector, dimensions: int, replaces: bool) -> list[str]:
-    """Write a vector. Returns its id, or nothing where it is there already and stays."""
+    """Write a vector. Returns its id, or nothing if it exists and stays."""
     values = np.array(vector.values, np.float32)
     if len(values) != dimensions:
         raise BindingError(f"the vector {vector.id!r} has {len(values)} numbers, and those of the index {dimensions}")
@@ -188,8 +188,8 @@ def _scores(rows: list[tuple[Any, ...]], wanted: Floats) -> Floats:
 
 
 def _best(best: list[_Scored], rows: list[tuple[Any, ...]], scores: Floats, request: QueryVectors) -> list[_Scored]:
-    """Return the best `top_k` of those before and these; of equal ones those of the lowest ids. The filter looks at those alone that may be among
-    them."""
+    """Return the best `top_k` of earlier and new rows; of equal ones those with the lowest ids.
+    The filter checks only candidates."""
     worst = best[-1][0] if len(best) == request.top_k else -np.inf
     found: list[_Scored] = []
     for score, row in sorted(
@@ -245,5 +245,5 @@ def _matches(value: Any, rule: dict[str, Any]) -> bool:
         raise BindingError(f"a filter has no {unknown[0]!r}; it has {', '.join(tests)}")
     try:
         return all(tests[word](wanted) for word, wanted in rule.items())
-    except TypeError:  # what is not there, or of another type, is neither more nor less
+    except TypeError:  # a missing value, or one of another type, is neither less nor greater
         return False

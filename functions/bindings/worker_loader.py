@@ -1,7 +1,6 @@
-"""Dynamic workers: code that a function gives becomes a function of its own, as confined as any other, for as long as its loader is served.
+"""Dynamic workers: code that a function provides becomes a function, confined like any other, for as long as its loader is served.
 
-It has the bindings that it is given, which are plain values, and the network unless it is loaded without. Knows folders and functions; refuses to
-know isolates.
+Its bindings are plain values, and it has network access unless it is loaded without.
 """
 
 import asyncio
@@ -149,7 +148,7 @@ class WorkerLoader(Binding):
         return folder / request.main
 
     def _clean(self) -> None:
-        """Remove what an earlier process has left."""
+        """Remove leftovers of an earlier process."""
         if not self._is_clean:
             self._is_clean = True
             for left in self._directory.parent.iterdir() if self._directory.parent.is_dir() else ():

@@ -1,8 +1,7 @@
 """Channel: many exchanges over one socket, each a request, its reply, and a stream in either direction.
 
-Buffers are bounded: a stream's sender waits for credit, a reader gives it as it takes, and who sends beyond its credit is cut off. An exchange that
-its beginner leaves is cancelled at the other end. Both processes import this package, so it knows asyncio and frames.py, and
-neither bindings nor processes.
+Buffers are bounded: a stream's sender waits for credit, which its reader gives as it reads; a sender that exceeds its credit is disconnected. When
+the initiator leaves an exchange, it is cancelled at the other end. Both processes import this package, so it knows asyncio and frames.py only.
 """
 
 from pilotlight.functions.channel.connection import Channel, current_request

@@ -1,6 +1,6 @@
-"""What the event loop does for a channel's socket, done while the loop stands still: for code that cannot await.
+"""Socket I/O of a channel while the event loop is blocked, for code that cannot await.
 
-What arrives meanwhile is taken as usual, pings too, and waits for the loop. Knows asyncio's transport and the socket under it.
+Frames that arrive meanwhile are handled as usual, pings too, and their effects wait for the loop.
 """
 
 import asyncio
@@ -26,7 +26,8 @@ class BlockingExchange:
         self._channel = channel
 
     def exchange_until(self, is_done: Callable[[], bool]) -> None:
-        """Send and receive until it is done: asyncio's own transport keeps what it has yet to send, and sends it first. Raises ChannelClosed."""
+        """Send and receive until `is_done`; bytes that asyncio's transport has not sent go first.
+        Raises ChannelClosed."""
         transport, poll = self._transport, select.poll()
         while not is_done():
             if transport.is_closing():

@@ -1,7 +1,6 @@
-"""The connection under all exchanges: frames from and to one socket, sorted by whom they concern; pings, notes, and the end of everything.
+"""The connection under all exchanges: frames of one socket, sorted by exchange; pings, notes, and the end of all exchanges.
 
-The same class serves both ends, the runtime's and an isolate's, which count their exchanges in even and in odd numbers. Knows asyncio and the socket;
-what may be said within an exchange is exchanges.py's.
+The same class serves both ends, the runtime's with even and an isolate's with odd exchange ids. The rules within an exchange are in exchanges.py.
 """
 
 import asyncio
@@ -32,11 +31,11 @@ from pilotlight.functions.channel.frames import (
 from pilotlight.functions.channel.open_exchanges import OpenExchanges
 from pilotlight.functions.channel.streams import WINDOW_BYTES
 
-MAX_FRAME_BYTES = 32 << 20  # a KV value of 25 MiB, and what is around it
+MAX_FRAME_BYTES = 32 << 20  # a KV value of 25 MiB, and its envelope
 FRAMES_AT_ONCE = (
     128  # before others have their turn: a small one takes 2 us, and a transport reads two megabytes of them at once
 )
-MAX_OPEN = 1024  # exchanges the other side may have begun here at once
+MAX_OPEN = 1024  # open exchanges that the other side may have started
 MAX_HELD_BYTES = (
     128 << 20
 )  # of the other side's open requests, and of replies that it does not read; a KV value in each exchange would be 25 GiB
@@ -58,7 +57,7 @@ class Channel(asyncio.Protocol):
         max_open: int = MAX_OPEN,
         max_held_bytes: int = MAX_HELD_BYTES,
     ) -> None:
-        """`max_held_bytes` bounds the runtime's side, which many isolates share; an isolate's memory has a limit of its own."""
+        """`max_held_bytes` bounds the runtime's side, which many isolates share; an isolate's own memory is limited otherwise."""
         self._answer = answer
         self.describe = describe
         self._on_note = on_note
@@ -89,7 +88,8 @@ class Channel(asyncio.Protocol):
     # -- beginning an exchange --------------------------------------------------------------------------------------------------
 
     async def call(self, binding: str, method: str, *args: Any, **kwargs: Any) -> Any:
-        """Call a binding's method and return its value. A stream that it answers with is dropped: `stream` and `begin` give those."""
+        """Call a binding's method and return its value.
+        A stream that it answers with is dropped: `stream` and `begin` give those."""
         result = await self.begin(binding, method, args, kwargs)
         if result.body is not None:
             result.body.cancel()
@@ -124,8 +124,8 @@ class Channel(asyncio.Protocol):
         return result.value
 
     async def stream(self, binding: str, method: str, *args: Any, **kwargs: Any) -> AsyncIterator[bytes]:
-        """Iterate over the stream that a binding's method answers with. Leaving the loop early cancels it at the other end (with `aclosing`, at
-        once)."""
+        """Iterate over the stream that a binding's method answers with.
+        Leaving the loop early cancels it at the other end (with `aclosing`, at once)."""
         result = await self.begin(binding, method, args, kwargs)
         if result.body is None:
             raise Failure(f"{binding}.{method} answered with a value and not with a stream", name="TypeError")
@@ -136,7 +136,8 @@ class Channel(asyncio.Protocol):
             result.body.cancel()
 
     async def request(self, frame: frames.Request, body: AsyncIterator[bytes] | None = None) -> ExchangeResult:
-        """Run an exchange; `frame`, its first message, is UNNUMBERED or has a new id. Cancelling this cancels it at the other end. Raises Failure."""
+        """Run an exchange; `frame`, its first message, is UNNUMBERED or has a new id.
+        Cancelling this cancels it at the other end. Raises Failure."""
         if frame.id == frames.UNNUMBERED:
             frame = replace(frame, id=self.new_id())
         sent = self._outgoing_call(frame)
@@ -151,7 +152,7 @@ class Channel(asyncio.Protocol):
             raise
 
     def new_id(self) -> int:
-        """Return the id of an exchange to be begun here. Raises ChannelClosed."""
+        """Return the id of a new exchange. Raises ChannelClosed."""
         if self.closed.is_set():
             raise ChannelClosed(self.why_closed or "the connection to the other process is closed")
         return self._open.new_id()
@@ -184,7 +185,7 @@ class Channel(asyncio.Protocol):
 
     @property
     def num_open(self) -> int:
-        """Exchanges begun at either side."""
+        """Return the number of exchanges that either side started."""
         return len(self._open)
 
     # -- asyncio.Protocol ---------------------------------------------------------------------------------------------------------
@@ -233,7 +234,7 @@ class Channel(asyncio.Protocol):
             ) is not None:  # else it is over here, and the other side did not know yet
                 exchange.take(frame)
         elif isinstance(frame, frames.Ping):
-            if self.room.is_set():  # who does not read its answers gets none
+            if self.room.is_set():  # a peer that does not read its answers gets none
                 self.write(frames.Pong(frame.id))
         elif isinstance(frame, frames.Pong):
             if (ping := self._pings.get(frame.id)) is not None and not ping.done():
@@ -254,15 +255,16 @@ class Channel(asyncio.Protocol):
             self.hold(self._decoder.size)
         except Failure as refusal:
             if not self.room.is_set():
-                raise FrameError("exchanges are begun beyond all bounds, and their refusals are not read") from None
+                raise FrameError("too many exchanges were started, and their refusals are not read") from None
             self.write(fail_frame(frame.id, refusal))
             return
         self._open.taken[frame.id] = IncomingExchange(self, frame, self._decoder.size, self._answer)
 
-    # -- what exchanges and streams ask for -------------------------------------------------------------------------------------------
+    # -- called by exchanges and streams ----------------------------------------------------------------------------------------------
 
     def hold(self, size: int) -> None:
-        """Count bytes that stay in memory here for the other side, until `release`. Raises Failure beyond the bound."""
+        """Count bytes that stay in memory here for the other side, until `release`.
+        Raises Failure beyond the bound."""
         if self._held_bytes and self._held_bytes + size > self._max_held_bytes:
             sentence = f"open calls hold {self._held_bytes} bytes here already, of at most {self._max_held_bytes}; wait for some of them"
             raise Failure(sentence, code="overloaded", status=429)

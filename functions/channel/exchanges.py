@@ -1,7 +1,7 @@
-"""One exchange on a channel, as each of its ends has it: a request, its reply, and a stream in either direction.
+"""One exchange on a channel, at each of its ends: a request, its reply, and a stream in either direction.
 
-Who began it waits for a result; the other end has a task that answers. What the other side must not say at this point breaks the protocol: it is a
-FrameError, which ends the whole channel. Knows frames; refuses to know sockets and other exchanges.
+The initiator waits for a result; at the other end a task answers. A frame that is not allowed at this point is a FrameError, which ends the whole
+channel.
 """
 
 import asyncio
@@ -15,14 +15,15 @@ from pilotlight.functions.channel.streams import Credit, Inbound, StreamChannel,
 
 
 class StreamingReply(NamedTuple):
-    """What a handler gives back when it is a value with a stream behind it. A plain value, or a stream alone, may be given back as they are."""
+    """What a handler returns for a value with a stream.
+    A plain value, or a stream alone, may be returned as it is."""
 
     value: Any
     body: AsyncIterator[bytes] | None = None
 
 
 class ExchangeResult(NamedTuple):
-    """What an exchange gives to the side that began it."""
+    """The result of an exchange at its initiator."""
 
     value: Any
     body: Inbound | None
@@ -66,7 +67,7 @@ class OutgoingExchange:
 
     def take(self, frame: AnyFrame) -> None:
         if self.result.cancelled():
-            return  # its beginner is leaving, and says so when its task runs next: this came in between
+            return  # its initiator is leaving and reports it when its task runs next; this frame came in between
         if isinstance(frame, Reply):
             if self.result.done():
                 raise FrameError("a second reply")
@@ -121,7 +122,7 @@ class OutgoingExchange:
 
 
 class IncomingExchange:
-    """An exchange begun by the other side, and the task that answers it."""
+    """An exchange started by the other side, and the task that answers it."""
 
     def __init__(self, channel: ExchangeChannel, frame: frames.Request, size: int, answer: Handler) -> None:
         """`size`: the frame's, in bytes that the channel holds until the exchange is over."""
@@ -140,7 +141,7 @@ class IncomingExchange:
         elif isinstance(frame, More):
             self._credit.give(frame.bytes)
         elif isinstance(frame, Reply) or self._body is None:
-            raise FrameError("what only the other side could say")
+            raise FrameError("a frame that only the other side may send")
         elif isinstance(frame, StreamChunk):
             self._body.push(frame.data)
         elif isinstance(frame, StreamEnd):

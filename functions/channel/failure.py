@@ -1,7 +1,4 @@
-"""What went wrong on one side of a channel, as the other side is to hear of it: a sentence, a code, a status.
-
-Knows the frame that carries it; refuses to know who raised it and what it means to whom.
-"""
+"""A failure on one side of a channel, as the other side gets it: a sentence, a code, a status."""
 
 from typing import Any
 
@@ -9,7 +6,7 @@ from pilotlight.functions.channel.frames import Fail
 
 
 class Failure(Exception):
-    """An exchange failed at the other end, or should fail there: what is said of it."""
+    """An exchange failed at the other end, or should fail there."""
 
     def __init__(
         self,
@@ -22,7 +19,8 @@ class Failure(Exception):
         retry_after_s: int = 1,
         value: Any = None,
     ) -> None:
-        """`retry_after_s` is for callers of a function, where the status is 503. `value`: what the exchange gives all the same."""
+        """`retry_after_s` is for callers of a function, with status 503.
+        `value` is the exchange's result despite the failure."""
         super().__init__(message)
         self.message = message
         self.code = code
@@ -33,7 +31,7 @@ class Failure(Exception):
         self.value = value
 
     def giving(self, value: Any) -> "Failure":
-        """Return itself, with what the exchange gives all the same."""
+        """Return the failure with a result for the exchange."""
         self.value = value
         return self
 

@@ -1,8 +1,8 @@
-"""What crosses the socket between a runtime and an isolate, and its bytes: a 4-byte big-endian length, then one msgpack map.
+"""Frames of the socket between a runtime and an isolate: a 4-byte big-endian length, then one msgpack map.
 
-Either side may begin an exchange; the runtime's ids are even, an isolate's odd. Decoding checks every field, for the other side may be hostile.
-Values inside are plain (None, bool, int, float, str, bytes, list, map); `plain` makes them so and names what cannot be. Both processes import this
-module: standard library and msgspec, nothing of ours.
+Either side may start an exchange; the runtime's ids are even, an isolate's odd. Decoding checks every field, because the other side may be hostile.
+Values are plain (None, bool, int, float, str, bytes, list, map); `plain` converts them and names those that cannot be converted. Both processes
+import this module: standard library and msgspec only.
 """
 
 from collections.abc import Iterator, Mapping
@@ -14,7 +14,7 @@ LENGTH_BYTES = 4
 UNNUMBERED = -1  # the id of a request that no channel has yet
 SCALARS = (str, int, float, bytes, bytearray, memoryview, type(None))  # a bool is an int
 _PLAIN = (str, int, float, bytes, bool)
-RESPONSE = "$response"  # the only key of what a method gives back as a Response: its status, headers and, without a stream behind it, body
+RESPONSE = "$response"  # the only key of a returned Response: its status, headers and, without a stream, its body
 
 
 class Frame(msgspec.Struct, frozen=True, tag_field="kind", forbid_unknown_fields=True):
@@ -29,7 +29,7 @@ class BindingCall(Frame, frozen=True, tag="call"):
     args: list[Any] = []
     kwargs: dict[str, Any] = {}
     streamed: bool = False  # a body follows in chunks
-    within: int = -1  # the request on whose behalf it is made; -1: none
+    within: int = -1  # the request that makes it; -1 for none
 
 
 class FetchEvent(Frame, frozen=True, tag="fetch"):
@@ -58,7 +58,7 @@ class QueueEvent(Frame, frozen=True, tag="queue"):
 
 
 class TailEvent(Frame, frozen=True, tag="tail"):
-    """What became of invocations of other functions, each as Cloudflare's TraceItem."""
+    """Invocations of other functions, each as Cloudflare's TraceItem."""
 
     events: list[dict[str, Any]]
 
@@ -87,7 +87,7 @@ class Fail(Frame, frozen=True, tag="fail"):
     message: str
     name: str = "Error"
     detail: str = ""  # the author's traceback
-    value: Any = None  # what the exchange gives all the same: a queue handler's decisions
+    value: Any = None  # the exchange's result despite the failure: a queue handler's decisions
 
 
 class StreamChunk(Frame, frozen=True, tag="chunk"):
@@ -123,7 +123,7 @@ class Note(Frame, frozen=True, tag="note"):
     value: Any = None
 
 
-FunctionEvent = FetchEvent | ScheduledEvent | QueueEvent | TailEvent | RpcEvent  # what a function handles
+FunctionEvent = FetchEvent | ScheduledEvent | QueueEvent | TailEvent | RpcEvent  # events that a function handles
 Request = BindingCall | FunctionEvent
 AnyFrame = (
     BindingCall
@@ -148,11 +148,12 @@ _decoder: msgspec.msgpack.Decoder[AnyFrame] = msgspec.msgpack.Decoder(AnyFrame)
 
 
 class FrameError(Exception):
-    """What arrived is no frame; the connection is of no further use."""
+    """The bytes are not a valid frame; the connection cannot be used any more."""
 
 
 def encode(frame: AnyFrame, max_bytes: int) -> bytes:
-    """Encode a frame with its length before it. Raises ValueError on a frame that is too large, TypeError on a value that is not plain."""
+    """Encode a frame with its length before it.
+    Raises ValueError on a frame that is too large, TypeError on a value that is not plain."""
     buffer = bytearray(LENGTH_BYTES)
     try:
         _encoder.encode_into(frame, buffer, LENGTH_BYTES)
@@ -174,7 +175,7 @@ class FrameDecoder:
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> Iterator[AnyFrame]:
-        """Decode what has arrived. Raises FrameError."""
+        """Decode the arrived bytes. Raises FrameError."""
         buffer = self._buffer
         buffer += data
         start, held = 0, len(buffer)
@@ -201,7 +202,8 @@ def _decoded(body: bytes) -> AnyFrame:
 
 
 def plain(value: Any, where: str = "the value") -> Any:
-    """Convert a value to plain types. Raises TypeError that says where another is."""
+    """Convert a value to plain types.
+    Raises TypeError with the position of a value that cannot be converted."""
     if isinstance(value, SCALARS):
         return scalar(value)
     if isinstance(value, (list, tuple)):
@@ -215,7 +217,7 @@ def plain(value: Any, where: str = "the value") -> Any:
 
 
 def scalar(value: Any) -> Any:
-    """Convert one of SCALARS to its plain type: encoders take none of their subclasses, as numpy's float64 or a template's SafeString."""
+    """Convert one of SCALARS to its plain type: encoders refuse subclasses, such as numpy's float64 or a template's SafeString."""
     if value is None or type(value) in _PLAIN:
         return value
     if isinstance(value, str):
@@ -227,5 +229,5 @@ def scalar(value: Any) -> Any:
 
 def _key(key: Any, where: str) -> str:
     if not isinstance(key, str):
-        raise TypeError(f"{where} has the key {key!r}, which is no string; only strings can be keys")
+        raise TypeError(f"{where} has the key {key!r}, which is not a string; only strings can be keys")
     return str.__str__(key)

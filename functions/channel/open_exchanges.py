@@ -26,7 +26,7 @@ class OpenExchanges:
         self._begun[exchange.id] = exchange
 
     def get(self, id: int) -> OutgoingExchange | IncomingExchange | None:
-        """Return the exchange; None: it is over."""
+        """Return the exchange; None if it has ended."""
         return self._begun.get(id) if self.is_ours(id) else self.taken.get(id)
 
     def forget(self, id: int) -> bool:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 TEXT, BYTES, CLOSE = 1, 2, 3
 HEAD_BYTES = 5
-NO_STATUS, ABNORMAL = 1005, 1006  # told inside, and never sent as such
+NO_STATUS, ABNORMAL = 1005, 1006  # used internally, never sent
 MAX_REASON_BYTES = 123
 
 
@@ -22,7 +22,7 @@ Message = str | bytes | SocketClose
 
 
 class MessageError(Exception):
-    """What arrived is no message; the exchange is of no further use."""
+    """The bytes are not a valid message; the exchange cannot be used any more."""
 
 
 class MessageTooLarge(MessageError):
@@ -47,7 +47,7 @@ class MessageDecoder:
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> Iterator[Message]:
-        """Decode what has arrived. Raises MessageError."""
+        """Decode the arrived bytes. Raises MessageError."""
         buffer = self._buffer
         buffer += data
         start = 0

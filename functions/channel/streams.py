@@ -1,7 +1,6 @@
-"""One stream of bytes across a channel, at both of its ends: what arrives waits for its reader, what is sent waits for credit.
+"""One stream of bytes across a channel, at both ends: received bytes wait for their reader, sent bytes wait for credit.
 
-A window of bytes is on its way or waits to be read, never more: the reader gives credit as it takes, and who sends beyond it breaks the protocol.
-Knows frames of streams; refuses to know exchanges.
+At most a window of bytes is in transit or unread: the reader gives credit as it reads, and a sender that exceeds it breaks the protocol.
 """
 
 import asyncio
@@ -38,7 +37,7 @@ class Inbound:
         self._on_cancel = on_cancel
         self._chunks: deque[bytearray] = deque()
         self._held = 0  # bytes sent to us for which no credit was given back
-        self._taken = 0  # of these, what the reader has
+        self._taken = 0  # bytes that the reader has taken
         self._error: Failure | None = None
         self._is_ended = False
         self._waiter: asyncio.Future[None] | None = None
@@ -77,7 +76,7 @@ class Inbound:
         return b"".join(parts)
 
     def cancel(self) -> None:
-        """Tell the sender that no more is read. Nothing happens after the end."""
+        """Tell the sender that no more is read. Has no effect after the end."""
         if not self._is_ended:
             self.end(Failure("the stream was cancelled by its reader", code="cancelled", name="AbortError"))
             self._chunks.clear()
@@ -138,7 +137,8 @@ class Credit:
 
 
 async def feed(channel: StreamChannel, id: int, body: AsyncIterator[bytes], credit: Credit) -> None:
-    """Send a stream as the reader gives credit. What the stream raises ends it at the other side, too, with `fail`."""
+    """Send a stream as the reader gives credit.
+    An exception of the stream ends it at the other side with `fail`."""
     try:
         async for data in body:
             for start in range(0, len(data), CHUNK_BYTES):
@@ -157,5 +157,5 @@ async def feed(channel: StreamChannel, id: int, body: AsyncIterator[bytes], cred
 
 async def close(body: AsyncIterator[bytes]) -> None:
     if (aclose := getattr(body, "aclose", None)) is not None:
-        with suppress(Exception):  # its reader has left: there is nobody to tell
+        with suppress(Exception):  # its reader is gone
             await aclose()

@@ -1,6 +1,6 @@
-"""`pilotlight d1`: SQL on databases, and the migrations that wrangler's projects keep beside them.
+"""`pilotlight d1`: SQL on databases, and wrangler's migrations.
 
-A migration is a file of SQL in the database's `migrations_dir`; which have been applied is in a table of the database itself, under wrangler's names.
+A migration is a file of SQL in the database's `migrations_dir`; the database itself has a table of applied ones, under wrangler's names.
 """
 
 import json
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from pilotlight.functions.bindings.binding import Binding
     from pilotlight.functions.bindings.storage.d1 import D1Database
 
-LocalOption = Annotated[bool, typer.Option("--local", help="The state of `pilotlight dev`, which is meant anyway.")]
-RemoteOption = Annotated[bool, typer.Option("--remote", help="A site's; name its file with --site.")]
+LocalOption = Annotated[bool, typer.Option("--local", help="Use the state of `pilotlight dev` (the default).")]
+RemoteOption = Annotated[bool, typer.Option("--remote", help="Use a site's state; name its file with --site.")]
 
-d1 = typer.Typer(help="SQL on a D1 database, by its binding's name, its database_name or its id.", no_args_is_help=True)
-migrations = typer.Typer(help="Changes of a database's tables, each applied once.", no_args_is_help=True)
+d1 = typer.Typer(help="Run SQL on a D1 database, named by its binding, database_name or id.", no_args_is_help=True)
+migrations = typer.Typer(help="Migrations of a database, each applied once.", no_args_is_help=True)
 d1.add_typer(migrations, name="migrations")
 
 
@@ -31,7 +31,7 @@ def d1_execute(
     database: str,
     command: Annotated[str | None, typer.Option("--command", help="SQL.")] = None,
     file: Annotated[Path | None, typer.Option("--file", help="A file of SQL.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     site: SiteOption = None,
     directory: DirOption = HERE,
     local: LocalOption = False,
@@ -134,7 +134,9 @@ class _Migrations:
     def open(self) -> list[Path]:
         """List the files of those that have not been applied."""
         if not self.folder.is_dir():
-            raise CliError(f"There are no migrations in {self.folder}; `pilotlight d1 migrations create` makes one.")
+            raise CliError(
+                f"There are no migrations in {self.folder}; create one with `pilotlight d1 migrations create`."
+            )
         found: list[Path] = self._state.bound("d1", self._database, lambda d1: self._files.waiting(_d1(d1)))
         return found
 
@@ -160,11 +162,11 @@ def sql_in(path: Path) -> str:
     try:
         return contents(path).decode()
     except UnicodeDecodeError:
-        raise CliError(f"{path} is no text in UTF-8.") from None
+        raise CliError(f"{path} is not UTF-8 text.") from None
 
 
 def check_place(site: Path | None, local: bool, remote: bool) -> None:
-    """Check wrangler's two words for where the data lies."""
+    """Check wrangler's options for the place of the data."""
     if remote and site is None:
         raise CliError("--remote means a site here: name its file with --site, on that site's machine.")
     if local and site is not None:

@@ -28,9 +28,9 @@ PROGRESS_S = 10.0
 def deploy(
     api: Api, directory: Path, environment: str | None, percent: float, message: str, health: str, home: str | None
 ) -> None:
-    """`home`: the site where it is to run alone; empty: everywhere; None: as before, and at first as its bindings want."""
+    """`home` is the only site where it shall run; empty for everywhere; None to leave it, or at first to decide by its bindings."""
     if not health.startswith("/"):
-        raise CliError(f"--health {health} is no path: it begins with /.")
+        raise CliError(f"--health {health} is not a path: it must start with /.")
     manifest = load_manifest(directory, environment)
     try:
         data = pack(directory)
@@ -113,7 +113,7 @@ def tail(api: Api, name: str, as_json: bool) -> None:
     """Print lines until Ctrl-C."""
     if not _of(api, name)["versions"]:
         print(
-            f"No function named {name} has been deployed; what a site's own of that name prints comes here.",
+            f"No function named {name} has been deployed; output of a site's own function with that name is shown here.",
             file=sys.stderr,
         )
     try:
@@ -151,7 +151,7 @@ def _print_unconfirmed(after: dict[str, Any]) -> None:
 
 @contextmanager
 def _progress(sentence: str) -> Iterator[None]:
-    """Say what is waited for, and every ten seconds that it goes on: a first install of packages may take minutes."""
+    """Print what the command waits for, every ten seconds: a first install of packages may take minutes."""
     done, started_at = threading.Event(), time.monotonic()
 
     def tell() -> None:
@@ -192,7 +192,7 @@ def _shares(deployment: dict[str, Any]) -> list[str]:
     name = deployment["name"]
     lines = [f"{name}: version {share['number']} has {share['percent']:g} %" for share in deployment["shares"]]
     if home := deployment.get("home", ""):
-        lines.append(f"{name}: runs at {home} alone, where its data lies")
+        lines.append(f"{name}: runs at {home} only, where its data is")
     return lines + [
         f"{name}: not known to be served at {site} yet: {why}"
         for site, why in deployment.get("unconfirmed", {}).items()

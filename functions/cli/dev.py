@@ -1,6 +1,6 @@
-"""`pilotlight dev`: the function of a folder at `/` of a port, with its bindings, the embedded model, and a reload at each change.
+"""`pilotlight dev`: the function of a folder at `/` of a port, with bindings, the embedded model, and a reload at each change.
 
-The whole is one site in this process; what the function prints, and why it failed, appears on the terminal.
+It is one site in this process; the function's output and errors appear on the terminal.
 """
 
 import asyncio
@@ -31,9 +31,9 @@ from pilotlight.sites.rules import is_loopback
 from pilotlight.sites.site import SiteConfig
 from pilotlight.wire.http.listen import ListenError, bind, loop_factory, url_of
 
-STATE = ".pilotlight"  # in the function's folder: what its bindings keep between runs
+STATE = ".pilotlight"  # in the function's folder: data of its bindings between runs
 LOOK_S = 0.25
-# An author who stops his function wants his terminal back: a stream that does not end by itself is not worth the half minute that a site gives.
+# An author who stops a function wants the terminal back: do not wait half a minute for an endless stream, as a site does.
 GRACE_S, LAST_BYTES_S = 2.0, 0.2
 SKIPPED = ("__pycache__", "node_modules")
 _OUTPUTS = (1, 2)
@@ -52,10 +52,10 @@ class DevOptions(NamedTuple):
 
 
 def dev(directory: Path, options: DevOptions) -> None:
-    """Serve until told to stop."""
+    """Serve until interrupted."""
     host, port, environment = options.host, options.port, options.environment
     if not (options.open_to_all or is_loopback(host)):
-        raise CliError(f"{host} can be reached from other machines: say --open-to-all to serve whoever comes.")
+        raise CliError(f"{host} is reachable from other machines: use --open-to-all to serve every client.")
     manifest = load_manifest(directory, environment)
     console = Console()
     _print_logs(console)
@@ -77,12 +77,18 @@ def dev(directory: Path, options: DevOptions) -> None:
         _say(console, f"  {note}")
     for mistake in syntax_errors(sorted(snapshot(manifest.main.parent))):
         _say(console, mistake)
-    _say(console, f"Serving http://{host}:{port}/ (Ctrl-C stops)")
+    _say(console, f"Serving {_opened_at(host, port)} (Ctrl-C stops)")
     try:
         with asyncio.Runner(loop_factory=loop_factory()) as runner:
             runner.run(serve())
     except StartError as error:
         raise CliError(str(error)) from None
+
+
+def _opened_at(host: str, port: int) -> str:
+    """Return the URL by which a browser of this machine opens what listens at an address, or at all of them."""
+    name = {"0.0.0.0": "localhost", "::": "localhost"}.get(host, f"[{host}]" if ":" in host else host)
+    return f"http://{name}:{port}/"
 
 
 def site_of(manifest: Manifest, options: DevOptions) -> SiteConfig:
@@ -106,7 +112,8 @@ def site_of(manifest: Manifest, options: DevOptions) -> SiteConfig:
 
 
 def models_of(given: Iterable[str], aliases: Mapping[str, str], residency: str) -> list[dict[str, Any]]:
-    """Return the tables of the models: what several names mean is one of them. The command line's names win over the manifest's."""
+    """Return the tables of the models; several names may mean one.
+    The command line's names override the manifest's."""
     pairs = [part.partition("=") if "=" in part else ("", "", part) for part in given]
     wanted = {**aliases, **{name: source for name, _, source in pairs if name}}
     sources = dict.fromkeys([_source(source) for name, _, source in pairs if not name])
@@ -183,7 +190,8 @@ class _ScheduledTrigger:
 
 
 async def watch(app: SiteApp, directory: Path, environment: str | None, say: Callable[[str], None]) -> None:
-    """Replace the function whenever its files change. A manifest with a mistake leaves the last good one in place."""
+    """Replace the function whenever its files change.
+    A manifest with a mistake leaves the last good one in place."""
     served = _served(app)
     name, config = served.config.serve[0].name, served.config.serve[0]
     layers = (Path(config.layer),) if config.layer else ()
@@ -211,7 +219,7 @@ async def watch(app: SiteApp, directory: Path, environment: str | None, say: Cal
 
 
 def syntax_errors(paths: Iterable[Path]) -> list[str]:
-    """Say what is wrong with the author's Python files before a request finds out."""
+    """Return syntax errors in the author's Python files before a request meets them."""
     found = []
     for path in paths:
         if path.suffix == ".py" and "python_modules" not in path.parts:
@@ -225,13 +233,13 @@ def syntax_errors(paths: Iterable[Path]) -> list[str]:
 
 
 def snapshot(directory: Path) -> Seen:
-    """Return time and size of every file that may be part of the function: no log, nor what this process's own words go to, for a reload is told
+    """Return time and size of every file that may be part of the function, without logs and this process's own output, because each reload writes
     there."""
     found: Seen = {}
     try:
         paths = list(directory.iterdir())
     except OSError:
-        return found  # gone already, or somebody else's
+        return found  # the file is gone, or not readable
     for path in paths:
         if path.name in SKIPPED or (path.name.startswith(".") and not path.name.startswith((".dev.vars", ".env"))):
             continue

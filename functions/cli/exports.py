@@ -1,7 +1,7 @@
-"""`pilotlight d1 export | import`, `kv export | import` and `r2 export | import`: all of a store as files that other programs read, and back.
+"""`pilotlight d1 export | import`, `kv export | import` and `r2 export | import`: a whole store as files of other programs.
 
-D1 is a script of SQL, as wrangler's `d1 export` writes; KV is the JSON of wrangler's `kv bulk put`; R2 is a folder of files by their keys, and beside
-them a line of JSON for each object.
+D1 is a script of SQL, as wrangler's `d1 export` writes; KV is the JSON of wrangler's `kv bulk put`; R2 is a folder of files by their keys, with a
+line of JSON for each object.
 """
 
 import base64
@@ -41,7 +41,7 @@ def d1_export(
     local: LocalOption = False,
     remote: RemoteOption = False,
 ) -> None:
-    """Write a database as SQL, as it is at one moment, while the function goes on."""
+    """Write a database as SQL, as of one moment, while the function runs."""
     check_place(site, local, remote)
     path = State(site, directory).file_of("d1", database, "database.sqlite")
     with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as connection:
@@ -72,7 +72,7 @@ def _dumped(
     made = connection.execute("SELECT type, name, tbl_name, sql FROM sqlite_master WHERE sql IS NOT NULL").fetchall()
     made = [row for row in made if not row[1].startswith(("sqlite_", "_cf_"))]
     if virtual := [name for kind, name, _, sql in made if kind == "table" and sql.upper().startswith("CREATE VIRTUAL")]:
-        raise CliError(f"The table {virtual[0]} is virtual, and its insides are no rows: export the others by --table.")
+        raise CliError(f"The table {virtual[0]} is virtual and has no rows: export the others by --table.")
     wanted = [row for row in made if not tables or row[2] in tables]
     if missing := tables - {row[2] for row in wanted}:
         raise CliError(f"The database has no table {sorted(missing)[0]}.")
@@ -154,7 +154,7 @@ def kv_import(
         entries = json.loads(contents(file))
         puts = [_put_of(entry) for entry in entries]
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise CliError(f"{file} is no list of keys with values: {error!r}.") from None
+        raise CliError(f"{file} is not a list of keys with values: {error!r}.") from None
 
     async def work(kv: "Binding") -> int:
         live = [put for put in puts if put["expiration"] is None or put["expiration"] > time.time() + 60]
@@ -179,7 +179,7 @@ def r2_export(
     site: SiteOption = None,
     directory: DirOption = HERE,
 ) -> None:
-    """Write all objects into a folder, each under its key; a key that is no path lies below `.objects`, and `.objects.jsonl` names them all."""
+    """Write all objects into a folder, each under its key; a key that is not a path goes below `.objects`, and `.objects.jsonl` lists them all."""
     if output.exists() and any(output.iterdir()):
         raise CliError(f"{output} is not empty.")
 
@@ -212,7 +212,7 @@ def r2_export(
 
 
 def _place(output: Path, key: str, number: int) -> Path:
-    """Return where an object lies: under its key, unless that leads elsewhere or is taken by a folder."""
+    """Return the file of an object: named by its key, unless that leads out of the folder or is a folder."""
     parts = key.split("/")
     is_path = all(part and not part.startswith(".") and "\0" not in part and len(part.encode()) < 256 for part in parts)
     path = output / PurePosixPath(key) if is_path else output / ODD / str(number)
@@ -229,7 +229,7 @@ def r2_import(
 ) -> None:
     """Put all objects of an exported folder, with their metadata."""
     if not (folder / INDEX).is_file():
-        raise CliError(f"{folder} has no {INDEX}: it is no exported bucket.")
+        raise CliError(f"{folder} has no {INDEX}: it is not an exported bucket.")
 
     async def pieces(path: Path) -> Any:
         with path.open("rb") as file:

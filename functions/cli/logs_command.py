@@ -1,4 +1,4 @@
-"""`pilotlight logs`: what sites have kept of a function's invocations, through the router, once or as it comes."""
+"""`pilotlight logs`: a function's stored invocations at all sites, through the router, once or continuously."""
 
 import json
 import re
@@ -45,7 +45,7 @@ def logs(
             found = api.send("GET", f"{PATH}/{quote(name, safe='')}/logs?{urlencode(pairs)}", None, token)
             for site, why in found["unread"].items():
                 if site not in warned:
-                    print(f"{site} could not be asked: {why}", file=sys.stderr)
+                    print(f"{site} could not be reached: {why}", file=sys.stderr)
                 warned.add(site)
             for invocation in found["invocations"]:
                 print(json.dumps(invocation) if as_json else shown(invocation), flush=True)
@@ -70,7 +70,7 @@ def moment_of(text: str, now_s: float) -> float:
 
 
 def shown(invocation: dict[str, Any]) -> str:
-    """Return an invocation as lines: what it was, then what it printed and why it failed, indented."""
+    """Return an invocation as lines: the invocation, then its output and its exception, indented."""
     at = datetime.fromtimestamp(invocation["at_s"]).isoformat(" ", "milliseconds")
     status = "" if invocation["status"] is None else f" {invocation['status']}"
     version = f"  {invocation['version']}" if invocation["version"] else ""

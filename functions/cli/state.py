@@ -32,11 +32,13 @@ NAMES = (
     "dataset",
 )  # options that name a store
 HERE = Path(".")
-SiteOption = Annotated[Path | None, typer.Option("--site", help="A site's file, on the machine of that site.")]
-DirOption = Annotated[Path, typer.Option("--dir", help="The folder of a function that `pilotlight dev` serves.")]
+SiteOption = Annotated[
+    Path | None, typer.Option("--site", help="A site's file; the command must run on that site's machine.")
+]
+DirOption = Annotated[Path, typer.Option("--dir", help="Folder of a function that `pilotlight dev` serves.")]
 
-FunctionArgument = Annotated[str, typer.Argument(help="A function's name, or, with --store, a secrets store's id.")]
-StoreOption = Annotated[bool, typer.Option("--store", help="Of a secrets store, which several functions may bind.")]
+FunctionArgument = Annotated[str, typer.Argument(help="Name of a function, or with --store the id of a secrets store.")]
+StoreOption = Annotated[bool, typer.Option("--store", help="Use a secrets store, which several functions may bind.")]
 
 RemoteOption = Annotated[
     bool, typer.Option("--remote", help="Through the router, at every site where the function runs or will run.")
@@ -44,12 +46,12 @@ RemoteOption = Annotated[
 UrlOption = Annotated[str, typer.Option(help="Of the router.", envvar="PILOTLIGHT_URL")]
 
 secret = typer.Typer(help="Secrets of functions, sealed on this machine.", no_args_is_help=True)
-kv = typer.Typer(help="Keys of a KV namespace, by its binding's name or its id.", no_args_is_help=True)
-queues = typer.Typer(help="Messages that wait in queues.", no_args_is_help=True)
+kv = typer.Typer(help="Keys of a KV namespace, named by its binding or id.", no_args_is_help=True)
+queues = typer.Typer(help="Messages in queues.", no_args_is_help=True)
 
 
 class State:
-    """The state directory, and the manifest by whose names what lies there may be called."""
+    """The state directory, and the manifest whose names refer to it."""
 
     def __init__(self, site: Path | None, directory: Path) -> None:
         from pilotlight.functions.manifest import FILES, load_manifest
@@ -86,7 +88,7 @@ class State:
         id = declared.options.get("database_id") or declared.options.get("database_name") or declared.name
         path = directory_of(self.directory, kind, id) / file
         if not path.is_file():
-            raise CliError(f"Nothing has been written to {name} here: there is no {path}.")
+            raise CliError(f"{name} has no data here: there is no {path}.")
         return path
 
     def _is_store(self, manifest: "Manifest", kind: str, name: str) -> bool:
@@ -105,7 +107,7 @@ class State:
         return self._run(lambda services: work(open_binding(declaration, self.directory, services)))
 
     def queue(self, name: str, method: str) -> int:
-        """Return what a method of the queue itself gives."""
+        """Return the result of a method of the queue itself."""
         from pilotlight.functions.bindings.queues import Queue
 
         found: int = self._run(lambda services: getattr(Queue.of(name, self.directory, services), method)())
@@ -120,7 +122,7 @@ class State:
             raise CliError(str(error)) from None
 
     def _r2(self) -> dict[str, Any]:
-        """Return the buckets of the site that lie at an S3 endpoint."""
+        """Return the buckets of the site at S3 endpoints."""
         if self._site is None or not self._site.functions.r2:
             return {}
         from pilotlight.functions.served import r2_stores
@@ -243,8 +245,8 @@ def kv_put(
     namespace: str,
     key: str,
     value: Annotated[str | None, typer.Argument()] = None,
-    path: Annotated[Path | None, typer.Option(help="Take the value from a file.")] = None,
-    ttl: Annotated[int | None, typer.Option(help="Seconds until it is gone.")] = None,
+    path: Annotated[Path | None, typer.Option(help="Read the value from a file.")] = None,
+    ttl: Annotated[int | None, typer.Option(help="Seconds until the key expires.")] = None,
     site: SiteOption = None,
     directory: DirOption = HERE,
 ) -> None:

@@ -1,1 +1,1 @@
-"""The functions' platform at a site: pools of isolates, the processes they live in, what confines them, and which functions are served."""
+"""The functions' platform at a site: pools of isolates, their processes and confinement, and the served functions."""

@@ -1,6 +1,6 @@
-"""The headers of a function's answer, as the site sends them on: the function's process is not believed that it has checked them.
+"""The headers of a function's response as the site sends them; the function's process is not trusted to check them.
 
-Names become lower case; a name or value that RFC 9110 does not know is refused; what only a site or a connection may say is dropped.
+Names become lower case; names and values that RFC 9110 does not allow are refused; headers that only a site or a connection may set are dropped.
 """
 
 import re
@@ -12,11 +12,14 @@ from pilotlight.wire.hop.headers import HOP_BY_HOP, OURS
 
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9a-z-]+")
 _FIELD_VALUE = re.compile(r"[\t\x20-\x7e\x80-\xff]*")
-OF_THE_ORIGIN = frozenset({"clear-site-data", "service-worker-allowed"})  # what functions under one host name share
+OF_THE_ORIGIN = frozenset(
+    {"clear-site-data", "service-worker-allowed"}
+)  # headers that concern all functions under one host name
 
 
 def checked_headers(pairs: Iterable[Any]) -> list[tuple[str, str]]:
-    """Check the headers of a function's answer. Raises Failure; TypeError and ValueError for what are no pairs."""
+    """Check the headers of a function's response.
+    Raises Failure; TypeError and ValueError if they are not pairs."""
     kept: list[tuple[str, str]] = []
     length: str | None = None
     for name, value in pairs:
@@ -36,8 +39,8 @@ def checked_headers(pairs: Iterable[Any]) -> list[tuple[str, str]]:
 
 
 def confined_headers(pairs: Iterable[tuple[str, str]], prefix: str) -> list[tuple[str, str]]:
-    """Confine the headers of a function below a path of a host that others share: its cookies are sent to it alone, and what it may not say of the
-    whole origin is dropped. A path of its own is kept, with the prefix before it."""
+    """Confine the headers of a function below a path of a shared host: its cookies are limited to the path, and headers that concern the whole origin
+    are dropped. A cookie's own path is kept, with the prefix before it."""
     return [
         (name, _confined_cookie(value, prefix) if name == "set-cookie" else value)
         for name, value in pairs

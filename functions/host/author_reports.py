@@ -1,4 +1,4 @@
-"""What a function's author hears of it: what it prints, and why it failed, in the site's log and at whoever follows."""
+"""Reports for a function's author: its output, and why it failed, in the site's log and to followers."""
 
 import logging
 from collections.abc import Callable

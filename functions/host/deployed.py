@@ -1,7 +1,7 @@
-"""Deployed functions: what the router has of them is fetched when it is wanted, verified by its hash, and served beside the site file's own.
+"""Deployed functions: fetched from the router on demand, verified by hash, and served beside those of the site file.
 
-Each version is a pool of its own, under `NAME@DIGEST`; bindings know it by its plain name, which means the version that has most of the traffic.
-Which version a client gets follows from its key, the same at every site. While the router cannot be asked, what is known is served on.
+Each version has its own pool, named `NAME@DIGEST`; bindings use the plain name, which means the version with most of the traffic. The version of a
+client follows from its key, the same at every site. While the router is unreachable, known versions are served.
 """
 
 import asyncio
@@ -17,7 +17,6 @@ from typing import Protocol
 import aiohttp
 import msgspec
 
-from pilotlight.functions.bindings.secrets.secret_store import SecretError
 from pilotlight.functions.channel import Failure
 from pilotlight.functions.channel.frames import UNNUMBERED, FetchEvent
 from pilotlight.functions.host.router_client import RouterClient
@@ -31,16 +30,16 @@ from pilotlight.wire.hop.sealed_secrets import UnsealedError, unseal
 log = logging.getLogger("pilotlight.function")
 
 POLL_S = 2.0
-ASK_AGAIN_S = 1.0  # for a name that nobody knows
-PAUSE_AFTER_FAILURE_S = 5.0  # of a version that could not be had; its requests are told so meanwhile
+ASK_AGAIN_S = 1.0  # for an unknown name
+PAUSE_AFTER_FAILURE_S = 5.0  # after a version could not be fetched; its requests fail meanwhile
 AT_ONCE = 16  # functions whose deployments are applied: each may install packages, and may wait for its health call
 DIGEST_CHARS = 16  # of a version's digest in its pool's name
-MISFITS = "misfits"  # the failure of a version that does not go with the objects that are there
-HEALTHY = ".healthy"  # beside a version's folder, once its health call has succeeded here
+MISFITS = "misfits"  # the failure of a version that does not fit the existing objects
+HEALTHY = ".healthy"  # beside a version's folder, after its health call succeeded here
 
 
 class FunctionRegistry(Protocol):
-    """Where versions are added to be served (ServedFunctions)."""
+    """Where versions are registered to be served (ServedFunctions)."""
 
     @property
     def functions(self) -> SiteFunctions: ...
@@ -51,17 +50,17 @@ class FunctionRegistry(Protocol):
         """Return the migrations that will rename or delete classes of objects when this version takes the traffic."""
 
     async def migrate(self, pool: str) -> None:
-        """Apply what a version brings for its databases, which its health call may want. Raises Failure."""
+        """Apply a version's migrations of its databases, which its health call may need. Raises Failure."""
 
     def take_secrets(self, function: str, values: Mapping[str, str], before: Collection[str]) -> None:
-        """Keep a function's secrets in the place of those with the names `before`. Raises SecretError."""
+        """Store a function's secrets in place of those with the names `before`. Raises Failure."""
 
     def claim(self, pool: str) -> None:
-        """Raises Failure where what it names is another's."""
+        """Claim its resources. Raises Failure if one belongs to another function."""
 
 
 class KeptSecrets(msgspec.Struct, frozen=True):
-    """What a site has taken over of a function's secrets, beside its versions."""
+    """A function's secrets at a site, beside its versions."""
 
     word: str = ""
     names: list[str] = []
@@ -85,16 +84,16 @@ class DeployedFunctions:
         self._site = site
         self._taken = taken
         self._known: dict[str, Deployment] = {}
-        # What clients get: a new version only when it is live, since its bindings mean it by the name.
+        # Versions for clients: a new one only when it is live, because its bindings use the plain name.
         self._applied: dict[str, Deployment] = {}
         self._failed: dict[str, tuple[Failure, float]] = {}
-        self._accepted: set[str] = set()  # pools whose functions own what they name
+        self._accepted: set[str] = set()  # pools whose functions own their resources
         self._locks: dict[str, asyncio.Lock] = {}
         self._asked_at = float("-inf")
         self._asking = asyncio.Lock()
         self._at_once = asyncio.Semaphore(AT_ONCE)
         self._applying: dict[str, asyncio.Lock] = {}  # by function
-        self._changed: set[str] = set()  # functions of which something new is known
+        self._changed: set[str] = set()  # functions with new information
         self._appliers: dict[str, asyncio.Task[None]] = {}  # by function
         self._task: asyncio.Task[None] | None = None
 
@@ -111,7 +110,8 @@ class DeployedFunctions:
         await background.stop(*self._appliers.values())
 
     async def pool_of(self, name: str, key: str) -> str | None:
-        """The pool that answers a client of this key; None: no such function is deployed. Raises Failure where it cannot be had."""
+        """Return the pool that answers a client with this key; None if no such function is deployed.
+        Raises Failure if it cannot be fetched."""
         if name in self._taken:
             return None
         if name not in self._known and time.monotonic() - self._asked_at > ASK_AGAIN_S:
@@ -158,7 +158,7 @@ class DeployedFunctions:
         try:
             await self._ask()
         except (aiohttp.ClientError, OSError, TimeoutError, msgspec.DecodeError) as error:
-            return Tried(False, f"{self._router.url} cannot be asked: {error}")
+            return Tried(False, f"{self._router.url} cannot be reached: {error}")
         deployment = self._known.get(name)
         if deployment is None or deployment.revision < revision:
             return Tried(False, f"{self._router.url}, which this site asks, knows no revision {revision}")
@@ -219,7 +219,9 @@ class DeployedFunctions:
             sentence = f"version {version.number} of {name} could not be fetched from {self._router.url}: {error}"
             raise Failure(sentence, code="overloaded", status=503) from None
         if digest_of(data) != version.digest:
-            sentence = f"what {self._router.url} sent for version {version.number} of {name} is not what was deployed"
+            sentence = (
+                f"what {self._router.url} sent for version {version.number} of {name} differs from the deployed version"
+            )
             raise Failure(sentence, code="overloaded", status=503)
         try:
             await asyncio.to_thread(_unpacked, data, folder)
@@ -260,8 +262,8 @@ class DeployedFunctions:
         mark.touch()
 
     async def _fetch_secrets(self, name: str, word: str | None = None) -> None:
-        """Take over a function's secrets from the router, if they are not those of this word already. What cannot be had is tried again with the next
-        change, and the log says so."""
+        """Fetch a function's secrets from the router, unless the site has those of this word.
+        A failure is logged and tried again with the next change."""
         file = self._directory / f"{name}.secrets"
         kept = KeptSecrets()
         with suppress(FileNotFoundError, msgspec.DecodeError):
@@ -276,13 +278,14 @@ class DeployedFunctions:
                 await asyncio.to_thread(self._serving.take_secrets, name, values, kept.names)
                 self._directory.mkdir(parents=True, exist_ok=True)
                 atomic_files.write(file, encode(KeptSecrets(kept.word if word is None else word, sorted(values))))
-        except (aiohttp.ClientError, OSError, TimeoutError, msgspec.DecodeError, UnsealedError, SecretError) as error:
+        except (aiohttp.ClientError, OSError, TimeoutError, msgspec.DecodeError, UnsealedError, Failure) as error:
             log.error("%s: its secrets cannot be taken over: %s", name, error)
 
-    # -- what the router knows ----------------------------------------------------------------------------------------------------
+    # -- information from the router ------------------------------------------------------------------------------------------------
 
     async def _follow(self) -> None:
-        """Keep up with the router. Versions with traffic are fetched here as they appear: their queues and clocks wait for no request."""
+        """Keep up with the router.
+        Versions with traffic are fetched here as they appear: their queues and clocks wait for no request."""
         said = ""
         while True:
             try:
@@ -291,7 +294,7 @@ class DeployedFunctions:
             except (aiohttp.ClientError, OSError, TimeoutError, msgspec.DecodeError) as error:
                 if str(error) != said:
                     said = str(error)
-                    log.warning("the deployments cannot be asked of %s: %s", self._router.url, error)
+                    log.warning("deployments cannot be fetched from %s: %s", self._router.url, error)
             await asyncio.sleep(POLL_S)
 
     async def _ask(self) -> None:
@@ -308,7 +311,7 @@ class DeployedFunctions:
         atomic_files.write(self._directory / "deployments.json", encode(list(known.values())))
 
     def _apply_all(self) -> None:
-        """Apply what is known of each function, apart from the others: one whose packages or health call take minutes holds up no other."""
+        """Apply each function's state separately, so that one with slow packages or a slow health call does not delay others."""
         self._changed.update(self._known)
         for name in self._changed - set(self._appliers):
             self._appliers[name] = asyncio.create_task(self._apply_changes(name), name=f"deployment of {name}")
@@ -326,7 +329,7 @@ class DeployedFunctions:
             del self._appliers[name]
 
     async def _apply(self, name: str) -> None:
-        """Serve what has traffic of a function, stop what has none, and remove what no version names."""
+        """Serve the versions with traffic, stop the others, and remove those that no deployment names."""
         async with self._applying.setdefault(name, asyncio.Lock()):
             if name not in self._known:
                 return
@@ -362,7 +365,7 @@ class DeployedFunctions:
         if live is not None:
             self._live(deployment.name, live)
         elif deployment.shares and (before := self._serving.functions.names.get(deployment.name)) is not None:
-            wanted.add(before)  # what cannot be had here is no reason to answer nothing
+            wanted.add(before)  # a version that cannot be fetched must not stop the function
         return wanted
 
     def _live(self, name: str, pool: str) -> None:
@@ -393,7 +396,7 @@ def pool_name(name: str, version: Version) -> str:
 
 
 def _elsewhere(deployment: Deployment) -> Failure:
-    sentence = f"the function {deployment.name} runs at the site {deployment.home} alone, where its data lies"
+    sentence = f"the function {deployment.name} runs at the site {deployment.home} only, where its data is"
     return Failure(sentence, code="not_found", status=421)  # a router tries the next site
 
 

@@ -1,4 +1,4 @@
-"""Faults: what a function's author is told when it fails, and how the end of its process is put into words."""
+"""Faults: the error that a function's author gets, and a description of how a process ended."""
 
 import os
 import signal
@@ -14,7 +14,7 @@ class Fault(Failure):
 
 def manner_of(report: Died | None) -> str:
     if report is None:
-        return "is gone, and nobody knows why"
+        return "ended for an unknown reason"
     if os.WIFSIGNALED(report.status):
         number = os.WTERMSIG(report.status)
         return f"was killed by signal {number} ({signal.strsignal(number)})"
@@ -22,7 +22,7 @@ def manner_of(report: Died | None) -> str:
 
 
 def fault_of(failure: Failure) -> Fault:
-    """Turn what an isolate says of itself into what logs and terminals may show."""
+    """Turn an isolate's report into one that logs and terminals may show."""
     message, name, detail = printable(failure.message), printable(failure.name), printable(failure.detail, keep="\n\t")
     return Fault(message, code=failure.code, status=500, name=name, detail=detail, value=failure.value)
 

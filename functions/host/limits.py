@@ -1,6 +1,6 @@
-"""What a function may use, and when a running isolate has used more: which measure, how much of it, and the sentence that its author reads.
+"""Limits of a function, and the check of a running isolate: the limit that was exceeded, by how much, and the sentence for its author.
 
-Frozen values with units; the site file sets them (sites/site.py, [functions]). Knows numbers only; who measures and who ends is isolate_handle.py's.
+Frozen values with units, set by the site file (sites/site.py, [functions]). Measuring and ending are in isolate_handle.py.
 """
 
 from collections.abc import Callable
@@ -29,7 +29,7 @@ class FunctionLimits:
     max_isolates: int = 4  # of one function
     max_waiting: int = 256  # requests that wait for one of them
     idle_s: float = 60.0  # without a request, after which an isolate is ended
-    log_kib_per_s: int = 256  # what is printed faster waits
+    log_kib_per_s: int = 256  # faster output waits
     sockets: int = 512  # WebSockets open in one isolate, beyond which another copy is started
     socket_idle_s: float = 3600.0  # without a message in either direction
     socket_message_mib: float = 1.0  # of one message, in either direction
@@ -40,7 +40,7 @@ class FunctionLimits:
 
 
 class IsolateUsage(NamedTuple):
-    """What an isolate uses now."""
+    """The present usage of an isolate."""
 
     idle_cpu_s: float = 0.0  # since it had a request
     request_cpu_s: float = 0.0  # of the request that has used most
@@ -91,7 +91,7 @@ LIMITS = (
 
 
 def first_exceeded(usage: IsolateUsage, limits: FunctionLimits) -> tuple[str, str] | None:
-    """The reason for which an isolate is to be ended, and its code."""
+    """Return why an isolate must be ended, and the code; None if it is within its limits."""
     for limit in LIMITS:
         if limit.is_exceeded(usage, limits):
             return limit.sentence(usage, limits), limit.code

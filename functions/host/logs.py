@@ -1,7 +1,7 @@
-"""What a function prints: read at a bounded rate, kept in a short memory, handed to whoever follows it.
+"""A function's output: read at a bounded rate, kept in a short memory, and passed to followers.
 
-Printing faster than the rate makes the function wait, and nobody else. An isolate labels what Python prints with the request in whose task that
-happened (labelled_output.py); what comes without a label belongs to none.
+Output above the rate makes only the function wait. An isolate labels output of Python code with the request in whose task it was printed
+(labelled_output.py); output without a label belongs to no request.
 """
 
 import asyncio
@@ -17,11 +17,12 @@ KEPT_LINES = 200
 READ_BYTES = 4 << 10  # at once: each line is handed on in the loop that serves all, 20 us for it
 MAX_LINE = 4096
 MAX_LABEL = 24
-MAX_REQUESTS = 4096  # of one process, whose lines are told apart: background work prints after its request
+MAX_REQUESTS = 4096  # of one process whose lines are distinguished: background work prints after its request
 
 
 class FunctionLog:
-    """What one process prints; `follow` gets each line, `record` the id of its invocation (0: none), its level and the line."""
+    """The output of one process.
+    `follow` gets each line; `record` gets the id of its invocation (0 if there is none), its level and the line."""
 
     def __init__(
         self,
@@ -44,7 +45,7 @@ class FunctionLog:
         self._loop.add_reader(self._fd, self._read)
 
     def attribute(self, request: int, invocation: int) -> None:
-        """Count what is printed for a request of the process to an invocation."""
+        """Attribute output of a request of the process to an invocation."""
         self._invocations[request] = invocation
         if len(self._invocations) > MAX_REQUESTS:
             del self._invocations[next(iter(self._invocations))]
@@ -109,10 +110,10 @@ class FunctionLog:
 
 
 def printable(text: str, keep: str = "\t") -> str:
-    """Return text without what would move a terminal's cursor, begin a line, or turn the order of what stands there: it is written as an escape."""
+    """Return text with control characters escaped: those that move a terminal's cursor, start a line, or reverse the order of text."""
     return _UNPRINTABLE.sub(lambda found: found[0] if found[0] in keep else ascii(found[0])[1:-1], text)
 
 
-LABEL = re.compile(rb"\x1e(-?\d{1,18})([oe])\x1f")  # before a line: its request, and by which stream it came
+LABEL = re.compile(rb"\x1e(-?\d{1,18})([oe])\x1f")  # before a line: its request, and its stream
 LEVELS = {b"o": "log", b"e": "error"}
 _UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")

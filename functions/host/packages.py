@@ -1,4 +1,4 @@
-"""What a function's module is found with: its own layers, and the one of the packages that it asks for, once they are installed."""
+"""The import path of a function's module: its own layers, and the layer of its dependencies once they are installed."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -15,7 +15,7 @@ class Packages:
     def __init__(
         self, manifest: Manifest, layers: tuple[Path, ...], install: Callable[[], Awaitable[Path | None]] | None
     ) -> None:
-        """`install` gives the layer of what the function depends on, if it depends on packages; None: nothing is to be done before it runs."""
+        """`install` returns the layer of the function's dependencies, if any; None if there is nothing to install before it runs."""
         vendored = manifest.directory / "python_modules"
         self.layers = [str(path.resolve()) for path in (*layers, *((vendored,) if vendored.is_dir() else ()))]
         self._function = manifest.name
@@ -23,7 +23,7 @@ class Packages:
         self._refused: tuple[float, Fault] | None = None
 
     async def install(self) -> None:
-        """Install what is missing. Raises Fault."""
+        """Install missing packages. Raises Fault."""
         if self._install is None:
             return
         now = asyncio.get_running_loop().time()

@@ -1,7 +1,7 @@
-"""FunctionPool: one version of one function, with as many isolates as it needs now: none while nobody asks, several while they are busy.
+"""FunctionPool: one version of one function, with as many isolates as it needs: none without requests, several while they are busy.
 
-Chooses an isolate for each request and has one started where none is free; how isolates come and go is isolate_set.py's. A version owns the bindings
-that its isolates were started with, and what it has taken: replaced by another of its name, it is closed only when all of that has ended.
+Chooses an isolate for each request and has one started if none is free; isolate_set.py manages isolates. A version owns its bindings and accepted
+work: after it is replaced, it is closed when all of that has ended.
 """
 
 import logging
@@ -39,7 +39,7 @@ class OpenBindings(Protocol):
     async def answer(self, call: frames.BindingCall, body: AsyncIterator[bytes] | None = None) -> Any: ...
 
     async def static(self, method: str, url: str, headers: list[tuple[str, str]]) -> Any:
-        """Return what one of its files answers; None: none does."""
+        """Return the response of one of its files; None if there is none."""
 
     @property
     def moves(self) -> tuple[str, ...]:
@@ -49,10 +49,11 @@ class OpenBindings(Protocol):
         """Apply the migrations of its databases that have not been. Raises Failure."""
 
     def start(self, ask: Callable[[frames.FunctionEvent], Awaitable[ExchangeResult]]) -> None:
-        """Consume its queues, run its clock and carry out its migrations from now on. `ask` has this version handle an event."""
+        """Consume its queues, run its clock and carry out its migrations from now on.
+        `ask` has this version handle an event."""
 
     def stop(self) -> None:
-        """Take no more from queues and clock; finish what was taken."""
+        """Take no more messages and firings; finish open ones."""
 
     async def close(self) -> None: ...
 
@@ -71,7 +72,7 @@ class FunctionPool:
         follow: Callable[[str], None] | None = None,
         release: Callable[[], None] = lambda: None,
     ) -> None:
-        """`packages` does what must be done before the function runs, and gives the layer of what it depends on; `release` gives that back."""
+        """`packages` prepares the function's dependencies and returns their layer; `release` gives it back."""
         self.manifest = manifest
         self.bindings: OpenBindings | None = None
         self.release = release
@@ -93,11 +94,12 @@ class FunctionPool:
 
     @property
     def is_at_work(self) -> bool:
-        """Tell whether something that it has taken is open: requests, streams, background work. WebSockets are not waited for."""
+        """Tell whether something that it has taken is open: requests, streams, background work.
+        WebSockets are not waited for."""
         return bool(self._num_open) or self.isolates.is_at_work
 
     def is_home_of(self, object: ObjectAddress) -> bool:
-        """Tell whether the object is at work here: its instance must not be started elsewhere meanwhile."""
+        """Tell whether the object runs here: its instance must not start elsewhere meanwhile."""
         return object in self._objects or self.isolates.are_at_work_for(object)
 
     @contextmanager
@@ -112,8 +114,8 @@ class FunctionPool:
     async def ask(
         self, event: frames.FunctionEvent, body: AsyncIterator[bytes] | None = None, *, is_socket: bool = False
     ) -> ExchangeResult:
-        """Have an isolate handle an event: one for a Durable Object the oldest, since objects of which there is one live there. A request that may be
-        repeated goes to another isolate where the first one's process was stopped. Raises Fault."""
+        """Have an isolate handle an event; for a Durable Object the oldest, which holds single objects.
+        A repeatable request goes to another isolate if the first one's process was stopped. Raises Fault."""
         self.num_asked += 1
         is_repeatable = body is None and _is_repeatable(event)
         while True:
@@ -168,7 +170,7 @@ class FunctionPool:
                 self.waiters.notify()
 
     async def prepare(self) -> None:
-        """Do at deployment what no request should wait for: packages are installed, and a zygote has imported them."""
+        """Prepare at deployment: install packages, and import them in a zygote, so that no request waits."""
         try:
             await self._packages.install()
             if not self.waiters.is_closed:

@@ -1,4 +1,5 @@
-"""The stream of an isolate's answer, within the limits of its function. It ends with `aclose`, also when nobody has read from it yet."""
+"""The stream of an isolate's response, within the limits of its function.
+Close it with `aclose`, even if it was not read."""
 
 import asyncio
 from collections.abc import Callable
@@ -8,7 +9,7 @@ from pilotlight.functions.channel import ChannelClosed, Failure, Inbound
 from pilotlight.functions.host.faults import Fault, fault_of
 from pilotlight.functions.host.limits import FunctionLimits
 
-BURST_S = 0.004  # of the rate, at once: what is sent in one go holds up everybody else
+BURST_S = 0.004  # of the rate: a larger burst would delay all others
 
 
 class StreamingIsolate(Protocol):
@@ -33,7 +34,7 @@ class ResponseStream:
         ends_at: float | None,
         on_end: Callable[["ResponseStream"], None],
     ) -> None:
-        """`ends_at` is None for a WebSocket's, which has no end and no size."""
+        """`ends_at` is None for a WebSocket's stream, which has no time limit and no size."""
         self._isolate = isolate
         self._body = body
         self._ends_at = ends_at
@@ -67,7 +68,7 @@ class ResponseStream:
             self._on_end(self)
 
     def end(self, why: Fault) -> None:
-        """End the stream by the site's decision: its reader gets the reason, and the isolate hears that nobody reads on."""
+        """End the stream by the site's decision: its reader gets the reason, and the isolate is told to stop."""
         self._why_ended = why
         self._body.cancel()
 
@@ -92,7 +93,7 @@ class ResponseStream:
 
 
 class StreamThrottle:
-    """A rate that several streams share, with a short burst. Who would go beyond it waits; nobody is refused."""
+    """A rate that several streams share, with a short burst. Streams above it wait; none is refused."""
 
     def __init__(self, per_s: float) -> None:
         self._per_s = per_s

@@ -1,4 +1,4 @@
-"""The router that a site names in its file, as the site asks it: for what is deployed, and for models that this site does not have."""
+"""The site's client of its router: deployed functions, and models that this site does not have."""
 
 import time
 import uuid
@@ -19,7 +19,7 @@ CONNECT_S = 5.0
 
 class RouterClient:
     def __init__(self, url: str, key: str, authority: str | None = None) -> None:
-        """`key` signs what is asked; empty: nothing is signed. `authority`: of the network's certificates, where it has its own."""
+        """`key` signs requests; empty for none. `authority` is the network's own, if it has one."""
         self._authority = authority
         self.url = url
         self._key = key
@@ -47,8 +47,8 @@ class RouterClient:
         headers: Mapping[str, str] | None = None,
         timeout_s: float | None = None,
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """Open a scope with the answer, whose body is still to come. `path`: as it is signed, not encoded. Raises aiohttp.ClientError, OSError and
-        TimeoutError."""
+        """Open a scope with the answer, whose body is still to come.
+        `path`: as it is signed, not encoded. Raises aiohttp.ClientError, OSError and TimeoutError."""
         if self._session is None:
             self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=client_context(self._authority)))
         hop = Hop(method, path, uuid.uuid4().hex, FOR_ROUTERS)

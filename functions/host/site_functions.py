@@ -1,6 +1,6 @@
-"""SiteFunctions: all functions of a site, and what they reach through their sockets: bindings, each other, and the world through the egress policy.
+"""SiteFunctions: all functions of a site, and what they reach through their sockets: bindings, each other, and the outside through the egress policy.
 
-Use as `async with`. What their processes are made from is process_supply.py's.
+Use as `async with`. process_supply.py makes their processes.
 """
 
 import asyncio
@@ -34,8 +34,8 @@ from pilotlight.support import background
 log = logging.getLogger("pilotlight.function")
 
 WATCH_S = 0.05
-IDLE_S = 0.2  # more while nobody asks
-TRIGGERS: dict[type[frames.FunctionEvent], str] = {  # OpenTelemetry's words for what invokes a function
+IDLE_S = 0.2  # longer without requests
+TRIGGERS: dict[type[frames.FunctionEvent], str] = {  # OpenTelemetry's names of triggers
     frames.FetchEvent: "http", frames.RpcEvent: "other", frames.QueueEvent: "pubsub", frames.ScheduledEvent: "timer",
     frames.TailEvent: "other",
 }  # fmt: skip
@@ -52,7 +52,7 @@ class Response(NamedTuple):
     stream: AsyncIterator[bytes] | None
 
 
-Trace = Callable[[str, str], AbstractContextManager[object]]  # of a function's name and what has triggered it
+Trace = Callable[[str, str], AbstractContextManager[object]]  # of a function's name and its trigger
 
 
 class SiteFunctions:
@@ -73,8 +73,8 @@ class SiteFunctions:
         on_cpu: Callable[[str, float], None] = lambda function, seconds: None,
         trace: Trace | None = None,
     ) -> None:
-        """`logs` keeps what becomes of invocations, and is closed at the end. `on_cpu` hears of the processor time that functions use. `trace` is
-        the scope of an invocation."""
+        """`logs` stores invocations, and is closed at the end.
+        `on_cpu` is called with the CPU time of functions. `trace` is the scope of an invocation."""
         self.limits = limits or FunctionLimits()
         self.pools: dict[str, FunctionPool] = {}
         self.names: dict[str, str] = {}  # of functions with several versions: the pool that bindings mean
@@ -118,9 +118,9 @@ class SiteFunctions:
         await self._stack.aclose()
 
     def add(self, manifest: Manifest, *, name: str | None = None, layers: tuple[Path, ...] = ()) -> None:
-        """Serve a function from its next request on; one of that name before it is replaced. With a name of its own it is one version of the
-        function that the manifest names, which has queues and clock once it is made `live`. `layers`: directories with its packages; without them,
-        what it asks for is installed. Raises ManifestError."""
+        """Serve a function from its next request on; it replaces one with the same name.
+        With its own `name` it is one version of the function that the manifest names, and gets queues and clock once it is `live`. `layers` are
+        directories with its packages; without them, its dependencies are installed. Raises ManifestError."""
         served = name or manifest.name
         provision = self._supply.provide(served, manifest, layers)
         pool = FunctionPool(
@@ -152,7 +152,7 @@ class SiteFunctions:
             self._zygote_budget.add(pool)
 
     def live(self, function: str, pool: str) -> None:
-        """Make this version what bindings, queues and clocks mean by the function's name."""
+        """Make this version the one that bindings, queues and clocks use."""
         before = self.names.get(function)
         if before == pool:
             return
@@ -163,7 +163,7 @@ class SiteFunctions:
             bindings.stop()
 
     def remove(self, name: str) -> None:
-        """Stop serving a pool. What it has taken goes on to its end, for `wall_s` at most."""
+        """Stop serving a pool. Accepted work runs to its end, for at most `wall_s`."""
         old = self.pools.pop(name, None)
         self.names = {plain: pool for plain, pool in self.names.items() if pool != name}
         if old is not None:
@@ -172,7 +172,8 @@ class SiteFunctions:
             self._keep(self._end(old))
 
     def version(self, function: str) -> FunctionPool:
-        """Return the version that a function's name, or a pool's, means now. Raises Failure with status 404 where there is none."""
+        """Return the version that a function's name, or a pool's, means now.
+        Raises Failure with status 404 if there is none."""
         pool = self.pools.get(self.names.get(function, function))
         if pool is None:
             sentence = f"this site has no function named {function[:64]!r}"
@@ -187,8 +188,8 @@ class SiteFunctions:
         *,
         is_socket: bool = False,
     ) -> ExchangeResult:
-        """Have a function handle an event, or one version of it; an object's is handled where the object is at work. Raises Failure with status 404
-        where there is no such function, Fault where it failed."""
+        """Have a function, or one of its versions, handle an event; an object's is handled where the object runs. Raises Failure with status 404 if
+        there is no such function, Fault if it failed."""
         pool = self.version(function) if isinstance(function, str) else function
         if (object := object_of(event)) is not None:
             versions = self._versions.get(pool.manifest.name, ())
@@ -205,8 +206,8 @@ class SiteFunctions:
         *,
         is_socket: bool = False,
     ) -> Response:
-        """Send a request to a function. With `is_socket` the body is a WebSocket's messages, and so is the stream of a response with the status 101.
-        Raises as `ask` does."""
+        """Send a request to a function.
+        With `is_socket` the body is a WebSocket's messages, and so is the stream of a response with the status 101. Raises as `ask` does."""
         if body is not None:
             options = {**event.options, "websocket": self.limits.socket_message_bytes} if is_socket else event.options
             event = replace(event, streamed=True, options=options)
@@ -214,7 +215,7 @@ class SiteFunctions:
         try:
             response = _response_of(result)
             if response.status == 101 and not (is_socket and response.stream is not None):
-                raise Failure("the function switched protocols, and nobody asked for it", code="wrong_type")
+                raise Failure("the function switched protocols without a request", code="wrong_type")
         except Failure:
             if result.body is not None:
                 await result.body.aclose()
@@ -222,7 +223,7 @@ class SiteFunctions:
         return response
 
     async def static(self, pool: FunctionPool, event: frames.FetchEvent) -> Response | None:
-        """Return what a file of the version answers without it; None: the function is to be asked."""
+        """Return the response of a file of the version; None if the function should answer."""
         bindings = pool.bindings
         found = None if bindings is None else await bindings.static(event.method, event.url, event.headers)
         if found is None:
@@ -231,7 +232,7 @@ class SiteFunctions:
         return Response(value["status"], checked_headers(value["headers"]), value.get("body", b""), stream)
 
     async def _answer_subrequest(self, pool: FunctionPool, frame: frames.Request | Dial, body: Inbound | None) -> Any:
-        """Answer what an isolate of this version asks for."""
+        """Answer a request of an isolate of this version."""
         if isinstance(frame, (frames.FetchEvent, Dial)) and not pool.manifest.has_egress:
             raise Failure("this function was loaded without access to the network", code="egress_denied", status=403)
         if isinstance(frame, Dial):
@@ -263,7 +264,8 @@ class SiteFunctions:
             await asyncio.sleep(WATCH_S)
 
     def _look(self, pool: FunctionPool) -> bool:
-        """Look at one function. Returns whether it has work. An error is logged once and does not end the watch over the others."""
+        """Look at one function.
+        Returns whether it has work. An error is logged once and does not end the watch over the others."""
         try:
             is_busy = pool.isolates.watch()
             self._tell_cpu(pool)

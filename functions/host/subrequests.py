@@ -1,4 +1,4 @@
-"""What a function asks of the runtime, calls of bindings and fetches, counted against the request on whose behalf they are made."""
+"""Requests of a function to the runtime, binding calls and fetches, counted against the request that makes them."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -8,7 +8,7 @@ from pilotlight.functions.channel import Failure, Inbound, StreamingReply, frame
 from pilotlight.functions.host.isolates.isolate_work import IsolateWork
 from pilotlight.wire.tracing import CURRENT, Parent
 
-OUTSIDE = -1  # the request of what belongs to none
+OUTSIDE = -1  # output without a request
 OUTSIDE_S = 1.0  # in which an isolate without an open request may make as many subrequests as a request: its WebSockets may be open for hours
 
 
@@ -38,7 +38,7 @@ class Subrequests:
         """Answer a subrequest. Raises Failure."""
         within = getattr(frame, "within", OUTSIDE)
         self._count(within)
-        CURRENT.set(self._parents.get(within, {}))  # each is answered in a task of its own
+        CURRENT.set(self._parents.get(within, {}))  # each is answered in its own task
         answer = await self._handler(frame, body)
         if isinstance(answer, StreamingReply) or not isinstance(answer, tuple):
             return answer
@@ -59,7 +59,7 @@ class Subrequests:
         self._parents.pop(id, None)
 
     def _count(self, within: int) -> None:
-        if within not in self._work.requests:  # what works on behind its response, and what only says so
+        if within not in self._work.requests:  # background work after a response, or a false claim
             within = next(iter(self._work.requests), OUTSIDE)
             if within == OUTSIDE and (now := asyncio.get_running_loop().time()) - self._outside_since > OUTSIDE_S:
                 self._outside_since, self._counts[OUTSIDE] = now, 0

@@ -1,4 +1,4 @@
-"""What functions print, for whoever follows it now: each follower has a short queue of its own, and one that is too slow misses lines and is told."""
+"""Output of functions for followers: each follower has its own short queue, and one that is too slow misses lines and gets a note."""
 
 import asyncio
 import time

@@ -1,4 +1,4 @@
-"""Requests that wait for an isolate to be free: how many may, and what wakes them."""
+"""Requests that wait for a free isolate: their limit, and their wake-up."""
 
 import asyncio
 
@@ -15,7 +15,8 @@ class Waiters:
         self._freed = asyncio.Event()
 
     async def wait(self, most_s: float | None = None) -> None:
-        """Wait until something has changed, or for so long. Raises Failure where as many wait already as may, and Fault once it is closed."""
+        """Wait until something has changed, or for so long.
+        Raises Failure where as many wait already as may, and Fault once it is closed."""
         if self.is_closed:
             raise Fault(f"the function {self._function!r} is being replaced", code="closing")
         if self.count >= self._most:
@@ -31,7 +32,7 @@ class Waiters:
             self.count -= 1
 
     def close(self) -> None:
-        """Let nobody begin to wait."""
+        """Refuse new waiters."""
         self.is_closed = True
 
     def notify(self) -> None:

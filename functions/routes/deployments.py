@@ -1,7 +1,6 @@
-"""What a router asks a site about deployed functions: try a version before it has traffic, serve it once it has, follow what a function prints, and
-find what was kept of its invocations.
+"""Requests of a router to a site about deployed functions: try a version, serve it, stream a function's output, find its invocations.
 
-All must be signed where the network has a secret; what is printed may be private, so without one it needs the deploy token.
+All are signed if the network has a secret. Output may be private, so without a secret it needs the deploy token.
 """
 
 import os
@@ -58,7 +57,8 @@ class FunctionDeploymentRoutes:
         return json_response(encode(await deployed.served(wanted.name, wanted.revision)))
 
     async def _wanted(self, request: Request, kind: type[WantedT]) -> tuple[DeployedFunctions, WantedT]:
-        """Read what a router asks for. Raises ApiError where it is no router's to ask, or makes no sense here."""
+        """Read a router's request.
+        Raises ApiError if the sender is not a router, or the request is invalid here."""
         if (self._hop_secret or self._token) and not self._is_from_router(request.scope):
             raise ApiError("forbidden", "a version is tried and served for one of the network's routers only")
         if self._served.deployed is None:
@@ -84,7 +84,7 @@ class FunctionDeploymentRoutes:
         return json_response(encode([replace(invocation, site=self._site) for invocation in found]))
 
     def _is_from_router(self, scope: Scope) -> bool:
-        """Where the network has no secret, its routers sign with the deploy token."""
+        """Tell whether a router signed the request; without a network secret, routers sign with the deploy token."""
         if self._hop_secret is not None or not self._token:
             return bool(scope.get(GENUINE_HOP, False))
         id, signature = header(scope, REQUEST_ID) or "", header(scope, HOP) or ""
@@ -96,7 +96,7 @@ def deployment_routes(served: ServedFunctions, hop_secret: str | None, site: str
 
 
 class _Tail(Response):
-    """A stream of what a function prints, until the client leaves."""
+    """A stream of a function's output, until the client disconnects."""
 
     def __init__(self, tails: Tails, name: str, site: str) -> None:
         super().__init__()
@@ -114,7 +114,7 @@ class _Tail(Response):
 
 
 async def events_of(tails: Tails, name: str, site: str) -> AsyncGenerator[bytes, None]:
-    """Iterate over what a function prints at this site, as events: {"site", "at_s", "line"}."""
+    """Iterate over a function's output at this site, as events: {"site", "at_s", "line"}."""
     yield b": following\n\n"
     async with aclosing(tails.follow(name)) as lines:
         async for line in lines:

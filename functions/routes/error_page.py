@@ -1,4 +1,4 @@
-"""What a browser is shown of a function that failed: the sentence and, where the site shows errors, the author's part of the traceback."""
+"""The page that a browser gets from a failed function: the sentence and, if the site shows errors, the author's part of the traceback."""
 
 from html import escape
 
@@ -17,7 +17,7 @@ pre {{ overflow-x: auto; padding: 1rem; border: 1px solid; border-radius: 4px }}
 
 
 def wants_page(scope: Scope) -> bool:
-    """Tell whether the client is a browser that navigates: it names HTML among what it takes."""
+    """Tell whether the client is a navigating browser: it accepts HTML."""
     return "text/html" in (header(scope, "accept") or "")
 
 

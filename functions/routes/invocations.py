@@ -1,4 +1,5 @@
-"""/fn/NAME/PATH: a request to a function, streamed in both directions, or a WebSocket. The client's leaving cancels the function's work.
+"""/fn/NAME/PATH: a request to a function, streamed in both directions, or a WebSocket.
+The client's leaving cancels the function's work.
 
 The function sees itself at its host's root, as on the platform it may have been written for; where it hangs is in x-pilotlight-prefix.
 """
@@ -50,16 +51,16 @@ class AdmissionGate(Protocol):
     """The site's permits (runtime/generation/admission.py)."""
 
     def permit(self) -> AbstractContextManager[Any]:
-        """One request's place. Raises ApiError where there is none."""
+        """Take a permit for one request. Raises ApiError if there is none."""
 
     def attachment(self) -> AbstractContextManager[None]:
-        """An open WebSocket: nobody's place, but a drain waits for its end."""
+        """Register an open WebSocket, which needs no permit but delays a drain."""
 
     async def until_draining(self) -> None: ...
 
 
 class FunctionRoute:
-    """An ASGI application. `name`: always this function, at every path; None: the one that the path names."""
+    """An ASGI application. `name` is the function for every path; None to take it from the path."""
 
     def __init__(
         self,
@@ -96,7 +97,7 @@ class FunctionRoute:
                 await relay.run(stream, self._admission.until_draining())
 
     async def _switched(self, scope: Scope, messages: AsyncIterator[bytes], send: Send) -> AsyncIterator[bytes] | None:
-        """Return what the function sends, once it has taken the socket. None: the client has its answer already."""
+        """Return the messages of a function that accepted the socket; None if the client has its answer already."""
         name, answer = self._name or scope["path_params"]["name"], answering(scope, send)
         try:
             version, event = await self._served.version_of(name, scope), self._event(scope, name, "GET")
@@ -150,7 +151,7 @@ class FunctionRoute:
             await _send(self._told(response, name, scope), scope["method"], sending)
         except Fault as fault:
             if started:
-                raise AnswerCut from None  # the server closes the connection, which tells the client that the answer is not whole
+                raise AnswerCut from None  # the server closes the connection, so the client sees that the response is incomplete
             await self._tell(fault, scope, send)
         except Failure as failure:
             if started:
@@ -164,7 +165,8 @@ class FunctionRoute:
         return FetchEvent(UNNUMBERED, method, self._url(scope, name), headers, body, options={"cf": _cf(scope)})
 
     def _is_below(self, scope: Scope) -> bool:
-        """Tell whether the client finds the function below /fn/NAME, where others share the host. A router's word; anybody else may lie."""
+        """Tell whether the client reaches the function below /fn/NAME, where others share the host.
+        Only a router's header is believed."""
         is_at_own_host = scope.get(GENUINE_HOP, False) and header(scope, OWN_HOST) is not None
         return self._name is None and not is_at_own_host
 
@@ -175,7 +177,7 @@ class FunctionRoute:
         return response._replace(headers=confined_headers(response.headers, f"/fn/{name}"))
 
     async def _tell(self, fault: Fault, scope: Scope, send: Send) -> None:
-        """Tell the client that the function failed; why is the author's to know, unless the site shows it."""
+        """Send the client an error of the function; the reason goes to the author, and to the client only if the site shows errors."""
         word = "function_limit" if fault.code in LIMITS else "function_failed"
         sentence = (
             f"{fault.name}: {fault.message}" if self._show_errors else "the function failed; its log has the reason"
@@ -215,7 +217,7 @@ class FunctionRoute:
 
 
 class UploadStream:
-    """A request's body as it comes in, and the news that its client has left."""
+    """A request's body as it arrives, and its client's disconnect."""
 
     def __init__(self, receive: Receive, limit: int) -> None:
         self._receive = receive
@@ -227,7 +229,7 @@ class UploadStream:
         self._taking = asyncio.Lock()
 
     async def until_gone(self) -> None:
-        """Return when the client has left. Does not listen while the body comes in."""
+        """Return when the client has disconnected. Does not listen while the body arrives."""
         reading = asyncio.ensure_future(self._read.wait())
         gone = asyncio.ensure_future(self._gone.wait())
         try:
@@ -265,10 +267,10 @@ class UploadStream:
         return message
 
     def beside(self, send: Send) -> Send:
-        """Return a `send` for an answer to a client that is still sending.
+        """Return a `send` for a response to a client that is still sending.
 
-        One that takes nothing of it has filled both ways, and the news that it has left waits behind its body, which nobody reads. So while the
-        answer is stuck, a bounded part of the body is read ahead.
+        A client that does not read fills both directions, and its disconnect is queued after its body, which is not read. So while the response is
+        stuck, a bounded part of the body is read ahead.
         """
 
         async def sending(message: Message) -> None:
@@ -294,7 +296,7 @@ class UploadStream:
             if message["type"] == "http.disconnect":
                 return self._gone.set()
             if not message.get("more_body", False):
-                return  # what comes next is read by who watches for the client's leaving
+                return  # the task that watches for the disconnect reads the rest
 
 
 class _Rest(Convertor[str]):
@@ -372,7 +374,7 @@ def _below(response: Response, prefix: str) -> Response:
 
 
 def _origin(scope: Scope) -> str:
-    """Scheme and host as the client has named them: of a router's request, what the router says of its client."""
+    """Return scheme and host as the client named them; for a router's request, as the router reports them."""
     told = header(scope, CLIENT_ORIGIN) if scope.get(GENUINE_HOP, False) else None
     if told is not None and not told.endswith("://"):
         return told
@@ -386,7 +388,7 @@ def _headers(scope: Scope, is_below: bool, name: str) -> list[tuple[str, str]]:
     host = _origin(scope).partition("://")[2]
     kept = [(key, host if key == "host" else value) for key, value in kept]
     client = scope.get("client")
-    if client is not None and not scope.get(GENUINE_HOP, False):  # a router's word; anybody else may lie
+    if client is not None and not scope.get(GENUINE_HOP, False):  # only a router's header is believed
         kept = [*(pair for pair in kept if pair[0] != CLIENT_ADDRESS), (CLIENT_ADDRESS, str(client[0]))]
     if is_below:
         kept.append(("x-pilotlight-prefix", f"/fn/{name}"))
@@ -396,7 +398,7 @@ def _headers(scope: Scope, is_below: bool, name: str) -> list[tuple[str, str]]:
 
 
 def _cf(scope: Scope) -> dict[str, str]:
-    """What is known of the request's way: where it was answered, and, from a router, where its client stands."""
+    """Return facts about the request's path: the site that answered and, from a router, the client's location."""
     name = str(scope.get(SITE_NAME, ""))
     known = {"colo": "".join(filter(str.isalpha, name)).upper(), "httpProtocol": f"HTTP/{scope['http_version']}"}
     place = header(scope, CLIENT_GEO) if scope.get(GENUINE_HOP, False) else None

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-ANSWER_S = 30.0  # for the runtime to resolve and connect, which has deadlines of its own
+ANSWER_S = 30.0  # for the runtime to resolve and connect, with its own deadlines
 MAX_NAMES = 1024  # addresses whose names are remembered
 _System = socket.socket
 _getaddrinfo = socket.getaddrinfo
@@ -25,11 +25,11 @@ _within: Callable[[], int] = int  # the request that is being answered; `use` sa
 
 
 class SocketQuestion(msgspec.Struct, frozen=True):
-    """One packet to the runtime, with a socket that it is to answer on."""
+    """One packet to the runtime, with a socket for the answer."""
 
     host: str
     port: int
-    within: int = -1  # the request on whose behalf it is asked
+    within: int = -1  # the request that makes it
     connects: bool = True  # else the name is resolved, and no more
 
 
@@ -42,7 +42,7 @@ class SocketAnswer(msgspec.Struct, frozen=True):
 
 
 class BrokeredSocket(_System):
-    """A TCP socket that is connected by the runtime; of any other kind, and with a descriptor that is there, it is Python's own."""
+    """A TCP socket that the runtime connects; other kinds, and sockets with a descriptor, are Python's own."""
 
     def __init__(self, family: int = -1, type: int = -1, proto: int = -1, fileno: int | None = None) -> None:
         self._is_brokered = fileno is None and _broker is not None and family in (-1, socket.AF_INET, socket.AF_INET6)
@@ -125,7 +125,7 @@ def gethostbyname(host: str) -> str:
 
 
 def install() -> None:
-    """Replace what makes sockets. Without a broker (`use`) they stay what they were."""
+    """Replace the functions that make sockets. Without a broker (`use`) they stay unchanged."""
     socket.socket = BrokeredSocket  # type: ignore[misc]
     socket.getaddrinfo = getaddrinfo
     socket.gethostbyname = gethostbyname
@@ -152,7 +152,7 @@ def use(fd: int, within: Callable[[], int]) -> None:
 
 
 def _placeholder() -> int:
-    """Return a descriptor whose number the connection takes over when it is there."""
+    """Return a descriptor whose number the connection takes over."""
     one, other = _socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     other.close()
     return one.detach()

@@ -1,6 +1,6 @@
-"""The names of JavaScript that functions import: `Object.fromEntries`, `JSON`, `console`, and those that are the SDK's own.
+"""JavaScript names that functions import: `Object.fromEntries`, `JSON`, `console`, and those of the SDK.
 
-One that is not here is refused by a sentence of its own: there is no JavaScript behind them.
+Other names are refused with a sentence, because there is no JavaScript engine.
 """
 
 import asyncio as _asyncio

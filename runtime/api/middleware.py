@@ -22,7 +22,7 @@ from pilotlight.support.logs import REQUEST
 from pilotlight.wire.credentials import Access, with_bearer
 from pilotlight.wire.errors import ApiError, dialect_of
 from pilotlight.wire.hop import headers
-from pilotlight.wire.paths import drop_trailing_slash
+from pilotlight.wire.paths import normalize_path, nothing_at
 
 GENUINE_HOP = "pilotlight.genuine_hop"  # in the scope: a router of the network has signed this request
 SITE_NAME = "pilotlight.site"  # in the scope
@@ -86,7 +86,7 @@ class SiteMiddleware:
             request_id, digest, refusal = os.urandom(16).hex(), None, error
             if isinstance(error, HopRefused):
                 self._log(error, scope)
-        drop_trailing_slash(scope)  # the signature was made of the path as it was sent
+        normalize_path(scope)  # the signature was made of the path as it was sent
         is_genuine = digest is not None
         scope["pilotlight.request_id"] = request_id
         REQUEST.set(request_id)
@@ -191,7 +191,7 @@ def _checked(receive: Receive, digest: str) -> Receive:
         if message["type"] == "http.request":
             hasher.update(message.get("body", b""))
             if not message.get("more_body", False) and hasher.hexdigest() != digest:
-                raise HopRefused("signature", "the body is not the one that was signed")
+                raise HopRefused("signature", "the body differs from the signed one")
         return message
 
     return checked
@@ -211,8 +211,7 @@ def _family(path: str) -> str:
 
 
 async def _no_path(request: Request, error: Exception) -> NoReturn:
-    path = request.scope["path"]
-    raise ApiError("not_found", f"there is nothing at {path}; the API is under /ai/v1, /v1, /client/v4, /api and /fn")
+    raise ApiError("not_found", nothing_at(request.scope["path"]))
 
 
 async def _no_method(request: Request, error: Exception) -> NoReturn:

@@ -28,10 +28,12 @@ app = typer.Typer(
 
 
 UrlOption = Annotated[
-    str, typer.Option("--url", envvar="PILOTLIGHT_URL", help="A router, or a site that serves alone.")
+    str, typer.Option("--url", envvar="PILOTLIGHT_URL", help="URL of a router, or of a site without one.")
 ]
-OpenOption = Annotated[bool, typer.Option("--open-to-all", help="Listen beyond this machine, and serve whoever comes.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="For programs.")]
+OpenOption = Annotated[
+    bool, typer.Option("--open-to-all", help="Allow to listen beyond this machine without keys: serve every client.")
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 INFERENCE, FUNCTIONS, OPERATIONS = "Inference", "Functions", "Operations"  # headings of --help
 
 app.add_typer(keys, name="keys", rich_help_panel=OPERATIONS)
@@ -49,18 +51,18 @@ for name, commands in (
 
 @app.callback()
 def pilotlight(
-    version: Annotated[bool, typer.Option("--version", help="Print the version and end.")] = False,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
 ) -> None:
     if version:
         from importlib.metadata import version as installed
 
-        print(f"pilotlight {installed('pilotlight')}")
+        print(f"pilotlight {installed('pilotlight-inference')}")
         raise typer.Exit
 
 
 ServerOption = Annotated[
     str | None,
-    typer.Option("--server", help="What speaks HTTP: own, hypercorn or uvicorn; instead of the files' door.server."),
+    typer.Option("--server", help="HTTP server: own, hypercorn or uvicorn; overrides door.server of the files."),
 ]
 
 
@@ -68,10 +70,8 @@ ServerOption = Annotated[
 def up(
     network: Annotated[Path, typer.Option(help="The router's file.")] = NETWORK_FILE,
     sites: Annotated[Path, typer.Option(help="A folder with one NAME.toml per site of the network.")] = LOCAL,
-    port: Annotated[
-        int | None, typer.Option(min=1, max=65535, help="The router's port, instead of the file's.")
-    ] = None,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show what the processes log.")] = False,
+    port: Annotated[int | None, typer.Option(min=1, max=65535, help="The router's port; overrides the file's.")] = None,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show the logs of the processes.")] = False,
     server: ServerOption = None,
     open_page: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
     model: Annotated[
@@ -97,8 +97,8 @@ def site(
 
 @app.command(rich_help_panel=OPERATIONS)
 def router(
-    file: Annotated[Path, typer.Argument(help="A network file, such as sites/network.toml.")] = NETWORK_FILE,
-    port: Annotated[int | None, typer.Option(min=1, max=65535, help="Instead of the file's.")] = None,
+    file: Annotated[Path, typer.Argument(help="A router's file, such as sites/network.toml.")] = NETWORK_FILE,
+    port: Annotated[int | None, typer.Option(min=1, max=65535, help="Port; overrides the file's.")] = None,
     server: ServerOption = None,
 ) -> None:
     """Run an edge router."""
@@ -108,10 +108,10 @@ def router(
 
 @app.command(rich_help_panel=OPERATIONS)
 def store(
-    address: Annotated[str, typer.Option(help="HOST:PORT on which Mooncake's master listens.")] = "127.0.0.1:50051",
-    gib: Annotated[float, typer.Option(min=0.01, help="Of memory, for KV blocks of all models.")] = 4.0,
+    address: Annotated[str, typer.Option(help="HOST:PORT where Mooncake's master listens.")] = "127.0.0.1:50051",
+    gib: Annotated[float, typer.Option(min=0.01, help="Memory for KV blocks of all models, in GiB.")] = 4.0,
 ) -> None:
-    """Run a store for the KV blocks of all sites that name it; they may be restarted meanwhile."""
+    """Run a store of KV blocks for all sites that name it; its blocks survive their restarts."""
     _become("pilotlight.engine.kv.store.store_node", "--address", address, "--gib", str(gib))
 
 
@@ -126,7 +126,7 @@ def serve(
     model: Annotated[
         str,
         typer.Argument(
-            help="A checkpoint's directory, a GGUF file, a packed model's URL, a Hugging Face hub id, smollm2, or ember, which is here already."
+            help="A checkpoint's directory, a GGUF file, the URL of a packed model, a Hugging Face id, or smollm2 or ember, which need no download."
         ),
     ],
     host: Annotated[str, typer.Option(help="The address to listen at.")] = "127.0.0.1",
@@ -134,81 +134,90 @@ def serve(
     name: Annotated[
         str | None,
         typer.Option(
-            "--name", "--served-model-name", help="What requests call the model; its last path part by default."
+            "--name", "--served-model-name", help="Name of the model in requests; by default the last part of its path."
         ),
     ] = None,
     dtype: Annotated[str, typer.Option(help="auto, float32 or bfloat16.")] = "auto",
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     threads: Annotated[
-        int | None, typer.Option(min=1, help="CPU threads of one operation; torch's choice by default.")
+        int | None, typer.Option(min=1, help="CPU threads of one operation; by default PyTorch's choice.")
     ] = None,
     kv_gib: Annotated[
         float | None,
-        typer.Option(help="KV cache in GiB, of each device; 1 on a CPU by default, all that is left of a GPU."),
+        typer.Option(help="KV cache of each device, in GiB; by default 1 on a CPU and the free memory of a GPU."),
     ] = None,
     tool_format: Annotated[
-        str | None, typer.Option(help="How the model writes tool calls, such as hermes; as its chat template tells.")
+        str | None,
+        typer.Option(
+            help="Format of the model's tool calls, such as hermes; by default detected from its chat template."
+        ),
     ] = None,
     prefill: Annotated[
-        int, typer.Option(min=0, help="Engine hosts that compute prompts for the others (with --decode).")
+        int, typer.Option(min=0, help="Number of engine hosts that compute prompts for the others (with --decode).")
     ] = 0,
-    decode: Annotated[int, typer.Option(min=0, help="Engine hosts that answer (with --prefill).")] = 0,
+    decode: Annotated[
+        int, typer.Option(min=0, help="Number of engine hosts that generate answers (with --prefill).")
+    ] = 0,
     max_model_len: Annotated[
         int | None,
-        typer.Option(min=16, help="Tokens of a prompt and its answer together; what the model allows by default."),
+        typer.Option(min=16, help="Maximum tokens of a prompt and its answer together; by default the model's."),
     ] = None,
     tp: Annotated[
-        int, typer.Option(min=1, help="Devices that share every matrix of the model; on a CPU, processes.")
+        int,
+        typer.Option(
+            min=1, help="Tensor parallelism: number of devices (on a CPU, processes) that share every matrix."
+        ),
     ] = 1,
     adapter: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME=DIRECTORY", help="A low-rank adapter, asked for as MODEL:NAME; may be repeated."),
+        typer.Option(metavar="NAME=DIRECTORY", help="A low-rank adapter, requested as MODEL:NAME. Repeatable."),
     ] = None,
     lossless: Annotated[
         str,
         typer.Option(
-            help="bf16 weights in 12 bits, with the same answers: auto (on a CPU, where faster), off, always."
+            help="Keep bf16 weights in 12 bits, with the same answers: auto (on a CPU, if faster), off, always."
         ),
     ] = "auto",
     kv_dtype: Annotated[
-        str, typer.Option(help="The KV cache's numbers: auto (as the model computes), or fp8 (half of bf16's bytes).")
+        str, typer.Option(help="Type of the KV cache: auto (as the model computes) or fp8 (half the bytes of bf16).")
     ] = "auto",
-    pp: Annotated[int, typer.Option(min=1, help="Stages, of --tp devices each, with a run of the model's layers.")] = 1,
+    pp: Annotated[int, typer.Option(min=1, help="Pipeline parallelism: number of stages, of --tp devices each.")] = 1,
     expert_parallel: Annotated[
         bool,
         typer.Option(
-            "--expert-parallel", help="Devices of --tp or --dp have some of each layer's experts, not a part of all."
+            "--expert-parallel",
+            help="Give each device of --tp or --dp whole experts, instead of a part of every expert.",
         ),
     ] = False,
     redundant_experts: Annotated[
-        int, typer.Option(min=0, help="Copies of each layer's busiest experts, beside --expert-parallel.")
+        int, typer.Option(min=0, help="With --expert-parallel: number of extra copies of each layer's busiest experts.")
     ] = 0,
     dp: Annotated[
         int,
         typer.Option(
             min=1,
-            help="Copies of the attention, each on --tp devices and with sequences of its own, beside --expert-parallel: so many times the KV cache.",
+            help="With --expert-parallel: number of copies of the attention, each on --tp devices, with its own sequences and KV cache.",
         ),
     ] = 1,
     speculate: Annotated[
         str | None,
         typer.Option(
-            help="Guess tokens and check them, the same answers sooner: auto, off, or drafters (suffix,grammar,draft:DIR)."
+            help="Speculative decoding, with the same answers: auto, off, or drafters (suffix,grammar,draft:DIR)."
         ),
     ] = None,
     ray: Annotated[
         str | None,
         typer.Option(
             metavar="ADDRESS",
-            help="Devices of --tp and --pp beyond this machine's, where a Ray cluster has some: its HOST:PORT; auto: "
-            "this machine is a node of it; start: its first one.",
+            help="Use devices of a Ray cluster for --tp and --pp: its HOST:PORT; auto: the cluster of this "
+            "machine; start: start one here.",
         ),
     ] = None,
     api_key: Annotated[
         str | None, typer.Option(envvar=API_KEY_ENV, help="Serve only clients with this key.", show_envvar=True)
     ] = None,
     keys: Annotated[
-        Path | None, typer.Option(help="Serve only clients whose keys this file knows (`pilotlight keys create`).")
+        Path | None, typer.Option(help="Serve only clients with a key of this file (`pilotlight keys create`).")
     ] = None,
     open_to_all: OpenOption = False,
 ) -> None:
@@ -218,9 +227,7 @@ def serve(
 
     clients = Clients(api_key, keys, open_to_all)
     if bool(prefill) != bool(decode):
-        raise CliError(
-            "Hosts that compute prompts need hosts that answer: give both --prefill and --decode, or neither."
-        )
+        raise CliError("--prefill and --decode belong together: use both, or neither.")
     served = Served(
         model,
         host,
@@ -252,29 +259,32 @@ def serve(
 def plan(
     model: Annotated[
         str,
-        typer.Argument(
-            help="A checkpoint's directory, a config.json, or a Hugging Face hub id; no weights are needed."
-        ),
+        typer.Argument(help="A checkpoint's directory, a config.json, or a Hugging Face id; weights are not needed."),
     ],
-    devices: Annotated[str, typer.Option(help="Such as 8xh100, 2xh200, cpu, or this-machine.")] = "this-machine",
+    devices: Annotated[
+        str, typer.Option(help="Devices, such as 8xh100, 2xh200, cpu, or this-machine.")
+    ] = "this-machine",
     context: Annotated[
-        int | None, typer.Option(help="Tokens of a sequence; the model's own by default, up to 131,072.")
+        int | None, typer.Option(help="Tokens of a sequence; by default the model's context, up to 131,072.")
     ] = None,
-    tp: Annotated[int | None, typer.Option(min=1, help="Ranks that share every matrix; all splits by default.")] = None,
-    pp: Annotated[int | None, typer.Option(min=1, help="Stages, one behind another.")] = None,
-    ep: Annotated[int | None, typer.Option(min=1, help="Ranks that share a layer's experts.")] = None,
+    tp: Annotated[int | None, typer.Option(min=1, help="Tensor parallelism; by default all splits are tried.")] = None,
+    pp: Annotated[int | None, typer.Option(min=1, help="Pipeline stages.")] = None,
+    ep: Annotated[
+        int | None, typer.Option(min=1, help="Expert parallelism: number of devices that share a layer's experts.")
+    ] = None,
     dtype: Annotated[str, typer.Option(help="auto, float32 or bfloat16.")] = "auto",
-    kv_dtype: Annotated[str, typer.Option(help="Of the KV cache: auto (as dtype) or fp8.")] = "auto",
-    batch: Annotated[int, typer.Option(min=1, help="Sequences that decode at once, where speed is predicted.")] = 64,
-    price: Annotated[float | None, typer.Option(min=0.0, help="Of one device for an hour.")] = None,
+    kv_dtype: Annotated[str, typer.Option(help="Type of the KV cache: auto (as dtype) or fp8.")] = "auto",
+    batch: Annotated[int, typer.Option(min=1, help="Sequences that decode at once, for the predicted speed.")] = 64,
+    price: Annotated[float | None, typer.Option(min=0.0, help="Price of one device for an hour.")] = None,
     link: Annotated[
-        float | None, typer.Option(help="Gbit/s to another site: says when its prefill is worth borrowing.")
+        float | None,
+        typer.Option(help="Bandwidth to another site in Gbit/s: shows when it pays to compute prompts there."),
     ] = None,
-    rtt: Annotated[float, typer.Option(min=0.0, help="Of that link, in ms.")] = 20.0,
-    lossless: Annotated[bool, typer.Option("--lossless", help="With bf16 matrices in 12 bits, on a CPU.")] = False,
+    rtt: Annotated[float, typer.Option(min=0.0, help="Round-trip time of that link, in ms.")] = 20.0,
+    lossless: Annotated[bool, typer.Option("--lossless", help="Plan with bf16 matrices in 12 bits, on a CPU.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Say what fits of a model on which devices, and how fast that would be."""
+    """Show which devices a model fits on, and the predicted speed."""
     from pilotlight.runtime.cli.models.plan import PlanRequest
     from pilotlight.runtime.cli.models.plan import plan as run
 
@@ -283,13 +293,20 @@ def plan(
 
 @app.command(rich_help_panel=FUNCTIONS)
 def init(
-    directory: Annotated[Path, typer.Argument(help="A folder; made where it is not there.")] = Path("."),
-    name: Annotated[str | None, typer.Option(help="Of the function; the folder's by default.")] = None,
+    directory: Annotated[Path, typer.Argument(help="A folder; created if it does not exist.")] = Path("."),
+    name: Annotated[str | None, typer.Option(help="Name of the function; by default the folder's.")] = None,
+    template: Annotated[
+        str,
+        typer.Option(
+            help="hello; chat (a history in D1), mcp (an MCP server), queue (work behind requests), rag (answers from documents, by Vectorize), "
+            "room (WebSockets in a Durable Object)."
+        ),
+    ] = "hello",
 ) -> None:
-    """Write a first function into a folder."""
+    """Write a first function, with its tests, into a folder."""
     from pilotlight.runtime.cli.init import init as run
 
-    run(directory, name)
+    run(directory, name, template)
 
 
 @app.command(rich_help_panel=FUNCTIONS)
@@ -301,15 +318,16 @@ def dev(
     model: Annotated[
         list[str] | None,
         typer.Option(
-            help="What AI bindings answer with, as in `serve`, or NAME=MODEL: what answers by this name. Several times, too; ember by default."
+            help="Model of AI bindings, as in `serve`, or NAME=MODEL for one name. Repeatable; by default ember."
         ),
     ] = None,
     egress_allow: Annotated[
-        list[str] | None, typer.Option(help="HOST or HOST:PORT that functions may reach although it is not public.")
+        list[str] | None,
+        typer.Option(help="HOST or HOST:PORT that functions may reach although its address is not public."),
     ] = None,
     open_to_all: OpenOption = False,
 ) -> None:
-    """Serve a folder's function here, with its bindings, and reload it at each change."""
+    """Serve a folder's function on this machine, with its bindings, and reload it at each change."""
     from pilotlight.functions.cli.dev import DevOptions
     from pilotlight.functions.cli.dev import dev as run
 
@@ -332,16 +350,22 @@ def deploy(
     directory: Annotated[Path, typer.Argument(help="A folder with a wrangler.toml or wrangler.jsonc.")] = Path("."),
     env: Annotated[str | None, typer.Option(help=r"An \[env.NAME] of the manifest.")] = None,
     percent: Annotated[
-        float, typer.Option(min=0.01, max=100.0, help="Of the clients; the version before keeps the others.")
+        float,
+        typer.Option(
+            min=0.01, max=100.0, help="Share of the clients in percent; the previous version keeps the others."
+        ),
     ] = 100.0,
-    message: Annotated[str, typer.Option("--message", "-m", help="Kept beside the version.")] = "",
-    health: Annotated[str, typer.Option(help="Asked before the version takes traffic; below 500 is healthy.")] = "/",
+    message: Annotated[str, typer.Option("--message", "-m", help="A note, stored with the version.")] = "",
+    health: Annotated[
+        str,
+        typer.Option(help="Path that is requested before the version takes traffic; a status below 500 is healthy."),
+    ] = "/",
     home: Annotated[
         str | None,
-        typer.Option(help="The site where a function that keeps data runs alone. Moving it leaves the data."),
+        typer.Option(help="The only site where a function with data runs. Moving a function leaves its data behind."),
     ] = None,
     everywhere: Annotated[
-        bool, typer.Option("--everywhere", help="Run at every site, each with data of its own.")
+        bool, typer.Option("--everywhere", help="Run at every site, each with its own data.")
     ] = False,
     url: UrlOption = DEFAULT_URL,
 ) -> None:
@@ -349,24 +373,24 @@ def deploy(
     from pilotlight.functions.cli.deploy import deploy as run
 
     if home is not None and everywhere:
-        raise CliError("--home names the one site where it runs, --everywhere has it run at all of them: choose.")
+        raise CliError("--home and --everywhere contradict each other: use one of them.")
     run(Api(url), directory, env, percent, message, health, "" if everywhere else home)
 
 
 @app.command(rich_help_panel=FUNCTIONS)
 def rollback(
-    name: Annotated[str, typer.Argument(help="Of the function.")],
-    version: Annotated[int | None, typer.Option(help="The one before by default.")] = None,
+    name: Annotated[str, typer.Argument(help="Name of the function.")],
+    version: Annotated[int | None, typer.Option(help="A version's number; by default the previous one.")] = None,
     url: UrlOption = DEFAULT_URL,
 ) -> None:
-    """Give all traffic of a deployed function back to an earlier version."""
+    """Return all traffic of a deployed function to an earlier version."""
     from pilotlight.functions.cli.deploy import rollback as run
 
     run(Api(url), name, version)
 
 
 @app.command(rich_help_panel=FUNCTIONS)
-def delete(name: Annotated[str, typer.Argument(help="Of the function.")], url: UrlOption = DEFAULT_URL) -> None:
+def delete(name: Annotated[str, typer.Argument(help="Name of the function.")], url: UrlOption = DEFAULT_URL) -> None:
     """Take a deployed function off the network. Its versions and its data are kept."""
     from pilotlight.functions.cli.deploy import delete as run
 
@@ -375,7 +399,7 @@ def delete(name: Annotated[str, typer.Argument(help="Of the function.")], url: U
 
 @app.command(rich_help_panel=FUNCTIONS)
 def versions(
-    name: Annotated[str, typer.Argument(help="Of the function.")],
+    name: Annotated[str, typer.Argument(help="Name of the function.")],
     as_json: JsonOption = False,
     url: UrlOption = DEFAULT_URL,
 ) -> None:
@@ -387,11 +411,11 @@ def versions(
 
 @app.command(rich_help_panel=FUNCTIONS)
 def tail(
-    name: Annotated[str, typer.Argument(help="Of the function.")],
+    name: Annotated[str, typer.Argument(help="Name of the function.")],
     as_json: JsonOption = False,
     url: UrlOption = DEFAULT_URL,
 ) -> None:
-    """Follow what a function prints, at every site, and why it fails."""
+    """Follow a function's output and errors, at every site."""
     from pilotlight.functions.cli.deploy import tail as run
 
     run(Api(url), name, as_json)
@@ -432,20 +456,20 @@ def pack(
     dtype: Annotated[str, typer.Option(help="auto, float32 or bfloat16.")] = "auto",
     out: Annotated[
         Path | None,
-        typer.Option(help="The directory to make; NAME.packed here by default. A model's source from then on."),
+        typer.Option(help="The directory to create; by default NAME.packed here. Use it as a model's source."),
     ] = None,
     verify: Annotated[
-        bool, typer.Option("--verify", help="Make nothing: check every byte of a packed directory.")
+        bool, typer.Option("--verify", help="Create nothing; check every byte of a packed directory.")
     ] = False,
     lossless: Annotated[
         bool,
         typer.Option(
             "--lossless",
-            help="bf16 a third smaller, to be decoded at each load; packed again without, it is plain again.",
+            help="Store bf16 a third smaller; it is decoded at each load. Packing again without this option makes it plain.",
         ),
     ] = False,
 ) -> None:
-    """Lay a model's weights out once as the engine holds them, so that it loads by mapping one file."""
+    """Write a model's weights in the engine's layout, so that loading maps one file."""
     from pilotlight.runtime.cli.models.pack import pack as run
     from pilotlight.runtime.cli.models.pack import verify as check
 
@@ -456,14 +480,14 @@ def pack(
 def quantize(
     model: Annotated[str, typer.Argument(help="A checkpoint's directory, a Hugging Face hub id, or embedded:ember.")],
     to: Annotated[str, typer.Option(help="int8 or int4.")],
-    group: Annotated[int, typer.Option(min=0, help="Columns under one scale, a multiple of 32; 0: a row's.")] = 32,
-    out: Annotated[Path | None, typer.Option(help="The directory to make; NAME.int4 here by default.")] = None,
+    group: Annotated[int, typer.Option(min=0, help="Columns with one scale, a multiple of 32; 0: a whole row.")] = 32,
+    out: Annotated[Path | None, typer.Option(help="The directory to create; by default NAME.int4 here.")] = None,
     calibrate: Annotated[
         Path | None,
-        typer.Option(help="A file of text such as the model will see: what is rounded is fitted to it (GPTQ)."),
+        typer.Option(help="A file of typical text, to which the rounding is fitted (GPTQ)."),
     ] = None,
 ) -> None:
-    """Round a model's matrices to eight or four bits: a checkpoint that vLLM and transformers read, too."""
+    """Round a model's matrices to eight or four bits, as a checkpoint that vLLM and transformers also read."""
     from pilotlight.runtime.cli.models.quantize import quantize as run
 
     run(model, to, group, out, calibrate)
@@ -473,7 +497,7 @@ def quantize(
 def pull(
     model: Annotated[str, typer.Argument(help="A Hugging Face hub id, or a packed model's URL.")],
 ) -> None:
-    """Download a model ahead of its first use, and print where it lies."""
+    """Download a model before its first use, and print its directory."""
     from pilotlight.runtime.cli.models.pull import pull as run
 
     run(model)
@@ -481,8 +505,8 @@ def pull(
 
 @app.command(rich_help_panel=INFERENCE)
 def chat(
-    prompt: Annotated[str | None, typer.Argument(help="Ask once; without it, a conversation.")] = None,
-    model: Annotated[str | None, typer.Option(help="The first that is served by default.")] = None,
+    prompt: Annotated[str | None, typer.Argument(help="A single prompt; without it, start a conversation.")] = None,
+    model: Annotated[str | None, typer.Option(help="Model; by default the first one served.")] = None,
     system: Annotated[str | None, typer.Option(help="A system message.")] = None,
     max_tokens: Annotated[int | None, typer.Option(min=1)] = None,
     temperature: Annotated[float | None, typer.Option(min=0.0, max=2.0)] = None,
@@ -505,15 +529,17 @@ def models(as_json: JsonOption = False, url: UrlOption = DEFAULT_URL) -> None:
 
 @app.command(rich_help_panel=OPERATIONS)
 def usage(
-    by: Annotated[str, typer.Option(help="Of account, model, key, site, outcome, day, with commas.")] = "account,model",
-    since: Annotated[str | None, typer.Option("--from", help="A date, or a time.")] = None,
-    until: Annotated[str | None, typer.Option("--to", help="Likewise; what begins then is no part of it.")] = None,
-    account: Annotated[str | None, typer.Option(help="This account's alone.")] = None,
+    by: Annotated[
+        str, typer.Option(help="Columns to group by: account, model, key, site, outcome, day, separated by commas.")
+    ] = "account,model",
+    since: Annotated[str | None, typer.Option("--from", help="Start: a date or a time.")] = None,
+    until: Annotated[str | None, typer.Option("--to", help="End: a date or a time, exclusive.")] = None,
+    account: Annotated[str | None, typer.Option(help="Only this account.")] = None,
     as_json: JsonOption = False,
-    as_csv: Annotated[bool, typer.Option("--csv", help="For spreadsheets.")] = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
     url: UrlOption = DEFAULT_URL,
 ) -> None:
-    """Say what accounts have used, and what it cost."""
+    """Show the usage of accounts, and its cost."""
     from pilotlight.runtime.cli.usage import print_usage
 
     asked = {"by": by, "from": since, "to": until, "account": account}
@@ -522,7 +548,7 @@ def usage(
 
 @app.command(rich_help_panel=OPERATIONS)
 def slo(as_json: JsonOption = False, url: UrlOption = DEFAULT_URL) -> None:
-    """Say how a router's objectives stand: burn rates, and what is left of the error budget."""
+    """Show a router's objectives: burn rates, and the rest of the error budget."""
     from pilotlight.runtime.cli.slo import print_slo
 
     print_slo(Api(url, timeout_s=10.0), as_json)
@@ -617,7 +643,7 @@ def doctor(
 
 @app.command(hidden=True)
 def run(
-    model: Annotated[str, typer.Argument(help="One that is served.")],
+    model: Annotated[str, typer.Argument(help="A served model.")],
     prompt: Annotated[str | None, typer.Argument()] = None,
     url: UrlOption = DEFAULT_URL,
 ) -> None:

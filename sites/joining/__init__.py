@@ -1,1 +1,1 @@
-"""How a machine becomes a site of a network: the network's folder with its authority, its tokens and its secret."""
+"""Joining of a machine to a network: the network's folder with its authority, tokens and secret."""

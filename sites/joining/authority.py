@@ -1,7 +1,4 @@
-"""A network's own certificate authority: one key in its folder, which signs what its router and its sites show each other.
-
-X.509 by ECDSA P-256 (RFC 5280, RFC 5480). Knows no sockets; renewal is a new certificate in the same file, which listeners read again.
-"""
+"""A network's certificate authority: one key in its folder, which signs the certificates of routers and sites."""
 
 import hashlib
 from datetime import UTC, datetime, timedelta
@@ -27,7 +24,7 @@ class AuthorityError(Exception):
 
 
 class NewPair(NamedTuple):
-    """A private key, and what asks for its certificate: both PEM."""
+    """A private key and its certificate request, both PEM."""
 
     key: bytes
     request: bytes

@@ -1,7 +1,4 @@
-"""A router's file that is changed by program: sites come and go as [[sites]] tables, and all that a person has written beside them stays.
-
-A change is read back before it is kept: one that would say anything else than it should is refused.
-"""
+"""A router's file that programs change: they add and remove [[sites]] tables and keep everything else."""
 
 import json
 import re

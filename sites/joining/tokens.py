@@ -1,6 +1,7 @@
-"""Tokens by which machines join: each is good once, for minutes, and can be revoked. The folder keeps their digests.
+"""Tokens for joining: each is valid once, for minutes, and can be revoked.
+The folder keeps their digests.
 
-A token names the network's authority by its fingerprint, so that a machine that has the token needs nothing else to know whom it talks to.
+A token contains the fingerprint of the network's authority, so a machine with the token needs nothing else to authenticate the router.
 """
 
 import fcntl
@@ -44,7 +45,7 @@ class JoinToken(NamedTuple):
 class KeptToken(msgspec.Struct, frozen=True):
     """A token as the folder keeps it."""
 
-    id: str  # by which it can be revoked
+    id: str  # with which it can be revoked
     sha256: str
     expires_s: float
     used_by: str = ""

@@ -25,6 +25,9 @@ PAGES = sorted(page for page in DOCS.rglob("*.md") if MARKED.search(page.read_te
 PORT = re.compile(r"\b8[0-9]{3}\b")
 
 
+pytestmark = [pytest.mark.network, pytest.mark.long]
+
+
 class Block(NamedTuple):
     """A marked block: what to do, with what, and its text."""
 

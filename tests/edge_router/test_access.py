@@ -54,7 +54,7 @@ async def test_the_official_client_raises_its_own_authentication_error() -> None
         router(fakes, tables=TABLES) as running,
         openai.AsyncOpenAI(base_url=f"{running.url}/v1", api_key="guess", max_retries=0) as client,
     ):
-        with pytest.raises(openai.AuthenticationError, match="not known here"):
+        with pytest.raises(openai.AuthenticationError, match="this key is unknown"):
             await client.models.list()
 
 
@@ -125,7 +125,7 @@ FAULTY: dict[str, Any] = {
         ("revoked", openai.AuthenticationError, "was revoked"),
         ("two words", openai.AuthenticationError, "must be `Bearer KEY`"),
         ("watcher", openai.PermissionDeniedError, "the scope models"),
-        ("acme-ci", openai.PermissionDeniedError, "not open to the account acme"),
+        ("acme-ci", openai.PermissionDeniedError, "not available to the account acme"),
     ],
 )
 async def test_the_official_client_raises_its_own_error_for_each_fault_of_a_key(

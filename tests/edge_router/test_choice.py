@@ -178,6 +178,6 @@ async def test_with_no_healthy_site_the_unhealthy_are_asked_and_the_refusal_says
             assert response.status == 503
             assert int(response.headers["retry-after"]) >= 1
             message = (await response.json())["error"]["message"]
-        assert "tried iad1: cannot connect" in message
+        assert "tried: iad1: cannot connect" in message
         async with running.chat("/client/v4/accounts/a/ai/run/ember") as response:
             assert (response.status, (await response.json())["errors"][0]["code"]) == (429, 3040)

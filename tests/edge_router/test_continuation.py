@@ -121,7 +121,7 @@ async def test_a_site_that_goes_on_after_an_end_is_left_with_what_it_said_before
         async with running.chat() as response:
             body = await response.read()
         assert body.startswith(b"".join(event(i) for i in range(4)) + b'data: {"error"')
-        assert "went on after its end" in last_error(body)["error"]["message"]
+        assert "continued after its end" in last_error(body)["error"]["message"]
 
 
 async def test_a_loss_before_the_first_mark_begins_the_same_answer_anew() -> None:

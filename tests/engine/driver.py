@@ -103,9 +103,9 @@ class Welcome:
 
 def check_all_drafts(engine: Engine) -> None:
     """Have all drafts checked that are proposed, where there is speculation."""
-    if isinstance(engine._speculation, Speculator):
-        engine._speculation.costs = CheapRows()  # type: ignore[assignment]
-        engine._speculation.gain = Welcome()  # type: ignore[assignment]
+    if isinstance(engine.speculation, Speculator):
+        engine.speculation.costs = CheapRows()  # type: ignore[assignment]
+        engine.speculation.gain = Welcome()  # type: ignore[assignment]
 
 
 def submit(

@@ -115,6 +115,6 @@ async def test_a_router_that_is_away_or_talks_nonsense_is_named(site: Site, far:
         answer = await NetworkInference(SiteInference(site.app.site), client).run("function-hello", "m", b"{}", {})
         assert answer.status == 429
         message = json.loads(answer.body)["errors"][0]["message"]
-        assert message.startswith(f"this site has no model named 'm', and {url} could not be asked: ")
+        assert message.startswith(f"this site has no model named 'm', and {url} could not be reached: ")
         assert why in message
         await client.close()

@@ -108,6 +108,8 @@ def test_every_page_of_the_documentation_is_in_the_navigation() -> None:
     assert [page for page in named if not (book.ROOT / page).is_file()] == []
 
 
+@pytest.mark.process
+@pytest.mark.long
 def test_the_documentation_builds_without_a_warning() -> None:
     pytest.importorskip("zensical", reason="pip install -e '.[dev]' installs it")
     assert book.main() == 0

@@ -53,9 +53,9 @@ def test_another_pages_script_is_refused() -> None:
     sessions = Sessions(ACCESS, "secret")
     cookie = cookie_of(sessions, "boss").partition(";")[0]
     assert sessions.actor(request(cookie=cookie, host="net.example", origin="https://net.example"))
-    with pytest.raises(ApiError, match="another page"):
+    with pytest.raises(ApiError, match="page of another origin"):
         sessions.actor(request(cookie=cookie, host="net.example", origin="https://evil.example"))
-    with pytest.raises(ApiError, match="another page"):
+    with pytest.raises(ApiError, match="page of another origin"):
         sessions.actor(request(cookie=cookie, host="net.example", origin="null"))
 
 

@@ -110,7 +110,7 @@ async def test_a_wrong_question_is_named(site: Site, wrong: dict[str, Any], para
     [
         ({"type": "noul"}, "instructions"),
         ({"type": "noul", "instructions": "x", "criteria": {"maybe": "y"}}, "criteria"),
-        ({"type": "choice", "instructions": "x", "criteria": {"a": "b"}}, "criteria"),
+        ({"type": "choice", "instructions": "x", "criteria": {}}, "criteria"),
         ({"type": "score", "instructions": "x", "criteria": "y"}, "criteria"),
         ({"type": "box", "instructions": "x"}, "type"),
     ],
@@ -146,7 +146,7 @@ REAL = {
 
 
 @pytest.fixture(scope="module")
-def process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
+def process(process_tier: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
     directory = tmp_path_factory.mktemp("decisions")
     write_llama(directory / "tiny", vocab_size=2048, max_position_embeddings=2048, eos_token_id=2)
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):

@@ -275,6 +275,18 @@ def test_a_site_that_cannot_start_says_why_and_exits_with_1(tmp_path: Path, mode
     assert "did you mean 'max_inflight'" in misspelt.stderr
 
 
+def test_a_site_with_models_says_what_to_install_where_torch_is_missing(tmp_path: Path, model_directory: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path; from pilotlight.runtime import serve\n"
+        "serve.find_spec = lambda name: None\n"
+        "sys.exit(serve.serve_file(Path(sys.argv[1])))"
+    )
+    command = [sys.executable, "-c", code, str(site_file(tmp_path, source=str(model_directory)))]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    assert done.returncode == 1
+    assert "models need torch, which is not installed: `pip install torch --index-url" in done.stderr
+
+
 def test_a_site_whose_function_cannot_have_its_bindings_says_which_and_exits_with_1(tmp_path: Path) -> None:
     (tmp_path / "f/src").mkdir(parents=True)
     (tmp_path / "f/src/entry.py").touch()

@@ -17,7 +17,7 @@ DIGEST = re.compile(r"^[0-9a-f]{64}\Z")
 MAX_BYTES = 64 << 20
 MAX_FILES = 10_000
 MAX_NAME_BYTES = 240
-# What belongs to a workplace and not to a function; secrets of a workplace above all.
+# Files that belong to a developer's machine and not to a function, above all secrets.
 LEFT_OUT = frozenset({"__pycache__", "node_modules", ".git", ".venv", ".venv-workers", ".pilotlight", ".wrangler", ".pytest_cache"})  # fmt: skip
 LEFT_OUT_PREFIXES = (".dev.vars", ".env")
 
@@ -27,7 +27,7 @@ _PLAIN, _EXTENDED = b"0", b"x"  # types of entries: a file; the name of the next
 
 
 class BundleError(ValueError):
-    """The folder or the bytes are no bundle; the message names the file, and what to change."""
+    """The folder or the bytes are not a valid bundle; the message names the file and the change to make."""
 
 
 def digest_of(data: bytes) -> str:
@@ -55,7 +55,8 @@ def check(data: bytes) -> int:
 
 
 def unpack(data: bytes, folder: Path) -> None:
-    """Unpack into a folder that is not there yet. Raises BundleError, and then the folder may be there in part."""
+    """Unpack into a folder that is not there yet.
+    Raises BundleError, and then the folder may be there in part."""
     folder.mkdir(parents=True)
     for name, content in _entries(data):
         path = folder / name
@@ -113,7 +114,7 @@ def _entries(data: bytes) -> Iterator[tuple[str, bytes]]:
 
 
 def _read_head(data: bytes, at: int) -> tuple[str, int]:
-    """Return a file's name and size. The caller compares the whole head with the one that `_head` makes of them."""
+    """Return a file's name and size. The caller compares the whole head with `_head`'s."""
     name = data[at : at + 100].rstrip(b"\0")
     if data[at + 156 : at + 157] == _EXTENDED:  # one block, as names are short, with "LENGTH path=NAME\n"
         name = data[at + _BLOCK : at + 2 * _BLOCK].rstrip(b"\0").partition(b" path=")[2][:-1]
@@ -128,7 +129,7 @@ def _read_head(data: bytes, at: int) -> tuple[str, int]:
 
 
 def _head(name: str, size: int) -> bytes:
-    """Return what stands before a file's bytes, as `tarfile` writes it in its PAX format: version after version, the same bytes and digests."""
+    """Return the header of a file, as `tarfile` writes it in PAX format: the same bytes in every version."""
     encoded = name.encode()
     if name.isascii() and len(name) <= 100:
         return _block(encoded, 0o644, size, _PLAIN)
@@ -148,7 +149,7 @@ def _block(name: bytes, mode: int, size: int, kind: bytes) -> bytes:
 
 
 def _end(size: int) -> bytes:
-    """Return what follows the last file: two empty blocks, and further ones up to a whole record."""
+    """Return the end after the last file: two empty blocks, and more up to a whole record."""
     return bytes(-(size + 2 * _BLOCK) % _RECORD + 2 * _BLOCK)
 
 

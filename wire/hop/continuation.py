@@ -1,4 +1,5 @@
-"""What routers and sites exchange so that a stream can outlive its site. On signed hops only: clients never see or send it.
+"""What routers and sites exchange so that a stream can outlive its site.
+On signed hops only: clients never see or send it.
 
 Router to site: the header `x-pilotlight-answer: SEED.CREATED.NONCE` sets an answer's random numbers and id, the same at every site. For a continued
 stream a fourth part gives the number of bytes before the client's body: the delivered part of each choice.
@@ -31,7 +32,7 @@ TokenIds = tuple[Annotated[int, Meta(ge=0, lt=2**31)], ...]
 
 
 class ContinuationError(ValueError):
-    """The other side of the hop sent what is no resume point, no answer's name or no delivery; the message says which."""
+    """The other side sent an invalid resume point, answer's name or delivery; the message says which."""
 
 
 class ResumePoint(msgspec.Struct, frozen=True, array_like=True):
@@ -81,7 +82,7 @@ class AnswerName(NamedTuple):
         return cls(int.from_bytes(drawn[:8], "big") >> 1, int(time.time()), drawn[8:].hex())
 
     def item_id(self, choice: int, position: int) -> str:
-        """Return 24 characters by which a part of the answer is known, whichever site writes it."""
+        """Return 24 characters that identify a part of the answer, the same at every site."""
         return f"{self.nonce[:18]}{choice & 0xFFF:03x}{position & 0xFFF:03x}"
 
 
@@ -113,7 +114,7 @@ def decode_delivery(data: bytes) -> Delivery:
     try:
         return _delivery_decoder.decode(data)
     except msgspec.DecodeError as error:
-        raise ContinuationError(f"what was delivered of the answer cannot be read: {error}") from None
+        raise ContinuationError(f"the delivered part of the answer cannot be read: {error}") from None
 
 
 def with_resume_point(events: bytes, point: ResumePoint) -> bytes:

@@ -12,7 +12,7 @@ from msgspec import Meta
 
 PATH = "/deployments"
 TRY_PATH = "/internal/functions/try"  # router -> site: fetch this version, start it, make its health call
-SERVE_PATH = "/internal/functions/serve"  # router -> site: ask me what is deployed, and serve it
+SERVE_PATH = "/internal/functions/serve"  # router -> site: fetch and serve deployments
 TAIL_PATH = "/internal/functions/tail"
 MAX_VERSIONS = 50  # of one function
 
@@ -40,7 +40,8 @@ class Share(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Deployment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One function. The shares add up to 100; the first is the newest. One that was removed has none: its versions, data and name are kept."""
+    """One function. The shares add up to 100; the first is the newest.
+    One that was removed has none: its versions, data and name are kept."""
 
     name: Name
     revision: int
@@ -52,7 +53,7 @@ class Deployment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def services(self) -> set[str]:
-        """Return what its versions that have traffic call."""
+        """Return the services that its versions with traffic call."""
         live = {share.number for share in self.shares}
         return {name for version in self.versions if version.number in live for name in version.services}
 
@@ -63,7 +64,8 @@ class Deployment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return next((version for version in self.versions if version.number == number), None)
 
     def chosen(self, key: str) -> Version | None:
-        """Return the version that a client's key belongs to. A client of the newest keeps it while its share grows."""
+        """Return the version that a client's key belongs to.
+        A client of the newest keeps it while its share grows."""
         point, total = _point(self.name, key), 0.0
         for share in self.shares:
             total += share.percent
@@ -76,7 +78,7 @@ class Changed(Deployment, frozen=True, forbid_unknown_fields=True):
     """The result of a deployment or a rollback."""
 
     unconfirmed: dict[str, str] = {}  # sites that are not known to serve it yet, and why
-    addresses: tuple[str, ...] = ()  # hosts and paths beside /fn/NAME
+    addresses: tuple[str, ...] = ()  # hosts and paths besides /fn/NAME
 
 
 class NewVersion(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -125,7 +127,8 @@ class Serve(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Tried(msgspec.Struct, frozen=True):
-    """Site -> router: of a version to try, or of a revision to serve. `detail` is the author's traceback, where there is one."""
+    """Site -> router: of a version to try, or of a revision to serve.
+    `detail` is the author's traceback, where there is one."""
 
     healthy: bool
     detail: str = ""
@@ -145,6 +148,6 @@ def decode_deployments(data: bytes) -> dict[str, Deployment]:
 
 
 def _point(name: str, key: str) -> float:
-    """Return where a key lies, from 0 to 100."""
+    """Return the position of a key, from 0 to 100."""
     digest = hashlib.sha256(f"{name}\0{key}".encode("utf-8", "surrogatepass")).digest()
     return int.from_bytes(digest[:6], "big") / 2**48 * 100

@@ -8,7 +8,7 @@ import msgspec
 from pilotlight.wire.workers_ai import ListedFinetune
 
 INTERNAL_PATH = "/internal/finetunes"  # router -> site: which it has; below it one of them, read, brought or removed
-# Under the account's path: one of them, and whether a file of it is meant.
+# Under the account's path: a fine-tune, and whether the path is that of its files.
 FINETUNES = re.compile(
     r"^/client/v4/accounts/(?P<account>[^/]+)/ai/finetunes(?:/(?P<id>[^/]+)(?:/(?P<assets>finetune-assets))?)?/?$"
 )
@@ -18,7 +18,7 @@ PUBLIC = "public"  # in place of an id: the site's own adapters
 class Finetune(msgspec.Struct, frozen=True):
     id: str
     owner: str  # its owner (wire/credentials.py); empty if every account may use it
-    account: str  # that one's name, where it is known
+    account: str  # the owner's name, if it is known
     model: str
     name: str
     description: str = ""
@@ -45,12 +45,12 @@ def moment(seconds: float) -> str:
 
 
 def packed(finetune: Finetune, config: bytes, weights: bytes) -> bytes:
-    """Return a fine-tune with its files: a line of JSON, which says how long the first file is, and both files."""
+    """Return a fine-tune with its files: a line of JSON with the first file's length, then both files."""
     return msgspec.json.encode((finetune, len(config))) + b"\n" + config + weights
 
 
 def unpacked(body: bytes) -> tuple[Finetune, memoryview, memoryview]:
-    """Return what `packed` was given. Raises ValueError."""
+    """Return the arguments of `packed`. Raises ValueError."""
     end = body.index(b"\n")
     finetune, config_bytes = msgspec.json.decode(body[:end], type=tuple[Finetune, int])
     rest = memoryview(body)[end + 1 :]

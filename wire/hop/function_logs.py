@@ -1,4 +1,4 @@
-"""What a site has kept of a function's invocations, as routers ask for it and as a command or a page reads it."""
+"""Invocations of a function as a site stores them: the query of a router, and the records that commands and pages read."""
 
 from typing import Annotated
 
@@ -13,15 +13,13 @@ Status = Annotated[str, Meta(pattern=r"^(error|[1-5]xx|[1-5][0-9]{2}|" + "|".joi
 
 
 class LogQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The invocations of one function that are wanted; of more than `limit` the newest, or after a `seq` the oldest."""
+    """A query for one function's invocations: of more than `limit` the newest, or after a `seq` the oldest."""
 
     function: Annotated[str, Meta(max_length=100)]
     since_s: float = 0.0  # since the epoch, of their beginning
     grep: Annotated[str, Meta(max_length=500)] = ""  # text in a line, an exception, a path
-    status: Status | None = (
-        None  # an outcome, an HTTP status, such as 404 or 5xx, or `error`: whatever is not ok, and 5xx
-    )
-    after: int = 0  # a `seq` of this site: only what was written later
+    status: Status | None = None  # an outcome, an HTTP status such as 404 or 5xx, or `error` for every failure and 5xx
+    after: int = 0  # a `seq` of this site: only later records
     limit: Annotated[int, Meta(ge=1, le=MAX_LIMIT)] = 100
 
 
@@ -39,7 +37,7 @@ class LoggedInvocation(msgspec.Struct, frozen=True):
     at_s: float  # of its beginning, since the epoch
     wall_ms: float
     cpu_ms: float
-    trigger: str  # fetch, scheduled, queue, rpc, alarm, tail; `process` for what was printed outside of all of them
+    trigger: str  # fetch, scheduled, queue, rpc, alarm, tail; `process` for output outside of requests
     what: str  # method and path, cron expression, queue, method
     status: int | None
     outcome: str
@@ -50,7 +48,8 @@ class LoggedInvocation(msgspec.Struct, frozen=True):
 
 
 class FoundLogs(msgspec.Struct, frozen=True):
-    """Router -> client: in the order in which they began. `after` is the `seq` up to which each site was read."""
+    """Router -> client: in the order in which they began.
+    `after` is the `seq` up to which each site was read."""
 
     invocations: list[LoggedInvocation]
     after: dict[str, int]

@@ -1,8 +1,4 @@
-"""Header names, which headers end at a hop, and the signature by which a site knows that a request came through one of its routers.
-
-The signature is HMAC-SHA256 over time, site, method, path, query, request id and the body's digest with the network's shared secret; a site rejects
-one that is older than a minute or comes from the future.
-"""
+"""Header names, hop-by-hop headers, and the signature with which a site recognises its network's routers."""
 
 import hashlib
 import hmac
@@ -13,7 +9,7 @@ from typing import NamedTuple
 SESSION_AFFINITY = "x-session-affinity"
 REQUEST_ID = "x-request-id"
 ROUTE = "x-pilotlight-route"  # router -> client: which site answered and why; site -> client: which of its hosts computed the prompt
-SITE = "x-pilotlight-site"  # site -> router, client: who answered
+SITE = "x-pilotlight-site"  # site -> router, client: the site that answered
 HOP = "x-pilotlight-hop"  # router -> site: signature
 CLIENT_ADDRESS = "cf-connecting-ip"  # router, site -> function: the platform's name for it
 CLIENT_ORIGIN = "x-pilotlight-origin"  # router -> site, for a function: scheme and host as its client has named them
@@ -26,9 +22,9 @@ PREFIXES = (
     "x-pilotlight-prefixes"  # router -> site: short digests of the conversation's beginnings (wire/hop/prefixes.py)
 )
 QUEUE = "x-pilotlight-queue"  # site -> router: that it declines, and how many tokens its queue has
-CLOCK = "x-pilotlight-clock"  # site -> router: what time it is there, signed, where a signature's time is not believed
+CLOCK = "x-pilotlight-clock"  # site -> router: the site's time, signed, if it does not accept a signature's time
 REFUSAL = "x-pilotlight-refusal"  # site -> router: why the site, and not the request, is at fault, in one of REFUSALS; no function can set it
-IGNORED = "x-ignored-fields"  # site -> client: what in the body of the request means nothing here
+IGNORED = "x-ignored-fields"  # site -> client: fields of the body that were ignored
 OURS = "x-pilotlight-"  # a client may not send these: the router drops them
 
 # The words of errors.py that another site would not say, and two about the hop itself: this router's signature, or one of the two clocks, is wrong.
@@ -69,23 +65,24 @@ def forwardable(headers: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
 
 
 class Hop(NamedTuple):
-    """The parts of a request that a signature covers. Messages after a handshake, such as a WebSocket's, are not covered: TLS between router and site
-    protects them."""
+    """The parts of a request that a signature covers.
+    Messages after a handshake, such as a WebSocket's, are not covered: TLS between router and site protects them."""
 
     method: str
     path: str  # decoded: a proxy in between may spell the same path otherwise
     request_id: str
-    site: str  # for whom it is; empty: for the router
+    site: str  # the recipient; empty for the router
     query: str = ""
 
 
 def signing(secret: str) -> str:
-    """Return the secret that signs: the first, where a network has two while one replaces the other. All are believed."""
+    """Return the secret that signs: the first, where a network has two while one replaces the other.
+    All are believed."""
     return secret.partition(",")[0]
 
 
 def lasting(secret: str) -> str:
-    """Return the secret by which tenants and engine hosts are told apart: the last, which changes when the one before it is dropped."""
+    """Return the secret for tenants' salts and engine hosts: the last one, which changes when the one before it is removed."""
     return secret.rpartition(",")[2]
 
 
@@ -93,7 +90,8 @@ NO_BODY = hashlib.sha256().hexdigest()
 
 
 def sign_hop(secret: str, now_s: float, hop: Hop, body: bytes = b"") -> str:
-    """Return STAMP.DIGEST.MAC.SITE. The digest of the body is included, so that everything except the body can be checked before the body arrives."""
+    """Return STAMP.DIGEST.MAC.SITE.
+    The digest of the body is included, so that everything except the body can be checked before the body arrives."""
     stamp, digest = str(int(now_s)), hashlib.sha256(body).hexdigest() if body else NO_BODY
     return f"{stamp}.{digest}.{_mac(signing(secret), stamp, digest, hop)}.{hop.site}"
 
@@ -124,7 +122,8 @@ def age_of_hop(signature: str, now_s: float) -> float | None:
 
 
 def tell_clock(secret: str, now_s: float, site: str, request_id: str) -> str:
-    """Return STAMP.MAC, by which a router signs for this site although their clocks differ. The request's id makes it this answer's alone."""
+    """Return STAMP.MAC, with which a router signs for this site although their clocks differ.
+    The request's id binds it to this answer."""
     stamp = str(int(now_s))
     return f"{stamp}.{_mac(signing(secret), stamp, CLOCK, Hop('', '', request_id, site))}"
 

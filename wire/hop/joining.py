@@ -1,4 +1,4 @@
-"""What a machine that joins a network and one of its routers tell each other (`pilotlight join`)."""
+"""Messages between a machine that joins a network and a router (`pilotlight join`)."""
 
 from typing import Annotated
 
@@ -12,7 +12,7 @@ JOIN_PATH = "/network/join"
 
 
 class NetworkFace(msgspec.Struct, frozen=True):
-    """Router -> machine, over a connection that is not trusted yet: the token says which authority is the right one."""
+    """The router's answer over a connection that is not trusted yet: the token identifies the right authority."""
 
     authority: str  # PEM
     place: Place  # the router's

@@ -22,9 +22,9 @@ class Lendable(msgspec.Struct, frozen=True):
 
 class BorrowedPrompt(msgspec.Struct, frozen=True):
     model: str
-    hand_over: str  # by which its blocks are asked for
+    hand_over: str  # the name by which its blocks are requested
     token_ids: tuple[int, ...]
-    salt: bytes  # of its tenant, who alone finds what is cached of it
+    salt: bytes  # of its tenant, so that no other tenant finds the cached blocks
 
 
 class PromptAccepted(msgspec.Struct, frozen=True):

@@ -49,10 +49,12 @@ class MeterFile:
             try:
                 fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise MetersError(f"{path} is another router's, which runs: give each a directory of its own") from None
+                raise MetersError(
+                    f"{path} belongs to another running router: give each router its own directory"
+                ) from None
             before = os.fstat(self._fd).st_size
             if before and os.pread(self._fd, SLOT_BYTES, 0) not in (MAGIC, MAGIC_1, bytes(SLOT_BYTES)):
-                raise MetersError(f"{path} is no file of meters: move it away")
+                raise MetersError(f"{path} is not a file of meters: move it away")
             self.num_slots = max(num_slots, before // SLOT_BYTES - 1)
             os.posix_fallocate(self._fd, 0, (self.num_slots + 1) * SLOT_BYTES)
             self._map = mmap.mmap(self._fd, (self.num_slots + 1) * SLOT_BYTES)
@@ -110,7 +112,7 @@ class MeterFile:
         self._free.append(number)
 
     def left_behind(self) -> Iterator[tuple[int, UsageRecord]]:
-        """Yield what a router that is gone has left, with its slot: records that were not written, and requests that it died with."""
+        """Yield what a dead router left, with its slot: unwritten records, and requests that were open."""
         for number in range(1, self.num_slots + 1):
             base, start = _base(number), number * SLOT_BYTES
             state = self._words[base]

@@ -56,7 +56,8 @@ def changed_prefixes(before: bytes, after: bytes) -> tuple[bytes, bytes]:
 
 
 def apply_changes(held: frozenset[int], came: bytes, gone: bytes) -> frozenset[int]:
-    """Return what is held after changes. Raises ValueError on bytes that `changed_prefixes` cannot have written, and on more than MAX_PUBLISHED."""
+    """Return the set after changes.
+    Raises ValueError for bytes that `changed_prefixes` cannot have written, and above MAX_PUBLISHED."""
     if not held:
         return decode_prefixes(came)  # nothing is copied: a whole digest has 8,192 entries
     found = held - decode_prefixes(gone) | decode_prefixes(came)
@@ -72,7 +73,8 @@ def encode_prompt_prefixes(prefixes: Iterable[tuple[int, int]]) -> str:
 
 
 def decode_prompt_prefixes(value: str) -> tuple[tuple[int, int], ...]:
-    """Decode a router's word on one prompt. Raises ValueError on what `encode_prompt_prefixes` cannot have written."""
+    """Decode a router's description of one prompt.
+    Raises ValueError for a value that `encode_prompt_prefixes` cannot have written."""
     raw = b64decode(value, validate=True)
     if len(raw) % 8 or len(raw) > 8 * MAX_PROMPT_PREFIXES:
         raise ValueError(

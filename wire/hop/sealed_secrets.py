@@ -1,5 +1,6 @@
-"""Secrets of deployed functions on their way from an author through routers to sites, and at rest at a router: AES-256-GCM under a key that follows
-from the network's secret, each sealed to its function and its name.
+"""Secrets of deployed functions in transit and at rest at a router: AES-256-GCM, with a key derived from the network's secret.
+
+Each is bound to its function and its name.
 """
 
 import secrets

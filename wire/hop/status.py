@@ -1,4 +1,5 @@
-"""SiteStatus: what a site publishes at /status, and all a router may know of it. Also the process table that `pilotlight status` prints.
+"""SiteStatus: what a site publishes at /status, and all a router may know of it.
+Also the process table that `pilotlight status` prints.
 
 Rates are tokens per second, times are milliseconds, counts are current values unless called counters.
 """
@@ -77,7 +78,7 @@ class FunctionsStatus(msgspec.Struct, frozen=True):
     isolation_tier: int  # that was reached; 0: functions are not served
     why_not_more: str = ""
     functions: tuple[FunctionStatus, ...] = ()
-    takes_deployed: bool = False  # it serves what is deployed at a router, too
+    takes_deployed: bool = False  # it also serves functions deployed at a router
 
 
 class LenderStatus(msgspec.Struct, frozen=True):
@@ -104,7 +105,7 @@ class SiteStatus(msgspec.Struct, frozen=True):
     processes: tuple[ProcessStatus, ...]
     functions: FunctionsStatus | None = None  # None if the site has no functions
     uptime_s: float = 0.0
-    digests: int = 0  # the edition of its models' prefixes: another one after every change; 0: not counted
+    digests: int = 0  # the revision of its models' prefixes, which changes with them; 0 if it is not counted
     digests_since: int = 0  # the models' prefixes are the changes since that edition; 0: they are whole
     finetunes: str | None = (
         None  # a word that changes with every change of uploaded adapters; None if the site accepts no uploads
@@ -112,7 +113,7 @@ class SiteStatus(msgspec.Struct, frozen=True):
     lenders: tuple[LenderStatus, ...] = ()
     fallbacks: tuple[
         str, ...
-    ] = ()  # what its engine hosts compute more slowly than their machine could, a sentence each
+    ] = ()  # operations that its engine hosts compute more slowly than the machine could, one sentence each
 
 
 class RouterStatus(msgspec.Struct, frozen=True):
@@ -143,5 +144,6 @@ def encode_status(status: SiteStatus | RouterStatus) -> bytes:
 
 
 def decode_status(body: bytes) -> SiteStatus:
-    """Decode a status. Raises msgspec.ValidationError or msgspec.DecodeError on anything that is not a SiteStatus."""
+    """Decode a status.
+    Raises msgspec.ValidationError or msgspec.DecodeError on anything that is not a SiteStatus."""
     return _status_decoder.decode(body)

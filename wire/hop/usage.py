@@ -14,7 +14,7 @@ _TOKENS, _WORK = (re.compile(",".join([r"([0-9]{1,15})"] * number)) for number i
 
 
 class ResourceUse(NamedTuple):
-    """Tokens of an answer, and what its sites have done for it."""
+    """Tokens of an answer, and the work of its sites."""
 
     prompt: int = 0  # cached ones included
     cached: int = 0
@@ -22,7 +22,7 @@ class ResourceUse(NamedTuple):
     reasoning: int = 0
     drafted: int = 0  # guesses of speculative decoding that were checked
     accepted: int = 0  # of these, output
-    device_us: int = 0  # the answer's shares of the time that devices were at work
+    device_us: int = 0  # the answer's share of the devices' time
 
     def minus(self, other: "ResourceUse") -> "ResourceUse":
         return (

@@ -11,7 +11,8 @@ Outcome = Literal["complete", "cut", "recovered"]
 
 
 class MeteredRequest(msgspec.Struct, frozen=True):
-    """A request under way. Its id is the ledger's own: a client may send the id of another request, and the same one twice."""
+    """A request under way.
+    Its id is the ledger's own: a client may send the id of another request, and the same one twice."""
 
     id: str
     request_id: str
@@ -42,11 +43,12 @@ USAGE_PATH = "/internal/usage"
 class UsageAsked(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Router -> site: POST USAGE_PATH."""
 
-    ledger: str  # the router's, for which a site keeps what it has handed to it
+    ledger: str  # the router's ledger, for which a site keeps records that it has handed over
     written: tuple[str, ...] = ()  # ids of records that are in it by now
 
 
 class UsageTold(msgspec.Struct, frozen=True):
-    """Site -> router: records that the ledger does not have, as far as the site knows. More may follow when these are written."""
+    """Site -> router: records that the ledger does not have, as far as the site knows.
+    More may follow when these are written."""
 
     records: tuple[UsageRecord, ...]

@@ -1,1 +1,2 @@
-"""HTTP on sockets: server, client, WebSockets, stock servers, how a process listens. ASGI in; knows nothing of ours but errors."""
+"""HTTP on sockets: server, client, WebSockets, stock servers, listening.
+ASGI in; imports only the errors."""

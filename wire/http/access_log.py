@@ -1,7 +1,4 @@
-"""One log line for each request that has ended, where a file asks for them (`access_log = true` under [telemetry]).
-
-Nothing of a query, a header, a prompt or an answer is in it. Probes of health, status and metrics are left out: a network asks for them every second.
-"""
+"""One log line for each ended request, if the configuration asks for it (`access_log = true` under [telemetry])."""
 
 import logging
 import time

@@ -1,7 +1,7 @@
-"""TLS of our listeners and of connections between them: a certificate from two files, read again when they change, and whom a client trusts.
+"""TLS of listeners and of connections between them: a certificate from two files, read again when they change, and the trusted authorities.
 
-Every open connection goes on as it is. A pair that does not fit (the one file is written, the other not yet) is not taken: the old one serves until
-both are there. Knows no HTTP.
+Open connections are not affected. A pair that does not match (one file is written, the other not yet) is not used: the old pair serves until both are
+there.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ class Certificate:
 
     @classmethod
     def of(cls, certificate: str | None, key: str | None, *, http2: bool = False) -> "Certificate | None":
-        """Return the certificate of a listener; None: it has none. Raises ListenError."""
+        """Return the certificate of a listener; None if it has none. Raises ListenError."""
         return None if certificate is None or key is None else cls(Path(certificate), Path(key), http2=http2)
 
     async def watch(self, every_s: float = LOOK_EVERY_S) -> None:
@@ -49,7 +49,7 @@ class Certificate:
             return False
         self._seen = stamps
         try:
-            self._load()  # into a context of its own first: a live one that got half a pair would refuse every handshake
+            self._load()  # load into a separate context first: a live one with half a pair would refuse every handshake
             ends_s = _end_of(self._files[0])
             self.context.load_cert_chain(*self._files)
         except (OSError, ValueError) as error:
@@ -71,7 +71,10 @@ class Certificate:
 
 
 def client_context(authority: str | None) -> ssl.SSLContext:
-    """Return what a client of the network trusts: the system's authorities and, if named, the network's own (a PEM file). Raises ListenError."""
+    """Return the TLS context of a client: the system's authorities and, if named, the network's (a PEM file).
+
+    Raises ListenError.
+    """
     context = ssl.create_default_context()
     if authority is not None:
         try:

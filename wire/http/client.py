@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 import httptools
 
 MAX_HEAD_BYTES = 64 << 10  # of a response
-# A client that does not read its answer costs what is held of it, once for each connection: a transport by itself reads 256 KiB at once.
+# A client that does not read its answer costs the memory of one buffer for each connection: a transport by itself reads 256 KiB at once.
 READ_BYTES = 32 << 10  # at once
 HELD_BYTES = 32 << 10  # bytes of a response that were not read yet; above it the socket is not read
 # Sites keep idle connections for 75 s (wire/http/listen.py). Where one closes sooner, the connection is known to be closed, or the request that
@@ -36,7 +36,7 @@ class NoDescriptors(CannotConnect):
 
 
 class ConnectionLost(Exception):
-    """The connection ended, or what came over it is not HTTP, before the response's end."""
+    """The connection ended, or sent invalid HTTP, before the response's end."""
 
 
 class Origin(NamedTuple):
@@ -62,7 +62,7 @@ class ResponseParser:
         self.has_head = False
         self.is_done = True  # no response is under way
         self.is_reusable = True  # the connection may carry another request
-        self.is_untouched = True  # no byte of the response has come
+        self.is_untouched = True  # no byte of the response has arrived
         self.switched: bytes | None = None  # bytes after a 101: the connection now speaks another protocol
         self.held_bytes = 0  # of the body, not yet taken
         self._parts: list[bytes] = []
@@ -80,7 +80,8 @@ class ResponseParser:
         return ""
 
     def expect(self, *, is_head_request: bool = False, may_switch: bool = False) -> None:
-        """Begin the next response. After a HEAD request no body follows its head; with `may_switch` it may be a 101."""
+        """Begin the next response.
+        After a HEAD request no body follows its head; with `may_switch` it may be a 101."""
         assert self.is_done
         self.headers, self._parts = [], []
         self.has_head = self.is_done = self._ends_with_connection = False
@@ -88,7 +89,7 @@ class ResponseParser:
         self.is_to_head_request, self._may_switch = is_head_request, may_switch
 
     def feed(self, data: bytes) -> None:
-        """Raises ConnectionLost on what is no HTTP response."""
+        """Feed bytes. Raises ConnectionLost for an invalid response."""
         if self.switched is not None:
             self.switched += data
             return
@@ -99,11 +100,11 @@ class ResponseParser:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
             if not self._may_switch:
-                raise ConnectionLost("it switched protocols unasked") from None
+                raise ConnectionLost("it switched protocols without a request") from None
             self.status, self.has_head, self.is_reusable = self._parser.get_status_code(), True, False
             self.switched = data[upgrade.args[0] :]
         except httptools.HttpParserError as error:
-            raise ConnectionLost(f"it sent what is not HTTP: {error}") from None
+            raise ConnectionLost(f"it sent invalid HTTP: {error}") from None
         if not self.has_head and self._head_bytes > MAX_HEAD_BYTES:
             raise ConnectionLost(f"it sent a head of more than {MAX_HEAD_BYTES >> 10} KiB")
 
@@ -114,13 +115,13 @@ class ResponseParser:
         self.is_reusable = False
 
     def take(self) -> bytes:
-        """Return what has come of the body since the last time."""
+        """Return the part of the body that arrived since the last call."""
         body = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
         self._parts.clear()
         self.held_bytes = 0
         return body
 
-    # what llhttp calls
+    # called by llhttp
 
     def on_message_begin(self) -> None:
         if self.is_done:
@@ -165,7 +166,8 @@ class UpstreamConnection(asyncio.BufferedProtocol):
     """One connection. `send`, then `head`, then `read` to the end; a task at a time."""
 
     def __init__(self, origin: Origin, buffer: bytearray | None = None) -> None:
-        """`buffer` is where bytes are read into. They are taken out at once, so all connections of an event loop may share one."""
+        """`buffer` is where bytes are read into.
+        They are taken out at once, so all connections of an event loop may share one."""
         self.origin = origin
         self._buffer = buffer or bytearray(READ_BYTES)
         self.response = ResponseParser()
@@ -200,12 +202,13 @@ class UpstreamConnection(asyncio.BufferedProtocol):
             self._transport.writelines([head, body])
 
     async def head(self) -> None:
-        """Wait for the response's status and headers. Raises ConnectionLost, and what `interrupt` was given."""
+        """Wait for the response's status and headers.
+        Raises ConnectionLost, and the exception given to `interrupt`."""
         while not self.response.has_head:
             await self._news()
 
     async def read(self) -> bytes:
-        """Return what has come of the body, at least a byte; empty at its end. Raises as `head` does."""
+        """Return the arrived part of the body, at least one byte; empty at its end. Raises as `head` does."""
         response = self.response
         while not response.held_bytes:
             if response.is_done:
@@ -215,9 +218,9 @@ class UpstreamConnection(asyncio.BufferedProtocol):
         return response.take()
 
     async def pump(self, take: Callable[[bytes], bool]) -> None:
-        """Give `take` each piece of the body as it comes, until it returns False or the body ends. Raises as `head` does, and what `take` raises.
+        """Give `take` each chunk of the body until it returns False or the body ends.
 
-        `take` is called by the transport: the task that waits here is woken when there is nothing more for it.
+        Raises as `head` does, and the exceptions of `take`. The transport calls `take`: the waiting task is woken when there is nothing more for it.
         """
         response = self.response
         self._has_refused = False
@@ -249,7 +252,7 @@ class UpstreamConnection(asyncio.BufferedProtocol):
         self.response.is_reusable = False
         self._transport.abort()
 
-    # what the transport calls
+    # called by the transport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
@@ -304,10 +307,11 @@ class UpstreamConnection(asyncio.BufferedProtocol):
 
 
 class ConnectionPool:
-    """Connections that wait for a request, newest first. No limit: admission is the sites' business, and a wait would hide in the round trip."""
+    """Connections that wait for a request, newest first.
+    No limit: admission is the sites' business, and a wait would hide in the round trip."""
 
     def __init__(self, connect_timeout_s: float, tls: ssl.SSLContext | None = None) -> None:
-        """`tls`: whom to trust; by default the system's authorities."""
+        """`tls` has the trusted authorities; by default the system's."""
         self._connect_timeout_s = connect_timeout_s
         self._idle: dict[Origin, deque[UpstreamConnection]] = {}
         self._open: set[UpstreamConnection] = set()
@@ -319,7 +323,7 @@ class ConnectionPool:
         return len(self._open)
 
     def idle(self, origin: Origin) -> UpstreamConnection | None:
-        """Return the one that was used last."""
+        """Return the connection that was used last."""
         idle = self._idle.get(origin)
         now = time.monotonic()
         while idle:
@@ -364,7 +368,7 @@ class ConnectionPool:
                 )
         except TimeoutError:
             raise CannotConnect(
-                f"{origin.authority} did not take the connection within {self._connect_timeout_s:g} s"
+                f"{origin.authority} did not accept the connection within {self._connect_timeout_s:g} s"
             ) from None
         except (OSError, ssl.SSLError) as error:
             if error.errno in (errno.EMFILE, errno.ENFILE):

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from pilotlight.wire.http.websocket import WebSocket
 
 EVENTS_AT_ONCE = (
-    256  # before others have their turn: a transport reads two megabytes at once, be it of chunks of a byte
+    256  # before other connections are served: a transport reads two megabytes at once, even in chunks of one byte
 )
 EARLY_BYTES = 64 << 10  # that a client may send before its WebSocket handshake is answered
 UNSENT_BYTES = 64 << 10  # in the kernel
@@ -75,7 +75,7 @@ class HttpConnection(asyncio.Protocol):
         self._is_paused = False
         self._is_lingering = False
 
-    # what the transport says
+    # called by the transport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.loop = asyncio.get_running_loop()
@@ -106,7 +106,7 @@ class HttpConnection(asyncio.Protocol):
         if len(events) > EVENTS_AT_ONCE and not self._is_paused:
             self.pause_reading()
             self.loop.call_soon(self.resume_reading)
-        if idle and self._exchanges:  # now that what has come is read: most requests are whole then
+        if idle and self._exchanges:  # after the arrived bytes were read: most requests are complete then
             self._begin()
         elif not self._exchanges and self._reader.is_in_head and not was_in_head:
             self._has(self.server.limits.head_timeout_s)
@@ -135,7 +135,7 @@ class HttpConnection(asyncio.Protocol):
         else:
             self._has(limits.stall_s if self.transport.is_closing() else limits.keep_alive_s)
 
-    # what the reader says
+    # called by the reader
 
     def _take(self, event: RequestEvent) -> None:
         match event:
@@ -169,7 +169,7 @@ class HttpConnection(asyncio.Protocol):
         exchange, early = self._exchanges[0], self._early
         exchange.begin(self.server.app if early is None else _websocket_app(self, exchange, early))
 
-    # what an exchange and the server say
+    # called by exchanges and the server
 
     @property
     def task(self) -> asyncio.Task[None] | None:
@@ -198,8 +198,8 @@ class HttpConnection(asyncio.Protocol):
             self._begin()
 
     def refuse(self, error: ApiError) -> None:
-        """Refuse the request before its answer has started. For an answer in progress, its own or of an earlier request, only the end can be
-        withheld."""
+        """Refuse the request before its answer has started.
+        For an answer in progress, its own or of an earlier request, only the end can be withheld."""
         server = self.server
         server.cut[error.word] += 1
         if self._exchanges:
@@ -250,7 +250,7 @@ class HttpConnection(asyncio.Protocol):
             self.transport.resume_reading()
 
     def _linger(self) -> None:
-        """The rest of what the client sends is thrown away for a moment: closing on unread bytes would reset the answer under it."""
+        """Discard the rest of the client's bytes for a moment: closing with unread bytes would reset the answer."""
         self._is_lingering = True
         self._has(LINGER_S)
         if self.transport.is_closing():
@@ -262,7 +262,8 @@ class HttpConnection(asyncio.Protocol):
             self.transport.close()  # TLS cannot half-close
 
     def _has(self, seconds: float) -> None:
-        """Give the client `seconds` from now. A client that does not read gets no more time by sending requests."""
+        """Give the client `seconds` from now.
+        A client that does not read gets no more time by sending requests."""
         if not self.is_full:
             self.deadline = time.monotonic() + seconds
 
@@ -274,7 +275,8 @@ class HttpConnection(asyncio.Protocol):
 
 
 def _websocket_app(connection: HttpConnection, exchange: HttpExchange, early: bytearray) -> Application:
-    """An application for the request that asks for a WebSocket. The connection stays counted, and is answering, until it is lost."""
+    """An application for the request that asks for a WebSocket.
+    The connection stays counted, and is answering, until it is lost."""
 
     def open_websocket(headers: Headers) -> "WebSocket":
         from pilotlight.wire.http.websocket import WebSocket
@@ -301,7 +303,7 @@ def _websocket_app(connection: HttpConnection, exchange: HttpExchange, early: by
 
 
 def bound_unsent(sock: object) -> None:
-    """Let the kernel take no more of an answer than this beside what is on its way: of a client that does not read it would take megabytes."""
+    """Limit unsent bytes in the kernel besides those in flight; for a client that does not read, they would be megabytes."""
     option = getattr(socket, "TCP_NOTSENT_LOWAT", None)
     if option is not None and isinstance(sock, TransportSocket) and sock.family in (socket.AF_INET, socket.AF_INET6):
         with suppress(OSError):  # a connection that has ended

@@ -75,13 +75,13 @@ class HttpExchange:
         if failure is None:
             return
         if self.has_begun:
-            self._connection.abort()  # the client must not take what it has for the whole
+            self._connection.abort()  # the client must notice that its part is not the whole
         else:
             log.error("the application gave no answer: %s", failure)
             self._start = {"status": 500, "headers": []}
             await self.send({"type": "http.response.body", "body": b""})
 
-    # what the connection says
+    # called by the connection
 
     def take(self, part: bytes) -> None:
         if self.is_done:
@@ -111,7 +111,7 @@ class HttpExchange:
             if not waiter.done():
                 waiter.set_result(None)
 
-    # what the application says
+    # called by the application
 
     async def receive(self) -> dict[str, Any]:
         body = self.body
@@ -197,8 +197,9 @@ class HttpExchange:
 
 
 class AnswerSender:
-    """The `send` of an application. `now` writes a part of a body without a wait (`HttpExchange.write_now`); whatever stands in for this `send` and
-    has no `now` gets every part by a message."""
+    """The `send` of an application.
+    `now` writes a part of a body without waiting (`HttpExchange.write_now`); a substitute for this `send` without `now` gets every part as a
+    message."""
 
     __slots__ = ("_exchange", "now")
 
@@ -246,7 +247,7 @@ class ResponseFraming:
         self._owed_bytes: int | None = None  # of the length that the head has named
 
     def head(self, status: int, headers: Pairs, whole_bytes: int | None, may_go_on: bool, date: bytes) -> bytes:
-        """`whole_bytes`: the body's size where all of it is there; `may_go_on`: another request may follow. Raises ValueError."""
+        """`whole_bytes` is the body's size if it is complete; `may_go_on` says that another request may follow. Raises ValueError."""
         headers = tuple(headers)
         lines = []
         self._is_chunked, self._is_empty = False, self._is_head_request
@@ -273,7 +274,8 @@ class ResponseFraming:
         return response_head(status, headers, *lines, date)
 
     def framed(self, body: bytes, is_last: bool) -> bytes:
-        """Raises ValueError for more or less than the head has named: it would be read as the head of the next answer."""
+        """Check a part against the announced length.
+        Raises ValueError: other bytes would be read as the next answer's head."""
         if self._is_empty:
             return b""
         if self._is_chunked:
@@ -287,7 +289,8 @@ class ResponseFraming:
 
 
 def response_head(status: int, headers: Pairs, *lines: bytes) -> bytes:
-    """The one writer of them. `lines` are whole headers, ends included. Raises ValueError for a line end inside a header."""
+    """Return the head of a response.
+    `lines` are whole headers with line ends. Raises ValueError for a line end inside a header."""
     parts = [_status_line(status)]
     for name, value in headers:
         parts += (name, b": ", value, b"\r\n")

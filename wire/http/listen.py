@@ -54,7 +54,7 @@ def bind(host: str, port: int) -> socket.socket:
 def _bind_sentence(host: str, port: int, error: Exception) -> str:
     code = getattr(error, "errno", None)
     if code == errno.EADDRINUSE:
-        holder = f"`ss -ltnp 'sport = :{port}'` names it"
+        holder = f"`ss -ltnp 'sport = :{port}'` shows it"
         return f"port {port} on {host} is in use; stop the process that holds it ({holder}) or set another listen.port"
     if code == errno.EACCES:
         return f"port {port} needs privileges; set a listen.port above 1023"
@@ -97,7 +97,7 @@ def file_limit() -> int | None:
 
 
 def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """uvloop's event loop where there is one (it is not made for every platform); asyncio's own serves as well, at half the speed."""
+    """Return uvloop's event loop if it is installed, otherwise asyncio's, which is half as fast."""
     try:
         import uvloop
     except ImportError:

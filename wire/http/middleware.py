@@ -29,8 +29,7 @@ _AUTHORITY = re.compile(r"(?:[A-Za-z0-9._~!$&'()*+,;=%-]+|\[[0-9A-Fa-f:.]+\])(?:
 
 
 class Origins:
-    """`own_cors`: paths whose applications answer for other pages themselves, functions; `api_paths`: the beginnings of those that pages of this
-    machine may use."""
+    """`own_cors` are paths of applications with their own CORS, functions; `api_paths` are prefixes that pages of this machine may use."""
 
     def __init__(
         self,
@@ -59,7 +58,7 @@ class Origins:
         name = _host_of(f"//{host or ''}")
         if host is not None and not (name in self._hosts or name == self._own_name or _is_local(name)):
             shown = (name or host)[:100]
-            sentence = f"{shown!r} is no name of this machine: add it to hosts under [door] if it is meant"
+            sentence = f"{shown!r} is not a name of this machine: to allow it, add it to hosts under [door]"
             return ApiError("misdirected_request", sentence)
         if not origin:
             return None
@@ -69,12 +68,16 @@ class Origins:
             return None
         if self._is_configured(origin) or _is_loopback(_host_of(origin)) or _host_of(origin) in self._hosts:
             return None
-        sentence = f"a page of {origin[:100]!r} may not send this: add it to cors_origins under [door] if it is meant"
+        sentence = (
+            f"a page of {origin[:100]!r} may not send this: to allow it, add the origin to cors_origins under [door]"
+        )
         return ApiError("forbidden", sentence)
 
     def cors(self, method: str, path: str, first: Mapping[bytes, bytes]) -> tuple[Pairs, bool]:
-        """Return what an answer to that page says besides, and whether the request is only the browser's question beforehand. Raises ApiError for
-        such a question of a page that may not read."""
+        """Return additional headers of an answer to a page, and whether the request is a preflight.
+
+        Raises ApiError for a preflight of a page that may not read.
+        """
         origin = first.get(b"origin", b"")
         if not origin or path.startswith(self._own_cors):
             return [], False
@@ -83,9 +86,7 @@ class Origins:
         if not self._is_configured(named) and not (path.startswith(self._api_paths) and _is_loopback(_host_of(named))):
             if not is_question:
                 return [], False
-            sentence = (
-                f"a page of {named[:100]!r} may not read answers: add it to cors_origins under [door] if it is meant"
-            )
+            sentence = f"a page of {named[:100]!r} may not read answers: to allow it, add the origin to cors_origins under [door]"
             raise ApiError("forbidden", sentence)
         is_any = "*" in self._cors_origins
         said: Pairs = [(b"access-control-allow-origin", b"*" if is_any else origin), (b"vary", b"origin")]
@@ -126,7 +127,7 @@ class OriginCheck:
 
 
 class BodyBudget:
-    """Bounds what the bodies of all requests under way may hold of a process's memory. Beyond it `receive` raises ApiError."""
+    """The memory for bodies of all open requests of a process. Above it `receive` raises ApiError."""
 
     def __init__(self, app: Any, max_bytes: int) -> None:
         self.held_bytes = 0
@@ -145,7 +146,7 @@ class BodyBudget:
             held_bytes += size
             self.held_bytes += size
             if size and self.held_bytes > self._max_bytes:
-                sentence = "the bodies of other requests fill the memory: send yours again soon"
+                sentence = "the bodies of other requests use the whole memory: try again soon"
                 raise ApiError("overloaded", sentence, retry_after_s=1)
             return message
 

@@ -1,4 +1,5 @@
-"""Requests as one connection brings them, without I/O: bytes in, frozen events out. The parser is llhttp, so what is ambiguous is refused.
+"""Requests as one connection brings them, without I/O: bytes in, frozen events out.
+The parser is llhttp, so what is ambiguous is refused.
 
 Judges what the parser lets pass and another reader on the way may have read otherwise. Refuses to know sockets, responses and what a request asks.
 """
@@ -48,7 +49,7 @@ class RequestHead(NamedTuple):
         if coding and version == "1.0":
             raise ApiError("invalid_request", "HTTP/1.0 has no transfer-encoding: send HTTP/1.1, or a content-length")
         if coding not in (b"", b"chunked"):
-            raise ApiError("not_implemented", "the only transfer-encoding that is read here is chunked")
+            raise ApiError("not_implemented", "the only supported transfer-encoding is chunked")
         keep_alive = (version == "1.1" or b"keep-alive" in tokens) and b"close" not in tokens
         return cls(method, _own_part(url), version, headers, keep_alive, expects)
 
@@ -70,7 +71,7 @@ def _own_part(url: bytes) -> bytes:
     try:
         parts = httptools.parse_url(url)
     except httptools.HttpParserInvalidURLError:
-        raise ApiError("invalid_request", "the request's target is no URL") from None
+        raise ApiError("invalid_request", "the request's target is not a URL") from None
     return (parts.path or b"/") + (b"?" + parts.query if parts.query else b"")
 
 
@@ -113,7 +114,7 @@ class RequestReader:
         self._num_open = 0
 
     def feed(self, data: bytes, num_open: int) -> list[RequestEvent]:
-        """`num_open`: how many requests are not answered yet. Only one that is alone can become a WebSocket."""
+        """`num_open` is the number of unanswered requests. Only a single one can become a WebSocket."""
         self._events, self._num_open = [], num_open
         rest: bytes | None = data
         try:
@@ -144,7 +145,7 @@ class RequestReader:
         for paths. Return the bytes to parse next: the request again, without the ignored upgrade."""
         method = self._parser.get_method()
         if method == b"CONNECT":
-            raise ApiError("invalid_request", "there are no tunnels here: send plain HTTP/1.1")
+            raise ApiError("invalid_request", "CONNECT is not supported: send plain HTTP/1.1")
         names = {name for name, _ in self._headers}
         wanted = [value.lower() for name, value in self._headers if name == b"upgrade"]
         has_body = b"transfer-encoding" in names or any(
@@ -167,7 +168,7 @@ class RequestReader:
         size, count = self._max_head_bytes >> 10, self._max_headers
         return ApiError("headers_too_large", f"the request's head is larger than {size} KiB or {count} headers")
 
-    # what llhttp calls
+    # called by llhttp
 
     def on_message_begin(self) -> None:
         self._url, self._headers = b"", []
@@ -194,7 +195,7 @@ class RequestReader:
             return  # the parser stops here
         self._num_open += 1
         if self._num_open > MAX_PIPELINED + 1:
-            raise ApiError("invalid_request", f"more than {MAX_PIPELINED} requests ahead of their answers")
+            raise ApiError("invalid_request", f"more than {MAX_PIPELINED} pipelined requests")
         self._events.append(Begun(head))
 
     def on_body(self, body: bytes) -> None:

@@ -43,7 +43,7 @@ class Server:
         limits: HttpLimits | None = None,
         overload_headers: Iterable[tuple[str, str]] = (),
     ) -> None:
-        """`overload_headers`: what a refusal for too many connections says besides."""
+        """`overload_headers` are added to a refusal for too many connections."""
         self.app = app
         self.limits = limits or HttpLimits()
         self.overload_headers = tuple(overload_headers)
@@ -68,7 +68,10 @@ class Server:
         )
 
     async def stop(self, grace_s: float = 1.0) -> None:
-        """Takes no connection any more, closes idle ones, and cuts the others after the grace; their requests have as long again to notice."""
+        """Accept no more connections, close idle ones, and cut the others after the grace period.
+
+        Their requests have as long again to notice.
+        """
         self.is_stopping = True
         assert self._server is not None
         assert self._sweeper is not None
@@ -102,7 +105,7 @@ class Server:
             return ApiError("overloaded", "too many connections: try again soon", retry_after_s=1)
         elif excess_of_client > 0:
             most = limits.max_connections_per_client
-            sentence = f"your address has {most} connections open: close some, or use them again"
+            sentence = f"your address has {most} connections open: close or reuse some"
             return ApiError("quota_exceeded", sentence, retry_after_s=1)
         return None
 
@@ -156,7 +159,8 @@ class Server:
 
 
 def give_back_memory() -> None:
-    """Return freed memory to the system, which takes milliseconds. Otherwise glibc keeps the memory of thousands of unread answers."""
+    """Return freed memory to the system, which takes milliseconds.
+    Otherwise glibc keeps the memory of thousands of unread answers."""
     import ctypes  # 10 ms, and most processes never have as much unread
 
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)

@@ -38,7 +38,7 @@ def check_installed(name: str) -> None:
 
 
 def make_server(name: str, app: Application, limits: HttpLimits, **own: Any) -> HttpServer:
-    """`own`: what our own server takes besides."""
+    """`own` are further arguments of our own server."""
     if name == "own":
         return Server(app, limits, **own)
     return (HypercornServer if name == "hypercorn" else UvicornServer)(app, limits)

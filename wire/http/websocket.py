@@ -44,7 +44,8 @@ class WebSocket(asyncio.Protocol):
         max_message_bytes: int,
         on_lost: Callable[[], None] = lambda: None,
     ) -> None:
-        """`early` has the bytes that were read after the handshake. `on_lost` is called once, when the connection is gone."""
+        """`early` has the bytes that were read after the handshake.
+        `on_lost` is called once, when the connection is gone."""
         self._transport = transport
         self._codec = FrameCodec(ConnectionType.CLIENT if is_client else ConnectionType.SERVER)
         self._max_message_bytes = max_message_bytes
@@ -52,7 +53,7 @@ class WebSocket(asyncio.Protocol):
         self._incoming = _Incoming()
         self._end: WebSocketClose | None = None
         self._is_broken = False  # further bytes are ignored
-        self._frames: Iterator[Event] = iter(())  # that have come
+        self._frames: Iterator[Event] = iter(())  # frames that have arrived
         self.is_behind = False  # not all of them have been looked at, and the peer is not read
         self._is_lost = False  # the connection, meanwhile
         self._parts: list[Any] = []  # parts of an incomplete message, as text or bytes
@@ -85,7 +86,8 @@ class WebSocket(asyncio.Protocol):
             await self._watch.until_writable()
 
     def close(self, code: int = NORMAL, reason: str = "") -> None:
-        """Say so to the peer, and end the connection when it has answered, or a second later. `receive` returns the answer."""
+        """Say so to the peer, and end the connection when it has answered, or a second later.
+        `receive` returns the answer."""
         if self._codec.state is ConnectionState.OPEN and not self._transport.is_closing():
             self._say_close(WebSocketClose(code, reason))
             self._read_on()
@@ -94,7 +96,7 @@ class WebSocket(asyncio.Protocol):
     def abort(self) -> None:
         self._transport.abort()
 
-    # what the transport calls
+    # called by the transport
 
     def data_received(self, data: bytes) -> None:
         self._watch.heard()
@@ -184,7 +186,7 @@ class WebSocket(asyncio.Protocol):
         self._watch.close_within(CLOSE_S)
 
     def _fail(self, close: WebSocketClose) -> None:
-        """End the connection for what the peer has sent."""
+        """End the connection because of invalid data of the peer."""
         self._is_broken = True
         if self._codec.state is ConnectionState.OPEN:
             self._say_close(close)
@@ -242,7 +244,7 @@ class _Incoming:
 
 
 class _Watch:
-    """Tell whether the peer is still there: pings one that is silent, and cuts one that stays so or takes nothing that waits for it."""
+    """Check whether the peer is alive: ping a silent one, and close if it stays silent or does not read."""
 
     def __init__(self, socket: WebSocket) -> None:
         self.is_full = False  # the bytes that wait for the peer have reached the buffer's size

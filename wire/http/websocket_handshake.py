@@ -1,6 +1,6 @@
-"""The server's half of a WebSocket handshake, as ASGI's `websocket`: a client that waits for an answer gets a WebSocket, or a plain response.
+"""The server's half of a WebSocket handshake, as ASGI's `websocket`.
 
-It stands between an application and the HTTP exchange that asked for the upgrade. Knows ASGI's messages; frames are websocket.py's.
+A waiting client gets a WebSocket or a plain response.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 
 class PendingUpgrade:
-    """An ASGI application for the HTTP request that asks for a WebSocket; `app` sees that as a `websocket`."""
+    """An ASGI application for the HTTP request of a WebSocket; `app` gets it as a `websocket`."""
 
     def __init__(self, app: Application, open_socket: Open) -> None:
         """`open_socket` answers with 101 and these headers, and takes the connection over."""

@@ -15,7 +15,7 @@ from pilotlight.sites.network import CustomerConfig
 from pilotlight.wire.errors import ApiError
 
 DAY_S = 86_400
-DAYS_KEPT = 3  # a clock that jumps to another day and back finds what was used in this one
+DAYS_KEPT = 3  # after a clock jumps to another day and back, today's usage is still known
 
 
 class Reserved(NamedTuple):
@@ -48,7 +48,7 @@ class DailyQuotas:
         """`clock`: seconds since the epoch."""
         self._clock = clock
         self._shared = shared
-        self._before: dict[str, DayUse] = {}  # what accounts had used today when this router started
+        self._before: dict[str, DayUse] = {}  # usage of accounts today, before this router started
         self._limits: dict[str, CustomerConfig] = {}
         self._day = self._began = self._today()
         self._used: dict[str, DayUse] = {}
@@ -71,26 +71,27 @@ class DailyQuotas:
         return float(self._day * DAY_S)
 
     def begin_with(self, account: str, tokens: int, cost: int) -> None:
-        """Count some of what an account has used today before this router started."""
+        """Count usage of an account today, before this router started."""
         for known in (self._used, self._before):
             use = known.setdefault(account, DayUse())
             use.tokens += tokens
             use.cost += cost
 
     def recovered(self, account: str, started_s: float, tokens: int, cost: int) -> None:
-        """Report to other routers the usage of a request that was open when this router died. Here the ledger has it already."""
+        """Report to other routers the usage of a request that was open when this router died.
+        Here the ledger has it already."""
         if started_s >= self.day_began_s:
             self._spend(self._parts(account, self._day, 0, 0), tokens, cost)
 
     def count(self, account: str, started_s: float, tokens: int, cost: int) -> None:
-        """Count what an account has used without having reserved it."""
+        """Count usage of an account without a reservation."""
         use = self._days.get(int(started_s // DAY_S), {}).setdefault(account, DayUse())
         use.tokens += tokens
         use.cost += cost
         self.recovered(account, started_s, tokens, cost)
 
     async def ready(self, account: str, tokens: int, cost: int) -> None:
-        """Wait until `reserve` may give as much of what routers share. Raises ApiError where they have too little left."""
+        """Wait until `reserve` may grant as much of the shared limits. Raises ApiError if too little is left."""
         if self._shared is None:
             return
         parts = self._parts(account, self._today(), tokens, cost)
@@ -103,8 +104,8 @@ class DailyQuotas:
                 raise self._refusal(account, what, f"{max(0.0, used):{form}}", f"{part.amount / scale:{form}}")
 
     def reserve(self, account: str, tokens: int, cost: int) -> Reserved:
-        """Return a reservation for a request. Accounts without a quota are counted too, because one may be set during the day. Raises ApiError if
-        less is left."""
+        """Return a reservation for a request.
+        Accounts without a quota are counted too, because one may be set during the day. Raises ApiError if less is left."""
         limits = self._limits.get(account)
         if (today := self._today()) != self._day:
             self._turn_to(today)
@@ -138,7 +139,7 @@ class DailyQuotas:
             use.cost += cost - reserved.cost
 
     def _parts(self, account: str, day: int, tokens: int, cost: int) -> tuple[DayPart, ...]:
-        """Return what a request takes of the limits that routers share."""
+        """Return a request's parts of the shared limits."""
         limits = self._limits.get(account)
         if self._shared is None or limits is None:
             return ()
@@ -154,7 +155,7 @@ class DailyQuotas:
     def _spend(self, parts: Iterable[DayPart], tokens: int, cost: int) -> None:
         for lease, _, is_money in parts:
             assert self._shared is not None, "its parts are there"
-            # One that had nothing at work may have been given back, and made anew.
+            # A lease without open requests may have been returned and made again.
             self._shared.lease(lease.key, lease.capacity, 0, lease.before).spend(cost if is_money else tokens)
 
     def _turn_to(self, today: int) -> None:

@@ -23,12 +23,12 @@ class LeaseClaim(NamedTuple):
     per_s: float  # that leaks away
     before: float  # used before anything was written here
     spent: float  # since the last report
-    at_work: float  # that comes back
-    spare: float  # wanted beyond what is at work
+    at_work: float  # open requests, which give it back
+    spare: float  # wanted in addition to open requests
 
 
 class LeaseGrant(NamedTuple):
-    held: float  # this router's part from now on: at least what is at work
+    held: float  # this router's part from now on: at least that of its open requests
     free: float  # the part without a lease; negative if more is used than the limit allows
 
 
@@ -37,7 +37,7 @@ class LeaseStore(Protocol):
         """Take all claims down, or none. Raises UsageStoreError."""
 
     def interrupt(self) -> None:
-        """Let what another thread waits for fail."""
+        """Make the work that another thread waits for fail."""
 
     def close(self) -> None: ...
 

@@ -32,7 +32,7 @@ TOLD_EVERY_S = 1.0  # how often usage is reported
 CONFIRMED_EVERY_S = EXPIRES_S / 4
 GIVEN_BACK_S = 2.0  # after its last use
 ASKED_AGAIN_S = 0.1  # of a limit that was found used up
-ANSWERS_WITHIN_S = 1.0  # the store, before a request does without it
+ANSWERS_WITHIN_S = 1.0  # for the store's answer; then the request continues without it
 TRY_AGAIN_S = 1.0
 
 log = logging.getLogger("pilotlight.quotas")
@@ -49,7 +49,7 @@ class QuotaLease:
         self.key = key
         self.capacity, self.per_s, self.before = capacity, per_s, before
         self.held = self.free = 0.0
-        self.at_work = 0.0  # that comes back: open requests, reserved tokens
+        self.at_work = 0.0  # open requests and reserved tokens, which give it back
         self.spent = 0.0  # and not reported yet
         self.wanted = 0.0  # by requests that wait for it
         self.seen_at = float("-inf")  # when the claim was made that the store confirmed last
@@ -77,7 +77,7 @@ class QuotaLease:
         return max(0.0, need - self.room(now) - self.free) / self.per_s if self.per_s else 1.0
 
     def is_due(self, now: float) -> bool:
-        """Tell whether the store is to hear of it."""
+        """Tell whether the store should get a report."""
         room, is_used = self.room(now), self._is_used(now)
         is_large = room > 2 * self.size if is_used else self.held > self.at_work
         is_small = is_used and room < self.size / 2 and now >= self.empty_until
@@ -126,7 +126,8 @@ class SharedQuotas:
         return len(self._leases)
 
     def lease(self, key: LeaseKey, capacity: float, per_s: float = 0.0, before: float = 0.0) -> QuotaLease:
-        """Return this router's lease of a limit of `capacity`. `before` is the usage before the store knew the limit."""
+        """Return this router's lease of a limit of `capacity`.
+        `before` is the usage before the store knew the limit."""
         found = self._leases.get(key)
         if found is None:
             found = self._leases[key] = QuotaLease(key, capacity, per_s, before, self._clock())
@@ -134,8 +135,10 @@ class SharedQuotas:
         return found
 
     async def short(self, needs: Sequence[tuple[QuotaLease, float]]) -> QuotaLease | None:
-        """Wait until this router may give all that is needed; return the first limit of which the network has too little. Raises ApiError where
-        the store cannot be asked, and the configuration refuses to do without."""
+        """Wait until this router may grant all of it; return the first limit that is used up.
+
+        Raises ApiError if the store is unreachable and the configuration refuses requests then.
+        """
         until = self._clock() + ANSWERS_WITHIN_S
         while True:
             now = self._clock()
@@ -147,7 +150,7 @@ class SharedQuotas:
             if self.fault is not None or now >= until:
                 if self._serves_without:
                     return None
-                sentence = "what accounts may use cannot be checked at the moment: ask again later"
+                sentence = "limits of accounts cannot be checked right now: try again later"
                 raise ApiError("overloaded", sentence, retry_after_s=2)
             if (used_up := next((lease for lease, _ in short if now < lease.empty_until), None)) is not None:
                 return used_up
@@ -182,7 +185,7 @@ class SharedQuotas:
                 await self._exchange(due)
 
     def _due(self, now: float) -> list[QuotaLease]:
-        """Return those that requests wait for, and from time to time all that the store is to hear of."""
+        """Return the leases that requests wait for, and from time to time all that need a report."""
         if now < self._looked_at + TICK_S:
             return [*self._waited_for]
         self._looked_at = now
@@ -208,7 +211,7 @@ class SharedQuotas:
             self._failed(str(error))
         else:
             if self.fault is not None:
-                log.warning("accounts' limits are shared with other routers again")
+                log.warning("limits of accounts are shared with other routers again")
             self.fault = None
             for lease, claim, grant in zip(leases, claims, grants, strict=True):
                 lease.answered(claim, grant, now)
@@ -225,8 +228,8 @@ class SharedQuotas:
 
     def _failed(self, why: str) -> None:
         if self.fault is None:
-            without = "by this router's own counts" if self._serves_without else "by what is leased"
-            log.error("accounts' limits are kept %s until their store can be asked: %s", without, why)
+            without = "by this router's own counts" if self._serves_without else "by this router's leases"
+            log.error("limits of accounts are enforced %s until their store answers: %s", without, why)
         self.fault = why
 
     def _tell_waiting(self) -> None:
@@ -235,7 +238,7 @@ class SharedQuotas:
 
 
 def shared_quotas(config: QuotasConfig, clock: Callable[[], float]) -> SharedQuotas | None:
-    """Return what routers share, if they do. Raises ConfigError."""
+    """Return the shared limits, if there are any. Raises ConfigError."""
     if config.store is None:
         return None
     store = configured("quotas.store", partial(_postgres, config.store))

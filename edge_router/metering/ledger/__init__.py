@@ -1,1 +1,1 @@
-"""The ledger: what each account has used of which model, and what that cost. Read ledger.py first."""
+"""The ledger: usage of each account and model, and its cost. Read ledger.py first."""

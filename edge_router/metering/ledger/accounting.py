@@ -37,9 +37,9 @@ class Accounting:
     async def begin(
         self, request: ValidRequest, own_names: Callable[[str], tuple[str, str]], part: str = ""
     ) -> Charge | None:
-        """Start to count a request for a model. `own_names` are the model's own name, which the request may have an alias of, and its adapter's;
-        `part` names the journal that keeps the answer. Raises ApiError if the account may not use the model, too little of a quota is left, or usage
-        cannot be recorded."""
+        """Start to count a request for a model.
+        `own_names` are the model's own name, which the request may have an alias of, and its adapter's; `part` names the journal that keeps the
+        answer. Raises ApiError if the account may not use the model, too little of a quota is left, or usage cannot be recorded."""
         head = request.head
         if head.is_for_function or head.method != "POST":
             return None
@@ -61,7 +61,7 @@ class Accounting:
             raise
 
     def end(self, charge: Charge, *, is_complete: bool, took_s: float) -> None:
-        assert self.ledger is not None, "it has begun the charge"
+        assert self.ledger is not None, "it has started the charge"
         if charge.reserved is not None:
             used, request = charge.meter.use, charge.meter.request
             cost = self.prices.cost(request.model, request.started_s, used)
@@ -69,7 +69,7 @@ class Accounting:
         self.ledger.end(charge.meter, "complete" if is_complete else "cut", took_s)
 
     def count(self, records: Sequence[UsageRecord]) -> None:
-        """Count what accounts' functions have used, which is in the ledger by now, against their quotas."""
+        """Count usage of functions that is in the ledger against quotas."""
         for record in records:
             used, request = record.use, record.request
             cost = self.prices.cost(request.model, request.started_s, used) or 0

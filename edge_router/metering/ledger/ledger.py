@@ -54,7 +54,7 @@ class Ledger:
         clock: Callable[[], float] = time.time,
         kept: Callable[[UsageRecord], UsageRecord] | None = None,
     ) -> None:
-        """`clock`: seconds since the epoch; `kept` returns what a router that was killed has left as another one knows it that has gone on. Raises
+        """`clock` is seconds since the epoch; `kept` corrects a crashed router's record by the journal of the router that took over. Raises
         ConfigError."""
         self.prices = prices
         self.fault: str | None = None  # why the store cannot be written
@@ -71,7 +71,7 @@ class Ledger:
             self._meters = MeterFile(directory / "meters", config.max_unwritten)
         except (OSError, MetersError) as error:
             raise ConfigError(f"ledger.directory {directory} cannot be used: {error}") from None
-        self.recovered: list[UsageRecord] = []  # what a router that was killed was at work on
+        self.recovered: list[UsageRecord] = []  # open requests of a killed router
         for number, counted in self._meters.left_behind():
             record = counted if kept is None else kept(counted)
             if counted.outcome == "recovered":
@@ -87,17 +87,19 @@ class Ledger:
         return len(self._ended)
 
     def used_since(self, from_s: float) -> list[dict[str, Any]]:
-        """Return what began since a time, as it is known at a router's start: sums of accounts, and each record that could not be written; an account
-        may come several times. Without the sums where the store cannot be read."""
+        """Return usage since a time, at a router's start: sums of accounts, and each unwritten record.
+
+        An account may come several times. The sums are missing if the store cannot be read.
+        """
         waiting = [_sums_of(self._priced(one)) for _, one in self._ended if one.request.started_s >= from_s]
         try:
             return waiting + self._store.usage(UsageQuery(from_s, by=("account",)))
         except UsageStoreError as error:
-            log.error("what was used today is known only in part: %s", error)
+            log.error("today's usage is known only in part: %s", error)
             return waiting
 
     def begin(self, request: ValidRequest, model: str, part: str = "", adapter: str = "") -> MeterSlot:
-        """Return a meter. Raises ApiError where the ledger is failing, and the configuration would rather not serve."""
+        """Return a meter. Raises ApiError if the ledger is failing and the configuration refuses requests then."""
         if self.fault is not None and self._config.when_failing == "refuse":
             raise _failing()
         holder = request.head.holder
@@ -128,7 +130,7 @@ class Ledger:
             await self.flush()
 
     async def flush(self) -> None:
-        """Write what has ended by now, in the ledger's thread."""
+        """Write ended requests, in the ledger's thread."""
         async with self._writing:
             self._wake.clear()
             for _ in range(0, len(self._ended), BATCH):
@@ -142,16 +144,16 @@ class Ledger:
         except UsageStoreError as error:
             self._wake.set()
             if self.fault is None:
-                log.error("usage cannot be written, and is kept until it can: %s", error)
+                log.error("usage cannot be written now and is kept in meters: %s", error)
             self.fault = str(error)
         else:
             if self.fault is not None:
-                log.warning("usage is written again; %d records have waited", len(self._ended))
+                log.warning("usage is written again; %d records were waiting", len(self._ended))
             self.fault = None
             self._settle(batch)
 
     async def add(self, records: Sequence[UsageRecord]) -> None:
-        """Write what others have counted: each once, however often it is given. Raises UsageStoreError."""
+        """Write records of others: each once, however often it comes. Raises UsageStoreError."""
         async with self._writing:
             await self._answered(self._store.add, [self._priced(record) for record in records])
 
@@ -168,28 +170,28 @@ class Ledger:
             raise ApiError("overloaded", f"the ledger cannot be read: {error}", retry_after_s=5) from None
 
     async def close(self) -> None:
-        """Write what can be written; the rest stays in its meters, for the next router."""
+        """Write everything possible; the rest stays in its meters, for the next router."""
         await self.flush()
         self._thread.shutdown()
         self._store.close()
         self._meters.close()
 
     async def _answered(self, ask: Callable[[JournalHeader], Answer], asked: JournalHeader) -> Answer:
-        """Return what the store answers. Raises UsageStoreError, in time."""
+        """Return the store's answer. Raises UsageStoreError, also when it is late."""
         work = asyncio.get_running_loop().run_in_executor(self._thread, ask, asked)
         if not (await asyncio.wait({work}, timeout=ANSWERS_WITHIN_S))[0]:
             self._store.interrupt()
         return await work
 
     def _begin_store(self) -> None:
-        """Write what the router before has left. Raises ConfigError."""
+        """Write records that the previous router left. Raises ConfigError."""
         try:
             self._add(tuple(self._ended))
         except UsageStoreError as error:
             if self._config.when_failing == "refuse":
                 self._meters.close()
                 raise ConfigError(f"the ledger's store cannot be written: {error}") from None
-            log.error("usage cannot be written, and is kept until it can: %s", error)
+            log.error("usage cannot be written now and is kept in meters: %s", error)
             self.fault = str(error)
             self._wake.set()
         else:
@@ -208,7 +210,7 @@ class Ledger:
 
 
 def _sums_of(record: UsageRecord) -> dict[str, Any]:
-    """Return a record as the store would have it summed."""
+    """Return a record in the form in which the store sums it."""
     use = record.use
     return {
         "account": record.request.account, "prompt_tokens": use.prompt, "output_tokens": use.output, "cost": record.cost,
@@ -229,4 +231,4 @@ def _postgres(url: str) -> UsageStore:
 
 
 def _failing() -> ApiError:
-    return ApiError("overloaded", "what is used cannot be written down at the moment: ask again later", retry_after_s=5)
+    return ApiError("overloaded", "usage cannot be recorded right now; retry later", retry_after_s=5)

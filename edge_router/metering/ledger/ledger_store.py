@@ -1,4 +1,5 @@
-"""Stores of usage records: append-only tables. This module has the common part; each kind has its own file.
+"""Stores of usage records: append-only tables.
+This module has the common part; each kind has its own file.
 
 A record is written once, however often writing is tried: its id is unique, and an existing row stays as it is. Used by one thread at a time.
 """
@@ -38,27 +39,30 @@ class UsageQuery(NamedTuple):
     from_s: float = 0.0  # since the epoch, by when requests began
     to_s: float = 1e12
     by: tuple[str, ...] = ("account", "model")  # of GROUPS
-    account: str | None = None  # this one's alone
+    account: str | None = None  # only this account
 
 
 class UsageStore(Protocol):
     def add(self, records: Sequence[UsageRecord]) -> None:
-        """Keep records, all or none, on a disk when this returns. Raises UsageStoreError; the same ones may then be added again."""
+        """Keep records, all or none, on a disk when this returns.
+        Raises UsageStoreError; the same ones may then be added again."""
 
     def usage(self, query: UsageQuery) -> list[dict[str, Any]]:
         """Return sums of records by the query's groups. Raises UsageStoreError."""
 
     def identity(self) -> str:
-        """Return a name of this store's contents, different from that of all other stores. Raises UsageStoreError."""
+        """Return a name of this store's contents, different from that of all other stores.
+        Raises UsageStoreError."""
 
     def interrupt(self) -> None:
-        """Let what another thread waits for fail."""
+        """Make the work that another thread waits for fail."""
 
     def close(self) -> None: ...
 
 
 def insertion(mark: str) -> str:
-    """Return the statement that adds a record with the values of `row`. `mark` is the placeholder of a value."""
+    """Return the statement that adds a record with the values of `row`.
+    `mark` is the placeholder of a value."""
     marks = ", ".join([mark] * len(COLUMNS))
     return f"INSERT INTO usage ({', '.join(COLUMNS)}) VALUES ({marks}) ON CONFLICT (id) DO NOTHING"
 
@@ -73,7 +77,8 @@ def row(record: UsageRecord) -> tuple[Any, ...]:
 
 
 def selection(query: UsageQuery, day: str, mark: str) -> tuple[str, list[float | str]]:
-    """Return the statement that sums records, and its values. `day`: the date of started_s, in the store's own words."""
+    """Return the statement that sums records, and its values.
+    `day`: the date of started_s, in the store's own words."""
     groups = [f"{day if name == 'day' else name} AS {name}" for name in query.by]
     sums = [f"CAST(COALESCE(SUM({name}), 0) AS BIGINT) AS {name}" for name in SUMS]
     chosen = ", ".join([*groups, "COUNT(*) AS requests", *sums, "CAST(SUM(cost) AS BIGINT) AS cost"])
@@ -88,10 +93,11 @@ def selection(query: UsageQuery, day: str, mark: str) -> tuple[str, list[float |
 
 
 def configured(key: str, made: Callable[[], Store]) -> Store:
-    """Return the store that a key of the router's file names. `made` imports what only that needs. Raises ConfigError."""
+    """Return the store that a key of the router's file names.
+    `made` imports its modules. Raises ConfigError."""
     try:
         return made()
     except ImportError as error:
-        raise ConfigError(f"{key} needs what pip install 'pilotlight-inference[postgres]' brings: {error}") from None
+        raise ConfigError(f"{key} needs pip install 'pilotlight-inference[postgres]': {error}") from None
     except UsageStoreError as error:
-        raise ConfigError(f"{key} is no database's URL: {error}") from None
+        raise ConfigError(f"{key} is not a database URL: {error}") from None

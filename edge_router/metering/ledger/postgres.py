@@ -13,7 +13,7 @@ from psycopg.rows import dict_row
 from pilotlight.edge_router.metering.ledger.ledger_store import UsageStoreError
 
 CONNECT_S = 5
-# A database whose machine is gone is noticed after some twenty seconds; what the URL says goes before.
+# A lost database server is noticed after some twenty seconds; settings in the URL override this.
 _DEFAULTS = {
     "connect_timeout": CONNECT_S, "keepalives_idle": 10, "keepalives_interval": 3, "keepalives_count": 3, "tcp_user_timeout": 20_000,
     "application_name": "pilotlight",
@@ -24,7 +24,8 @@ Connection = psycopg.Connection[dict[str, Any]]
 
 class PostgresDatabase:
     def __init__(self, url: str, prepare: Callable[[Connection], None]) -> None:
-        """`prepare` updates the tables on each new connection. Raises UsageStoreError for an invalid database URL."""
+        """`prepare` updates the tables on each new connection.
+        Raises UsageStoreError for an invalid database URL."""
         try:
             given: dict[str, Any] = conninfo_to_dict(url)
             self._conninfo = make_conninfo(**{**_DEFAULTS, **given})
@@ -42,7 +43,8 @@ class PostgresDatabase:
 
     @contextmanager
     def working(self) -> Iterator[Connection]:
-        """Yield a connection. Raises UsageStoreError; the next one is then another, as a database that comes back knows none of the old ones."""
+        """Yield a connection.
+        After UsageStoreError the next one is new, because a restarted database does not know the old ones."""
         try:
             if self._connection is None:
                 self._connection = psycopg.connect(self._conninfo, autocommit=True, row_factory=dict_row)
@@ -53,7 +55,7 @@ class PostgresDatabase:
             raise UsageStoreError(" ".join(str(error).split()) or type(error).__name__) from None
 
     def interrupt(self) -> None:
-        """End the connection under the thread that waits: a database that was stopped answers no request to cancel."""
+        """Close the connection under the waiting thread: a stopped database does not answer a cancel request."""
         if (connection := self._connection) is None:
             return
         try:

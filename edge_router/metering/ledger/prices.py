@@ -1,4 +1,4 @@
-"""Prices: what a million tokens of a model cost, from when on, and what lists of models say of it.
+"""Prices of a million tokens of a model, with their start, and prices in model lists.
 
 Sums are integers, billionths of the currency, so that no sum depends on its order.
 """
@@ -22,7 +22,7 @@ class PriceList:
         self.currency = currency
         # Stable: of prices from the same moment on, the first in the file counts.
         self._newest_first = sorted(prices, key=lambda price: price.valid_from or _ALWAYS, reverse=True)
-        self._of_model: dict[str, list[PriceConfig]] = {}  # of these, what fits a model: patterns are slow
+        self._of_model: dict[str, list[PriceConfig]] = {}  # the prices of each model: matching patterns is slow
 
     def become(self, other: "PriceList") -> None:
         """Have the same prices as the other from now on."""

@@ -44,12 +44,12 @@ class SiteUsage:
             try:
                 await self.collect()
             except UsageStoreError as error:
-                log.warning("what functions have used stays at their sites until it can be written: %s", error)
+                log.warning("usage of functions stays at their sites until it can be written: %s", error)
             except Exception:
-                log.exception("asking sites what their functions have used failed inside the router")
+                log.exception("collecting usage of functions from sites failed inside the router")
 
     async def collect(self) -> None:
-        """Write what all sites have. Raises UsageStoreError."""
+        """Write the records of all sites. Raises UsageStoreError."""
         self._identity = self._identity or await self._ledger.identity()
         for site in tuple(self._backends.values()):
             if site.state == "healthy" and site.status is not None and site.status.functions is not None:
@@ -64,11 +64,9 @@ class SiteUsage:
         if answer.status != 200:
             return False
         try:
-            told = msgspec.json.decode(
-                answer.body, type=UsageTold
-            )  # without what is written, of which the site knows now
+            told = msgspec.json.decode(answer.body, type=UsageTold)  # without written records, which the site knows now
         except msgspec.MsgspecError as error:
-            log.warning("site %s reports what its functions have used in a form that cannot be read: %s", site, error)
+            log.warning("site %s reports usage of its functions in an unreadable form: %s", site, error)
             return False
         await self._ledger.add(told.records)
         self._accounting.count(told.records)

@@ -1,6 +1,6 @@
-"""The store of batches: one SQLite file beside the ledger, with files, batches, requests and their answers. Used by one thread.
+"""The store of batches: one SQLite file beside the ledger, with files, batches, requests and their answers.
 
-A request waits until it has an answer, and gets one once. Nothing says that one is under way: a router that was killed begins it again.
+Used by one thread. A request waits until it has an answer, and gets one once. Requests in progress are not marked: after a kill they start again.
 """
 
 import secrets
@@ -16,7 +16,7 @@ from pilotlight.support.database import claim_version
 from pilotlight.wire.errors import ApiError
 
 KEPT_S = 24 * 3600  # after a batch's end, and for a file that no batch has used
-WITHIN_S = 24 * 3600  # a batch is answered, or what is left of it is not
+WITHIN_S = 24 * 3600  # in which a batch is answered; the rest expires
 MOST_WAITING = 100_000  # requests of one owner
 MOST_MODELS = 100  # of one owner's waiting requests: each model has its own place in the queue
 MOST_BATCHES = 10_000  # of one owner, those included that ended within the day
@@ -135,17 +135,20 @@ class BatchStore:
             f"SELECT {_FILE} FROM files WHERE id = ? AND owner = ?", (name, owner)
         ).fetchone()
         if row is None:
-            raise ApiError("not_found", f"there is no file {name[:100]!r}: it was never yours, or its time is over")
+            raise ApiError(
+                "not_found",
+                f"there is no file {name[:100]!r}: it does not exist, has expired, or belongs to another account",
+            )
         return StoredFile(*row)
 
     def content(self, file: StoredFile) -> bytes:
-        """Return what was uploaded."""
+        """Return the uploaded content."""
         row = self._connection.execute("SELECT content FROM files WHERE id = ?", (file.id,)).fetchone()
         return b"" if row is None else bytes(row[0])
 
     def part(self, file: StoredFile, behind: int = 0) -> tuple[bytes, int]:
-        """Return a part of a file, and where to continue; 0 at the end. Answers are stored once: a batch's files are made from them when they are
-        read."""
+        """Return a part of a file, and where to continue; 0 at the end.
+        Answers are stored once: a batch's files are made from them when they are read."""
         if file.purpose != OUTPUT:
             return self.content(file), 0
         chosen = "SELECT id, output_file FROM batches WHERE owner = ? AND ? IN (output_file, error_file)"
@@ -188,16 +191,18 @@ class BatchStore:
             kept = "SELECT COUNT(*) FROM batches WHERE owner = ?"
             if connection.execute(kept, (batch.owner,)).fetchone()[0] >= MOST_BATCHES:
                 raise ApiError(
-                    "quota_exceeded", f"more than {MOST_BATCHES} batches of yours would be kept", retry_after_s=60
+                    "quota_exceeded",
+                    f"your account already has {MOST_BATCHES} batches: delete files or wait for them to expire",
+                    retry_after_s=60,
                 )
             waiting = "SELECT model, COUNT(*) FROM requests WHERE owner = ? AND status IS NULL GROUP BY model"
             numbers = dict(connection.execute(waiting, (batch.owner,)).fetchall())
             if sum(numbers.values()) + len(lines) > MOST_WAITING:
                 raise ApiError(
-                    "quota_exceeded", f"more than {MOST_WAITING} requests of yours would wait", retry_after_s=60
+                    "quota_exceeded", f"more than {MOST_WAITING} requests of your account would wait", retry_after_s=60
                 )
             if len(numbers.keys() | {line.model for line in lines}) > MOST_MODELS:
-                sentence = f"requests of yours for more than {MOST_MODELS} models would wait"
+                sentence = f"requests of your account for more than {MOST_MODELS} models would wait"
                 raise ApiError("quota_exceeded", sentence, retry_after_s=60)
             marks = ", ".join("?" * len(batch))
             connection.execute(f"INSERT INTO batches ({', '.join(batch._fields)}) VALUES ({marks})", batch)
@@ -213,7 +218,10 @@ class BatchStore:
             f"SELECT {_BATCH} FROM batches WHERE id = ? AND owner = ?", (name, owner)
         ).fetchone()
         if found is None:
-            raise ApiError("not_found", f"there is no batch {name[:100]!r}: it was never yours, or its time is over")
+            raise ApiError(
+                "not_found",
+                f"there is no batch {name[:100]!r}: it does not exist, has expired, or belongs to another account",
+            )
         return (batch := StoredBatch(*found)), self.counts(batch)
 
     def batches(self, owner: str) -> list[StoredBatch]:
@@ -229,8 +237,8 @@ class BatchStore:
         return BatchCounts(*(value or 0 for value in row))
 
     def answers(self, batch: str, behind: int = 0) -> Iterable[Answer]:
-        """Yield the answers after a request's number, in the order of the requests. A batch has consecutive numbers: they are read in storage order,
-        without sorting."""
+        """Yield the answers after a request's number, in the order of the requests.
+        A batch has consecutive numbers: they are read in storage order, without sorting."""
         first, last = self._connection.execute(
             "SELECT MIN(number), MAX(number) FROM requests WHERE batch = ?", (batch,)
         ).fetchone()
@@ -258,7 +266,7 @@ class BatchStore:
         self._finish(request.batch.id, now_s)
 
     def cancel(self, batch: StoredBatch, under_way: Iterable[int], now_s: int) -> None:
-        """Give up what is not under way."""
+        """Cancel the requests that are not in progress."""
         with self._connection as connection:
             connection.execute("UPDATE batches SET cancelled_s = ? WHERE id = ? AND ended_s IS NULL", (now_s, batch.id))
             change = f"UPDATE requests SET status = ? WHERE batch = ? AND status IS NULL AND number NOT IN ({_numbers(under_way)})"
@@ -266,7 +274,7 @@ class BatchStore:
         self._finish(batch.id, now_s)
 
     def sweep(self, under_way: Iterable[int], now_s: int) -> None:
-        """Give up what is out of time or was cancelled and is not under way, end what was left without its end, and forget what is past its day."""
+        """Expire late and cancelled requests that are not in progress, end finished batches, and delete those past their day."""
         over = (
             "UPDATE requests SET status = ? WHERE status IS NULL AND batch IN (SELECT id FROM batches WHERE {reason})"
         )

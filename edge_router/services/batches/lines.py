@@ -34,7 +34,7 @@ def read_lines(content: bytes, endpoint: str) -> tuple[list[AskedLine], list[Fie
         try:
             line = _read_line(raw, endpoint)
             if line.name in names:
-                raise ApiError("invalid_request", f"custom_id {line.name[:100]!r} is there twice", param="custom_id")
+                raise ApiError("invalid_request", f"custom_id {line.name[:100]!r} is used twice", param="custom_id")
         except ApiError as error:
             faults.append({"code": error.word, "line": number, "message": error.message, "param": error.param})
             if len(faults) == MOST_FAULTS:
@@ -68,7 +68,8 @@ def _read_line(raw: bytes, endpoint: str) -> AskedLine:
 
 
 def read_queued(fields: Fields, model: str) -> list[AskedLine]:
-    """Return the requests of a Workers AI batch: `{"requests": [{..., "external_reference"?}]}`. Raises ApiError."""
+    """Return the requests of a Workers AI batch: `{"requests": [{..., "external_reference"?}]}`.
+    Raises ApiError."""
     requests: Any = fields.get("requests")
     sentence = f"requests must be a list of 1 to {MOST_REQUESTS} objects"
     _check(isinstance(requests, list) and 1 <= len(requests) <= MOST_REQUESTS, sentence, "requests")
@@ -101,7 +102,8 @@ def _check(is_good: bool, sentence: str, param: str | None) -> None:
 
 
 def written_line(request_id: str, name: str, status: int, answer: bytes) -> bytes:
-    """Return a line of an output or error file. Status 0: the batch's time ran out before the request's turn."""
+    """Return a line of an output or error file.
+    Status 0: the batch's time ran out before the request's turn."""
     told: Fields = {"id": request_id, "custom_id": name, "response": None, "error": None}
     if status:
         told["response"] = {"status_code": status, "request_id": request_id, "body": _json_or_text(answer)}

@@ -60,7 +60,7 @@ class BatchQueue:
 
     @property
     def under_way(self) -> tuple[int, ...]:
-        """The numbers of requests that sites are at work on."""
+        """Return the numbers of requests in progress at sites."""
         return tuple(self._under_way)
 
     async def do(self, work: Callable[[*Arguments], Result], *args: *Arguments) -> Result:
@@ -68,7 +68,7 @@ class BatchQueue:
         try:
             return await asyncio.get_running_loop().run_in_executor(self._thread, lambda: work(*args))
         except (sqlite3.Error, OSError) as error:
-            raise ApiError("overloaded", f"batches cannot be kept at the moment: {error}", retry_after_s=5) from None
+            raise ApiError("overloaded", f"batches cannot be stored right now: {error}", retry_after_s=5) from None
 
     def added(self, owner: str, models: set[str]) -> None:
         """Requests of an owner wait that did not before."""
@@ -124,7 +124,7 @@ class BatchQueue:
             self._under_way[request.number] = asyncio.create_task(self._answer(lane, request), name="batch request")
 
     def _next_lane(self) -> "_Lane | None":
-        """Return the one whose owner has been served the longest ago, of those for whose model there is room."""
+        """Return the lane whose owner was served the longest ago, among models with capacity."""
         turns, num_open = Counter[str](), Counter[str]()
         for lane in self._lanes.values():
             turns[lane.owner] = max(turns[lane.owner], lane.turn)
@@ -157,11 +157,12 @@ class BatchQueue:
             try:
                 return await self.do(self.store.answered, request, status, answer, self.now_s)
             except ApiError as error:
-                log.error("an answer waits to be kept: %s", error)
+                log.error("an answer waits to be stored: %s", error)
                 await asyncio.sleep(error.retry_after_s or 1.0)
 
     async def _asked(self, request: WaitingRequest) -> tuple[int, bytes]:
-        """Return the answer of the network, asked again for as long as the batch has time. Raises TimeoutError."""
+        """Return the answer of the network, asked again for as long as the batch has time.
+        Raises TimeoutError."""
         num_errors, wait_s = 0, FIRST_WAIT_S
         async with asyncio.timeout(max(0.0, request.batch.expires_s - self._clock())):
             while True:
@@ -194,7 +195,7 @@ class BatchQueue:
             return self._access.key(None, "models") if self._access.is_required else None
         key = next((key for key in self._access.keys.values() if key.name == batch.key), None)
         if key is None:
-            raise ApiError("unauthorized", f"the key {batch.key}, with which the batch was made, is not known any more")
+            raise ApiError("unauthorized", f"the key {batch.key}, which created the batch, no longer exists")
         key.check("models", self._clock())
         return key
 

@@ -67,9 +67,7 @@ class BatchRoutes:
             limit = int(config.max_body_mib * 2**20)
             body = await client.body(limit, config.idle_timeout_s, config.answer_timeout_s)
             if self._queue is None:
-                raise ApiError(
-                    "not_found", "this router keeps no batches: ledger.directory of its file says where it would"
-                )
+                raise ApiError("not_found", "batches are disabled: set ledger.directory in the router's file")
             await client.while_present(self._answer(client, self._queue, _Asked(self._queue, client, body)))
 
     async def _answer(self, client: Downstream, queue: BatchQueue, asked: "_Asked") -> None:
@@ -100,7 +98,7 @@ async def _send_content(client: Downstream, queue: BatchQueue, file: StoredFile)
 
 
 async def _send_responses(client: Downstream, queue: BatchQueue, batch: StoredBatch) -> None:
-    """Send what a Workers AI batch was answered, likewise part by part."""
+    """Send the answers of a Workers AI batch, part by part."""
     model = batch.path.partition("/ai/run/")[2]
     told = orjson.dumps({"status": "complete", "request_id": batch.id, "model": model})
     await client.start_stream(200, [("content-type", "application/json")])
@@ -165,7 +163,7 @@ class _Asked:
         try:
             file, purpose = file_in(form), form.get("purpose")
             if not isinstance(purpose, str) or purpose.strip() != INPUT:
-                sentence = "the form's field purpose must be batch: files are kept for nothing else"
+                sentence = "the form's field purpose must be batch: files are stored for batches only"
                 raise ApiError("invalid_request", sentence, param="purpose")
             keep_s = _lifetime(
                 {name: form[f"{EXPIRES}[{name}]"] for name in ANCHORED if f"{EXPIRES}[{name}]" in form}, EXPIRES
@@ -205,7 +203,7 @@ class _Asked:
         file = await queue.do(queue.store.file, name, self._owner)
         if file.purpose != INPUT:
             raise ApiError(
-                "invalid_request", "input_file_id names what another batch has answered", param="input_file_id"
+                "invalid_request", "input_file_id names an output file of another batch", param="input_file_id"
             )
         content = await queue.do(queue.store.content, file)
         lines, faults = await queue.do(read_lines, content, endpoint)

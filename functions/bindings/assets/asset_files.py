@@ -1,6 +1,6 @@
-"""Assets: the files of a folder as responses, with entity tags, tidy addresses for HTML, and what is answered where there is no file.
+"""Assets: the files of a folder as responses, with entity tags, tidy addresses for HTML, and the response where there is no file.
 
-A path is looked up piece by piece below the folder; whatever leads out of it, a link too, does not exist. Knows files and HTTP.
+A path is looked up part by part below the folder; anything that leads out of it, even a link, does not exist.
 """
 
 import asyncio
@@ -78,7 +78,7 @@ class Assets(Binding):
         )
 
     async def found(self, request: FetchCall) -> Any:
-        """Return the response of a file, or the way to it; None: there is no such file."""
+        """Return the response of a file, or a redirect to it; None if there is no such file."""
         parts = urlsplit(request.url)
         ruled = self._rules.redirect(request.url)
         if isinstance(ruled, tuple) and not isinstance(ruled, Rewrite):
@@ -183,7 +183,7 @@ class Assets(Binding):
 
 
 def _span(header: str, size: int) -> tuple[int, int] | None:
-    """Start and length of one range; the whole where the header asks for several or makes no sense. None: it lies outside."""
+    """Return start and length of one range, or of the whole if the header asks for several or is invalid; None if the range is outside."""
     found = re.fullmatch(r"bytes=(\d{0,18})-(\d{0,18})", header.strip())
     if found is None or not (found[1] or found[2]):
         return 0, size

@@ -1,6 +1,6 @@
-"""`_redirects` and `_headers` of a folder of assets: which paths lead elsewhere, and what is said along with which files.
+"""`_redirects` and `_headers` of a folder of assets: redirects of paths, and headers of files.
 
-A line that makes no sense is logged with its number and left out, as the platform does: the others still hold. Knows no files but these two.
+An invalid line is logged with its number and skipped, as on the platform; the others still hold.
 """
 
 import logging
@@ -67,7 +67,7 @@ class AssetRules:
                 return Rewrite(urlsplit(to).path)
             try:
                 target = urlsplit(to)
-            except ValueError:  # what the path has in the place of a host is none
+            except ValueError:  # the path has an invalid host
                 return None
             if parts.query and not target.query:
                 to = target._replace(query=parts.query).geturl()
@@ -159,8 +159,8 @@ def _read(path: Path, parse: Callable[[Lines, Complain], Iterable[Rule]]) -> lis
 
 
 def _compiled(source: str) -> tuple[re.Pattern[str], bool] | None:
-    """Compile the pattern of a path, or of a host and a path; None: it is neither. One placeholder between two slashes and one splat
-    in all: nothing else takes time without bound, and whose pattern it is need not be whose time it takes."""
+    """Compile the pattern of a path, or of a host and a path; None if it is neither.
+    One placeholder between two slashes and one splat in all: anything else could take unbounded time, and the time is not the author's."""
     has_host = source.startswith("https://")
     source = encoded(source.removeprefix("https://"))
     if not has_host and not source.startswith("/"):
@@ -182,7 +182,7 @@ def _compiled(source: str) -> tuple[re.Pattern[str], bool] | None:
 
 
 def encoded(address: str) -> str:
-    """Encode what no address may hold as it is; what is encoded stays so."""
+    """Percent-encode characters that an address must not contain; encoded ones stay."""
     return quote(address, safe="%/:?#[]@!$&'()*+,;=-._~")
 
 

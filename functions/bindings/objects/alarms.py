@@ -1,7 +1,6 @@
-"""Alarms of Durable Objects: each is called when its time has come, at least once, across restarts, and again with growing pauses where it fails.
+"""Alarms of Durable Objects: each is called when it is due, at least once, across restarts, and again with growing pauses if it fails.
 
-An object's own file says when its alarm is; the file here only lists where to look, and may list too much: it is written before the object can
-commit. Knows files and time; how an object is called is given.
+An object's own file has its alarm; the file here only lists where to look, and may list too many: it is written before the object can commit.
 """
 
 import asyncio
@@ -39,12 +38,19 @@ class Alarms:
     """The alarms of one function's objects. Begins at once."""
 
     def __init__(
-        self, path: Path, store: ObjectStore, ring: Ring, now_ms: Callable[[], int] = lambda: int(time.time() * 1000)
+        self,
+        path: Path,
+        store: ObjectStore,
+        ring: Ring,
+        now_ms: Callable[[], int] = lambda: int(time.time() * 1000),
+        look_s: float = LOOK_S,
     ) -> None:
+        """`look_s`: between two looks at the clock, which may be set."""
         self._database = Database(path, lambda connection: create(connection, SCHEMA))
         self._store = store
         self._ring = ring
         self._now_ms = now_ms
+        self._look_s = look_s
         self._news = asyncio.Event()
         self._busy: dict[ObjectKey, int] = {}
         self._ringing: dict[ObjectKey, asyncio.Task[None]] = {}
@@ -89,9 +95,9 @@ class Alarms:
         while True:
             self._news.clear()
             try:
-                wait_s = await self._ring_due() if self._has_file else LOOK_S
+                wait_s = await self._ring_due() if self._has_file else self._look_s
             except Exception:
-                log.exception("the alarms go on after an error")
+                log.exception("the alarms continue after an error")
                 wait_s = 1.0
             try:
                 async with asyncio.timeout(wait_s):
@@ -100,7 +106,7 @@ class Alarms:
                 continue
 
     async def _ring_due(self) -> float:
-        """Begin what is due; return in how many seconds to look again."""
+        """Start due alarms; return the seconds until the next check."""
         now_ms = self._now_ms()
 
         def look(connection: Connection) -> list[tuple[str, str, int]]:
@@ -112,12 +118,12 @@ class Alarms:
             if key in self._ringing:
                 continue
             if at_ms > now_ms:
-                return min(LOOK_S, (at_ms - now_ms) / 1000)
+                return min(self._look_s, (at_ms - now_ms) / 1000)
             if len(self._ringing) >= AT_ONCE:
-                return LOOK_S  # one that ends is news
+                return self._look_s  # one that ends is news
             task = self._ringing[key] = asyncio.create_task(self._handle(key), name=f"alarm of {class_name}")
             task.add_done_callback(lambda task, key=key: self._over(task, key))  # type: ignore[misc]
-        return LOOK_S
+        return self._look_s
 
     async def _handle(self, key: ObjectKey) -> None:
         alarm = await self._store.run(key, self._begun)
@@ -141,7 +147,7 @@ class Alarms:
     def _begun(self, file: ObjectFile) -> Alarm | str:
         """Return the object's alarm, marked as running, if it is due. Runs in the object's thread."""
         if file.is_dirty:
-            return "busy"  # what the object has not committed may never be
+            return "busy"  # the object's uncommitted writes may be undone
         alarm = file.alarm()
         if alarm is None or alarm.at_ms > self._now_ms():
             return "not due"
@@ -167,12 +173,12 @@ class Alarms:
 
     def _again(self, file: ObjectFile, retries: int, pause_ms: int) -> None:
         alarm = file.alarm()
-        if alarm is not None and alarm.is_running:  # else its handler has set another one, or none
+        if alarm is not None and alarm.is_running:  # otherwise its handler has set another one, or none
             file.set_alarm(self._now_ms() + pause_ms, retries)
             file.commit()
 
     async def _correct(self, key: ObjectKey) -> None:
-        """Note what the object's file says, unless an alarm is being set."""
+        """Update the list from the object's file, unless an alarm is being set."""
         changes = await self._database.run(lambda connection: _changes(connection, key))
         alarm = await self._store.run(key, lambda file: "busy" if file.is_dirty else file.alarm())
         if alarm == "busy":

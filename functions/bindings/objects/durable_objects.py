@@ -68,7 +68,7 @@ class DurableObjects(Binding):
     @classmethod
     def open(cls, declaration: Declaration, state_dir: Path, services: Services) -> "DurableObjects":
         if services.functions is None:
-            raise BindingError(f"{declaration.name}: there are no functions here whose objects could be bound")
+            raise BindingError(f"{declaration.name}: the site has no functions whose objects could be bound")
         options = declaration.options
         return cls(services.functions, options.get("script_name") or services.function, options["class_name"])
 
@@ -92,7 +92,7 @@ class InstanceStarted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class InstanceRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What every request of an instance begins with."""
+    """The fields with which every request of an instance starts."""
 
     class_name: ClassName
     id: Id
@@ -130,7 +130,7 @@ class SetAlarm(InstanceRequest, frozen=True, forbid_unknown_fields=True):
 
 
 class ObjectStorage(Binding):
-    """What `ctx.storage` asks for."""
+    """The calls of `ctx.storage`."""
 
     kind = "storage"
 
@@ -141,7 +141,8 @@ class ObjectStorage(Binding):
 
     @classmethod
     def of(cls, manifest: Manifest, state_dir: Path, services: Services) -> "ObjectStorage":
-        """Open the storage of a function for one of its versions. Raises MigrationError where that does not go with the objects that are there."""
+        """Open the storage of a function for one of its versions.
+        Raises MigrationError if the version does not fit the existing objects."""
         assert services.functions is not None
         directory, functions, function = _directory(state_dir, services), services.functions, services.function
         migrations = ObjectMigrations(directory, manifest.migrations, _own_classes(manifest))
@@ -159,7 +160,10 @@ class ObjectStorage(Binding):
             await functions.ask(function, RpcEvent(UNNUMBERED, key.class_name, called, args, options=options))
 
         path = directory / "alarms.sqlite"
-        alarms = services.databases.get(path, lambda path: Alarms(path, store, ring))
+        clock = services.clock
+        alarms = services.databases.get(
+            path, lambda path: Alarms(path, store, ring, lambda: int(clock.now_s() * 1000), clock.look_s)
+        )
         return cls(store, alarms, migrations)
 
     @property
@@ -169,7 +173,7 @@ class ObjectStorage(Binding):
         return tuple(each.tag for each in pending if each.renamed_classes or each.deleted_classes)
 
     def migrate(self) -> None:
-        """Carry out what this version's migrations have not done yet. The instances of renamed and deleted classes end."""
+        """Apply this version's pending migrations. Instances of renamed and deleted classes end."""
         pending, gone = self._migrations.pending, self._migrations.after().gone
         if not pending:
             return
@@ -252,7 +256,7 @@ class ObjectStorage(Binding):
 
     @method
     async def abandon(self, request: InstanceRequest) -> None:
-        """End the instance, by its own wish, without what it has not committed."""
+        """End the instance at its own request, without its uncommitted writes."""
         key = ObjectKey(request.class_name, request.id)
         if self._store.is_current(key, request.instance):
             await self._guarded(lambda: self._store.reset(key))

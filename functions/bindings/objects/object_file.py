@@ -32,7 +32,7 @@ class Alarm(NamedTuple):
 
 
 class StorageListing(NamedTuple):
-    """Which keys: from `start` on or behind `start_after`, before `end`, with a prefix."""
+    """The keys of a listing: from `start` or after `start_after`, before `end`, with a prefix."""
 
     start: str | None = None
     start_after: str | None = None
@@ -70,7 +70,7 @@ class ObjectFile:
     # -- keys ---------------------------------------------------------------------------------------------------------------------
 
     def get(self, keys: Sequence[str]) -> dict[str, Any]:
-        """Return the values of the keys that are there."""
+        """Return the values of existing keys."""
         marks = ", ".join("?" * len(keys))
         rows = self._trusted(f"SELECT key, value FROM _cf_KV WHERE key IN ({marks})", keys)
         found = {key: msgspec.msgpack.decode(value) for key, value in rows}
@@ -133,7 +133,8 @@ class ObjectFile:
     # -- SQL ----------------------------------------------------------------------------------------------------------------------
 
     def sql(self, script: str, parameters: Sequence[Any]) -> Outcome:
-        """Run one or more statements; the parameters are the last one's, and so is the outcome. Raises SqlError."""
+        """Run one or more statements; the parameters are the last one's, and so is the outcome.
+        Raises SqlError."""
         statements = statements_of(script)
         if not 1 <= len(statements) <= MAX_STATEMENTS:
             raise DatabaseError(f"exec takes 1 to {MAX_STATEMENTS} statements, not {len(statements)}", "bad_sql")
@@ -170,7 +171,7 @@ class ObjectFile:
         self._trusted(f"RELEASE _cf_{self._depth}", ())
 
     def commit(self) -> None:
-        """Put what was written on the disk. Inside a transaction of the object's own this waits for its end."""
+        """Write changes to the disk. Inside an explicit transaction of the object this waits for its end."""
         if self._depth or not self._connection.in_transaction:
             return
         try:

@@ -1,7 +1,7 @@
-"""`[[migrations]]` of a manifest: classes of Durable Objects renamed or deleted, carried out once, in order, when a version takes the traffic.
+"""`[[migrations]]` of a manifest: Durable Object classes are renamed or deleted, once and in order, when a version takes the traffic.
 
-What has been done is kept by tag beside the objects, and what became of classes that are gone: a version that binds one of those is refused, since
-its objects would begin empty. Classes need not be announced here; naming new ones only makes a name that is gone usable again.
+Applied migrations are stored by tag beside the objects, with the fate of removed classes: a version that binds a removed class is refused, because
+its objects would start empty. New classes need no announcement; naming one only makes a removed name usable again.
 """
 
 import json
@@ -22,17 +22,17 @@ log = logging.getLogger("pilotlight.bindings")
 
 
 class MigrationError(BindingError):
-    """A version does not go with the objects that are there."""
+    """A version does not fit the existing objects."""
 
 
 class MigrationRecord(msgspec.Struct):
-    """What has been carried out."""
+    """The applied migrations."""
 
     done: list[str] = []  # tags
-    gone: dict[str, str] = {}  # classes, and what became of each
+    gone: dict[str, str] = {}  # removed classes, and the fate of each
 
     def note(self, migration: Migration, bound: Collection[str]) -> None:
-        """Note a migration as done. A class that it deletes and that is `bound` all the same begins anew."""
+        """Record a migration as applied. A deleted class that is still `bound` starts empty."""
         self.done.append(migration.tag)
         for name in (*migration.new_classes, *migration.new_sqlite_classes):
             self.gone.pop(name, None)
@@ -54,12 +54,12 @@ class ObjectMigrations:
 
     @property
     def pending(self) -> list[Migration]:
-        """Those that move or delete objects when this version takes the traffic, or only have to be noted."""
+        """Return the migrations that move or delete objects when this version takes the traffic, or only need to be recorded."""
         done = self.record().done
         return [migration for migration in self._migrations if migration.tag not in done]
 
     def after(self) -> MigrationRecord:
-        """Return what the record says once all is carried out."""
+        """Return the record after all migrations."""
         record = self.record()
         for migration in self.pending:
             record.note(migration, self._classes)
@@ -85,12 +85,12 @@ class ObjectMigrations:
         for name in self._classes:
             if name in gone:
                 raise MigrationError(
-                    f"the class {name} was {gone[name]}, so its objects would begin empty; bind what it is called now, or announce it by "
-                    "new_sqlite_classes in a migration with a tag of its own"
+                    f"the class {name} was {gone[name]}, so its objects would start empty; bind its new name, or add it to "
+                    "new_sqlite_classes in a migration with a new tag"
                 )
 
     def move(self, migration: Migration) -> None:
-        """Move and delete the objects of a migration, of which none may be open. Raises OSError."""
+        """Move and delete the objects of a migration, none of which may be open. Raises OSError."""
         for renamed in migration.renamed_classes:
             self._rename(renamed.from_, renamed.to)
         for deleted in migration.deleted_classes:
@@ -104,7 +104,7 @@ class ObjectMigrations:
         atomic_files.write(self._directory / "migrations.json", msgspec.json.encode(record))
 
     def record(self) -> MigrationRecord:
-        """Read what has been done; before classes were noted it was a list of tags."""
+        """Read the applied migrations; an older form was a list of tags."""
         path = self._directory / "migrations.json"
         found = json.loads(path.read_bytes()) if path.is_file() else {}
         return msgspec.convert({"done": found} if isinstance(found, list) else found, MigrationRecord)

@@ -1,7 +1,7 @@
-"""The Durable Objects of one function: their files, of which a few are open, and who may use them.
+"""The Durable Objects of one function: their files, of which a few are open, and their instances.
 
-Of each object there is one instance. Starting another one, in whatever process, makes the one before it stale: its requests are refused, and what it
-had not committed is undone. So state is never written by two. Knows files and instances' numbers; alarms are functions/bindings/objects/alarms.py's.
+Each object has one instance. Starting another one, in any process, makes the earlier one stale: its requests are refused and its uncommitted writes
+undone. So two instances never write the same state. Alarms are in functions/bindings/objects/alarms.py.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ class ObjectKey(NamedTuple):
 
 
 class Stale(Exception):
-    """Who asks is not the object's instance any more."""
+    """The caller is no longer the object's instance."""
 
 
 class ClassGone(Exception):
@@ -51,12 +51,12 @@ class ObjectStore:
         self._executor: ThreadPoolExecutor | None = None
 
     async def start(self, key: ObjectKey) -> int:
-        """Return the number of a new instance; what the one before it left open is undone."""
+        """Return the number of a new instance; uncommitted writes of the previous one are undone."""
         self._last_instance += 1
         number = self._instances[key] = self._last_instance
         self._instances.move_to_end(key)
         while len(self._instances) > MAX_INSTANCES:
-            self._instances.popitem(last=False)  # that instance is stale from now on, and is started anew
+            self._instances.popitem(last=False)  # that instance is stale from now on, and restarts
         await self.run(key, lambda file: file.rollback())
         return number
 
@@ -64,20 +64,20 @@ class ObjectStore:
         return self._instances.get(key) == instance
 
     async def reset(self, key: ObjectKey) -> None:
-        """Make its instance stale from now on, and undo what that has not committed."""
+        """Make its instance stale, and undo its uncommitted writes."""
         self._instances.pop(key, None)
         await self.run(key, lambda file: file.rollback())
 
     async def run(self, key: ObjectKey, work: Callable[[ObjectFile], T], instance: int | None = None) -> T:
-        """Do the work, in a thread, after all that was asked of this object before. `instance` None: it is the runtime's own work.
-        Raises Stale, and what the work raises."""
+        """Do the work, in a thread, after all earlier work of this object.
+        `instance` None means the runtime's own work. Raises Stale, and the exceptions of the work."""
         if self._users.get(key, 0) >= MAX_WAITING:
             raise DatabaseError(f"{MAX_WAITING} requests wait for this object's storage already", "overloaded")
         return await asyncio.shield(asyncio.ensure_future(self._alone(key, work, instance)))
 
     def move(self, classes: Iterable[str], gone: Mapping[str, str], work: Callable[[], Awaitable[None]]) -> None:
-        """Begin to move or delete the objects of these classes: `work` finds none of them open. Their instances are stale from now on, requests for
-        others of these classes wait, and those in `gone` are refused from now on."""
+        """Start to move or delete the objects of these classes: `work` finds none open.
+        Their instances become stale, requests for them wait, and those for classes in `gone` are refused."""
         before, moved = self._move, frozenset(classes)
         self._moving, self.gone = self._moving | moved, {**self.gone, **gone}
         for key in [key for key in self._instances if key.class_name in moved]:
@@ -145,7 +145,7 @@ class ObjectStore:
             return await loop.run_in_executor(self._executor, work, file)
         except BaseException:
             if was_dirty and not file.is_dirty:
-                self._instances.pop(key, None)  # what it had written before is lost: whoever holds it must begin anew
+                self._instances.pop(key, None)  # its uncommitted writes are lost, so the instance must restart
             raise
         finally:
             await self._close_unused()
@@ -157,7 +157,7 @@ class ObjectStore:
             unused = (key for key, file in self._files.items() if key not in self._users and not file.is_dirty)
 
     async def _close(self, key: ObjectKey) -> None:
-        self._users[key] = self._users.get(key, 0) + 1  # until it is closed nobody opens it again
+        self._users[key] = self._users.get(key, 0) + 1  # it is not opened again until it is closed
         lock = self._locks.setdefault(key, asyncio.Lock())
         async with lock:
             if (file := self._files.pop(key, None)) is not None:

@@ -1,6 +1,6 @@
-"""Secrets of functions at rest: AES-256-GCM under a key of this site, in a file that only its owner reads.
+"""Secrets of functions at rest: AES-256-GCM with a key of this site, in a file that only its owner reads.
 
-A secret is sealed to its function and its name, so that one copied into another's place does not open. Knows files; refuses to know who may ask.
+A secret is bound to its function and name, so that a copy in another place does not decrypt. Access is decided elsewhere.
 """
 
 import fcntl
@@ -23,8 +23,8 @@ NONCE_BYTES = 12
 MAX_SECRET_BYTES = 5 << 10  # the platform's limit for a variable
 
 
-class SecretError(Exception):
-    """A secret cannot be kept or read; the message says which file, and what to change."""
+class SecretError(ValueError):
+    """A secret cannot be stored or read; the message names the file and the change to make."""
 
 
 class SecretStore:

@@ -6,7 +6,7 @@ from pathlib import Path
 from pilotlight.functions.bindings.binding import Binding, BindingError, Declaration, Nothing, Services, method
 from pilotlight.functions.bindings.secrets.secret_store import SecretError, SecretStore
 
-OWNER = "store:"  # before a store's id, in the place of a function's name
+OWNER = "store:"  # before a store's id, in place of a function's name
 
 
 class StoredSecret(Binding):

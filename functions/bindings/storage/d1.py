@@ -1,6 +1,7 @@
-"""D1: a SQLite database that functions speak SQL to. A batch is one transaction; a statement has 30 s.
+"""D1: a SQLite database with SQL for functions.
 
-What a function may say is functions/bindings/storage/sql.py's business. Results cross as columns and rows; the face makes objects of them.
+A batch is one transaction; a statement has 30 s. functions/bindings/storage/sql.py decides which SQL is allowed. Results are sent as columns and
+rows; the face makes objects of them.
 """
 
 from collections import deque
@@ -77,8 +78,8 @@ class D1Database(Binding):
     async def transaction(
         self, given: Iterable[Statement], time_limit_s: float = float("inf"), files: Sequence[str] = ()
     ) -> list[Any]:
-        """Run all statements or none, however many. Not a function's to call: for the operator's own files. `files`: of each statement the one that
-        it comes from, for the error. Raises BindingError."""
+        """Run all statements or none, however many.
+        For the operator's own files, not for functions. `files` has each statement's file, for errors. Raises BindingError."""
         statements = [(statement.sql, _checked(statement.parameters)) for statement in given]
 
         def work(connection: Connection, guard: StatementGuard) -> list[Any]:

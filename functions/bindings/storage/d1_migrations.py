@@ -1,6 +1,5 @@
-"""Migrations of a D1 database: files of SQL in the function's folder, each applied once. Which have been is in a table of the database itself, under
-wrangler's names.
-"""
+"""Migrations of a D1 database: files of SQL in the function's folder, each applied once.
+Which have been is in a table of the database itself, under wrangler's names."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -23,7 +22,7 @@ class MigrationFiles(NamedTuple):
         """Return those of a database's declaration in the function's folder. Raises BindingError."""
         table = str(options.get("migrations_table") or "d1_migrations")
         if not _TABLE_NAME.fullmatch(table):
-            raise BindingError(f"migrations_table is no name of a table: {table!r}")
+            raise BindingError(f"migrations_table is not a table's name: {table!r}")
         folder = directory / str(options.get("migrations_dir") or "migrations")
         if not folder.resolve().is_relative_to(directory.resolve()):
             raise BindingError(f"migrations_dir leads out of the function's folder: {folder}")

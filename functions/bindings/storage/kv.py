@@ -1,7 +1,7 @@
-"""KV: keys, values, metadata and expiry, in one SQLite file per namespace.
+"""KV: keys, values, metadata and expiry, in one SQLite file for each namespace.
 
-Limits are the platform's documented ones. Keys are compared as UTF-8 bytes, which is also the order of a list. A read never shows what has
-expired; what has is deleted a little at a time by writes.
+Limits are the platform's documented ones. Keys are compared as UTF-8 bytes, which is also the order of a list. A read never returns an expired key;
+writes delete expired keys a few at a time.
 """
 
 import base64
@@ -40,7 +40,7 @@ MIN_CACHE_TTL_S = 30
 SWEEP_EVERY_S = 60.0
 SWEPT_AT_ONCE = 500
 
-# The value comes last: metadata behind a value of 25 MiB would be found only by walking all of its pages.
+# The value comes last: metadata after a value of 25 MiB could be read only by walking all of its pages.
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS entries (key BLOB PRIMARY KEY NOT NULL, expires_s INTEGER, metadata TEXT, value BLOB NOT NULL);
 CREATE INDEX IF NOT EXISTS entries_by_expiry ON entries (expires_s) WHERE expires_s IS NOT NULL;
@@ -63,7 +63,7 @@ class KVGetMany(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class KVPut(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     key: str
-    value: bytes | None = None  # None: it is streamed
+    value: bytes | None = None  # None if it is streamed
     expiration: int | None = None  # seconds since 1970
     expiration_ttl: int | None = None
     metadata: str | None = None  # JSON
@@ -93,7 +93,7 @@ class KVNamespace(Binding):
     @classmethod
     def open(cls, declaration: Declaration, state_dir: Path, services: Services) -> "KVNamespace":
         path = directory_of(state_dir, "kv", declaration.options.get("id") or declaration.name) / "entries.sqlite"
-        return cls(services.database(path, SCHEMA), memory=services.memory)
+        return cls(services.database(path, SCHEMA), services.clock.now_s, services.memory)
 
     @method
     async def get(self, request: KVGet) -> Any:
@@ -234,7 +234,7 @@ def _encoded(verb: str, text: str) -> bytes:
     try:
         return text.encode()
     except UnicodeEncodeError:
-        raise _refusal(verb, 400, "The key is no valid Unicode text.") from None
+        raise _refusal(verb, 400, "The key is not valid Unicode text.") from None
 
 
 def _checked_key(verb: str, key: str) -> bytes:
@@ -276,7 +276,7 @@ def _decoded_cursor(cursor: str) -> bytes:
     try:
         return base64.b64decode(cursor.encode(), altchars=b"-_", validate=True)
     except (binascii.Error, ValueError):
-        raise _refusal("GET", 400, "Invalid cursor; pass on what the list before gave.") from None
+        raise _refusal("GET", 400, "Invalid cursor; use the one from the previous list.") from None
 
 
 def _too_long(size: int) -> BindingError:

@@ -1,6 +1,7 @@
-"""R2: a bucket of objects, as functions ask for it. Checks what is asked; where objects lie is a store's business (r2_files.py, r2_s3.py).
+"""R2: buckets of objects for functions.
 
-Conditions are those of HTTP (RFC 9110 section 13): an etag decides over a time. Errors have the platform's numbers.
+Checks requests; a store keeps the objects (r2_files.py, r2_s3.py). Conditions are those of HTTP (RFC 9110 section 13): an etag takes precedence over
+a time. Errors have the platform's numbers.
 """
 
 from collections.abc import Awaitable, Sequence
@@ -41,7 +42,7 @@ T = TypeVar("T")
 
 
 class Store(Protocol):
-    """Where a bucket's objects lie."""
+    """The store of a bucket's objects."""
 
     async def head(self, key: str) -> ObjectHead | None: ...
 
@@ -82,7 +83,7 @@ class R2Get(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class R2Put(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     key: str
-    value: bytes | None = None  # None: it is streamed
+    value: bytes | None = None  # None if it is streamed
     only_if: Conditions | None = None
     details: Details = Details()
     checksum: tuple[str, bytes] | None = None  # algorithm and digest
@@ -147,7 +148,7 @@ class R2Bucket(Binding):
 
     @method
     async def get(self, request: R2Get) -> Any:
-        """Return None; the object alone where a condition fails; else the object, its span, and its bytes as a stream."""
+        """Return None; only the object if a condition fails; otherwise the object, its span, and its bytes as a stream."""
         found = await self._done("get", self._store.open(_checked("get", request.key), request.only_if, request.range))
         if found is None:
             return None
@@ -232,7 +233,8 @@ class R2Bucket(Binding):
 
 
 class _Told:
-    """An object's bytes; what goes wrong in their middle is said as it is at their beginning. Closes them, read or not."""
+    """An object's bytes; failures in the middle are reported like failures at the start.
+    Closes the object, read or not."""
 
     def __init__(self, verb: str, content: Body) -> None:
         self._verb = verb

@@ -38,7 +38,7 @@ from pilotlight.support import atomic_files
 from pilotlight.support.database import Connection, Database, Work, create, transaction
 
 CHUNK_BYTES = 256 << 10
-STRAY_AFTER_S = 3600.0  # another process may be writing what is younger
+STRAY_AFTER_S = 3600.0  # younger files may belong to another process's write
 UPLOAD_KEPT_S = 7 * 24 * 3600.0
 NO_UPLOAD = "The specified multipart upload does not exist."
 
@@ -286,7 +286,7 @@ class FileStore:
         self._sweep(connection)
 
     def _sweep(self, connection: Connection) -> None:
-        """Remove uploads that nobody completes, and files that no index names."""
+        """Remove unfinished uploads, and files that no index names."""
         old = connection.execute(
             "SELECT key, id FROM uploads WHERE created_s < ?", (self._now_s() - UPLOAD_KEPT_S,)
         ).fetchall()

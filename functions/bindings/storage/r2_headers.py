@@ -1,6 +1,6 @@
-"""An R2 object as S3 tells of it: its details in the headers of a PUT, and out of those of an answer, or out of an entry of a list.
+"""An R2 object in S3's form: its details in the headers of a PUT, and read from the headers of a response or an entry of a list.
 
-What S3 has a header for lies there, so that other tools can read it; the rest is one header of ours. Both directions are here, side by side.
+Details with an S3 header use it, so that other tools can read them; the rest is in one header of ours. Both directions are here, side by side.
 """
 
 import base64
@@ -14,9 +14,9 @@ from xml.etree import ElementTree
 from pilotlight.functions.bindings.storage.r2_objects import Details, HttpMetadata, ObjectHead, R2Error
 from pilotlight.functions.bindings.storage.s3 import S3Answer, text_of
 
-OURS = "x-amz-meta-pilotlight"  # what S3 has no header for: JSON in base64
+OURS = "x-amz-meta-pilotlight"  # details without an S3 header: JSON in base64
 MAX_META_BYTES = 2048  # of all a PUT says of its object, by S3's rule
-UNSAID = ("binary/octet-stream", "application/octet-stream")  # what S3 tells of an object of which no type was said
+UNSAID = ("binary/octet-stream", "application/octet-stream")  # types that S3 returns for an object without one
 HEADERS = {
     "content_type": "content-type", "content_language": "content-language", "content_disposition": "content-disposition",
     "content_encoding": "content-encoding", "cache_control": "cache-control",
@@ -25,7 +25,7 @@ STORAGE_CLASSES = {"Standard": "STANDARD", "InfrequentAccess": "STANDARD_IA"}
 
 
 def described(details: Details, checksums: dict[str, bytes]) -> dict[str, str]:
-    """Return details as S3's headers. Raises R2Error beyond what S3 takes."""
+    """Return details as S3's headers. Raises R2Error above S3's limits."""
     headers: dict[str, str] = {}
     further: dict[str, Any] = {}
     http = details.http_metadata
@@ -111,7 +111,7 @@ def time_of(text: str | None) -> int:
 
 
 def _is_plain(value: str) -> bool:
-    """Tell whether it comes back from an HTTP header as it went in."""
+    """Tell whether a value survives in an HTTP header unchanged."""
     return value.isascii() and value.isprintable() and value == " ".join(value.split()) and value != ""
 
 

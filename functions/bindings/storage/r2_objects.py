@@ -1,4 +1,4 @@
-"""What is known of an R2 object, and the pure rules over it: conditions, ranges, etags. Knows neither files nor functions."""
+"""The description of an R2 object, and pure rules over it: conditions, ranges, etags."""
 
 import base64
 import hashlib
@@ -37,7 +37,7 @@ class HttpMetadata(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
 
 
 class Details(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What whoever puts an object says of it."""
+    """Details of an object that its writer sets."""
 
     http_metadata: HttpMetadata = HttpMetadata()
     custom_metadata: dict[str, str] = {}
@@ -108,7 +108,7 @@ class ObjectHead(NamedTuple):
     checksums: dict[str, bytes]
 
     def as_value(self, include: set[str] | None = None) -> dict[str, Any]:
-        """`include`: which metadata a list shows; None: all."""
+        """`include` names the metadata that a list shows; None for all."""
         value = {
             "key": self.key,
             "version": self.version,
@@ -128,11 +128,11 @@ class ObjectHead(NamedTuple):
 class R2Listing(NamedTuple):
     heads: list[ObjectHead]
     prefixes: list[str]
-    cursor: str | None  # None: this was all
+    cursor: str | None  # None if the list is complete
 
 
 class Digests:
-    """The etag's MD5, and the one that was asked for, of bytes as they pass."""
+    """The MD5 of the etag, and the requested checksum, of passing bytes."""
 
     def __init__(self, checksum: tuple[str, bytes] | None) -> None:
         self._expected = checksum
@@ -160,8 +160,8 @@ class Digests:
 
 
 def chosen_parts(parts: Sequence[UploadedPart], uploaded: Mapping[int, tuple[str, int]]) -> list[int]:
-    """Return the numbers of an upload's parts, in order. `uploaded`: etag and size of each that is there. Raises R2Error by R2's rules, of which S3
-    does not know all."""
+    """Return the numbers of an upload's parts, in order.
+    `uploaded` has etag and size of each existing part. Raises R2Error by R2's rules, some of which S3 does not enforce."""
     chosen = sorted(parts, key=lambda part: part.part_number)
     numbers = [part.part_number for part in chosen]
     if not parts or len(set(numbers)) != len(numbers):
@@ -183,7 +183,7 @@ def decoded_cursor(cursor: str) -> bytes:
     try:
         return base64.b64decode(cursor.encode(), altchars=b"-_", validate=True)
     except ValueError:
-        raise R2Error("the cursor is none that a list has given", 10022, 400) from None
+        raise R2Error("the cursor does not come from a list", 10022, 400) from None
 
 
 def multipart_etag(etags: Sequence[str]) -> str:

@@ -18,10 +18,10 @@ class BucketQuota:
         self._open = 0  # of files that are being written
         self._replaced: dict[
             Hashable, int
-        ] = {}  # what open writes will free: each once, however many writes replace it
+        ] = {}  # bytes that open writes will free: each once, however many writes replace it
 
     def refresh(self, used: int, done: "OpenWrite | None" = None) -> None:
-        """Take over what the index counts; it now counts the bytes of `done`, too."""
+        """Take over the index's count, which now includes the bytes of `done`."""
         with self._lock:
             self._used = used
             if done is not None:
@@ -62,7 +62,7 @@ class OpenWrite:
     """A file that is being written; use as `with`."""
 
     def __init__(self, quota: BucketQuota, place: Hashable | None) -> None:
-        """`place`: what it replaces; None if an earlier open write replaces the same."""
+        """`place` is what the write replaces; None if an earlier open write replaces the same."""
         self.size = 0
         self.place = place
         self._quota = quota

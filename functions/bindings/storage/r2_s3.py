@@ -1,7 +1,7 @@
-"""Objects of a bucket at any S3 endpoint: the same store as functions/bindings/storage/r2_files.py, seen from functions/bindings/storage/r2.py.
+"""Objects of a bucket at an S3 endpoint: the same interface as functions/bindings/storage/r2_files.py.
 
-What S3 has a header for lies in that header, so others can read what functions wrote. A body is spooled and hashed before it is sent, since S3 wants
-its length, and what comes back is checked against its etag where that is an MD5. Versions are etags, and times have whole seconds, as S3 tells them.
+Details with an S3 header use it, so that other tools can read what functions wrote. A body is spooled and hashed before it is sent, because S3 needs
+its length, and a downloaded body is checked against its etag if that is an MD5. Versions are etags, and times have whole seconds, as in S3.
 """
 
 import asyncio
@@ -116,7 +116,7 @@ class S3Store:
                     except S3Error as error:
                         if only_if is not None and error.status in (404, 409, 412):
                             headers = {n: v for n, v in headers.items() if not n.startswith("if-")}
-                            continue  # somebody else was quicker: the condition is looked at anew
+                            continue  # another writer was faster: check the condition again
                         raise
                     answer.close()
                 etag = answer.headers.get("etag", "").strip('"') or found["md5"].hex()
@@ -125,7 +125,7 @@ class S3Store:
         raise AssertionError("unreachable")
 
     async def delete(self, keys: list[str]) -> None:
-        keys = [key for key in keys if not _leads_away(key)]  # of which there are none
+        keys = [key for key in keys if not _leads_away(key)]  # such keys do not exist
         async with _translated():
             if len(keys) == 1:
                 (await self._client.ask("DELETE", keys[0])).close()
@@ -150,7 +150,7 @@ class S3Store:
                 root = await (await self._client.ask("GET", query=query)).xml()
             except S3Error as error:
                 if cursor and error.code in ("InvalidArgument", "InvalidToken", "InvalidContinuationToken"):
-                    raise R2Error("the cursor is none that a list has given", 10022, 400) from None
+                    raise R2Error("the cursor does not come from a list", 10022, 400) from None
                 raise
             heads = [listed(child) for child in root if local(child) == "Contents"]
             prefixes = [unquote_plus(text_of(child, "Prefix")) for child in root if local(child) == "CommonPrefixes"]
@@ -241,7 +241,7 @@ class S3Store:
 
 
 class S3Content:
-    """An object's bytes as they come, counted, and hashed where the etag says what they are."""
+    """An object's bytes as they arrive, counted, and hashed if the etag is a hash."""
 
     def __init__(self, answer: S3Answer, length: int, head: ObjectHead) -> None:
         self._chunks = aiter(answer)
@@ -279,13 +279,14 @@ class S3Content:
     def _check(self) -> None:
         md5, self._md5 = self._md5, None
         if md5 is not None and md5.hexdigest() != self._etag:
-            sentence = "what the store sent is not what was put: its MD5 is not the object's etag"
+            sentence = "the store's bytes differ from the stored object: their MD5 is not its etag"
             raise R2Error(sentence, 10037, 502, "store_corrupt")
 
 
 @asynccontextmanager
 async def _translated() -> AsyncIterator[None]:
-    """Raise the store's failures in the bucket's words. The function learns what happened, and neither keys nor names of the site's."""
+    """Raise the store's failures as the bucket's.
+    The function gets the reason, without keys and names of the site."""
     try:
         yield
     except S3Error as error:
@@ -358,7 +359,7 @@ def _token_of(cursor: str) -> str:
             return found[len(CURSOR) :].decode()
     except UnicodeDecodeError:
         pass
-    raise R2Error("the cursor is none that a list has given", 10022, 400)
+    raise R2Error("the cursor does not come from a list", 10022, 400)
 
 
 def _leads_away(key: str) -> bool:

@@ -55,7 +55,7 @@ class S3Unreachable(Exception):
 
 
 class S3CredentialsError(Exception):
-    """There are none where the site file says that they are."""
+    """There are no credentials where the site file says."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,8 @@ class S3Client:
         headers: Mapping[str, str] | None = None,
         body: "bytes | Spooled" = b"",
     ) -> "S3Answer":
-        """Ask the store, again where it is busy. Raises S3Error, S3Unreachable, S3CredentialsError. The answer is to be read or closed."""
+        """Send a request to the store, again if it is busy.
+        Raises S3Error, S3Unreachable, S3CredentialsError. The caller reads or closes the response."""
         pause_s, tries = FIRST_PAUSE_S, TRIES
         while True:
             tries -= 1
@@ -221,7 +222,8 @@ def sign(
     region: str,
     now: datetime,
 ) -> dict[str, str]:
-    """Return all headers, with those of the signature. `path` is encoded, names of headers are lower case and `host` is one of them."""
+    """Return all headers, with those of the signature.
+    `path` is encoded, names of headers are lower case and `host` is one of them."""
     stamp = now.strftime("%Y%m%dT%H%M%SZ")
     scope = f"{stamp[:8]}/{region}/s3/aws4_request"
     signed = {**headers, "x-amz-date": stamp, "x-amz-content-sha256": sha256}

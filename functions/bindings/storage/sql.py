@@ -1,7 +1,7 @@
-"""A function's own SQL on a connection: what it may say, how long and how large it may be, and what came of it.
+"""A function's own SQL on a connection: which statements are allowed, limits of time and size, and results.
 
 SQLite's authorizer sees every statement before it runs. Refused: other files (ATTACH, VACUUM INTO), pragmas that change the database's settings,
-transactions by hand, extensions, temporary tables, and the tables named `_cf_*` that are the runtime's. Limits are the platform's documented ones.
+explicit transactions, extensions, temporary tables, and the tables named `_cf_*`, which are the runtime's. Limits are the platform's documented ones.
 """
 
 import sqlite3
@@ -36,7 +36,7 @@ READING_PRAGMAS = frozenset({
     "table_list", "table_info", "table_xinfo", "index_list", "index_info", "index_xinfo", "foreign_key_list", "foreign_key_check", "quick_check",
     "optimize", "foreign_keys", "user_version", "data_version", "page_count", "page_size", "collation_list", "function_list", "pragma_list",
 })  # fmt: skip
-# These may be set, and hold until the end of the call: the connection is everybody's who binds this database.
+# These may be set, until the end of the call: all users of the database share the connection.
 LASTING_PRAGMAS = (
     "defer_foreign_keys", "ignore_check_constraints", "legacy_alter_table", "recursive_triggers", "reverse_unordered_selects", "case_sensitive_like",
 )  # fmt: skip
@@ -72,7 +72,8 @@ class Outcome(NamedTuple):
 
     @property
     def rows_read(self) -> int:
-        """The rows that were returned or changed. The platform also counts rows that a scan passed over, which SQLite does not tell us."""
+        """Return the number of rows returned or changed.
+        The platform also counts rows that a scan skipped, which SQLite does not report."""
         return len(self.rows) + self.rows_written
 
 
@@ -88,7 +89,7 @@ class StatementGuard:
     """The authorizer of one connection."""
 
     def __init__(self, connection: Connection, transactions_by: str) -> None:
-        """`transactions_by` names what to use instead of BEGIN."""
+        """`transactions_by` names the alternative to BEGIN."""
         self._transactions_by = transactions_by
         self._is_trusting = False
         self._touched: set[str] = set()
@@ -122,7 +123,7 @@ class StatementGuard:
         if action == sqlite3.SQLITE_PRAGMA and (first or "").lower() == "foreign_keys" and second is not None:
             return (
                 sqlite3.SQLITE_IGNORE
-            )  # as D1 does: taken without effect, for what draws up migrations writes it round every table
+            )  # accepted without effect, as in D1, because migration tools write it around every table
         why = self._objection(action, first or "", second)
         if why:
             self.why = why
@@ -141,7 +142,7 @@ class StatementGuard:
         if action in (sqlite3.SQLITE_TRANSACTION, sqlite3.SQLITE_SAVEPOINT):
             return f"use {self._transactions_by} instead of BEGIN, COMMIT and SAVEPOINT"
         if action in _TEMPORARY:
-            return "temporary tables would be seen by everybody who binds this database"
+            return "temporary tables would be visible to all functions that bind this database"
         if action == sqlite3.SQLITE_CREATE_VTABLE and (second or "").lower() not in TABLE_MODULES:
             return f"virtual tables are those of {', '.join(sorted(TABLE_MODULES))}"
         if action == sqlite3.SQLITE_FUNCTION and (second or "").lower() in FORBIDDEN_FUNCTIONS:
@@ -159,7 +160,7 @@ class StatementGuard:
 
 
 def execute(connection: Connection, guard: StatementGuard, sql: str, parameters: Sequence[Any] = ()) -> Outcome:
-    """Execute one statement. Raises SqlError, and what `storage_word` knows."""
+    """Execute one statement. Raises SqlError, and the errors of `storage_word`."""
     started_s = time.perf_counter()
     changes_before = connection.total_changes
     with as_sql_errors(guard):
@@ -235,7 +236,7 @@ def _changes_the_schema(sql: str) -> bool:
 
 
 def _primary(name: str) -> str:
-    """Return the code of which this one is an extended form, as SQLITE_CONSTRAINT_UNIQUE is of SQLITE_CONSTRAINT."""
+    """Return the primary code of an extended one, as SQLITE_CONSTRAINT of SQLITE_CONSTRAINT_UNIQUE."""
     return "_".join(name.split("_")[:2])
 
 

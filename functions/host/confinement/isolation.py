@@ -1,4 +1,4 @@
-"""Which tier of isolation the machine offers: tried from the strongest down, and nothing is started below what the site file demands."""
+"""The isolation tier of this machine: tried from the strongest down; the site does not start below the tier that its file demands."""
 
 import os
 from contextlib import AsyncExitStack
@@ -18,7 +18,7 @@ class IsolationError(ConfigError):
 
 
 class Isolation(NamedTuple):
-    """What was reached, and why not more."""
+    """The tier that was reached, and why not a stronger one."""
 
     tier: int
     why_not_more: str
@@ -28,7 +28,7 @@ class IsolationTrial:
     def __init__(
         self, zygote: SiteZygote, user: FunctionUser, oci_runtime: str | None, state_dir: Path, stack: AsyncExitStack
     ) -> None:
-        """`stack` closes what a tier needs for as long as it is used."""
+        """`stack` closes a tier's resources at the end of its use."""
         self._zygote = zygote
         self._user = user
         self._oci_runtime = oci_runtime
@@ -36,7 +36,8 @@ class IsolationTrial:
         self._stack = stack
 
     async def best(self, min_tier: int, max_tier: int) -> tuple[Isolation, ZygoteFactory]:
-        """The strongest tier that works, and where its zygotes come from. Raises IsolationError below `min_tier`."""
+        """The strongest tier that works, and where its zygotes come from.
+        Raises IsolationError below `min_tier`."""
         reasons: list[str] = []
         (scratch := self._state_dir / "scratch").mkdir(parents=True, exist_ok=True)
         scratch.chmod(0o755)  # whatever the site's own umask is
@@ -58,7 +59,8 @@ class IsolationTrial:
         return _demanded(Isolation(0, "; ".join(reasons)), min_tier), self._zygote
 
     async def _containers(self) -> Containers | str:
-        """Or why there are none. Raises IsolationError where the file names a runtime that is not there."""
+        """Return the containers, or why there are none.
+        Raises IsolationError if the file names a runtime that does not exist."""
         if self._oci_runtime is None:
             return "functions.oci_runtime names no OCI runtime (crun, runc)"
         try:

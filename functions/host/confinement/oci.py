@@ -1,8 +1,9 @@
-"""Containers: tier 3. The zygote of each function runs in a container of its own, made by an OCI runtime, and forks the isolates there.
+"""Containers: tier 3.
+The zygote of each function runs in its own container, made by an OCI runtime, and forks the isolates there.
 
-Knows bundles (https://github.com/opencontainers/runtime-spec) and the command line that crun, runc and their kin share: `run`, `delete --force`,
-`--preserve-fds`. The control socket goes in as descriptor 3; from there all is as in the other tiers, so that a request to a warm function meets no
-container at all. Refuses to know pools and requests.
+Knows bundles (https://github.com/opencontainers/runtime-spec) and the command line that crun, runc and similar programs share: `run`, `delete
+--force`, `--preserve-fds`. The control socket is descriptor 3; everything after it is the same as in other tiers, so that a request to a warm
+function involves no container.
 """
 
 import asyncio
@@ -35,10 +36,10 @@ LOOK_S = 0.004  # for the file in which the OCI runtime writes the process's num
 START_S = 30.0
 DELETE_S = 10.0
 CLOSE_S = 5.0  # for the OCI runtime to take its containers away
-INSIDE = "/opt/pilotlight"  # where the container has what of ours it needs
-ZYGOTE_MIB = 96  # beside the isolates: the interpreter with all that is imported for everybody
+INSIDE = "/opt/pilotlight"  # where the container has the project's files
+ZYGOTE_MIB = 96  # besides the isolates: the interpreter with the common imports
 LAST_LINES = 3
-# Of DENIED, what the OCI runtime itself needs to start the process; denied by the process to itself.
+# Calls among DENIED that the OCI runtime needs to start the process; the process denies them to itself.
 NO_MEANS = (
     "execve",
     "execveat",
@@ -64,8 +65,8 @@ class Containers:
     """The containers of a site. `close` ends them all."""
 
     def __init__(self, command: str, directory: Path) -> None:
-        """Raises ZygoteError where there is no such program. `command`: perhaps with options of its own. `directory`: of this site alone; what an
-        earlier life of it left there is removed."""
+        """`command` may have options.
+        `directory` belongs to this site; leftovers of an earlier run are removed. Raises ZygoteError if there is no such program."""
         program, *self._options = shlex.split(command) or [""]
         found = shutil.which(program)
         if found is None:
@@ -90,7 +91,7 @@ class Containers:
     def create_zygote(
         self, limits: Confinement, imports: list[str], sys_path: list[str], log_fd: int
     ) -> FunctionZygote:
-        """Returns before the container is there: what is written to the zygote waits for it."""
+        """Return before the container exists: data sent to the zygote waits for it."""
         id = f"pilotlight-{self._site}-{next(self._numbers)}"
         bundle = self._directory / "bundles" / id
         _write_bundle(bundle, id, limits)
@@ -130,7 +131,7 @@ class Containers:
         await asyncio.to_thread(shutil.rmtree, self._directory, ignore_errors=True)
 
     async def _attend(self, container: "_Container") -> None:
-        """From the start of the OCI runtime's process, which stays while the container is there, to the removal of all traces."""
+        """Watch a container from the start of the OCI runtime's process, which stays while it exists, and remove all traces at its end."""
         ended = asyncio.ensure_future(_exit_of(container.monitor))
         try:
             async with asyncio.timeout(START_S):
@@ -142,7 +143,7 @@ class Containers:
         if not container.child.pid and not container.zygote.why_failed:
             await ended
             container.zygote.fail(
-                f"{self.name}: {container.last_words() or 'the container ended at once, and nobody says why'}"
+                f"{self.name}: {container.last_words() or 'the container ended at once, without a reason'}"
             )
         container.theirs.close()
         await ended
@@ -153,7 +154,7 @@ class Containers:
         self._containers.discard(container)
 
     async def _delete(self, id: str) -> None:
-        """Of a container whose monitor did not come to it: killed, or cut off in the middle of a start."""
+        """Delete a container whose monitor did not: it was killed, or interrupted during a start."""
         if not (self._directory / "run" / id).exists():
             return
         process = await asyncio.create_subprocess_exec(
@@ -176,14 +177,13 @@ class _Container:
         self.bundle = bundle
         self.child = child
         self.zygote = zygote
-        self.theirs = (
-            theirs  # held until it is known whether the start failed: before its end is heard, the reason is there
-        )
+        self.theirs = theirs  # held until the start has failed or not, so that the reason is available before the end
         self.log, self.pid_file = bundle / "log", bundle / "pid"
         self.monitor = 0
 
     def find(self) -> bool:
-        """Tell whether its first process is there. It is known by a descriptor from then on, so that its number cannot become another's."""
+        """Tell whether its first process exists.
+        From then on a descriptor identifies it, so that its number cannot be reused."""
         try:
             pid = int(self.pid_file.read_text())
             pidfd = os.pidfd_open(pid)
@@ -212,7 +212,7 @@ class _Container:
 
 
 def _spawn(program: str, arguments: list[str], control: int, log: int) -> int:
-    """With the control socket at its number, the log for what is printed, and nothing else."""
+    """Start a program with the control socket at its number, the log for its output, and no other descriptors."""
     high = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 64) for fd in (control, log)]  # out of the way of 0 to 3
     null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
     placed = ((null, 0), (high[1], 1), (high[1], 2), (high[0], CONTROL))
@@ -234,7 +234,7 @@ def _spawn(program: str, arguments: list[str], control: int, log: int) -> int:
 
 
 async def _exit_of(pid: int) -> None:
-    """Of a child of this process."""
+    """Wait for the exit of a child process."""
     loop, gone = asyncio.get_running_loop(), asyncio.Event()
     pidfd = os.pidfd_open(pid)
     try:
@@ -313,7 +313,7 @@ def _mounts(limits: Confinement) -> Iterator[dict[str, Any]]:
 
 
 def _ours() -> Iterable[tuple[str, str]]:
-    """Of this project, what an isolate consists of; site files and everything else stay outside."""
+    """Return the project's files that an isolate needs; site files and everything else stay outside."""
     spec = find_spec("msgspec")
     assert spec is not None
     assert spec.origin is not None

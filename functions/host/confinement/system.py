@@ -1,6 +1,6 @@
-"""The Linux calls that Python has no name for: clone, mounts, capabilities, Landlock, seccomp.
+"""Linux calls that Python does not have: clone, mounts, capabilities, Landlock, seccomp.
 
-By ctypes: 200 lines instead of three dependencies. Each call raises OSError with its own name. Knows nothing of functions or tiers.
+By ctypes: 200 lines instead of three dependencies. Each call raises OSError with its own name.
 """
 
 import ctypes
@@ -61,13 +61,13 @@ _libc.syscall.restype = ctypes.c_long
 
 
 def number(name: str) -> int | None:
-    """Return the number of a system call on this machine; None where it has none of that name."""
+    """Return the number of a system call on this machine; None if it has none of that name."""
     return _SAME_EVERYWHERE.get(name) or _NUMBERS.get(platform.machine(), {}).get(name)
 
 
 def clone(flags: int) -> int:
-    """Fork into new namespaces, as os.fork() does: 0 in the child. A second process in between, as unshare needs for process ids, would cost 1 ms
-    more."""
+    """Fork into new namespaces, as os.fork() does: 0 in the child.
+    A second process in between, as unshare needs for process ids, would cost 1 ms more."""
     if not flags:
         return os.fork()
     python = ctypes.pythonapi
@@ -104,13 +104,14 @@ def prctl(option: int, argument: int = 1, second: object = 0) -> None:
 
 
 def give_up_terminal() -> None:
-    """Leave the controlling terminal, if there is one. A process that leads no session cannot get another, nor can its children."""
+    """Leave the controlling terminal, if there is one.
+    A process that leads no session cannot get another, nor can its children."""
     with suppress(OSError), open("/dev/tty", "rb") as terminal:
         fcntl.ioctl(terminal, termios.TIOCNOTTY)
 
 
 def drop_capabilities() -> None:
-    """Drop all capabilities for good, also from the bounding set where that is allowed."""
+    """Drop all capabilities permanently, also from the bounding set if that is allowed."""
     for capability in range(LAST_CAPABILITY + 1):
         _libc.prctl(PR_CAPBSET_DROP, ctypes.c_ulong(capability), 0, 0, 0)
     header, nothing = struct.pack("II", 0x20080522, 0), bytes(24)  # _LINUX_CAPABILITY_VERSION_3
@@ -118,7 +119,8 @@ def drop_capabilities() -> None:
 
 
 def set_slice(pid: int, nice: int, slice_ns: int) -> None:
-    """Set how long a thread runs before others of its weight have their turn; 0: as usual. A shorter slice wakes sooner. Not inherited."""
+    """Set how long a thread runs before others of its weight have their turn; 0: as usual.
+    A shorter slice wakes sooner. Not inherited."""
     attr = struct.pack("=IIQiIQQQII", 56, os.SCHED_OTHER, _SCHED_FLAG_RESET_ON_FORK, nice, 0, slice_ns, 0, 0, 0, 0)
     _checked("sched_setattr", _libc.syscall(number("sched_setattr"), pid, attr, 0))
 
@@ -146,7 +148,8 @@ def landlock_abi() -> int:
 
 
 def landlock(readable: Iterable[str], writable: Iterable[str]) -> None:
-    """Leave only these paths of the file system. Where the kernel can (ABI 4, 6), no TCP, no abstract Unix socket and no signal leaves either."""
+    """Leave only these paths of the file system.
+    Where the kernel can (ABI 4, 6), no TCP, no abstract Unix socket and no signal leaves either."""
     abi = landlock_abi()
     if not abi:
         raise OSError(f"landlock: {os.strerror(38)}")
@@ -224,7 +227,8 @@ def seccomp(denied: Iterable[str], *, asks: bool) -> int:
 
 
 def asked(listener: int) -> int:
-    """Return the id of a question of a process behind `seccomp`. Raises OSError where whoever asked is gone."""
+    """Return the id of a system call that a process behind `seccomp` asks about.
+    Raises OSError if the process is gone."""
     question = bytearray(80)  # struct seccomp_notif
     fcntl.ioctl(listener, _NOTIF_RECV, question, True)
     return int.from_bytes(question[:8], sys.byteorder)
@@ -232,7 +236,7 @@ def asked(listener: int) -> int:
 
 def answer(listener: int, id: int, is_allowed: bool) -> None:
     reply = struct.pack("=QqiI", id, 0, 0 if is_allowed else -_EPERM, _CONTINUE if is_allowed else 0)
-    with suppress(OSError):  # whoever asked is gone
+    with suppress(OSError):  # the process is gone
         fcntl.ioctl(listener, _NOTIF_SEND, bytearray(reply), True)
 
 

@@ -1,9 +1,8 @@
-"""What a process takes from itself before it runs somebody's code, by tiers.
+"""Confinement that a process applies to itself before it runs foreign code, by tiers.
 
-Tier 1: limits of resources, no privileges, no descriptors but its own. Tier 2: besides that its own user, mount, process and network namespaces, a
-root that holds nothing but the interpreter, the libraries and its folder, Landlock on top of it, and a seccomp filter. Tier 3: filter, limits and
-Landlock (where the kernel has it) in a container (oci.py). Runs in the child, once, before anything of the function is read; whatever fails ends
-the child. Knows paths and numbers; refuses to know what the code is for.
+Tier 1: resource limits, no privileges, only its own descriptors. Tier 2: also its own user, mount, process and network namespaces, a root with only
+the interpreter, the libraries and its folder, Landlock, and a seccomp filter. Tier 3: filter, limits and Landlock (if the kernel has it) in a
+container (oci.py). Runs in the child, once, before any code of the function is read; a failure ends the child.
 """
 
 import functools
@@ -29,19 +28,19 @@ DENIED = (
 )  # fmt: skip
 EXTRA_ADDRESS_SPACE = 1 << 30  # mapped libraries are no memory of the function's
 SIGNALS = 1024  # that wait, and timers: kernel memory that no other limit counts
-AUTHORITIES = ("/etc/ssl/certs", "/etc/pki/tls", "/etc/pki/ca-trust", "/usr/share/ca-certificates")  # whom `ssl` trusts
+AUTHORITIES = ("/etc/ssl/certs", "/etc/pki/tls", "/etc/pki/ca-trust", "/usr/share/ca-certificates")  # trusted by `ssl`
 LIBRARIES = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/usr/share/zoneinfo", "/etc/localtime")
 NEW_ROOT = "/tmp"  # where the new root is put together; any directory serves
 
 
 class Confinement(msgspec.Struct, frozen=True):
-    """What the processes of one function may use and see."""
+    """Resources and files that the processes of one function may use."""
 
     tier: int
     folder: str  # read only
     layers: list[str]  # likewise
     scratch: str  # tier 1: its own directory to write to; tier 2 has /tmp in memory
-    uid: int | None  # None: the runtime's own, which is not root
+    uid: int | None  # None for the runtime's own user, which is not root
     memory_mib: int
     disk_mib: int
     open_files: int
@@ -58,8 +57,8 @@ def namespaces(limits: Confinement) -> int:
 
 
 def confine(limits: Confinement) -> int:
-    """Confine this process. Returns the descriptor by which its forks are asked for, which its code must not keep; -1 at tier 1, where none is.
-    Raises OSError where the machine does not allow it."""
+    """Confine this process.
+    Returns the descriptor for requesting forks, which its code must not keep; -1 at tier 1. Raises OSError if the machine does not allow it."""
     os.umask(0o022)  # directories that are made below are the function's way to its files
     readable = [*interpreter(), limits.folder, *limits.layers]
     if limits.tier >= 3:
@@ -119,8 +118,8 @@ def interpreter() -> tuple[str, ...]:
 
 
 def opened(limits: Confinement) -> Iterator[str]:
-    """Return a function's folder and layers; in the place of a directory that is closed to the function's user, as root's home folder is (mode 0700),
-    the entries of that directory."""
+    """Return a function's folder and layers.
+    A directory that is closed to the function's user, such as root's home (mode 0700), is replaced by its entries."""
     paths = [os.path.realpath(path) for path in (limits.folder, *limits.layers)]
     closed = [
         path for path in paths if limits.uid is not None and os.path.isdir(path) and os.stat(path).st_mode & 5 != 5
@@ -185,8 +184,8 @@ def _private_root(readable: Iterable[str], disk_mib: int, folder: str) -> None:
 
 
 def _reveal(needed: Iterable[str]) -> None:
-    """Where a directory above what is needed is closed to other users (an interpreter in /root), it is replaced, for this process, by one that holds
-    only what is needed. Nothing is done, and no namespace made, where all is open."""
+    """If a directory above a needed one is closed to other users (an interpreter in /root), replace it, for this process, by one with only the needed
+    entries. If all are open, do nothing and create no namespace."""
     closed: dict[str, list[str]] = {}
     for path in top_most(needed):
         for parent in [*reversed(Path(path).parents)]:
@@ -218,7 +217,7 @@ def _bind(source: int, target: str, flags: int) -> None:
 
 
 def top_most(paths: Iterable[str]) -> Iterator[str]:
-    """Return those of the paths that exist and lie within no other, as real paths."""
+    """Return the existing paths that are not inside another one, as real paths."""
     real = sorted({os.path.realpath(path) for path in paths if os.path.exists(path)}, key=len)
     kept: list[str] = []
     for path in real:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from pilotlight.sites.config import ConfigError
 
-FIRST_UID = 231_072  # above what systems give to people
+FIRST_UID = 231_072  # above the ids of people
 BLOCK_IDS = 256
 NUM_BLOCKS = 2048
 LOCKS = Path("/run/pilotlight/user-ids")
@@ -22,15 +22,16 @@ class UserIds:
     """Ids of one site."""
 
     def __init__(self, locks: Path = LOCKS, *, is_root: bool = os.getuid() == 0) -> None:
-        """Without root there are none: nobody else may give a process another user."""
+        """Without root there are no ids: only root may give a process another user."""
         self._locks = locks
         self._is_root = is_root
         self._files: list[int] = []
         self._fresh: deque[int] = deque()
-        self._freed: deque[int] = deque()  # the longest free first: what ran under an id may be ending still
+        self._freed: deque[int] = deque()  # longest free first: processes with an id may still be ending
 
     def take(self) -> int | None:
-        """Return an id that nothing runs under; None without root. Raises ConfigError where none can be reserved."""
+        """Return an id that nothing runs under; None without root.
+        Raises ConfigError where none can be reserved."""
         if not self._is_root:
             return None
         if not self._fresh and len(self._freed) < BLOCK_IDS // 2:

@@ -1,4 +1,4 @@
-"""What a function's files import from elsewhere, found by reading them: nothing is run."""
+"""Find the imports of a function's files by reading them; no code runs."""
 
 import ast
 import os
@@ -13,7 +13,7 @@ _parsing = threading.Lock()  # Python 3.11 counts the depth of all threads' tree
 
 
 def imports_of(manifest: Manifest) -> list[str]:
-    """List what a function imports; its zygote imports that once, for all isolates."""
+    """List a function's imports; its zygote imports them once for all isolates."""
     folder, own_root = manifest.directory, manifest.main.parent
     local = {path.stem for path in own_root.iterdir()} | {path.stem for path in folder.iterdir()}
     names: dict[str, None] = {}
@@ -22,7 +22,7 @@ def imports_of(manifest: Manifest) -> list[str]:
             with _parsing:
                 tree = ast.parse(path.read_bytes())
         except (SyntaxError, ValueError, OSError, RecursionError):
-            continue  # its import tells the author
+            continue  # the import itself reports the error to the author
         for name in _imported(tree):
             top = name.partition(".")[0]
             if top not in local and top not in ("workers", "js", "pyodide"):
@@ -42,7 +42,7 @@ def _sources(folder: Path) -> Iterator[Path]:
 
 
 def _imported(tree: ast.Module) -> Iterator[str]:
-    for node in tree.body:  # those at the top: what a function imports inside may never be wanted
+    for node in tree.body:  # at the top level: imports inside functions may never run
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:

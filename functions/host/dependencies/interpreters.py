@@ -1,7 +1,7 @@
-"""Which Python runs a function: the site's own, or one of this machine's others where `requires-python` asks for it.
+"""The Python that runs a function: the site's own, or another one of this machine if `requires-python` asks for it.
 
-Looked for are `python3.N` on the path, pyenv's and uv's. Another Python has a zygote of its own, and the one package that ours needs beside the
-standard library is installed for it as a layer. Where none fits, the log says what was wanted, and the site's own runs the function.
+Candidates are `python3.N` on the path, pyenv's and uv's. Another Python has its own zygote, and msgspec is installed for it as a layer. If none fits,
+the log says so, and the site's own Python runs the function.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ class Interpreter(NamedTuple):
 
     @property
     def tag(self) -> str:
-        """What its compiled packages are named by."""
+        """Return the tag in the names of its compiled packages."""
         major, minor = self.version.split(".")[:2]
         return f"cpython-{major}{minor}"
 
@@ -44,7 +44,7 @@ OWN = Interpreter(sys.executable, platform.python_version())
 
 
 class Installer(Protocol):
-    """What installs packages for an interpreter (layers.py)."""
+    """Installs packages for an interpreter (layers.py)."""
 
     async def get(self, requirements: tuple[str, ...], python: Interpreter) -> Path:
         """Return a layer. Raises LayerError."""
@@ -66,7 +66,7 @@ class InterpreterZygote:
         return OWN if self._has_failed else self._wanted
 
     async def start(self) -> Interpreter:
-        """Start it, once. Returns the Python that functions get: the site's own, where the other lacks what it needs."""
+        """Start it once. Returns the Python for functions: the site's own if the other lacks a requirement."""
         async with self._starting:
             if self._zygote is None and not self._has_failed:
                 try:
@@ -99,7 +99,7 @@ class Interpreters:
         self._zygotes: dict[str, InterpreterZygote] = {}
 
     def wanted_by(self, function: str, folder: Path) -> InterpreterZygote | None:
-        """Return the zygote of the Python that a function asks for; None: the site's own is one, or there is no other."""
+        """Return the zygote of the Python that a function asks for; None if the site's own fits, or there is no other."""
         wanted = requires_python(folder)
         if not wanted or OWN.version in wanted:
             return None
@@ -121,7 +121,7 @@ class Interpreters:
 
 
 def requires_python(folder: Path) -> SpecifierSet | None:
-    """Read `project.requires-python`; None where nothing is said, or nothing that can be understood."""
+    """Return `project.requires-python`; None if it is missing or invalid."""
     try:
         project = read_toml(folder / "pyproject.toml").get("project", {})
         return SpecifierSet(str(project["requires-python"]))
@@ -130,13 +130,13 @@ def requires_python(folder: Path) -> SpecifierSet | None:
 
 
 def best(wanted: SpecifierSet, found: Iterable[Interpreter]) -> Interpreter | None:
-    """Return the lowest minor version that fits, which is the nearest to what most packages have wheels for, in its newest release."""
+    """Return the lowest fitting minor version, for which most packages have wheels, in its newest release."""
     fitting = [each for each in found if each.version in wanted]
     return min(fitting, key=lambda each: (Version(each.version).minor, -Version(each.version).micro), default=None)
 
 
 def installed() -> Iterator[Interpreter]:
-    """List what is installed, by the names of files and folders: nothing is run."""
+    """List installed interpreters by the names of files and folders; nothing is run."""
     for minor in MINORS:
         found = shutil.which(f"python3.{minor}")
         if found is not None and "pyenv/shims" not in found and os.access(found, os.X_OK):

@@ -1,7 +1,7 @@
-"""Layers: the packages that functions depend on, installed once and shared by every version that asks for the same.
+"""Layers: the packages that functions depend on, installed once and shared by every version with the same dependencies.
 
-A layer is a directory named by the digest of what was asked for and of the interpreter that it is for; it appears whole or not at all. Wheels only:
-to build a source distribution is to run its author's code with the site's rights. Knows pip and uv; refuses to know processes and pools.
+A layer is a directory named by the digest of its dependencies and interpreter; it appears whole or not at all. Wheels only: building a source
+distribution would run its author's code with the site's rights.
 """
 
 import asyncio
@@ -30,14 +30,14 @@ from pilotlight.support import atomic_files
 log = logging.getLogger("pilotlight.function")
 
 PROJECT, LIST = "pyproject.toml", "requirements.txt"
-# This site's own SDK stands for the first; the others are parts of the standard library that Pyodide has as packages.
+# This site's own SDK replaces the first; the others are parts of the standard library that Pyodide has as packages.
 PROVIDED = frozenset(
     {"workers-py", "workers-runtime-sdk", "webtypy", "pyodide-py"}
     | {"ssl", "sqlite3", "lzma", "hashlib", "distutils", "pydecimal", "pydoc-data"}
 )
 INSTALL_S = 300.0
 PRUNE_S = 600.0
-YOUNG_S = 3600.0  # since its last use, in which no layer is deleted: requests to what has just been replaced may still import from it
+YOUNG_S = 3600.0  # age below which no unused layer is deleted: requests to a replaced version may still import from it
 DAY_S = 86_400.0
 LAST_LINES = 12
 MAX_REQUIREMENTS = 200
@@ -53,7 +53,8 @@ class LayerError(Exception):
 
 
 def requirements_of(folder: Path) -> tuple[str, ...]:
-    """Read the requirements of a function's pyproject.toml, else of its requirements.txt; sorted. Raises ManifestError."""
+    """Read the requirements of a function's pyproject.toml, else of its requirements.txt; sorted.
+    Raises ManifestError."""
     project, listed = folder / PROJECT, folder / LIST
     if project.is_file():
         found = _of_project(project)
@@ -73,7 +74,7 @@ class LayerBudget(NamedTuple):
 
 
 class Layers:
-    """The layers of one site, in a directory of its own."""
+    """The layers of one site, in its own directory."""
 
     def __init__(self, directory: Path, budget: LayerBudget = LayerBudget()) -> None:  # noqa: B008 - it is frozen
         self.directory = directory
@@ -104,7 +105,8 @@ class Layers:
             await self.prune()
 
     async def get(self, requirements: tuple[str, ...], python: Interpreter = OWN) -> Path:
-        """Return a layer, installed if need be. Several callers at once wait for one installation. Raises LayerError."""
+        """Return a layer, installed if need be.
+        Several callers at once wait for one installation. Raises LayerError."""
         digest = digest_of(requirements, python)
         path = self.directory / digest
         if path.is_dir():
@@ -137,7 +139,7 @@ class Layers:
             await asyncio.to_thread(shutil.rmtree, path, ignore_errors=True)
 
     def _measured(self) -> list["_Layer"]:
-        """Measure all that is there whole; what an earlier life left halfway is deleted."""
+        """Measure all complete layers; incomplete ones of an earlier run are deleted."""
         found = []
         for path in self.directory.iterdir() if self.directory.is_dir() else ():
             used_at = path.stat().st_mtime
@@ -158,7 +160,7 @@ class Layers:
     def _made(self, digest: str, task: "asyncio.Task[Path]") -> None:
         self._making.pop(digest, None)
         if not task.cancelled():
-            task.exception()  # whoever waited has been told
+            task.exception()  # the waiters have the error
 
     async def _make(self, requirements: tuple[str, ...], path: Path, python: Interpreter) -> Path:
         self.directory.mkdir(parents=True, exist_ok=True)
@@ -248,7 +250,7 @@ def _checked(requirements: list[str], path: Path) -> tuple[str, ...]:
         found = _REQUIREMENT.fullmatch(requirement.strip())
         if found is None or "\n" in requirement:
             raise ManifestError(
-                f"{path}: {requirement!r} is no name with versions; paths, URLs and options of the installer are not taken"
+                f"{path}: {requirement!r} is not a name with versions; paths, URLs and installer options are not supported"
             )
         if re.sub(r"[-_.]+", "-", found["name"]).lower() not in PROVIDED:
             kept.add(requirement.strip())

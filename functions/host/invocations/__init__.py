@@ -1,1 +1,1 @@
-"""What functions were asked and what became of it: records of invocations, kept in SQLite and sent to the functions that consume them."""
+"""Invocations of functions: records in SQLite, sent to functions that consume them."""

@@ -20,7 +20,7 @@ class Invocation:
     def __init__(
         self, id: int, event: frames.FunctionEvent, on_end: Callable[["Invocation"], None], *, wants_lines: bool = False
     ) -> None:
-        """`wants_lines`: what it prints is kept beside it, for tail consumers."""
+        """`wants_lines`: its output is kept for tail consumers."""
         self.id = id
         self.trigger, self.what = described(event)
         self.event = event if wants_lines else None
@@ -42,7 +42,8 @@ class Invocation:
         self.cpu_s += cpu_s
 
     def end(self, error: BaseException | None = None, *, is_canceled: bool = False) -> None:
-        """End it. `error`: why it failed; an exception that is no failure means that whoever asked has left."""
+        """End the invocation.
+        `error` is why it failed; an exception that is not a failure means that the caller left."""
         if self.wall_s >= 0:
             return
         self.wall_s = time.monotonic() - self._began
@@ -55,7 +56,7 @@ class Invocation:
 
 
 def described(event: frames.FunctionEvent) -> tuple[str, str]:
-    """Return what triggered a function, and the text by which its author finds it: without a query, which may hold secrets."""
+    """Return the trigger of an invocation, and a text that identifies it: without a query, which may have secrets."""
     match event:
         case frames.FetchEvent():
             name = f"{event.options['object']}: " if "object" in event.options else ""

@@ -1,6 +1,6 @@
-"""InvocationLog: every invocation of a site's functions, with what it prints, on its way to the store and to tail consumers.
+"""InvocationLog: every invocation of a site's functions with its output, on the way to the store and to tail consumers.
 
-Nothing of it is waited for by a request: what has ended is written in batches, once a second. Knows no processes.
+No request waits for it: ended invocations are written in batches, once a second.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ class InvocationLog:
         self._last_id = 0
         self._rows: list[InvocationRow] = []
         self._lines: list[LineRow] = []
-        # By function and version: the record of what it prints outside of requests, until that is written.
+        # By function and version: the record of output outside of requests, until it is written.
         self._loose: dict[tuple[str, str], int] = {}
         self._ended: list[Callable[[], None]] = []  # deliveries to consumers
         self._num_dropped = 0
@@ -54,7 +54,7 @@ class InvocationLog:
             self._rows.append(row)
 
     def keep_line(self, function: str, version: str, id: int, level: str, text: str) -> None:
-        """Keep what was printed; `id` is 0 for what belongs to no request."""
+        """Store an output line; `id` is 0 for one without a request."""
         if not self._has_room():
             return
         now = time.time()
@@ -66,7 +66,7 @@ class InvocationLog:
         self._lines.append(LineRow(id, now, level, text))
 
     def send_later(self, deliver: Callable[[TailConsumers], None]) -> None:
-        """Deliver to tail consumers at the next flush but one: what the invocation printed may come after its answer."""
+        """Deliver to tail consumers at the next flush but one: an invocation's output may arrive after its answer."""
         self._ended.append(lambda: deliver(self._consumers))
 
     async def find(self, query: LogQuery) -> list[LoggedInvocation]:
@@ -77,7 +77,7 @@ class InvocationLog:
         return await self._store.find(query)
 
     async def run(self) -> None:
-        """Write and send what has ended, once a second. Never returns."""
+        """Write and send ended invocations once a second. Never returns."""
         trimmed_at = float("-inf")
         ready: list[Callable[[], None]] = []
         while True:
@@ -111,7 +111,7 @@ class InvocationLog:
         return has_room
 
     async def _guarded(self, work: Awaitable[None]) -> None:
-        """Do work of the store. What it cannot do costs records, and no request."""
+        """Do work of the store. A failure costs records and never a request."""
         try:
             await work
         except (sqlite3.Error, DatabaseError) as error:
@@ -127,7 +127,7 @@ class FunctionJournal:
         self._version = version
         self._consumers = manifest.tail_consumers
         self._sampling = manifest.log_sampling
-        self._open: dict[int, Invocation] = {}  # of which tail consumers get what is printed
+        self._open: dict[int, Invocation] = {}  # whose output tail consumers get
 
     def begin(self, event: frames.FunctionEvent) -> Invocation:
         """Return the record of an invocation, which is kept once it has ended, if it is one of those that are."""

@@ -1,7 +1,7 @@
-"""The log of a site's functions in one SQLite file: invocations with what they printed, for some days and within some room.
+"""The log of a site's functions in one SQLite file: invocations with their output, limited by age and size.
 
-Writing is not worth a wait, so it happens in batches behind the requests. Where there is too much, the function that takes the most room loses its
-oldest records: one that prints a lot forgets its own past, and nobody else's.
+Writing happens in batches after the requests. If there is too much, the function with the most data loses its oldest records: one that prints a lot
+loses only its own history.
 """
 
 import time
@@ -20,8 +20,6 @@ CREATE TABLE IF NOT EXISTS invocations (seq INTEGER PRIMARY KEY AUTOINCREMENT, i
   at_s REAL NOT NULL, wall_ms REAL NOT NULL, cpu_ms REAL NOT NULL, trigger TEXT NOT NULL, what TEXT NOT NULL, status INTEGER, outcome TEXT NOT NULL,
   error TEXT NOT NULL, detail TEXT NOT NULL);
 CREATE INDEX IF NOT EXISTS invocations_by_function ON invocations (function, seq);
-CREATE INDEX IF NOT EXISTS invocations_by_time ON invocations (at_s);
-CREATE INDEX IF NOT EXISTS invocations_by_id ON invocations (id);
 CREATE TABLE IF NOT EXISTS lines (invocation INTEGER NOT NULL, at_s REAL NOT NULL, level TEXT NOT NULL, text TEXT NOT NULL);
 CREATE INDEX IF NOT EXISTS lines_by_invocation ON lines (invocation)
 """
@@ -56,11 +54,11 @@ class LineRow(NamedTuple):
 
 class LogStore:
     def __init__(self, path: Path, *, days: float, mib: int, clock: Callable[[], float] = time.time) -> None:
-        """`days` and `mib`: what is older, or more, is deleted."""
+        """Records older than `days`, and those above `mib`, are deleted."""
         self._days = days
         self._max_bytes = mib << 20
         self._clock = clock
-        # Deleted rows leave their pages for new ones; the rest is for what comes between two trims.
+        # Deleted rows leave their pages for new ones; the rest is for growth between two trims.
         self._database = Database(path, lambda connection: create(connection, SCHEMA), max_bytes=2 * self._max_bytes)
 
     async def write(self, invocations: Iterable[InvocationRow], lines: Iterable[LineRow]) -> None:
@@ -79,16 +77,20 @@ class LogStore:
         return await self._database.run(lambda connection: _found(connection, query), FIND_S)
 
     async def trim(self) -> None:
-        """Delete what is too old and what is too much. Raises sqlite3.Error and DatabaseError."""
-        too_old = partial(_delete, condition="at_s < ?", value=self._clock() - self._days * 86_400)
-        while await self._database.run(too_old):
+        """Delete records above the limits of age and size. Raises sqlite3.Error and DatabaseError."""
+        before_s = self._clock() - self._days * 86_400
+        oldest = (
+            f"SELECT seq, id FROM (SELECT seq, id, at_s FROM invocations ORDER BY seq LIMIT {TRIM_ROWS}) WHERE at_s < ?"
+        )
+        while await self._database.run(lambda connection: _delete(connection, oldest, before_s)):
             pass
         while await self._database.run(self._is_too_large):
             largest = await self._database.run(_largest)
             if largest is None:
                 return
-            too_much = partial(_delete, condition="function = ?", value=largest, share="MAX(1, COUNT(*) / 8)")
-            if not await self._database.run(too_much):
+            share = f"MIN({TRIM_ROWS}, (SELECT MAX(1, COUNT(*) / 8) FROM invocations WHERE function = ?1))"
+            too_much = f"SELECT seq, id FROM invocations WHERE function = ?1 ORDER BY seq LIMIT {share}"
+            if not await self._database.run(partial(_delete, sql=too_much, value=largest)):
                 return
 
     async def close(self) -> None:
@@ -139,12 +141,10 @@ def _largest(connection: Connection) -> str | None:
     return None if row is None else str(row[0])
 
 
-def _delete(connection: Connection, condition: str, value: object, share: str = "COUNT(*)") -> int:
-    """Delete the oldest of some records: TRIM_ROWS at most, and a share of them. Returns how many they were."""
-    limit = f"MIN({TRIM_ROWS}, (SELECT {share} FROM invocations WHERE {condition}))"
-    sql = f"SELECT id FROM invocations WHERE {condition} ORDER BY seq LIMIT {limit}"
-    ids = connection.execute(sql, (value, value)).fetchall()
+def _delete(connection: Connection, sql: str, value: object) -> int:
+    """Delete the records that a query gives by `seq` and `id`. Returns how many they were."""
+    found = connection.execute(sql, (value,)).fetchall()
     with transaction(connection):
-        connection.executemany("DELETE FROM lines WHERE invocation = ?", ids)
-        connection.executemany("DELETE FROM invocations WHERE id = ?", ids)
-    return len(ids)
+        connection.executemany("DELETE FROM lines WHERE invocation = ?", [(id,) for _, id in found])
+        connection.executemany("DELETE FROM invocations WHERE seq = ?", [(seq,) for seq, _ in found])
+    return len(found)

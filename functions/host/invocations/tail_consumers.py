@@ -1,6 +1,6 @@
-"""Tail consumers: functions that get what became of other functions' invocations (`tail_consumers` of a manifest), as Cloudflare's TraceItems.
+"""Tail consumers: functions that get other functions' invocations (`tail_consumers` of a manifest), as Cloudflare's TraceItems.
 
-Sent in batches after the invocations have ended, never waited for. A consumer that is slow or fails loses events; its own log says why it fails.
+Sent in batches after the invocations have ended, without waiting. A slow or failing consumer loses events; its own log has the reason.
 """
 
 import asyncio
@@ -60,7 +60,7 @@ class TailConsumers:
 
 
 def trace_item(invocation: Invocation, function: str, version: str) -> dict[str, Any]:
-    """Return what became of an invocation. https://developers.cloudflare.com/workers/runtime-apis/handlers/tail/"""
+    """Return an invocation as TraceItem. https://developers.cloudflare.com/workers/runtime-apis/handlers/tail/"""
     at_ms = round(invocation.started_s * 1000)
     name, _, sentence = invocation.error.partition(": ")
     return {

@@ -1,6 +1,4 @@
-"""IsolateFactory: what the isolates of one version of a function are made from, and how: its zygote, its packages, its scratch directory, what they
-are to run.
-"""
+"""IsolateFactory: what the isolates of one version of a function are made from: its zygote, packages, scratch directory and code."""
 
 import asyncio
 import itertools
@@ -47,13 +45,13 @@ class IsolateFactory:
         self._throttle = StreamThrottle(self.limits.response_mib_per_s * 2**20)
         self._scratch = Scratch(context.scratch / f"{manifest.name}-{next(_numbers)}", limits.disk_mib, context.user)
         self._user = context.user
-        self._has_own_files = context.tier >= 2  # a file system of its own for each isolate
+        self._has_own_files = context.tier >= 2  # each isolate has its own file system
         self._enforcing: asyncio.Future[None] | None = None
         self._is_closed = False
         self.zygote = PoolZygote(manifest, self.limits, context, packages, self._scratch, reports.new_log)
 
     async def prepare(self) -> None:
-        """Make the zygote before anybody waits for it. Raises ZygoteError and OSError."""
+        """Create the zygote before the first request. Raises ZygoteError and OSError."""
         await self.zygote.read_imports()
         self.zygote.get()
 
@@ -80,7 +78,7 @@ class IsolateFactory:
         await isolate.start(zygote, self._boot())
 
     def enforce_disk(self, isolates: Sequence[IsolateHandle]) -> None:
-        """Look at what the isolates have written, where nothing else bounds it, unless the last look is still going on."""
+        """Check the disk usage of isolates if nothing else limits it, unless a check is still running."""
         if isolates and not self._has_own_files and (self._enforcing is None or self._enforcing.done()):
             self._enforcing = asyncio.ensure_future(self._scratch.enforce(isolates))
 

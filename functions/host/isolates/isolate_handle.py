@@ -1,7 +1,7 @@
-"""The runtime's handle of one isolate. Requests go in, answers come out, and an isolate that exceeds a limit is ended with a sentence that says
-which, and where in the code it was.
+"""The runtime's handle of one isolate.
+Requests go in, responses come out, and an isolate that exceeds a limit is ended with a sentence that names the limit and the position in the code.
 
-What it uses is watched from here and not in the isolate (isolate_watch.py).
+Usage is watched from here, not in the isolate (isolate_watch.py).
 """
 
 import asyncio
@@ -27,7 +27,7 @@ from pilotlight.functions.host.zygotes.control_messages import Boot
 from pilotlight.functions.host.zygotes.zygote_client import FunctionZygote
 
 LAG_S = 0.1  # a loop that is silent for so long is busy: another isolate takes the next request
-STOPPED = "stopped"  # the code of a fault that is none of the function's: its process stood still
+STOPPED = "stopped"  # the code of a fault that is not the function's: its process was stopped
 
 
 class IsolateHandle:
@@ -42,8 +42,8 @@ class IsolateHandle:
         *,
         is_on_probation: bool = False,
     ) -> None:
-        """`on_fault` hears of answers that fail after they have begun. `is_on_probation`: an isolate of this function computes for long, or has just
-        been ended for what it did, so this one starts in the background class."""
+        """`on_fault` is called for responses that fail after they have started.
+        `is_on_probation`: another isolate of this function computes for long or was just ended, so this one starts in the background class."""
         self.limits = limits
         self.process = IsolateProcess(function, log, CpuHistory(is_on_probation=is_on_probation))
         self.work = IsolateWork(asyncio.get_running_loop().time())
@@ -61,8 +61,8 @@ class IsolateHandle:
         self._why_ended: Fault | None = None
 
     async def start(self, zygote: FunctionZygote, boot: Boot) -> None:
-        """Fork the isolate. Raises ZygoteError and OSError, and then it is to be closed. The module is imported later: requests may be sent at once
-        and wait for it."""
+        """Fork the isolate.
+        Raises ZygoteError and OSError, after which it must be closed. The module is imported later: requests may be sent at once and wait for it."""
         try:
             ours, asked = self.process.start(zygote, boot)
             self._broker = SocketBroker(asked, self._subrequests)
@@ -99,9 +99,10 @@ class IsolateHandle:
         is_socket: bool = False,
         on_end: Callable[[], None] = lambda: None,
     ) -> ExchangeResult:
-        """Have the isolate handle an event. Raises Fault with what the function's author should know. The answer's stream counts as part of the
-        request, unless it is a WebSocket's: read it or cancel it. `on_end` is called once, when the request is over. The invocation ends with the
-        stream, a WebSocket's too; where there is none, its caller ends it."""
+        """Have the isolate handle an event.
+        Raises Fault with what the function's author should know. The answer's stream counts as part of the request, unless it is a WebSocket's: read
+        it or cancel it. `on_end` is called once, when the request is over. The invocation ends with the stream, a WebSocket's too; without a stream
+        its caller ends it."""
         assert self._channel is not None
         ends_at = asyncio.get_running_loop().time() + self.limits.wall_s
         try:
@@ -119,7 +120,7 @@ class IsolateHandle:
                 if result.body is None:
                     return result
                 if is_socket and result.value.get("web_socket") is True:
-                    # It may last for hours, and what it computes is counted with the isolate's other sockets.
+                    # It may last for hours; its CPU time counts with the isolate's other sockets.
                     stream = ResponseStream(self, result.body, None, partial(self._socket_closed, invocation))
                     self.work.open_sockets.add(stream)
                 else:
@@ -158,7 +159,7 @@ class IsolateHandle:
     def _on_note(self, note: frames.Note) -> None:
         if note.name in ("ready", "broken"):
             self.watcher.last_look()  # the import is no request's
-            self.watcher.charge()  # and those that waited for it have begun
+            self.watcher.charge()  # requests that waited for it have started
             self.is_ready = True
             self.is_retiring = self.is_retiring or note.name == "broken"
         elif note.name == "background" and isinstance(note.value, int):
@@ -171,7 +172,8 @@ class IsolateHandle:
     # -- the watch --------------------------------------------------------------------------------------------------------------
 
     def watch(self) -> None:
-        """Look at what it uses, and end it beyond a limit. Called every few hundredths of a second while there is work."""
+        """Check its usage, and end it above a limit.
+        Called every few hundredths of a second while there is work."""
         if self._ending is not None or not self.process.is_running:
             return
         exceeded = self.watcher.look(self._channel) if self.is_ready else self.watcher.look_at_start()
@@ -216,7 +218,7 @@ class IsolateHandle:
         return self._why_ended
 
     async def close(self) -> None:
-        """End the isolate; what is under way fails."""
+        """End the isolate; open requests fail."""
         if self._channel is not None:
             if not self._channel.closed.is_set() and self._ending is None:
                 sentence = f"the site has ended this isolate of {self.process.function!r}"

@@ -1,4 +1,5 @@
-"""Isolate: the process in which a function runs. It imports the function's module and answers what the runtime asks, many requests at once.
+"""Isolate: the process in which a function runs.
+It imports the function's module and answers what the runtime asks, many requests at once.
 
 Runs behind its confinement (tiers.py). Knows the SDK, the author's module and one channel; holds no credentials. A mistake of
 the author's goes to the runtime as a failure with the author's traceback.
@@ -37,7 +38,7 @@ RESERVED = frozenset(
     {"fetch", "scheduled", "queue", "alarm", "env", "ctx", "tail", "test", "trace", "connect", "dup", "constructor"}
     | {"webSocketMessage", "webSocketClose", "webSocketError"}
 )
-UNKNOWN_OF_CF: dict[str, Any] = {  # what the platform's documentation names and nobody here knows
+UNKNOWN_OF_CF: dict[str, Any] = {  # names in the platform's documentation whose values are unknown here
     "asn": None, "asOrganization": None, "city": None, "continent": None, "country": None, "latitude": None, "longitude": None,
     "metroCode": None, "postalCode": None, "region": None, "regionCode": None, "timezone": None, "tlsCipher": None, "tlsVersion": None,
 }  # fmt: skip
@@ -57,7 +58,7 @@ def run(channel_fd: int, trace_fd: int, boot: Boot) -> None:
 async def serve(sock: socket.socket, boot: Boot) -> None:
     function = Function()
     function.load(boot)
-    gc.freeze()  # a module and what it made at its import stay; to look at them again takes 10 ms, in the middle of an answer
+    gc.freeze()  # exempt the module and its objects from garbage collection, which would take 10 ms during a response
     channel = await Channel.open(sock, function.answer, is_runtime=False, describe=trouble.describe)
     host.connect(channel)
     entrypoint.on_background = lambda count: channel.note("background", count)
@@ -77,7 +78,7 @@ class Function:
         self._objects = Objects()
 
     def load(self, boot: Boot) -> None:
-        """Import the module. What goes wrong is kept, and every request fails with it."""
+        """Import the module. A failure is kept, and every request fails with it."""
         try:
             for kind, name, options in boot.bindings:
                 setattr(workers.env, name, bindings.open_face(host.LateChannel(), kind, name, options))
@@ -87,7 +88,7 @@ class Function:
             name, detail = type(error).__name__, trouble.text_of(error)
             sentence = f"{os.path.basename(boot.main)} {what}: {name}: {error}"
             if isinstance(error, PermissionError):
-                sentence += "; functions run as a user of their own: run chmod -R go+rX on the function's folder"
+                sentence += "; functions run as another user: run chmod -R go+rX on the function's folder"
             self.broken = Failure(sentence, code="import_failed", name=name, detail=detail)
 
     async def answer(self, frame: frames.Request, body: Inbound | None) -> Any:
@@ -140,7 +141,7 @@ class Function:
         return await _awaited(_with_wanted(on_fetch, request, workers.env, context))
 
     async def _rpc(self, frame: frames.RpcEvent, body: Inbound | None) -> Any:
-        """Call a method. Where functions or streams come with its arguments, or with what it returns, a session follows the call."""
+        """Call a method. If functions or streams come with its arguments or its result, a session follows the call."""
         session = RpcSession()
         args, kwargs = session.unpack(frame.args), session.unpack(frame.kwargs)
         is_begun = session.is_used
@@ -162,7 +163,7 @@ class Function:
     async def _called(
         self, frame: frames.RpcEvent, session: RpcSession, args: list[Any], kwargs: dict[str, Any], is_begun: bool
     ) -> Any:
-        """Return what crosses for what the method returns; where the session has not begun, a Response or a stream goes by itself."""
+        """Return the encoded result of the method; without a session, a Response or a stream is sent by itself."""
 
         async def act(target: Any) -> Any:
             is_internal = frame.options.get("internal") is True
@@ -230,7 +231,7 @@ def _exited(error: SystemExit) -> Failure:
 def _imported(main: str) -> ModuleType:
     name = os.path.splitext(os.path.basename(main))[0]
     if name in sys.modules:
-        name = f"{name}_function"  # queue.py, say: the library's stays what it is
+        name = f"{name}_function"  # for example queue.py: the library's module stays importable
     spec = importlib.util.spec_from_file_location(name, main)
     assert spec is not None
     assert spec.loader is not None
@@ -256,7 +257,7 @@ async def _called(target: Any, name: str, args: list[Any], kwargs: dict[str, Any
 
 
 def _made(kind: type[Any], context: Context) -> Any:
-    """Return an entrypoint; one of no base may do without a constructor."""
+    """Return an entrypoint; one without a base class may have no constructor."""
     if issubclass(kind, WorkerEntrypoint):
         return kind(context, workers.env)
     made = kind() if kind.__init__ is object.__init__ else _with_wanted(kind, context, workers.env)
@@ -277,7 +278,7 @@ async def _at_once(value: Any) -> Any:
 
 
 async def _awaited(value: Any) -> Any:
-    """A handler may give back what `fetch` gives without having awaited it, so there may be two to wait for."""
+    """Await a handler's result twice if needed: it may return the awaitable of `fetch`."""
     while inspect.isawaitable(value):
         value = await value
     return value
@@ -298,7 +299,7 @@ def _answer_of(response: Response, method: str) -> StreamingReply:
     if stream is not None and method != "HEAD":
         return StreamingReply(value, stream)
     if stream is not None:
-        Context().wait_until(stream.aclose())  # nobody reads it
+        Context().wait_until(stream.aclose())  # it is not read
     if whole and len(whole) > ANSWER_IN_ONE:
         return StreamingReply(value, outbound.pieces(whole))
     return StreamingReply({**value, "body": whole or b""})

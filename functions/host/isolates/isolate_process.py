@@ -78,7 +78,7 @@ class IsolateProcess:
             self.child.kill()
 
     async def stack(self) -> str:
-        """Return what faulthandler writes at a signal: the author's frames, most recent call first."""
+        """Return faulthandler's output after a signal: the author's frames, most recent call first."""
         assert self.child is not None
         self.child.signal(signal.SIGUSR1)
         text, loop = b"", asyncio.get_running_loop()
@@ -97,7 +97,8 @@ class IsolateProcess:
         return authors_frames(text.decode("utf-8", "replace"))
 
     async def crash_fault(self, broke: str, *, was_ready: bool) -> Fault:
-        """Return why it is gone by itself. `broke`: what it did to the protocol, for which it is killed; empty: nothing."""
+        """Return why the process ended by itself.
+        `broke` describes a protocol violation, for which it is killed; empty if there was none."""
         assert self.child is not None
         report: Died | None = None
         with suppress(TimeoutError):

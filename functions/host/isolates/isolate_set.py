@@ -1,6 +1,6 @@
-"""IsolateSet: the isolates of one version of a function: started, watched, retired, and what the ends of the last ones mean for the next.
+"""IsolateSet: the isolates of one version of a function: started, watched, retired, with restart pauses after failures.
 
-What they are made from is isolate_factory.py's; which one answers a request is pool.py's.
+isolate_factory.py makes them; pool.py chooses one for a request.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ log = logging.getLogger("pilotlight.function")
 
 class IsolateSet:
     def __init__(self, function: str, factory: IsolateFactory, reports: AuthorReports, waiters: Waiters) -> None:
-        """`waiters` hear of every start that fails and of every end."""
+        """`waiters` are notified of every failed start and every end."""
         self.living: list[IsolateHandle] = []  # the oldest first
         self.num_started = 0
         self.restarts = Restarts()
@@ -30,14 +30,15 @@ class IsolateSet:
         self._factory = factory
         self._reports = reports
         self._waiters = waiters
-        self._not_imported: Fault | None = None  # what came of the last try
+        self._not_imported: Fault | None = None  # the result of the last attempt
         self._gone_cpu_s = 0.0  # of isolates that are gone
         self._told_cpu_s = 0.0
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
     def usable(self) -> list[IsolateHandle]:
-        """Those that may take requests. One that is only now being started counts: two requests at once must not start two."""
+        """Return the isolates that may take requests.
+        One that is being started counts: two simultaneous requests must not start two."""
         return [
             isolate
             for isolate in self.living
@@ -61,7 +62,8 @@ class IsolateSet:
         return any(object in isolate.work.objects for isolate in self.living)
 
     async def start(self) -> IsolateHandle | None:
-        """Start an isolate. None: the next one was not due, and has been waited for. Raises Fault, and Failure where it would be due too late."""
+        """Start an isolate.
+        Return None after waiting because the next one was not due. Raises Fault, and Failure if it would be due too late."""
         now = asyncio.get_running_loop().time()
         if (pause_s := self.restarts.pause_s(now)) > 0:
             await self._pause(pause_s)
@@ -95,7 +97,7 @@ class IsolateSet:
                 is_busy = self._look(isolate, now) or is_busy
             except Exception:  # one whose use cannot be measured has no limits
                 log.exception("%s: an isolate cannot be watched and is ended", self._function)
-                isolate.end("what it uses cannot be measured", "unwatched")
+                isolate.end("its usage cannot be measured", "unwatched")
         self._factory.enforce_disk(self.living)
         return is_busy
 
@@ -115,13 +117,13 @@ class IsolateSet:
         return False
 
     def failed(self, isolate: IsolateHandle, fault: Fault) -> None:
-        """Tell the author what became of a request, and replace an isolate that has shown that it must be."""
+        """Report a failed request to the author, and replace the isolate if it must be."""
         self._reports.tell(fault)
         if fault.code == "import_failed":
             self._not_imported = fault
             self._taint(isolate)
         elif fault.name == "MemoryError" and not isolate.work.sockets and not isolate.work.has_objects:
-            self._taint(isolate)  # whatever it was doing, a part of it may be missing
+            self._taint(isolate)  # a part of its interrupted work may be missing
 
     def spent_cpu_s(self) -> float:
         """Return the isolates' processor time since this was asked last."""
@@ -130,7 +132,7 @@ class IsolateSet:
         return spent_s
 
     def close_sockets(self) -> None:
-        """End all WebSockets: a client that comes again gets the version that is served now."""
+        """Close all WebSockets: clients that reconnect get the present version."""
         for isolate in self.living:
             for stream in tuple(isolate.work.open_sockets):
                 stream.end(Fault(f"the function {self._function!r} is being replaced", code="closing"))
@@ -142,8 +144,9 @@ class IsolateSet:
             await asyncio.gather(*tuple(self._tasks), return_exceptions=True)
 
     async def _pause(self, pause_s: float) -> None:
-        """Wait until the next isolate may start. Raises Fault and Failure where that would take too long or be in vain."""
-        if (last := self._not_imported) is not None:  # the author has been told
+        """Wait until the next isolate may start.
+        Raises Fault and Failure where that would take too long or be in vain."""
+        if (last := self._not_imported) is not None:  # the author has the error already
             raise Fault(last.message, code=last.code, name=last.name, detail=last.detail)
         if pause_s > MAX_WAIT_S:
             sentence = f"the processes of {self._function!r} end one after the other without an answer; the next one starts in {pause_s:.0f} s"
@@ -151,7 +154,7 @@ class IsolateSet:
         await self._waiters.wait(pause_s)
 
     def _end_zygote(self, why: str) -> None:
-        """End the zygote, and with it all isolates, which may run what it runs."""
+        """End the zygote and all its isolates, which may run the same code."""
         self._factory.zygote.fail(why)
         if not self.living:  # else their ends are counted
             self.restarts.ended_badly(asyncio.get_running_loop().time(), had_answered=False)
@@ -159,7 +162,7 @@ class IsolateSet:
         self._reports.tell(Fault(sentence, code="packages", name="LimitExceeded"))
 
     def _taint(self, isolate: IsolateHandle) -> None:
-        """Replace an isolate: it answers what it has taken, and the next request gets another one."""
+        """Replace an isolate: it finishes its requests, and the next one goes elsewhere."""
         if isolate in self.living and not isolate.is_tainted:
             isolate.is_tainted = isolate.is_retiring = True
             self.restarts.ended_badly(asyncio.get_running_loop().time(), had_answered=isolate.has_answered)

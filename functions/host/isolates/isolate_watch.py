@@ -1,6 +1,6 @@
-"""IsolateWatch: what one isolate uses, looked at from outside: its CPU time, charged to its open work, its memory, its event loop's silence.
+"""IsolateWatch: the usage of one isolate, measured from outside: CPU time, charged to its open work, memory, silence of its event loop.
 
-Says which limit is exceeded; to end the isolate is its handle's. Code that loops for ever cannot be asked to look at a clock: nothing is asked of it.
+Reports which limit is exceeded; its handle ends the isolate. It needs no cooperation, because code in an endless loop gives none.
 """
 
 import asyncio
@@ -32,16 +32,16 @@ class IsolateWatch:
         return self._meter.total_s
 
     def last_look(self) -> None:
-        """Look before it is ended, since afterwards nobody can, or before it takes requests, which are not charged what came before them."""
+        """Measure before the isolate ends, after which it is impossible, or before it takes requests, which must not pay for its past."""
         self._spent()
 
     @property
     def is_spent(self) -> bool:
-        """Tell whether it has computed for so long that it is to be replaced."""
+        """Tell whether it has computed for so long that it should be replaced."""
         return self._meter.total_s > self._limits.cpu_total_s
 
     def charge(self) -> None:
-        """Charge its CPU time up to now to its open work: where a request begins or ends, so that what a short one has used is its own."""
+        """Charge its CPU time up to now to its open work, when a request starts or ends, so that a short request pays only for itself."""
         now = asyncio.get_running_loop().time()
         spent_s = self._spent()
         self._process.history.spent(spent_s, now)
@@ -55,7 +55,7 @@ class IsolateWatch:
         return None
 
     def look(self, channel: Channel | None) -> Exceeded | None:
-        """Look at one that is at work."""
+        """Check an isolate with open work."""
         self.charge()
         self._process.update_priority()
         exceeded = first_exceeded(self._usage(), self._limits)
@@ -64,7 +64,7 @@ class IsolateWatch:
         return exceeded
 
     def look_idle(self) -> Exceeded | None:
-        """Look at one that has nothing to do, without waking it: what the author left running counts."""
+        """Check an idle isolate without waking it: work that the author left running counts."""
         now = asyncio.get_running_loop().time()
         if now - self._looked_at < IDLE_LOOK_S:
             return None

@@ -1,6 +1,6 @@
-"""What one isolate is at work on, and the CPU time that each of it is charged.
+"""The open work of one isolate, and the CPU time charged to each part.
 
-The kernel counts a process as a whole: what was spent between two looks is divided among the requests that were open at both, and the WebSockets.
+The kernel counts a process as a whole: time between two measurements is divided among the requests that were open at both, and the WebSockets.
 """
 
 import asyncio
@@ -20,9 +20,11 @@ class IsolateWork:
     def __init__(self, now: float) -> None:
         self.requests: dict[int, float] = {}  # CPU seconds charged so far, by request
         self.num_waiting = 0  # requests that wait for the isolate's start
-        self.open_sockets: set[ResponseStream] = set()  # what the function sends over its WebSockets
+        self.open_sockets: set[ResponseStream] = set()  # output of the function's WebSockets
         self.background = 0
-        self.objects: dict[tuple[str, str], int] = {}  # Durable Objects by class and id, and how much of that is theirs
+        self.objects: dict[
+            tuple[str, str], int
+        ] = {}  # Durable Objects by class and id, and how many requests are theirs
         self.has_objects = False  # instances of Durable Objects, which no other isolate has
         self.idle_since = now
         self._background_since = now
@@ -64,7 +66,7 @@ class IsolateWork:
             self.objects.pop(object, None)
 
     def background_s(self) -> float:
-        """Seconds for which background work has gone on, where no request is open."""
+        """Return the seconds of background work without an open request."""
         return _now() - self._background_since if self.background and not self.requests else 0.0
 
 
@@ -86,7 +88,7 @@ class CpuMeter:
 
     def charge(self, spent_s: float, now: float) -> None:
         requests, sockets = self._work.requests, self._work.sockets
-        charged = [id for id in requests if id in self._seen]  # who came since has used little of what was spent
+        charged = [id for id in requests if id in self._seen]  # newer requests have used little of this time
         sharers = len(charged) + (sockets > 0)
         for id in charged:
             requests[id] += spent_s / sharers

@@ -1,11 +1,12 @@
-"""Priority: who is served first where functions, the runtime and engines share cores, and what the kernel's scheduler is told of it.
+"""Priority of functions, the runtime and engines that share cores, as scheduling settings of the kernel.
 
-A priority class is earned: an isolate that answers its requests with little CPU time gets short slices, with which it interrupts whoever computes at
-the moment that it is asked (EEVDF honours them since Linux 6.12; before it they say nothing); one that computes for long gives way. Knows habits and
-processes; refuses to know limits, whose end is not a matter of priority.
+A priority class is earned: an isolate that answers its requests with little CPU time gets short slices, with which it interrupts long computations
+when a request arrives (EEVDF honours slices since Linux 6.12; earlier kernels ignore them); one that computes for long yields. Limits are enforced
+elsewhere.
 
 Isolates stay in the site's session: where the kernel shares cores among sessions first (`sched_autogroup_enabled`, sched(7)), nice values and slices
-count inside one session alone. Beside a loop in a session of its own a neighbour's p99 was 3.0 times the quiet one, in the site's 0.9."""
+count inside one session only. Beside a loop in its own session a neighbour's p99 was 3.0 times the quiet one, in the site's session 0.9.
+"""
 
 import math
 import os
@@ -19,17 +20,17 @@ from pilotlight.functions.host.confinement import system
 # (1.4 ms on two cores) does not. The shortest that the kernel takes, 0.1 ms, ends in the middle of an answer, and then the computing one runs to the
 # tick: beside two loops the runtime's thread waited for 346 ms of 8 s, with 0.7 ms for 134.
 PROMPT_SLICE_NS = 700_000
-MAY_RETURN = os.geteuid() == 0  # from giving way, those who have proven themselves
+MAY_RETURN = os.geteuid() == 0  # to normal priority, for isolates that have proven themselves
 OWN_NICE = os.getpriority(os.PRIO_PROCESS, 0)  # as the site was started
 PROMPT_NICE = -5  # where the site may: a computing one that was cheated of some time of late comes first otherwise
 YIELD_NICE = 10
-HALF_S = 1.0  # after which what was seen counts by half
-PROVEN = 5  # answers, before which an isolate is nobody that one knows
+HALF_S = 1.0  # half-life of observations
+PROVEN = 5  # answers after which an isolate leaves probation
 PIECE_BYTES = 1 << 10  # of a stream or a WebSocket count as one answer: single bytes would earn priority for nothing
 PROMPT_S = 0.005  # of CPU time for one answer, or PIECE_BYTES of a stream
-PROMPT_SHARE = 0.25  # of a core; who uses more has no claim to come first
+PROMPT_SHARE = 0.25  # of a core; an isolate that uses more is not served first
 YIELD_S = 0.02
-YIELD_AT_ONCE_S = 0.05  # without an answer, whatever came before
+YIELD_AT_ONCE_S = 0.05  # without an answer, regardless of its history
 
 
 class PriorityClass(Enum):
@@ -39,11 +40,10 @@ class PriorityClass(Enum):
 
 
 class CpuHistory:
-    """The CPU time that one isolate's answers have cost lately."""
+    """The recent CPU time of one isolate's answers."""
 
     def __init__(self, *, is_on_probation: bool = False) -> None:
-        """`is_on_probation`: an isolate of the same function computes for long, or has just been ended for what it did; this one gives way until it
-        has proven itself."""
+        """`is_on_probation`: another isolate of the function computes for long or was just ended; this one yields until it has proven itself."""
         self._is_on_probation = is_on_probation
         self.num_answers = 0.0  # ever
         self._answers = 0.0  # lately
@@ -75,31 +75,32 @@ class CpuHistory:
             return PriorityClass.BACKGROUND
         if self.num_answers < PROVEN:
             return PriorityClass.BACKGROUND if self._is_on_probation else PriorityClass.NORMAL
-        is_modest = self._spent_s < PROMPT_SHARE * HALF_S / math.log(2.0)  # what a steady share comes to
+        is_modest = self._spent_s < PROMPT_SHARE * HALF_S / math.log(2.0)  # the sum for a steady share
         return PriorityClass.INTERACTIVE if cost_s < PROMPT_S and is_modest else PriorityClass.NORMAL
 
 
 def apply_priority(pid: int, priority_class: PriorityClass) -> None:
-    """Set the scheduling of a process with all its threads (0: of this thread). What the site may not do (without root nobody is put before others,
-    and there is no way back from giving way) is left."""
+    """Set the scheduling of a process with all its threads (0 for this thread).
+    Settings that the site may not make are skipped: without root, priority cannot be raised, and not restored after it was lowered."""
     if os.sched_getscheduler(0) & ~os.SCHED_RESET_ON_FORK != os.SCHED_OTHER:
-        return  # whoever started the site has decided otherwise
+        return  # the site was started with other settings
     nice, slice_ns = OWN_NICE, 0
     if priority_class is PriorityClass.BACKGROUND:
         nice = min(19, nice + YIELD_NICE)
     if priority_class is PriorityClass.INTERACTIVE:
         slice_ns = PROMPT_SLICE_NS
-        if nice == 0:  # what is forked from it is reset to 0
+        if nice == 0:  # forked processes are reset to 0
             with suppress(OSError):
                 return system.set_slice(pid, nice + PROMPT_NICE, slice_ns)
     with suppress(OSError):
         system.set_slice(pid, nice, slice_ns)
         if pid:
-            os.setpriority(os.PRIO_PGRP, pid, nice)  # its threads, and what it has forked
+            os.setpriority(os.PRIO_PGRP, pid, nice)  # its threads and forked processes
 
 
 def cpu_s(pid: int) -> float:
-    """CPU seconds that a process with all its threads has used, to the nanosecond. Raises OSError where it is gone."""
+    """CPU seconds that a process with all its threads has used, to the nanosecond.
+    Raises OSError where it is gone."""
     return time.clock_gettime((~pid << 3) | _CPUCLOCK_SCHED)
 
 

@@ -1,4 +1,4 @@
-"""What the kernel says of processes, by /proc and by their descriptors: memory, parents, descendants, whether they live."""
+"""Facts about processes from /proc and process descriptors: memory, parents, descendants, liveness."""
 
 import os
 import re
@@ -40,7 +40,7 @@ def descendants(pid: int) -> set[int]:
 
 
 def _read_at_once(path: str) -> bytes:
-    """Of /proc: 30 us, which is a quarter of what a Path takes, while every request waits."""
+    """Read a file of /proc: 30 us, a quarter of what a Path takes, while every request waits."""
     file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         return os.read(file, 1 << 14)
@@ -49,7 +49,7 @@ def _read_at_once(path: str) -> bytes:
 
 
 def pid_of(pidfd: int) -> int:
-    """Return the process of a pidfd as /proc here numbers it; 0 for what is no pidfd of a process that can be seen."""
+    """Return the process of a pidfd as numbered in this /proc; 0 if it is not the pidfd of a visible process."""
     try:
         lines = _read_at_once(f"/proc/self/fdinfo/{pidfd}").splitlines()
     except OSError:
@@ -58,7 +58,7 @@ def pid_of(pidfd: int) -> int:
 
 
 def is_stopped(pid: int) -> bool:
-    """Tell whether a process stands still by a signal, as SIGSTOP, or under a debugger."""
+    """Tell whether a process is stopped by a signal such as SIGSTOP, or under a debugger."""
     try:
         return _read_at_once(f"/proc/{pid}/stat").rpartition(b")")[2].split()[0] in (b"T", b"t")
     except OSError:

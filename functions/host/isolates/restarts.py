@@ -1,14 +1,14 @@
-"""Restarts: how soon the next isolate of a version may start.
+"""Restarts: when the next isolate of a version may start.
 
-One that ended without an answer is replaced at once for a few times, then after pauses that double: a fork, an import and a death cost neighbours
-more than any request. An isolate that has answered ends the row. Knows times and numbers; refuses to know processes.
+One that ended without an answer is replaced at once a few times, then after pauses that double: a fork, an import and a death cost neighbours more
+than any request. An answer resets the count.
 """
 
 PROBATION_S = 10.0  # after an isolate that ended badly, the next ones start in the background class
-FREE = 4  # bad ends in a row, after each of which the next isolate starts at once
+FREE = 4  # bad ends in a row that are replaced at once
 FIRST_PAUSE_S = 0.05
 MAX_PAUSE_S = 5.0
-MAX_WAIT_S = 1.0  # a request waits for so long; for a longer pause it is told when to come again
+MAX_WAIT_S = 1.0  # the longest time that a request waits; for a longer pause it gets Retry-After
 
 
 class Restarts:

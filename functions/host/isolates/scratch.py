@@ -1,4 +1,5 @@
-"""The directory that a function's isolates write to at tier 1, and how much is in it. Tier 2 has a file system of that size instead."""
+"""The directory that a function's isolates write to at tier 1, and how much is in it.
+Tier 2 has a file system of that size instead."""
 
 import asyncio
 import os
@@ -9,7 +10,7 @@ from typing import Protocol
 
 from pilotlight.functions.host.confinement.user_ids import FunctionUser
 
-LOOK_S = 0.25  # between two looks at what was written
+LOOK_S = 0.25  # between two checks of written bytes
 
 
 class WritingIsolate(Protocol):
@@ -30,7 +31,8 @@ class Scratch:
             os.chown(self.path, uid, uid)
 
     async def enforce(self, isolates: Sequence[WritingIsolate]) -> None:
-        """Look once, and pause. Beyond the limit end all isolates, whichever of them has written, and empty the directory."""
+        """Look once, and pause.
+        Beyond the limit end all isolates, whichever of them has written, and empty the directory."""
         limit_bytes = self._limit_mib << 20
         if await asyncio.to_thread(bytes_below, self.path, limit_bytes) > limit_bytes:
             guilty = tuple(isolates)
@@ -60,7 +62,7 @@ def bytes_below(folder: Path, enough: int) -> int:
 
 
 def empty(folder: Path) -> None:
-    """Delete what is in a folder. The folder itself stays: processes that live there have it mounted."""
+    """Delete a folder's contents. The folder itself stays: processes there have it mounted."""
     for entry in os.scandir(folder):
         if entry.is_dir(follow_symlinks=False):
             shutil.rmtree(entry.path, ignore_errors=True)

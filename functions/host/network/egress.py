@@ -41,7 +41,7 @@ DROPPED = frozenset(
 )
 OF_BODIES = ("content-encoding", "content-language", "content-location", "content-type")  # which go with the body
 NAT64 = ipaddress.ip_network("64:ff9b::/96")
-# All that IANA gives away of IPv6: site-local, ::a.b.c.d, local NAT64 and SRv6 lie elsewhere.
+# All IPv6 that IANA allocates publicly: site-local, ::a.b.c.d, local NAT64 and SRv6 are outside.
 UNICAST = ipaddress.ip_network("2000::/3")
 NOT_PUBLIC = tuple(  # though Python, or some release of it, calls them global
     ipaddress.ip_network(text)
@@ -120,8 +120,8 @@ class Egress:
     async def _judged(
         self, request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
     ) -> aiohttp.ClientResponse:
-        """Every request of the session, as the client has understood its URL. The client follows redirects of a handshake by itself: they end
-        here."""
+        """Every request of the session, as the client has understood its URL.
+        The client follows redirects of a handshake by itself: they end here."""
         self._check_place(request.url.host or "", request.url.port or 0)
         response = await handler(request)
         if "sec-websocket-key" in request.headers and response.status in REDIRECTS:
@@ -176,7 +176,7 @@ class Egress:
             whose = "this site's own" if port in self._own_ports() else "on the site's own machine"
             return f"{host}:{port} is {whose}; reach models and functions through bindings"
         if not is_public(end):
-            return f"{host} is at {address}, which is no public address; the site file allows exceptions under functions.egress_allow"
+            return f"{host} is at {address}, which is not a public address; the site file allows exceptions in functions.egress_allow"
         return ""
 
 
@@ -232,7 +232,7 @@ class _JudgingResolver(AbstractResolver):
 
 
 def _answer(response: aiohttp.ClientResponse, redirected: bool) -> StreamingReply:
-    compressed = "content-encoding" in response.headers  # what follows is not
+    compressed = "content-encoding" in response.headers  # the body follows decoded
     drop = {"content-encoding", "content-length", "transfer-encoding"} if compressed else {"transfer-encoding"}
     headers = [[name.lower(), value] for name, value in response.headers.items() if name.lower() not in drop]
     value = {"status": response.status, "headers": headers, "url": str(response.url), "redirected": redirected}
@@ -286,7 +286,7 @@ def _as_address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | No
 
 
 def meant(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
-    """Return the address that is reached in the end: what is embedded in one, where it leads there."""
+    """Return the address that is reached in the end: an embedded one if the address leads there."""
     address = ipaddress.ip_address(text.partition("%")[0])
     if isinstance(address, ipaddress.IPv6Address):
         if address in NAT64:
@@ -303,8 +303,8 @@ def is_public(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
 
 
 def is_of_this_machine(address: str) -> bool:
-    """Tell whether the kernel would answer itself: it then speaks from that very address. Nothing is sent. What a NAT elsewhere leads back to this
-    machine, the machine cannot know."""
+    """Tell whether the kernel would answer itself, in which case it uses that very address.
+    Nothing is sent. The machine cannot know an address that a NAT elsewhere maps back to it."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         try:

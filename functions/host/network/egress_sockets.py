@@ -1,7 +1,7 @@
-"""A function's own WebSockets to the world: the far side's frames on one side, the messages of an exchange on the other.
+"""A function's outgoing WebSockets: frames of the remote side, and messages of an exchange.
 
-Where they may lead is the egress policy's to say (functions/host/network/egress.py), which has opened the connection. Who does not read holds up the
-other: at most one message is on its way in each direction.
+The egress policy (functions/host/network/egress.py) has opened the connection. A side that does not read delays the other: at most one message is in
+transit in each direction.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from pilotlight.functions.channel.socket_messages import (
 )
 
 MAX_MESSAGE_BYTES = 16 << 20
-PING_S = 20.0  # a far side that answers none of them is gone
+PING_S = 20.0  # a remote side that answers none of them is gone
 CLOSE_S = 5.0
 HANDSHAKES = frozenset(
     {"sec-websocket-key", "sec-websocket-version", "sec-websocket-extensions", "sec-websocket-protocol"}
@@ -32,7 +32,8 @@ HANDSHAKES = frozenset(
 async def opened(
     session: aiohttp.ClientSession, url: str, headers: list[tuple[str, str]], messages: AsyncIterator[bytes]
 ) -> StreamingReply:
-    """Open a WebSocket for a function. Raises what the session raises, and WSServerHandshakeError where the far side does not switch."""
+    """Open a WebSocket for a function.
+    Raises the session's errors, and WSServerHandshakeError if the remote side does not switch."""
     protocols = [value for name, value in headers if name.lower() == "sec-websocket-protocol"]
     socket = await session.ws_connect(
         url,
@@ -63,7 +64,7 @@ async def _relayed(socket: ClientWebSocketResponse, messages: AsyncIterator[byte
         sending.cancel()
         with suppress(asyncio.CancelledError, Exception):
             await sending
-        with suppress(Exception):  # nobody is left to be told
+        with suppress(Exception):  # no reader is left
             async with asyncio.timeout(CLOSE_S):
                 await socket.close(code=1001)
 

@@ -1,7 +1,7 @@
-"""The runtime's end of functions' TCP: names are resolved and connections made here, by the egress policy, and the connected socket is handed over.
+"""The runtime's end of functions' TCP: it resolves names and connects, by the egress policy, and hands over the connected socket.
 
-An isolate asks in packets, each with a socket to be answered on (sdk/brokered_sockets.py); what it says is not believed but for the
-name it wants. A connection has small buffers, which are memory of the kernel's that no limit of the function counts.
+An isolate sends packets, each with a socket for the answer (sdk/brokered_sockets.py); only the requested name is believed. A connection has small
+buffers, because they are kernel memory that no limit of the function counts.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ READ_AT_ONCE = 16
 
 
 class BrokerQuestion(msgspec.Struct, frozen=True):
-    """As sdk/brokered_sockets.py has it."""
+    """The question in the form of sdk/brokered_sockets.py."""
 
     host: str
     port: int
@@ -103,5 +103,5 @@ def _send(
     connected: socket.socket | None = None,
 ) -> None:
     data = msgspec.msgpack.encode({"error": error, "errno": max(0, number), "addresses": addresses or []})
-    with suppress(OSError):  # who asked has not waited
+    with suppress(OSError):  # the isolate did not wait
         socket.send_fds(reply, [data], [connected.fileno()] if connected is not None else [])

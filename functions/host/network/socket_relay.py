@@ -1,7 +1,7 @@
-"""SocketRelay: one client's WebSocket and the exchange with a function behind it, as two streams of messages.
+"""SocketRelay: one client's WebSocket and the exchange with a function, as two streams of messages.
 
-ASGI's `websocket` on one side, the channel's messages on the other, and between them at most one message in each direction: who does not read holds
-up the other, through the channel's credit and the client's own TCP. Knows neither frames nor functions.
+ASGI's `websocket` on one side, the channel's messages on the other, with at most one message in each direction: a side that does not read delays the
+other, through the channel's credit and the client's TCP.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from pilotlight.functions.channel.socket_messages import (
 )
 from pilotlight.functions.host.limits import FunctionLimits
 
-STALL_S = 60.0  # for a client to take what waits for it
+STALL_S = 60.0  # time for a client to read
 CLOSE_S = 5.0  # for the other side's close, and for a function's handlers of it
 
 GOING_AWAY, TOO_BIG, FAILED, RESTARTING = 1001, 1009, 1011, 1012
@@ -69,11 +69,11 @@ class SocketRelay:
             self._next.cancel()
 
     def messages(self) -> AsyncIterator[bytes]:
-        """Iterate over what the client sends, encoded for the function."""
+        """Iterate over the client's messages, encoded for the function."""
         return self._to_function.messages()
 
     async def run(self, stream: AsyncIterator[bytes], draining: Awaitable[None]) -> None:
-        """Relay from the handshake to the end of both directions. `stream` is what the function sends."""
+        """Relay from the handshake to the end of both directions. `stream` has the function's messages."""
         from_client = asyncio.ensure_future(self._from_client())
         from_function = asyncio.ensure_future(self._from_function(stream))
         idle, drained = asyncio.ensure_future(self._until_idle()), asyncio.ensure_future(draining)
@@ -199,7 +199,7 @@ async def _awaited(receive: Receive) -> AsgiMessage:
 
 
 def _wire_code(code: int) -> int:
-    """Return a code that may be sent: what stands for the want of one is not."""
+    """Return a close code that may be sent; codes that stand for a missing one may not."""
     if code == NO_STATUS:
         return 1000
     return code if 3000 <= code <= 4999 or (1000 <= code <= 1014 and code not in (1004, ABNORMAL)) else FAILED

@@ -1,4 +1,4 @@
-"""What the runtime and its zygotes say to each other: one msgpack map in each message of a SOCK_SEQPACKET socket, descriptors beside it."""
+"""Messages between the runtime and its zygotes: one msgpack map in each message of a SOCK_SEQPACKET socket, with descriptors."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ MAX_DESCRIPTORS = 4
 
 
 class Boot(msgspec.Struct, frozen=True):
-    """What an isolate is to run."""
+    """The function that an isolate runs, and its settings."""
 
     main: str
     sys_path: list[str]
@@ -55,12 +55,11 @@ class Died(msgspec.Struct, frozen=True, tag="died"):
 
 
 class Confined(msgspec.Struct, frozen=True, tag="confined"):
-    """A function's zygote is confined, and has read nothing of the function yet; with the descriptor by which its forks are asked for, where they
-    are."""
+    """A function's zygote is confined and has not read the function yet; with the descriptor for requesting forks, if it needs one."""
 
 
 class Imported(msgspec.Struct, frozen=True, tag="imported"):
-    """A function's zygote has imported what it will."""
+    """A function's zygote has finished its imports."""
 
 
 Command = CreateZygote | ForkIsolate

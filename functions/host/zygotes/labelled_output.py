@@ -1,7 +1,7 @@
-"""What Python code of a function prints, each line labelled with the request in whose task it was printed.
+"""Output of a function's Python code, each line labelled with the request in whose task it was printed.
 
-Many requests share a process and its output, so the runtime could not tell otherwise which of them a line belongs to. The label is the function's
-word about itself and reaches no other function's log. The inverse, which takes labels off, is functions/host/logs.py.
+Many requests share a process and its output, so the runtime could not assign lines otherwise. The function controls the label, which reaches no other
+function's log. functions/host/logs.py removes labels.
 """
 
 import io
@@ -38,5 +38,5 @@ class LabelledOutput(io.TextIOWrapper):
 
 
 def install() -> None:
-    """Label what is printed from now on."""
+    """Label output from now on."""
     sys.stdout, sys.stderr = LabelledOutput(sys.stdout, "o"), LabelledOutput(sys.stderr, "e")  # type: ignore[arg-type]

@@ -15,12 +15,12 @@ from pilotlight.functions.host.packages import Packages
 from pilotlight.functions.host.zygotes.zygote_client import FunctionZygote, ZygoteFactory
 from pilotlight.functions.manifest import Manifest
 
-SETTLED_S = 3.0  # after which a function that sleeps has imported what it will
+SETTLED_S = 3.0  # time after which an idle function has finished its imports
 
 
 @dataclass(frozen=True)
 class PoolContext:
-    """What the site gives to each function's pool."""
+    """The site's resources for each function's pool."""
 
     zygotes: ZygoteFactory
     tier: int
@@ -40,9 +40,7 @@ class PoolZygote:
     ) -> None:
         self.current: FunctionZygote | None = None
         self.asleep_since: float | None = None  # with its zygote in memory
-        self.asleep_mib: int | None = (
-            None  # what that holds, once it has imported all; measured once: there may be thousands
-        )
+        self.asleep_mib: int | None = None  # memory after all imports; measured once, because there may be thousands
         self._manifest = manifest
         self._limits = limits
         self._context = context
@@ -57,7 +55,7 @@ class PoolZygote:
         return self.current is not None and self.current.is_alive
 
     async def read_imports(self) -> None:
-        """Read what the function imports in a thread, so that `get` need not."""
+        """Read the function's imports in a thread, before `get`."""
         if self._imports is None:
             self._imports = await asyncio.to_thread(imports_of, self._manifest)
 
@@ -68,7 +66,7 @@ class PoolZygote:
         return self.current
 
     def watch(self, *, is_asleep: bool) -> str:
-        """Look at the zygote once. Returns why it is to be ended; empty: it is not."""
+        """Check the zygote once. Return why it should be ended; empty if it should not."""
         now = asyncio.get_running_loop().time()
         if not is_asleep or self.current is None:
             self.asleep_since = self.asleep_mib = None
@@ -79,7 +77,7 @@ class PoolZygote:
         return "" if self.current is None else self.current.why_ended(self._limits, is_asleep=is_asleep)
 
     def fail(self, why: str) -> None:
-        """End it, and with it all isolates, which may run what it runs."""
+        """End the zygote and all its isolates, which may run the same code."""
         if self.current is not None:
             self.current.fail(why)
             self.current.close()
@@ -96,7 +94,7 @@ class PoolZygote:
     def _create(self) -> FunctionZygote:
         self.close()
         context, limits = self._context, self._limits
-        if context.tier < 2:  # else it has a file system of its own
+        if context.tier < 2:  # in tier 2 it has its own file system
             self._scratch.make()
         confinement = Confinement(
             tier=context.tier,

@@ -1,4 +1,4 @@
-"""The function that warms up the zygote (prefork.py): what most functions do, and nothing else."""
+"""The function that warms up the zygote (prefork.py): common operations of functions."""
 
 from workers import Response, WorkerEntrypoint
 

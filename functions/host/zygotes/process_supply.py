@@ -1,7 +1,6 @@
-"""ProcessSupply: where the processes of a site's functions come from: the tier of isolation that this machine offers, zygotes, and the Pythons and
-packages that functions ask for.
+"""ProcessSupply: processes of a site's functions: the tier of this machine, zygotes, Pythons and packages.
 
-Use as `async with`. Tiers are tried at the start; below what the site file demands nothing is started.
+Use as `async with`. Tiers are tried at the start; nothing starts below the tier that the site file demands.
 """
 
 import tempfile
@@ -23,10 +22,10 @@ from pilotlight.support import background
 
 
 class Provision(NamedTuple):
-    """What a pool is made with."""
+    """The parts from which a pool is made."""
 
     context: PoolContext
-    install: Callable[[], Awaitable[Path | None]] | None  # before it runs; gives the layer of what it depends on
+    install: Callable[[], Awaitable[Path | None]] | None  # runs before it starts; returns the layer of its dependencies
     takes_long: bool  # to have its first process, which no request should wait for
     use: Callable[[], None]  # notes that it is served
     release: Callable[[], None]  # notes that it has ended
@@ -72,8 +71,8 @@ class ProcessSupply:
         await self._stack.aclose()
 
     def provide(self, pool: str, manifest: Manifest, layers: tuple[Path, ...]) -> Provision:
-        """`layers`: directories with a function's packages; without them, what it asks for is installed. Raises ManifestError. What it gives is of
-        this one pool, also where another of its name is still at work."""
+        """`layers` are directories with a function's packages; without them, its dependencies are installed.
+        Raises ManifestError. The result belongs to this pool only, even if another one of its name still works."""
         assert self._state_dir is not None
         requirements = () if layers else requirements_of(manifest.directory)
         is_contained = self.isolation.tier == 3
@@ -94,7 +93,7 @@ class ProcessSupply:
     async def _install(
         self, user: object, requirements: tuple[str, ...], other: InterpreterZygote | None
     ) -> Path | None:
-        """Start the Python that a function asks for, and install what it depends on for that one. Raises LayerError."""
+        """Start the Python that a function asks for, and install its dependencies for it. Raises LayerError."""
         python = OWN if other is None else await other.start()
         if not requirements:
             return None

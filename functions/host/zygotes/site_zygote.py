@@ -20,7 +20,7 @@ class SiteZygote:
     """A zygote from which all others of one Python come: the site's own, or another's."""
 
     def __init__(self, python: str = sys.executable, libraries: Path | None = None) -> None:
-        """`libraries`: where another Python finds what it needs of ours beside the standard library."""
+        """`libraries` is where another Python finds the project's requirements besides the standard library."""
         self._python = python
         self._libraries = libraries
         self._process: subprocess.Popen[bytes] | None = None
@@ -28,7 +28,7 @@ class SiteZygote:
         self._memory_mib = 0
 
     def start(self) -> None:
-        """Start the process. It imports what functions need for a fraction of a second; commands wait for it."""
+        """Start the process. It imports common modules for a fraction of a second; commands wait."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         paths = [str(SDK), str(ROOT), str(self._libraries or _own_libraries())]
         script = (
@@ -61,7 +61,7 @@ class SiteZygote:
         return FunctionZygote(child, ours, self._settled_mib)
 
     def _settled_mib(self) -> int:
-        """Return the memory that its children share with it. Asked only once a child of it is there, and then it has imported all that it will."""
+        """Return the memory that its children share with it. Valid only with a child, after all imports."""
         if self._memory_mib == 0 and self._process is not None:
             self._memory_mib = memory_mib(self._process.pid)
         return self._memory_mib
@@ -86,6 +86,6 @@ def _own_libraries() -> Path:
 
 
 def authorities() -> dict[str, str]:
-    """Return the environment by which functions trust whom the site itself was told to trust: `ssl` reads the first two, requests the third."""
+    """Return the environment with which functions trust the same authorities as the site: `ssl` reads the first two variables, requests the third."""
     told = {name: os.environ[name] for name in ("SSL_CERT_FILE", "SSL_CERT_DIR") if name in os.environ}
     return {**told, "REQUESTS_CA_BUNDLE": told["SSL_CERT_FILE"]} if "SSL_CERT_FILE" in told else told

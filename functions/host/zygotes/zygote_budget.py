@@ -1,6 +1,6 @@
-"""The memory in which functions that sleep keep their zygotes, and with them what they have imported.
+"""Memory for the zygotes of idle functions, with their imports.
 
-A deployed function has its zygote before its first request, as far as there is room; the longest asleep lose theirs first.
+A deployed function has its zygote before its first request if there is room; the longest idle lose theirs first.
 """
 
 import asyncio

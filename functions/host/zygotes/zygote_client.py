@@ -1,8 +1,8 @@
-"""The runtime's end of the zygotes: ask one for processes, hear of their deaths. The site's own is started by site_zygote.py.
+"""The runtime's end of the zygotes: requests processes, receives reports of their deaths. site_zygote.py starts the site's own zygote.
 
-What a function's zygote says is not believed: it has run an author's imports. A pidfd from it counts only when it names a new child of its own, a
-death only when the process is dead; who says anything else is ended. From tier 2 on it asks for each of its forks, and gets one for each order. When
-the runtime dies the sockets close, and every process here ends with them.
+A function's zygote is not trusted: it has run an author's imports. A pidfd from it counts only if it is a new child of that zygote, and a death only
+if the process is dead; a zygote that reports anything else is ended. From tier 2 on it asks for each fork and gets one for each order. When the
+runtime dies the sockets close, and every process here ends.
 """
 
 import asyncio
@@ -34,15 +34,15 @@ from pilotlight.functions.host.zygotes.control_messages import (
 )
 
 AGAIN_S = 0.002
-COPIED_MIB = 3  # of the pages that a zygote shares with the site's, what it has written to
+COPIED_MIB = 3  # of the pages shared with the site's zygote, those that a zygote has written to
 FORK_TIMEOUT_S = 10.0  # for a process to be there
 FORK_CPU_S = 0.05  # that a fork, and the news of a death, may cost a zygote; measured: 0.01
 BESIDE_SHARE = 0.01  # of a core, for threads that packages keep
-LOOK_S = 0.5  # between two looks at what a zygote does
+LOOK_S = 0.5  # between two checks of a zygote
 SELDOM_S = 5.0  # the same while its function sleeps: there may be thousands
-MAX_DENIED = 64  # forks that were not ordered: some packages try a few when they are imported, and go on without
+MAX_DENIED = 64  # forks that were not ordered: some packages try a few during import, and continue without
 READ_AT_ONCE = 64  # messages, while others wait
-FORGED = "its packages forged what its zygote says"
+FORGED = "its packages forged reports of its zygote"
 
 
 class ZygoteError(Exception):
@@ -50,7 +50,7 @@ class ZygoteError(Exception):
 
 
 class ProtocolViolation(Exception):
-    """A zygote reports what cannot be."""
+    """A zygote reported something impossible."""
 
 
 class ChildProcess:
@@ -89,7 +89,7 @@ class ChildProcess:
             self.died.set_result(report)
         if not self.started.done():
             self.started.set_exception(ZygoteError("it ended before it was there"))
-            self.started.exception()  # perhaps nobody asks
+            self.started.exception()  # the result may be unused
         if self.pidfd >= 0:
             os.close(self.pidfd)
             self.pidfd = -1
@@ -115,7 +115,8 @@ class ZygoteConnection:
         asyncio.get_running_loop().add_reader(control.fileno(), self._read)
 
     def ask(self, command: Callable[[int], Command], fds: list[int]) -> ChildProcess:
-        """Ask for a process. Returns before it is there: what is written to its sockets waits for it. Raises ZygoteError."""
+        """Order a process.
+        Returns before it exists: data sent to its sockets waits for it. Raises ZygoteError."""
         if self.closed:
             raise ZygoteError("the zygote is gone")
         self._next_id += 1
@@ -220,11 +221,11 @@ class ZygoteConnection:
             child.ended(report)
 
     def _on_started(self, id: int, pidfd: int) -> None:
-        """Note that a child is there. Raises ProtocolViolation."""
+        """Note the existence of a child. Raises ProtocolViolation."""
         self._unverified.discard(id)
         if self.closed or (child := self._children.get(id)) is None:  # dead by now
             os.close(pidfd)
-        elif not self._parent_pid():  # the report of its own start is still to be read, from another socket
+        elif not self._parent_pid():  # its own start report is not read yet, from another socket
             self._unverified.add(id)
             asyncio.get_running_loop().call_later(AGAIN_S, self._on_started_late, id, pidfd)
         else:
@@ -249,7 +250,7 @@ class ZygoteConnection:
             question = system.asked(self._listener)
         except OSError:
             return
-        self._read()  # of the process before it may be told there
+        self._read()  # it may have the parent's report
         if self.closed:
             return
         is_allowed = self.is_imported and self.num_forks <= self.num_settled < self._next_id
@@ -267,7 +268,7 @@ class FunctionZygote:
     """One version of a function, confined, waiting to be forked."""
 
     def __init__(self, child: ChildProcess, control: socket.socket, shared_mib: Callable[[], int] = lambda: 0) -> None:
-        """`shared_mib`: of what counts as its memory, what it has from the process that it was forked from."""
+        """`shared_mib` returns the part of its memory that it shares with the process it was forked from."""
         self._child = child
         self._shared_mib = shared_mib
         self.why_failed = ""
@@ -288,7 +289,7 @@ class FunctionZygote:
         return max(0, all_mib - shared_mib) + COPIED_MIB
 
     async def started(self) -> None:
-        """Wait until it is there. Raises ZygoteError."""
+        """Wait until the process exists. Raises ZygoteError."""
         await asyncio.shield(self._child.started)
 
     def fork(self, boot: Boot, fds: list[int]) -> ChildProcess:
@@ -301,8 +302,8 @@ class FunctionZygote:
             self._child.set_priority(priority_class)
 
     def why_ended(self, limits: FunctionLimits, *, is_asleep: bool) -> str:
-        """Return what imported code does beyond a function's limits, for which it is to be closed then. Empty: nothing, or it is not yet time to
-        look."""
+        """Return why a zygote must be closed because imported code exceeds the function's limits; empty if it is within them, or it is not time to
+        check."""
         now = asyncio.get_running_loop().time()
         if now - self._looked_at < (SELDOM_S if is_asleep else LOOK_S) or not self.is_alive or self._child.pid <= 0:
             return ""
@@ -318,7 +319,7 @@ class FunctionZygote:
         if self._imported_cpu_s is None:
             self._imported_cpu_s = cpu_s
         if cpu_s - self._imported_cpu_s > limits.cpu_ms / 1e3:
-            return f"its packages used more than {limits.cpu_ms} ms of CPU time beside its requests"
+            return f"its packages used more than {limits.cpu_ms} ms of CPU time outside requests"
         if now - self._settled_at > limits.start_s:
             return f"its packages kept its isolates from starting for {limits.start_s:g} s"
         if (memory_mib := self._child.memory_mib()) > limits.memory_mib:
@@ -344,7 +345,7 @@ class FunctionZygote:
 
 
 class ZygoteFactory(Protocol):
-    """What makes functions' zygotes."""
+    """Makes functions' zygotes."""
 
     def create_zygote(
         self, limits: Confinement, imports: list[str], sys_path: list[str], log_fd: int

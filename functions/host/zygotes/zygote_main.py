@@ -54,9 +54,9 @@ def main(control_fd: int) -> None:
 
 
 def contained(control_fd: int = 3) -> None:
-    """Run a function's zygote in a container of its own; what it is to be comes as the first message."""
+    """Run a function's zygote in its own container; its settings come as the first message."""
     for name in set(os.environ) - {"LANG", "MALLOC_ARENA_MAX", "TZ"}:
-        del os.environ[name]  # what the OCI runtime has put there
+        del os.environ[name]  # set by the OCI runtime
     _settle()
     control = socket.socket(fileno=control_fd)
     command = command_decoder.decode(control.recv(MAX_MESSAGE_BYTES))
@@ -77,7 +77,7 @@ def _settle() -> None:
 
 
 def _import_for_all() -> None:
-    """Import what most functions want, once for all."""
+    """Import common modules once for all."""
     for name in (
         "asgi", "wsgi", "js", "pyodide.ffi", "pyodide.http", "workers", "workers.bindings", "workers.rpc",
         "asyncio", "base64", "collections", "concurrent.futures.thread",
@@ -140,7 +140,7 @@ class ForkServer:
         """Run as the forked child. Never returns."""
         status = 1
         try:
-            os.setpgid(0, 0)  # no session of its own: see priority.py
+            os.setpgid(0, 0)  # not its own session: see priority.py
             _keep_only(fds)
             self._child(command, fds)
             status = 0
@@ -210,7 +210,7 @@ def _function_zygote(command: Command, fds: list[int]) -> None:
     path = list(sys.path)
     sys.path[:0] = command.sys_path
     for name in command.imports:
-        with suppress(BaseException):  # the isolate meets it again, and tells the author
+        with suppress(BaseException):  # the isolate meets the same error, and reports it to the author
             importlib.import_module(name)
     sys.path[:] = path
     send_report(control, Imported())

@@ -1,3 +1,4 @@
-"""As much of Pyodide's module as functions import that were written for it. Here Python's values need no conversion: there is no JavaScript."""
+"""The part of Pyodide's module that functions import.
+Python values need no conversion here, because there is no JavaScript."""
 
 __version__ = "0.28.0"  # packages that were ported to it look

@@ -62,7 +62,7 @@ def to_js(
 
 
 def create_proxy(value: Any, **_: Any) -> Any:
-    """Return what answers as the value does, and can be destroyed; what is iterated is left as it is."""
+    """Return a proxy that behaves like the value and can be destroyed; iterables are returned unchanged."""
     return value if hasattr(value, "__iter__") or hasattr(value, "__aiter__") else PyProxy(value)
 
 
@@ -70,7 +70,7 @@ create_once_callable = create_proxy
 
 
 def destroy_proxies(proxies: Any) -> None:
-    """Do nothing: there are none."""
+    """Do nothing: there are no proxies."""
 
 
 def to_py(value: Any, **_: Any) -> Any:

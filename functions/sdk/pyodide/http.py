@@ -18,7 +18,7 @@ class HttpStatusError(OSError):
 
 
 class FetchedResponse:
-    """What `pyfetch` gives: a response whose body is read by Python's names."""
+    """The result of `pyfetch`: a response whose body is read by Python's names."""
 
     def __init__(self, url: str, response: Response) -> None:
         self.js_response = response

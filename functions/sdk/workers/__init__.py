@@ -1,4 +1,4 @@
-"""What a function imports: the `workers` module of Cloudflare's Python Workers, for CPython processes."""
+"""The module that functions import: `workers` of Cloudflare's Python Workers, for CPython processes."""
 
 from workers.entrypoint import (
     Context,

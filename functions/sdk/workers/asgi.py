@@ -1,7 +1,7 @@
-"""ASGI applications behind a function: `await asgi.fetch(app, request, env)`. Responses stream, WebSockets too; lifespan runs once for each
-application.
+"""ASGI applications in a function: `await asgi.fetch(app, request, env)`.
+Responses and WebSockets are streamed; lifespan runs once for each application.
 
-Knows the ASGI specification 3.0 and the SDK's Request and Response; no framework.
+Knows the ASGI specification 3.0 and the SDK's Request and Response.
 """
 
 import asyncio
@@ -24,7 +24,8 @@ _lifespans: dict[int, "_Lifespan"] = {}
 
 
 async def fetch(app: App, request: Request, env: Any = None, ctx: Any = None) -> Response:
-    """Call an application. Raises what it raises before its response has begun; later it ends the stream."""
+    """Call an application.
+    Raises its exceptions before the response has started; later ones end the stream."""
     lifespan = _lifespans.get(id(app))
     if lifespan is None:
         lifespan = _lifespans[id(app)] = _Lifespan(app)
@@ -75,8 +76,8 @@ class _Lifespan:
 
 
 class _Exchange:
-    """One request. Its response is over with the last `http.response.body`, and the application runs on behind it (`waitUntil`); iterating gives the
-    pieces of a response that streams."""
+    """One request. Its response ends with the last `http.response.body`, and the application continues in the background (`waitUntil`); iterating
+    yields the chunks of a streamed response."""
 
     def __init__(self, request: Request, context: Context) -> None:
         self._body, self._stream = request.taken()
@@ -120,7 +121,7 @@ class _Exchange:
         raise StopAsyncIteration
 
     async def aclose(self) -> None:
-        """End the response: an application that is still sending it is cancelled, one that has sent all goes on."""
+        """End the response: an application that is still sending is cancelled, one that has sent everything continues."""
         if self._gone.is_set():
             return
         self._gone.set()
@@ -171,7 +172,7 @@ class _Exchange:
             self._status, self._headers = message["status"], headers
             return
         if message["type"] != "http.response.body":
-            raise ValueError(f"the application sent {message['type']!r}, which is no part of an HTTP response")
+            raise ValueError(f"the application sent {message['type']!r}, which is not part of an HTTP response")
         body, more = bytes(message.get("body", b"")), bool(message.get("more_body", False))
         if not self._status:
             raise RuntimeError("the application sent a body before http.response.start")
@@ -219,5 +220,5 @@ def request_to_scope(
 
 
 def run_in_background(awaitable: Awaitable[Any]) -> None:
-    """Let work go on behind the response."""
+    """Continue work after the response."""
     Context().wait_until(awaitable)

@@ -1,4 +1,4 @@
-"""What a function's module is made of: entrypoint classes, the context they get, and the plain handlers of older code."""
+"""Parts of a function's module: entrypoint classes, their context, and plain handlers of older code."""
 
 import asyncio
 import inspect
@@ -24,7 +24,7 @@ class Context:
         self.props = props
 
     def wait_until(self, awaitable: Awaitable[Any]) -> None:
-        """Let work go on after the response has been sent, within the limits. What it raises is logged."""
+        """Continue work after the response, within the limits. Exceptions are logged."""
         if not inspect.isawaitable(awaitable):
             raise TypeError(f"waitUntil takes an awaitable, and not {type(awaitable).__name__}")
         task = asyncio.ensure_future(_logged(awaitable))
@@ -36,7 +36,7 @@ class Context:
             task.add_done_callback(lambda done: _count(object, -1))
 
     def pass_through_on_exception(self) -> None:
-        """Do nothing: no origin behind a function here could take an exception."""
+        """Do nothing: there is no origin to which an exception could pass."""
 
     waitUntil, passThroughOnException = wait_until, pass_through_on_exception
 

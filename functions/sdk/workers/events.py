@@ -1,4 +1,4 @@
-"""What a function's `scheduled` and `queue` handlers are called with."""
+"""Arguments of a function's `scheduled` and `queue` handlers."""
 
 from datetime import UTC, datetime
 from typing import Any
@@ -8,7 +8,7 @@ from workers.values import unpack
 
 
 class ScheduledController(Named):
-    """What `scheduled` gets."""
+    """The argument of `scheduled`."""
 
     type = "scheduled"
 
@@ -39,7 +39,7 @@ class QueueMessage(Named):
 
 
 class MessageBatch(Named):
-    """What `queue` gets."""
+    """The argument of `queue`."""
 
     def __init__(self, queue: str, messages: list[dict[str, Any]]) -> None:
         self.queue = queue
@@ -55,7 +55,8 @@ class MessageBatch(Named):
             self._all, self._delay_s = "retry", _delay(options, named)
 
     def outcome(self, *, has_failed: bool = False) -> dict[str, Any]:
-        """Return what was decided. A message for which nothing was said is acknowledged by the handler's return, and comes again if it has failed."""
+        """Return the decisions.
+        Messages without one are acknowledged when the handler returns, and come again if it has failed."""
         retried = []
         for message in self.messages:
             if (message.decision or self._all or ("retry" if has_failed else "ack")) == "retry":

@@ -1,7 +1,7 @@
-"""What all faces of bindings share: both spellings of every name, options given either way, and values that answer as the platform's do.
+"""Common parts of all bindings in functions: both spellings of every name, options in either form, and values that behave as the platform's.
 
-The platform hands JavaScript objects to Python: attributes and items are the same thing there, and `to_py()` copies. Ours are dicts, lists and bytes
-that can do this too. Refuses to know any binding.
+The platform passes JavaScript objects to Python: attributes and items are the same there, and `to_py()` copies. Here they are dicts, lists and bytes
+that can do this too.
 """
 
 import difflib
@@ -37,7 +37,7 @@ class Named:
         message = f"{type(self).__name__} has no {name!r}; it has {', '.join(public)}"
         raise AttributeError(message, name=name, obj=self)
 
-    __iter__: Any = None  # an object that is none of a sequence; else Python would ask for the items 0, 1, ...
+    __iter__: Any = None  # not a sequence: otherwise Python would ask for the items 0, 1, ...
 
     def __getitem__(self, name: str) -> Any:
         """Return an attribute: on the platform a property and an item are the same."""
@@ -57,7 +57,7 @@ class Face(Named):
         return await self._channel.call(self._name, method, **kwargs)
 
     async def _begin(self, method: str, body: AsyncIterator[bytes] | None = None, **kwargs: Any) -> Any:
-        """Call a method; return the value and the stream behind it."""
+        """Call a method; return the value and its stream."""
         return await self._channel.begin(self._name, method, (), kwargs, body)
 
     def __repr__(self) -> str:
@@ -65,7 +65,8 @@ class Face(Named):
 
 
 class Record(dict[str, Any]):
-    """A JavaScript object: `row.name` and `row["name"]` are the same. A key that a dict has as a method is reached as an item only."""
+    """A JavaScript object: `row.name` and `row["name"]` are the same.
+    A key that a dict has as a method is reached as an item only."""
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -119,7 +120,7 @@ class Buffer(bytes):
         return self
 
     def tobytes(self) -> bytes:
-        """As a memoryview has it."""
+        """Return the bytes, as a memoryview does."""
         return bytes(self)
 
     def to_py(self, **_: Any) -> memoryview:
@@ -157,9 +158,9 @@ def key_of(key: Any, where: str) -> str:
 
 
 def options_of(given: Any, named: Mapping[str, Any], known: tuple[str, ...], where: str) -> dict[str, Any]:
-    """Read options from a dict (or an object with attributes' names as keys) and from keyword arguments, in snake_case.
+    """Read options from a dict (or an object with attributes as keys) and from keyword arguments, in snake_case.
 
-    The platform drops what it does not know; here a misspelt option is an error, since nobody wants it dropped.
+    The platform ignores unknown options; here a misspelt option is an error.
     """
     if given is None:
         given = {}
@@ -178,7 +179,7 @@ def options_of(given: Any, named: Mapping[str, Any], known: tuple[str, ...], whe
 
 
 def body_of(value: Any, where: str) -> tuple[bytes | None, AsyncIterator[bytes] | None]:
-    """Return a value that is to be stored as bytes, or as a stream of them."""
+    """Return a value as bytes to store, or as a stream of them."""
     if isinstance(value, str):
         return value.encode(), None
     if isinstance(value, (bytes, bytearray, memoryview)):

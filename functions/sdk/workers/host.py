@@ -1,4 +1,4 @@
-"""What this process is: the one function it runs, its environment, and the channel to the runtime that everything else goes through."""
+"""The state of this process: the function that it runs, its environment, and the channel to the runtime."""
 
 import asyncio
 import threading
@@ -63,7 +63,7 @@ def connect(channel: Channel | None) -> None:
 
 
 def leave() -> None:
-    """Note that something is about to be told to the world outside."""
+    """Note that a message is about to leave the process."""
     while before_leaving:
         before_leaving.pop()()
 
@@ -87,10 +87,8 @@ def can_run_sync() -> bool:
 
 
 def run_sync(awaitable: Awaitable[T]) -> T:
-    """Return what an awaitable gives, from code that cannot await.
-
-    On the loop's own thread everything else runs meanwhile, within this call: one such call returns after those that began while it waited.
-    """
+    """Return an awaitable's result, from code that cannot await.
+    On the loop's own thread other work runs meanwhile, within this call: such a call returns after those that started while it waited."""
     if _loop is None:
         raise RuntimeError("run_sync works inside a handler, and not while the module is imported")
     if threading.current_thread() is not threading.main_thread():

@@ -1,6 +1,6 @@
-"""What older functions import from `js` because Pyodide's Python had it from there: dates, bytes and text, timers, a little of `crypto`.
+"""Names that older functions import from `js` because Pyodide offers them: dates, bytes and text, timers, a little of `crypto`.
 
-Each is a thin face over Python's own. Refuses to be a JavaScript: nothing here evaluates, and what is not here is refused by name (js.py).
+Each is a thin layer over Python's own. Other names are refused (js.py); no JavaScript is evaluated.
 """
 
 import asyncio
@@ -95,12 +95,13 @@ class Date:
 
 
 def json_text(value: Any, where: str, indent: Any = None) -> str:
-    """Write a value as JSON.stringify does: moments are texts, and whole numbers have no fraction. Raises TypeError."""
+    """Write a value as JSON.stringify does: moments are texts, and whole numbers have no fraction.
+    Raises TypeError."""
 
     def other(item: Any) -> Any:
         if isinstance(item, (date, Date)):
             return Date(item).toISOString()
-        raise TypeError(f"{where} has a value of the type {type(item).__name__}, which JSON has not")
+        raise TypeError(f"{where} has a value of the type {type(item).__name__}, which JSON does not have")
 
     separators = (",", ":") if not indent else (",", ": ")
     return json.dumps(_numbers(value), separators=separators, ensure_ascii=False, default=other, indent=indent or None)
@@ -173,7 +174,7 @@ def atob(text: str) -> str:
 
 
 class _Timers:
-    """Numbers for what is to run later, within the limits of a function's background work."""
+    """Ids of scheduled calls, within the limits of a function's background work."""
 
     def __init__(self) -> None:
         self._last = 0

@@ -1,4 +1,4 @@
-"""What some code imports from the platform's module of this name, to ask of a value whether it is a binding."""
+"""Names of the platform's module that some code imports to test whether a value is a binding."""
 
 from workers.bindings.service import Fetcher as _FetcherWrapper
 from workers.entrypoint import python_from_rpc, python_to_rpc

@@ -1,6 +1,4 @@
-"""An author's mistake as it is told: as text, the traceback from the author's own code on, as what crosses a channel, and as what the caller of
-another function's method catches.
-"""
+"""An author's error in three forms: text, the traceback from the author's own code on, and the exception for callers of a method."""
 
 import builtins
 import resource
@@ -11,7 +9,7 @@ from pathlib import Path
 
 from pilotlight.functions.channel import Failure
 
-_OURS = str(Path(__file__).parents[2])  # the SDK and what serves it
+_OURS = str(Path(__file__).parents[2])  # the SDK and its server
 
 
 def text_of(error: BaseException) -> str:
@@ -19,7 +17,7 @@ def text_of(error: BaseException) -> str:
     _keep_authors_frames(told)
     text = "".join(told.format())
     for each in _chain(error):
-        if isinstance(each, Failure):  # a class of ours, which has the name of what went wrong
+        if isinstance(each, Failure):  # one of our classes, which carries the original error's name
             ours = f"{type(each).__module__}.{type(each).__qualname__}: "
             text = text.replace(ours, "" if each.message.startswith(f"{each.name}:") else f"{each.name}: ")
     return text
@@ -49,7 +47,7 @@ def describe(error: BaseException) -> Failure:
 
 
 def remote_error(failure: Failure) -> Failure:
-    """Return what a caller catches for a failure of a method elsewhere: a Failure that is, too, the exception of Python's that it is named after."""
+    """Return the exception that a caller gets for a failure of a remote method: a Failure that is also Python's exception of that name."""
     remote = _remote_kind(failure.name) if type(failure) is Failure else None
     if remote is None:
         return failure
@@ -75,7 +73,7 @@ def _sentence(failure: Failure) -> str:
 
 
 def _keep_authors_frames(told: traceback.TracebackException | None) -> None:
-    """Drop the frames of this SDK, of what serves it, and of the import; where none is left, the exception itself says where."""
+    """Drop frames of this SDK, of its server, and of the import; if none is left, the exception itself names its place."""
     if told is None:
         return
     kept = [frame for frame in told.stack or () if not frame.filename.startswith((_OURS, "<frozen importlib"))]

@@ -1,4 +1,4 @@
-"""Names that annotations use; what stands behind them here is Python's own."""
+"""Names for annotations; Python's own types stand for them."""
 
 from collections.abc import AsyncIterable, Iterable
 from typing import Any

@@ -8,7 +8,8 @@ from workers.remote.stubs import RpcStub, RpcTarget
 
 
 def import_from_javascript(name: str) -> Any:
-    """Return `cloudflare:workers`, as far as Python has it. Raises ImportError: there is no JavaScript to import from."""
+    """Return `cloudflare:workers`, as far as Python has it.
+    Raises ImportError: there is no JavaScript to import from."""
     if name != "cloudflare:workers":
         raise ImportError(
             f"{name!r} cannot be imported: functions are CPython here, with no JavaScript behind them; "

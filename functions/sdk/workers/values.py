@@ -1,7 +1,7 @@
-"""The author's values where they are kept, and where they cross to other functions: plain ones, and tagged ones for what is none.
+"""Values of the author, as they are stored or sent to other functions: plain ones, and tagged forms of the others.
 
-A tag is a dict with one key that begins with `$`; a dict of the author's that looks like one is written as pairs.
-What can be sent and not kept is rpc_values.py's.
+A tag is a dict with one key that starts with `$`; an author's dict of that form is written as pairs. Values that can be sent but not stored are in
+rpc_values.py.
 """
 
 from collections.abc import Callable, Mapping
@@ -30,7 +30,7 @@ class DataCloneError(Failure, TypeError):
 
 
 def pack(value: Any, where: str, further: Packer = lambda value, where: None, known: str = KEPT) -> Any:
-    """Return the plain form of a value. Raises DataCloneError, which says where in it is what has none."""
+    """Return the plain form of a value. Raises DataCloneError with the position of a part that has none."""
 
     def packed(value: Any, where: str) -> Any:
         if isinstance(value, SCALARS):
@@ -111,7 +111,7 @@ def _datetime(text: str) -> Any:
 
 
 def _hashable(item: Any) -> Any:
-    """Return an item of a set: tuples are lists where they are kept; what can be none is written out."""
+    """Return an item of a set: tuples become lists when stored; items that are not hashable are written out."""
     if isinstance(item, list):
         item = tuple(_hashable(part) for part in item)
     try:

@@ -1,7 +1,7 @@
-"""Workflows: `run(event, step)`, whose steps are done once each, whatever happens to the process in between.
+"""Workflows: `run(event, step)`, whose steps run once each, whatever happens to the process.
 
-Each instance is a Durable Object of its own: what its steps gave is in its storage, and its alarm wakes it. Whenever it is woken `run` begins anew,
-and steps that were done give at once what they gave; between long waits nothing of it is in memory.
+Each instance is a Durable Object: results of steps are in its storage, and its alarm wakes it. When it wakes, `run` starts again, and finished steps
+return their results at once; during long waits nothing of it is in memory.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from workers.workflow.workflow_steps import NonRetryableError, StepLog, Workflow
 __all__ = ["NonRetryableError", "WorkflowEntrypoint"]
 
 PREFIX = "$workflow$"  # of the objects' class names; manifest.py has it, too
-MAX_DEATHS = 5  # of the process while it was at work, after which the instance fails
+MAX_DEATHS = 5  # of the process during its work, after which the instance fails
 OVER = ("complete", "errored", "terminated")
 
 
@@ -34,7 +34,7 @@ class WorkflowObject(DurableObject):
         self._running: asyncio.Task[Any] | None = None
         self._step: WorkflowStep | None = None
 
-    # -- what the binding calls -------------------------------------------------------------------------------------------------------
+    # -- called by the binding -------------------------------------------------------------------------------------------------------
 
     async def create(self, workflow: str, id: str, params: Any) -> None:
         if self._state is not None:
@@ -82,10 +82,10 @@ class WorkflowObject(DurableObject):
         self._update(output=None, error=None)
         await self._wake()
 
-    # -- at work ------------------------------------------------------------------------------------------------------------------------
+    # -- running ---------------------------------------------------------------------------------------------------------------------
 
     async def alarm(self, info: Any = None) -> None:
-        """Go on, from wherever it stopped, until it is over or waits for long."""
+        """Continue where it stopped, until it ends or waits for long."""
         state = self._state
         if state is None or state["status"] in (*OVER, "paused") or self._running is not None:
             return
@@ -140,7 +140,7 @@ class WorkflowObject(DurableObject):
         self._update(status="complete", output=work.result())
 
     async def _halt(self, status: str) -> None:
-        """Stop what is at work; a step that was in the middle is done again, if ever."""
+        """Stop running work; an interrupted step runs again, if ever."""
         self._update(status=status)
         await self.ctx.storage.deleteAlarm()
         if self._running is not None:
@@ -176,7 +176,7 @@ class WorkflowObject(DurableObject):
 
 
 def object_class(module: Any, name: str) -> type[DurableObject] | None:
-    """Return the class of the objects that a workflow's instances are; None: the module has no such workflow."""
+    """Return the class of a workflow's instances; None if the module has no such workflow."""
     kind = getattr(module, name.removeprefix(PREFIX), None)
     if not (isinstance(kind, type) and issubclass(kind, WorkflowEntrypoint)):
         return None

@@ -1,4 +1,5 @@
-"""WSGI applications (Flask, Django) behind a function: `await wsgi.fetch(app, request, env)`. Each request runs in a thread; responses stream."""
+"""WSGI applications (Flask, Django) in a function: `await wsgi.fetch(app, request, env)`.
+Each request runs in a thread; responses stream."""
 
 import asyncio
 import io
@@ -39,14 +40,14 @@ async def fetch(app: App, request: Request, env: Any = None, ctx: Any = None) ->
 
 
 class _Rest:
-    """The pieces of a response. Closed once, also where none of them was read."""
+    """The chunks of a response. Closed once, even if none was read."""
 
     def __init__(self, pieces: Iterable[bytes], iterator: Iterator[bytes], first: bytes) -> None:
         self._pieces = pieces
         self._iterator = iterator
         self._first: bytes | None = first
         self._is_closed = False
-        self._reading: asyncio.Future[bytes | None] | None = None  # in a thread, which goes on when the reader leaves
+        self._reading: asyncio.Future[bytes | None] | None = None  # in a thread, which continues when the reader leaves
 
     def __aiter__(self) -> "_Rest":
         return self
@@ -63,7 +64,7 @@ class _Rest:
     async def aclose(self) -> None:
         if not self._is_closed:
             self._is_closed = True
-            wait_until(self._close())  # what it does there outlives the client
+            wait_until(self._close())  # its work there outlives the client
 
     async def _close(self) -> None:
         if self._reading is not None:

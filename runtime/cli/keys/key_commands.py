@@ -5,10 +5,10 @@ from typing import Annotated
 
 import typer
 
-keys = typer.Typer(help="The keys of clients.", no_args_is_help=True)
-KeyName = Annotated[str, typer.Argument(help="Of the key; stands in usage and logs.")]
+keys = typer.Typer(help="API keys of clients.", no_args_is_help=True)
+KeyName = Annotated[str, typer.Argument(help="Name of the key, shown in usage and logs.")]
 KeysFileOption = Annotated[
-    Path, typer.Option(help="A network's or a site's file, or one for `serve --keys`, that knows the key.")
+    Path, typer.Option(help="File with the key: a router's or site's file, or one for `serve --keys`.")
 ]
 
 
@@ -16,16 +16,18 @@ KeysFileOption = Annotated[
 def create_key(
     name: KeyName,
     file: Annotated[
-        Path | None, typer.Option(help="A network's or a site's file, or one for `serve --keys`, that is to know it.")
+        Path | None, typer.Option(help="File for the key: a router's or site's file, or one for `serve --keys`.")
     ] = None,
     scope: Annotated[
         list[str] | None,
-        typer.Option(help="models (the default), deploy, metrics or admin; several times, too."),
+        typer.Option(help="Scope: models (the default), deploy, metrics or admin. Repeatable."),
     ] = None,
     account: Annotated[
-        str | None, typer.Option(help="Whose it is, by its name in the file; one of the key's own name by default.")
+        str | None, typer.Option(help="Account of the key; by default one with the key's own name.")
     ] = None,
-    expires_days: Annotated[float | None, typer.Option(min=0.0, help="Known for so long; for good by default.")] = None,
+    expires_days: Annotated[
+        float | None, typer.Option(min=0.0, help="Days until the key expires; by default it does not.")
+    ] = None,
 ) -> None:
     """Make a key, show it once, and keep its digest."""
     from pilotlight.runtime.cli.keys.key_files import NewKey
@@ -36,7 +38,7 @@ def create_key(
 
 @keys.command("list")
 def list_keys(
-    file: KeysFileOption, as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False
+    file: KeysFileOption, as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False
 ) -> None:
     """List a file's keys: whose they are, what they open, and until when."""
     from pilotlight.runtime.cli.keys.key_files import list_keys as run
@@ -56,7 +58,7 @@ def revoke_key(name: KeyName, file: KeysFileOption) -> None:
 def rotate_key(
     name: KeyName,
     file: KeysFileOption,
-    grace_hours: Annotated[float, typer.Option(min=0.0, help="The key before it is known for so long.")] = 24.0,
+    grace_hours: Annotated[float, typer.Option(min=0.0, help="Hours for which the previous key stays valid.")] = 24.0,
 ) -> None:
     """Make a new key in the place of another."""
     from pilotlight.runtime.cli.keys.key_files import rotate as run

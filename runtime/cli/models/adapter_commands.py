@@ -5,17 +5,15 @@ from typing import Annotated
 
 import typer
 
-adapters = typer.Typer(help="The adapters of a model, in the folder that its adapters_dir names.", no_args_is_help=True)
-AdapterName = Annotated[str, typer.Argument(help="What requests call it: MODEL:NAME, or lora = NAME.")]
+adapters = typer.Typer(help="Adapters of a model, in the folder that its adapters_dir names.", no_args_is_help=True)
+AdapterName = Annotated[str, typer.Argument(help="Name of the adapter in requests: MODEL:NAME, or lora = NAME.")]
 FolderOption = Annotated[Path, typer.Option("--dir", help="The model's adapters_dir.")]
 
 
 @adapters.command("add")
 def add_adapter(
     name: AdapterName,
-    directory: Annotated[
-        Path, typer.Argument(help="As PEFT writes it: adapter_config.json, adapter_model.safetensors.")
-    ],
+    directory: Annotated[Path, typer.Argument(help="PEFT directory: adapter_config.json, adapter_model.safetensors.")],
     folder: FolderOption,
 ) -> None:
     """Check an adapter and copy it into the folder: it is served from then on."""

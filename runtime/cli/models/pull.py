@@ -6,13 +6,12 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from pilotlight.runtime.cli.cli_error import CliError
-from pilotlight.runtime.cli.serve_command import Served
-from pilotlight.runtime.models.sources import SourceError, directory_of, local_directory
+from pilotlight.runtime.models.sources import SourceError, directory_of, local_directory, source_of
 
 
 def pull(model: str) -> None:
     """Download, and print the model's directory; what is here already is only named. Raises CliError."""
-    source = Served(model, "127.0.0.1", 0).source  # as `serve` reads it
+    source = source_of(model)
     console = Console(stderr=True)
     try:
         place = local_directory(source)

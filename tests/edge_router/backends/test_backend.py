@@ -168,7 +168,7 @@ async def test_a_site_that_is_not_ready_gets_nothing_and_returns_at_once() -> No
 @pytest.mark.parametrize(
     ("reply", "http_status", "reason"),
     [(b"<html>", 200, "malformed"), (b'{"site": "ams1"}', 200, "malformed"), (b"{}", 500, "answered 500"),
-     (encode_status(site_status("iad1")), 200, "calls itself 'iad1'"), (None, 200, "did not answer within"),
+     (encode_status(site_status("iad1")), 200, "has the name 'iad1'"), (None, 200, "did not answer within"),
      (ValueError("a bug"), 200, "the router failed to probe it")],
 )  # fmt: skip
 async def test_anything_but_a_status_is_a_failed_probe_with_its_reason(

@@ -322,7 +322,7 @@ async def test_a_stream_may_hold_as_many_bytes_as_the_limit_and_its_request_unti
     recording = stream(replace(ASKED, body=b"b" * 50), max_stream_mib=(limit + len("id: 1\n")) / 2**20)
     await recording.write(encode_event(b"x" * 90))
     assert recording.num_bytes == 50 + recording.events.num_bytes
-    with pytest.raises(ApiError, match="which is all that is kept") as refused:
+    with pytest.raises(ApiError, match="the limit of a durable stream") as refused:
         await recording.write(encode_event(b"x" * 91))
     assert refused.value.word == "aborted"
     await recording.write(encode_event(b"x" * 90))

@@ -147,7 +147,7 @@ def test_a_choice_that_has_ended_does_not_go_on() -> None:
     (broken,) = others
     assert isinstance(broken, StreamBroken)
     assert broken.cause == "malformed"
-    assert "went on after its end" in broken.detail
+    assert "continued after its end" in broken.detail
     assert log.num_tokens == 1
 
 
@@ -217,7 +217,7 @@ def test_a_body_that_ends_before_the_stream_does_has_broken_it(stream: bytes, is
         (b'{"errors": [], "error": {"code": 3}}', {"code": 3}),
         (b'{"errors": {"code": 1}}', {}),
         (b'{"errors": ["code"]}', {}),
-        (b'{"error": "text"}', {}),
+        (b'{"error": "text"}', {"message": "text", "code": None}),
         (b'{"type": "message", "code": "a"}', {}),
         (b'["error"]', {}),
         (b"", {}),

@@ -328,5 +328,5 @@ async def test_a_client_hears_how_its_site_ended(close: WebSocketClose, why: str
 
 async def test_a_site_that_takes_nothing_is_left() -> None:
     site = Site(full=True)
-    assert (await ended(site, {"type": "websocket.receive", "text": "a"}))[0] == "one side took nothing for 0.05 s"
+    assert (await ended(site, {"type": "websocket.receive", "text": "a"}))[0] == "one side did not read for 0.05 s"
     assert site.told == ["aborted"]

@@ -127,14 +127,14 @@ async def test_what_a_site_asks_for_a_function_is_its_accounts_without_a_key(
             ({ACCOUNT: "acme"}, 401, "this needs a key"),
             (signed(**{HOPS: "1", ACCOUNT: ""}), 401, "this needs a key"),  # a router's client has a key, or an account
             (signed("guessed", **{HOPS: "1"}), 401, "this needs a key"),
-            (signed(authorization="Bearer guessed"), 401, "not known here"),
+            (signed(authorization="Bearer guessed"), 401, "this key is unknown"),
         ):
             refused = await ask(headers)
             assert (refused[0], why in refused[1]) == (status, True), headers
         assert (await ask(signed(), b'{"prompt": "other"}'))[0] == 403
         other = path.replace("ember", "other")
         refused = await ask(signed(path=other), path=other)
-        assert (refused[0], "not open to the account acme" in refused[1]) == (403, True)
+        assert (refused[0], "not available to the account acme" in refused[1]) == (403, True)
         assert len(fakes[0].seen) == 1
 
 

@@ -194,7 +194,7 @@ def test_who_has_nowhere_to_go_is_told_what_was_tried_and_when_to_come_back() ->
         failures = {f"s{i}": SiteFailed("full", f"why {i}", hint) for i, hint in enumerate(hints)}
         error = selector(*sites).nothing_left(asked(), failures)
         assert error.retry_after_s == after_s
-        assert "tried s0: why 0" in error.message
+        assert "tried: s0: why 0" in error.message
     only = {"models": [{"model": "ember", "data": {"sites": ["iad1"]}}]}
     for failures, says in (
         ({}, "iad1 is draining: it is as it is"),

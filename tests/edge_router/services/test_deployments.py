@@ -72,7 +72,7 @@ def test_shares_follow_rollouts_and_rollbacks() -> None:
     with pytest.raises(ApiError, match="no version before this one"):
         rolled_back(first, None)
     deleted = replace(third, shares=())
-    with pytest.raises(ApiError, match=r"f was deleted, .* say --version 3, its newest, or an earlier one"):
+    with pytest.raises(ApiError, match=r"f was deleted, .* use --version 3, its newest, or an earlier one"):
         rolled_back(deleted, None)
     assert shares(rolled_back(deleted, 2)) == [(2, 100.0)]
 
@@ -254,7 +254,7 @@ async def test_sites_that_do_not_confirm_are_named_and_cost_no_deploy(
     monkeypatch.setattr(deployments, "SERVE_TIMEOUT_S", 0.05)
     fake.serves.clear()
     answer = await rolled_back_by(app, 1)
-    assert (answer.status, answer.json["unconfirmed"]) == (200, {"ams1": "nothing was heard within 0.05 s"})
+    assert (answer.status, answer.json["unconfirmed"]) == (200, {"ams1": "no answer within 0.05 s"})
     fake.state = "unhealthy"  # it will ask when it is back
     assert (await rolled_back_by(app, 2)).json["unconfirmed"] == {}
 
@@ -347,7 +347,7 @@ async def test_a_function_that_keeps_data_runs_at_one_site_and_so_does_who_calls
         told = "own calls notes, which runs at iad1 alone, where its data lies: deploy with --home iad1"
         assert await deploy("own", home="ams1", services=["notes"]) == (told, [])
         for name in ("sin1", "nowhere"):
-            told = f"{name!r} is no healthy site that takes deployed functions and may have their data; there is: ams1, iad1"
+            told = f"{name!r} is not a healthy site that accepts deployed functions and may have their data; choose one of: ams1, iad1"
             assert await deploy("own", home=name) == (told, [])
         assert await deploy("own", keeps_data=True, home="") == ("", ["ams1", "iad1"]), "its author wants it so"
         second.state = "unhealthy"
@@ -383,7 +383,7 @@ async def test_of_two_deploys_at_once_one_is_refused(app: Starlette, fake: FakeS
     fake.gate.set()
     answers = sorted(await asyncio.gather(*both), key=lambda answer: answer.status)
     assert [answer.status for answer in answers] == [201, 409]
-    assert "somebody else has deployed meanwhile" in answers[1].json["error"]["message"]
+    assert "another deployment came first" in answers[1].json["error"]["message"]
     assert json.loads((await call(app, f"{PATH}/f", **TOKEN)).body)["revision"] == 1
 
 
@@ -489,7 +489,7 @@ async def test_a_function_is_its_accounts_and_no_other_account_touches_it(fake: 
         await call(app, url + "/rollback", method="POST", body=back, **bob),
     ):
         assert (answer.status, answer.json["error"]["code"]) == (403, "forbidden")
-        assert "another account's" in answer.json["error"]["message"]
+        assert "belongs to another account" in answer.json["error"]["message"]
     refused = await deployed(app, data, 0, key="bob", name="web")
     assert (refused.status, "may deploy bobs-*" in refused.json["error"]["message"]) == (403, True)
     assert (await call(app, PATH, **bob)).json == []

@@ -154,10 +154,10 @@ async def test_a_site_that_was_away_gets_what_it_missed(tmp_path: Path) -> None:
         await sites["iad1"].stop()
         await running.until_states(iad1="unhealthy")
         second, lacking = await upload(running, name="second")
-        assert lacking == ["iad1 is unhealthy and gets it when it is back"]
+        assert lacking == ["iad1 is unhealthy and will get it when it returns"]
         removed = await told(await running.http.delete(f"{running.url}{PATH}/{first}", headers=ANN))
         (still,) = removed["messages"]
-        assert still.startswith("iad1 still has it, until it is back")
+        assert still.startswith("iad1 still has it, until it returns")
         assert sites["iad1"].ids == {first}
         assert [await ask(running, "second") for _ in range(4)] == [(200, "ams1")] * 4
         await sites["iad1"].start()
@@ -169,7 +169,7 @@ async def test_a_site_that_was_away_gets_what_it_missed(tmp_path: Path) -> None:
 async def test_requests_go_where_their_adapter_is(tmp_path: Path) -> None:
     async with network(tmp_path, lacks="iad1") as (running, sites):
         id, lacking = await upload(running)
-        assert lacking == ["iad1 takes no fine-tunes: finetunes.directory of its file is unset"]
+        assert lacking == ["iad1 accepts no fine-tunes: finetunes.directory in its file is unset"]
         assert {await ask(running, lora) for lora in (id, "tone") * 4} == {(200, "ams1")}
         sites["iad1"].launcher.client.submits.clear()
         body = {"model": "tiny:tone", "messages": [{"role": "user", "content": "Hi"}]}
@@ -190,7 +190,7 @@ async def test_an_accounts_adapters_stay_where_its_data_may_be(tmp_path: Path) -
         assert (lacking, sites["ams1"].ids, sites["iad1"].ids) == ([], set(), {id})
         assert await ask(running, "tone") == (200, "iad1")
         refused = await create(running, name="other")
-        assert (refused["status"], "not open to the account" in refused["errors"][0]["message"]) == (403, True)
+        assert (refused["status"], "not available to the account" in refused["errors"][0]["message"]) == (403, True)
 
 
 @pytest.mark.parametrize(
@@ -199,7 +199,7 @@ async def test_an_accounts_adapters_stay_where_its_data_may_be(tmp_path: Path) -
         ({"name": "tone"}, 409, "there is a fine-tune named 'tone' already"),
         ({"name": "../up"}, 400, "is no fine-tune's name"),
         ({"name": 3}, 400, "must be an object such as"),
-        ({"model": "nothing", "name": "new"}, 429, "no site that takes fine-tunes and serves 'nothing'"),
+        ({"model": "nothing", "name": "new"}, 429, "no site that accepts fine-tunes and serves 'nothing'"),
     ],
 )
 async def test_what_cannot_be_created_is_named(tmp_path: Path, body: dict[str, Any], status: int, words: str) -> None:

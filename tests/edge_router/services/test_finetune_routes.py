@@ -90,7 +90,10 @@ NEW = b'{"model": "tiny", "name": "new"}'
         (("POST", b'{"model": "tiny", "name": ""}'), "invalid_request: the body must be an object such as"),
         (("POST", b'{"model": "tiny", "name": 7}'), "invalid_request: the body must be an object such as"),
         (("POST", b'{"model": "tiny", "name": "tone"}'), "conflict: there is a fine-tune named 'tone' already"),
-        (("POST", b'{"model": "other", "name": "new"}'), "no_site_available: no site that takes fine-tunes and serves"),
+        (
+            ("POST", b'{"model": "other", "name": "new"}'),
+            "no_site_available: no site that accepts fine-tunes and serves",
+        ),
         (("DELETE", b"", "8"), "not_found: there is no fine-tune '8'"),
     ],
 )
@@ -116,7 +119,7 @@ async def test_the_nearest_site_that_answers_judges_what_is_created() -> None:
     assert ACCOUNT not in headers
     sites.answers["iad1"] = LOST
     told = await sites.refusal("POST", NEW)
-    assert told.startswith("no_site_available: no site that takes fine-tunes and serves 'tiny' answers now; ams1: ")
+    assert told.startswith("no_site_available: no site that accepts fine-tunes and serves 'tiny' is reachable; ams1: ")
     assert "; iad1: " in told
 
 
@@ -152,7 +155,7 @@ async def test_a_file_whose_site_is_away_waits() -> None:
     await sites.finetunes.look()
     sites.finetunes._backends["ams1"].state = "unhealthy"  # type: ignore[misc]
     told = await sites.refusal("POST", b"file", "7", is_file=True)
-    assert told == "no_site_available: no site that has tone answers now: send its file again later"
+    assert told == "no_site_available: no site that has tone is reachable: send its file again later"
 
 
 async def test_what_one_site_cannot_hand_on_another_one_does() -> None:
@@ -170,7 +173,7 @@ async def test_what_one_site_cannot_hand_on_another_one_does() -> None:
     sites.finetunes.orders = cast("Any", SimpleNamespace(exchange=refuse))
     assert await sites.finetunes.spread(kept(is_whole=True)) == ["iad1 does not have it: ams1: its disk is broken"]
     assert await sites.finetunes.remove(kept(is_whole=True)) == [
-        "ams1 still has it, until it is back: its disk is broken"
+        "ams1 still has it, until it returns: its disk is broken"
     ]
 
 
@@ -185,5 +188,5 @@ async def test_what_a_site_tells_wrongly_leaves_what_was_known(caplog: pytest.Lo
         sites.finetunes.orders = cast("Any", SimpleNamespace(exchange=wrong))
         await sites.finetunes.look()
         assert sites.finetunes.holders(OWNER, "tone") == {"ams1"}
-    assert "does not tell its fine-tunes" in caplog.text
-    assert "tells its fine-tunes wrongly" in caplog.text
+    assert "does not list its fine-tunes" in caplog.text
+    assert "lists its fine-tunes in an unreadable form" in caplog.text

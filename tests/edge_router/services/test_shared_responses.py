@@ -23,7 +23,7 @@ from pilotlight.edge_router.services.shared_responses import PostgresResponses
 from pilotlight.response_store.kept_responses import KeptResponse, failed_event
 from pilotlight.response_store.response_database import RetentionPolicy
 from pilotlight.response_store.response_rows import EXPIRES_S
-from pilotlight.response_store.storage import ResponseStore, Timings
+from pilotlight.response_store.storage import ResponseStore, StoreTimings
 from pilotlight.sites.config import ConfigError
 from pilotlight.wire.errors import ApiError
 from pilotlight.wire.sse import EventDecoder
@@ -41,7 +41,7 @@ def server(postgres: Postgres) -> Postgres:
     return without_responses(postgres)
 
 
-OFTEN = Timings(progress_s=0.02, presence_s=0.1, follow_s=0.02, retry_s=0.05)
+OFTEN = StoreTimings(progress_s=0.02, presence_s=0.1, follow_s=0.02, retry_s=0.05)
 
 
 @asynccontextmanager
@@ -131,8 +131,8 @@ async def stop(store: ResponseStore) -> None:
 
 async def idle(store: ResponseStore) -> None:
     """Wait until a router's thread has done what it was asked."""
-    assert isinstance(store._database, PostgresResponses)
-    await asyncio.get_running_loop().run_in_executor(store._database._thread, int)
+    assert isinstance(store.database, PostgresResponses)
+    await asyncio.get_running_loop().run_in_executor(store.database._thread, int)
 
 
 async def test_what_one_router_keeps_another_one_has_and_its_tenants_alone(server: Postgres) -> None:
@@ -299,7 +299,7 @@ async def test_a_database_that_is_away_costs_what_ends_meanwhile_and_nobody_wait
                     await a.begin(response("refused", status="queued"))
                 assert (refused.value.word, refused.value.retry_after_s) == ("overloaded", 5)
                 assert "pilotlight-pg" not in refused.value.message, "clients are told of no host"
-                assert "cannot be read or written at the moment: their database" in refused.value.message
+                assert "cannot be read or written right now: their database" in refused.value.message
                 with pytest.raises(ApiError):
                     await b.after(response("made", status="in_progress"), 0)
             assert [store.fault is None for store in (a, b)] == [False, False]
@@ -397,7 +397,7 @@ async def test_who_writes_does_so_alone(server: Postgres, monkeypatch: pytest.Mo
         for store in (a, b):
             assert await store.keep(response("before"))
             await stop(store)
-        writing = asyncio.create_task(a._database.run(lambda _: goes_on.wait(60), 30.0, is_write=True))
+        writing = asyncio.create_task(a.database.run(lambda _: goes_on.wait(60), 30.0, is_write=True))
         await until(
             partial(asyncio.to_thread, ask, server, "SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND granted")
         )
@@ -469,7 +469,7 @@ async def test_routers_that_start_at_once_make_one_set_of_tables(server: Postgre
 
 
 def test_a_store_that_cannot_be_used_stops_the_start_without_its_password() -> None:
-    with pytest.raises(ConfigError, match=r"responses\.store is no database's URL") as refused:
+    with pytest.raises(ConfigError, match=r"responses\.store is not a database URL") as refused:
         build_app(network_of({"ams1": "http://h"}, responses={"store": "postgresql://u:sec%ret@h/d"}))
     assert "ret" not in str(refused.value)
 

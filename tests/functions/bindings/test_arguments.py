@@ -30,7 +30,7 @@ async def test_a_number_is_a_key_as_its_text_is(wire: Wire) -> None:
     [
         (KV, lambda kv: kv.get(None), "KV get takes a key that is a str, and not NoneType"),
         (KV, lambda kv: kv.delete(["a"]), "KV delete takes a key that is a str, and not list"),
-        (KV, lambda kv: kv.put("a", "b", metadata={"a": {1}}), "KV put: the metadata has a value of the type set, which JSON has not"),
+        (KV, lambda kv: kv.put("a", "b", metadata={"a": {1}}), "KV put: the metadata has a value of the type set, which JSON does not have"),
         (R2, lambda r2: r2.put("a", "b", md5="zz"), "md5 is bytes or their hexadecimal digits, and not 'zz'"),
         (R2, lambda r2: r2.put("a", "b", customMetadata={"a": [1]}), "the value of 'a' must be a str, and not list"),
     ],

@@ -138,7 +138,7 @@ def test_an_old_store_is_taken_over_once_by_the_function_that_alone_used_it(
 
 @pytest.mark.parametrize(
     ("owner", "shared", "why"),
-    [("", {}, "nobody knows whose it is"), ("web", {"kv:KV": ("other",)}, "others may use it, too")],
+    [("", {}, "its owner is unknown"), ("web", {"kv:KV": ("other",)}, "others may use it, too")],
 )
 def test_of_an_old_store_that_may_be_anothers_as_well_the_log_says_what_to_move(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, owner: str, shared: dict[str, tuple[str, ...]], why: str

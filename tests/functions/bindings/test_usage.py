@@ -106,7 +106,7 @@ def test_models_refuse_functions_while_nothing_can_be_written_down(
     kept = opened(tmp_path)
     use(kept, 1)
     use(kept, 1)
-    with pytest.raises(ApiError, match="cannot be written down") as refused:
+    with pytest.raises(ApiError, match="cannot be recorded") as refused:
         kept.begin("hello", "m")
     assert refused.value.word == "overloaded"
     kept.computed("hello", 1.0)  # is not counted, and stops nothing
@@ -167,7 +167,7 @@ def test_what_was_used_when_the_site_is_killed_is_told_by_the_next_one(tmp_path:
 
 def test_a_file_that_cannot_be_used_stops_the_start_by_its_reason(tmp_path: Path) -> None:
     (tmp_path / "function-usage").mkdir()
-    with pytest.raises(ConfigError, match=r"what functions use cannot be counted in .*function-usage"):
+    with pytest.raises(ConfigError, match=r"usage of functions cannot be counted in .*function-usage"):
         FunctionUsage(tmp_path, "ams1", lambda function: "acme")
 
 

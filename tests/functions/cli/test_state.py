@@ -114,7 +114,7 @@ def test_a_name_that_is_misspelt_makes_no_store(folder: Path, command: tuple[str
         (("kv", "put", "CACHE", "a", "--path"), "nowhere", "nowhere cannot be read: No such file"),
         (("kv", "put", "CACHE", "a", "--path"), ".", "cannot be read: Is a directory"),
         (("d1", "execute", "DB", "--file"), "nowhere", "nowhere cannot be read: No such file"),
-        (("d1", "execute", "DB", "--file"), "bytes.sql", r"bytes\.sql is no text in UTF-8"),
+        (("d1", "execute", "DB", "--file"), "bytes.sql", r"bytes\.sql is not UTF-8 text"),
     ],
 )
 def test_a_file_that_cannot_be_read_is_named(folder: Path, command: tuple[str, ...], file: str, message: str) -> None:

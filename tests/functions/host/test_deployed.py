@@ -225,7 +225,7 @@ async def test_what_is_known_is_served_on_while_the_router_is_away(site: Site) -
         await asyncio.sleep(0.02)
         assert await again.pool_of("f", "key") == pool_name("f", version)
         told = await again.served("f", 1)
-        assert (told.healthy, "cannot be asked: nobody there" in told.detail) == (False, True)
+        assert (told.healthy, "cannot be reached: nobody there" in told.detail) == (False, True)
 
 
 async def test_a_bundle_that_is_not_what_was_deployed_is_not_served_and_is_asked_for_again_later(site: Site) -> None:
@@ -236,7 +236,7 @@ async def test_a_bundle_that_is_not_what_was_deployed_is_not_served_and_is_asked
     site.now += 60.0
     for after_s in (0.0, PAUSE_AFTER_FAILURE_S - 0.1):
         site.now += after_s
-        with pytest.raises(Failure, match="is not what was deployed") as refused:
+        with pytest.raises(Failure, match="differs from the deployed version") as refused:
             await site.deployed.pool_of("f", "key")
         assert refused.value.status == 503
     path = f"{PATH}/bundles/{version.digest}"

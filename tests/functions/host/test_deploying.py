@@ -51,9 +51,8 @@ MANIFEST = 'name = "greeter"\nmain = "entry.py"\n[[kv_namespaces]]\nbinding = "K
 
 async def started(site: Site) -> None:
     """The tests go past the socket, which would not be served before."""
-    await eventually(
-        lambda: site.app.functions.served.deployed is not None and site.app.functions.served.deployed._task
-    )
+    served = site.app.functions.served
+    await eventually(lambda: served.deployed is not None and served.deployed._task is not None)
 
 
 class Network:
@@ -193,7 +192,7 @@ async def test_a_site_that_cannot_serve_a_change_is_named(
     monkeypatch.setattr(site, "served", lambda name, revision: asyncio.sleep(0, Tried(False, "it is busy")))
     await network.deploy()
     assert (
-        "greeter: runs at ams1 alone, where its data lies\ngreeter: not known to be served at ams1 yet: it is busy\n"
+        "greeter: runs at ams1 only, where its data is\ngreeter: not known to be served at ams1 yet: it is busy\n"
         in capsys.readouterr().out
     )
 
@@ -375,7 +374,7 @@ async def test_bytes_that_are_not_the_bundle_are_never_run(network: Network, tmp
     folder.rename(tmp_path / "away")
     answer = await network.ask()
     assert answer.status == 503
-    assert "is not what was deployed" in answer.json["error"]["message"]
+    assert "differs from the deployed version" in answer.json["error"]["message"]
     assert not folder.exists()
 
 

@@ -111,7 +111,7 @@ async def test_a_package_that_computes_beside_requests_is_ended(make_served: Ser
         served.functions.pools["bad"].reports.follow = lines.append
         assert await served.get(name="bad") == b"ready"
         first = zygote_pid(served)
-        await eventually(lambda: any("more than 200 ms of CPU time beside its requests" in line for line in lines))
+        await eventually(lambda: any("more than 200 ms of CPU time outside requests" in line for line in lines))
         await eventually(lambda: not os.path.exists(f"/proc/{first}"))
 
 

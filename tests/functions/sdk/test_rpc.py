@@ -525,7 +525,7 @@ def framed(message: Any) -> list[bytes]:
         ([["call"]], "broke the protocol of calls: TypeError"),
         ([["result", 0, {"$stub": []}]], "broke the protocol of calls: TypeError"),
         ([["call", number, 1, None, [], {}] for number in range(300)], "made calls beyond all bounds"),
-        ([["error", 5, "late"], ["drop", 7], ["cancel", 9]], "the call is over, and what came with it"),
+        ([["error", 5, "late"], ["drop", 7], ["cancel", 9]], "the call is over, and its results were given back"),
     ],
 )
 async def test_what_breaks_a_session_fails_the_call_and_nothing_else(messages: list[Any], sentence: str) -> None:

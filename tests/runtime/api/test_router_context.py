@@ -130,7 +130,7 @@ def test_a_request_is_whose_a_router_says_or_else_its_keys() -> None:
     check_model(scope(), "m")
     holder = Key("k", "", account=Account("acme", models=("n",)))
     check_model({**scope(), HOLDER: holder}, "n")
-    with pytest.raises(ApiError, match="not open to the account acme"):
+    with pytest.raises(ApiError, match="not available to the account acme"):
         check_model({**scope(), HOLDER: holder}, "m")
 
 

@@ -131,7 +131,7 @@ async def test_keys_of_one_account_have_its_adapters_together(make_site: SiteMak
         assert await names(site, two) == ["tone"]
         assert (await ask(site, two, lora="tone")).status == 200
         refused = await create(site, "other", two)
-        assert (refused.status, "not open to the account acme" in why(refused)) == (403, True)
+        assert (refused.status, "not available to the account acme" in why(refused)) == (403, True)
 
 
 async def test_what_is_removed_is_gone_and_its_name_is_free(

@@ -128,7 +128,7 @@ async def test_another_pages_question_is_answered_with_what_to_write_where() -> 
         await client.say(PREFLIGHT % (b"/v1/x", EVIL))
         answer = await client.hear_until(b"}}")
         assert status_of(answer) == 403
-        assert b"add it to cors_origins under [door]" in answer
+        assert b"add the origin to cors_origins under [door]" in answer
         assert b"access-control" not in answer
         await client.say(b"GET /v1/x HTTP/1.1\r\nhost: localhost\r\norigin: %s\r\n\r\n" % EVIL)
         assert b"access-control" not in await client.hear_until(b"ok")
@@ -178,7 +178,7 @@ async def test_a_websocket_of_another_page_is_refused_with_a_sentence() -> None:
         )
         answer = await client.hear_all()
         assert status_of(answer) == 403
-        assert b"add it to cors_origins under [door]" in answer
+        assert b"add the origin to cors_origins under [door]" in answer
     assert app.scopes == []
 
 

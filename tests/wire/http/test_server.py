@@ -371,7 +371,7 @@ async def test_an_absolute_target_that_is_no_url_is_refused(target: bytes) -> No
         await client.say(b"GET %s HTTP/1.1\r\nhost: h\r\n\r\n" % target)
         answer = await client.hear_until(b"}}")
     assert status_of(answer) == 400
-    assert b"is no URL" in answer
+    assert b"is not a URL" in answer
     assert app.scopes == []
 
 

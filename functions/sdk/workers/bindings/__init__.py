@@ -1,4 +1,4 @@
-"""What `self.env.NAME` is inside a function: `open_face` makes it from a manifest's declaration. The runtime does the work."""
+"""The values of `self.env.NAME` in a function: `open_face` makes them from a manifest's declarations. The runtime does the work."""
 
 from collections.abc import Callable
 from typing import Any
@@ -38,7 +38,7 @@ _FACES: dict[str, Callable[[Channel, str, dict[str, Any]], Any]] = {
 
 
 def open_face(channel: Channel, kind: str, name: str, options: dict[str, Any]) -> Any:
-    """Return what a function reaches as `env.NAME`; vars and secrets are their values themselves."""
+    """Return the value of `env.NAME`; vars and secrets are plain values."""
     if kind in ("var", "secret"):
         return as_record(options["value"])
     return _FACES[kind](channel, name, options)

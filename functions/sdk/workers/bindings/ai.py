@@ -1,4 +1,5 @@
-"""AI, as functions see it: `run` gives an object, a stream of events or a whole response. Whoever leaves a stream, or aborts, stops the model."""
+"""The AI binding in functions: `run` returns an object, a stream of events or a whole response.
+Leaving a stream, or aborting, stops the model."""
 
 import json
 from collections.abc import Mapping

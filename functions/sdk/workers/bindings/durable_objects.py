@@ -1,4 +1,4 @@
-"""Durable Objects, as those who call them see them: a namespace that makes ids, and stubs that answer `fetch` and every method of the class."""
+"""Durable Objects for callers: a namespace that makes ids, and stubs with `fetch` and the methods of the class."""
 
 import hashlib
 import secrets
@@ -7,7 +7,7 @@ from typing import Any
 from workers.bindings.service import fetched, remote_method
 from workers.face import Channel, Face, Named, key_of, options_of
 
-PLAIN_DIGITS = 48  # of 64; the others tell an id from any other text
+PLAIN_DIGITS = 48  # of 64; the others distinguish an id from other texts
 
 
 class DurableObjectId(Named):

@@ -13,7 +13,7 @@ _TYPES = ("text", "json", "arrayBuffer", "stream")
 
 class KVNamespace(Face):
     async def get(self, key: Any, options: Any = None, **named: Any) -> Any:
-        """Return the value, None where there is none; of several keys, a dict."""
+        """Return the value, or None if there is none; for several keys, a dict."""
         kind, cache_ttl = self._kind(options, named)
         if _are_several(key):
             found = await self._many(key, kind, cache_ttl)
@@ -21,7 +21,7 @@ class KVNamespace(Face):
         return (await self._one(key_of(key, "KV get"), kind, cache_ttl))["value"]
 
     async def get_with_metadata(self, key: Any, options: Any = None, **named: Any) -> Any:
-        """Return {value, metadata, cacheStatus}, each None where there is none; of several keys, a dict of them."""
+        """Return {value, metadata, cacheStatus}, each None if there is none; for several keys, a dict of them."""
         kind, cache_ttl = self._kind(options, named)
         if not _are_several(key):
             return await self._one(key_of(key, "KV getWithMetadata"), kind, cache_ttl)

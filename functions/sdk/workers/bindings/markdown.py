@@ -1,4 +1,4 @@
-"""Files to Markdown by `markitdown`, a library that the function itself depends on: what reads a stranger's file is as confined as the function."""
+"""Files to Markdown by `markitdown`, a dependency of the function itself: so the code that reads foreign files is confined like the function."""
 
 import asyncio
 import importlib

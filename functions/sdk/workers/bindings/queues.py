@@ -1,4 +1,4 @@
-"""Queues, as their senders see them. What a consumer gets is made where its `queue` handler is called."""
+"""Queues for senders. A consumer's objects are made when its `queue` handler is called."""
 
 import json
 from collections.abc import Iterable, Mapping

@@ -21,7 +21,7 @@ _HTTP = {
 _DIGESTS = ("md5", "sha1", "sha256", "sha384", "sha512")
 _DETAILS = ("http_metadata", "custom_metadata", "storage_class")
 _CONDITIONS = ("etag_matches", "etag_does_not_match", "uploaded_before", "uploaded_after", "seconds_granularity")
-_INLINE_BYTES = 1 << 20  # what is longer goes as a stream, so that other calls are not held up behind it
+_INLINE_BYTES = 1 << 20  # larger values are streamed, so that other calls are not delayed
 
 
 class R2Object(Named):
@@ -39,7 +39,7 @@ class R2Object(Named):
         self.range = Record(range) if range is not None else None
 
     def write_http_metadata(self, headers: Any) -> None:
-        """Set the response's headers from what was stored with the object."""
+        """Set the response's headers from those stored with the object."""
         for name, header in _HTTP.items():
             value = self.http_metadata.get(_camel(name))
             if value is not None:
@@ -229,7 +229,8 @@ def _range(value: Any) -> dict[str, int] | None:
 
 
 def _range_of_header(header: str) -> dict[str, int] | None:
-    """Read a Range header. By RFC 9110 section 14.2 a range that cannot be understood is as if there were none."""
+    """Read a Range header.
+    By RFC 9110 section 14.2 a range that cannot be understood is as if there were none."""
     unit, _, span = header.partition("=")
     first, dash, last = span.partition("-")
     if unit.strip().lower() != "bytes" or not dash or "," in span:

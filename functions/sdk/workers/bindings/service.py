@@ -1,4 +1,4 @@
-"""Whatever answers `fetch`, and functions whose methods are called: assets, service bindings, Durable Objects' stubs."""
+"""Objects with `fetch`, and functions whose methods are called: assets, service bindings, stubs of Durable Objects."""
 
 from collections.abc import Callable
 from typing import Any

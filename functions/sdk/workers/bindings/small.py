@@ -1,4 +1,4 @@
-"""Bindings of a few lines: data points that are written, secrets of a store, databases elsewhere, and whatever is not offered here."""
+"""Small bindings: data points, secrets of a store, external databases, and unsupported kinds."""
 
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -15,7 +15,7 @@ _COLUMNS: dict[str, tuple[int, tuple[type, ...], str]] = {
 
 class AnalyticsEngine(Face):
     def write_data_point(self, point: Any = None, **named: Any) -> None:
-        """Write `blobs`, `doubles` and `indexes`. Returns at once; the point is written behind the response."""
+        """Write `blobs`, `doubles` and `indexes`. Returns at once; the point is written after the response."""
         given = options_of(point, named, tuple(_COLUMNS), "writeDataPoint")
         for name, values in given.items():
             most, kinds, said = _COLUMNS[name]
@@ -44,14 +44,12 @@ class StoredSecret(Face):
 
 
 class Hyperdrive(Named):
-    """Where a database is, for a driver over sockets. Nothing is pooled or cached here."""
+    """The address of a database, for a driver over sockets. No pooling, no caching."""
 
     def __init__(self, channel: Any, name: str, options: Any) -> None:
         text = options.get("localConnectionString") or ""
         if not text:
-            raise ValueError(
-                f"{name}: give hyperdrive.localConnectionString; there is no Hyperdrive here that an id could name"
-            )
+            raise ValueError(f"{name}: set hyperdrive.localConnectionString; ids of Hyperdrive are not supported")
         url = urlsplit(text)
         self.connection_string = text
         self.host, self.port = url.hostname or "localhost", url.port or (3306 if url.scheme == "mysql" else 5432)
@@ -60,7 +58,7 @@ class Hyperdrive(Named):
 
 
 class NotOffered:
-    """A binding of a kind that this site has not: whoever uses it is told, and nobody else."""
+    """A binding of a kind that this site does not offer: using it raises an error."""
 
     def __init__(self, channel: Any, name: str, options: Any) -> None:
         self._sentence = f"{name} is a binding of the kind {options['kind']!r}, which is not offered here"

@@ -9,7 +9,7 @@ from workers.face import Face, Items, Record, as_record, options_of
 
 class Vectorize(Face):
     async def insert(self, vectors: Iterable[Any]) -> Record:
-        """Add vectors {id, values, namespace?, metadata?}; those whose id is there already are left as they are."""
+        """Add vectors {id, values, namespace?, metadata?}; existing ids stay unchanged."""
         return _mutation(await self._call("write", vectors=_vectors(vectors), replaces=False))
 
     async def upsert(self, vectors: Iterable[Any]) -> Record:

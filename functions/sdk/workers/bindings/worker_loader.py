@@ -1,4 +1,4 @@
-"""Dynamic workers, as functions see them: code that a function gives is run as a function of its own."""
+"""Dynamic workers in functions: code that a function provides runs as its own function."""
 
 import hashlib
 import inspect
@@ -24,7 +24,7 @@ _KNOWN = (
 
 class WorkerLoader(Face):
     def get(self, id: str, callback: Callable[[], Any]) -> "LoadedWorker":
-        """Return a worker, which is loaded from what the callback gives when it is first asked and not there yet."""
+        """Return a worker, loaded from the callback's result at its first use."""
         return LoadedWorker(self, str(id), callback)
 
     def load(self, code: Any) -> "LoadedWorker":
@@ -86,7 +86,9 @@ def _code(given: Any) -> dict[str, Any]:
     modules = {str(name): _module(str(name), source) for name, source in dict(code["modules"]).items()}
     has_network = not ("global_outbound" in code and code["global_outbound"] is None)
     if has_network and code.get("global_outbound") is not None:
-        raise Failure("globalOutbound is None here, for no network, or left out: not another worker", name="TypeError")
+        raise Failure(
+            "globalOutbound must be None (no network) or left out; other workers are not supported", name="TypeError"
+        )
     return {
         "main": str(code["main_module"]),
         "modules": modules,

@@ -1,4 +1,4 @@
-"""Workflows, as functions see them: a binding that makes instances, and instances that can be asked and told."""
+"""Workflows in functions: a binding that makes instances, and instances with their state and events."""
 
 import uuid
 from collections.abc import Iterable
@@ -57,7 +57,7 @@ class Workflow(Face):
         return Items([await self.create(options) for options in batch])
 
     async def get(self, id: str) -> WorkflowInstance:
-        """Return an instance. Raises where there is none."""
+        """Return an instance. Raises an error if there is none."""
         if not await self._ask(str(id), "exists"):
             sentence = f"(instance.not_found) {self._options['name']} has no instance {str(id)[:120]!r}"
             raise Failure(sentence, code="not_found", status=404)

@@ -34,11 +34,12 @@ class ObjectContext(Context):
         self._instance = instance
 
     def block_concurrency_while(self, callback: Any) -> Awaitable[Any]:
-        """Begin no other event in this object until the callback is done. It may be awaited, or not, as in a constructor."""
+        """Begin no other event in this object until the callback is done.
+        It may be awaited, or not, as in a constructor."""
         return self._instance.block(callback)
 
     def abort(self, reason: Any = None) -> None:
-        """Throw this instance away, with what it has not committed."""
+        """Discard this instance, with its uncommitted writes."""
         error = Failure(f"the Durable Object aborted itself: {reason}", code="object_aborted")
         self._instance.reset(error)
         raise error
@@ -88,11 +89,11 @@ class Instance:
         self.context = ObjectContext(self, class_name, DurableObjectId(id, name), Storage(self._asker))
 
     def construct(self, kind: type[DurableObject]) -> None:
-        """Make the author's object. Raises what its constructor raises."""
+        """Make the author's object. Raises its constructor's exceptions."""
         self._target = kind(self.context, host.env)
 
     async def run(self, act: Callable[[Any], Awaitable[T]]) -> T:
-        """Run one event. Its answer leaves when what it wrote is on the disk."""
+        """Run one event. Its answer leaves after its writes are on the disk."""
         self.events += 1
         try:
             value = await self._until_broken(self._begun(act))
@@ -166,7 +167,7 @@ class Instance:
             self.release()
 
     async def _until_broken(self, work: Awaitable[T]) -> T:
-        """Run an event until its instance is thrown away: it does not go on then, for whatever they would write is refused anyway."""
+        """Run an event until its instance is discarded: its writes would be refused after that."""
         task, broke = asyncio.ensure_future(work), asyncio.ensure_future(self._broke.wait())
         try:
             await asyncio.wait({task, broke}, return_when=asyncio.FIRST_COMPLETED)
@@ -188,7 +189,7 @@ class Objects:
         self._instances: OrderedDict[tuple[str, str], Instance] = OrderedDict()
 
     async def run(self, kind: Any, options: dict[str, Any], act: Callable[[Any], Awaitable[T]]) -> T:
-        """Run an event for the object that the options name; `kind` is what the module has by the class's name."""
+        """Run an event for the object of the options; `kind` is the module's value for the class name."""
         class_name, id, name = str(options["object"]), str(options.get("id", "")), options.get("name")
         if not (isinstance(kind, type) and issubclass(kind, DurableObject)):
             kind_of, _, workflow = class_name.rpartition("$")
@@ -210,7 +211,7 @@ class Objects:
             try:
                 instance.construct(kind)
             except BaseException as error:
-                instance.reset(error)  # what half a constructor has written is undone
+                instance.reset(error)  # writes of a failed constructor are undone
                 raise
             self._instances[(class_name, id)] = instance
         return instance

@@ -1,7 +1,7 @@
-"""`ctx.storage` of a Durable Object: keys, SQL, transactions and the alarm, on the object's own SQLite file at the runtime.
+"""`ctx.storage` of a Durable Object: keys, SQL, transactions and the alarm, in the object's SQLite file at the runtime.
 
-Every request is answered while this process waits, so nothing else happens in the object between a request of its storage and the answer. What it
-writes before it awaits anything else is committed together, and before anybody outside can learn of it. Refuses to know how instances begin and end.
+The process blocks until a request is answered, so nothing else happens in the object between a request and its answer. Writes before the next await
+are committed together, and before anything outside can see them.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ class Owner(Protocol):
 
 
 class Ready:
-    """The result of what is done already; awaiting it gives it."""
+    """A result that is available; awaiting it returns it."""
 
     def __init__(self, value: Any) -> None:
         self._value = value
@@ -65,12 +65,12 @@ class Asker:
 
     def enter(self, transaction: "Transaction") -> None:
         """Begin a transaction: requests of other events are refused until it is left."""
-        self.flush()  # what other events have written is not this transaction's to undo
+        self.flush()  # writes of other events do not belong to this transaction
         self.write("begin")
         self.transaction = transaction
 
     def leave(self, keep: bool) -> None:
-        """End the open transaction, with what it wrote or without."""
+        """End the open transaction; `keep` its writes or undo them."""
         try:
             self.ask("end", keep=keep)
         finally:
@@ -98,7 +98,7 @@ class Asker:
         return self.ask(method, **kwargs)
 
     def flush(self) -> None:
-        """Wait until what was written is kept. Raises where it could not be."""
+        """Wait until the writes are stored. Raises if they could not be."""
         if self._is_written and self.transaction is None and self._owner.broken is None:
             self._is_written = False
             host.before_leaving.discard(self._settle)
@@ -109,7 +109,7 @@ class Asker:
                 raise
 
     def abandon(self) -> None:
-        """Undo what is not committed; nothing more comes of this instance."""
+        """Undo uncommitted writes; this instance is finished."""
         host.before_leaving.discard(self._settle)
         with suppress(Exception):  # then the next instance's start undoes it
             host.call_now(STORAGE, "abandon", **self._who)
@@ -167,7 +167,7 @@ class SyncKv(Named):
 
 
 class SqlCursor(Named):
-    """What `sql.exec` gives: rows as records, read once."""
+    """The result of `sql.exec`: rows as records, read once."""
 
     def __init__(self, answer: Mapping[str, Any]) -> None:
         self.column_names = Items(answer["columns"])
@@ -233,7 +233,7 @@ class Storage(Named):
         self.sql = Sql(asker)
 
     def get(self, key: Any, options: Any = None, **named: Any) -> Awaitable[Any]:
-        """Return a value, None where there is none; of a list of keys, those that are there."""
+        """Return a value, or None if there is none; for a list of keys, those that exist."""
         return self._do(lambda: self._keys.get(key))
 
     def put(self, key: Any, value: Any = None, options: Any = None, **named: Any) -> Awaitable[None]:
@@ -319,7 +319,7 @@ class Storage(Named):
 
 
 class Transaction(Named):
-    """What `transaction`'s closure gets."""
+    """The argument of `transaction`'s closure."""
 
     def __init__(self, keys: Keys) -> None:
         self._keys = keys

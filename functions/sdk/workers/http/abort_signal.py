@@ -1,4 +1,4 @@
-"""AbortController and AbortSignal: what was begun is given up when its signal says so, and with it what the runtime does for it."""
+"""AbortController and AbortSignal: cancel work, and the runtime's part of it, by a signal."""
 
 import asyncio
 from collections.abc import Callable
@@ -79,7 +79,7 @@ class AbortedStream:
 
 
 async def until_aborted(work: Any, signal: Any) -> Any:
-    """Return the work's result. An abort cancels it, which cancels what the runtime does for it."""
+    """Return the work's result. An abort cancels it, and the runtime's part of it."""
     if signal.aborted:
         work.close()
         raise _abort_error(getattr(signal, "reason", None))

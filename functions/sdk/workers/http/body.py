@@ -1,6 +1,6 @@
-"""What Request and Response share: a body that is bytes or a stream, given in many forms, read once in one of several.
+"""The common part of Request and Response: a body that is bytes or a stream, given in many forms, read once in one of several.
 
-A stream may be any asynchronous or plain iterator of str or bytes. Whoever reads it twice is told so.
+A stream may be any asynchronous or plain iterator of str or bytes. Reading it twice raises an error.
 """
 
 import asyncio
@@ -114,7 +114,8 @@ class Body:
         return self._whole, self._stream
 
     def _shared_with_clone(self) -> Any:
-        """Return a body for a clone. A stream is split: what one has read waits in memory for the other."""
+        """Return a body for a clone.
+        A stream is split: data that one side has read waits in memory for the other."""
         if self.body_used:
             raise BodyUsedError("the body has been read already and cannot be cloned")
         if self._stream is None:

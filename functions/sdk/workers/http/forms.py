@@ -186,7 +186,7 @@ def encode_multipart(form: FormData) -> tuple[bytes, str]:
 
 
 def decode_form(body: bytes, content_type: str) -> FormData:
-    """Decode a form. Raises TypeError on a content type that is no form's, ValueError on a body that is none."""
+    """Decode a form. Raises TypeError for another content type, ValueError for an invalid body."""
     header = Message()
     header["content-type"] = content_type
     kind = header.get_content_type()

@@ -1,6 +1,6 @@
-"""Headers: a mapping whose names ignore case and may have several values, as the Fetch standard has them.
+"""Headers: a mapping whose names ignore case and may have several values, by the Fetch standard.
 
-A header that is not there is None, as in the platform's SDK, where `headers["cookie"]` of a request without one is None, too.
+A missing header is None, as in the platform's SDK.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping

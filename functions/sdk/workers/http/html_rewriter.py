@@ -1,7 +1,7 @@
-"""HTMLRewriter: a page changed while it passes, by handlers of elements, comments and text. What no handler touches leaves as it came.
+"""HTMLRewriter: change a page while it passes, by handlers of elements, comments and text.
 
-https://developers.cloudflare.com/workers/runtime-apis/html-rewriter. The standard library's parser finds the tags; nothing is kept but the open
-elements' names.
+Other parts stay unchanged. https://developers.cloudflare.com/workers/runtime-apis/html-rewriter. The standard library's parser finds the tags; only
+names of open elements are kept.
 """
 
 import codecs
@@ -22,7 +22,7 @@ VOID = frozenset(
 
 
 class Token(Named):
-    """A piece of the page, and what is to stand around it or in its place."""
+    """A part of the page, and the text around it or in its place."""
 
     def __init__(self, source: str) -> None:
         self._source = source
@@ -193,7 +193,8 @@ class HTMLRewriter:
 
 
 class _Page(HTMLParser):
-    """One page on its way. The parser only notes what it has found; handlers, which may await, are called behind it."""
+    """One page in progress.
+    The parser only records what it finds; handlers, which may await, are called after it."""
 
     def __init__(self, elements: list[tuple[Selector, Any]], documents: list[Any]) -> None:
         super().__init__(convert_charrefs=False)
@@ -222,7 +223,7 @@ class _Page(HTMLParser):
         text, self._out = "".join(self._out), []
         return text
 
-    # -- what the parser finds ------------------------------------------------------------------------------------------------------
+    # -- called by the parser --------------------------------------------------------------------------------------------------------
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self._found.append(("start", tag, attrs, self.get_starttag_text() or ""))
@@ -254,7 +255,7 @@ class _Page(HTMLParser):
     def handle_pi(self, data: str) -> None:
         self._found.append(("doctype", f"<?{data}>"))
 
-    # -- what becomes of it ---------------------------------------------------------------------------------------------------------
+    # -- changes of the element ----------------------------------------------------------------------------------------------------------
 
     async def _handle(self) -> None:
         found, self._found = self._found, []

@@ -1,4 +1,5 @@
-"""fetch: requests from a function to the world. The runtime makes them, by its egress policy; this process has no network."""
+"""fetch: requests from a function to the world.
+The runtime makes them, by its egress policy; this process has no network."""
 
 from collections.abc import AsyncIterator, Awaitable
 from typing import Any
@@ -28,7 +29,7 @@ async def fetch(resource: Any, options: Any = None, **named: Any) -> Response:
 
 
 def connect(url: str, protocols: list[str]) -> WebSocket:
-    """Return a socket that is connecting, as the WebSocket of a browser is: its events tell what comes of it."""
+    """Return a socket that is connecting, like a browser's WebSocket: its events report the result."""
     headers = [("upgrade", "websocket"), *([("sec-websocket-protocol", ", ".join(protocols))] if protocols else [])]
     joint, request = Joint(), Request(url, headers=headers)
     socket, within = joint.socket, current_request.get()
@@ -54,7 +55,8 @@ def connect(url: str, protocols: list[str]) -> WebSocket:
 
 
 async def answered(asking: Awaitable[Any], joint: Joint | None, signal: AbortSignal | None = None) -> Response:
-    """Return the response. `joint` is there where a WebSocket was asked for. Raises the signal's error when it is aborted, and so does the stream."""
+    """Return the response.
+    `joint` is set for a WebSocket. Raises the signal's error when it is aborted, and so does the stream."""
     try:
         result = await (asking if signal is None else until_aborted(asking, signal))
     except BaseException:
@@ -74,7 +76,7 @@ async def answered(asking: Awaitable[Any], joint: Joint | None, signal: AbortSig
 
 
 def response_of(value: Any, body: Any) -> Response:
-    """Return a response of what crosses the channel: {status, headers, body?, url?, redirected?} and a stream."""
+    """Return a response from its form on the channel: {status, headers, body?, url?, redirected?} and a stream."""
     whole = value.get("body") or (None if body is None and value["status"] in (101, 204, 205, 304) else b"")
     return Response(
         body if body is not None else whole,

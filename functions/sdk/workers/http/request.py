@@ -1,4 +1,4 @@
-"""Request: what a function receives, and what it can make for `fetch`."""
+"""Request: the argument of a function's `fetch`, and of its own `fetch` calls."""
 
 from http import HTTPMethod
 from typing import Any
@@ -8,7 +8,7 @@ from workers.http.abort_signal import AbortSignal
 from workers.http.body import Body, ByteStream
 from workers.http.headers import Headers, HeadersInit
 
-# What a request may be given; behind the first line: what says nothing to a server.
+# Options of a request; those after the first line have no effect on a server.
 _KNOWN = (
     "method", "headers", "body", "redirect", "signal", "cf",
     "cache", "credentials", "duplex", "encode_response_body", "fetcher", "keepalive", "mode", "priority", "referrer", "referrer_policy", "window",
@@ -86,7 +86,7 @@ def _with_path(url: str) -> str:
 
 
 def _options(given: Any) -> dict[str, Any]:
-    """Read options of a dict, or of another request, all of which but its address goes on."""
+    """Read options from a dict, or from another request, except its address."""
     if not isinstance(given, Request):
         return dict(given) if given is not None else {}
     return {

@@ -18,7 +18,7 @@ _PART = re.compile(
 
 
 class SelectableElement(Protocol):
-    """What a selector looks at."""
+    """The part of an element that selectors use."""
 
     @property
     def tag(self) -> str: ...
@@ -41,13 +41,13 @@ class Step(NamedTuple):
 
 
 class Selector:
-    """One selector, or several with commas between them. Raises ValueError for what is none."""
+    """One selector, or several separated by commas. Raises ValueError for an invalid one."""
 
     def __init__(self, text: str) -> None:
         self._alternatives = [_steps(each.strip(), text) for each in re.split(r",(?![^\[]*\])(?![^(]*\))", text)]
 
     def matches(self, path: Sequence[SelectableElement]) -> bool:
-        """Tell whether the last of a path of elements, from the root on, is meant."""
+        """Tell whether the selector matches the last of a path of elements, from the root on."""
         return any(_matches(steps, path) for steps in self._alternatives)
 
 

@@ -15,7 +15,7 @@ MAX_AHEAD = 16  # chunks that a writer may be ahead of its reader
 
 
 class StreamReader(Named):
-    """What `getReader` gives, for any asynchronous iterator."""
+    """The result of `getReader`, for any asynchronous iterator."""
 
     def __init__(self, chunks: Any) -> None:
         self._chunks = chunks
@@ -33,11 +33,11 @@ class StreamReader(Named):
             await aclose()
 
     def release_lock(self) -> None:
-        """Do nothing: who iterates next goes on where this one stopped."""
+        """Do nothing: the next iteration continues where this one stopped."""
 
 
 class Readable(Named):
-    """What every stream of chunks has beside its iterator."""
+    """The methods that every stream of chunks has besides its iterator."""
 
     locked = False
 
@@ -45,7 +45,7 @@ class Readable(Named):
         return StreamReader(self)
 
     def pipe_through(self, transform: Any, options: Any = None) -> Any:
-        """Feed the stream into a TransformStream, and return what comes out of that."""
+        """Feed the stream into a TransformStream, and return its output."""
         task = asyncio.ensure_future(self.pipe_to(transform.writable))
         _piping.add(task)
         task.add_done_callback(_piped)
@@ -80,7 +80,7 @@ class ByteStream(Readable):
 
     def __aiter__(self) -> AsyncIterator[bytes]:
         if self._is_used:
-            raise TypeError("this body has been read already; keep what the first read gave")
+            raise TypeError("this body has been read already; keep the result of the first read")
         self._is_used = True
         return self._chunks
 
@@ -97,7 +97,7 @@ class ByteStream(Readable):
         return as_record(json.loads(await self.bytes()))
 
     async def cancel(self, reason: object = None) -> None:
-        """Tell the other side to stop."""
+        """Ask the other side to stop."""
         self._is_used = True
         await self.aclose()
 
@@ -112,11 +112,11 @@ _piping: set["asyncio.Future[Any]"] = set()
 def _piped(task: "asyncio.Future[Any]") -> None:
     _piping.discard(task)
     if not task.cancelled():
-        task.exception()  # the reader is told
+        task.exception()  # the reader gets the error
 
 
 class StreamController(Named):
-    """What a stream's source is called with."""
+    """The argument of a stream source's methods."""
 
     def __init__(self) -> None:
         self._chunks: deque[Any] = deque()

@@ -1,6 +1,6 @@
-"""URL and URLSearchParams, as code written for JavaScript's names takes addresses apart and puts them together.
+"""URL and URLSearchParams with JavaScript's names for parts of addresses.
 
-Python's urllib does the reading and quoting; that a host may not be missing, and what a change of one part does to the others, is here.
+Python's urllib reads and quotes; that a host is required, and how changes of one part affect others, is here.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -8,11 +8,11 @@ from typing import Any
 from urllib.parse import SplitResult, parse_qsl, quote, urlencode, urljoin, urlsplit
 
 DEFAULT_PORTS = {"http": 80, "https": 443, "ws": 80, "wss": 443, "ftp": 21}
-KEPT = "/:?#[]@!$&'()*+,;=%~|"  # what quoting leaves alone in an address that may be quoted already
+KEPT = "/:?#[]@!$&'()*+,;=%~|"  # characters that quoting leaves alone in an address that may be quoted already
 
 
 def quoted(url: str) -> str:
-    """Return an address as it may stand in a header: characters beyond ASCII, spaces and quotes are percent-encoded."""
+    """Return an address for a header: characters beyond ASCII, spaces and quotes are percent-encoded."""
     parts = urlsplit(url)
     if not parts.netloc.isascii():
         host = parts.hostname or ""
@@ -46,7 +46,7 @@ class URLSearchParams:
         self._pairs.append((name, str(value)))
 
     def set(self, name: str, value: Any) -> None:
-        """Set a parameter, in the place of the first of that name."""
+        """Set a parameter, in place of the first with that name."""
         pair, place = (name, str(value)), next((i for i, (key, _) in enumerate(self._pairs) if key == name), None)
         if place is None:
             self._pairs.append(pair)
@@ -201,7 +201,7 @@ class URL:
 
     @property
     def _query(self) -> str:
-        """Return the query as it was given, until somebody has changed a parameter."""
+        """Return the original query until a parameter is changed."""
         is_changed = self.searchParams.items() != self._read_pairs
         return self.searchParams.toString() if is_changed else quote(self._given, safe=KEPT)
 

@@ -20,9 +20,7 @@ from workers.remote.stubs import Handle, RpcStub, RpcTarget
 from workers.trouble import describe, remote_error
 from workers.values import DataCloneError
 
-SESSION = (
-    "$session"  # the only key of a reply whose value comes over the session, and what a caller that can hold one says
-)
+SESSION = "$session"  # the only key of a reply whose value comes over the session, and the mark of a caller that supports sessions
 MAX_MESSAGE_BYTES = 32 << 20
 MAX_CALLS = 128  # of one side at once; further ones wait
 PIECE_BYTES = 256 << 10  # of a stream, at once
@@ -51,7 +49,7 @@ class RpcSession:
     # -- the caller's side ------------------------------------------------------------------------------------------------------------
 
     async def outgoing(self) -> AsyncIterator[bytes]:
-        """Give what is to be sent. Its end is the session's, unless an answer is read, of which some may still have to be."""
+        """Yield the frames to send. The session ends with the last one, unless an answer is being read."""
         try:
             while True:
                 while self._outbox:
@@ -60,10 +58,10 @@ class RpcSession:
                 await self._news.wait()
         finally:
             if not self._has_reader:
-                self.close(Failure("the call is over, and what was sent with it", code="session_over"))
+                self.close(Failure("the call is over, and its arguments were given back", code="session_over"))
 
     async def result(self, incoming: Any) -> Any:
-        """Return what the call gives, of which `incoming` is the answer's stream. Raises what it raised."""
+        """Return the call's result; `incoming` is the answer's stream. Raises the call's exception."""
         first = self._asked[FIRST] = asyncio.get_running_loop().create_future()
         self._has_reader = True
         reading = asyncio.ensure_future(self._read(incoming))
@@ -81,7 +79,8 @@ class RpcSession:
     # -- the called side --------------------------------------------------------------------------------------------------------------
 
     async def serve(self, work: Callable[[], Coroutine[Any, Any, Any]], incoming: Any) -> AsyncIterator[bytes]:
-        """Give what is to be sent while `work` runs, its packed result, and what follows from that. Raises what the work raises."""
+        """Yield the frames to send while `work` runs, its packed result, and the frames that follow from it.
+        Raises the exceptions of `work`."""
         first, reading = asyncio.ensure_future(work()), asyncio.ensure_future(self._read(incoming))
         first.add_done_callback(lambda _: self._news.set())
         is_told = False
@@ -98,7 +97,7 @@ class RpcSession:
                     self._news.clear()
                     await self._news.wait()
         finally:
-            self.close(Failure("the call is over, and what was sent with it", code="session_over"))
+            self.close(Failure("the call is over, and its arguments were given back", code="session_over"))
             for task in (first, reading):
                 task.cancel()
             await asyncio.gather(first, reading, return_exceptions=True)
@@ -109,7 +108,7 @@ class RpcSession:
         return pack_sent(value, where, self)
 
     def unpack(self, value: Any) -> "Received":
-        """Return a value that came, and what it brought."""
+        """Return a received value, and the stubs that came with it."""
         received = Received(self)
         received.unpack(value)
         return received
@@ -131,7 +130,7 @@ class RpcSession:
     # -- calls ------------------------------------------------------------------------------------------------------------------------
 
     async def call(self, id: int, what: str, name: str | None, args: Any = (), kwargs: Any = None) -> Any:
-        """Ask something of what the other side has sent: to `call` it, or to `read` a property."""
+        """Use an object of the other side: `call` it, or `read` a property."""
         async with self._room:
             if self._why_over is not None:
                 raise remote_error(self._why_over)
@@ -155,7 +154,7 @@ class RpcSession:
             self._send("drop", id)
 
     def close(self, why: Failure) -> None:
-        """End it: what waits for the other side fails, what was sent to it is given back."""
+        """End the session: pending calls fail, and received objects are given back."""
         if self._why_over is None:
             self._why_over = why
             self._imports.clear()
@@ -177,7 +176,7 @@ class RpcSession:
             self._news.set()
 
     async def _read(self, incoming: Any) -> None:
-        why = Failure("the call is over, and what came with it", code="session_over")
+        why = Failure("the call is over, and its results were given back", code="session_over")
         buffer = bytearray()
         try:
             async for chunk in incoming:
@@ -222,7 +221,7 @@ class RpcSession:
         try:
             export = self._exports.get(id)
             if export is None:
-                raise Failure("what is called was disposed of", code="disposed")
+                raise Failure("the called object was disposed of", code="disposed")
             args, kwargs = unpack_sent(args, brought), unpack_sent(kwargs, brought)
 
             async def act() -> Any:
@@ -246,7 +245,7 @@ class RpcSession:
 
 
 class Received:
-    """What came with one message, and the stubs in it."""
+    """The stubs that came with one message."""
 
     def __init__(self, session: RpcSession) -> None:
         self.value: Any = None
@@ -271,7 +270,7 @@ class Received:
 
 
 class _Remote:
-    """What has a number at the other side."""
+    """An object that has a number at the other side."""
 
     def __init__(self, session: RpcSession, id: int) -> None:
         self._session = session
@@ -325,7 +324,7 @@ class _Export:
         raise NotImplementedError
 
     def dispose(self) -> None:
-        """Give back what it holds."""
+        """Give back its objects."""
 
 
 class _Function(_Export):
@@ -336,7 +335,7 @@ class _Function(_Export):
 
 
 class _Target(_Export):
-    """An RpcTarget, of which what its class defines can be asked; or a stub of a third function, which knows itself."""
+    """An RpcTarget with the methods and properties of its class; or a stub of a third function, which forwards."""
 
     def asked(self, what: str, name: str | None, args: Any, kwargs: Any) -> Any:
         if name is None and isinstance(self.value, RpcStub):
@@ -358,7 +357,7 @@ class _Target(_Export):
 
 
 class _Source(_Export):
-    """A stream, of which each call gives a piece, and then None."""
+    """A stream: each call returns a chunk, and then None."""
 
     def __init__(self, value: Any) -> None:
         super().__init__(value)
@@ -399,7 +398,7 @@ def _no_member(name: str | None) -> Failure:
     return Failure(f"the RPC receiver does not do this: {sentence}", code="no_method", name="TypeError")
 
 
-_reading: set["asyncio.Future[Any]"] = set()  # tasks that nobody else holds
+_reading: set["asyncio.Future[Any]"] = set()  # tasks that only this set references
 
 
 def _ended(task: "asyncio.Future[Any]") -> None:

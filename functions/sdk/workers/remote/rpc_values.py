@@ -1,8 +1,5 @@
-"""What can be sent to another function beside the values that can be kept: messages of HTTP, files and forms, and, by a number that the session
-gives, functions, RpcTargets and streams.
-
-Knows the SDK's classes; refuses to know how a session speaks.
-"""
+"""Values that can be sent to another function besides storable ones: messages of HTTP, files and forms, and, by a number of the session, functions,
+RpcTargets and streams."""
 
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -22,7 +19,7 @@ SENT = f"{KEPT}, Request, Response, Headers, Blob, FormData, streams, functions 
 
 class Exporter(Protocol):
     def export(self, value: Any) -> int | None:
-        """Give a function, a target or a stream a number, by which the other side asks for it. None: it is none of these."""
+        """Return a number for a function, a target or a stream, by which the other side calls it; None for other values."""
 
 
 class Importer(Protocol):

@@ -1,4 +1,4 @@
-"""RpcTarget, whose methods others may call, and the stubs by which they do."""
+"""RpcTarget, whose methods others may call, and the stubs for calling them."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Generator
@@ -6,11 +6,11 @@ from typing import Any, Protocol
 
 
 class RpcTarget:
-    """The base of objects that cross to another function as a stub: what its class defines, methods and properties, can be asked of it there."""
+    """The base of objects that reach another function as a stub: methods and properties of its class can be used there."""
 
 
 class Remote(Protocol):
-    """What a stub stands for."""
+    """The object that a stub stands for."""
 
     def call(self, name: str | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Awaitable[Any]:
         """Call it, or a method of it."""
@@ -21,7 +21,7 @@ class Remote(Protocol):
 
 
 class Handle:
-    """What several stubs hold of the same thing, which is given back with the last of them."""
+    """The common reference of several stubs to one object, given back with the last of them."""
 
     def __init__(self, remote: Remote) -> None:
         self.remote = remote
@@ -45,8 +45,8 @@ class Handle:
 class RpcStub:
     """A function or an RpcTarget of another function: `await stub(...)`, `await stub.method(...)`, `await stub.property`.
 
-    What came as an argument is given back when the call it came with has ended, unless it was `dup`ed; everything else by `dispose`, at the end of
-    `with stub:`, or with the last reference to it.
+    An argument is given back at the end of its call, unless it was `dup`ed; other stubs by `dispose`, at the end of `with stub:`, or with the last
+    reference.
     """
 
     def __init__(self, handle: Handle) -> None:
@@ -57,7 +57,7 @@ class RpcStub:
         return self._remote().call(None, args, kwargs)
 
     def dup(self) -> "RpcStub":
-        """Return a further stub of the same thing, which is there until it is disposed of itself."""
+        """Return another stub of the same object, which is valid until it is disposed of."""
         self._remote()
         assert self._handle is not None
         return RpcStub(self._handle)
@@ -84,7 +84,7 @@ class RpcStub:
 
     def _remote(self) -> Remote:
         if self._handle is None:
-            sentence = "this stub was disposed of: what comes as an argument is there until the method returns, unless it is kept by stub.dup()"
+            sentence = "this stub was disposed of: an argument is valid until the method returns, unless it is kept by stub.dup()"
             raise RuntimeError(sentence)
         return self._handle.remote
 

@@ -1,6 +1,6 @@
-"""A WebSocket of an ASGI application behind a function: scope `websocket`, the extension `websocket.http.response` included.
+"""A WebSocket of an ASGI application in a function: scope `websocket`, with the extension `websocket.http.response`.
 
-The application may be any that an ASGI server takes; it holds one end of a pair, and the response that accepts carries the other.
+The application may be any for ASGI servers; it holds one end of a pair, and the accepting response carries the other.
 """
 
 import asyncio
@@ -38,7 +38,8 @@ class Socket:
         }
 
     async def response(self, app: Callable[..., Any]) -> Response:
-        """Return the application's response, behind which it goes on. Raises what it raises before it has accepted or refused."""
+        """Return the application's response, after which it continues.
+        Raises its exceptions before it has accepted or refused."""
         self._task = asyncio.ensure_future(self._run(app))
         _running.add(self._task)
         self._task.add_done_callback(_running.discard)

@@ -1,6 +1,6 @@
-"""Where an end of a WebSocket is joined to an exchange of the channel: what arrives at the end goes out, and what comes in is sent at it.
+"""Connections between an end of a WebSocket and an exchange of the channel: messages at the end are sent out, received ones are delivered at it.
 
-`bridged` is for the end that a response carries, `Joint` for the socket that a fetch asks for.
+`bridged` is for the end that a response carries, `Joint` for the socket of an outgoing fetch.
 """
 
 import asyncio

@@ -25,7 +25,7 @@ class ObjectSockets:
         self._answered: weakref.WeakKeyDictionary[WebSocket, datetime] = weakref.WeakKeyDictionary()
 
     def answer_automatically(self, pair: Any) -> None:
-        """Answer each message that equals the pair's request with its response, without an event of the object; None: no more."""
+        """Answer each message that equals the pair's request with its response, without an event of the object; None to stop."""
         self.auto_response = pair
 
     def accept(self, socket: Any, tags: Any) -> None:

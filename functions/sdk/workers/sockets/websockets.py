@@ -1,7 +1,7 @@
-"""WebSockets as a function has them: `WebSocketPair`, whose two ends are connected, and what happens at an end.
+"""WebSockets in functions: `WebSocketPair`, whose two ends are connected, and events at an end.
 
-Whatever is sent at one end arrives at the other. The end that a response carries is joined to the client (workers/joints.py); the other one is the
-function's, which listens (`addEventListener`, `onmessage`), or iterates: `async for message in server`. Sending never waits unless it is awaited.
+Messages sent at one end arrive at the other. The end that a response carries is connected to the client (workers/joints.py); the function keeps the
+other, listens (`addEventListener`, `onmessage`) or iterates: `async for message in server`. Sending waits only if it is awaited.
 """
 
 import asyncio
@@ -19,8 +19,8 @@ from workers.values import pack, unpack
 
 ROOM_BYTES = 256 << 10  # of messages that wait at an end; an awaited send, and a client, wait beyond it
 MAX_WAITING_BYTES = 16 << 20  # of messages that were sent without awaiting; beyond it the socket is closed with 1013
-MESSAGE_COST = 64  # bytes that a message counts beside its own: empty ones take memory, too
-MAX_HANDLERS = 64  # of one socket at work at once; beyond it no further message is taken
+MESSAGE_COST = 64  # overhead of a message in bytes: empty ones use memory, too
+MAX_HANDLERS = 64  # running handlers of one socket; above it no further message is accepted
 MAX_ATTACHMENT_BYTES = 2048
 EVENTS = ("message", "close", "error", "open")
 
@@ -54,7 +54,7 @@ class ErrorEvent(Event):
 
 
 class EventTarget(Named):
-    """Who listens to what happens at a socket, and the handlers that are at work on it."""
+    """The listeners of a socket's events, and their running handlers."""
 
     onmessage: Any = None
     onclose: Any = None
@@ -121,7 +121,7 @@ class WebSocket(EventTarget):
         self._peer: WebSocket = self
         self._inbox = _Inbox()
         self._has_closed = False  # a close was sent from here, by the function or in answer to the other side's
-        self._was_closed = False  # one has come
+        self._was_closed = False  # a close has arrived
         self._is_accepted = self._is_iterated = self._is_joined = self._has_told_close = False
         self._dispatching: asyncio.Task[None] | None = None
         self._hibernation: Any = None  # the Durable Object that has accepted it
@@ -134,7 +134,7 @@ class WebSocket(EventTarget):
 
         return connect(str(url), [protocols] if isinstance(protocols, str) else list(protocols or ()))
 
-    # -- what a function does -------------------------------------------------------------------------------------------------------
+    # -- called by the function ------------------------------------------------------------------------------------------------------
 
     def accept(self, options: Any = None) -> None:
         """Deliver messages from now on."""
@@ -144,7 +144,7 @@ class WebSocket(EventTarget):
         self._dispatch_soon()
 
     def send(self, message: Any) -> "Sending":
-        """Send a message. Returns at once; `await` what it returns to wait until the other side has room for more."""
+        """Send a message. Returns at once; `await` the result to wait until the other side has room."""
         data = _data(message)
         limit = host.max_message_bytes
         if len(data) > limit // 4 and len(_as_bytes(data)) > limit:
@@ -155,7 +155,7 @@ class WebSocket(EventTarget):
             raise TypeError("Can't call WebSocket send() after close()")
         inbox = self._peer._inbox
         if self._was_closed:
-            return Sending(inbox)  # nobody is there any more: as in a browser, this is no error
+            return Sending(inbox)  # the peer is gone: as in a browser, this is not an error
         host.leave()
         if inbox.held_bytes > MAX_WAITING_BYTES:
             inbox.drop()
@@ -167,7 +167,8 @@ class WebSocket(EventTarget):
         return Sending(inbox)
 
     def close(self, code: Any = None, reason: Any = None) -> None:
-        """Close, with 1000 unless another code is given. The close event comes when the other side has answered."""
+        """Close, with 1000 unless another code is given.
+        The close event comes when the other side has answered."""
         if self._has_closed:
             return
         checked = _checked_close(code, reason)
@@ -201,7 +202,8 @@ class WebSocket(EventTarget):
         return None if self._attachment is None else unpack(msgspec.msgpack.decode(self._attachment))
 
     def __aiter__(self) -> "WebSocket":
-        """Iterate over the messages, str or bytes, until the other side closes. Its code and reason are then in `close_code` and `close_reason`."""
+        """Iterate over the messages, str or bytes, until the other side closes.
+        Its code and reason are then in `close_code` and `close_reason`."""
         self._take("iterate over")
         self._is_iterated = True
         return self
@@ -240,7 +242,7 @@ class WebSocket(EventTarget):
     def __repr__(self) -> str:
         return f"<WebSocket {('connecting', 'open', 'closing', 'closed')[self.ready_state]}>"
 
-    # -- what happens to it -----------------------------------------------------------------------------------------------------------
+    # -- called by the channel -------------------------------------------------------------------------------------------------------
 
     def _take(self, how: str) -> None:
         """Give the end to the function. Raises TypeError where it is another's."""
@@ -259,7 +261,7 @@ class WebSocket(EventTarget):
             self._answer_close()
 
     def _answer_close(self) -> None:
-        """Answer a close at once: what the function does about it is its own affair. Where an end is joined it is the far side that answers."""
+        """Answer a close at once, independently of the function. For a connected end the remote side answers."""
         close = self._inbox.close
         if close is not None and not self._has_closed and (self._is_accepted or self._hibernation is not None):
             self._close(SocketClose(NO_STATUS if close.code == ABNORMAL else close.code, close.reason))
@@ -270,7 +272,7 @@ class WebSocket(EventTarget):
 
     def _accept_for(self, hibernation: Any) -> None:
         if self._is_accepted or self._is_joined or self._hibernation is not None:
-            raise TypeError("acceptWebSocket takes a socket that nobody has accepted before")
+            raise TypeError("acceptWebSocket needs a socket that was not accepted before")
         self._hibernation = hibernation
         self._start()
 
@@ -343,7 +345,7 @@ class WebSocketPair:
 
 
 class WebSocketRequestResponsePair(Named):
-    """For `ctx.setWebSocketAutoResponse`."""
+    """The argument of `ctx.setWebSocketAutoResponse`."""
 
     def __init__(self, request: str, response: str) -> None:
         self.request, self.response = str(request), str(response)

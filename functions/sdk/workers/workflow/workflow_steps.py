@@ -1,7 +1,7 @@
-"""The steps of a workflow: done, repeated after failures, remembered; sleeps and events to wait for.
+"""The steps of a workflow: run, retried after failures, remembered; sleeps and events to wait for.
 
-A step is known by its name and by how many of that name came before it. https://developers.cloudflare.com/workflows/python and /build/sleeping-and-
-retrying. Knows an object's storage; who wakes the workflow is workflows.py's.
+A step is known by its name and the number of earlier ones with it. https://developers.cloudflare.com/workflows/python and
+/build/sleeping-and-retrying. workflows.py wakes the workflow.
 """
 
 import asyncio
@@ -31,14 +31,14 @@ UNITS = {
     "year": 31_536_000.0,
 }
 STAYS_S = 5.0  # a wait that is shorter is waited for in memory
-QUIET_S = 0.05  # in which nothing of the workflow has begun to run, before it is put aside
-TURN_S = 60.0  # of one run, which is a request with a limit of its own
+QUIET_S = 0.05  # idle time of the workflow after which it is suspended
+TURN_S = 60.0  # for one run, which is a request with its own limit
 FOREVER = float("inf")
 UNKEPT = object()
 
 
 class NonRetryableError(Exception):
-    """What a step raises that is not to be repeated."""
+    """An exception of a step that is not retried."""
 
 
 class WorkflowTimeoutError(Exception):
@@ -76,7 +76,7 @@ class RetryPolicy(NamedTuple):
 
 
 class StepLog:
-    """What became of steps, and the events that nobody has taken, in an object's storage."""
+    """The results of steps, and unread events, in an object's storage."""
 
     def __init__(self, storage: Any) -> None:
         self._storage = storage
@@ -96,7 +96,7 @@ class StepLog:
         self._storage.kv.put(f"event:{number:09}", event)
 
     async def take_event(self, type: str, key: str, until_s: float) -> Any:
-        """Give the oldest event of a type that came in time to a step; None where there is none."""
+        """Return the oldest event of a type that arrived in time for a step; None if there is none."""
         for name, event in self._storage.kv.list(prefix="event:"):
             if event["type"] == type and event["timestamp_ms"] <= until_s * 1000:
                 self._storage.kv.delete(name)
@@ -116,18 +116,19 @@ class WorkflowStep:
     def __init__(self, log: StepLog) -> None:
         self._log = log
         self._counts: Counter[str] = Counter()
-        self._steps: dict[str, Any] = {}  # what was decorated, by the function's name and by the step's
+        self._steps: dict[str, Any] = {}  # decorated steps, by the function's name and by the step's
         self._at_work = 0  # steps that compute
         self._waits: dict[object, float] = {}  # until when, seconds since 1970
         self._changed = asyncio.Event()
         self._began_s = time.monotonic()
         self._is_tired = False  # no further step begins in this run
 
-    # -- what a workflow calls ----------------------------------------------------------------------------------------------------------
+    # -- called by the workflow ------------------------------------------------------------------------------------------------------
 
     def do(self, name: Any = None, depends: Any = None, concurrent: bool = False, config: Any = None) -> Any:
-        """Decorate a step. It is done when what this returns is called and awaited; its parameters are the results of the steps that `depends` names,
-        or of those that they are named like, and `ctx`."""
+        """Decorate a step.
+        It runs when the result is called and awaited; its parameters are the results of the steps in `depends`, or of those with their names, and
+        `ctx`."""
         if callable(depends):  # as in JavaScript: do(name, callback)
             return self._once(str(name), depends, (), RetryPolicy.of(config))
 
@@ -174,7 +175,7 @@ class WorkflowStep:
 
     sleepUntil, waitForEvent = sleep_until, wait_for_event
 
-    # -- what its instance calls --------------------------------------------------------------------------------------------------------
+    # -- called by the instance ------------------------------------------------------------------------------------------------------
 
     def on_event(self) -> None:
         self._changed.set()
@@ -185,7 +186,7 @@ class WorkflowStep:
         return self._changed.is_set()
 
     async def parked(self) -> float | None:
-        """Return when nothing computes and every wait is long: until when the first of them lasts, None where it is for an event alone."""
+        """Return when nothing runs and every wait is long: the end of the first wait, None if it is for an event only."""
         while True:
             self._changed.clear()
             if self._is_tired and not self._at_work:
@@ -252,7 +253,7 @@ class WorkflowStep:
             self._changed.set()
 
     async def _turn(self) -> None:
-        """Begin no step where the run has lasted long: the next run goes on with it, and has its own time."""
+        """Start no step after a long run: the next run continues, with its own time limit."""
         if self._is_tired or time.monotonic() - self._began_s > TURN_S:
             self._is_tired = True
             self._changed.set()
@@ -300,14 +301,14 @@ class WorkflowStep:
 
 
 class _Context:
-    """Stands where a step's `ctx` goes."""
+    """The value of a step's `ctx`."""
 
 
 CONTEXT = _Context()
 
 
 class _Step:
-    """A decorated step: called, it is done once for all who depend on it."""
+    """A decorated step: a call runs it once for all dependents."""
 
     def __init__(
         self,
@@ -338,7 +339,7 @@ class _Step:
         return await self._shared
 
     async def result(self) -> Any:
-        """Return what it gave, or do it: for a step that depends on it."""
+        """Return its result, or run it: for a dependent step."""
         return await (self() if self._shared is None else asyncio.shield(self._shared))
 
     def _sources(self) -> list[Any]:
@@ -397,7 +398,7 @@ def restored(error: dict[str, Any]) -> Exception:
         return Exception(error["message"] if error["name"] == "Exception" else text)
     args = [unpack(each) for each in error.get("args") or [error["message"]]]
     try:
-        # The author's constructor may take something else than what the exception is made of.
+        # The author's constructor may take other arguments than the exception's.
         found: Exception = kind(*args) if kind.__module__ == "builtins" else kind.__new__(kind, *args)
         vars(found).update({name: unpack(each) for name, each in error.get("attributes", {}).items()})
         str(found)

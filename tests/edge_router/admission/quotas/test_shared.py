@@ -339,7 +339,7 @@ async def test_a_lost_store_stops_no_routing_or_all_beyond_the_lease_as_configur
             assert [await take(one, 160) for _ in range(100)] == [None] * 100
         else:
             assert [await take(one, 160) for _ in range(10)] == [None] * 10
-            with pytest.raises(ApiError, match="cannot be checked at the moment") as refused:
+            with pytest.raises(ApiError, match="cannot be checked right now") as refused:
                 await take(one, 160)
             assert refused.value.word == "overloaded"
         assert one.fault == "it is away"

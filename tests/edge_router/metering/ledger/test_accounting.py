@@ -132,7 +132,7 @@ async def test_what_asks_no_model_is_neither_judged_nor_written_down(method: str
     closed = Account("acme", models=("other",))
     assert await kept.begin(asked(closed, method, path), own_names) is None
     assert (books.begun, quotas.told) == ([], [])
-    with pytest.raises(ApiError, match="not open to the account"):
+    with pytest.raises(ApiError, match="not available to the account"):
         await kept.begin(asked(closed), own_names)
 
 
@@ -158,7 +158,7 @@ async def test_what_is_counted_is_models_work_under_the_name_that_is_theirs() ->
     assert await without.begin(asked(), own_names) is None
     only = Account("acme", models=("n*",))
     for each in (kept, without):
-        with pytest.raises(ApiError, match="not open to the account acme") as refused:
+        with pytest.raises(ApiError, match="not available to the account acme") as refused:
             await each.begin(asked(only), own_names)
         assert refused.value.word == "forbidden"
 

@@ -83,7 +83,7 @@ def test_what_has_ended_is_kept_for_a_day_and_then_nothing_of_it_is(store: Batch
     assert parts(store, file)
     store.sweep([], 10 + KEPT_S)
     for find in (lambda: store.batch("batch_1", "acme"), lambda: store.file(file, "acme")):
-        with pytest.raises(ApiError, match="its time is over"):
+        with pytest.raises(ApiError, match="has expired"):
             find()
     left = [store._connection.execute(f"SELECT COUNT(*) FROM {table}").fetchone() for table in ("requests", "files")]
     assert left == [(0,), (0,)]
@@ -183,7 +183,7 @@ def test_what_waits_and_what_is_kept_of_one_owner_is_bounded(
     monkeypatch.setattr(batch_store, "MOST_WAITING", 3)
     monkeypatch.setattr(batch_store, "MOST_BYTES", 10)
     asked(store, "a", "b")
-    with pytest.raises(ApiError, match="more than 3 requests of yours"):
+    with pytest.raises(ApiError, match="more than 3 requests of your account"):
         asked(store, "c", "d", id="batch_2")
     asked(store, "c", "d", id="batch_2", owner="bob")
     answer(store)

@@ -131,7 +131,7 @@ async def test_a_file_with_faults_is_refused_line_by_line_and_nothing_of_it_is_d
         batch = await begun(made, content)
         assert batch.status == "failed"
         assert [fault.line for fault in batch.errors.data] == [2, 3, 4, 5, 6]
-        assert "custom_id 'a' is there twice" in batch.errors.data[0].message
+        assert "custom_id 'a' is used twice" in batch.errors.data[0].message
         assert (await begun(made, b"\n")).errors.data[
             0
         ].message == "a batch has 1 to 50000 requests, and this file has 0"
@@ -159,7 +159,7 @@ async def test_a_batch_is_its_accounts_alone(tmp_path: Path, monkeypatch: pytest
                 other.batches.retrieve(batch.id), other.batches.cancel(batch.id), other.files.content(done.output_file_id),
                 other.batches.create(input_file_id=batch.input_file_id, endpoint=CHAT, completion_window="24h"),
             ):  # fmt: skip
-                with pytest.raises(openai.NotFoundError, match="it was never yours"):
+                with pytest.raises(openai.NotFoundError, match="belongs to another account"):
                     await refused
             assert (await other.batches.list()).data == []
             assert [each.request_counts.completed for each in (await same.batches.list()).data] == [1]

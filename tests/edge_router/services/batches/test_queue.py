@@ -80,8 +80,8 @@ async def test_a_request_is_asked_again_with_ever_longer_pauses_and_seldom_where
     ("keys", "door", "key", "refusal"),
     [
         ((MINE,), True, "mine", None),
-        ((), False, "mine", "is not known any more"),
-        ((MINE,), True, "other", "is not known any more"),
+        ((), False, "mine", "no longer exists"),
+        ((MINE,), True, "other", "no longer exists"),
         ((MINE,), True, "", "this needs a key"),
         ((MINE,), False, "", None),
     ],

@@ -405,5 +405,5 @@ async def test_who_is_overtaken_looks_at_the_condition_anew_and_gives_up_after_a
 @pytest.mark.parametrize("cursor", ["x", "AAAA", base64.urlsafe_b64encode(b"other").decode()])
 def test_a_cursor_of_nobodys_is_refused(cursor: str) -> None:
     assert r2_s3._token_of(r2_s3._as_cursor("a/b=")) == "a/b="
-    with pytest.raises(R2Error, match="the cursor is none that a list has given"):
+    with pytest.raises(R2Error, match="the cursor does not come from a list"):
         r2_s3._token_of(cursor)
