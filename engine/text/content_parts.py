@@ -48,6 +48,8 @@ def lost_places(
     content it reads as parts; `with_tools`: where tools are declared."""
     tools = [_TOOL] if with_tools else None
     lost = {role for role in _ROLES if _rendered(template, special_tokens, _probing(role), roles, tools) is False}
+    if "user" in lost:  # it makes something else of all content than to write it: probes say nothing of it
+        return frozenset()
     if any(_rendered(template, special_tokens, messages, roles, tools) is False for messages in _later_systems()):
         lost.add(LATER_SYSTEM)
     return frozenset(lost)

@@ -20,7 +20,7 @@ def rerank() -> None:
     documents = [Document(page_content=text, metadata={"number": i}) for i, text in enumerate(DOCUMENTS)]
     kept = CohereRerank(model=RANKER, top_n=2, **MODEL).compress_documents(documents, QUERY)
     best = rank(QUERY, DOCUMENTS, 2)
-    expect([(found.metadata["number"], found.metadata["relevance_score"]) for found in kept] == best, kept)
+    expect([found.metadata["number"] for found in kept] == [index for index, _ in best], kept)
 
 
 def top() -> None:

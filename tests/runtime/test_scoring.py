@@ -11,7 +11,7 @@ from tokenizers import Tokenizer, processors
 
 from pilotlight.engine.api.protocol import Submit, TokenOutput
 from tests.asgi import call, eventually, start
-from tests.fakes import SPECIAL, FakeEngineClient, FakeLauncher, Step, ids
+from tests.fakes import CHATML, SPECIAL, FakeEngineClient, FakeLauncher, Step, ids, write_model_directory
 from tests.runtime.conftest import Site, SiteMaker
 
 RUN = "/client/v4/accounts/acc1/ai/run/@test/tiny"
@@ -41,6 +41,12 @@ def as_reranker(client: FakeEngineClient) -> None:
 def as_classifier(client: FakeEngineClient) -> None:
     as_reranker(client)
     client.labels, client.activation, client.answer = ("no", "yes", "perhaps"), "softmax", classes
+
+
+@pytest.fixture(autouse=True)
+def without_template(model_directory: Path) -> None:
+    """Leave the model without a chat template, as most rerankers are."""
+    write_model_directory(model_directory, template=None)
 
 
 @pytest.fixture
@@ -271,6 +277,18 @@ async def test_a_pair_is_written_by_a_template_that_has_a_place_for_both(
         await call(site.app, "/v1/rerank", {**RERANK, "documents": [forged]})
         assert site.engine.submits[-1].prompt_token_ids != ids(text("Be fair", "q", forged)), "it ends no turn"
         assert len(site.engine.submits[-1].prompt_token_ids) > len(ids(text("Be fair", "q", forged)))
+
+
+async def test_a_template_of_any_role_writes_pairs_unless_the_checkpoint_says_otherwise(
+    make_site: SiteMaker, model_directory: Path
+) -> None:
+    (model_directory / "chat_template.jinja").write_text(CHATML)
+    written = ids("<|im_start|>query\nq<|im_end|>\n<|im_start|>document\nbb<|im_end|>\n")
+    for kinds, sent in (({}, written), ({"text": {}}, ids("qbb")), ({"text": {}, "message": {}}, written)):
+        (model_directory / "sentence_bert_config.json").write_text(json.dumps({"modality_config": kinds}))
+        async with make_site(launcher=FakeLauncher(as_reranker)) as site:
+            await call(site.app, "/v1/rerank", {**RERANK, "documents": ["bb"]})
+            assert site.engine.submits[-1].prompt_token_ids == sent
 
 
 async def test_a_model_that_answers_by_a_token_needs_a_template_that_asks_it(

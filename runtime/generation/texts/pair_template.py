@@ -62,12 +62,14 @@ class PairTemplate:
         *,
         has_template: bool,
         variables: Mapping[str, Any] = MappingProxyType({}),
-        takes_messages: bool = False,
+        is_required: bool = False,
+        may_be_used: bool = True,
         is_qwen3: bool = False,
     ) -> None:
-        """`variables`: that the template is rendered with. `takes_messages`: the checkpoint says that its texts go through the template. `is_qwen3`:
-        they go through the model card's in its place."""
-        self.takes_messages = takes_messages
+        """`variables`: that the template is rendered with. `is_required`: the checkpoint has its texts go through the template; `may_be_used`: it
+        does not say that they do not. `is_qwen3`: they go through the model card's in its place."""
+        self.is_required = is_required
+        self.may_be_used = may_be_used
         self._rendering = rendering
         self._has_template = has_template
         self._variables = dict(variables)
@@ -86,7 +88,8 @@ class PairTemplate:
             rendering,
             has_template=has_template,
             variables=variables if isinstance(variables, dict) else {},
-            takes_messages=isinstance(kinds, dict) and "message" in kinds,
+            is_required=isinstance(kinds, dict) and "message" in kinds,
+            may_be_used=not kinds or "message" in kinds,
             is_qwen3=read_json(directory / "config.json").get(_QWEN3) is True,
         )
 

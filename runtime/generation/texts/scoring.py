@@ -122,8 +122,10 @@ async def _pieces(request: ValidScoring, model: AwakeModel) -> PairPieces | None
             )
         return None
     pairs, pieces = model.text.pairs, None
-    is_asked_by_template = model.info.answers_by_token or pairs.takes_messages
-    if is_asked_by_template:
+    needs_template = model.info.answers_by_token or pairs.is_required
+    if (
+        needs_template or pairs.may_be_used
+    ):  # as sentence-transformers from version 6 on, which takes any template that has both roles
         is_instructed = request.instruction is not None or bool(model.info.text_prompt)
         pieces = await pairs.pieces(with_instruction=is_instructed)
         if pieces is None and request.instruction is None and is_instructed:
@@ -133,7 +135,7 @@ async def _pieces(request: ValidScoring, model: AwakeModel) -> PairPieces | None
             f"instruction: {request.requested_model!r} has no place for one; leave it out, or put it into the query"
         )
         raise ApiError("invalid_request", message, param="instruction")
-    if pieces is None and is_asked_by_template:
+    if pieces is None and needs_template:
         message = (
             f"{request.requested_model!r} is asked by its chat template, which has no place for messages of the roles query and document: "
             "put a chat_template.jinja that has beside the weights"

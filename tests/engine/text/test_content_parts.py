@@ -96,7 +96,7 @@ DECLARED_TOOLS = "{% if message.role != 'tool' or tools %}{{ message.content }}{
         (FIRST_SYSTEM, {LATER_SYSTEM}, {LATER_SYSTEM}),
         (NO_TOOLS, {"tool"}, {"tool"}),
         (DECLARED_TOOLS, {"tool"}, set()),
-        ("", ALL | {LATER_SYSTEM}, ALL | {LATER_SYSTEM}),
+        ("", set(), set()),
     ],
 )
 def test_places_are_found_whose_messages_a_template_leaves_out(
