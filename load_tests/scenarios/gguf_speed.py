@@ -19,7 +19,7 @@ from typing import Any
 from rich.console import Console
 
 from load_tests.records import spread, write_record
-from load_tests.scenarios.engines import OURS, ROOT, Answer, LlamaCpp, Process, Task, turns
+from load_tests.scenarios.engines import OURS, ROOT, Answer, Engine, LlamaCpp, Process, Task, turns
 from pilotlight.engine.gguf.directory import directory_of
 from pilotlight.engine.weights.config import read_config
 
@@ -66,7 +66,7 @@ def _compared(
 ) -> dict[str, Any]:
     directory = directory_of(file, folder / "store")
     ours = [sys.executable, "-m", "load_tests.peers.run_pilotlight", str(directory), str(options.threads)]
-    engines: dict[str, Process | LlamaCpp] = {
+    engines: dict[str, Engine] = {
         OURS: Process(ours, folder / "ours.log", scope, {"GOMP_SPINCOUNT": "1000"}),
         PEER: LlamaCpp(program, file, options.threads, folder / "llama.log", options.peer_flags.split()),
     }

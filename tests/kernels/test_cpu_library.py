@@ -264,7 +264,10 @@ def test_each_kind_of_cpu_has_a_library_of_its_own(monkeypatch: pytest.MonkeyPat
 @pytest.mark.usefixtures("cache")
 @pytest.mark.parametrize(
     ("kind", "flags", "reason"),
-    [("avx3", "avx2", "say avx2, avx512, amx or torch"), ("amx", "avx2 avx512vl", "needs a CPU with avx512_bf16")],
+    [
+        ("avx3", "avx2", "say avx2, avx512, avx512vnni, avx512bf16, amx or torch"),
+        ("amx", "avx2 avx512vl", "needs a CPU with avx512_bf16"),
+    ],
 )
 def test_a_kind_of_cpu_that_cannot_be_had_is_refused_by_name(
     kind: str, flags: str, reason: str, monkeypatch: pytest.MonkeyPatch
