@@ -9,7 +9,7 @@ DEV := $(VENV)/.installed-dev
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq
 export TORCH_BUILD
 
-.PHONY: help install kernels links up quick test test-all test-servers test-clients check fmt docs reference bench bench-engine bench-cold bench-step bench-lossless bench-kv-types bench-quantized gguf-check bench-functions bench-deploys bench-site-death bench-prefill-decode-faults bench-block-transports bench-cache-restarts bench-prefill-decode bench-routing bench-router bench-metered bench-shared-quotas bench-account-timing bench-faults bench-attacks bench-structured bench-speculation bench-adapters bench-stages bench-experts bench-page soak peers report eval-ember train-ember gpu-check gpu-bench clean
+.PHONY: help install kernels links up quick test test-all test-servers test-clients check fmt docs reference bench bench-engine bench-cold bench-step bench-lossless bench-kv-types bench-quantized gguf-check bench-functions bench-deploys bench-site-death bench-prefill-decode-faults bench-block-transports bench-cache-restarts bench-prefill-decode bench-routing bench-router bench-metered bench-shared-quotas bench-account-timing bench-faults bench-attacks bench-structured bench-speculation bench-adapters bench-stages bench-experts bench-page soak mutants peers report eval-ember train-ember gpu-check gpu-bench clean release
 
 help:
 	@echo "make up         install what is missing, then run a router and three sites on this machine (MODEL=smollm2: with a real model)"
@@ -29,6 +29,7 @@ help:
 	@echo "make bench-quantized  weights in eight and four bits beside bf16 and llama.cpp's, step by step in turns (make peers)"
 	@echo "make gguf-check  files that llama.cpp's own converter and quantizer write of the embedded model, answered by this engine"
 	@echo "make bench-step what a step costs beside the model: scheduling, preparation, prefix cache, generation tags"
+	@echo "make release    build what a release consists of, in dist/"
 	@echo "make report     redraw the tables of README and docs from the newest records"
 	@echo "make bench-site-death   what 64 open streams notice when their site is killed, frozen or drained"
 	@echo "make bench-prefill-decode-faults   hosts that compute prompts, hosts that answer, and their store, killed, stopped and cut off 100 times"
@@ -43,6 +44,7 @@ help:
 	@echo "make bench-faults   what clients notice of each of some forty faults (as root: lossy links and full disks too)"
 	@echo "make bench-attacks  what other clients notice of hostile requests, beside as many well-formed ones"
 	@echo "make soak       half an hour of mixed traffic and random faults (MINUTES=... for less)"
+	@echo "make mutants    how many small faults in the product do its tests notice? (hours; goes on where it was stopped, in .mutants/)"
 	@echo "make bench-ledger  a hundred processes killed under load: has the ledger each token once?"
 	@echo "make bench-adapters  decode steps of sixteen adapters beside none; a site with a thousand of them (some six minutes)"
 	@echo "make bench-stages  pipeline stages cut by cost beside as many layers each: times and idle shares (a minute)"
@@ -181,6 +183,9 @@ MINUTES ?= 30
 soak: $(DEV)
 	@$(BIN)/python -m load_tests.scenarios.soak --minutes $(MINUTES)
 
+mutants: $(DEV) kernels
+	@$(RUN) -m load_tests.scenarios.mutants --number 300 --seed 1
+
 bench-ledger: $(DEV)
 	@$(BIN)/python -m load_tests.scenarios.ledger
 	@$(BIN)/python -m load_tests.scenarios.ledger --postgres
@@ -211,6 +216,10 @@ bench-deploys: $(BASE)
 bench-functions: $(DEV)
 	@load_tests/peers/functions_setup.sh $(PEERS) $(BIN)/python || true
 	@$(BIN)/python -m load_tests.scenarios.functions --peers $(PEERS)
+
+# dist/: a wheel with the CPU's library for every level, and checksums
+release: $(DEV)
+	@$(BIN)/python deploy/release.py
 
 report: $(BASE)
 	@$(BIN)/python -m load_tests.report

@@ -35,6 +35,7 @@ class EmbeddingBody(Body, frozen=True, kw_only=True):
     input: tuple[str | TokenIds, ...]
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Annotated[int, Meta(ge=1)] | None = None
+    prompt_name: Annotated[str, Meta(max_length=200)] | None = None  # as text-embeddings-inference calls it
 
 
 def parse_embedding(raw: bytes, resolve: Resolve, *, strict: bool = False) -> ValidEmbedding:
@@ -46,4 +47,5 @@ def parse_embedding(raw: bytes, resolve: Resolve, *, strict: bool = False) -> Va
         dimensions=body.dimensions,
         as_base64=body.encoding_format == "base64",
         ignored=ignored,
+        prompt_name=body.prompt_name,
     )

@@ -9,6 +9,8 @@ import orjson
 
 from pilotlight.dialects.anthropic import MESSAGE_SCHEMA, MessagesBody
 from pilotlight.dialects.body.json_schemas import Schema, components
+from pilotlight.dialects.decisions.openai_decisions import DecisionsBody
+from pilotlight.dialects.decisions.system_one import SystemOneBody
 from pilotlight.dialects.embeddings_api import EmbeddingBody
 from pilotlight.dialects.ollama import (
     ModelBody,
@@ -20,17 +22,20 @@ from pilotlight.dialects.ollama import (
 from pilotlight.dialects.openai_chat import ChatBody
 from pilotlight.dialects.openai_completions import CompletionBody
 from pilotlight.dialects.openai_responses import RESPONSE_SCHEMA, ResponsesBody
-from pilotlight.dialects.workers_ai_api import FinetuneBody, RunBody, RunEmbeddingBody
+from pilotlight.dialects.scoring_api import ClassifyBody, RerankBody, ScoreBody
+from pilotlight.dialects.workers_ai_api import FinetuneBody, RunBody, RunEmbeddingBody, RunRerankerBody
 from pilotlight.wire.chat import ChatCompletion, Completion, ListedModel, ModelList
 from pilotlight.wire.embeddings import EmbeddingList
 from pilotlight.wire.errors import Dialect
 from pilotlight.wire.lines import CONTENT_TYPE as LINES
+from pilotlight.wire.scoring import ClassList, RerankResult, ScoredPosition, ScoreList
 from pilotlight.wire.workers_ai import (
     EmbeddingResult,
     Envelope,
     FinetuneAsset,
     ListedFinetune,
     ModelCard,
+    RerankerResult,
     Task,
     TextResult,
     TokenState,
@@ -67,6 +72,7 @@ _SCHEMAS = _object(success={"const": True}, result=_object(input={"type": "objec
 _ENVELOPED = _object(success={"const": True}, result=RESPONSE_SCHEMA)
 _SEARCH = (("search", _TEXT), ("task", _TEXT), ("page", _NUMBER), ("per_page", _NUMBER))
 
+_ANSWERS = _object(model=_TEXT, answers={"type": "object"})
 _LINE = _object(model=_TEXT, created_at=_TEXT, done={"type": "boolean"})
 _VECTORS = _object(model=_TEXT, embeddings={"type": "array"})
 _MODELS = _object(models={"type": "array"})
@@ -82,6 +88,12 @@ OPERATIONS = (
     ApiOperation("post", "/v1/chat/completions", "OpenAI's chat completions", _OPENAI, ChatCompletion, ChatBody, True),
     ApiOperation("post", "/v1/completions", "OpenAI's completions of texts or token ids", _OPENAI, Completion, CompletionBody, True),
     ApiOperation("post", "/v1/embeddings", "OpenAI's embeddings", _OPENAI, EmbeddingList, EmbeddingBody),
+    ApiOperation("post", "/v1/rerank", "Documents by a query, as Jina and Cohere have it", _OPENAI, RerankResult, RerankBody),
+    ApiOperation("post", "/rerank", "The same, or text-embeddings-inference's form", _OPENAI,
+              (RerankResult, tuple[ScoredPosition, ...]), RerankBody),
+    ApiOperation("post", "/v2/rerank", "Documents by a query, as Cohere's second version has it", _OPENAI, RerankResult, RerankBody),
+    ApiOperation("post", "/v1/score", "vLLM's scores of pairs of texts", _OPENAI, ScoreList, ScoreBody),
+    ApiOperation("post", "/v1/classify", "vLLM's classes of texts", _OPENAI, ClassList, ClassifyBody),
     ApiOperation("get", "/v1/models", "The models that are served", _OPENAI, ModelList),
     ApiOperation("get", "/v1/models/{model}", "One model", _OPENAI, ListedModel),
     ApiOperation("post", "/v1/responses", "OpenAI's Responses", _RESPONSES, RESPONSE_SCHEMA, ResponsesBody, True),
@@ -90,10 +102,14 @@ OPERATIONS = (
     ApiOperation("delete", "/v1/responses/{response_id}", "Delete a response", _RESPONSES, _DELETED),
     ApiOperation("post", "/v1/responses/{response_id}/cancel", "Cancel a background response", _RESPONSES, RESPONSE_SCHEMA),
     ApiOperation("get", "/v1/responses/{response_id}/input_items", "What was asked", _RESPONSES, _LISTED, query=(("limit", _NUMBER),)),
+    ApiOperation("post", "/v1/decisions", "OpenAI's decisions", _OPENAI, _object(model=_TEXT, answers={"type": "array"}), DecisionsBody),
+    ApiOperation("post", "/v1/systemone", "Decisions as System One has them", _OPENAI, _ANSWERS, SystemOneBody),
     ApiOperation("post", "/v1/messages", "Anthropic's Messages", _ANTHROPIC, MESSAGE_SCHEMA, MessagesBody, True),
     ApiOperation("post", "/v1/messages/count_tokens", "The number of a prompt's tokens", _ANTHROPIC, _COUNT, MessagesBody),
-    ApiOperation("post", f"{ACCOUNT}/run/{{model}}", "Workers AI's run of a text or embedding model", _NATIVE,
-              (Envelope[TextResult], Envelope[EmbeddingResult], _ENVELOPED), (RunBody, RunEmbeddingBody, ResponsesBody), True),
+    ApiOperation("post", f"{ACCOUNT}/run/{{model}}", "Workers AI's run of a text or embedding model, or of a reranker", _NATIVE,
+              (Envelope[TextResult], Envelope[EmbeddingResult], Envelope[RerankerResult], _ENVELOPED,
+               _object(success={"const": True}, result=_ANSWERS)),
+              (RunBody, RunEmbeddingBody, RunRerankerBody, ResponsesBody, SystemOneBody), True),
     ApiOperation("get", f"{ACCOUNT}/models/search", "Cards of models", _NATIVE, Envelope[tuple[ModelCard, ...]], query=_SEARCH),
     ApiOperation("get", f"{ACCOUNT}/models/schema", "A model's inputs and result", _NATIVE, _SCHEMAS, query=(("model", _TEXT),)),
     ApiOperation("get", f"{ACCOUNT}/tasks/search", "The tasks that models have", _NATIVE, Envelope[tuple[Task, ...]]),

@@ -139,7 +139,37 @@ class ValidEmbedding(Struct, frozen=True):
     pooling: Literal["mean", "cls"] | None = None  # None: as the model was made for
     field: str = "input"  # the request's name for its texts
     ignored: tuple[str, ...] = ()
+    prompt_name: str | None = None  # of the checkpoint's prompts, which stands before every text; None: its default one
 
     def where(self, position: int) -> str:
         """Return a client's name for one of its texts."""
         return self.field if len(self.inputs) == 1 else f"{self.field}[{position}]"
+
+
+class ScoredText(Struct, frozen=True):
+    """A text whose classes are scored, or a pair of texts that are scored together."""
+
+    first: str
+    second: str | None = None  # None: it is one text
+    where: str = "input"  # a client's name for it, or for the second one of a pair
+
+
+class ValidScoring(Struct, frozen=True):
+    """A request for scores: of documents by a query, of pairs, or of the classes of texts."""
+
+    model: str
+    requested_model: str
+    texts: tuple[ScoredText, ...]
+    kind: Literal["rerank", "score", "classify"]
+    top_n: int | None = None  # documents in the answer, the best first; None: all
+    returns_texts: bool = False  # documents are part of the answer
+    is_raw: bool = False  # logits in place of scores
+    truncates: bool = False  # a text that is too long for the model is cut at its end; of a pair the second one
+    most_second_tokens: int | None = None  # of a pair's second text, which is cut there
+    instruction: str | None = None  # for a model whose template has a place for one; None: its own
+    is_bare: bool = False  # the answer is text-embeddings-inference's: a list, without anything round it
+    ignored: tuple[str, ...] = ()
+    pooling: None = None  # as the model was made for
+
+
+TextRequest = ValidEmbedding | ValidScoring  # whose texts are computed and not continued

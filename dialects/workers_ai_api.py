@@ -1,4 +1,4 @@
-"""Workers AI's `run`: a prompt or messages for a text model, texts for an embedding model."""
+"""Workers AI's `run`: a prompt or messages for a text model, texts for an embedding model, a query and contexts for a reranker."""
 
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -13,6 +13,7 @@ from pilotlight.dialects.body.bodies import (
     TokenIds,
     ToolBody,
     ToolChoice,
+    objects,
     read_tool_choice,
 )
 from pilotlight.dialects.body.images import Content, ImagePart, read_image
@@ -26,7 +27,8 @@ from pilotlight.dialects.body.parsing import (
     sampling_of,
 )
 from pilotlight.dialects.embeddings_api import read_inputs
-from pilotlight.dialects.requests import Prompt, ValidEmbedding, ValidGeneration
+from pilotlight.dialects.requests import Prompt, ScoredText, ValidEmbedding, ValidGeneration, ValidScoring
+from pilotlight.dialects.scoring_api import MAX_DOCUMENTS
 from pilotlight.wire.errors import ApiError
 
 USUAL_MAX_TOKENS = 256  # of the platform's text models; those that have another default say so one by one
@@ -64,6 +66,23 @@ class RunEmbeddingBody(Body, frozen=True, kw_only=True):
 
     text: tuple[str | TokenIds, ...]
     pooling: Literal["mean", "cls"] | None = None
+
+
+class ContextBody(Body, frozen=True, kw_only=True):
+    """A text to be ranked."""
+
+    text: str
+
+
+class RunRerankerBody(Body, frozen=True, kw_only=True):
+    """Inputs of a reranker at /ai/run."""
+
+    READERS: ClassVar = {"contexts": objects(MAX_DOCUMENTS)}
+    PARTS: ClassVar = {"contexts": ContextBody}
+
+    query: Annotated[str, Meta(min_length=1)]
+    contexts: Annotated[list[ContextBody], Meta(min_length=1)]
+    top_k: Annotated[int, Meta(ge=1)] | None = None
 
 
 class FinetuneBody(Body, frozen=True, kw_only=True):
@@ -138,3 +157,10 @@ def parse_run_embedding(raw: bytes, resolve: Resolve, model: str, *, strict: boo
     known = known_model(model, resolve)
     body, ignored = parse_body(RunEmbeddingBody, raw, strict)
     return ValidEmbedding(known, model, body.text, pooling=body.pooling, field="text", ignored=ignored)
+
+
+def parse_run_reranker(raw: bytes, resolve: Resolve, model: str, *, strict: bool = False) -> ValidScoring:
+    known = known_model(model, resolve)
+    body, ignored = parse_body(RunRerankerBody, raw, strict)
+    texts = [ScoredText(body.query, context.text, f"contexts[{i}].text") for i, context in enumerate(body.contexts)]
+    return ValidScoring(known, model, tuple(texts), "rerank", top_n=body.top_k, ignored=ignored)

@@ -32,7 +32,7 @@ from pilotlight.response_store.app import ResponsesApp
 from pilotlight.response_store.response_database import ResponseDatabase, RetentionPolicy
 from pilotlight.sites.network import NetworkConfig
 from pilotlight.support import background
-from pilotlight.wire.paths import drop_trailing_slash
+from pilotlight.wire.paths import normalize_path
 
 
 def build_app(
@@ -101,7 +101,7 @@ class RouterApp(Starlette):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Dispatch a request: Starlette handles the router's own routes and unknown paths.
         All others bypass its error handling, which would add two `send` calls to each token."""
-        drop_trailing_slash(scope)
+        normalize_path(scope)
         app = (
             self.edge.tunnels
             if scope["type"] == "websocket"

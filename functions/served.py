@@ -16,9 +16,10 @@ from pathlib import Path
 from msgspec.structs import asdict
 from starlette.types import Scope
 
-from pilotlight.functions.bindings.binding import BindingError, Services
+from pilotlight.functions.bindings.binding import CLOCK, BindingError, Clock, Services
 from pilotlight.functions.bindings.objects.object_migrations import MigrationError
 from pilotlight.functions.bindings.owners import Owners
+from pilotlight.functions.bindings.queues import Queue
 from pilotlight.functions.bindings.secrets.secret_store import SecretError, SecretStore
 from pilotlight.functions.bindings.storage.s3 import S3Place
 from pilotlight.functions.bindings.usage import FunctionUsage
@@ -67,10 +68,12 @@ class ServedFunctions:
         site: str,
         trace: Trace | None = None,
         authority: str | None = None,
+        clock: Clock = CLOCK,
     ) -> None:
         """`inference` answers AI bindings; no function may connect to this machine's `own_ports`; `trace` is the scope of an invocation; `authority`
-        is of the network's certificates. Raises ManifestError."""
+        is of the network's certificates; bindings go by `clock`. Raises ManifestError."""
         self._authority = authority
+        self._clock = clock
         self.config = config
         self.manifests = _manifests(config)
         self.deployed: DeployedFunctions | None = None
@@ -111,7 +114,9 @@ class ServedFunctions:
                 router = RouterClient(self.config.deployments.rstrip("/"), secret or token, self._authority)
                 stack.push_async_callback(router.close)
                 inference = NetworkInference(inference, router)
-            self._services = Services(inference=inference, r2=r2_stores(self.config), usage=self.usage)
+            self._services = Services(
+                inference=inference, r2=r2_stores(self.config), usage=self.usage, clock=self._clock
+            )
             stack.push_async_callback(self._services.databases.close)
             await stack.enter_async_context(self.functions)
             if router is not None:
@@ -220,6 +225,10 @@ class ServedFunctions:
             self._secrets.delete(function, name)
         for name, value in values.items():
             self._secrets.put(function, name, value)
+
+    def queue(self, name: str) -> Queue:
+        """Return a queue by its name; made where it is not there yet."""
+        return Queue.of(name, self._state_dir, self._services)
 
     def moves(self, pool: str) -> tuple[str, ...]:
         """Return the migrations that will rename or delete classes of objects when this version takes the traffic."""

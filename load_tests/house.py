@@ -89,10 +89,10 @@ def measures(house: House) -> list[Measure]:
         _largest("import levels in a sub-package", 15, folders),
         _counted("attributes set from outside after construction", 0, assigned_outside(house)),
         _counted("base names that occur twice in one package", 0, repeated_names(house)),
-        _counted("names that tests patch", 556, suite.patched_names()),
-        _counted("constants that tests patch", 231, suite.patched_constants()),
-        _counted("private names that tests reach for", 499, suite.private_names()),
-        _counted("pauses of a fixed time in tests", 115, suite.pauses()),
+        _counted("names that tests patch", 569, suite.patched_names()),
+        _counted("constants that tests patch", 235, suite.patched_constants()),
+        _counted("private names that tests reach for", 470, suite.private_names()),
+        _counted("pauses of a fixed time in tests", 101, suite.pauses()),
     ]
 
 
@@ -235,7 +235,10 @@ def main() -> int:
         worse = "  <-- worse than its limit" if measure.value > measure.limit else ""
         print(f"{measure.name:<50} {measure.value:>4}  at most {measure.limit}{worse}")
         if arguments.list or worse:
-            print("".join(f"    {line}\n" for line in measure.found), end="")
+            shown = measure.found if arguments.list else measure.found[:20]
+            print("".join(f"    {line}\n" for line in shown), end="")
+            if len(shown) < len(measure.found):
+                print(f"    ... and {len(measure.found) - len(shown)} more: --list names all")
     return any(measure.value > measure.limit for measure in found)
 
 

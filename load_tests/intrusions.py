@@ -67,4 +67,4 @@ def _is_private(name: str) -> bool:
 
 
 def _is_its_own(owner: ast.expr) -> bool:
-    return isinstance(owner, ast.Name) and owner.id in ("self", "cls")
+    return isinstance(owner, ast.Name) and owner.id in ("self", "cls", "os", "sys")

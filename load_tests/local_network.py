@@ -37,10 +37,12 @@ class LocalNetwork:
         network_settings: str = "",
         site_settings: str = "",
         engine_settings: str = "",
+        model: str | None = None,
     ) -> None:
         """`tree`: the checkout that is run; `num_sites`: how many of the sites that it ships, the first ones, all of them unless given;
         `network_settings`, `site_settings`: TOML that is appended to the network's file, and to every site's, where ROUTER stands for its URL;
-        `engine_settings`: lines for every site's table of that name."""
+        `engine_settings`: lines for every site's table of that name; `model`: what all sites serve in place of their files' models."""
+        self._model = model
         self._tree, self._num_sites = tree, num_sites
         self._network_settings, self._site_settings = network_settings, site_settings
         self._engine_settings = engine_settings
@@ -64,6 +66,7 @@ class LocalNetwork:
             str(folder / "network.toml"),
             "--sites",
             str(folder),
+            *(() if self._model is None else ("--model", self._model)),
         ]
         started = time.perf_counter()
         self.process = subprocess.Popen(

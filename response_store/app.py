@@ -20,7 +20,8 @@ import orjson
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pilotlight.response_store.asked_responses import AskedResponse, Fields, read_fields
-from pilotlight.response_store.kept_responses import KeptResponse
+from pilotlight.response_store.conversations import Conversations
+from pilotlight.response_store.kept_responses import CONVERSATION, KeptResponse
 from pilotlight.response_store.response_database import RetentionPolicy
 from pilotlight.wire.credentials import Access, owner_of, tenant_of
 from pilotlight.wire.errors import ApiError, Dialect
@@ -40,6 +41,10 @@ WRITTEN_WITHIN_S = 5.0  # the end of a response that is cancelled
 _PATH = re.compile(
     r"^(?:/client/v4/accounts/(?P<account>[^/]+))?(?:/ai)?/v1/responses"
     rf"(?:/(?:(?P<task>{INPUT_TOKENS}|{COMPACT})|(?P<id>[^/]+)(?:/(?P<verb>cancel|input_items))?))?$"
+)
+_CONVERSATION_PATH = re.compile(
+    r"^(?:/client/v4/accounts/(?P<account>[^/]+))?(?:/ai)?/v1/conversations"
+    r"(?:/(?P<id>[^/]+)(?:/(?P<items>items)(?:/(?P<item>[^/]+))?)?)?$"
 )
 _LIFECYCLE = (
     b"response.created", b"response.queued", b"response.in_progress", b"response.completed", b"response.incomplete", b"response.failed",
@@ -135,19 +140,55 @@ class ResponsesApp:
             await self._store.close()
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        found = _PATH.match(scope["path"])
-        if found is None:
+        found, talk = _PATH.match(scope["path"]), _CONVERSATION_PATH.match(scope["path"])
+        if found is None and talk is None:
             raise ApiError("not_found", f"there is nothing at {scope['path'][:200]}")
         async with self._door.admitted(scope, receive, send) as read_body:
-            await self._admitted(found, read_body, scope, receive, send)
+            if found is not None:
+                return await self._admitted(found, read_body, scope, receive, send)
+            assert talk is not None
+            body = await self._converse(talk, self._tenant(talk, scope), read_body, scope)
+            await _send_json(send, body)
+
+    def _tenant(self, found: re.Match[str], scope: Scope) -> str:
+        """Return whose a request is. Raises ApiError."""
+        authorization = _header(scope, b"authorization")
+        holder = self._access.holder(authorization)
+        owner = owner_of(authorization, holder.account.name if holder is not None else "")
+        return tenant_of(owner, found["account"]).id
+
+    async def _converse(self, found: re.Match[str], tenant: str, read_body: ReadBody, scope: Scope) -> bytes:
+        """Return what a request about conversations is answered with. Raises ApiError."""
+        talks, method, id, item = Conversations(self.store), scope["method"], found["id"], found["item"]
+        fields: Fields = {}
+        if method == "POST":
+            raw, given = await self._asked(read_body)
+            if raw and not isinstance(given, dict):
+                raise ApiError("invalid_request", "the body must be a JSON object")
+            fields = given or {}
+        match method, id is not None, found["items"] is not None, item is not None:
+            case "POST", False, False, False:
+                return orjson.dumps(await talks.create(tenant, fields))
+            case "GET", True, False, False:
+                return orjson.dumps(await talks.find(tenant, id))
+            case "POST", True, False, False:
+                return orjson.dumps(await talks.update(tenant, id, fields))
+            case "DELETE", True, False, False:
+                return orjson.dumps(await talks.delete(tenant, id))
+            case "GET", True, True, False:
+                return await asyncio.to_thread(_listed, await talks.items(tenant, id), _query(scope))
+            case "POST", True, True, False:
+                return _listed(await talks.add(tenant, id, fields), {"order": "asc"})
+            case "GET", True, True, True:
+                return orjson.dumps(await talks.item(tenant, id, item))
+            case "DELETE", True, True, True:
+                return orjson.dumps(await talks.remove(tenant, id, item))
+        raise ApiError("method_not_allowed", f"{scope['path'][:200]} does not take {method}")
 
     async def _admitted(
         self, found: re.Match[str], read_body: ReadBody, scope: Scope, receive: Receive, send: Send
     ) -> None:
-        authorization = _header(scope, b"authorization")
-        holder = self._access.holder(authorization)
-        owner = owner_of(authorization, holder.account.name if holder is not None else "")
-        tenant = tenant_of(owner, found["account"]).id
+        tenant = self._tenant(found, scope)
         method, verb, task = scope["method"], found["verb"], found["task"]
         if found["id"] is None:
             if method != "POST":
@@ -159,8 +200,10 @@ class ResponsesApp:
                 raise ApiError("not_implemented", sentence)
             ask = self._create if task is None else self._count
             return await ask(tenant, read_body, scope, receive, send)
+        if found["id"].startswith(CONVERSATION):
+            raise ApiError("not_found", f"{found['id'][:100]!r} is a conversation: see /v1/conversations")
         kept = await self.store.find(found["id"], tenant)
-        query = {name: values[-1] for name, values in parse_qs(scope["query_string"].decode("latin-1")).items()}
+        query = _query(scope)
         if (method, verb) == ("GET", None) and query.get("stream") == "true":
             place = _number(query, "starting_after", -1) + 1
             return await _send_events(self._events(kept), place, receive, send)
@@ -181,11 +224,24 @@ class ResponsesApp:
         if not isinstance(fields, dict) or not isinstance(fields.get("input"), str | list):
             return await self._app(_sized(scope, raw), _replayed(raw, receive), send)  # which has the words for that
         asked = AskedResponse(fields, tenant, is_kept=self._keeping.is_on)
+        if asked.conversation is not None and not asked.is_stored:
+            said = "leave store out" if self._keeping.is_on else "none is kept here"
+            raise ApiError("invalid_request", f"conversation: its responses are kept: {said}", param="conversation")
         body = await self._gathered(asked)
         if asked.is_background:
             return await self._begin(asked, _sized(scope, body), body, receive, send)
-        patched = _Patched(asked, send, self.store.keep if asked.is_stored else None)
+        patched = _Patched(asked, send, partial(self._keep, asked) if asked.is_stored else None)
         await self._app(_sized(scope, body), _replayed(body, receive), patched)
+
+    async def _keep(self, asked: AskedResponse, kept: KeptResponse) -> bool:
+        """Keep a response, at the end of its conversation if it has one. Return whether that could be done."""
+        is_kept = await self.store.keep(kept)
+        if is_kept and asked.conversation is not None:
+            try:
+                await Conversations(self.store).advance(kept, asked.conversation)
+            except ApiError as error:
+                log.warning("the response %s is not in its conversation: %s", kept.id, error.message)
+        return is_kept
 
     async def _count(self, tenant: str, read_body: ReadBody, scope: Scope, receive: Receive, send: Send) -> None:
         """Count the tokens of the prompt that a response would have."""
@@ -214,7 +270,7 @@ class ResponsesApp:
         """Start a background response and return it, unless it is refused at once."""
         kept = asked.queued()
         recorded = _Recorded(asked, kept, self.store)
-        kept.make_by(self._make(recorded, scope, body))
+        kept.make_by(self._make(asked, recorded, scope, body))
         await recorded.is_kept.wait()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(REFUSED_WITHIN_S):
@@ -228,7 +284,7 @@ class ResponsesApp:
             return await _send_events(kept.after, 0, receive, send)
         await _send_json(send, orjson.dumps(kept.fields))
 
-    async def _make(self, recorded: "_Recorded", scope: Scope, body: bytes) -> None:
+    async def _make(self, asked: AskedResponse, recorded: "_Recorded", scope: Scope, body: bytes) -> None:
         error = ApiError("internal_error", "the response ended before its end")
         try:
             await self.store.begin(recorded.kept)
@@ -247,6 +303,9 @@ class ResponsesApp:
             recorded.has_begun.set()
             recorded.kept.end_as("failed", recorded.error or error)
             await self.store.settle(recorded.kept)
+            if asked.conversation is not None and recorded.kept.fields["status"] in ("completed", "incomplete"):
+                with contextlib.suppress(ApiError):  # it was deleted meanwhile
+                    await Conversations(self.store).advance(recorded.kept, asked.conversation)
 
     async def _cancel(self, kept: KeptResponse, send: Send) -> None:
         if kept.fields["background"] is not True:
@@ -434,6 +493,10 @@ def _listed(items: bytes, query: dict[str, str]) -> bytes:
     first, last = (page[0].get("id"), page[-1].get("id")) if page else (None, None)
     listed = {"object": "list", "data": page, "first_id": first, "last_id": last, "has_more": len(found) > limit}
     return orjson.dumps(listed)
+
+
+def _query(scope: Scope) -> dict[str, str]:
+    return {name: values[-1] for name, values in parse_qs(scope["query_string"].decode("latin-1")).items()}
 
 
 def _number(query: dict[str, str], name: str, default: int) -> int:

@@ -8,7 +8,13 @@ import msgspec
 import orjson
 
 from pilotlight.dialects.body.exact_json import exact_loads
-from pilotlight.response_store.kept_responses import KeptResponse, PreviousResponse, joined
+from pilotlight.response_store.kept_responses import (
+    CONVERSATION,
+    KeptResponse,
+    PreviousResponse,
+    conversation_id,
+    joined,
+)
 from pilotlight.wire.chat import MAX_MESSAGES
 from pilotlight.wire.errors import ApiError
 
@@ -59,6 +65,7 @@ class AskedResponse:
         self.tenant = tenant
         self.fields = fields
         self.previous = fields.get("previous_response_id")
+        self.conversation = conversation_id(fields.get("conversation"))
         self.is_background = fields.get("background") is True
         self.is_stored = is_kept and fields.get("store") is not False
         self.wants_stream = fields.get("stream") is True
@@ -70,19 +77,28 @@ class AskedResponse:
             raise ApiError("invalid_request", f"background: needs a stored response: {said}", param="background")
         if self.previous is not None and not isinstance(self.previous, str):
             raise ApiError("invalid_request", "previous_response_id: must be a string", param="previous_response_id")
+        if self.previous is not None and self.previous.startswith(CONVERSATION):
+            sentence = "previous_response_id: it is a conversation's: give it as `conversation`"
+            raise ApiError("invalid_request", sentence, param="previous_response_id")
+
+        if self.conversation is not None and self.previous is not None:
+            sentence = "conversation: give it or previous_response_id"
+            raise ApiError("invalid_request", sentence, param="conversation")
 
     async def gather(self, store: "ResponseStore") -> None:
         """Find all that is referred to. Raises ApiError."""
         if self.previous is not None:
             self.before = await store.conversation(self.previous, self.tenant, "previous_response_id")
+        if self.conversation is not None:
+            self.before = await store.conversation(self.conversation, self.tenant, "conversation")
         given = self.fields["input"]
         items = [{"type": "message", "role": "user", "content": given}] if isinstance(given, str) else given
         found = await store.items([name for item in items if (name := _reference(item)) is not None], self.tenant)
-        self.own = joined(*(found.get(_reference(item) or "") or _kept_item(item) for item in items))
+        self.own = joined(*(found.get(_reference(item) or "") or kept_item(item) for item in items))
 
     def inner(self) -> Fields:
         """Return the body that the application inside gets."""
-        named = ("previous_response_id", "background")
+        named = ("previous_response_id", "background", "conversation")
         inner = {name: value for name, value in self.fields.items() if name not in named}
         inner["store"] = False
         if self.is_background:
@@ -94,7 +110,13 @@ class AskedResponse:
 
     def patched(self, response: Fields) -> Fields:
         """Return the inner application's response as the client is to see it."""
-        told = {"previous_response_id": self.previous, "store": self.is_stored, "background": self.is_background}
+        told: Fields = {
+            "previous_response_id": self.previous,
+            "store": self.is_stored,
+            "background": self.is_background,
+        }
+        if self.conversation is not None:
+            told["conversation"] = {"id": self.conversation}
         return {**response, **told, **({"id": self.id} if self.id is not None else {})}
 
     def queued(self) -> KeptResponse:
@@ -113,7 +135,7 @@ def _reference(item: Any) -> str | None:
     return item["id"] if is_one else None
 
 
-def _kept_item(item: Any) -> bytes:
+def kept_item(item: Any) -> bytes:
     """Return an item as it is listed: with an id and a type, and a message's text as a part."""
     if not isinstance(item, dict):
         return orjson.dumps(item)

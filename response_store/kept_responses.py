@@ -16,6 +16,7 @@ LOST = ApiError("aborted", "the process that made this response has stopped: sen
 
 
 _FAILED = "response.failed"
+CONVERSATION = "conv_"  # of a conversation's id
 
 
 class PreviousResponse(NamedTuple):
@@ -109,3 +110,15 @@ def is_failed_event(event: bytes) -> bool:
 
 def joined(*items: bytes) -> bytes:
     return b",".join(part for part in items if part)
+
+
+def conversation_id(given: Any) -> str | None:
+    """Return the conversation that a response is to be part of, named or as an object. Raises ApiError."""
+    name = given.get("id") if isinstance(given, dict) else given
+    if name is None:
+        return None
+    if not isinstance(name, str) or not name.startswith(CONVERSATION):
+        raise ApiError(
+            "invalid_request", f"conversation: must be an id that begins with {CONVERSATION}", param="conversation"
+        )
+    return name

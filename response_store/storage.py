@@ -31,7 +31,7 @@ from pilotlight.wire.errors import ApiError
 log = logging.getLogger("pilotlight.responses")
 
 
-class Timings(NamedTuple):
+class StoreTimings(NamedTuple):
     """How long a store waits, in seconds."""
 
     answer_s: float = 5.0  # for the database
@@ -45,12 +45,14 @@ class Timings(NamedTuple):
 class ResponseStore:
     """`sweep()` it from time to time; `close()` it."""
 
-    def __init__(self, keeping: RetentionPolicy, database: ResponseDatabase, timings: Timings | None = None) -> None:
-        self.timings = timings or Timings()
+    def __init__(
+        self, keeping: RetentionPolicy, database: ResponseDatabase, timings: StoreTimings | None = None
+    ) -> None:
+        self.timings = timings or StoreTimings()
         self.fault: str | None = None  # why the database could not be read or written when that was last tried
         self._is_unwritable = False
         self._keeping = keeping
-        self._database = database
+        self.database = database
         self._maker = os.urandom(8).hex()
         self._made: dict[Name, KeptResponse] = {}  # in the background; until it is written
         self._unwritten: list[_Write] = []
@@ -80,7 +82,7 @@ class ResponseStore:
         if not await self.keep(response):
             del self._made[name]
             raise self._failing()
-        response.is_begun = self._database.is_shared
+        response.is_begun = self.database.is_shared
         self._has_begun.set()
 
     async def end(self, response: KeptResponse, fields: dict[str, Any], event: bytes) -> None:
@@ -171,7 +173,7 @@ class ResponseStore:
         """Delete expired responses. Raises ApiError."""
         while await self._do(partial(rows.sweep, keep_s=self._keeping.keep_s), is_write=True):
             continue
-        await self._database.tidy(self._keeping.keep_s)
+        await self.database.tidy(self._keeping.keep_s)
 
     async def close(self) -> None:
         """End those that are being made."""
@@ -188,7 +190,7 @@ class ResponseStore:
             await self._writing
         if self._taking_back is not None:
             await background.stop(self._taking_back)
-        await self._database.close()
+        await self.database.close()
 
     async def _write(self) -> None:
         try:
@@ -229,7 +231,7 @@ class ResponseStore:
             refused = frozenset(self._refused)
             with suppress(ResponsesFault):  # which the next request finds, too; and a full disk is no less full by this
                 delete = partial(rows.delete_all, names=refused)
-                await self._database.run(delete, self.timings.answer_s, is_write=True)
+                await self.database.run(delete, self.timings.answer_s, is_write=True)
                 self._refused -= refused
 
     async def _confirm_often(self) -> None:
@@ -262,20 +264,20 @@ class ResponseStore:
         """Raises ApiError."""
         if not self._keeping.is_on:
             raise ApiError("not_found", "responses are not stored here")
-        if self._database.is_shared and self._confirming is None and not self._is_closed:
+        if self.database.is_shared and self._confirming is None and not self._is_closed:
             self._confirming = background.start(self._confirm_often, "telling of responses that are made")
         if within_s is None:
             within_s = self.timings.answer_s if self.fault is None else self.timings.answer_after_fault_s
         try:
-            result = await self._database.run(work, within_s, is_write=is_write)
+            result = await self.database.run(work, within_s, is_write=is_write)
         except ResponsesFault as error:
             if self.fault is None:
-                log.error("responses cannot be read or written in %s: %s", self._database.name, error)
+                log.error("responses cannot be read or written in %s: %s", self.database.name, error)
             self.fault = error.told
             self._is_unwritable = self._is_unwritable or is_write
             raise self._failing() from None
         if self.fault is not None and (is_write or not self._is_unwritable):  # a full database can still be read
-            log.warning("responses are read and written again in %s", self._database.name)
+            log.warning("responses are read and written again in %s", self.database.name)
             self.fault, self._is_unwritable = None, False
         return result
 

@@ -24,6 +24,7 @@ from pilotlight.runtime.api.routes.internal import Internal
 from pilotlight.runtime.api.routes.ollama import ollama_routes
 from pilotlight.runtime.api.routes.openai_responses import ResponsesEndpoint
 from pilotlight.runtime.api.routes.openai_routes import openai_routes
+from pilotlight.runtime.api.routes.rerank import scoring_routes
 from pilotlight.runtime.api.routes.workers_ai import workers_ai_routes
 from pilotlight.runtime.hosts.launch import launchers_of
 from pilotlight.runtime.hosts.memory_budget import model_bytes
@@ -72,6 +73,7 @@ class SiteApp(Starlette):
         self.responses = ResponsesEndpoint(generator, site.config, site.access)
         models = [
             *openai_routes(generator, limits),
+            *scoring_routes(generator, limits),
             *anthropic_routes(generator, limits),
             *self.responses.routes(),
             *decision_routes(generator, limits),

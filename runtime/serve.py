@@ -14,6 +14,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
@@ -55,6 +56,10 @@ from pilotlight.wire.paths import API_PATHS
 
 log = logging.getLogger("pilotlight.site")
 
+NO_TORCH = (
+    "models need torch, which is not installed: `pip install torch --index-url https://download.pytorch.org/whl/cpu` for a CPU, "
+    "`pip install 'torch>=2.11,<2.14'` for a GPU, by the Python that runs pilotlight"
+)
 LAST_BYTES_S = 3.0  # for answers whose last bytes are on their way when the drain ends
 MAX_HEAD_BYTES = 128 << 10  # a router lets 64 KiB and 128 headers through by default, and adds its own
 MAX_HEADERS = 1024
@@ -110,6 +115,8 @@ def run(
             os.environ.setdefault(HOP_SECRET_ENV, secret)
         check_secrets(HOP_SECRET_ENV, DEPLOY_TOKEN_ENV)
         raise_file_limit()
+        if site.models and find_spec("torch") is None:
+            raise ConfigError(NO_TORCH)
         check_devices([device for group in site.engine.device_groups for device in group], site.engine.kv_gib or 0.0)
         for model in site.models:
             local_directory(model.source)

@@ -241,7 +241,7 @@ class CustomerConfig(TenantLimitsConfig, frozen=True, kw_only=True):
     ] = None
 
 
-class HostConfig(Table, frozen=True, kw_only=True):
+class FunctionHostConfig(Table, frozen=True, kw_only=True):
     """A host name whose requests a function answers."""
 
     pattern: Annotated[
@@ -446,7 +446,7 @@ class NetworkConfig(Table, frozen=True, kw_only=True):
     functions: Annotated[NetworkFunctionsConfig, Meta(description="Names of functions in the network.")] = (
         NetworkFunctionsConfig()
     )
-    hosts: Annotated[tuple[HostConfig, ...], Meta(description="Host names that functions answer.")] = ()
+    hosts: Annotated[tuple[FunctionHostConfig, ...], Meta(description="Host names that functions answer.")] = ()
     objectives: Annotated[tuple[ObjectiveConfig, ...], Meta(description="Service-level objectives.")] = ()
     place: Annotated[PlaceConfig, Meta(description="Where the router is.")]
     sites: Annotated[

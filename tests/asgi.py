@@ -1,6 +1,7 @@
 """A client for ASGI applications without a server: one exchange, whose other end can leave whenever a test says so."""
 
 import asyncio
+import inspect
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -106,11 +107,11 @@ async def running(app: Any) -> AsyncIterator[Any]:
         yield app
 
 
-async def eventually(condition: Any, timeout_s: float = 30.0) -> None:
-    """Waits until `condition()` holds; the bound is only there to end a failing test."""
+async def eventually(condition: Any, timeout_s: float = 60.0) -> None:
+    """Waits until `condition()`, or what its result gives when awaited, holds; the bound is only there to end a failing test."""
     with suppress(TimeoutError):
         async with asyncio.timeout(timeout_s):
-            while not condition():
+            while not (await found if inspect.isawaitable(found := condition()) else found):
                 await asyncio.sleep(0.005)
             return
     raise AssertionError("the condition never came true")

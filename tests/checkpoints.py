@@ -70,26 +70,32 @@ def write_checkpoint(
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
-        for module in model.modules():
-            if isinstance(
-                module, GptOssExperts
-            ):  # in versions such as 5.17 constants stand there for what the configuration says
-                module.alpha = getattr(config, "swiglu_alpha", module.alpha)
-                module.limit = getattr(config, "swiglu_limit", module.limit)
-        if hasattr(model, "set_experts_implementation"):  # the grouped one wants sizes that are multiples of four
-            model.set_experts_implementation("eager")
-        # transformers initialises norms to one and biases to zero: give them values that a mistake would show in.
-        with torch.no_grad():
-            for name, parameter in model.named_parameters():
-                if "norm" in name:
-                    parameter.add_(torch.randn_like(parameter) * 0.2)
-                elif name.endswith(("bias", "sinks")):
-                    parameter.copy_(torch.randn_like(parameter) * 0.2)
-            for name, buffer in model.named_buffers():
-                if name.endswith("e_score_correction_bias"):
-                    buffer.copy_(torch.randn_like(buffer) * 0.2)
+        give_values(model)
     model.save_pretrained(directory, max_shard_size=max_shard_size)
     return model
+
+
+def give_values(model: PreTrainedModel) -> None:
+    """Give norms, biases and buffers values that a mistake would show in: transformers initialises them to ones and zeros."""
+    for module in model.modules():
+        if isinstance(
+            module, GptOssExperts
+        ):  # in versions such as 5.17 constants stand there for what the configuration says
+            module.alpha = getattr(model.config, "swiglu_alpha", module.alpha)
+            module.limit = getattr(model.config, "swiglu_limit", module.limit)
+    if hasattr(model, "set_experts_implementation"):  # the grouped one wants sizes that are multiples of four
+        model.set_experts_implementation("eager")
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "norm" in name:
+                parameter.add_(torch.randn_like(parameter) * 0.2)
+            elif name.endswith(("bias", "sinks")):
+                parameter.copy_(torch.randn_like(parameter) * 0.2)
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.copy_(torch.randn_like(buffer) * 0.2)
+            elif name.endswith("layer_scalar"):
+                buffer.uniform_(0.5, 1.5)
 
 
 def write_speaking_experts(directory: Path) -> Path:

@@ -6,11 +6,14 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
+from safetensors.torch import save_file
 from transformers import (
     AutoModel,
     BertConfig,
+    Gemma3TextConfig,
     LlamaConfig,
     MistralConfig,
+    ModernBertConfig,
     PreTrainedConfig,
     PreTrainedModel,
     Qwen3Config,
@@ -29,6 +32,22 @@ XLM_ROBERTA = XLMRobertaConfig(
     vocab_size=431, hidden_size=42, intermediate_size=123, num_hidden_layers=3, num_attention_heads=6, max_position_embeddings=98,
     initializer_range=0.15, layer_norm_eps=1e-5, pad_token_id=1, type_vocab_size=1,
 )  # fmt: skip
+MODERN_BERT = ModernBertConfig(
+    vocab_size=431, hidden_size=42, intermediate_size=57, num_hidden_layers=4, num_attention_heads=3, max_position_embeddings=1200,
+    initializer_range=0.15, local_attention=12, pad_token_id=0, bos_token_id=1, eos_token_id=2, cls_token_id=1, sep_token_id=2,
+)  # fmt: skip
+MODERN_BERT_OF_BIASES = ModernBertConfig(
+    vocab_size=431, hidden_size=42, intermediate_size=57, num_hidden_layers=3, num_attention_heads=7, max_position_embeddings=96,
+    initializer_range=0.15, local_attention=9, global_attn_every_n_layers=2, norm_bias=True, attention_bias=True, mlp_bias=True,
+    classifier_bias=True, classifier_pooling="mean", pad_token_id=0, bos_token_id=1, eos_token_id=2, cls_token_id=1, sep_token_id=2,
+    rope_parameters={"full_attention": {"rope_type": "default", "rope_theta": 50_000.0}, "sliding_attention": {"rope_type": "default"}},
+)  # fmt: skip
+_GEMMA: dict[str, Any] = {
+    key: value for key, value in _DECODER.items() if key not in ("rope_parameters", "tie_word_embeddings")
+}
+EMBEDDING_GEMMA = Gemma3TextConfig(
+    **_GEMMA, sliding_window=9, sliding_window_pattern=3, query_pre_attn_scalar=17, use_bidirectional_attention=True
+)  # fmt: skip
 FLAGS: dict[Pooling, str] = {
     "mean": "pooling_mode_mean_tokens", "last": "pooling_mode_lasttoken", "cls": "pooling_mode_cls_token"
 }  # fmt: skip
@@ -39,10 +58,16 @@ class Embedder(NamedTuple):
     pooling: Pooling
     is_normalized: bool
     has_head: bool = False  # saved as the causal model it was made from
+    dense: tuple[int, ...] = ()  # outputs of the linear layers behind the pooling
 
     @property
     def is_encoder(self) -> bool:
-        return isinstance(self.config, BertConfig | XLMRobertaConfig)
+        is_bidirectional = getattr(self.config, "use_bidirectional_attention", False)
+        return is_bidirectional or isinstance(self.config, BertConfig | XLMRobertaConfig | ModernBertConfig)
+
+    @property
+    def vector_size(self) -> int:
+        return self.dense[-1] if self.dense else 42
 
 
 EMBEDDERS: dict[str, Embedder] = {
@@ -54,6 +79,9 @@ EMBEDDERS: dict[str, Embedder] = {
     "bert, first token": Embedder(BERT, "cls", is_normalized=True),
     "bert, mean, of any length": Embedder(BERT, "mean", is_normalized=False),
     "xlm-roberta, mean": Embedder(XLM_ROBERTA, "mean", is_normalized=True),
+    "modernbert, first token": Embedder(MODERN_BERT, "cls", is_normalized=True),
+    "modernbert with biases, mean": Embedder(MODERN_BERT_OF_BIASES, "mean", is_normalized=False),
+    "embeddinggemma, mean and two layers": Embedder(EMBEDDING_GEMMA, "mean", is_normalized=True, dense=(57, 30)),
 }
 DECODERS = [name for name, embedder in EMBEDDERS.items() if not embedder.is_encoder]
 
@@ -71,12 +99,21 @@ def write_embedder(directory: Path, embedder: Embedder) -> PreTrainedModel:
                     if "norm" in name.lower() or name.endswith("bias"):
                         parameter.add_(torch.randn_like(parameter) * 0.2)
         model.save_pretrained(directory)
-    write_recipe(directory, embedder.pooling, embedder.is_normalized)
+    write_recipe(directory, embedder.pooling, embedder.is_normalized, embedder.dense)
     return model
 
 
-def write_recipe(directory: Path, pooling: Pooling, is_normalized: bool, **extra: Any) -> None:
-    kinds = [("", "Transformer"), ("1_Pooling", "Pooling"), *([("2_Normalize", "Normalize")] if is_normalized else [])]
+def write_recipe(
+    directory: Path, pooling: Pooling, is_normalized: bool, dense: tuple[int, ...] = (), **extra: Any
+) -> None:
+    kinds = [("", "Transformer"), ("1_Pooling", "Pooling")]
+    inputs = 42
+    for number, outputs in enumerate(dense, 2):
+        kinds.append((f"{number}_Dense", "Dense"))
+        write_dense(directory / f"{number}_Dense", inputs, outputs, has_bias=number > 2)
+        inputs = outputs
+    if is_normalized:
+        kinds.append((f"{len(kinds)}_Normalize", "Normalize"))
     modules = [
         {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{kind}"}
         for i, (path, kind) in enumerate(kinds)
@@ -87,8 +124,27 @@ def write_recipe(directory: Path, pooling: Pooling, is_normalized: bool, **extra
     (directory / "1_Pooling" / "config.json").write_text(json.dumps({"word_embedding_dimension": 42, **flags, **extra}))
 
 
+def write_dense(directory: Path, inputs: int, outputs: int, *, has_bias: bool) -> None:
+    """Write a Dense module: without a bias the identity comes behind it, as EmbeddingGemma's have it, else a tanh."""
+    directory.mkdir(exist_ok=True)
+    config = {"in_features": inputs, "out_features": outputs, "bias": has_bias}
+    kind = "activation.Tanh" if has_bias else "linear.Identity"
+    (directory / "config.json").write_text(json.dumps({**config, "activation_function": f"torch.nn.modules.{kind}"}))
+    save_file(_dense_weights(inputs, outputs, has_bias), directory / "model.safetensors")
+
+
+def _dense_weights(inputs: int, outputs: int, has_bias: bool) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(inputs)
+    weights = {"linear.weight": torch.randn(outputs, inputs, generator=generator) * inputs**-0.5}
+    return weights | ({"linear.bias": torch.randn(outputs, generator=generator)} if has_bias else {})
+
+
 @torch.inference_mode()
 def reference(model: PreTrainedModel, embedder: Embedder, prompt: list[int]) -> torch.Tensor:
     hidden = model(torch.tensor([prompt])).last_hidden_state[0]
     pooled = {"mean": hidden.mean(0), "last": hidden[-1], "cls": hidden[0]}[embedder.pooling]
+    for number, outputs in enumerate(embedder.dense, 2):
+        weights = _dense_weights(len(pooled), outputs, number > 2)
+        pooled = F.linear(pooled, weights["linear.weight"], weights.get("linear.bias"))
+        pooled = pooled.tanh() if number > 2 else pooled
     return F.normalize(pooled, dim=0) if embedder.is_normalized else pooled

@@ -16,6 +16,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from pilotlight.engine.api.client import EngineError, ProgressCallback
 from pilotlight.engine.api.protocol import (
     VERSION,
+    Activation,
     HostReady,
     LoadProgress,
     ModelInfo,
@@ -116,6 +117,10 @@ class FakeEngineClient:
         self.hello_gate: asyncio.Event | None = None
         self.pooling: Pooling | None = None
         self.text_prompt = ""
+        self.prompts: tuple[tuple[str, str], ...] = ()
+        self.labels: tuple[str, ...] = ()
+        self.activation: Activation = "none"
+        self.answers_by_token = False
         self.image_token_id: int | None = None
         self.embedding_size = 0
         self.loads: dict[str, ModelLoad] = {}
@@ -151,6 +156,10 @@ class FakeEngineClient:
         kind = {
             "pooling": self.pooling,
             "text_prompt": self.text_prompt,
+            "prompts": self.prompts,
+            "labels": self.labels,
+            "activation": self.activation,
+            "answers_by_token": self.answers_by_token,
             "embedding_size": self.embedding_size,
             "image_token_id": self.image_token_id,
         }

@@ -79,14 +79,14 @@ class _Collected:
 
 def render() -> str:
     from tests.embedders import EMBEDDERS
-    from tests.engine.families import MODELS
+    from tests.engine.families import FURTHER, MODELS
     from tests.engine.pictures import FAMILIES as WITH_IMAGES
 
     found = collected()
     lines = [
         f"| checkpoint | {' | '.join(column.title for column in COLUMNS)} |",
         f"|---|{':-:|' * len(COLUMNS)}",
-        *(_row(name, name, found, {FAMILIES, TIERS}) for name in MODELS),
+        *(_row(name, name, found, {FAMILIES, TIERS}) for name in (*MODELS, *FURTHER)),
         *(_row(f"images: {name}", name, found, {IMAGES, IMAGE_PATHS}) for name in WITH_IMAGES),
         *(_row(f"embeddings: {name}", name, found, {EMBEDDINGS}) for name in EMBEDDERS),
     ]

@@ -222,10 +222,10 @@ class ListedModel(msgspec.Struct, frozen=True):
     stored_dtypes: tuple[str, ...] | UnsetType = UNSET  # of its checkpoint, by safetensors' names
     weights_bytes: int | UnsetType = UNSET
     saved_bytes: int | UnsetType = UNSET  # by weights in 12 bits, losslessly, where it has such
-    type: Literal["chat", "completion", "embedding"] | UnsetType = (
-        UNSET  # as well; completion: texts only, because there is no chat template
-    )
+    # as well; completion: texts only, because there is no chat template; classification: several classes of texts
+    type: Literal["chat", "completion", "embedding", "rerank", "classification"] | UnsetType = UNSET
     embedding_size: int | UnsetType = UNSET  # of embedding models
+    labels: tuple[str, ...] | UnsetType = UNSET  # of a classification model's classes
     input_modalities: tuple[Literal["text", "image"], ...] | UnsetType = UNSET  # as OpenRouter calls them
     root: str | UnsetType = UNSET  # of an adapter, its own name
     parent: str | UnsetType = UNSET  # and the model that it changes

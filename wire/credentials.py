@@ -14,17 +14,18 @@ from typing import NamedTuple, Protocol
 
 from pilotlight.wire.errors import ApiError
 
-API_KEY = b"x-api-key"
+API_KEYS = (b"x-api-key", b"api-key")  # headers of Anthropic's clients, and of Azure's
 
 _BEARER = re.compile(r"bearer +([\x21-\x7e]+)", re.IGNORECASE)
 
 
 def with_bearer(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-    """Return a request's headers with a key from `x-api-key`, which Anthropic's clients use, as an Authorization header."""
+    """Return a request's headers with a key from a header of its own, such as Anthropic's `x-api-key`, as an Authorization header."""
     names = [name for name, _ in headers]
-    if API_KEY not in names or b"authorization" in names:
+    found = next((name for name in API_KEYS if name in names), None)
+    if found is None or b"authorization" in names:
         return headers
-    return [(b"authorization", b"Bearer " + value) if name == API_KEY else (name, value) for name, value in headers]
+    return [(b"authorization", b"Bearer " + value) if name == found else (name, value) for name, value in headers]
 
 
 @lru_cache(4096)  # a client sends the same with each request

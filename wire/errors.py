@@ -74,8 +74,8 @@ _ANTHROPIC_TYPES = {
 }  # fmt: skip
 OVERLOADED_STATUS = 529  # Anthropic's status for errors that are 503 in other dialects
 ANTHROPIC_VERSION = b"anthropic-version"  # a header of all of Anthropic's clients
+_OPENAI_PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/rerank", "/v1/score", "/v1/classify")
 OLLAMA_PATHS = "/api/"
-_OPENAI_PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings")
 
 
 class RateQuota(NamedTuple):

@@ -1,15 +1,46 @@
-"""The paths of the API as clients write them."""
+"""The paths of the API as clients write them, and the errors for those that it does not have."""
 
+import re
 from typing import Any
 
-API_PATHS = ("/v1/", "/ai/v1/", "/client/v4/", "/api/")  # prefixes of the API's paths
+# Prefixes of the API's paths.
+API_PATHS = ("/v1/", "/ai/v1/", "/client/v4/", "/api/", "/openai/", "/v2/", "/rerank", "/score", "/classify")
+
+# Azure's, with a deployment's name or without: requests name their model as well.
+_AZURE = re.compile(r"/openai(?:/v1|/deployments/[^/]+)?(?=/)")
+_V1 = re.compile(r"(?:/client/v4/accounts/[^/]+)?(?:/ai)?/v1/([a-z_]+)")
+_UPLOAD = "send text files of requests to /v1/files, and adapters to /client/v4/accounts/ACCOUNT/ai/finetunes"
+_NO_AGENTS = "use /v1/responses and /v1/conversations, which store conversations"
+# Parts of OpenAI's API that do not exist here, with the reason or the alternative.
+_ABSENT = {
+    "assistants": _NO_AGENTS, "threads": _NO_AGENTS, "chatkit": _NO_AGENTS,
+    "audio": "there are no models for speech", "realtime": "there are no models for speech", "images": "there are no models that make images",
+    "videos": "there are no models that make videos", "moderations": "there are no moderation models: classify texts at /v1/decisions",
+    "vector_stores": "make vectors at /v1/embeddings and store them elsewhere", "uploads": _UPLOAD, "containers": "code for models is not run",
+    "evals": "evaluations are not run; /v1/batches accepts their requests", "complete": "Anthropic's texts are at /v1/messages",
+    "organization": "accounts and keys are in the network's file", "skills": "code for models is not run",
+}  # fmt: skip
 
 
-def drop_trailing_slash(scope: Any) -> None:
-    """Ignore a slash at the end of an API path, which clients add to a base URL.
+def normalize_path(scope: Any) -> None:
+    """Accept the forms in which clients write a path: with a slash at the end, and as Azure has them.
     A redirect would turn a POST into a GET."""
     path = scope.get("path", "")  # a lifespan has none
+    if path.startswith("/openai/"):
+        _set(scope, _AZURE.sub("/v1", path, count=1), lambda raw: _AZURE.sub("/v1", raw, count=1))
+        path = scope["path"]
     if path.endswith("/") and path.startswith(API_PATHS):
-        scope["path"] = path[:-1]
-        if "raw_path" in scope:
-            scope["raw_path"] = scope["raw_path"].removesuffix(b"/")
+        _set(scope, path[:-1], lambda raw: raw.removesuffix("/"))
+
+
+def _set(scope: Any, path: str, change: Any) -> None:
+    scope["path"] = path
+    if "raw_path" in scope:
+        scope["raw_path"] = change(scope["raw_path"].decode("latin-1")).encode("latin-1")
+
+
+def nothing_at(path: str) -> str:
+    """Return the sentence for a path that is not there."""
+    found = _V1.match(path)
+    why = _ABSENT.get(found[1]) if found is not None else None
+    return f"there is nothing at {path[:200]}: {why or 'the API is under /v1, /ai/v1, /client/v4, /api and /fn'}"

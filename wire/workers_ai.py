@@ -42,12 +42,26 @@ class EmbeddingResult(msgspec.Struct, frozen=True):
     pooling: str
 
 
+class RankedContext(msgspec.Struct, frozen=True):
+    id: int  # its place among the request's contexts
+    score: float
+
+
+class RerankerResult(msgspec.Struct, frozen=True):
+    response: tuple[RankedContext, ...]
+
+
 class Task(msgspec.Struct, frozen=True):
     id: str = "c329a1f9-323d-4e91-b2aa-582dd4188d34"  # Cloudflare's id of text generation
     name: str = "Text Generation"
     description: str = "Family of generative text models, such as large language models (LLM)."
 
 
+CLASSIFICATION_TASK = Task(
+    "00cd182b-bf30-4fc4-8481-84a3ab349657",
+    "Text Classification",
+    "Models that score texts: classes of one, or how well one answers another.",
+)
 EMBEDDING_TASK = Task(
     "0137cdcf-162a-4108-94f2-1ca59e8c65ee", "Text Embeddings", "Models that turn a text into a vector of numbers."
 )

@@ -35,23 +35,17 @@ class Question(Struct, frozen=True):
 
     @property
     def text(self) -> str:
-        """The question as it is put to the model."""
+        """The question as it is put to the model, in few words: it is computed for each question anew."""
+        described = [f"{option.label}: {option.description}" for option in self.options if option.description]
+        asked = [self.instructions] if self.instructions else []
+        if self.kind == "predicate":
+            return "\n".join(["Does this hold?", *asked, *described, "Answer yes or no."])
+        if not described:
+            return "\n".join([*asked, f"Answer with one of: {', '.join(option.label for option in self.options)}"])
         lines = [
             f"{option.label}: {option.description}" if option.description else option.label for option in self.options
         ]
-        return f"{_LEADS[self.kind]}\n{self.instructions}\n\n{_ASKS[self.kind]}\n" + "\n".join(lines)
-
-
-_LEADS = {
-    "predicate": "Judge whether this holds for what was said above:",
-    "choice": "Choose the option that fits what was said above:",
-    "score": "Rate what was said above:",
-}
-_ASKS = {
-    "predicate": "Answer with one word:",
-    "choice": "Answer with one of these options, spelled as here:",
-    "score": "Answer with the number of one level:",
-}
+        return "\n".join([*asked, "Answer with one of these, by what stands before the colon:", *lines])
 
 
 def predicate(instructions: str, name: str | None = None, yes: str = "", no: str = "") -> Question:
@@ -86,12 +80,16 @@ class ValidDecision(ValidGeneration, frozen=True):
 
 def choice_confidence(probabilities: Sequence[float]) -> float:
     """Return how far the likeliest option is above an even distribution: from 0 to 1."""
+    if len(probabilities) == 1:
+        return 1.0
     even = 1 / len(probabilities)
     return max(0.0, (max(probabilities) - even) / (1 - even))
 
 
 def score_confidence(probabilities: Sequence[float]) -> float:
     """Return how near the levels are to the likeliest one, in proportion to an even distribution's distance from the middle: from 0 to 1."""
+    if len(probabilities) == 1:
+        return 1.0
     count, likeliest = len(probabilities), likeliest_of(probabilities)
     distance = sum(p * abs(level - likeliest) for level, p in enumerate(probabilities))
     even = sum(abs(level - (count - 1) / 2) for level in range(count)) / count

@@ -75,9 +75,9 @@ def _text(value: Any) -> str:
 
 def _question(name: str, asked: dict[str, Any], where: str) -> Question:
     instructions, criteria, kind = asked.get("instructions"), asked.get("criteria"), asked.get("type")
-    if not instructions or not isinstance(instructions, str | dict | list):
+    if not isinstance(instructions, str | dict | list | None) or not (instructions or criteria):
         raise refused("must be a text, an object or a list, and not empty", f"{where}.instructions")
-    text = _text(instructions)
+    text = _text(instructions) if instructions else ""
     match kind:
         case "noul":
             if not isinstance(criteria, dict | None) or not (criteria or {}).keys() <= {"true", "false"}:
@@ -87,8 +87,8 @@ def _question(name: str, asked: dict[str, Any], where: str) -> Question:
         case "choice":
             return Question("choice", text, tuple(_options(criteria, f"{where}.criteria")), name)
         case "score":
-            if not isinstance(criteria, list) or not 2 <= len(criteria) <= MAX_LEVELS:
-                raise refused(f"must be a list of 2 to {MAX_LEVELS} levels, the lowest first", f"{where}.criteria")
+            if not isinstance(criteria, list) or not 1 <= len(criteria) <= MAX_LEVELS:
+                raise refused(f"must be a list of 1 to {MAX_LEVELS} levels, the lowest first", f"{where}.criteria")
             return score(text, [_text(level) for level in criteria], name)
     raise refused('must be "noul", "choice" or "score"', f"{where}.type")
 
@@ -96,8 +96,8 @@ def _question(name: str, asked: dict[str, Any], where: str) -> Question:
 def _options(criteria: Any, where: str) -> Iterator[Option]:
     if isinstance(criteria, list) and all(isinstance(label, str) for label in criteria):
         criteria = dict.fromkeys(criteria)
-    if not isinstance(criteria, dict) or not 2 <= len(criteria) <= MAX_OPTIONS or "" in criteria:
-        raise refused(f"must be an object of 2 to {MAX_OPTIONS} options and what they mean", where)
+    if not isinstance(criteria, dict) or not 1 <= len(criteria) <= MAX_OPTIONS or "" in criteria:
+        raise refused(f"must be an object of 1 to {MAX_OPTIONS} options and what they mean", where)
     for label, described in criteria.items():
         yield Option(label, "" if described is None else _text(described))
 

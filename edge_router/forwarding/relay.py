@@ -278,8 +278,9 @@ def error_of(body: bytes) -> dict[str, Any]:
         return {}
     if fields.get("type") == "error" and "error" not in fields:
         return fields
-    errors = fields.get("errors")
-    error = errors[0] if isinstance(errors, list) and errors else fields.get("error")
-    if isinstance(error, str):  # Ollama's, with our word
+    errors, error = fields.get("errors"), fields.get("error")
+    if isinstance(errors, list) and errors:
+        error = errors[0]
+    elif isinstance(error, str):  # Ollama's, with our word
         return {"message": error, "code": fields.get("code")}
     return error if isinstance(error, dict) else {}

@@ -30,7 +30,7 @@ from pilotlight.edge_router.requests.session import (
 )
 from pilotlight.edge_router.routing.views import RouteRequest
 from pilotlight.wire.chat import MAX_ITEMS, MAX_MESSAGES
-from pilotlight.wire.credentials import API_KEY, Key, bearer_token, owner_of, salted
+from pilotlight.wire.credentials import API_KEYS, Key, bearer_token, owner_of, salted
 from pilotlight.wire.errors import ApiError, Dialect, dialect_of
 from pilotlight.wire.hop.continuation import ANSWER, AnswerName, encode_answer
 from pilotlight.wire.hop.data_sites import DATA_SITES
@@ -66,7 +66,9 @@ _ACCOUNT_PATH = re.compile(r"^/client/v4/accounts/([^/]+)/")
 _NICE_ID = re.compile(r"^[A-Za-z0-9._:/+=@-]{1,128}$")
 # A client's own are dropped; an `Expect` was answered by our own server already.
 _WRITTEN_ANEW = frozenset({REQUEST_ID, "accept-encoding", "expect", CLIENT_GEO})
-_CREDENTIALS = frozenset({"authorization", "cookie", API_KEY.decode()})  # which no site needs for a model's work
+_CREDENTIALS = frozenset(
+    {"authorization", "cookie", *(name.decode() for name in API_KEYS)}
+)  # which no site needs for a model's work
 
 
 Arguments = TypeVarTuple("Arguments")

@@ -10,6 +10,7 @@ from pilotlight.edge_router.forwarding.downstream import Downstream
 from pilotlight.edge_router.forwarding.proxy import Proxy
 from pilotlight.edge_router.services.finetune_registry import SiteFinetunes
 from pilotlight.wire.errors import ApiError, message_of
+from pilotlight.wire.fine_tuning import JOBS, jobs_answer
 from pilotlight.wire.hop.finetunes import FINETUNES, Finetune
 from pilotlight.wire.hop.headers import ACCOUNT, HOP_SECRET_ENV, REQUEST_ID
 
@@ -32,17 +33,28 @@ class RoutedFinetunes:
 
     async def _admit(self, client: Downstream) -> None:
         config = self._proxy.config
-        found = FINETUNES.match(client.head.path)
-        assert found is not None, "service_table.py has looked"
+        jobs, found = JOBS.fullmatch(client.head.path), FINETUNES.match(client.head.path)
         with await self._proxy.admission.admit(client.head, client.address):
             if not self._proxy.parser.secret:
                 sentence = f"fine-tunes need a network secret: set {HOP_SECRET_ENV}, at routers and sites"
                 raise ApiError("not_found", sentence)
-            limit = int(config.max_finetune_mib * 2**20) + FORM_BYTES if found["assets"] else CREATE_BYTES
-            body = await client.body(limit, config.idle_timeout_s, UPLOAD_S)
-            status, answer = await client.while_present(self._answer(client, found["id"], bool(found["assets"]), body))
+            if jobs is not None:
+                await client.body(CREATE_BYTES, config.idle_timeout_s, UPLOAD_S)
+                status, answer = await client.while_present(self._jobs(client, jobs["job"], jobs["part"]))
+            else:
+                assert found is not None, "service_table.py has looked"
+                limit = int(config.max_finetune_mib * 2**20) + FORM_BYTES if found["assets"] else CREATE_BYTES
+                body = await client.body(limit, config.idle_timeout_s, UPLOAD_S)
+                work = self._answer(client, found["id"], bool(found["assets"]), body)
+                status, answer = await client.while_present(work)
         headers = [("content-type", "application/json"), ("content-length", str(len(answer)))]
         await client.respond(status, [*headers, (REQUEST_ID, client.request_id)], answer)
+
+    async def _jobs(self, client: Downstream, job: str | None, part: str | None) -> Answer:
+        """Answer a request for OpenAI's fine-tuning jobs. Raises ApiError."""
+        await self._finetunes.look()
+        owned = self._finetunes.of(self._finetunes.owner(client.head)).values()
+        return HTTPStatus.OK, orjson.dumps(jobs_answer(client.head.method, job, part, owned))
 
     async def _answer(self, client: Downstream, id: str | None, is_file: bool, body: bytes) -> Answer:
         """Raises ApiError."""

@@ -21,6 +21,7 @@ from pilotlight.edge_router.requests.request import Head, RequestParser, aside_i
 from pilotlight.page.sessions import Sessions
 from pilotlight.wire.errors import ApiError, dialect_of
 from pilotlight.wire.hop.status import Place, ProcessStatus, RouterStatus, encode_status
+from pilotlight.wire.paths import nothing_at
 
 JSON = "application/json"
 MAX_DEBUG_BODY = 8 << 20
@@ -168,9 +169,7 @@ async def _left(request: Request, error: Exception) -> Response:
 
 async def _not_found(request: Request, error: Exception) -> Response:
     """Answer paths that are neither forwarded nor the router's own."""
-    path = request.url.path
-    sentence = f"there is nothing at {path[:200]}: the API is under /ai/v1/, /v1/, /client/v4/ and /fn/"
-    return refusal(ApiError("not_found", sentence), request)
+    return refusal(ApiError("not_found", nothing_at(request.url.path)), request)
 
 
 async def _method_not_allowed(request: Request, error: Exception) -> Response:

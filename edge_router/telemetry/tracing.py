@@ -24,6 +24,9 @@ _OPERATIONS = (
     ("/messages", "chat"),
     ("/responses", "chat"),
     ("/embeddings", "embeddings"),
+    ("/rerank", "rerank"),
+    ("/score", "score"),
+    ("/classify", "classify"),
 )
 _SENT_BEFORE = re.compile(rb"^(?:traceparent|tracestate): [^\r\n]*\r\n", re.MULTILINE)
 

@@ -20,6 +20,7 @@ KvDtype = Literal["auto", "fp8"]
 FinishReason = Literal["stop", "length", "abort", "error"]
 PeerTransport = Literal["shared_memory", "mooncake"]
 Pooling = Literal["mean", "last", "cls"]
+Activation = Literal["none", "sigmoid", "softmax"]
 ErrorCode = Literal[
     "model_not_found",  # the host holds no model of that name
     "model_load_failed",  # the checkpoint is missing, truncated, misshapen or unsupported
@@ -203,7 +204,7 @@ class Submit(_Value, frozen=True, tag=True):
     # smaller is admitted sooner, strictly, but no priority starves (engine/scheduling/fairness.py says the bound). It decides about
     # admission alone: what has started is preempted by age
     priority: int = 0
-    # make the prompt's embedding, in this way, instead of continuing it; of `sampling` nothing then counts
+    # make the prompt's vector, in this way, instead of continuing it: its embedding, or its classes' logits; of `sampling` nothing then counts
     pooling: Pooling | None = None
     constraint: Constraint | None = None
     # fetch the prompt's KV blocks from there before it is admitted. A hint: what does not come is computed here
@@ -213,6 +214,9 @@ class Submit(_Value, frozen=True, tag=True):
     images: tuple[PromptImage, ...] = ()  # in the order of their positions
     is_suspect: bool = (
         False  # a host died under it: its steps are apart from the others' until it has computed the tokens that it has
+    )
+    second_from: int = (
+        0  # of a pair of texts, where the second one begins; 0: it is one text, or its model does not tell them apart
     )
 
 
@@ -274,7 +278,8 @@ class TokenOutput(_Value, frozen=True):
     num_cached_tokens: int | None = None
     logprobs: tuple[TokenLogprobs, ...] | None = None  # one per token of `token_ids`
     prompt_logprobs: tuple[TokenLogprobs, ...] | None = None  # one per prompt token after the first
-    embedding: tuple[float, ...] | None = None  # of a sequence that was submitted with a pooling: its one output
+    # of a sequence that was submitted with a pooling, its one output: the embedding, or the logits of the model's classes
+    embedding: tuple[float, ...] | None = None
     error_code: ErrorCode | None = None  # with finish_reason "error"
     error_message: str | None = None
     num_fetched_tokens: int = 0  # of num_cached_tokens, those that another host has computed for this sequence
@@ -362,8 +367,8 @@ class ModelInfo(_Value, frozen=True):
     total_blocks: int  # that it could ever have
     weights_bytes: int
     load_s: float
-    pooling: Pooling | None = None  # an embedding model, made for this one; None: a model that generates
-    embedding_size: int = 0
+    pooling: Pooling | None = None  # a model of whole texts, made for this one; None: a model that generates
+    embedding_size: int = 0  # numbers of a text's vector
     saved_bytes: int = 0  # that matrices in 12 bits take less than plain ones
     mapped: bool = False  # the weights came from a whole bundle: the checkpoint was not read
     load_phases: tuple[tuple[str, float], ...] = ()  # (name, seconds) of the load, in order
@@ -373,6 +378,12 @@ class ModelInfo(_Value, frozen=True):
     kv_windows: tuple[int | None, ...] = ()
     text_prompt: str = ""  # that every text of an embedding model begins with
     stored_dtypes: tuple[str, ...] = ()  # of the checkpoint's tensors, by safetensors' names; empty: not known
+    prompts: tuple[tuple[str, str], ...] = ()  # that a request may choose in place of text_prompt, by name
+    labels: tuple[str, ...] = ()  # of the classes whose logits a text's vector holds; empty: it is an embedding
+    activation: Activation = "none"  # from those logits to scores
+    answers_by_token: bool = (
+        False  # its one class is how likely it is to say yes, which it is asked by its chat template
+    )
 
 
 class HostPhases(_Value, frozen=True):

@@ -59,7 +59,7 @@ def refusal(submit: Submit, model: ModelInfo) -> tuple[ErrorCode, str] | None:
     if (submit.pooling is None) != (model.pooling is None):
         return "invalid_request", _wrong_kind(model)
     if submit.pooling is not None:
-        return _embedding_refusal(submit, model)
+        return _text_refusal(submit, model)
     if len(prompt) >= model.context_length:
         return (
             "context_length_exceeded",
@@ -71,13 +71,19 @@ def refusal(submit: Submit, model: ModelInfo) -> tuple[ErrorCode, str] | None:
 
 def _wrong_kind(model: ModelInfo) -> str:
     if model.pooling is None:
-        return f"{model.name} is a model that generates; it makes no embeddings"
+        return f"{model.name} is a model that generates; it makes no embeddings and scores no texts"
+    if model.labels:
+        return f"{model.name} is a model that scores texts; it generates nothing"
     return f"{model.name} is an embedding model; it generates nothing"
 
 
-def _embedding_refusal(submit: Submit, model: ModelInfo) -> tuple[ErrorCode, str] | None:
-    """Return why an embedding is refused. No token follows, so the text may fill the context."""
+def _text_refusal(submit: Submit, model: ModelInfo) -> tuple[ErrorCode, str] | None:
+    """Return why a text is refused. No token follows, so it may fill the context."""
     tokens = len(submit.prompt_token_ids)
+    if not 0 <= submit.second_from < tokens:
+        return "invalid_request", f"second_from is {submit.second_from}; it must be from 0 to {tokens - 1}"
+    if model.labels and submit.pooling != model.pooling:
+        return "invalid_request", f"{model.name} scores classes by the pooling {model.pooling}, not {submit.pooling}"
     if tokens <= model.context_length:
         return None
     return "context_length_exceeded", f"the text has {tokens} tokens; {model.name} takes at most {model.context_length}"

@@ -65,6 +65,7 @@ def step_of(
         begun_texts=begun_texts,
         adapter_slots=_adapter_slots(chunks, lengths),
         images=_images(chunks, lengths),
+        token_types=_token_types(chunks),
     )
 
 
@@ -153,6 +154,16 @@ def _adapter_slots(chunks: SequenceOf[Chunk], lengths: SequenceOf[int]) -> "arra
     if max(slots) < 0:
         return None
     return array("q", [slot for slot, length in zip(slots, lengths, strict=True) for _ in range(length)])
+
+
+def _token_types(chunks: SequenceOf[Chunk]) -> "array[int] | None":
+    if not any([chunk.sequence.second_from for chunk in chunks]):
+        return None
+    types = array("q")
+    for chunk in chunks:
+        second = chunk.sequence.second_from or len(chunk.sequence.token_ids)
+        types.extend([int(place >= second) for place in range(chunk.start, chunk.start + chunk.num_tokens)])
+    return types
 
 
 def _feeds(

@@ -60,10 +60,10 @@ class Engine:
         self.tiers = tiers or Tiers()
         this: Engine = weakref.proxy(self)  # no circle: what a bootstrap program has mapped goes with its engine
         self.sequences = OpenSequences(lambda sequence: this._take_back(sequence))
-        self._requirements = Requirements(info, self.sequences, clock, grammars, adapters, images, with_torch)
+        self.requirements = Requirements(info, self.sequences, clock, grammars, adapters, images, with_torch)
         self._identity = identity or CacheIdentity(info.name, info.dtype, info.block_size)
         self._longest_context = info.context_length  # when nothing of the arena is reserved that was not at the start
-        self._speculation = speculation
+        self.speculation = speculation
         self.stats = EngineStats()
         self._clock = clock
         self._steps = InFlightSteps(runner, limits.block_size, clock)
@@ -86,7 +86,7 @@ class Engine:
         if refused:
             self.sequences.tell(error_output(submit.sequence_id, *refused))
             return
-        images = self._requirements.images_of(submit)
+        images = self.requirements.images_of(submit)
         if images is None:
             message = "an image was named without its data, and is not here; send it once more with data"
             self.sequences.tell(error_output(submit.sequence_id, "images_missing", message))
@@ -105,6 +105,7 @@ class Engine:
             hands_over=submit.hands_over,
             adapter=submit.adapter,
             images=images,
+            second_from=submit.second_from,
         )
         if submit.is_suspect:
             self._suspects.suspect(sequence)
@@ -116,7 +117,7 @@ class Engine:
         started = self._clock()
         self._chunks = None
         self._refresh_limits()
-        has_encoded = self._requirements.encode_images(self.scheduler.limits.max_decode_delay_s)
+        has_encoded = self.requirements.encode_images(self.scheduler.limits.max_decode_delay_s)
         chunks = self._chunks = self._schedule()
         note_held(self.held)
         scheduled = self._clock()
@@ -125,7 +126,7 @@ class Engine:
         if self._steps and (launched is None or self._steps.is_full):
             published = self._collect_and_publish()
         if launched is not None:
-            masks = self._requirements.token_masks.of(chunks)
+            masks = self.requirements.token_masks.of(chunks)
             self._steps.choose(launched, masks)
             if self.runner.depth == 1 or self._suspects:
                 published = self._collect_and_publish()
@@ -141,7 +142,7 @@ class Engine:
         """Wait for the steps under way and end the tiers: afterwards nothing touches the device."""
         self._steps.wait()
         self.tiers.close()
-        self._requirements.close()
+        self.requirements.close()
 
     def detach_sequences(self) -> list[Sequence]:
         """Remove and return all sequences, oldest first, for another engine of the same model to adopt and compute
@@ -198,7 +199,7 @@ class Engine:
         self._chunks = []
         self._suspects.clear()
         self.scheduler.waiting.cancel_all_awaited()
-        self._requirements.release_all()
+        self.requirements.release_all()
         self.tiers.reset()
         if self.scheduler.lease is None:
             self.runner.reset()
@@ -206,12 +207,12 @@ class Engine:
         for sequence in self.sequences:
             if sequence.hands_over:
                 self.tiers.end_hand_over(sequence.sequence_id)
-            if self._speculation is not None:
-                self._speculation.forget(sequence)
+            if self.speculation is not None:
+                self.speculation.forget(sequence)
         self.sequences.abandon(code, message)
 
     def load(self) -> ModelLoad:
-        scheduler, stats, tiers, images = self.scheduler, self.stats, self.tiers.load(), self._requirements.images
+        scheduler, stats, tiers, images = self.scheduler, self.stats, self.tiers.load(), self.requirements.images
         pool, lease, num_groups = scheduler.pool, scheduler.lease, len(scheduler.limits.windows)
         # Blocks of one group each.
         free, total = (pool.num_available, pool.num_blocks) if lease is None else lease.capacity()
@@ -232,8 +233,8 @@ class Engine:
             prefill_tokens_per_s=stats.rates.prefill_tokens_per_s,
             decode_tokens_per_s=stats.rates.decode_tokens_per_s,
             handed_over_tokens_per_s=tiers.handed_over_blocks_per_s * block_tokens,
-            drafts=NO_DRAFTS if self._speculation is None else self._speculation.counts,
-            adapter_loads=self._requirements.adapters.num_loads,
+            drafts=NO_DRAFTS if self.speculation is None else self.speculation.counts,
+            adapter_loads=self.requirements.adapters.num_loads,
             image_encodes=0 if images is None else images.num_encoded,
             image_hits=0 if images is None else images.num_found,
             num_graphs=self.runner.num_graphs,
@@ -253,12 +254,12 @@ class Engine:
             lease,
             self.tiers,
             self._clock,
-            self._speculation,
+            self.speculation,
             self.stats.counts,
-            self._requirements.is_computable,
+            self.requirements.is_computable,
         )
         self._publisher = Publisher(
-            self.sequences, self.scheduler, self.stats, self.runner, self.info.eos_token_ids, self._speculation
+            self.sequences, self.scheduler, self.stats, self.runner, self.info.eos_token_ids, self.speculation
         )
 
     def _queue(self, sequence: Sequence, leader: Sequence | None = None) -> None:
@@ -270,13 +271,13 @@ class Engine:
         self.sequences.add(sequence)
         if sequence.hands_over:
             self.tiers.begin_hand_over(sequence.sequence_id)
-        self.scheduler.add(sequence, leader, self._requirements.awaited(sequence))
+        self.scheduler.add(sequence, leader, self.requirements.awaited(sequence))
 
     def _take_back(self, sequence: Sequence) -> None:
         """Take back what an ended sequence has."""
         self._suspects.discard(sequence)
         self.scheduler.remove(sequence)
-        self._requirements.release(sequence)
+        self.requirements.release(sequence)
 
     def _refresh_limits(self) -> None:
         """Shorten the longest context where other models have reserved part of the arena since the last step."""
@@ -302,12 +303,12 @@ class Engine:
         """Return the chunks of the next step."""
         most_beside_decodes = self.stats.rates.num_prompt_tokens_in(self.scheduler.limits.max_decode_delay_s)
         if not self._suspects:
-            return self._requirements.without_stale(self.scheduler.schedule(most_beside_decodes), self.scheduler)
+            return self.requirements.without_stale(self.scheduler.schedule(most_beside_decodes), self.scheduler)
         if self._steps:  # a step that is tried apart overlaps with no other
             return []
         for turn in self._suspects.turns():
             planned = self.scheduler.schedule(most_beside_decodes, turn)
-            if chunks := self._requirements.without_stale(planned, self.scheduler):
+            if chunks := self.requirements.without_stale(planned, self.scheduler):
                 return chunks
         return []
 
@@ -338,8 +339,8 @@ class Engine:
         self.stats.count_step(published, schedule_s, step_s)
         if published is None:
             return
-        if self._speculation is not None:
+        if self.speculation is not None:
             step = published.step
             counts = StepCount(step.num_tokens, step.num_drafts, step.num_decodes, published.num_tokens, step_s)
-            self._speculation.count_step(counts)
+            self.speculation.count_step(counts)
         self.tiers.note_prefill_rate(self.stats.rates.prefill_tokens_per_s)

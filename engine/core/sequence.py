@@ -47,6 +47,7 @@ class Sequence:
     adapter_slot: int = -1  # that it holds; -1: its adapter is in none yet, or it has none
     why_unadapted: str = ""  # why its adapter cannot be had
     images: tuple[SequenceImage, ...] = ()  # of its prompt, in order
+    second_from: int = 0  # of a pair of texts, where the second one begins; 0: it is one text
     num_prompt_tokens: int = field(init=False)
     counts: TokenCounts | None = field(init=False)  # None: penalties and biases are off
     may_be_masked: bool = field(init=False)  # there may be tokens that it must not choose

@@ -81,6 +81,7 @@ class StepInput(NamedTuple):
     begun_texts: frozenset[int] = frozenset()  # of which a part has been computed, and the rest is still wanted
     adapter_slots: "array[int] | None" = None  # of every token, -1: it has none; None: no token has one
     images: tuple[ImageInput, ...] = ()
+    token_types: "array[int] | None" = None  # of every token, 1: it is of a pair's second text; None: none is
 
     @property
     def table_width(self) -> int:

@@ -63,6 +63,7 @@ class StepShares:
             feeds=tuple([(place[token], row) for token, row in step.feeds if token in place]),
             prompt_logprobs=(),
             pooling=(),
+            token_types=None if step.token_types is None else _parts(step.token_types, spans),
             adapter_slots=None if step.adapter_slots is None else _parts(step.adapter_slots, spans),
             images=tuple(
                 [

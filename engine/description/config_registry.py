@@ -1,6 +1,7 @@
 """From `architectures` in config.json to what it describes, of models that the engine runs and of some that can only be planned for."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from difflib import get_close_matches
 from importlib import import_module
 from typing import Any, Protocol
 
@@ -54,52 +55,63 @@ class ArchitectureConfig(Protocol):
         """Return the tensors of a layer whose names begin with `name`."""
 
 
+PAGE = "docs/models.md"  # generated of this registry by tests/models_page.py
 Parse = Callable[[Mapping[str, Any]], ArchitectureConfig]
 
 # The module in families/ that reads each, and its function where that is not `parse_config`. Imported for a model that is there, as all of them
 # together are a tenth of what a site imports.
-_READERS = {
+READERS = {
+    "BertForSequenceClassification": "bert_config",
     "BertModel": "bert_config",
-    "DeepseekV2ForCausalLM": "latent:deepseek_v2",
-    "DeepseekV3ForCausalLM": "latent:deepseek_v3",
-    "Ernie4_5ForCausalLM": "plain:ernie",
-    "Ernie4_5_MoeForCausalLM": "experts:ernie_moe",
-    "Exaone4ForCausalLM": "plain:exaone4",
-    "Gemma2ForCausalLM": "plain:gemma2",
-    "Gemma3ForCausalLM": "plain:gemma3",
-    "Gemma3ForConditionalGeneration": "plain:gemma3",
-    "Glm4ForCausalLM": "plain:glm4",
-    "Glm4MoeForCausalLM": "experts:glm4_moe",
-    "Glm4MoeLiteForCausalLM": "latent:glm4_moe_lite",
-    "Glm46VForConditionalGeneration": "experts:glm4_moe",
-    "Glm4vMoeForConditionalGeneration": "experts:glm4_moe",
+    "DeepseekV2ForCausalLM": "latent_decoders:deepseek_v2",
+    "DeepseekV3ForCausalLM": "latent_decoders:deepseek_v3",
+    "Ernie4_5ForCausalLM": "dense_decoders:ernie",
+    "Ernie4_5_MoeForCausalLM": "expert_decoders:ernie_moe",
+    "Exaone4ForCausalLM": "dense_decoders:exaone4",
+    "Gemma2ForCausalLM": "dense_decoders:gemma2",
+    "Gemma3ForCausalLM": "dense_decoders:gemma3",
+    "Gemma3ForConditionalGeneration": "dense_decoders:gemma3",
+    "Gemma3TextModel": "dense_decoders:gemma3",
+    "Gemma4ForCausalLM": "dense_decoders:gemma4",
+    "Gemma4ForConditionalGeneration": "dense_decoders:gemma4",
+    "Glm46VForConditionalGeneration": "expert_decoders:glm_v",
+    "Glm4ForCausalLM": "dense_decoders:glm4",
+    "Glm4MoeForCausalLM": "expert_decoders:glm4_moe",
+    "Glm4MoeLiteForCausalLM": "latent_decoders:glm4_moe_lite",
+    "Glm4vForConditionalGeneration": "expert_decoders:glm_v",
+    "Glm4vMoeForConditionalGeneration": "expert_decoders:glm_v",
     "GptOssForCausalLM": "gpt_oss_config",
-    "GraniteForCausalLM": "plain:granite",
-    "GraniteMoeForCausalLM": "experts:granite_moe",
-    "KimiK25ForConditionalGeneration": "latent:deepseek_v3",
+    "GraniteForCausalLM": "dense_decoders:granite",
+    "GraniteMoeForCausalLM": "expert_decoders:granite_moe",
+    "KimiK25ForConditionalGeneration": "latent_decoders:deepseek_v3",
     "Llama4ForCausalLM": "llama4_config",
     "Llama4ForConditionalGeneration": "llama4_config",
-    "LlamaForCausalLM": "plain:llama",
-    "MiniMaxM2ForCausalLM": "experts:minimax_m2",
-    "Ministral3ForCausalLM": "plain:mistral",
-    "Mistral3ForConditionalGeneration": "latent:mistral3",
-    "Mistral4ForCausalLM": "latent:mistral4",
-    "MistralForCausalLM": "plain:mistral",
-    "MixtralForCausalLM": "experts:mixtral",
-    "Olmo2ForCausalLM": "plain:olmo2",
-    "Olmo3ForCausalLM": "plain:olmo3",
-    "OlmoeForCausalLM": "experts:olmoe",
-    "Phi3ForCausalLM": "plain:phi3",
-    "Qwen2ForCausalLM": "plain:qwen2",
-    "Qwen2MoeForCausalLM": "experts:qwen2_moe",
-    "Qwen2_5_VLForConditionalGeneration": "plain:qwen2",
-    "Qwen3ForCausalLM": "plain:qwen3",
-    "Qwen3MoeForCausalLM": "experts:qwen3_moe",
-    "Qwen3VLForConditionalGeneration": "plain:qwen3",
-    "Qwen3VLMoeForConditionalGeneration": "experts:qwen3_moe",
+    "LlamaForCausalLM": "dense_decoders:llama",
+    "MiMoV2FlashForCausalLM": "expert_decoders:mimo_v2",
+    "MiniMaxM2ForCausalLM": "expert_decoders:minimax_m2",
+    "Ministral3ForCausalLM": "dense_decoders:mistral",
+    "Mistral3ForConditionalGeneration": "latent_decoders:mistral3",
+    "Mistral4ForCausalLM": "latent_decoders:mistral4",
+    "MistralForCausalLM": "dense_decoders:mistral",
+    "MixtralForCausalLM": "expert_decoders:mixtral",
+    "ModernBertForSequenceClassification": "modernbert_config",
+    "ModernBertModel": "modernbert_config",
+    "Olmo2ForCausalLM": "dense_decoders:olmo2",
+    "Olmo3ForCausalLM": "dense_decoders:olmo3",
+    "OlmoeForCausalLM": "expert_decoders:olmoe",
+    "Phi3ForCausalLM": "dense_decoders:phi3",
+    "Qwen2ForCausalLM": "dense_decoders:qwen2",
+    "Qwen2MoeForCausalLM": "expert_decoders:qwen2_moe",
+    "Qwen2_5_VLForConditionalGeneration": "dense_decoders:qwen2",
+    "Qwen3ForCausalLM": "dense_decoders:qwen3",
+    "Qwen3MoeForCausalLM": "expert_decoders:qwen3_moe",
+    "Qwen3VLForConditionalGeneration": "dense_decoders:qwen3",
+    "Qwen3VLMoeForConditionalGeneration": "expert_decoders:qwen3_moe",
+    "RobertaForSequenceClassification": "roberta_config",
     "RobertaModel": "roberta_config",
-    "SeedOssForCausalLM": "plain:seed_oss",
-    "SmolLM3ForCausalLM": "plain:smollm3",
+    "SeedOssForCausalLM": "dense_decoders:seed_oss",
+    "SmolLM3ForCausalLM": "dense_decoders:smollm3",
+    "XLMRobertaForSequenceClassification": "roberta_config",
     "XLMRobertaModel": "roberta_config",
 }
 
@@ -117,7 +129,7 @@ def _reader(place: str) -> Parse:
     return parse_config
 
 
-PARSERS = {name: _reader(place) for name, place in _READERS.items()}
+PARSERS = {name: _reader(place) for name, place in READERS.items()}
 
 
 def find_architecture(config: Mapping[str, Any], known: Mapping[str, Any] = PARSERS) -> str:
@@ -126,9 +138,24 @@ def find_architecture(config: Mapping[str, Any], known: Mapping[str, Any] = PARS
     if not isinstance(names, list):
         raise CheckpointError(f"config.json has architectures = {names!r}; it must be a list")
     for name in names:
-        for one in (str(name), f"{str(name).removesuffix('Model')}ForCausalLM"):  # a decoder saved without its head
+        # a decoder that was saved without its head, or with one that scores classes
+        family = str(name).removesuffix("Model").removesuffix("ForSequenceClassification")
+        for one in (str(name), f"{family}ForCausalLM"):
             if one in known:
                 return one
     raise CheckpointError(
-        f"config.json names architecture {', '.join(map(str, names)) or 'none'}; supported are {', '.join(known)}"
+        f"config.json names architecture {', '.join(map(str, names)) or 'none'}, which is not computed here"
+        f"{_nearest(map(str, names), known)}; {PAGE} lists the {len(known)} that are"
     )
+
+
+def _nearest(names: Iterable[str], known: Iterable[str]) -> str:
+    """Return words for the supported architecture whose name is most like one of these; none if there is none like them."""
+    stems = {_stem(name): name for name in known}
+    found = [close for name in names for close in get_close_matches(_stem(name), stems, 1, cutoff=0.6)]
+    return f"; the nearest is {stems[found[0]]}" if found else ""
+
+
+def _stem(name: str) -> str:
+    """Return an architecture's name without what it is for."""
+    return name.partition("For")[0].removesuffix("Model").lower()

@@ -30,6 +30,11 @@ class LayerKind(NamedTuple):
     window: int | None = None  # tokens that a query sees, itself included; None: all before it
     rotary: int | None = 0  # which of the model's rotary rules; None: nothing turns
     is_chunked: bool = False  # positions are cut into chunks of a window's length, and a query sees its own chunk's
+    # Where they are not the model's:
+    num_kv_heads: int | None = None
+    head_dim: int | None = None
+    has_sinks: bool = False  # a score more for each head, which takes weight and gives no value
+    keys_are_values: bool = False  # values are what keys are made of, before these are normalised and turn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,8 +57,8 @@ class DecoderConfig:
 
     @property
     def cached_layers(self) -> tuple[CachedLayer, ...]:
-        segments = keys_and_values(self.num_kv_heads, self.head_dim)
-        return tuple(CachedLayer(segments, kind.window) for kind in self.layers)
+        shapes = [self.attention(i) for i in range(self.num_layers)]
+        return tuple(CachedLayer(keys_and_values(shape.num_kv_heads, shape.head_dim), shape.window) for shape in shapes)
 
     @property
     def attended_numbers(self) -> int:
@@ -63,7 +68,13 @@ class DecoderConfig:
     @property
     def rotary_numbers(self) -> int:
         """Numbers of the rotary tables for each position, in fp32."""
-        return sum(rule.turning(self.head_dim) for rule in self.rotary)
+        return sum(rule.turning(dim) for rule, dim in zip(self.rotary, self.rotary_dims, strict=True))
+
+    @property
+    def rotary_dims(self) -> list[int]:
+        """The numbers of a head in the layers that turn by each of the rotary rules."""
+        found = {kind.rotary: kind.head_dim or self.head_dim for kind in self.layers}
+        return [found.get(i, self.head_dim) for i in range(len(self.rotary))]
 
     @property
     def fused(self) -> tuple[FusedRows, ...]:
@@ -103,24 +114,32 @@ class DecoderConfig:
         qkv_bias: bool = False,
         o_bias: bool = False,
         qk_norm: bool = False,
-        sinks: bool = False,
         num_norms: int = 2,
+        shape: AttentionShape | None = None,
     ) -> list[WeightShape]:
-        """Return the tensors of a layer's attention, and its norms of hidden states."""
-        heads, kv_heads, dim, wide = self.num_heads, self.num_kv_heads, self.head_dim, bool(self.norm.offset)
-        sizes = [heads * dim, kv_heads * dim, kv_heads * dim]
-        names = [f"{name}.self_attn.{part}_proj" for part in "qkv"]
+        """Return the tensors of a layer's attention, and its norms of hidden states. `shape`: of the layer; None: of any."""
+        shape = shape or self.attention(0)
+        heads, kv_heads, dim = shape[:3]
+        value, wide = shape.value_dim or dim, bool(self.norm.offset)
+        sizes = {"q": heads * dim, "k": kv_heads * dim, "v": kv_heads * value}
+        parts = "qk" if value < dim or shape.keys_are_values else "qkv"
+        names, rows = [f"{name}.self_attn.{part}_proj" for part in parts], [sizes[part] for part in parts]
         found = [
-            *projections("attention", names, sizes, self.hidden_size, bias=qkv_bias, unit=dim),
-            *summed("attention", f"{name}.self_attn.o_proj", self.hidden_size, heads * dim, bias=o_bias, unit=dim),
+            *projections("attention", names, rows, self.hidden_size, bias=qkv_bias, unit=dim),
+            *summed("attention", f"{name}.self_attn.o_proj", self.hidden_size, heads * value, bias=o_bias, unit=value),
             *(norm(f"{name}.norm_{i}", self.hidden_size, is_wide=wide) for i in range(num_norms)),
         ]
+        if value < dim:
+            alone = [f"{name}.self_attn.v_proj"]
+            found += projections(
+                "attention", alone, [sizes["v"]], self.hidden_size, bias=qkv_bias, unit=value, repeats=True
+            )
         if qk_norm:  # a row for each head, as its kernel reads them
             for part, size in (("q", heads * dim), ("k", kv_heads * dim)):
                 found.append(
                     WeightShape("norms", f"{name}.self_attn.{part}_norm", size, 0, "rows", dim, True, is_wide=wide)
                 )
-        if sinks:
+        if shape.has_sinks:
             found.append(WeightShape("attention", f"{name}.self_attn.sinks", heads, 0, "rows"))
         return found
 
@@ -128,13 +147,15 @@ class DecoderConfig:
         kind = self.layers[layer]
         return AttentionShape(
             self.num_heads,
-            self.num_kv_heads,
-            self.head_dim,
+            kind.num_kv_heads or self.num_kv_heads,
+            kind.head_dim or self.head_dim,
             self.attention_scale,
             kind.window,
             layer,
             kind.rotary,
             kind.is_chunked,
+            has_sinks=kind.has_sinks,
+            keys_are_values=kind.keys_are_values,
         )
 
     @classmethod
@@ -201,6 +222,8 @@ def text_keys(config: Mapping[str, Any]) -> Mapping[str, Any]:
     if not isinstance(text, dict):
         raise CheckpointError(f"config.json has text_config = {text!r}; it must be an object")
     whole = {"architectures": config.get("architectures"), "quantization_config": quantization(config)}
+    if config.get("tie_word_embeddings") is not None:  # the head is the whole model's
+        whole["tie_word_embeddings"] = config["tie_word_embeddings"]
     return {**text, **whole}
 
 

@@ -9,6 +9,7 @@ from typing import Literal
 from pilotlight.engine.description.decoder_config import DecoderConfig
 from pilotlight.engine.description.shapes import NORMS_BEFORE, AttentionShape, NormNames
 from pilotlight.engine.description.tensor_sizes import WeightShape, gated
+from pilotlight.engine.kv.pool.layout import CachedLayer
 from pilotlight.engine.weights.fused import FusedRows
 
 Activation = Literal["silu", "gelu_tanh"]
@@ -26,13 +27,24 @@ class DenseConfig(DecoderConfig):
     activation: Activation = "silu"
     is_interleaved: bool = False  # the two numbers of a pair that turns are neighbours
     soft_cap: float | None = None  # of attention scores
+    value_scale: float = 1.0
+    value_dim: int | None = None  # numbers of a head's value, where these are fewer than its key's
+    norms_values: bool = False  # without weights
+    sinks_name: str = "sinks"
     # Of queries: tokens to a step, its weight, and tokens that are added to a position first
     temperature: tuple[float, float, float] | None = None
     embedding_scale: float = 1.0
     residual_scale: float = 1.0  # of what attention and feed-forward add to the hidden states
+    scales_layers: bool = False  # the checkpoint has a number that a layer's result is multiplied with
     logit_scale: float = 1.0
     logit_cap: float | None = None  # a logit l becomes logit_cap * tanh(l / logit_cap)
     is_fused: bool = False  # the checkpoint keeps queries, keys and values in one tensor, and gates and ups in one
+    is_bidirectional: bool = False  # every token sees those on both sides, and nothing is cached
+
+    @property
+    def cached_layers(self) -> tuple[CachedLayer, ...]:
+        # without arguments super() does not work in a dataclass with slots, which is made twice
+        return () if self.is_bidirectional else super(DenseConfig, self).cached_layers
 
     @property
     def num_norms(self) -> int:
@@ -54,20 +66,24 @@ class DenseConfig(DecoderConfig):
             soft_cap=self.soft_cap,
             is_interleaved=self.is_interleaved,
             is_tempered=self.temperature is not None,
+            value_scale=self.value_scale,
+            value_dim=self.value_dim,
+            value_eps=self.norm.eps if self.norms_values else None,
         )
 
     def layer_weights(self, layer: int, name: str) -> list[WeightShape]:
-        return [*self.mixer_weights(name), *self.feed_forward_weights(layer, name)]
-
-    def mixer_weights(self, name: str) -> list[WeightShape]:
-        """Return the tensors of a layer's attention and norms."""
-        return self.attention_weights(
+        shape = self.attention(layer)
+        attention = self.attention_weights(
             name,
             qkv_bias=self.qkv_bias,
             o_bias=self.o_bias,
             qk_norm=self.qk_norm or self.joint_qk_norm,
             num_norms=self.num_norms,
+            shape=shape,
         )
+        if self.scales_layers:
+            attention.append(WeightShape("norms", f"{name}.layer_scalar", 1))
+        return [*attention, *self.feed_forward_weights(layer, name)]
 
     def feed_forward_weights(self, layer: int, name: str) -> list[WeightShape]:
         """Return the tensors of a layer's feed-forward."""

@@ -1,8 +1,9 @@
 """The scaling rules of rotary embeddings that a config.json may ask for.
 
-Knows the rules `default`, `linear`, `llama3`, `yarn` and `longrope`; any other is refused by name rather than approximated: `dynamic` turns a key by
-the length of the text it will be read in, which a cached key cannot know. As published, so does `longrope`, which has two lists of factors. Here, as
-in vLLM, a model whose context is longer than the one it was trained with turns by the long list at every length, and any other by the short one.
+Knows the rules `default`, `linear`, `llama3`, `yarn`, `proportional` and `longrope`; any other is refused by name rather than approximated: `dynamic`
+turns a key by the length of the text it will be read in, which a cached key cannot know. As published, so does `longrope`, which has two lists of
+factors. Here, as in vLLM, a model whose context is longer than the one it was trained with turns by the long list at every length, and any other by
+the short one.
 
 A rule may turn a part of each head alone (`partial_rotary_factor`).
 """
@@ -76,6 +77,9 @@ def parse_rotary_rule(
     if not 0.0 < share <= 1.0:
         raise CheckpointError(f"config.json has partial_rotary_factor = {share}; it must be above 0 and at most 1")
     theta = positive_number(described, "rope_theta", default_theta)
+    if rope_type == "proportional":  # the others of all pairs have a frequency of 0
+        values = {"factor": positive_number(described, "factor", 1.0), "share": share}
+        return RotaryRule(rope_type, theta, values)
     if rope_type == "longrope":
         values, factors = _longrope(config, described)
         return RotaryRule(rope_type, theta, values, share, factors)
@@ -93,6 +97,7 @@ _RULES: dict[str, tuple[str, ...]] = {
     "linear": ("factor",),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
     "yarn": ("factor", "original_max_position_embeddings"),
+    "proportional": (),
     "longrope": ("short_factor", "long_factor", "original_max_position_embeddings"),
 }
 

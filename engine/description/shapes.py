@@ -18,6 +18,11 @@ class AttentionShape(NamedTuple):
     )
     turns_first: bool = False  # heads are normalised after they have turned
     is_tempered: bool = False  # queries are multiplied by what grows with their position
+    has_sinks: bool = False  # a score more for each head, which takes weight and gives no value
+    value_dim: int | None = None  # numbers of a head's value, where these are fewer than its key's
+    value_scale: float = 1.0  # that values are multiplied with
+    keys_are_values: bool = False  # values are what keys are made of, before these are normalised and turn
+    value_eps: float | None = None  # by which values are normalised, without weights; None: they are not
 
 
 class NormNames(NamedTuple):

@@ -11,6 +11,7 @@ from pilotlight.engine.description.dense_config import DenseConfig
 from pilotlight.engine.description.shapes import PLAIN_NAMES, ExpertNames, ExpertsShape, Routing, SparseShape
 from pilotlight.engine.description.tensor_sizes import WeightShape, experts, gated
 from pilotlight.engine.weights.config import flag, positive_int, positive_number, whole_number
+from pilotlight.engine.weights.fused import FusedRows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +22,18 @@ class SparseConfig(DenseConfig):
     sparse_layers: frozenset[int]
     num_mtp_layers: int = 0  # behind the others: they predict further tokens
     drafts_by_mtp: bool = False  # by the first of these
+
+    @property
+    def fused(self) -> tuple[FusedRows, ...]:
+        """The tensors of experts that a checkpoint may have in one for each layer; where it has each for itself there are none of these."""
+        (num_experts, hidden, inner), names = self.sparse.experts, self.sparse.names
+        stack, (gate, up, down) = f"{names.mlp}.{names.experts}", names.parts
+        each = f"{stack}.{{expert}}"
+        return (
+            *DenseConfig.fused.fget(self),  # type: ignore[attr-defined]
+            FusedRows(f"{stack}.gate_up_proj", {f"{each}.{gate}": inner, f"{each}.{up}": inner}, num_experts),
+            FusedRows(f"{stack}.down_proj", {f"{each}.{down}": hidden}, num_experts),
+        )
 
     def feed_forward_weights(self, layer: int, name: str) -> list[WeightShape]:
         if layer not in self.sparse_layers:

@@ -45,10 +45,18 @@ class WeightShape(NamedTuple):
 
 
 def projections(
-    part: Part, names: Sequence[str], rows: Sequence[int], columns: int, *, bias: bool = False, unit: int = 1
+    part: Part,
+    names: Sequence[str],
+    rows: Sequence[int],
+    columns: int,
+    *,
+    bias: bool = False,
+    unit: int = 1,
+    repeats: bool = False,
 ) -> list[WeightShape]:
-    """Return projections that are one below the other, of whose rows each rank has its own."""
-    repeats = len(names) > 1
+    """Return projections that are one below the other, of whose rows each rank has its own; of several, or where it `repeats`, one with fewer units
+    than ranks is held by several."""
+    repeats = repeats or len(names) > 1
     found = [WeightShape(part, name, n, columns, "rows", unit, repeats) for name, n in zip(names, rows, strict=True)]
     if bias:
         found += [

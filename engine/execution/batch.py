@@ -41,6 +41,7 @@ class Batch:
     num_decoded: int  # the first tokens, of decodes and their drafts
     logit_rows: torch.Tensor | None = None  # [rows] int64, tokens whose logits are wanted; None: all of them
     adapter_slots: torch.Tensor | None = None  # [tokens] int64, -1: none; None: no token has an adapter
+    token_types: torch.Tensor | None = None  # [tokens] int64, 1: of a pair's second text; None: no text is a pair
 
 
 class PackedStep(NamedTuple):
@@ -48,7 +49,7 @@ class PackedStep(NamedTuple):
     their feeds and rows of logits alone, which come last."""
 
     step: StepInput
-    numbers: "array[int]"  # token ids, positions, the slots of each group, those of adapters where there are some; then the following
+    numbers: "array[int]"  # token ids, positions, the slots of each group, adapters' slots and types where there are some; then the following
     decode_lens: slice
     tables: list[tuple[slice, slice]]  # of each group: decodes', and prompts'
     # starts and context lengths as int32: of decodes, if they check drafts, and prompts
@@ -64,6 +65,8 @@ class PackedStep(NamedTuple):
             numbers += group.slots
         if step.adapter_slots is not None:
             numbers += step.adapter_slots
+        if step.token_types is not None:
+            numbers += step.token_types
         single = () if step.checks_drafts else step.context_lens[:decodes]
         decode_lens = _append(numbers, array("q", single))
         tables = [
@@ -87,12 +90,14 @@ class PackedStep(NamedTuple):
 
     def batch(self, there: torch.Tensor, longest: int | None = None) -> Batch:
         """Return views of the numbers. `longest`: context that the decodes of a recorded step may have; None: as these have."""
-        step, has_adapters = self.step, self.step.adapter_slots is not None
-        columns = 2 + len(step.groups) + has_adapters
+        step = self.step
+        has_adapters, has_types = step.adapter_slots is not None, step.token_types is not None
+        columns = 2 + len(step.groups) + has_adapters + has_types
         tokens, decodes = len(step.token_ids), step.num_decodes
         num_decoded = sum(step.lengths[:decodes])
         contexts = step.context_lens if longest is None else (longest,) * decodes + step.context_lens[decodes:]
         token_ids, positions, *slots = there[: columns * tokens].view(columns, tokens).unbind()
+        token_types = slots.pop() if has_types else None
         adapter_slots = slots.pop() if has_adapters else None
         groups = []
         for slot_mapping, (decode_at, prompt_at) in zip(slots, self.tables, strict=True):
@@ -107,7 +112,8 @@ class PackedStep(NamedTuple):
                 rows = there[prompt_at].view(len(lengths), -1)
                 prefill = self._varlen(there, rows, 2, lengths, contexts[decodes:])
             groups.append(GroupBatch(slot_mapping, decode, verify, prefill))
-        return Batch(token_ids, positions, tuple(groups), num_decoded, self.logit_rows_in(there), adapter_slots)
+        logit_rows = self.logit_rows_in(there)
+        return Batch(token_ids, positions, tuple(groups), num_decoded, logit_rows, adapter_slots, token_types)
 
     def _varlen(
         self, there: torch.Tensor, tables: torch.Tensor, at: int, lengths: tuple[int, ...], contexts: tuple[int, ...]

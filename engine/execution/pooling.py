@@ -1,12 +1,13 @@
 """The hidden states of texts, chunk by chunk, to one vector each: mean of all tokens, the first (cls) or the last.
 
-What earlier chunks contributed waits here, in fp32, as long as a step says that the text is still wanted. Refuses to know models.
+What earlier chunks contributed waits here, in fp32, as long as a step says that the text is still wanted. What is made of a pooled vector is given;
+refuses to know models.
 """
 
+from collections.abc import Callable
 from itertools import accumulate
 
 import torch
-import torch.nn.functional as F
 
 from pilotlight.engine.api.protocol import Pooling
 from pilotlight.engine.core.step import PoolingInput, StepInput
@@ -17,30 +18,31 @@ PIECES: dict[Pooling, Pooled] = {"mean": "sum", "last": "last", "cls": "first"}
 
 
 class TextPooling:
-    def __init__(self, is_normalized: bool) -> None:
-        """`is_normalized`: vectors have length 1."""
-        self._is_normalized = is_normalized
+    def __init__(self, finish: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        """`finish`: what is made of pooled vectors, [texts, hidden] fp32 -> [texts, numbers] fp32."""
+        self._finish = finish
         self._begun: dict[int, torch.Tensor] = {}  # of each text, what its chunks have given so far
 
     def add(self, step: StepInput, hidden: torch.Tensor) -> dict[int, torch.Tensor]:
-        """hidden [tokens, hidden], behind the final norm, chunk after chunk -> for each chunk that ends a text its vector [hidden] fp32."""
+        """hidden [tokens, hidden], behind the final norm, chunk after chunk -> for each chunk that ends a text its vector [numbers] fp32."""
         self._begun = {text: piece for text, piece in self._begun.items() if text in step.begun_texts}
         starts = to_device(torch.tensor([0, *accumulate(step.lengths)], dtype=torch.int32), hidden.device)
-        vectors: dict[int, torch.Tensor] = {}
+        pooled: dict[int, torch.Tensor] = {}
         for kind in {chunk.kind for chunk in step.pooling}:
             pieces = pool_pieces(hidden, starts, step.lengths, PIECES[kind]).unbind()
             for chunk in step.pooling:
                 if chunk.kind == kind and (vector := self._add(chunk, pieces[chunk.chunk])) is not None:
-                    vectors[chunk.chunk] = vector
-        return vectors
+                    pooled[chunk.chunk] = vector
+        if not pooled:
+            return {}
+        return dict(zip(pooled, self._finish(torch.stack(list(pooled.values()))).unbind(), strict=True))
 
     def _add(self, chunk: PoolingInput, piece: torch.Tensor) -> torch.Tensor | None:
-        """Add a chunk to its text, and return the text's vector; None until the chunk that ends it."""
+        """Add a chunk to its text, and return the text's pooled vector; None until the chunk that ends it."""
         if not chunk.is_first and chunk.kind != "last":
             begun = self._begun.pop(chunk.text)
             piece = begun + piece if chunk.kind == "mean" else begun
         if not chunk.is_last:
             self._begun[chunk.text] = piece
             return None
-        vector = piece / chunk.num_tokens if chunk.kind == "mean" else piece
-        return F.normalize(vector, dim=0) if self._is_normalized else vector
+        return piece / chunk.num_tokens if chunk.kind == "mean" else piece

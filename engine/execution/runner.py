@@ -23,12 +23,13 @@ from pilotlight.engine.execution.context import Context
 from pilotlight.engine.execution.decode_graphs import CudaRecorder, DecodeGraphs, Outputs, ReadyStep
 from pilotlight.engine.execution.pooling import TextPooling
 from pilotlight.engine.execution.sampling import Choices, PromptLogprobs, choose_tokens, prompt_logprobs
+from pilotlight.engine.execution.text_head import TextHead
 from pilotlight.engine.kv.pool.layout import CacheLayout
 from pilotlight.engine.models.decoder import Decoder
 from pilotlight.engine.models.model import Model
 from pilotlight.engine.vision.vision_memory import ImageMemory
-from pilotlight.engine.weights.embedding_recipe import EmbeddingRecipe
 from pilotlight.kernels.cpu.recording import ProgramRecorder
+from pilotlight.kernels.matrices.blocks import BlockWeight
 
 if TYPE_CHECKING:
     from pilotlight.engine.models.draft_layers import DraftLayers
@@ -52,15 +53,16 @@ class ModelRunner:
         model: Model,
         layout: CacheLayout,
         kv_cache: torch.Tensor,
-        recipe: EmbeddingRecipe | None = None,
+        head: TextHead | None = None,
         adapters: AdapterBank | None = None,
         drafts: "DraftLayers | None" = None,
     ) -> None:
-        """`kv_cache`: blocks of that layout, [num_blocks, block_bytes] uint8; `recipe`: of an embedding model. `adapters`: their slots; None: it has
+        """`kv_cache`: blocks of that layout, [num_blocks, block_bytes] uint8; `head`: of a model of texts. `adapters`: their slots; None: it has
         none. `drafts`: computed beside it, to draft for it."""
         self.model = model
         self._drafts = drafts
-        self.pooling = recipe and recipe.pooling
+        self.pooling = None if head is None else head.recipe.pooling
+        self._head = head
         self.kv_cache = kv_cache
         self.depth = 2 if kv_cache.is_cuda else 1
         self.layout = layout
@@ -68,7 +70,7 @@ class ModelRunner:
         self.adapters = adapters
         self.graphs: DecodeGraphs | None = self._new_graphs()
         self._earlier_failures = 0  # of graphs that others have replaced
-        self._texts = TextPooling(is_normalized=recipe is not None and recipe.is_normalized)
+        self._texts = TextPooling(self._vectors)
         self.images = ImageMemory()
         self._chosen: torch.Tensor | None = None  # token ids, in the step that has chosen last
 
@@ -140,6 +142,10 @@ class ModelRunner:
             rows = rows.index_select(0, wanted)
         return self._logits_of(rows) if logits is None else rows
 
+    def _vectors(self, pooled: torch.Tensor) -> torch.Tensor:
+        assert self._head is not None, "a text is pooled, and the model generates"
+        return self._head(pooled, self._logits_of, self.layout.dtype)
+
     def _logits_of(self, hidden: torch.Tensor) -> torch.Tensor:
         return self.model.logits(hidden)
 
@@ -171,7 +177,9 @@ class ModelRunner:
 
         if self.kv_cache.is_cuda:
             return DecodeGraphs(forward, self.layout.block_size, CudaRecorder(), device)
-        recorder = ProgramRecorder(self.layout.dtype)
+        head = model.head if isinstance(model, Decoder) else None
+        in_blocks = head is not None and isinstance(head.weight, BlockWeight)  # as the matrices before it then are
+        recorder = ProgramRecorder(self.layout.dtype, in_blocks)
         return DecodeGraphs(forward, self.layout.block_size, recorder, device, pads=False, most=_MOST_PROGRAMS)
 
     @torch.inference_mode()

@@ -27,6 +27,11 @@ _GEMMA_LAYERS = _LAYERS | {
     "post_attention_norm": "post_attention_layernorm", "ffn_norm": "pre_feedforward_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }  # fmt: skip
+_PHI_LAYERS = _LAYERS | {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}
+_OLMO_LAYERS = _LAYERS | {
+    "post_attention_norm": "post_attention_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
 _TURNED = ("self_attn.q_proj", "self_attn.k_proj")
 _ROPE_KEYS = (
     "dimension_count",
@@ -63,10 +68,10 @@ class _Family(NamedTuple):
 def describe(file: GgufFile) -> Described:
     """Return what the file is to the engine. Raises CheckpointError."""
     metadata = Metadata(file.metadata, file.path.name)
-    family = _FAMILIES.get(metadata.architecture)
+    family = READ.get(metadata.architecture)
     if family is None:
         raise CheckpointError(
-            f"{file.path.name} is of the architecture {metadata.architecture!r}; of GGUF files read are {', '.join(_FAMILIES)}"
+            f"{file.path.name} is of the architecture {metadata.architecture!r}; of GGUF files read are {', '.join(READ)}"
         )
     if metadata.integer("split.count", 1) > 1:
         raise CheckpointError(f"{file.path.name} is a part of several; join them first: llama-gguf-split --merge")
@@ -182,11 +187,49 @@ def _gemma3(metadata: Metadata) -> dict[str, Any]:
     }
 
 
-_FAMILIES = {
+def _gemma2(metadata: Metadata) -> dict[str, Any]:
+    """Every second layer sees everything, and the largest model, of 46 layers, scales its scores by another size than its heads', as in llama.cpp."""
+    heads, head_dim = metadata.integer("{arch}.attention.head_count"), metadata.integer("{arch}.attention.key_length")
+    is_largest = metadata.integer("{arch}.block_count") == 46
+    return {
+        "intermediate_size": metadata.integer("{arch}.feed_forward_length"),
+        "hidden_activation": "gelu_pytorch_tanh",
+        "query_pre_attn_scalar": metadata.integer("{arch}.embedding_length") // heads if is_largest else head_dim,
+        "sliding_window": metadata.integer("{arch}.attention.sliding_window"),
+        "attn_logit_softcapping": metadata.number("{arch}.attn_logit_softcapping", 50.0),
+        "final_logit_softcapping": metadata.number("{arch}.final_logit_softcapping", 30.0),
+        "norm_offset_included": True,
+    }
+
+
+def _granite(metadata: Metadata) -> dict[str, Any]:
+    return {
+        **_dense(metadata),
+        "attention_multiplier": metadata.number("{arch}.attention.scale"),
+        "embedding_multiplier": metadata.number("{arch}.embedding_scale"),
+        "residual_multiplier": metadata.number("{arch}.residual_scale"),
+        "logits_scaling": metadata.number("{arch}.logit_scale"),
+    }
+
+
+def _phi3(metadata: Metadata) -> dict[str, Any]:
+    return {**_dense(metadata), "sliding_window": metadata.integer("{arch}.attention.sliding_window", 0) or None}
+
+
+def _smollm3(metadata: Metadata) -> dict[str, Any]:
+    return {**_dense(metadata), "no_rope_layer_interval": 4}  # llama.cpp's own, which files do not say
+
+
+READ = {
     "llama": _Family("LlamaForCausalLM", _dense, is_turned=True),
     "qwen2": _Family("Qwen2ForCausalLM", _dense),
     "qwen3": _Family("Qwen3ForCausalLM", _dense),
     "qwen3moe": _Family("Qwen3MoeForCausalLM", _qwen3_moe),
+    "gemma2": _Family("Gemma2ForCausalLM", _gemma2, _GEMMA_LAYERS),
+    "granite": _Family("GraniteForCausalLM", _granite, is_turned=True),
+    "olmo2": _Family("Olmo2ForCausalLM", _dense, _OLMO_LAYERS),
+    "phi3": _Family("Phi3ForCausalLM", _phi3, _PHI_LAYERS),
+    "smollm3": _Family("SmolLM3ForCausalLM", _smollm3, is_turned=True),
     "gemma3": _Family("Gemma3ForCausalLM", _gemma3, _GEMMA_LAYERS),
 }
 

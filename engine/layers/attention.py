@@ -4,6 +4,7 @@ projection."""
 from typing import Self
 
 import torch
+import torch.nn.functional as F
 
 from pilotlight.engine.description.shapes import AttentionShape, NormKind
 from pilotlight.engine.execution.context import Context
@@ -30,16 +31,25 @@ class Attention:
         qk_norm: HeadNorm | None = None,
         sinks: torch.Tensor | None = None,
         joint_norm: JointNorm | None = None,
+        v_proj: Linear | None = None,
     ) -> None:
-        """`joint_norm`: of all queries of a token at once, and of all keys, before they turn."""
+        """`joint_norm`: of all queries of a token at once, and of all keys, before they turn. `v_proj`: of values, where `qkv_proj` makes queries and
+        keys alone."""
         self.qkv_proj = qkv_proj
         self.o_proj = o_proj
         self.shape = shape
         self.qk_norm = qk_norm
         self.joint_norm = joint_norm
+        self.v_proj = v_proj
         self.rule = AttentionRule(shape.scale, shape.window, sinks, shape.soft_cap, is_chunked=shape.is_chunked)
         # What one kernel does: heads are normalised, if they are, and then turn as a whole.
-        varied = shape.rotary is None or shape.is_interleaved or shape.turns_first or shape.is_tempered
+        varied = (
+            shape.rotary is None
+            or shape.is_interleaved
+            or shape.turns_first
+            or shape.is_tempered
+            or shape.value_eps is not None
+        )
         self._is_plain = not varied and joint_norm is None
 
     @classmethod
@@ -54,30 +64,37 @@ class Attention:
         o_bias: bool = False,
         qk_norm: NormKind | None = None,
         joint_norm: NormKind | None = None,
-        sinks: bool = False,
         input_size: int | None = None,
+        sinks: str = "sinks",
     ) -> Self:
-        """`input_size`: of what it reads, where that is not what it gives."""
+        """`input_size`: of what it reads, where that is not what it gives. `sinks`: what the checkpoint calls them, where the shape has any."""
         q_size, kv_size = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
         heads, kv_heads = loader.shard.heads(shape[:2], name)
-        names = [f"{name}.{part}_proj" for part in "qkv"]
+        value, reads = shape.value_dim or shape.head_dim, input_size or hidden_size
+        parts = {"q": q_size, "k": kv_size, "v": kv_size}
+        if shape.keys_are_values or value < shape.head_dim:
+            del parts["v"]
+        names = [f"{name}.{part}_proj" for part in parts]
         norm_names = [f"{name}.{part}_norm" for part in "qk"]
+        v_proj = None
+        if value < shape.head_dim:
+            v_size = [shape.num_kv_heads * value]
+            v_proj = Linear.load(loader, [f"{name}.v_proj"], v_size, reads, qkv_bias, "rows", value, repeats=True)
         return cls(
-            Linear.load(
-                loader, names, [q_size, kv_size, kv_size], input_size or hidden_size, qkv_bias, "rows", shape.head_dim
-            ),
-            Linear.load(loader, [f"{name}.o_proj"], [hidden_size], q_size, o_bias, "columns", shape.head_dim),
+            Linear.load(loader, names, [*parts.values()], reads, qkv_bias, "rows", shape.head_dim),
+            Linear.load(loader, [f"{name}.o_proj"], [hidden_size], shape.num_heads * value, o_bias, "columns", value),
             shape._replace(num_heads=heads, num_kv_heads=kv_heads),
             qk_norm and HeadNorm.load(loader, norm_names, [heads, kv_heads], shape.head_dim, qk_norm),
-            loader.rows([f"{name}.sinks"], [shape.num_heads], split="rows") if sinks else None,
+            loader.rows([f"{name}.{sinks}"], [shape.num_heads], split="rows") if shape.has_sinks else None,
             joint_norm and JointNorm.load(loader, norm_names, [q_size, kv_size], shape.head_dim, joint_norm),
+            v_proj,
         )
 
     def __call__(self, x: torch.Tensor, context: Context) -> torch.Tensor:
         """x [tokens, hidden] -> [tokens, hidden]"""
-        heads, kv_heads, head_dim = self.shape[:3]
+        value_dim = self.shape.value_dim
         batch, cache, tokens = context.batch, context.caches[self.shape.layer], x.shape[0]
-        qkv = self.qkv_proj(x, context).view(tokens, heads + 2 * kv_heads, head_dim)
+        qkv = self._projected(x, context)
         k_cache, v_cache = cache.segments
         group = batch.groups[cache.group]
         rule = self.rule if cache.scales is None else self.rule._replace(kv_scales=cache.scales)
@@ -91,7 +108,20 @@ class Attention:
         if group.prefill is not None:
             outputs.append(prefill_attention(q[decoded:], k_cache, v_cache, group.prefill, rule))
         attended = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
-        return context.summed(self.o_proj(attended.reshape(tokens, heads * head_dim), context))
+        if value_dim is not None:
+            attended = attended[..., :value_dim]
+        return context.summed(self.o_proj(attended.reshape(tokens, -1), context))
+
+    def _projected(self, x: torch.Tensor, context: Context) -> torch.Tensor:
+        """x [tokens, hidden] -> queries, keys and values [tokens, heads + 2 * kv_heads, head_dim]; values of fewer numbers are followed by zeros."""
+        shape = self.shape
+        made = torch.unflatten(self.qkv_proj(x, context), 1, (-1, shape.head_dim))
+        if shape.keys_are_values:
+            return torch.cat((made, made[:, shape.num_heads :]), dim=1)
+        if self.v_proj is None:
+            return made
+        values = torch.unflatten(self.v_proj(x, context), 1, (shape.num_kv_heads, -1)) * shape.value_scale
+        return torch.cat((made, F.pad(values, (0, shape.head_dim - values.shape[2]))), dim=1)
 
     def _keep(self, qkv: torch.Tensor, cache: LayerCache, slots: torch.Tensor, context: Context) -> torch.Tensor:
         """Write keys and values of qkv [tokens, heads + 2 * kv_heads, head_dim] to the cache; return the queries as they meet them."""
@@ -113,6 +143,8 @@ class Attention:
             qk = turn(qk, *context.turns[self.shape.rotary], self.shape.is_interleaved)
         if self.shape.turns_first:
             qk = self._normed(qk)
+        if self.shape.value_eps is not None:
+            v = F.rms_norm(v.float(), v.shape[-1:], None, self.shape.value_eps).to(v.dtype)
         k_cache, v_cache = cache.segments
         kv_write(qk[:, heads:], v, k_cache, v_cache, slots, cache.scales)
         q = qk[:, :heads]

@@ -1,4 +1,4 @@
-"""Token embedding and the head that turns hidden states into logits, tied or not."""
+"""Token embedding, and the heads that turn hidden states into logits: of tokens, tied or not, or of classes."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -47,3 +47,18 @@ class TokenEmbedding:
         """The transposed use, as an output head: fp32 logits [rows, vocab]."""
         logits = self.weight.logits(hidden)
         return logits if ranks is None else ranks.join(logits, [part.size for part in self.parts])
+
+
+class ScoreHead:
+    """weight [classes, hidden], the same on every rank"""
+
+    def __init__(self, weight: Weight) -> None:
+        self.weight = weight
+
+    @classmethod
+    def load(cls, loader: WeightLoader, name: str, num_classes: int, hidden_size: int) -> "ScoreHead":
+        return cls(loader.unshared().unpacked().matrix([name], [num_classes], hidden_size))
+
+    def logits(self, hidden: torch.Tensor, ranks: "Communicator | None" = None) -> torch.Tensor:
+        """hidden [rows, hidden] -> fp32 [rows, classes]"""
+        return self.weight.logits(hidden)

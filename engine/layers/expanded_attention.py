@@ -7,7 +7,7 @@ seen. Knows which way takes fewer products; refuses to know where queries come f
 import torch
 import torch.nn.functional as F
 
-from pilotlight.engine.description.families.latent import EXPANDED_BYTES
+from pilotlight.engine.description.families.latent_decoders import EXPANDED_BYTES
 from pilotlight.engine.description.shapes import LatentShape
 from pilotlight.kernels.attention.attention_rule import AttentionRule
 from pilotlight.kernels.attention.prefill_attention import prefill_attention

@@ -32,18 +32,20 @@ class Linear:
         bias: bool,
         split: Split | None = None,
         unit: int = 1,
+        repeats: bool = False,
     ) -> "Linear":
-        """Load the projections called `names`, one below the other, which adapters may change. `split`, `unit`: how ranks share them, as the loader's
-        `matrix` says."""
-        weight = loader.matrix(names, rows, columns, split=split, unit=unit)
+        """Load the projections called `names`, one below the other, which adapters may change. `split`, `unit`, `repeats`: how ranks share them, as
+        the loader's `matrix` says."""
+        weight = loader.matrix(names, rows, columns, split=split, unit=unit, repeats=repeats)
         biases = [f"{name}.bias" for name in names]
         # some quantizers write biases, zeros mostly, where the family has none
         has_bias = bias or (loader.is_quantized and loader.has_rows(biases))
         if has_bias and split == "columns" and loader.shard.rank:
             loader.skip_tensors(biases)  # of products that will be summed, the first has it
             has_bias = False
-        first, ends = loader.note_projections(names, rows, columns, split=split, unit=unit)
-        return cls(weight, loader.rows(biases, rows, split=split, unit=unit) if has_bias else None, first, ends)
+        first, ends = loader.note_projections(names, rows, columns, split=split, unit=unit, repeats=repeats)
+        added = loader.rows(biases, rows, split=split, unit=unit, repeats=repeats) if has_bias else None
+        return cls(weight, added, first, ends)
 
     def __call__(self, x: torch.Tensor, context: Context) -> torch.Tensor:
         y = self.plain(x)

@@ -74,6 +74,13 @@ class Experts:
         self.down_bias = down_bias
 
     @classmethod
+    def load(cls, loader: WeightLoader, name: str, shape: ExpertsShape, parts: Sequence[str]) -> Self:
+        """Load experts as the checkpoint has them: in stacks, turned, or each for itself."""
+        if any(f"{name}.{stack}" in loader for stack in ("gate_up_proj", "down_proj")):
+            return cls.load_stacks(loader, name, shape)
+        return cls.load_each(loader, name, shape, parts)
+
+    @classmethod
     def load_each(cls, loader: WeightLoader, name: str, shape: ExpertsShape, parts: Sequence[str]) -> Self:
         """Load one tensor per expert and part; `parts` are what the checkpoint calls gate, up and down."""
         gate, up, down = parts
@@ -206,7 +213,7 @@ class SparseMLP:
         router, bias = f"{name}.{names.router}", f"{name}.{names.bias}"
         return cls(
             load_router(loader, router, bias, shape.num_experts, hidden_size, routing),
-            Experts.load_each(loader, f"{name}.{names.experts}", shape, names.parts),
+            Experts.load(loader, f"{name}.{names.experts}", shape, names.parts),
             GatedMLP.load(loader, f"{name}.{names.shared}", hidden_size, shared_size) if shared_size else None,
             Linear.load(loader, [f"{name}.{names.shared_gate}"], [1], hidden_size, bias=False)
             if names.shared_gate is not None

@@ -31,16 +31,16 @@ class RMSNorm:
 
 
 class LayerNorm:
-    """Mean and variance, with a bias: of encoders."""
+    """Mean and variance, mostly with a bias: of encoders."""
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> None:
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, eps: float) -> None:
         self.weight = weight
         self.bias = bias
         self.eps = eps
 
     @classmethod
-    def load(cls, loader: WeightLoader, name: str, size: int, eps: float) -> "LayerNorm":
-        return cls(loader.tensor(f"{name}.weight", size), loader.tensor(f"{name}.bias", size), eps)
+    def load(cls, loader: WeightLoader, name: str, size: int, eps: float, *, bias: bool = True) -> "LayerNorm":
+        return cls(loader.tensor(f"{name}.weight", size), loader.tensor(f"{name}.bias", size) if bias else None, eps)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)

@@ -42,6 +42,9 @@ def rotary_frequencies(rule: RotaryRule, turning: int) -> torch.Tensor:
         return _llama3(frequencies, rule.values)
     if rule.rope_type == "yarn":
         return _yarn(frequencies, rule)
+    if rule.rope_type == "proportional":
+        frequencies[int(rule.values["share"] * turning // 2) :] = 0.0
+        return frequencies / rule.values["factor"]
     if rule.rope_type == "longrope":
         return frequencies / torch.tensor(rule.factors, dtype=torch.float32)
     return frequencies

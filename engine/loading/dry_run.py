@@ -56,6 +56,7 @@ class DryRun(NamedTuple):
     format: WeightFormat | None = None
     stays_packed: bool = False  # its weights, on the device that it is loaded to
     shard: Shard = WHOLE  # what is sent between ranks is no kernel of ours
+    scores_classes: bool = False  # by a head, behind the pooling
 
 
 def dry_run_launches(dry_run: DryRun) -> "list[Launch]":
@@ -75,6 +76,8 @@ def _run(dry_run: DryRun) -> None:
             prefill = batch.groups[0].prefill
             lens = prefill.host_q_lens if prefill is not None else (1,) * len(hidden)
             pool_pieces(hidden, fake_tensor((len(lens) + 1,), torch.int32), lens, PIECES[dry_run.pooling])
+            if dry_run.scores_classes:
+                model.logits(hidden[: len(lens)])
         elif batch.groups[0].prefill is None:
             _choose(model, hidden)
 

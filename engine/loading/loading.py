@@ -31,7 +31,11 @@ def load_model(
     """Load a model. `records_bootstrap`: leave a program by which a later host may open the model (engine/bootstrap). Raises CheckpointError."""
     with opened_source(spec, host, memory.arena, memory.links, on_progress) as loading:
         if not loading.config.cached_layers:
-            assert loading.recipe is not None, "only embedding models cache nothing"
+            if loading.recipe is None:
+                raise CheckpointError(
+                    f"{spec.path} is an encoder, whose tokens see all others: it generates nothing, and the directory does not say how to make "
+                    "embeddings of it. modules.json and 1_Pooling/config.json, as sentence-transformers writes them, are missing"
+                )
             return _load_encoder(loading)
         return load_decoder(loading, memory, tiers, records_bootstrap and memory.links is None)
 
@@ -39,7 +43,7 @@ def load_model(
 def _load_encoder(loading: ModelLoading) -> LoadedModel:
     """Load a model that caches nothing: to the scheduler, a block is a text at work, and there are as many as may run at once."""
     if loading.spec.kv_dtype != "auto":
-        raise CheckpointError(f"{loading.spec.name} embeds texts and keeps no KV cache: leave kv_dtype at auto")
+        raise CheckpointError(f"{loading.spec.name} is an encoder and keeps no KV cache: leave kv_dtype at auto")
     loading = loading._replace(links=None)  # of several ranks the first one computes it alone
     context_length, num_texts = loading.longest_context(), loading.host.max_num_seqs
     layout = CacheLayout((), context_length, loading.dtype())

@@ -17,6 +17,7 @@ from pilotlight.engine.description.decoder_config import DecoderConfig, architec
 from pilotlight.engine.description.image_sizes import ImageSizes, read_image_sizes
 from pilotlight.engine.drafting.drafter_registry import DraftWords
 from pilotlight.engine.execution.runner import ModelRunner
+from pilotlight.engine.execution.text_head import TextHead
 from pilotlight.engine.kv.arena import Arena
 from pilotlight.engine.kv.pool.block_parts import BlockParts
 from pilotlight.engine.kv.pool.groups import Windows
@@ -35,12 +36,12 @@ from pilotlight.engine.scheduling.plan import SchedulerLimits
 from pilotlight.engine.weights.bundles.bundle import CheckpointFacts
 from pilotlight.engine.weights.bundles.bundle_maps import register
 from pilotlight.engine.weights.config import eos_token_ids, read_config
-from pilotlight.engine.weights.embedding_recipe import EmbeddingRecipe, read_recipe
 from pilotlight.engine.weights.filling import ReadingProgress
 from pilotlight.engine.weights.formats.weight_formats import read_format
 from pilotlight.engine.weights.kv_scales import read_kv_scales
 from pilotlight.engine.weights.load import FilledModel, WeightLoad
 from pilotlight.engine.weights.loader import WeightLoader
+from pilotlight.engine.weights.pooling_recipe import PoolingRecipe, read_recipe
 from pilotlight.engine.weights.relocation import HugePages, Relocation
 from pilotlight.engine.weights.shard import WHOLE, ExpertShard, Shard, Stage
 from pilotlight.engine.weights.source import DTYPE_NAMES, WeightSource
@@ -67,7 +68,7 @@ def opened_source(
         raise CheckpointError(f"{directory} is no directory; a model is a directory with config.json and *.safetensors")
     raw_config = read_config(directory)
     recipe = read_recipe(directory, raw_config)
-    if recipe is not None:  # its logits are never asked for: a head of its own would only take memory
+    if recipe is not None and not recipe.keeps_head:  # its logits are never asked for: the head would only take memory
         raw_config["tie_word_embeddings"] = True
     family = find_family(raw_config)
     config = family.parse_config(raw_config)
@@ -104,7 +105,7 @@ class ModelLoading(NamedTuple):
     raw_config: dict[str, Any]
     family: Family
     config: ArchitectureConfig
-    recipe: EmbeddingRecipe | None
+    recipe: PoolingRecipe | None
     source: WeightSource
     phases: Phases
     on_progress: ReadingProgress | None
@@ -223,6 +224,7 @@ class ModelLoading(NamedTuple):
                 source.format,
                 source.stays_packed(device),
                 self.shard,
+                recipe is not None and recipe.classes is not None,
             )
 
         return BackgroundWarmUp(self.spec.name, dry_run, device, self._computation(layout))
@@ -249,9 +251,11 @@ class ModelLoading(NamedTuple):
         adapters: AdapterBank | None = None,
         drafts: DraftLayers | None = None,
     ) -> ModelRunner:
+        hidden = self.config.hidden_size
+        head = None if self.recipe is None else TextHead(self.recipe, hidden, self.arena.device)
         if ranks is None:
-            return ModelRunner(model, layout, blocks, self.recipe, adapters, drafts)
-        return PartRunner(model, layout, blocks, ranks, self.config.hidden_size, self.recipe, adapters, drafts)
+            return ModelRunner(model, layout, blocks, head, adapters, drafts)
+        return PartRunner(model, layout, blocks, ranks, hidden, head, adapters, drafts)
 
     def longest_context(self) -> int:
         most = self.recipe.max_tokens if self.recipe is not None else None
@@ -305,8 +309,12 @@ class ModelLoading(NamedTuple):
             load_s=self.phases.total_s,
             pooling=recipe and recipe.pooling,
             text_prompt=recipe.prompt if recipe else "",
+            prompts=recipe.prompts if recipe else (),
+            labels=recipe.classes.labels if recipe and recipe.classes else (),
+            activation=recipe.classes.activation if recipe and recipe.classes else "none",
+            answers_by_token=recipe is not None and recipe.keeps_head,
             image_token_id=sizes and sizes.placeholder,
-            embedding_size=self.config.hidden_size if recipe else 0,
+            embedding_size=recipe.vector_size(self.config.hidden_size) if recipe else 0,
             mapped=loaded.is_mapped,
             load_phases=self.phases.spent,
         )

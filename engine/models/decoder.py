@@ -13,7 +13,7 @@ import torch
 
 from pilotlight.engine.description.decoder_config import DecoderConfig
 from pilotlight.engine.execution.context import Context
-from pilotlight.engine.layers.embedding import TokenEmbedding
+from pilotlight.engine.layers.embedding import ScoreHead, TokenEmbedding
 from pilotlight.engine.layers.norm import RMSNorm
 from pilotlight.engine.layers.rotary import RotaryTable
 from pilotlight.engine.layers.temperature import Temperature
@@ -81,6 +81,7 @@ class DecoderLayer:
     feed_forward: Part
     feed_forward_output_norm: RMSNorm | None = None
     residual_scale: float = 1.0
+    scale: torch.Tensor | None = None  # [1], of the hidden states behind the layer
 
     def __call__(
         self, x: torch.Tensor, residual: torch.Tensor | None, context: Context
@@ -88,7 +89,8 @@ class DecoderLayer:
         x, residual = _entered(self.attention_norm, x, residual)
         x = self._left(self.attention(x, context), self.attention_output_norm)
         x, residual = _entered(self.feed_forward_norm, x, residual)
-        return self._left(self.feed_forward(x, context), self.feed_forward_output_norm), residual
+        x = self._left(self.feed_forward(x, context), self.feed_forward_output_norm)
+        return (x, residual) if self.scale is None else (x * self.scale, residual * self.scale)
 
     def _left(self, x: torch.Tensor, norm: RMSNorm | None) -> torch.Tensor:
         if norm is not None:
@@ -125,7 +127,7 @@ class Decoder:
         embedding: TokenEmbedding | None,
         layers: Sequence[Layer],
         norm: RMSNorm | None,
-        head: TokenEmbedding | None,
+        head: TokenEmbedding | ScoreHead | None,
         rotary: list[RotaryTable],
         temperature: Temperature | None = None,
         projections: Sequence[MatrixPart] = (),
@@ -150,6 +152,11 @@ class Decoder:
     def draft_by(self, mtp: DraftHead) -> None:
         """Draft by a further layer of the checkpoint. Its weights lie behind the decoder's."""
         self.mtp = mtp
+
+    def score_by(self, head: ScoreHead) -> None:
+        """Score classes in place of tokens, to which no rule of tokens' logits applies."""
+        self.head = head
+        self.logit_rule = PLAIN_LOGITS
 
     def forward(self, context: Context) -> torch.Tensor:
         return self.tapped(context, ())[0]
@@ -239,7 +246,10 @@ def load_decoder(
     loader.skip(r"(model\.)?layers\.\d+\.self_attn\.rotary_emb\.inv_freq")
     # of a KV cache in fewer bits than ours; of packed matrices, what config.json says
     loader.skip(r".*\.([kv]_scale|weight_shape)")
-    rotary = [RotaryTable(rule, config.head_dim, context_length, loader.device) for rule in config.rotary]
+    rotary = [
+        RotaryTable(rule, dim, context_length, loader.device)
+        for rule, dim in zip(config.rotary, config.rotary_dims, strict=True)
+    ]
     for table in rotary:
         loader.compute(table.compute)
     projections = tuple(loader.projections or ())

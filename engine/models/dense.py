@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pilotlight.engine.description.dense_config import DenseConfig
 from pilotlight.engine.description.sparse_config import SparseConfig
 from pilotlight.engine.layers.attention import Attention
+from pilotlight.engine.layers.encoder_attention import EncoderAttention
 from pilotlight.engine.layers.mlp import GatedMLP
 from pilotlight.engine.layers.moe import SparseMLP
 from pilotlight.engine.layers.norm import RMSNorm
@@ -19,19 +20,20 @@ from pilotlight.engine.weights.loader import WeightLoader
 from pilotlight.kernels.elementwise.activation import gelu_tanh_and_mul, silu_and_mul
 
 _ACTIVATIONS = {"silu": silu_and_mul, "gelu_tanh": gelu_tanh_and_mul}
-# Towers beside a decoder whose pictures are not computed here: of Mistral 3, Gemma 3, Qwen's and GLM's.
-_TOWERS = r"(model\.)?(vision_tower|multi_modal_projector|vision_encoder|visual)\..*"
+# Towers beside a decoder whose pictures are not computed here: of Mistral 3, Gemma 3 and 4, Qwen's and GLM's.
+_TOWERS = r"(model\.)?(vision_tower|multi_modal_projector|visual|audio_tower|embed_vision|embed_audio)\..*"
 
 LoadAttention = Callable[[int, str], Part]
 
 
 def load(config: DenseConfig, loader: WeightLoader, context_length: int) -> Decoder:
     kind = config.norm
+    attention_kind = EncoderAttention if config.is_bidirectional else Attention
 
     def attention(i: int, name: str) -> Part:
         # A layer that drafts stands behind the last one, and is of its kind.
         shape = config.attention(min(i, config.num_layers - 1))._replace(layer=i)
-        return Attention.load(
+        return attention_kind.load(
             loader,
             f"{name}.self_attn",
             config.hidden_size,
@@ -40,6 +42,7 @@ def load(config: DenseConfig, loader: WeightLoader, context_length: int) -> Deco
             o_bias=config.o_bias,
             qk_norm=kind if config.qk_norm else None,
             joint_norm=kind if config.joint_qk_norm else None,
+            sinks=config.sinks_name,
         )
 
     decoder = load_layers(config, loader, context_length, attention)
@@ -66,6 +69,7 @@ def load_layers(
             feed_forward=_load_feed_forward(config, loader, i, name),
             feed_forward_output_norm=norm(name, names.after_feed_forward),
             residual_scale=config.residual_scale,
+            scale=loader.tensor(f"{name}.layer_scalar", 1) if config.scales_layers else None,
         )
 
     temperature = config.temperature and Temperature(*config.temperature)

@@ -24,7 +24,7 @@ def load(config: GptOssConfig, loader: WeightLoader, context_length: int) -> Dec
         return DecoderLayer(
             attention_norm=RMSNorm.load(loader, f"{name}.input_layernorm", hidden, norm),
             attention=Attention.load(
-                loader, f"{name}.self_attn", hidden, config.attention(i), qkv_bias=bias, o_bias=bias, sinks=True
+                loader, f"{name}.self_attn", hidden, config.attention(i), qkv_bias=bias, o_bias=bias
             ),
             feed_forward_norm=RMSNorm.load(loader, f"{name}.post_attention_layernorm", hidden, norm),
             feed_forward=SparseMLP(

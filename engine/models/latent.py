@@ -4,7 +4,7 @@ Names of tensors: deepseek-ai/DeepSeek-V3's model.safetensors.index.json; of K2.
 (engine/vision/kimi_tower.py).
 """
 
-from pilotlight.engine.description.families.latent import LatentConfig
+from pilotlight.engine.description.families.latent_decoders import LatentConfig
 from pilotlight.engine.layers.latent_attention import LatentAttention
 from pilotlight.engine.models.decoder import Decoder, Part
 from pilotlight.engine.models.dense import load_layers

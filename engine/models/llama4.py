@@ -23,11 +23,6 @@ from pilotlight.engine.weights.loader import WeightLoader
 def load(config: Llama4Config, loader: WeightLoader, context_length: int) -> Decoder:
     hidden, norm, shape = config.hidden_size, config.norm, config.experts
 
-    def experts(name: str) -> InputScaledExperts:
-        if any(f"{name}.{part}" in loader for part in ("gate_up_proj", "down_proj")):
-            return InputScaledExperts.load_stacks(loader, name, shape)
-        return InputScaledExperts.load_each(loader, name, shape, GATED_PARTS)
-
     def feed_forward(i: int, name: str) -> Part:
         if i not in config.sparse_layers:
             return GatedMLP.load(loader, name, hidden, config.intermediate_size)
@@ -35,7 +30,7 @@ def load(config: Llama4Config, loader: WeightLoader, context_length: int) -> Dec
             SigmoidRouter(
                 Linear.load(loader, [f"{name}.router"], [shape.num_experts], hidden, bias=False), config.top_k
             ),
-            experts(f"{name}.experts"),
+            InputScaledExperts.load(loader, f"{name}.experts", shape, GATED_PARTS),
             GatedMLP.load(loader, f"{name}.shared_expert", hidden, shape.intermediate_size),
         )
 

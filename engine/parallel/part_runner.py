@@ -18,11 +18,11 @@ from pilotlight.engine.core.step_shares import StepShares
 from pilotlight.engine.device.transfer import to_device
 from pilotlight.engine.execution.context import Context
 from pilotlight.engine.execution.runner import Forwarded, ModelRunner, hidden_states
+from pilotlight.engine.execution.text_head import TextHead
 from pilotlight.engine.kv.pool.layout import CacheLayout
 from pilotlight.engine.models.decoder import Decoder
 from pilotlight.engine.models.model import Model
 from pilotlight.engine.parallel.balancer import ExpertBalancer, sparse_parts_of
-from pilotlight.engine.weights.embedding_recipe import EmbeddingRecipe
 
 if TYPE_CHECKING:
     from pilotlight.engine.models.draft_layers import DraftLayers
@@ -49,12 +49,12 @@ class PartRunner(ModelRunner):
         kv_cache: torch.Tensor,
         ranks: "Communicator",
         hidden_size: int = 0,
-        recipe: EmbeddingRecipe | None = None,
+        head: TextHead | None = None,
         adapters: AdapterBank | None = None,
         drafts: "DraftLayers | None" = None,
     ) -> None:
         """`ranks`: all that have a part of the model; `hidden_size`: of what goes from stage to stage among them. The rest as a ModelRunner's."""
-        super().__init__(model, layout, kv_cache, recipe, adapters, drafts)
+        super().__init__(model, layout, kv_cache, head, adapters, drafts)
         self.balancer = ExpertBalancer(ranks)
         self._ranks = ranks
         self._pipe = ranks.pipe

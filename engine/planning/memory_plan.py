@@ -136,7 +136,7 @@ def activations_bytes(model: PlannedModel, place: RankPlace, limits: StepLimits)
         # At most all tokens leave one rank for as many others as they have experts, come back as sums, and are added up in fp32; or all come to one.
         top_k = max(int(shape.active) for _, shape in model.weights() if shape.experts)
         step += tokens * hidden * ((2 * min(place.parallelism.ep, top_k) + 1) * item + 4)
-    if place.stage or model.is_encoder:
+    if place.stage or model.pools:
         return step
     kept, encoding = model.config.image_bytes(item)
     logits = _LOGITS_COPIES * 4 * limits.max_num_seqs * model.config.vocab_size

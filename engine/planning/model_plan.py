@@ -13,6 +13,7 @@ from pilotlight.engine.adapters.peft import projection_key
 from pilotlight.engine.api.errors import CheckpointError
 from pilotlight.engine.api.plain_files import open_file
 from pilotlight.engine.api.protocol import KvDtype
+from pilotlight.engine.description.class_labels import is_classifier, score_weights
 from pilotlight.engine.description.config_registry import PARSERS, ArchitectureConfig, find_architecture
 from pilotlight.engine.description.tensor_sizes import Part, WeightShape
 from pilotlight.engine.kv.pool.layout import CachedLayer
@@ -21,7 +22,7 @@ from pilotlight.engine.planning.quantization import Quantization, lossless_bytes
 from pilotlight.engine.weights.bundles.bundle import WeightBundleError, read_bundle
 from pilotlight.engine.weights.checkpoint import index_checkpoint, packed_file, read_json, weight_files
 from pilotlight.engine.weights.config import quantization_method, refusing_types
-from pilotlight.engine.weights.embedding_recipe import read_recipe
+from pilotlight.engine.weights.pooling_recipe import read_recipe
 
 # Below this size a CPU computes in fp32: exactness is then testable, and the weights still fit its caches as well as
 # bf16 ones would.
@@ -40,7 +41,7 @@ class PlannedModel(NamedTuple):
     layers: tuple[tuple[WeightShape, ...], ...]  # and of each
     quantization: Quantization | None
     dtype: str  # of plain weights, activations and, unless `kv_dtype` says otherwise, the KV cache
-    is_encoder: bool = False
+    pools: bool = False  # it makes vectors of texts, and has logits for no token
     kv_dtype: KvDtype = "auto"
     is_lossless: bool = False  # plain bf16 matrices are kept in 12 bits, on a CPU
 
@@ -59,7 +60,7 @@ class PlannedModel(NamedTuple):
         costs = tuple(sum(map(self._step_cost, layer)) for layer in self.layers)
         # It costs the same where it is the embedding.
         head = WeightShape("head", "", self.config.vocab_size, self.config.hidden_size)
-        return balanced_stages(costs, 0.0 if self.is_encoder else self._step_cost(head), num_stages)
+        return balanced_stages(costs, 0.0 if self.pools else self._step_cost(head), num_stages)
 
     def weights(self) -> Iterator[tuple[int | None, WeightShape]]:
         """Yield every tensor with its layer; None: it is of no layer."""
@@ -127,11 +128,13 @@ def read_model(path: Path, dtype: str = "auto", on_cpu: bool = False) -> Planned
     """Read a checkpoint's directory, or a config.json alone. Raises CheckpointError."""
     directory = path if path.is_dir() else path.parent
     config = read_json(directory, "config.json" if path.is_dir() else path.name, wanted=("architectures",))
-    is_encoder = False
+    pools = False
     if path.is_dir() and (directory / "modules.json").exists():
-        is_encoder = read_recipe(directory, config) is not None
-        config = {**config, "tie_word_embeddings": True}
-    return plan_model(config, dtype, on_cpu, _stored(directory) if path.is_dir() else None, is_encoder)
+        recipe = read_recipe(directory, config)
+        pools = recipe is not None
+        if recipe is not None and not recipe.keeps_head:
+            config = {**config, "tie_word_embeddings": True}
+    return plan_model(config, dtype, on_cpu, _stored(directory) if path.is_dir() else None, pools)
 
 
 def plan_model(
@@ -139,18 +142,20 @@ def plan_model(
     dtype: str = "auto",
     on_cpu: bool = False,
     stored: frozenset[str] | None = None,
-    is_encoder: bool = False,
+    pools: bool = False,
 ) -> PlannedModel:
-    """Return the model that a config.json describes. `stored`: the types of its tensors, where they are there. Raises CheckpointError."""
+    """Return the model that a config.json describes. `stored`: the types of its tensors, where they are there. `pools`: it makes vectors of texts
+    and has logits for no token. Raises CheckpointError."""
     architecture = find_architecture(config)
+    if is_classifier(config):
+        config, pools = {**config, "tie_word_embeddings": True}, True
     text = config.get("text_config") or {}
     with refusing_types():
         quantization = read_quantization(config)
     parsed = PARSERS[architecture](config)
     layers = tuple(tuple(parsed.layer_weights(i, f"model.layers.{i}")) for i in range(parsed.num_layers))
-    model = PlannedModel(
-        architecture, parsed, tuple(parsed.outer_weights), layers, quantization, "bfloat16", is_encoder
-    )
+    outer = (*parsed.outer_weights, *score_weights(config, architecture, parsed.hidden_size))
+    model = PlannedModel(architecture, parsed, outer, layers, quantization, "bfloat16", pools)
     if dtype != "auto":
         return model._replace(dtype=dtype)
     if stored is None:

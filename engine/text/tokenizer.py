@@ -21,6 +21,7 @@ from pilotlight.engine.api.plain_files import read_text
 from pilotlight.engine.text.spelling import spelling_of
 
 if TYPE_CHECKING:  # imported with the first tokenizer, beside its weights: a site's start does not wait 5 ms for it
+    from tokenizers import Encoding
     from tokenizers import Tokenizer as Backend
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # batches of one text need no threads of the library's own
@@ -92,6 +93,23 @@ class Tokenizer:
     def encode(self, text: str, *, add_special_tokens: bool = False) -> tuple[int, ...]:
         """Encode a text. `add_special_tokens`: with the tokenizer's own round the text, such as a BOS. Raises TokenizerError."""
         return tuple(_ids(self._backend, text, add_special_tokens))
+
+    def encode_pair(self, first: str, second: str) -> tuple[tuple[int, ...], int]:
+        """Encode two texts as one, with the tokenizer's own special tokens round them. Return the tokens, and which of them is the first that the
+        tokenizer counts to the second text; 0 if it does not tell them apart. Raises TokenizerError."""
+        encoding = _encoding(self._backend, (first, second), True)
+        types = list(encoding.type_ids)
+        return tuple(encoding.ids), types.index(1) if 1 in types else 0
+
+    def cut(self, text: str, most: int) -> str:
+        """Return the beginning of a text that has at most so many tokens, without special ones round it. Raises TokenizerError."""
+        try:
+            [encoding] = self._backend.encode_batch([text], add_special_tokens=False)
+        except BaseException as error:
+            if not _is_librarys(error):
+                raise
+            raise TokenizerError(f"the text cannot be encoded: {error}") from None
+        return text if len(encoding.ids) <= most else text[: encoding.offsets[most - 1][1] if most else 0]
 
     def encode_rendered(self, text: str, enough: int = sys.maxsize) -> tuple[int, ...]:
         """Encode a rendered template, which spells its special tokens itself. Between shields they are text. With `enough` tokens it may stop."""
@@ -218,14 +236,20 @@ class Tokenizer:
 
 
 def _ids(backend: "Backend", text: str, add_special_tokens: bool) -> list[int]:
-    """Encode as `backend.encode`, which keeps Python's lock, in whatever thread it is called: 7 MiB of spaces would stop every stream for 15 s."""
+    return list(_encoding(backend, text, add_special_tokens).ids)
+
+
+def _encoding(backend: "Backend", text: str | tuple[str, str], add_special_tokens: bool) -> "Encoding":
+    """Encode as `backend.encode`, which keeps Python's lock, in whatever thread it is called: 7 MiB of spaces would stop every stream for 15 s.
+    Two texts are a pair."""
     try:
         [encoding] = backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
     except BaseException as error:
         if not _is_librarys(error):
             raise
         raise TokenizerError(f"the text cannot be encoded: {error}") from None
-    return list(encoding.ids)
+    found: Encoding = encoding
+    return found
 
 
 def _is_librarys(error: BaseException) -> bool:

@@ -26,11 +26,11 @@ from pilotlight.engine.weights.bundles.packed import find_packed, pack, pack_chu
 from pilotlight.engine.weights.checkpoint import packed_file
 from pilotlight.engine.weights.config import read_config
 from pilotlight.engine.weights.digests import fingerprint
-from pilotlight.engine.weights.embedding_recipe import read_recipe
 from pilotlight.engine.weights.filling import DTYPES, Job
 from pilotlight.engine.weights.formats.weight_formats import read_format
 from pilotlight.engine.weights.fused import open_divided
 from pilotlight.engine.weights.loader import WeightLoader
+from pilotlight.engine.weights.pooling_recipe import read_recipe
 from pilotlight.engine.weights.source import CHUNKED
 from pilotlight.engine.weights.storage import META, BundleMemory, BundleStorage, CheckpointStorage, LayoutPlan
 
@@ -48,7 +48,8 @@ def pack_directory(directory: Path, out: Path, dtype_name: str, report: "Report"
     if (packed := packed_file(directory)) is not None:
         return _unpack(packed, out, dtype_name, report, is_lossless)
     raw_config = read_config(directory)
-    if read_recipe(directory, raw_config) is not None:
+    recipe = read_recipe(directory, raw_config)
+    if recipe is not None and not recipe.keeps_head:
         raw_config["tie_word_embeddings"] = True
     family = find_family(raw_config)
     config = family.parse_config(raw_config)
@@ -157,7 +158,10 @@ def copy_beside(directory: Path, out: Path) -> None:
     for file in sorted(directory.rglob("*")):
         relative = file.relative_to(directory)
         hidden = any(part.startswith(".") for part in relative.parts)
-        if file.suffix in _BESIDE and file.name != _INDEX and not hidden and file.is_file():
+        is_module = (
+            file.name == "model.safetensors" and file.parent != directory
+        )  # a layer behind an embedding model's pooling
+        if (file.suffix in _BESIDE or is_module) and file.name != _INDEX and not hidden and file.is_file():
             target = out / relative
             target.parent.mkdir(parents=True, exist_ok=True)
             copy = target.with_name(f".{target.name}.partial")

@@ -3,7 +3,7 @@
 Parts of a tensor's rows are runs of its bytes: nothing is read or copied to divide it, and whatever asks for tensors by name finds the parts.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import prod
 from pathlib import Path
 from typing import NamedTuple
@@ -22,6 +22,12 @@ class FusedRows(NamedTuple):
     parts: Mapping[str, int]  # what the parts are called elsewhere, and the rows of each, in their order
     experts: int = 0  # the tensor is a stack of so many, each with these rows: `{expert}` stands in the parts' names; 0: it is none
 
+    def holds(self, name: str, shape: Sequence[int]) -> bool:
+        """Tell whether a tensor is to be divided. A stack whose rows are its matrices' columns is not: it is turned while it is read."""
+        if f".{self.name}." in name:
+            return True
+        return name.endswith(f".{self.name}") and len(shape) == 3 and shape[1] == sum(self.parts.values())
+
 
 def open_divided(directory: Path, fused: tuple[FusedRows, ...]) -> Checkpoint:
     """Open a directory's checkpoint. Raises CheckpointError."""
@@ -34,11 +40,12 @@ def divide(tensors: Mapping[str, StoredTensor], fused: tuple[FusedRows, ...]) ->
         return dict(tensors)
     divided: dict[str, StoredTensor] = {}
     for name, stored in tensors.items():
-        found = next((each for each in fused if f".{each.name}." in name), None)
+        found = next((each for each in fused if each.holds(name, stored.shape)), None)
         if found is None:
             divided[name] = stored
             continue
-        before, _, kind = name.rpartition(f"{found.name}.")
+        before, _, kind = name.rpartition(found.name)
+        kind = kind.removeprefix(".") or "weight"
         for part, tensor in _parts(name, stored, found, kind):
             divided[f"{before}{part}.{kind}"] = tensor
     return divided

@@ -100,11 +100,18 @@ class WeightLoader:
         return into
 
     def rows(
-        self, names: Sequence[str], rows: Sequence[int], *row_shape: int, split: Split | None = None, unit: int = 1
+        self,
+        names: Sequence[str],
+        rows: Sequence[int],
+        *row_shape: int,
+        split: Split | None = None,
+        unit: int = 1,
+        repeats: bool = False,
     ) -> torch.Tensor:
         """Return storage for several stored tensors, stacked along their first dimension."""
+        may_repeat = repeats or len(names) > 1
         spans = [
-            self.shard.span(n, unit, name, split == "rows", len(names) > 1) for name, n in zip(names, rows, strict=True)
+            self.shard.span(n, unit, name, split == "rows", may_repeat) for name, n in zip(names, rows, strict=True)
         ]
         into = self.empty(stacked_name(names), sum(span.size for span in spans), *row_shape)
         for name, span, part in zip(names, spans, torch.split(into, [span.size for span in spans]), strict=True):
@@ -120,11 +127,12 @@ class WeightLoader:
         experts: int = 1,
         split: Split | None = None,
         unit: int = 1,
+        repeats: bool = False,
     ) -> Weight:
         """Return the projections called `names`, one below the other, [sum(rows), columns]: packed where they are stored so and kernels take them.
         `experts`: they are so many experts', [experts, rows, columns]. `split`: ranks share each one's rows, or its columns, in multiples of
-        `unit`; of several matrices that are fused one with fewer units than ranks is held by several."""
-        parts = self._parts(names, rows, columns, split, unit)
+        `unit`; of several matrices that are fused one with fewer units than ranks is held by several, and a single one if it `repeats`."""
+        parts = self._parts(names, rows, columns, split, unit, repeats)
         of_parts = [self._format_of(name) for name in names]
         packed = PLAIN if PLAIN in of_parts else of_parts[0]
         if packed is not PLAIN and self._keeps_packed and packed.joins(self, parts, experts):
@@ -142,13 +150,20 @@ class WeightLoader:
         return weight if experts == 1 else weight.by_expert(experts)
 
     def note_projections(
-        self, names: Sequence[str], rows: Sequence[int], columns: int, *, split: Split | None, unit: int
+        self,
+        names: Sequence[str],
+        rows: Sequence[int],
+        columns: int,
+        *,
+        split: Split | None,
+        unit: int,
+        repeats: bool = False,
     ) -> tuple[int, tuple[int, ...]]:
         """Number the projections of a matrix, for adapters that change them. Return the first one's number, and the last row of each on this
         rank; of those that no adapter may change, none."""
         if self.projections is None:
             return 0, ()
-        first, parts = len(self.projections), self._parts(names, rows, columns, split, unit)
+        first, parts = len(self.projections), self._parts(names, rows, columns, split, unit, repeats)
         self.projections += parts
         return first, tuple(accumulate(part.rows.size for part in parts))
 
@@ -245,11 +260,12 @@ class WeightLoader:
         return weight
 
     def _parts(
-        self, names: Sequence[str], rows: Sequence[int], columns: int, split: Split | None, unit: int
+        self, names: Sequence[str], rows: Sequence[int], columns: int, split: Split | None, unit: int, repeats: bool
     ) -> list[MatrixPart]:
         of_columns = self.shard.span(columns, unit, names[0], split == "columns")
+        may_repeat = repeats or len(names) > 1
         return [
-            MatrixPart(name, self.shard.span(n, unit, name, split == "rows", len(names) > 1), of_columns)
+            MatrixPart(name, self.shard.span(n, unit, name, split == "rows", may_repeat), of_columns)
             for name, n in zip(names, rows, strict=True)
         ]
 

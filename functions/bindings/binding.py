@@ -6,6 +6,7 @@ channel calls `call`.
 
 import asyncio
 import inspect
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -119,6 +120,19 @@ class HeldBytes:
         self.release()
 
 
+class Clock:
+    """The time by which bindings expire, delay and ring. A test may set it."""
+
+    look_s = 30.0  # between two looks: the machine's clock may be set
+
+    def now_s(self) -> float:
+        """Return seconds since 1970."""
+        return time.time()
+
+
+CLOCK = Clock()
+
+
 @dataclass(frozen=True)
 class Services:
     """The services of a site for its bindings.
@@ -131,6 +145,7 @@ class Services:
     function: str = "function"  # whose bindings these are
     max_bytes: int = 10 << 30  # of one database or bucket
     memory: MemoryBudget = field(default_factory=MemoryBudget)  # the function's
+    clock: Clock = CLOCK
     r2: Mapping[str, S3Place] = field(default_factory=dict)  # buckets at an S3 endpoint, by their R2 names
 
     def database(self, path: Path, schema: str) -> Database:

@@ -9,7 +9,9 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from datetime import UTC, datetime
+from math import inf
 from pathlib import Path
+from typing import NamedTuple
 
 from pilotlight.functions.bindings.binding import Services
 from pilotlight.functions.bindings.place import directory_of
@@ -21,18 +23,29 @@ log = logging.getLogger("pilotlight.function")
 
 SCHEMA = "CREATE TABLE IF NOT EXISTS fired (cron TEXT PRIMARY KEY, at_s REAL NOT NULL)"
 CATCH_UP_S = 24 * 3600.0  # older missed firings are dropped
-LOOK_S = 30.0  # the clock may be set
-PAUSE_AFTER_ERROR_S = 5.0
 Run = Callable[[str, int], Awaitable[None]]
 """Gets the expression and the minute in ms."""
+
+
+class Timings(NamedTuple):
+    """How long triggers wait, in seconds."""
+
+    look_s: float = 30.0  # at most, before they look at the clock again: it may be set
+    pause_after_error_s: float = 5.0
 
 
 class Crons:
     """The triggers of one function, until they are closed."""
 
     def __init__(
-        self, schedules: Iterable[Schedule], run: Run, database: Database, now_s: Callable[[], float] = time.time
+        self,
+        schedules: Iterable[Schedule],
+        run: Run,
+        database: Database,
+        now_s: Callable[[], float] = time.time,
+        timings: Timings | None = None,
     ) -> None:
+        self._timings = timings or Timings()
         self._run = run
         self._database = database
         self._now_s = now_s
@@ -42,7 +55,9 @@ class Crons:
     @classmethod
     def open(cls, schedules: Iterable[Schedule], run: Run, state_dir: Path, services: Services) -> "Crons":
         path = directory_of(state_dir, "cron", services.function) / "fired.sqlite"
-        return cls(schedules, run, services.database(path, SCHEMA))
+        return cls(
+            schedules, run, services.database(path, SCHEMA), services.clock.now_s, Timings(look_s=services.clock.look_s)
+        )
 
     def stop(self) -> None:
         """Start no new handlers. Running ones belong to the function, and claimed firings still run."""
@@ -63,14 +78,14 @@ class Crons:
                 due = schedule.last_until(now, after)
                 if due is None:
                     following = schedule.next_after(now)
-                    wait_s = LOOK_S if following is None else (following - now).total_seconds()
-                    await asyncio.sleep(min(LOOK_S, wait_s))
+                    wait_s = inf if following is None else (following - now).total_seconds()
+                    await asyncio.sleep(min(self._timings.look_s, wait_s))
                     continue
                 after = due
                 await asyncio.shield(self._begin(schedule, due))
             except Exception:
                 log.exception("the cron trigger %s continues after an error", schedule.text)
-                await asyncio.sleep(PAUSE_AFTER_ERROR_S)
+                await asyncio.sleep(self._timings.pause_after_error_s)
 
     async def _since(self, schedule: Schedule) -> datetime:
         """Return when it last ran; a trigger that is new begins now."""

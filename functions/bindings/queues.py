@@ -24,6 +24,7 @@ from pilotlight.support.database import Connection, Database, create, storage_wo
 
 log = logging.getLogger("pilotlight.bindings")
 
+LOOK_S = 30.0
 MAX_MESSAGE_BYTES = 128_000
 MAX_BATCH_BYTES = 256_000
 MAX_BATCH = 100
@@ -81,8 +82,17 @@ DEFAULT_SETTINGS = Settings()
 class Queue:
     """One queue's file. A leased message is one that becomes visible late."""
 
-    def __init__(self, name: str, path: Path, max_bytes: int, now_s: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        name: str,
+        path: Path,
+        max_bytes: int,
+        now_s: Callable[[], float] = time.time,
+        look_s: float = LOOK_S,
+    ) -> None:
+        """`look_s`: between two looks at the clock, which may be set."""
         self.name = name
+        self.look_s = look_s
         self.consumer: QueueConsumer | None = None  # a queue has one
         self.news = asyncio.Event()
         self._database = Database(path, self._prepare, max_bytes=max_bytes)
@@ -91,8 +101,8 @@ class Queue:
 
     @classmethod
     def of(cls, name: str, state_dir: Path, services: Services) -> "Queue":
-        path = directory_of(state_dir, "queue", name) / "messages.sqlite"
-        return services.databases.get(path, lambda path: cls(name, path, services.max_bytes))
+        path, clock = directory_of(state_dir, "queue", name) / "messages.sqlite", services.clock
+        return services.databases.get(path, lambda path: cls(name, path, services.max_bytes, clock.now_s, clock.look_s))
 
     async def put(self, bodies: list[tuple[bytes, float]]) -> None:
         """Keep messages: (body, delay in seconds) of each."""
@@ -310,7 +320,7 @@ class QueueConsumer:
             if due_in_s == 0:
                 return
             with suppress(TimeoutError):
-                async with asyncio.timeout(due_in_s):
+                async with asyncio.timeout(None if due_in_s is None else min(due_in_s, self._queue.look_s)):
                     await self._queue.news.wait()
 
     async def _handle(self, messages: list[StoredMessage]) -> None:

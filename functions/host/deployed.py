@@ -17,7 +17,6 @@ from typing import Protocol
 import aiohttp
 import msgspec
 
-from pilotlight.functions.bindings.secrets.secret_store import SecretError
 from pilotlight.functions.channel import Failure
 from pilotlight.functions.channel.frames import UNNUMBERED, FetchEvent
 from pilotlight.functions.host.router_client import RouterClient
@@ -54,7 +53,7 @@ class FunctionRegistry(Protocol):
         """Apply a version's migrations of its databases, which its health call may need. Raises Failure."""
 
     def take_secrets(self, function: str, values: Mapping[str, str], before: Collection[str]) -> None:
-        """Store a function's secrets in place of those with the names `before`. Raises SecretError."""
+        """Store a function's secrets in place of those with the names `before`. Raises ValueError with a sentence."""
 
     def claim(self, pool: str) -> None:
         """Claim its resources. Raises Failure if one belongs to another function."""
@@ -279,7 +278,7 @@ class DeployedFunctions:
                 await asyncio.to_thread(self._serving.take_secrets, name, values, kept.names)
                 self._directory.mkdir(parents=True, exist_ok=True)
                 atomic_files.write(file, encode(KeptSecrets(kept.word if word is None else word, sorted(values))))
-        except (aiohttp.ClientError, OSError, TimeoutError, msgspec.DecodeError, UnsealedError, SecretError) as error:
+        except (aiohttp.ClientError, OSError, TimeoutError, UnsealedError, ValueError) as error:
             log.error("%s: its secrets cannot be taken over: %s", name, error)
 
     # -- information from the router ------------------------------------------------------------------------------------------------

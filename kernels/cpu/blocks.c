@@ -23,94 +23,90 @@ typedef struct {
     long values_stride, groups_stride;
 } byte_rows;
 
-typedef void (*row_product)(const byte_rows *x, const uint8_t *row, long columns, floats16 *totals);
+typedef void (*row_product)(const byte_rows *x, const uint8_t *row, long columns, lanes *totals);
 extern const row_product block_products[BLOCK_KINDS][4];  // by kind and rows of x: 1, 2, 4, 8
 
 #ifndef SCALAR_BF16  // compiled once
 // codes . x, of neighbouring four.
-INLINE ints16 dot_of_64(const int has_large, bytes64 codes, const int8_t *x) {
+INLINE lanes_i32 dot_of_step(const int has_large, code_bytes codes, const int8_t *x) {
 #if defined(WIDE) && defined(__AVX512VNNI__)
-    return (ints16)_mm512_dpbusd_epi32(_mm512_setzero_si512(), (__m512i)codes, _mm512_loadu_si512(x));
+    return (lanes_i32)_mm512_dpbusd_epi32(_mm512_setzero_si512(), (__m512i)codes, _mm512_loadu_si512(x));
 #elif defined(WIDE)
     const __m512i a = (__m512i)codes, b = _mm512_loadu_si512(x);
-    if (!has_large) return (ints16)_mm512_madd_epi16(_mm512_maddubs_epi16(a, b), _mm512_set1_epi16(1));
+    if (!has_large) return (lanes_i32)_mm512_madd_epi16(_mm512_maddubs_epi16(a, b), _mm512_set1_epi16(1));
     const __m512i even = _mm512_madd_epi16(_mm512_and_si512(a, _mm512_set1_epi16(255)), _mm512_srai_epi16(_mm512_slli_epi16(b, 8), 8));
-    return (ints16)_mm512_add_epi32(even, _mm512_madd_epi16(_mm512_srli_epi16(a, 8), _mm512_srai_epi16(b, 8)));
-#elif defined(__AVX2__)
-    __m256i sums[2];
-    for (int i = 0; i < 2; i++) {
-        __m256i a;
-        memcpy(&a, (const char *)&codes + 32 * i, 32);
-        const __m256i b = _mm256_loadu_si256((const __m256i *)(x + 32 * i));
+    return (lanes_i32)_mm512_add_epi32(even, _mm512_madd_epi16(_mm512_srli_epi16(a, 8), _mm512_srai_epi16(b, 8)));
+#elif LANES == 8 && defined(__AVX2__)
+    const __m256i a = (__m256i)codes, b = _mm256_loadu_si256((const __m256i *)x);
 #ifdef __AVXVNNI__
-        sums[i] = _mm256_dpbusd_avx_epi32(_mm256_setzero_si256(), a, b);
+    return (lanes_i32)_mm256_dpbusd_avx_epi32(_mm256_setzero_si256(), a, b);
 #else
-        if (!has_large) {
-            sums[i] = _mm256_madd_epi16(_mm256_maddubs_epi16(a, b), _mm256_set1_epi16(1));
-            continue;
-        }
-        const __m256i even = _mm256_madd_epi16(_mm256_and_si256(a, _mm256_set1_epi16(255)), _mm256_srai_epi16(_mm256_slli_epi16(b, 8), 8));
-        sums[i] = _mm256_add_epi32(even, _mm256_madd_epi16(_mm256_srli_epi16(a, 8), _mm256_srai_epi16(b, 8)));
+    if (!has_large) return (lanes_i32)_mm256_madd_epi16(_mm256_maddubs_epi16(a, b), _mm256_set1_epi16(1));
+    const __m256i even = _mm256_madd_epi16(_mm256_and_si256(a, _mm256_set1_epi16(255)), _mm256_srai_epi16(_mm256_slli_epi16(b, 8), 8));
+    return (lanes_i32)_mm256_add_epi32(even, _mm256_madd_epi16(_mm256_srli_epi16(a, 8), _mm256_srai_epi16(b, 8)));
 #endif
-    }
-    ints16 found;
-    memcpy(&found, sums, sizeof found);
-    return found;
-#else
-    ints16 found = {0};
-    for (int i = 0; i < 64; i++) found[i / 4] += codes[i] * x[i];
+#else  // of fewer lanes than a step has fours, the sums of more of them
+    lanes_i32 found = {0};
+    for (int i = 0; i < STEP_COLUMNS; i++) found[i * LANES / STEP_COLUMNS] += codes[i] * x[i];
     return found;
 #endif
 }
 
-// Four numbers, each in four lanes.
-INLINE floats16 four_times_each(const float *four) {
+// A number for each 16 columns of a step, in all of their lanes.
+INLINE lanes in_lanes_of_groups(const float *of_groups) {
 #ifdef WIDE
     const __m512i places = _mm512_set_epi32(3, 3, 3, 3, 2, 2, 2, 2, 1, 1, 1, 1, 0, 0, 0, 0);
-    return (floats16)_mm512_permutexvar_ps(places, _mm512_castps128_ps512(_mm_loadu_ps(four)));
+    return (lanes)_mm512_permutexvar_ps(places, _mm512_castps128_ps512(_mm_loadu_ps(of_groups)));
 #else
-    const float a = four[0], b = four[1], c = four[2], d = four[3];
-    return (floats16){a, a, a, a, b, b, b, b, c, c, c, c, d, d, d, d};
+    lanes v;
+    for (int i = 0; i < LANES; i++) v[i] = of_groups[i * 2 / LANES];
+    return v;
 #endif
 }
 
 // totals[m * W_UNIT] = x[m] . row, in lanes that are still to be added up.
-INLINE void row_by_rows(const int kind, const int x_rows, const byte_rows *x, const uint8_t *row, long columns, floats16 *totals) {
-    floats16 total[FEW_ROWS];
-    float scales[GROUPS] __attribute__((aligned(64))), added[GROUPS] __attribute__((aligned(64)));
-    float products[FEW_ROWS][GROUPS] __attribute__((aligned(64)));
+INLINE void row_by_rows(const int kind, const int x_rows, const byte_rows *x, const uint8_t *row, long columns, lanes *totals) {
+    lanes total[FEW_ROWS];
+    float scales[GROUPS + 16] __attribute__((aligned(64))), added[GROUPS + 16] __attribute__((aligned(64)));
+    float products[FEW_ROWS][GROUPS] __attribute__((aligned(64)));  // of both scales
 #pragma GCC unroll 8
-    for (int m = 0; m < x_rows; m++) total[m] = (floats16){0};
+    for (int m = 0; m < x_rows; m++) total[m] = all(0);
     for (long first = 0; first < columns; first += CHUNK) {
         const long count = columns - first < CHUNK ? columns - first : CHUNK, steps = count / STEP_COLUMNS, begin = first / STEP_COLUMNS;
         scales_of_blocks(kind, row, first, count, scales, added);
-        for (long group = 0; group < count / SCALE_COLUMNS; group += 16) {
-            const floats16 scale = load_16(scales + group), more = load_16(added + group);
+        for (long group = 0; group < count / SCALE_COLUMNS; group += LANES) {
+            const lanes scale = load_f32(scales + group), more = load_f32(added + group);
 #pragma GCC unroll 8
             for (int m = 0; m < x_rows; m++) {
                 const long at = m * x->groups_stride + first / SCALE_COLUMNS + group;
-                store_16(products[m] + group, scale * load_16(x->scales + at));
-                total[m] += more * load_16(x->sums + at);
+                store_f32(products[m] + group, scale * load_f32(x->scales + at));
+                total[m] += more * load_f32(x->sums + at);
             }
         }
         const int8_t *values = x->values + first;
         const uint8_t *ahead = row + first / block_sizes[kind].columns * block_sizes[kind].bytes + AHEAD;
-#define STEP(i, is_last_half) \
+#define STEP(i, is_half) \
     do { \
-        const bytes64 codes = codes_of(kind, row, begin + (i), is_last_half); \
+        const code_bytes codes = codes_of(kind, row, begin + (i), is_half); \
         __builtin_prefetch(ahead + (i) * (STEP_COLUMNS * block_sizes[kind].bytes / block_sizes[kind].columns), 0, 3); \
         _Pragma("GCC unroll 8") for (int m = 0; m < x_rows; m++) { \
-            const ints16 dot = dot_of_64(HAS_LARGE_CODES(kind), codes, values + m * x->values_stride + (i) * STEP_COLUMNS); \
-            total[m] += __builtin_convertvector(dot, floats16) * four_times_each(products[m] + 4 * (i)); \
+            const lanes_i32 dot = dot_of_step(HAS_LARGE_CODES(kind), codes, values + m * x->values_stride + (i) * STEP_COLUMNS); \
+            total[m] += __builtin_convertvector(dot, lanes) * in_lanes_of_groups(products[m] + STEP_COLUMNS / SCALE_COLUMNS * (i)); \
         } \
     } while (0)
         long i = 0;
-        if (block_sizes[kind].columns == 256)  // what of a block its quarters differ in is then known to the compiler
-            for (; i < steps; i += 4) {
+        if (block_sizes[kind].columns == 256)  // in what the parts of a block differ is then known to the compiler
+            for (; i < steps; i += 256 / STEP_COLUMNS) {
                 STEP(i, 0);
                 STEP(i + 1, 0);
                 STEP(i + 2, 0);
                 STEP(i + 3, 0);
+#if STEP_COLUMNS == 32
+                STEP(i + 4, 0);
+                STEP(i + 5, 0);
+                STEP(i + 6, 0);
+                STEP(i + 7, 0);
+#endif
             }
         else
 #pragma GCC unroll 2
@@ -123,7 +119,7 @@ INLINE void row_by_rows(const int kind, const int x_rows, const byte_rows *x, co
 }
 
 #define PRODUCT(kind, x_rows) \
-    static void product_##kind##_##x_rows(const byte_rows *x, const uint8_t *row, long columns, floats16 *totals) { \
+    static void product_##kind##_##x_rows(const byte_rows *x, const uint8_t *row, long columns, lanes *totals) { \
         row_by_rows(kind, x_rows, x, row, columns, totals); \
     }
 #define PRODUCTS(kind) PRODUCT(kind, 1) PRODUCT(kind, 2) PRODUCT(kind, 4) PRODUCT(kind, 8)
@@ -194,24 +190,10 @@ typedef struct {
     int which, activation, wide_output;  // which: of the products
 } arguments;
 
-INLINE void add_lanes(const floats16 *totals, float *sums) {
-#if LANES == 16
-    sums_of_16((const lanes *)totals, sums);
-#else
-    for (int i = 0; i < 16; i++) {
-        lanes part[16 / LANES];
-        memcpy(part, totals + i, sizeof part);
-        for (int width = 16 / LANES / 2; width; width /= 2)
-            for (int j = 0; j < width; j++) part[j] += part[j + width];
-        sums[i] = sum_of(part[0]);
-    }
-#endif
-}
-
 static void multiply_units(const void *given, long piece) {
     const arguments *a = given;
     const size_t size = a->wide_output ? sizeof(float) : sizeof(scalar);
-    floats16 totals[FEW_ROWS * W_UNIT];
+    lanes totals[FEW_ROWS * W_UNIT];
     float sums[FEW_ROWS][2 * W_UNIT + LANES];  // some lanes behind the last sum are read, and not used
     memset(totals, 0, sizeof *totals * W_UNIT << a->which);
     const long end = W_UNIT * a->units_per_piece * (piece + 1);
@@ -223,7 +205,7 @@ static void multiply_units(const void *given, long piece) {
                 const uint8_t *row = block_row(&a->w, part * a->outputs + begin + n, &kind);
                 block_products[kind][a->which](&a->x, row, a->columns, totals + n);
             }
-            for (long m = 0; m < a->rows; m++) add_lanes(totals + m * W_UNIT, sums[m] + part * W_UNIT);
+            for (long m = 0; m < a->rows; m++) sums_of_16(totals + m * W_UNIT, sums[m] + part * W_UNIT);
         }
         for (long m = 0; m < a->rows; m++)
             finish(sums[m], W_UNIT, a->bias ? a->bias + begin : NULL, a->outputs, count, a->activation, a->wide_output,
@@ -268,22 +250,25 @@ int NAME(block_linear)(const scalar *x, const uint8_t *first, const uint8_t *sec
 
 // Columns first .. first + count of a row, `first` a multiple of 256, as the products' pieces have them; up to 63 columns behind the last are written, too.
 INLINE void decode_kind(const int kind, const uint8_t *row, long first, long count, packed *to) {
-    float scales[GROUPS] __attribute__((aligned(64))), added[GROUPS] __attribute__((aligned(64)));
+    float scales[GROUPS + 16] __attribute__((aligned(64))), added[GROUPS + 16] __attribute__((aligned(64)));
     scales_of_blocks(kind, row, first, count, scales, added);
     for (long i = 0; i * STEP_COLUMNS < count; i++) {
-        const bytes64 codes = codes_of(kind, row, first / STEP_COLUMNS + i, count - i * STEP_COLUMNS < STEP_COLUMNS);
-        __builtin_prefetch(row + (first + count) / block_sizes[kind].columns * block_sizes[kind].bytes + i * 64, 0, 3);
-        floats16 values[4];
-#pragma GCC unroll 4
-        for (int j = 0; j < 4; j++) {
+        const code_bytes codes = codes_of(kind, row, first / STEP_COLUMNS + i, count - i * STEP_COLUMNS < STEP_COLUMNS);
+        __builtin_prefetch(row + (first + count) / block_sizes[kind].columns * block_sizes[kind].bytes + i * STEP_COLUMNS, 0, 3);
+        lanes values[STEP_COLUMNS / LANES];
+#pragma GCC unroll 8
+        for (int j = 0; j < STEP_COLUMNS / LANES; j++) {
+            const long group = (i * STEP_COLUMNS + j * LANES) / SCALE_COLUMNS;
 #ifdef WIDE
-            const __m128i quarter = _mm512_extracti32x4_epi32((__m512i)codes, j);
-            const floats16 whole = (floats16)_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(quarter));
+            const lanes whole = (lanes)_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm512_extracti32x4_epi32((__m512i)codes, j)));
+#elif LANES == 8 && defined(__AVX2__)
+            const __m128i quarter = _mm256_extracti128_si256((__m256i)codes, j >= 2);
+            const lanes whole = (lanes)_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(j & 1 ? _mm_unpackhi_epi64(quarter, quarter) : quarter));
 #else
-            floats16 whole;
-            for (int k = 0; k < 16; k++) whole[k] = codes[16 * j + k];
+            lanes whole;
+            for (int k = 0; k < LANES; k++) whole[k] = codes[LANES * j + k];
 #endif
-            values[j] = whole * scales[4 * i + j] + added[4 * i + j];
+            values[j] = whole * scales[group] + added[group];
         }
 #if PER_LANE == 2
         for (int j = 0; j < 4; j += 2) _mm512_storeu_si512(to + i * STEP_COLUMNS + 16 * j, (__m512i)_mm512_cvtne2ps_pbh((__m512)values[j + 1], (__m512)values[j]));
@@ -318,7 +303,7 @@ static void pick_row(const void *given, long i) {
     const int is_there = number >= 0 && number < p->w.ends[2];
     const uint8_t *row = block_row(&p->w, is_there ? number : 0, &kind);
     const float factor = is_there ? p->scale : NAN;  // as rows.c has it
-    packed decoded[CHUNK + STEP_COLUMNS];
+    packed decoded[CHUNK + 64];
     for (long first = 0; first < p->columns; first += CHUNK) {
         const long count = p->columns - first < CHUNK ? p->columns - first : CHUNK;
         NAME(decode_blocks)(kind, row, first, count, decoded);

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pilotlight.kernels.cpu import durable
+from pilotlight.kernels.cpu.shipped import levels
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +59,9 @@ class _CpuKind(NamedTuple):
 _KINDS = {
     "avx2": _CpuKind(("-march=x86-64-v3",), "avx2"),
     "avx512": _CpuKind(("-march=x86-64-v4",), "avx512vl"),
-    "amx": _CpuKind(("-march=x86-64-v4", "-mavx512bf16", "-DSOFTWARE_TILES"), "avx512_bf16"),
+    "avx512vnni": _CpuKind(("-march=x86-64-v4", "-mavx512vnni"), "avx512_vnni"),  # Cascade and Ice Lake
+    "avx512bf16": _CpuKind(("-march=x86-64-v4", "-mavx512vnni", "-mavx512bf16"), "avx512_bf16"),  # Zen 4 and 5
+    "amx": _CpuKind(("-march=x86-64-v4", "-mavx512vnni", "-mavx512bf16", "-DSOFTWARE_TILES"), "avx512_bf16"),
 }
 KINDS = (*_KINDS, TORCH)
 
@@ -83,9 +86,13 @@ def forced_kind() -> str | None:
 
 
 def find_library() -> Path | None:
-    """Return the library that an earlier build left for this machine and these sources. A damaged one, which would end its callers, is removed."""
-    if forced_kind() == TORCH:
+    """Return the library that came with the package or, where none did, that an earlier build left for this machine and these sources. A damaged one,
+    which would end its callers, is removed."""
+    kind = forced_kind()
+    if kind == TORCH:
         return None
+    if kind is None and (path := levels.find(_processor())) is not None:
+        return path
     return _find(private_cache("kernels"), _key(_compiler()))
 
 
@@ -94,6 +101,8 @@ def build_library(progress: Progress = lambda *_: None) -> Path:
 
     At the priority of everything else, since what serves meanwhile computes by torch: at the lowest, a site busy from its first minute had
     no library for 112 s, and steps of 850 ms in place of 95."""
+    if forced_kind() is None and (path := levels.find(_processor())) is not None:
+        return path
     compiler = _compiler()
     folder, key = private_cache("kernels"), _key(compiler)
     if (path := _find(folder, key)) is not None:
@@ -108,7 +117,7 @@ def build_library(progress: Progress = lambda *_: None) -> Path:
             log.info("compiling the CPU kernels for this machine, which is done once")
             began = time.monotonic()
             try:
-                compiled = _compile(compiler, scratch, progress)
+                compiled = _compile(compiler, scratch, progress, _tuning())
                 path = folder / f"{key}-{_digest(compiled)}.so"
                 durable.replace(compiled, path)
             finally:
@@ -148,9 +157,27 @@ def _digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()[:32]
 
 
-def _compile(compiler: str, scratch: Path, progress: Progress) -> Path:
+def build_level(level: levels.Level, folder: Path) -> Path:
+    """Compile the library of a level into a folder, for a wheel; return it. Raises BuildError."""
+    scratch = folder / f".{level.name}{_SCRATCH}"
+    scratch.mkdir(parents=True)
+    try:
+        compiled = _compile(_compiler(), scratch, lambda *_: None, level.flags)
+        path = folder / f"{levels.name_of(level, compiled)}.so"
+        durable.replace(compiled, path)
+    finally:
+        shutil.rmtree(scratch)
+    return path
+
+
+def limits_file(library: Path) -> Path:
+    """Return where it is kept what was measured with a library on this machine. Raises BuildError."""
+    return private_cache("kernels") / f"{library.stem}.json"
+
+
+def _compile(compiler: str, scratch: Path, progress: Progress, tuning: tuple[str, ...]) -> Path:
     """Compile each file for each scalar, several at once, the largest first: 17 s in place of 33 on two cores."""
-    command = [compiler, *_FLAGS, *_tuning()]
+    command = [compiler, *_FLAGS, *tuning]
     sources = sorted(SOURCES.glob("*.c"), key=lambda path: path.stat().st_size, reverse=True)
     for scalar in _SCALARS:
         (scratch / scalar).mkdir()

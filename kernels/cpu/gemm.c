@@ -5,7 +5,7 @@
 // larger one where rows are few, is neither packed nor summed across lanes. Threads take rows of w, so that nothing one of them writes is read by
 // another. A row's sums are the same in any company. Of a w that is coded in 12 bits rows are decoded while those before them meet x (decoding.h). What is
 // not multiplied as it lies (blocks of a GGUF file, and bf16 where no instruction takes it) becomes numbers that are, a chain of columns at a time, in the
-// second-level cache: bf16, 512 rows, two cores of Emerald Rapids without its bf16 units, 44 GFLOP/s while it was widened for each product, RATE so.
+// second-level cache: bf16, 512 rows, a core with AVX-512 and without bf16 units: 135 GFLOP/s, where 89 come of widening it for each product, and fp32 has 138.
 //
 // Where there are matrix tiles (tiles.h), these take the same x, whose lines are those of a tile's pairs, and rows of w where they lie.
 #include "block_gemm.h"
@@ -269,8 +269,8 @@ static void multiply_unit(const void *given, long unit) {
 void NAME(linear)(const scalar *x, const scalar *w, const scalar *bias, void *y, long rows, long outputs, long columns, long x_stride, int activation,
                   int wide_output, int threads);
 
-// gemm_is_fast: whether all rows come here without a measurement. In bf16 only with an instruction for its products, and not where there are matrix units:
-// oneDNN uses them too, and it is measured which rows are better left to it (crossover.py).
+// gemm_is_fast: whether all rows come here without a measurement: but for bf16 where there are matrix units, since oneDNN uses them too, and it is measured
+// which rows are better left to it (crossover.py).
 //
 // few_rows: of x, up to which each row of a weight is summed for itself (linear.c). For more, vectors run along them here: a whole vector at the price
 // of one row. In bf16, 9,728 x 896, us of both: Zen 4, whose multiply-adds take two cycles, two threads, 393 and 695 at 8 rows, 571 and 689 at 12; one
@@ -282,8 +282,8 @@ const int NAME(gemm_is_fast) = 1, NAME(few_rows) = 23;
 const int NAME(gemm_is_fast) = 0, NAME(few_rows) = 4;
 #elif defined(WIDE) && defined(__AVX512BF16__)
 const int NAME(gemm_is_fast) = 1, NAME(few_rows) = LEVEL1_KIB < 48 ? 12 : 6;
-#else
-const int NAME(gemm_is_fast) = 0, NAME(few_rows) = 24;
+#else  // widened once for all rows. One thread, GFLOP/s of both and of torch's: AVX-512 90, 97 and 28 at 16 rows, 89, 135 and 36 at 512; AVX2 30, 52 and 15 at 8
+const int NAME(gemm_is_fast) = 1, NAME(few_rows) = LANES == 8 ? 6 : 15;
 #endif
 
 static int multiply_by(const scalar *x, const scalar *w, coded coded, block_rows blocks, const scalar *bias, void *y, long rows, long outputs,

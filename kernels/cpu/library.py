@@ -13,7 +13,7 @@ import torch
 
 from pilotlight.kernels.attention.prefill_by_torch import attend_by_torch
 from pilotlight.kernels.cpu import ops
-from pilotlight.kernels.cpu.build import TORCH, BuildError, build_library, find_library, forced_kind
+from pilotlight.kernels.cpu.build import TORCH, BuildError, build_library, find_library, forced_kind, limits_file
 from pilotlight.kernels.cpu.c_library import Library
 from pilotlight.kernels.cpu.crossover import Forms, Limits, keep_limits
 
@@ -87,5 +87,5 @@ def _opened(path: Path) -> Library:
         ours = Forms(library.product, partial(ops.prefill_attention, library))
         torchs = Forms(torch.nn.functional.linear, attend_by_torch)
         limits = Limits(library.most_rows, library.most_queries)
-        keep_limits(limits, library.slow, ours, torchs, path.with_suffix(".json"))
+        keep_limits(limits, library.slow, ours, torchs, limits_file(path))
     return library

@@ -32,13 +32,14 @@ class NotRecordableError(RuntimeError):
 class ProgramRecorder:
     """Records programs that share their memory, and so never run at the same time."""
 
-    def __init__(self, dtype: torch.dtype) -> None:
-        """`dtype`: of the products."""
+    def __init__(self, dtype: torch.dtype, is_all_ours: bool = False) -> None:
+        """`dtype`: of the products. `is_all_ours`: none of them is torch's, however many rows it has."""
         self._dtype = dtype
+        self._is_all_ours = is_all_ours
         self._workspace: Workspace | None = None
 
     def takes(self, rows: int) -> bool:
-        return cpu.has_products(rows, self._dtype)
+        return self._is_all_ours or cpu.has_products(rows, self._dtype)
 
     def record(self, forward: Forward) -> "Program":
         """Compute `forward` and return its program. Raises NotRecordableError; what has been computed until then is not undone."""

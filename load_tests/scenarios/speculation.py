@@ -163,7 +163,7 @@ class Ember:
             ).engine
             for words in ("off", speculate)
         )
-        loaded = self.drafting._speculation
+        loaded = self.drafting.speculation
         self.model = loaded._model if isinstance(loaded, Speculator) else None
 
     def compare(self, workload: str, batch: int, rounds: int) -> tuple[dict[str, Any], Watched]:
@@ -196,7 +196,7 @@ class Ember:
 
     def _speculate(self, drafters: SequenceOf[Drafter]) -> Watched:
         watch = Watched(drafters, self.drafting.info.vocab_size, self.model)
-        self.drafting._speculation = watch
+        self.drafting.speculation = watch
         for engine in (self.drafting, self.plain):
             engine._begin_anew(engine.scheduler.limits, engine.scheduler.lease)  # a cold prefix cache
         return watch

@@ -16,6 +16,18 @@ def agents(results: Record) -> Iterable[list[str]]:
     return _rows(results["agents"])
 
 
+def rerankers(results: Record) -> Iterable[list[str]]:
+    return _rows(results["rerankers"])
+
+
+def ollama(results: Record) -> Iterable[list[str]]:
+    return _rows(results["ollama"])
+
+
+def deciders(results: Record) -> Iterable[list[str]]:
+    return _rows(results["deciders"])
+
+
 def edits(results: Record) -> Iterable[list[str]]:
     return _rows(results)
 

@@ -22,7 +22,7 @@ from pilotlight.support.logs import REQUEST
 from pilotlight.wire.credentials import Access, with_bearer
 from pilotlight.wire.errors import ApiError, dialect_of
 from pilotlight.wire.hop import headers
-from pilotlight.wire.paths import drop_trailing_slash
+from pilotlight.wire.paths import normalize_path, nothing_at
 
 GENUINE_HOP = "pilotlight.genuine_hop"  # in the scope: a router of the network has signed this request
 SITE_NAME = "pilotlight.site"  # in the scope
@@ -86,7 +86,7 @@ class SiteMiddleware:
             request_id, digest, refusal = os.urandom(16).hex(), None, error
             if isinstance(error, HopRefused):
                 self._log(error, scope)
-        drop_trailing_slash(scope)  # the signature was made of the path as it was sent
+        normalize_path(scope)  # the signature was made of the path as it was sent
         is_genuine = digest is not None
         scope["pilotlight.request_id"] = request_id
         REQUEST.set(request_id)
@@ -202,14 +202,16 @@ def _family(path: str) -> str:
     for family in ("chat/completions", "completions", "messages", "responses", "embeddings", "models"):
         if path.endswith(f"/v1/{family}"):
             return family
+    for family in ("rerank", "score", "classify"):
+        if path.endswith((f"/v1/{family}", f"/v2/{family}")) or path == f"/{family}":
+            return family
     if "/ai/run/" in path:
         return "run"
     return path.removeprefix("/") if path in (*OWN_PATHS, *OLLAMA_ANSWERS) else "other"
 
 
 async def _no_path(request: Request, error: Exception) -> NoReturn:
-    path = request.scope["path"]
-    raise ApiError("not_found", f"there is nothing at {path}; the API is under /ai/v1, /v1, /client/v4, /api and /fn")
+    raise ApiError("not_found", nothing_at(request.scope["path"]))
 
 
 async def _no_method(request: Request, error: Exception) -> NoReturn:

@@ -295,11 +295,18 @@ def plan(
 def init(
     directory: Annotated[Path, typer.Argument(help="A folder; created if it does not exist.")] = Path("."),
     name: Annotated[str | None, typer.Option(help="Name of the function; by default the folder's.")] = None,
+    template: Annotated[
+        str,
+        typer.Option(
+            help="hello; chat (a history in D1), mcp (an MCP server), queue (work behind requests), rag (answers from documents, by Vectorize), "
+            "room (WebSockets in a Durable Object)."
+        ),
+    ] = "hello",
 ) -> None:
-    """Write a first function into a folder."""
+    """Write a first function, with its tests, into a folder."""
     from pilotlight.runtime.cli.init import init as run
 
-    run(directory, name)
+    run(directory, name, template)
 
 
 @app.command(rich_help_panel=FUNCTIONS)

@@ -1,4 +1,4 @@
-"""`pilotlight init`: a folder with a manifest and a first function. Writes nothing over what is there."""
+"""`pilotlight init`: a folder with a manifest, a first function and its tests, from a template. Writes nothing over what is there."""
 
 import re
 import shlex
@@ -7,34 +7,18 @@ from pathlib import Path
 import msgspec
 from rich.console import Console
 
+import pilotlight.functions.cli
 from pilotlight.runtime.cli.cli_error import CliError
 from pilotlight.wire.hop.deployments import Name
 
-MANIFEST = """\
-name = "{name}"
-main = "src/entry.py"
-compatibility_date = "2026-01-01"
-compatibility_flags = ["python_workers"]
-
-[vars]
-GREETING = "Hello"
-
-[ai]
-binding = "AI"
-"""
-ENTRY = """\
-from workers import Response, WorkerEntrypoint
-
-
-class Default(WorkerEntrypoint):
-    async def fetch(self, request):
-        return Response(f"{self.env.GREETING} from {request.url}\\n")
-"""
+TEMPLATES = Path(pilotlight.functions.cli.__file__).parents[1] / "templates"
+MANIFEST = "wrangler.toml"
+SUFFIX = ".txt"  # of Python files in a template, which are no modules of ours
 IGNORED = ".pilotlight/\n.dev.vars*\n.env*\n__pycache__/\n"
 
 
-def init(directory: Path, name: str | None) -> None:
-    """Raises CliError for a name that no function may have, and where there is one already."""
+def init(directory: Path, name: str | None, template: str = "hello") -> None:
+    """Raises CliError for a name that no function may have, a template that is not there, and where there is a file already."""
     chosen = name or re.sub(r"[^a-z0-9_-]+", "-", directory.resolve().name.lower())[:63].strip("-_") or "function"
     try:
         msgspec.convert(chosen, Name)
@@ -43,7 +27,7 @@ def init(directory: Path, name: str | None) -> None:
             "a function's name has small letters, digits, - and _, begins with a letter or a digit, and has at most 63"
         )
         raise CliError(f"--name {chosen!r}: {sentence}.") from None
-    files = {"wrangler.toml": MANIFEST.format(name=chosen), "src/entry.py": ENTRY, ".gitignore": IGNORED}
+    files = {".gitignore": IGNORED, **_files_of(template, chosen)}
     taken = [file for file in files if (directory / file).exists()]
     if taken:
         raise CliError(f"{directory / taken[0]} is there already; choose another folder.")
@@ -51,5 +35,20 @@ def init(directory: Path, name: str | None) -> None:
         path = directory / file
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
-    following = f"pilotlight dev {shlex.quote(str(directory))}"
+    folder = shlex.quote(str(directory))
+    following = f"pilotlight dev {folder}, or pytest {folder} for its tests"
     Console().print(f"Made {chosen} in {directory}. Next: {following}", highlight=False, markup=False, soft_wrap=True)
+
+
+def template_names() -> list[str]:
+    return sorted(path.name for path in TEMPLATES.iterdir() if path.is_dir())
+
+
+def _files_of(template: str, name: str) -> dict[str, str]:
+    """Return texts by their paths in the new folder. Raises CliError."""
+    if template not in template_names():
+        raise CliError(f"There is no template {template!r}; there are {', '.join(template_names())}.")
+    folder = TEMPLATES / template
+    paths = sorted(path for path in folder.rglob("*") if path.is_file())
+    texts = {path.relative_to(folder).as_posix().removesuffix(SUFFIX): path.read_text("utf-8") for path in paths}
+    return {**texts, MANIFEST: texts[MANIFEST].replace("{name}", name)}

@@ -28,11 +28,19 @@ from pilotlight.sites.rules import is_loopback
 from pilotlight.sites.site import SiteConfig, load_keys
 from pilotlight.wire.credentials import bearer_token
 
-_PATHS = {"chat": "chat/completions", "completion": "completions", "embedding": "embeddings"}
+_PATHS = {
+    "chat": "chat/completions",
+    "completion": "completions",
+    "embedding": "embeddings",
+    "classification": "classify",
+    "rerank": "rerank",
+}
 _ASKED: dict[str, dict[str, Any]] = {
     "chat": {"messages": [{"role": "user", "content": "Hello"}]},
     "completion": {"prompt": "Once upon a time", "max_tokens": 32},
     "embedding": {"input": "Hello"},
+    "classification": {"input": "Hello"},
+    "rerank": {"query": "What burns?", "documents": ["the pilot light", "a lake"]},
 }
 
 
@@ -261,7 +269,11 @@ class Start:
     def _introduction(self) -> Iterator[str]:
         """Yield what there is, and a line to paste."""
         model, *adapted = self._api.get_json("/v1/models")["data"]
-        room = "" if model["type"] == "embedding" else f", KV cache of {model['kv_cache_tokens']:,} tokens"
+        room = (
+            ""
+            if model["type"] in ("embedding", "rerank", "classification")
+            else f", KV cache of {model['kv_cache_tokens']:,} tokens"
+        )
         context = f"context of {model['context_length']:,} tokens"
         yield f"{model['id']}: {model['dtype']}, {context}{room}, on {self._device}."
         url = f"{self._url}/v1/{_PATHS[model['type']]}"

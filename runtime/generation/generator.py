@@ -324,9 +324,10 @@ class _OpenChoice:
 
 def refuse_embedder(model: AwakeModel, request: ValidGeneration) -> None:
     if model.info.pooling is not None:
-        message = (
-            f"{request.requested_model!r} is an embedding model and generates nothing; send texts to /ai/v1/embeddings"
-        )
+        kind = "is an embedding model and generates nothing; send texts to /ai/v1/embeddings"
+        if model.info.labels:
+            kind = "scores texts and generates nothing; send a query and documents to /ai/v1/rerank, or texts to /ai/v1/classify"
+        message = f"{request.requested_model!r} {kind}"
         raise ApiError("invalid_request", message, param="model")
 
 

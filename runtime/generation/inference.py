@@ -14,13 +14,15 @@ from msgspec.structs import replace
 
 from pilotlight.dialects.openai_responses import parse_response
 from pilotlight.dialects.requests import ValidGeneration
-from pilotlight.dialects.workers_ai_api import ValidRun, parse_run, parse_run_embedding
+from pilotlight.dialects.workers_ai_api import ValidRun, parse_run, parse_run_embedding, parse_run_reranker
 from pilotlight.functions.inference import InferenceResponse
 from pilotlight.runtime.api.connection import EventWriter, error_body, too_large
 from pilotlight.runtime.api.routes.embeddings import as_workers_ai
 from pilotlight.runtime.api.routes.endpoint import MIB, ResponseBuilder, events_of, parsed
+from pilotlight.runtime.api.routes.rerank import as_workers_ai_ranking
 from pilotlight.runtime.api.routes.workers_ai import ModelCatalog, RunBuilder, run_responses, task_of
-from pilotlight.runtime.generation.embedding import Embedder
+from pilotlight.runtime.generation.texts.embedding import Embedder
+from pilotlight.runtime.generation.texts.scoring import Scorer
 from pilotlight.runtime.site import Site
 from pilotlight.wire.credentials import Tenant, owner_of, tenant_of
 from pilotlight.wire.errors import ApiError, Dialect
@@ -38,6 +40,7 @@ class SiteInference:
     def __init__(self, site: Site) -> None:
         self._generator = site.generator
         self._embedder = Embedder(site.generator)
+        self._scorer = Scorer(site.generator)
         self._catalog = ModelCatalog(site.generator)
         self._max_bytes = int(site.config.limits.max_body_mib * MIB)
         self._heartbeat_s = site.config.limits.heartbeat_s
@@ -67,12 +70,15 @@ class SiteInference:
             raise too_large(self._max_bytes)
         resolve = self._generator.models.registry.resolve
         task = await parsed(task_of, inputs)
+        tenant = tenant_of(owner_of(headers.get("authorization"), ""), account)
         if task == "embedding":
             texts = await parsed(parse_run_embedding, inputs, resolve, model)
-            embeddings = await self._embedder.embed(
-                texts, tenant_of(owner_of(headers.get("authorization"), ""), account)
-            )
+            embeddings = await self._embedder.embed(texts, tenant)
             return _result(as_workers_ai(texts, embeddings), embeddings.use)
+        if task == "reranking":
+            pairs = await parsed(parse_run_reranker, inputs, resolve, model)
+            scores = await self._scorer.score(pairs, tenant)
+            return _result(as_workers_ai_ranking(pairs, scores), scores.use)
         request: ValidGeneration
         if task == "response":
             request = await parsed(parse_response, inputs, resolve, model)
@@ -80,7 +86,6 @@ class SiteInference:
             request = await parsed(parse_run, inputs, resolve, model)
         request = replace(request, num_bytes=len(inputs))
         builder = self._builder(request)
-        tenant = tenant_of(owner_of(headers.get("authorization"), ""), account)
         if request.stream:
             stream = GeneratedEvents(request.model, self._heartbeat_s)
             stream.start(self._events(request, tenant, builder, stream))

@@ -62,7 +62,15 @@ class ModelRegistry:
 
     def embedding_models(self) -> list[str]:
         """Return those known to make embeddings: a model that was never loaded is not known yet."""
-        return [state.name for state in self._states.values() if state.info is not None and state.info.pooling]
+        return self._pooled(scores=False)
+
+    def scoring_models(self) -> list[str]:
+        """Return those known to score texts."""
+        return self._pooled(scores=True)
+
+    def _pooled(self, *, scores: bool) -> list[str]:
+        known = [(state.name, state.info) for state in self._states.values() if state.info is not None]
+        return [name for name, info in known if info.pooling and bool(info.labels) == scores]
 
     def residency(self, name: str) -> Residency:
         state = self._states[name]

@@ -14,6 +14,7 @@ from pilotlight.engine.text.formats import AnswerFormat
 from pilotlight.engine.text.image_prompt import ImagePlaceholders
 from pilotlight.engine.text.tokenizer import Tokenizer, read_json
 from pilotlight.runtime.generation.rendering import Rendering
+from pilotlight.runtime.generation.texts.pair_template import PairTemplate
 from pilotlight.runtime.models.sources import EMBEDDED
 
 LEAST_TOP_P = 1e-6
@@ -36,6 +37,7 @@ class TextSide(NamedTuple):
     tokenizer: Tokenizer
     template: ChatTemplate
     rendering: Rendering
+    pairs: PairTemplate
     answers: AnswerFormat
     defaults: SamplingDefaults
     placeholders: ImagePlaceholders | None  # None: the checkpoint has no eyes
@@ -47,11 +49,13 @@ class TextSide(NamedTuple):
         template = ChatTemplate.from_directory(directory)
         defaults = sampling_defaults(read_json(directory / "generation_config.json"))
         tokenizer = Tokenizer.from_directory(directory)
+        rendering = Rendering(tokenizer, template, is_trusted=directory.is_relative_to(EMBEDDED))
         return cls(
             directory,
             tokenizer,
             template,
-            Rendering(tokenizer, template, is_trusted=directory.is_relative_to(EMBEDDED)),
+            rendering,
+            PairTemplate.of_checkpoint(directory, rendering, has_template=bool(template.sources)),
             AnswerFormat.of(tokenizer, template, tool_format),
             defaults,
             _placeholders(directory, tokenizer),

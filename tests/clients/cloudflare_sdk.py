@@ -32,7 +32,7 @@ def chat() -> None:
     listed = [model for model in client.ai.models.list(account_id=ACCOUNT, per_page=1)]
     expect(len(listed) == 3, listed)
     tasks = [plain(task)["name"] for task in client.ai.tasks.list(account_id=ACCOUNT)]
-    expect(tasks == ["Text Generation", "Text Embeddings"], tasks)
+    expect(tasks == ["Text Generation", "Text Embeddings", "Text Classification"], tasks)
     schema = plain(client.ai.models.schema.get(account_id=ACCOUNT, model=MODEL))
     expect({"input", "output"} <= schema.keys(), schema)
     expect(client.user.tokens.verify().status == "active", "tokens")

@@ -64,27 +64,6 @@ def embeddings() -> None:
     expect([len(item.embedding) for item in answer.data] == [harness.VECTOR_SIZE] * 2, answer.usage)
 
 
-def decisions() -> None:
-    """Each kind of question behind one state, and the same answer for a question that is asked alone."""
-    choices = [{"value": "LIS", "description": "Lisbon"}, {"value": "OSL", "description": "Oslo"}, {"value": True}]
-    levels = [{"label": "cold"}, {"label": "mild"}, {"label": "hot"}]
-    questions = [
-        {"type": "predicate", "name": "asks", "instructions": "The user asks a question."},
-        {"type": "choice", "name": "code", "instructions": "Which airport code?", "choices": choices},
-        {"type": "score", "name": "heat", "instructions": "How hot is it?", "levels": levels},
-    ]
-    found = client.decisions.create(model=CHAT, input=QUESTION, questions=questions)
-    asks, code, heat = found.answers
-    expect(0 <= asks.probability <= 1 and asks.name == "asks", found)
-    expect([each.value for each in code.probabilities] == ["LIS", "OSL", True], code)
-    expect(abs(sum(each.probability for each in code.probabilities) - 1) < 1e-6 and 0 <= heat.score <= 2, found)
-    (alone,) = client.decisions.create(model=CHAT, input=QUESTION, questions=questions[1:2]).answers
-    expect(abs(alone.probabilities[0].probability - code.probabilities[0].probability) < 1e-4, (alone, code))
-    harness.expect_raised(
-        openai.BadRequestError, lambda: client.decisions.create(model=CHAT, input=QUESTION, questions=[]), "questions"
-    )
-
-
 def errors() -> None:
     def ask(**options: object) -> object:
         return client.chat.completions.create(**{"model": CHAT, "messages": [USER], **options})
@@ -110,5 +89,5 @@ def cancel() -> None:
 if __name__ == "__main__":
     harness.main("openai", {
         "chat": chat, "stream": stream, "tools": tools, "forced tool": forced_tool, "strict tool": strict_tool,
-        "structured": structured, "embeddings": embeddings, "decisions": decisions, "errors": errors, "cancel": cancel,
+        "structured": structured, "embeddings": embeddings, "errors": errors, "cancel": cancel,
     })  # fmt: skip

@@ -15,6 +15,7 @@ RULES = ROOT / "deploy" / "prometheus" / "pilotlight.rules.yml"
 PROMTOOL = shutil.which("promtool")
 # Published under conditions that no test here makes: by Prometheus itself, and with TLS.
 OTHERS = {"up", "or", "pilotlight_certificate_ends_seconds", "pilotlight_router_certificate_ends_seconds"}
+pytestmark = pytest.mark.process
 
 
 @pytest.mark.skipif(PROMTOOL is None, reason="needs promtool (Debian's package prometheus)")

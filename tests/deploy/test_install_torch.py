@@ -11,7 +11,10 @@ import install_torch  # noqa: E402
 
 def test_the_range_is_the_projects() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert f"torch{install_torch.RANGE}" in project["dependencies"]
+    assert project["optional-dependencies"]["torch"] == [f"torch{install_torch.RANGE}"]
+    assert not [each for each in project["dependencies"] if each.startswith("torch")], (
+        "pip would bring gigabytes of CUDA"
+    )
 
 
 def test_an_offered_cpu_build_of_the_pinned_version_is_taken() -> None:

@@ -18,6 +18,7 @@ UNITS = ROOT / "deploy" / "systemd"
 PLACE = 'place = {city = "Amsterdam", latitude = 52.31, longitude = 4.76}'
 ANALYZE = shutil.which("systemd-analyze")
 needs_systemd = pytest.mark.skipif(ANALYZE is None, reason="needs systemd-analyze")
+pytestmark = pytest.mark.process
 
 
 @pytest.fixture(scope="module")

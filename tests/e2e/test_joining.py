@@ -25,6 +25,8 @@ with urllib.request.urlopen(request, timeout=60, context=ssl.create_default_cont
 ANSWERS_WITHIN_S = 90
 
 pytestmark = [
+    pytest.mark.network,
+    pytest.mark.long,
     pytest.mark.timeout(240),
     pytest.mark.skipif(os.geteuid() != 0 or shutil.which("ip") is None, reason="needs root and iproute2"),
 ]

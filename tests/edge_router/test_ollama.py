@@ -12,6 +12,8 @@ from pilotlight.wire.sse import CONTENT_TYPE, DONE, HEARTBEAT, encode_event
 from tests.edge_router.builders import model_status
 from tests.edge_router.fakes import FakeSite, FirstThen, answer, begin, raw_stream, refuse, router, sites
 
+pytestmark = pytest.mark.process
+
 ASKED: dict[str, Any] = {"model": "ember:latest", "messages": [{"role": "user", "content": "Hi"}]}
 LINES = [b'{"message":{"content":"a"},"done":false}', b'{"message":{"content":"b"},"done":false}', b'{"done":true}']
 

@@ -14,6 +14,7 @@ from tests.edge_router.builders import network
 from tests.edge_router.fakes import answer, router, sites
 
 PUBLIC = ""  # whoever comes; a function judges for itself, a page's session is how one says who one is
+OLLAMAS_OWN = ("blobs/{digest}", "copy", "create", "delete", "push")
 NEEDS: dict[tuple[str, str], str] = {
     ("GET", "/usage"): "models",  # its own account's; admin: everybody's
     ("GET", "/livez"): PUBLIC,
@@ -47,6 +48,13 @@ NEEDS: dict[tuple[str, str], str] = {
     ("POST", "/deployments/{name}/rollback"): "deploy",
     ("DELETE", "/deployments/{name}"): "deploy",
     ("GET", "/deployments/{name}/tail"): "deploy",
+    ("GET", "/deployments/{name}/logs"): "deploy",
+    ("GET", "/deployments/{name}/secrets"): "deploy",
+    ("PUT", "/deployments/{name}/secrets/{secret}"): "deploy",
+    ("DELETE", "/deployments/{name}/secrets/{secret}"): "deploy",
+    ("GET", "/api/version"): PUBLIC,
+    # Parts of Ollama's API that are refused with a sentence.
+    **{(method, f"/api/{name}"): PUBLIC for method in ("POST", "DELETE") for name in OLLAMAS_OWN},
     # What is in the table of services, by any method.
     ("GET", "/v1/models"): "models",
     ("GET", "/v1/models/m"): "models",
@@ -72,6 +80,7 @@ NEEDS: dict[tuple[str, str], str] = {
     ("DELETE", "/client/v4/accounts/a/ai/finetunes/f"): "models",
     ("POST", "/client/v4/accounts/a/ai/finetunes/f/finetune-assets"): "models",
     ("POST", "/ai/v1/embeddings"): "models",
+    **{("POST", path): "models" for path in ("/v1/rerank", "/rerank", "/v2/rerank", "/v1/score", "/classify")},
     ("POST", "/client/v4/accounts/a/ai/run/m"): "models",
     ("GET", "/client/v4/accounts/a/ai/models/search"): "models",
     ("GET", "/client/v4/accounts/a/ai/tasks/search"): "models",
@@ -115,6 +124,7 @@ def service_at(method: str, path: str) -> RouterService | None:
     ("method", "path", "service"),
     [
         *(("POST", f"{prefix}/v1/chat/completions", RouterService.SITES) for prefix in ("", "/ai", "/client/v4/accounts/a/ai")),
+        *(("POST", f"{prefix}/rerank", RouterService.SITES) for prefix in ("", "/v1", "/v2", "/ai/v1", "/client/v4/accounts/a/ai/v1")),
         ("GET", "/client/v4/accounts/a/ai/v1/models", RouterService.MODEL_LISTS),
         ("GET", "/ai/v1/models/@cf/meta/llama", RouterService.MODEL_LISTS),
         ("HEAD", "/v1/models", RouterService.SITES),
@@ -125,6 +135,7 @@ def service_at(method: str, path: str) -> RouterService | None:
         ("GET", "/client/v4/accounts/a/ai/finetunes/public", RouterService.SITES),
         ("POST", "/client/v4/accounts/a/ai/finetunes/f/finetune-assets", RouterService.FINETUNES),
         ("GET", "/fn/f/v1/models", RouterService.SITES),
+        *(("POST", path, None) for path in ("/v2/score", "/a/rerank")),
         *(("POST", path, None) for path in ("/v1/audio/speech", "/v1", "/v1/chat", "/v1/files/a/b", "/v2/models", "/client/v4/zones", "/", "/fn")),
     ],
 )  # fmt: skip
@@ -136,7 +147,7 @@ def test_a_path_is_one_services(method: str, path: str, service: RouterService |
 @pytest.mark.parametrize(("method", "path"), NEEDS)
 async def test_a_path_opens_to_its_scope_and_to_no_other(method: str, path: str) -> None:
     needed = NEEDS[method, path]
-    url = path.replace("{digest}", "0" * 64).replace("{name}", "f")
+    url = path.replace("{digest}", "0" * 64).replace("{name}", "f").replace("{secret}", "S")
     url += "/style.css" if path == "/page" else ""
     url += "x" if url.endswith(("/fn/", "/streams/")) else ""
     async with sites("ams1") as fakes, router(fakes, tables=TABLES) as running:

@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -24,6 +23,7 @@ from pilotlight.sites.network import DoorConfig, load_network
 from pilotlight.wire.errors import ApiError
 from pilotlight.wire.http.listen import PARENT_PID_ENV
 from tests.edge_router.fakes import DONE, FakeSite, event, raw_stream, router, sites
+from tests.waiting import until
 
 pytestmark = pytest.mark.process
 
@@ -223,11 +223,7 @@ def test_the_router_dies_with_the_process_that_asked_for_it(tmp_path: Path) -> N
         pid = int(parent.stdout.readline())
         assert Path(f"/proc/{pid}").exists()
         parent.kill()
-    for _ in range(1000):
-        if not _is_running(pid):
-            return
-        time.sleep(0.02)
-    raise AssertionError(f"process {pid} outlives its parent")
+    until(lambda: not _is_running(pid), f"process {pid} has ended with its parent")
 
 
 def test_the_routers_log_has_the_time_of_each_line(tmp_path: Path) -> None:

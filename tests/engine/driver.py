@@ -17,6 +17,7 @@ from pilotlight.engine.api.protocol import (
     TokenLogprobs,
     TokenOutput,
 )
+from pilotlight.engine.api.struct import replace
 from pilotlight.engine.core.engine import Engine
 from pilotlight.engine.drafting.speculator import Speculator
 from pilotlight.engine.kv.shared_tiers import SharedTiers
@@ -102,9 +103,9 @@ class Welcome:
 
 def check_all_drafts(engine: Engine) -> None:
     """Have all drafts checked that are proposed, where there is speculation."""
-    if isinstance(engine._speculation, Speculator):
-        engine._speculation.costs = CheapRows()  # type: ignore[assignment]
-        engine._speculation.gain = Welcome()  # type: ignore[assignment]
+    if isinstance(engine.speculation, Speculator):
+        engine.speculation.costs = CheapRows()  # type: ignore[assignment]
+        engine.speculation.gain = Welcome()  # type: ignore[assignment]
 
 
 def submit(
@@ -115,11 +116,13 @@ def submit(
     leader: str | None = None,
     priority: int = 0,
     pooling: Pooling | None = None,
+    second_from: int = 0,
     **sampling: Any,
 ) -> Submit:
     settings: dict[str, Any] = {"max_tokens": 8, "temperature": 0.0, "ignore_eos": True} | sampling
     params = SamplingParams(**settings)
-    return Submit(sequence_id, "tiny", tuple(prompt), params, salt, num_delivered_tokens, leader, priority, pooling)
+    message = Submit(sequence_id, "tiny", tuple(prompt), params, salt, num_delivered_tokens, leader, priority, pooling)
+    return replace(message, second_from=second_from)
 
 
 def drain(

@@ -214,8 +214,8 @@ def test_another_engine_goes_on_with_the_same_adapter(llama: Written) -> None:
         engine.step()
     for output in engine.hand_over_to(successor):
         heard.setdefault(output.sequence_id, Heard()).hear(output)
-    assert not engine._requirements.adapters._waiting
-    assert all(resident.users == 0 for resident in engine._requirements.adapters._resident.values())
+    assert not engine.requirements.adapters._waiting
+    assert all(resident.users == 0 for resident in engine.requirements.adapters._resident.values())
     assert_same(drain(successor, [], heard=heard), expected)
 
 
@@ -257,7 +257,7 @@ def test_bf16_follows_merged_weights(tmp_path: Path) -> None:
 
 
 def free_slots(engine: Engine) -> int:
-    residency = engine._requirements.adapters
+    residency = engine.requirements.adapters
     return len(residency._free) + sum(resident.users == 0 for resident in residency._resident.values())
 
 

@@ -238,7 +238,7 @@ def test_drafts_are_checked_against_the_grammar_and_change_no_token() -> None:
     expected = crowd(engine)
     engine.close()
     drafting = ember()
-    drafting._speculation = HalfRight()
+    drafting.speculation = HalfRight()
     drafting._begin_anew(drafting.scheduler.limits, drafting.scheduler.lease)
     for name, heard in crowd(drafting).items():
         assert heard.token_ids == expected[name].token_ids, name

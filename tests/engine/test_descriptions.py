@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pilotlight.engine.api.errors import CheckpointError
-from pilotlight.engine.description.families import bert_config, plain
+from pilotlight.engine.description.families import bert_config, dense_decoders
 from pilotlight.engine.description.image_sizes import read_image_sizes
 from pilotlight.engine.planning.model_plan import plan_model
 
@@ -25,7 +25,7 @@ def test_heads_that_do_not_divide_the_hidden_size_are_refused() -> None:
 
 
 def test_gemmas_windows_turn_by_a_base_of_their_own() -> None:
-    config = plain.gemma3({**SIZES, "num_key_value_heads": 2, "head_dim": 8, "rms_norm_eps": 1e-6})
+    config = dense_decoders.gemma3({**SIZES, "num_key_value_heads": 2, "head_dim": 8, "rms_norm_eps": 1e-6})
     assert [rule.theta for rule in config.rotary] == [1_000_000.0, 10_000.0]
 
 

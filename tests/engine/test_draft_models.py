@@ -109,7 +109,7 @@ def test_a_head_guesses_what_its_published_arithmetic_says() -> None:
     prompt, num_guesses = random_prompt(21, seed=2, vocab=2000), 4
     engine = load_engine(HERE, dtype="float32", kv_tokens=512, speculate=f"eagle3:{EAGLE3}")
     asked: list[list[int]] = []
-    speculation = engine._speculation
+    speculation = engine.speculation
     assert isinstance(speculation, Speculator)
     assert speculation._model is not None
     propose = speculation._model.propose

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from pilotlight.engine.api.errors import CheckpointError
 from pilotlight.engine.api.protocol import Submit
-from pilotlight.engine.weights.embedding_recipe import read_recipe
+from pilotlight.engine.weights.pooling_recipe import read_recipe
 from tests.checkpoints import write_llama
 from tests.embedders import DECODERS, EMBEDDERS, Embedder, reference, write_embedder, write_recipe
 from tests.engine.driver import Heard, drain, load_engine, one, random_prompt, submit
@@ -46,7 +46,7 @@ def assert_agrees(heard: Heard, expected: torch.Tensor) -> None:
 def test_a_whole_text_agrees(written: Written, length: int) -> None:
     directory, embedder, model = written
     engine = load_engine(directory)
-    assert (engine.info.pooling, engine.info.embedding_size) == (embedder.pooling, 42)
+    assert (engine.info.pooling, engine.info.embedding_size) == (embedder.pooling, embedder.vector_size)
     prompt = random_prompt(length, seed=1)
     assert_agrees(one(engine, embed("a", prompt, embedder)), reference(model, embedder, prompt))
 
@@ -93,6 +93,16 @@ def test_preempted_texts_agree(decoder: Written) -> None:
         assert_agrees(heard[name], reference(model, embedder, prompt))
 
 
+def test_a_text_of_many_windows_agrees(tmp_path: Path) -> None:
+    embedder = EMBEDDERS["modernbert, first token"]
+    model = write_embedder(tmp_path, embedder)
+    engine = load_engine(tmp_path, max_num_batched_tokens=2048)
+    prompts = {str(n): random_prompt(n, seed=n) for n in (1100, 3, 600)}
+    heard = drain(engine, [embed(name, prompt, embedder) for name, prompt in prompts.items()])
+    for name, prompt in prompts.items():
+        assert_agrees(heard[name], reference(model, embedder, prompt))
+
+
 def test_an_encoders_text_is_never_cut_even_beyond_the_budget(tmp_path: Path) -> None:
     embedder = EMBEDDERS["bert, mean, of any length"]
     model = write_embedder(tmp_path, embedder)
@@ -125,7 +135,7 @@ def test_each_kind_of_model_refuses_the_others_work_by_name(tmp_path: Path) -> N
     write_llama(tmp_path / "chat")
     write_embedder(tmp_path / "embedder", EMBEDDERS["qwen3, last token"])
     refused = one(load_engine(tmp_path / "chat"), submit("a", [5, 6], pooling="mean"))
-    assert refused.error == "tiny is a model that generates; it makes no embeddings"
+    assert refused.error == "tiny is a model that generates; it makes no embeddings and scores no texts"
     refused = one(load_engine(tmp_path / "embedder"), submit("a", [5, 6]))
     assert refused.error == "tiny is an embedding model; it generates nothing"
 
@@ -183,9 +193,9 @@ def test_what_is_not_computed_is_refused_by_name(tmp_path: Path) -> None:
     pooling.write_text(json.dumps({"pooling_mode": "mean"}))
     assert load_engine(tmp_path).info.pooling == "mean"
     modules = json.loads((tmp_path / "modules.json").read_text())
-    modules[2]["type"] = "sentence_transformers.models.Dense"
+    modules[2]["type"] = "sentence_transformers.models.LayerNorm"
     (tmp_path / "modules.json").write_text(json.dumps(modules))
-    with pytest.raises(CheckpointError, match=r"lists Transformer, Pooling, Dense; supported are"):
+    with pytest.raises(CheckpointError, match=r"lists Transformer, Pooling, LayerNorm; supported are"):
         load_engine(tmp_path)
     (tmp_path / "modules.json").write_text('["Transformer", "Pooling"]')
     with pytest.raises(CheckpointError, match="no list of modules"):

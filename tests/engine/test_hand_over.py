@@ -123,13 +123,14 @@ class Pair:
 
 
 def wait_until_zero(tiers: SharedTiers) -> None:
-    assert tiers.peers is not None
-    for _ in range(2000):
+    peers = tiers.peers
+    assert peers is not None
+
+    def nothing_is_held() -> bool:
         pins = sum(slot.pins for slot in tiers.host._slots.values())
-        if not (tiers.peers.server.num_leased or tiers.peers.reader.num_open or pins):
-            return
-        time.sleep(0.005)
-    raise AssertionError("a lease, a read or a pin is left")
+        return not (peers.server.num_leased or peers.reader.num_open or pins)
+
+    until(nothing_is_held, "every lease, read and pin has ended")
 
 
 @pytest.fixture

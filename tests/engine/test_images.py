@@ -144,8 +144,8 @@ def test_embeddings_have_a_bound_and_those_in_use_stay(
     written: VisionCheckpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = load_engine(written.directory)
-    assert engine._requirements.images is not None
-    engine._requirements.images._most_bytes = 1
+    assert engine.requirements.images is not None
+    engine.requirements.images._most_bytes = 1
     files = {"a": SMALL, "b": WIDE, "c": SMALL, "d": TALL}
     prompts = {
         name: written.prompt([*text(5 + i, 5), -1, -1], file, TALL) for i, (name, file) in enumerate(files.items())
@@ -153,7 +153,7 @@ def test_embeddings_have_a_bound_and_those_in_use_stay(
     heard = drain(engine, [with_images(name, prompt, max_tokens=2) for name, prompt in prompts.items()])
     for name, prompt in prompts.items():
         assert_agrees(written.with_images(files[name], TALL), prompt[0], heard[name])
-    assert len(engine._requirements.images._encoded) <= 2
+    assert len(engine.requirements.images._encoded) <= 2
     assert encodes(engine)[0] >= 4, "what there is no room for is encoded again"
 
 
@@ -212,9 +212,9 @@ def test_a_waiting_image_that_is_aborted_leaves_nothing(written: VisionCheckpoin
     engine.step()
     engine.sequences.abort("a")
     assert_agrees(written.with_images(WIDE), prompt[0], one(engine, with_images("b", prompt, max_tokens=3)))
-    assert engine._requirements.images is not None
-    assert not engine._requirements.images._waiting
-    assert not engine._requirements.images._held
+    assert engine.requirements.images is not None
+    assert not engine.requirements.images._waiting
+    assert not engine.requirements.images._held
 
 
 def test_a_model_without_a_tower_refuses_images_by_name(tmp_path: Path) -> None:

@@ -13,9 +13,12 @@ from transformers import (
     DeepseekV3Config,
     Llama4TextConfig,
     LlamaConfig,
+    MiniMaxM2Config,
     MixtralConfig,
+    Phi3Config,
     PreTrainedModel,
     Qwen2Config,
+    Qwen2MoeConfig,
     Qwen3MoeConfig,
 )
 
@@ -97,6 +100,16 @@ INTEGERS: dict[str, Callable[[Path], PreTrainedModel]] = {
     "llama4, compressed-tensors": lambda d: write_quantized(
         d, Llama4TextConfig, quantizers.compressed_tensors, pack_quantized(), **SCOUT
     ),
+    "phi3, fused, compressed-tensors": lambda d: write_quantized(
+        d, Phi3Config, quantizers.compressed_tensors, pack_quantized(), head_dim=None, sliding_window=None
+    ),
+    "minimax-m2, awq": lambda d: write_quantized(
+        d, MiniMaxM2Config, quantizers.awq, AWQ, intermediate_size=64, num_local_experts=4, num_experts_per_tok=2
+    ),
+    "qwen2-moe, gptq": lambda d: write_quantized(
+        d, Qwen2MoeConfig, quantizers.gptq, GPTQ, head_dim=None, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32,
+        shared_expert_intermediate_size=32,
+    ),
 }  # fmt: skip
 FP8: dict[str, Callable[[Path], PreTrainedModel]] = {
     "compressed-tensors, one scale": lambda d: write_quantized(
@@ -117,6 +130,19 @@ FP8: dict[str, Callable[[Path], PreTrainedModel]] = {
     "deepseek-v3, fp8 by blocks": lambda d: write_quantized(
         d, DeepseekV3Config, partial(quantizers.fp8, block=(128, 128), name="weight_scale_inv"),
         {"quant_method": "fp8", "weight_block_size": [128, 128]}, **DEEPSEEK | {"hidden_size": 192, "intermediate_size": 320},
+    ),
+    "phi3, fused, one scale": lambda d: write_quantized(
+        d, Phi3Config, quantizers.fp8, pack_quantized(num_bits=8, type="float", strategy="tensor", group_size=None),
+        head_dim=None, sliding_window=None,
+    ),
+    "phi3, fused, by row": lambda d: write_quantized(
+        d, Phi3Config, partial(quantizers.fp8, by_row=True), pack_quantized(num_bits=8, type="float", strategy="channel", group_size=None),
+        head_dim=None, sliding_window=None,
+    ),
+    "minimax-m2, fp8 by blocks": lambda d: write_quantized(
+        d, MiniMaxM2Config, partial(quantizers.fp8, block=(128, 128), name="weight_scale_inv"),
+        {"quant_method": "fp8", "weight_block_size": [128, 128]}, hidden_size=192, intermediate_size=160, num_local_experts=4,
+        num_experts_per_tok=2,
     ),
     "llama4, fp8 by row": lambda d: write_quantized(
         d, Llama4TextConfig, partial(quantizers.fp8, by_row=True),
@@ -297,8 +323,8 @@ def test_a_rehearsal_lays_out_what_the_load_does(
     keep_packed(monkeypatch, stays_packed)
     raw = read_config(tmp_path)
     family = find_family(raw)
-    storage, format = MetaStorage.open(tmp_path), read_format(raw)
-    config = family.parse_config(raw)
+    config: Any = family.parse_config(raw)
+    storage, format = MetaStorage.open(tmp_path, config.fused), read_format(raw)
     cache = CacheLayout(config.cached_layers, 16, torch.float32)
     rehearsed = lay_out(
         DryRun(

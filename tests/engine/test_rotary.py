@@ -76,7 +76,7 @@ def test_old_and_new_places_of_a_rule_are_read_alike() -> None:
     assert old == new
 
 
-@pytest.mark.parametrize("rope_type", ["dynamic", "proportional"])
+@pytest.mark.parametrize("rope_type", ["dynamic", "ntk"])
 def test_other_rules_are_refused_by_name(rope_type: str) -> None:
     with pytest.raises(CheckpointError, match=f"{rope_type!r}; supported are default, linear, llama3, yarn"):
         read_rotary_rule({"rope_scaling": {"type": rope_type, "factor": 2.0}})

@@ -295,6 +295,7 @@ def test_ranks_of_every_family_ask_for_all_that_a_checkpoint_has(tmp_path: Path,
             if isinstance(attention, LatentAttention):
                 assert len(attention.up_proj) == config.num_heads // 2
             else:
-                assert attention.shape.num_kv_heads == max(1, config.num_kv_heads // 2)
-            head_size = getattr(config, "value_dim", config.head_dim)
+                assert attention.shape.num_kv_heads == max(1, config.attention(0).num_kv_heads // 2)
+            first = None if isinstance(attention, LatentAttention) else config.attention(0)
+            head_size = config.value_dim if first is None else first.value_dim or first.head_dim
             assert attention.o_proj.weight.shape[1] == config.num_heads // 2 * head_size

@@ -108,8 +108,8 @@ def assert_drafted(engine: Engine, at_least: int = 20) -> None:
     assert counts.num_accepted_tokens >= at_least, counts
     assert counts.num_failures == 0
     assert sum(counts.accepted_per_position) == counts.num_accepted_tokens <= counts.num_draft_tokens
-    assert isinstance(engine._speculation, Speculator)
-    assert not engine._speculation._states, "of sequences that have ended"
+    assert isinstance(engine.speculation, Speculator)
+    assert not engine.speculation._states, "of sequences that have ended"
 
 
 ASKED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -370,8 +370,8 @@ def test_outputs_say_how_many_drafts_were_checked_and_right() -> None:
 
 def test_a_drafter_that_breaks_under_load_ends_no_sequence() -> None:
     engine = ember("grammar,suffix")
-    assert isinstance(engine._speculation, Speculator)
-    broken, draw = engine._speculation._drafters[1], random.Random(2)
+    assert isinstance(engine.speculation, Speculator)
+    broken, draw = engine.speculation._drafters[1], random.Random(2)
     propose: Callable[..., Any] = broken.propose
 
     def sometimes(*asked: Any) -> Any:
@@ -394,8 +394,8 @@ def test_a_failed_step_leaves_nothing_of_its_sequences(depth: int) -> None:
         engine.step()
     engine.fail_all("engine_error", "as if the device had failed")
     engine.sequences.take_outputs()
-    assert isinstance(engine._speculation, Speculator)
-    assert not engine._speculation._states
+    assert isinstance(engine.speculation, Speculator)
+    assert not engine.speculation._states
     assert_same(drain(engine, requests(12)), told_without(12))
     engine.close()
 

@@ -2,7 +2,7 @@
 
 from load_tests.records import RESULTS
 from load_tests.report import newest
-from load_tests.scenarios.clients import AGENTS, CLIENTS, GENERATORS, LIBRARIES, PROGRAMS
+from load_tests.scenarios.clients import AGENTS, CLIENTS, GENERATORS, LIBRARIES, PROGRAMS, RERANKERS
 from load_tests.tables import clients
 
 FOUND = {
@@ -28,11 +28,12 @@ def test_every_client_has_a_program() -> None:
 
 def test_no_client_failed_in_the_last_run() -> None:
     records = newest(RESULTS)
-    results = {**records["clients"]["results"], **records["agents"]["results"]}
+    results = {**records["clients"]["results"], **records["agents"]["results"], **records["rerankers"]["results"]}
     assert results["libraries"].keys() >= LIBRARIES.keys()
     assert results["generators"].keys() == GENERATORS.keys()
     assert results["agents"].keys() == AGENTS.keys()
-    for name, client in {**results["libraries"], **results["generators"], **results["agents"]}.items():
+    assert results["rerankers"].keys() == RERANKERS.keys()
+    for name, client in [item for table in results.values() for item in table.items()]:
         failed = [check for check, outcome in client["checks"].items() if outcome["verdict"] == "fails"]
         assert client["checks"], (name, client.get("reason"))
         assert not failed, (name, failed)

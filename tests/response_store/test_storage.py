@@ -20,7 +20,7 @@ from pilotlight.response_store import response_rows
 from pilotlight.response_store.kept_responses import KeptResponse, failed_event
 from pilotlight.response_store.response_database import ResponsesFault, RetentionPolicy
 from pilotlight.response_store.response_file import ResponseFile
-from pilotlight.response_store.storage import ResponseStore, Timings
+from pilotlight.response_store.storage import ResponseStore, StoreTimings
 from pilotlight.support.database import Database
 from pilotlight.wire.errors import ApiError
 
@@ -51,7 +51,7 @@ async def opened(
     path: Path, days: Callable[[], float], max_bytes: int = 100 * MIB, **timings: float
 ) -> AsyncIterator[ResponseStore]:
     policy, database = RetentionPolicy(path, max_bytes, 30 * DAY_S), ResponseFile(path, max_bytes, days)
-    store = ResponseStore(policy, database, Timings(**timings))
+    store = ResponseStore(policy, database, StoreTimings(**timings))
     try:
         yield store
     finally:
@@ -80,8 +80,8 @@ def write(path: Path, content: bytes) -> None:
 
 
 def in_file(store: ResponseStore) -> Database:
-    assert isinstance(store._database, ResponseFile)
-    return store._database._database
+    assert isinstance(store.database, ResponseFile)
+    return store.database._database
 
 
 async def there(store: ResponseStore, *names: str) -> list[bool]:
@@ -135,7 +135,7 @@ from pathlib import Path
 from pilotlight.response_store.kept_responses import KeptResponse, failed_event
 from pilotlight.response_store.response_database import RetentionPolicy, ResponsesFault
 from pilotlight.response_store.response_file import ResponseFile
-from pilotlight.response_store.storage import ResponseStore, Timings
+from pilotlight.response_store.storage import ResponseStore, StoreTimings
 
 async def main():
     path = Path(sys.argv[1])
@@ -275,7 +275,7 @@ async def test_what_is_written_after_its_client_was_told_that_it_is_not_kept_is_
             await self.database.close()
 
     async with opened(path, days, retry_s=0.01) as store:
-        late = store._database = cast("Any", Late(store._database))
+        late = store.database = cast("Any", Late(store.database))
         assert not await store.keep(response("a"))
         kept = partial(response_rows.find, tenant="t", name="a")
         assert await late.database.run(kept, 5.0, is_write=False) is not None

@@ -110,7 +110,7 @@ async def test_a_wrong_question_is_named(site: Site, wrong: dict[str, Any], para
     [
         ({"type": "noul"}, "instructions"),
         ({"type": "noul", "instructions": "x", "criteria": {"maybe": "y"}}, "criteria"),
-        ({"type": "choice", "instructions": "x", "criteria": {"a": "b"}}, "criteria"),
+        ({"type": "choice", "instructions": "x", "criteria": {}}, "criteria"),
         ({"type": "score", "instructions": "x", "criteria": "y"}, "criteria"),
         ({"type": "box", "instructions": "x"}, "type"),
     ],

@@ -160,6 +160,17 @@ async def test_a_host_with_work_and_no_step_is_killed(make_site: SiteMaker) -> N
         assert (await call(site.app, CHAT, HELLO)).status == 200
 
 
+async def test_a_prompt_whose_step_takes_longer_than_the_deadline_is_answered(make_site: SiteMaker) -> None:
+    """A slow core: hosts are killed before the step ends, until the deadline, which doubles with each of them, is longer than it."""
+    async with make_site(engine={"step_deadline_s": 0.2}) as site:
+        script = [0.6, *says("Hello")]
+        site.launcher.prepare = lambda client: setattr(client, "script", list(script))
+        site.engine.script = list(script)
+        answer = await call(site.app, CHAT, HELLO)
+        assert answer.status == 200
+        assert len(site.launcher.hosts) == 3, "0.2 and 0.4 s were too little"
+
+
 async def test_heartbeats_without_steps_are_not_progress(make_site: SiteMaker) -> None:
     async with make_site(engine={"step_deadline_s": 0.2}) as site:
 

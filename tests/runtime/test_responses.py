@@ -162,7 +162,8 @@ async def test_the_form_of_an_answer_and_the_choice_of_a_tool_are_enforced(site:
         ({"background": True, "store": False}, "invalid_request", "background"),
         ({"top_logprobs": 21}, "invalid_request", "top_logprobs"),
         ({"prompt": {"id": "p"}}, "invalid_request", "prompt"),
-        ({"conversation": "c"}, "unsupported_parameter", "conversation"),
+        ({"conversation": "c"}, "invalid_request", "conversation"),
+        ({"previous_response_id": "conv_1"}, "invalid_request", "previous_response_id"),
     ],
 )  # fmt: skip
 async def test_what_is_wrong_is_named(site: Site, fields: dict[str, Any], word: str, param: str | None) -> None:

@@ -52,6 +52,8 @@ NEEDS = {
         f"/client/v4/accounts/{{account_id}}/ai/finetunes{path}": "models"
         for path in ("", "/public", "/{id}", "/{id}/finetune-assets")
     },
+    "/v2/rerank": "models",
+    **{f"/{path}": "models" for path in ("rerank", "score", "classify")},
     "/internal/finetunes": ROUTERS,
     "/internal/finetunes/{id}": ROUTERS,
     "/client/v4/user/tokens/verify": "models",
@@ -62,6 +64,9 @@ NEEDS = {
             "chat/completions",
             "completions",
             "embeddings",
+            "rerank",
+            "score",
+            "classify",
             "models",
             "models/{id:path}",
             "messages",
@@ -74,6 +79,9 @@ NEEDS = {
 POSTED = (
     "/completions",
     "/embeddings",
+    "/rerank",
+    "/score",
+    "/classify",
     "/messages",
     "/count_tokens",
     "/responses",

@@ -180,7 +180,7 @@ async def test_a_request_may_refuse_to_wait(site: Site, monkeypatch: pytest.Monk
 async def test_tasks_schemas_and_tokens_are_told_in_envelopes(site: Site) -> None:
     base = "/client/v4/accounts/acc1/ai"
     tasks = (await call(site.app, f"{base}/tasks/search")).json["result"]
-    assert [task["name"] for task in tasks] == ["Text Generation", "Text Embeddings"]
+    assert [task["name"] for task in tasks] == ["Text Generation", "Text Embeddings", "Text Classification"]
     schemas = (await call(site.app, f"{base}/models/schema?model=@test/tiny")).json["result"]
     body = schemas["input"]["$defs"]["RunBody"]["properties"]
     assert {"prompt", "messages", "max_tokens", "stream", "tools", "response_format"} <= body.keys()

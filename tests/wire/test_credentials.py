@@ -177,3 +177,10 @@ def test_an_account_id_of_a_path_is_another_tenant_with_the_same_owner() -> None
     assert plain.salt != named.salt
     assert tenant_of("", None) is tenant_of("", "") is ANONYMOUS
     assert tenant_of("", "id").owner == "anonymous"
+
+
+@pytest.mark.parametrize("header", [b"x-api-key", b"api-key"])
+def test_a_key_may_come_in_a_header_of_its_own(header: bytes) -> None:
+    assert with_bearer([(header, b"abc")]) == [(b"authorization", b"Bearer abc")]
+    both = [(b"authorization", b"Bearer a"), (header, b"b")]
+    assert with_bearer(both) == both

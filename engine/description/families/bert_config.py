@@ -1,10 +1,11 @@
-"""BERT's config: a bidirectional encoder, which caches nothing."""
+"""BERT's config: a bidirectional encoder, which caches nothing, with or without a head that scores classes."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from pilotlight.engine.api.errors import CheckpointError
+from pilotlight.engine.description.class_labels import class_labels, is_classifier
 from pilotlight.engine.description.decoder_config import refuse_unless
 from pilotlight.engine.description.shapes import NO_IMAGES, ImageBytes
 from pilotlight.engine.description.tensor_sizes import Part, WeightShape
@@ -23,6 +24,7 @@ class BertConfig:
     num_token_types: int
     eps: float
     first_position: int = 0  # in the table of positions
+    num_classes: int = 0  # that a head scores; 0: there is none
     cached_layers: tuple[CachedLayer, ...] = ()
 
     @property
@@ -60,11 +62,12 @@ class BertConfig:
     def outer_weights(self) -> list[WeightShape]:
         tables = (self.vocab_size, self.first_position + self.context_length, self.num_token_types)
         found = [WeightShape("embedding", f"embeddings.{i}", rows, self.hidden_size) for i, rows in enumerate(tables)]
-        return [
-            *found,
-            WeightShape("norms", "embeddings.weight", self.hidden_size),
-            WeightShape("norms", "embeddings.bias", self.hidden_size),
-        ]
+        found += [WeightShape("norms", f"embeddings.{part}", self.hidden_size) for part in ("weight", "bias")]
+        if self.num_classes:
+            for name, rows in (("dense", self.hidden_size), ("out_proj", self.num_classes)):
+                found.append(WeightShape("head", f"classifier.{name}", rows, self.hidden_size))
+                found.append(WeightShape("head", f"classifier.{name}.bias", rows))
+        return found
 
 
 def parse_config(config: Mapping[str, Any]) -> BertConfig:
@@ -83,4 +86,5 @@ def parse_config(config: Mapping[str, Any]) -> BertConfig:
         context_length=positive_int(config, "max_position_embeddings"),
         num_token_types=positive_int(config, "type_vocab_size", 2),
         eps=number(config, "layer_norm_eps", 1e-12),
+        num_classes=len(class_labels(config)) if is_classifier(config) else 0,
     )

@@ -56,7 +56,7 @@ class GptOssConfig(DecoderConfig):
             active=self.top_k,
         )
         return [
-            *self.attention_weights(name, qkv_bias=bias, o_bias=bias, sinks=True),
+            *self.attention_weights(name, qkv_bias=bias, o_bias=bias),
             *router(f"{name}.mlp.router", num_experts, hidden, bias=True),
             gate_up,
             gate_up._replace(name=f"{gate_up.name}_bias", columns=0),
@@ -91,7 +91,7 @@ def parse_config(config: Mapping[str, Any]) -> GptOssConfig:
 def _layers(config: Mapping[str, Any]) -> tuple[LayerKind, ...]:
     num_layers = positive_int(config, "num_hidden_layers")
     default = tuple("full_attention" if i % 2 else "sliding_attention" for i in range(num_layers))
-    return mixed_layers(config, sliding_window(config, 128), default)
+    return tuple(kind._replace(has_sinks=True) for kind in mixed_layers(config, sliding_window(config, 128), default))
 
 
 def _rotary(config: Mapping[str, Any]) -> RotaryRule:

@@ -11,7 +11,7 @@ from pilotlight.engine.description.decoder_config import (
     refuse_unless,
     text_keys,
 )
-from pilotlight.engine.description.families.plain import layers_that_turn
+from pilotlight.engine.description.families.dense_decoders import layers_that_turn
 from pilotlight.engine.description.rotary_scaling import read_rotary_rule
 from pilotlight.engine.description.shapes import NO_IMAGES, AttentionShape, ExpertsShape, ImageBytes
 from pilotlight.engine.description.tensor_sizes import WeightShape, experts, gated, router

@@ -38,12 +38,19 @@ class Alarms:
     """The alarms of one function's objects. Begins at once."""
 
     def __init__(
-        self, path: Path, store: ObjectStore, ring: Ring, now_ms: Callable[[], int] = lambda: int(time.time() * 1000)
+        self,
+        path: Path,
+        store: ObjectStore,
+        ring: Ring,
+        now_ms: Callable[[], int] = lambda: int(time.time() * 1000),
+        look_s: float = LOOK_S,
     ) -> None:
+        """`look_s`: between two looks at the clock, which may be set."""
         self._database = Database(path, lambda connection: create(connection, SCHEMA))
         self._store = store
         self._ring = ring
         self._now_ms = now_ms
+        self._look_s = look_s
         self._news = asyncio.Event()
         self._busy: dict[ObjectKey, int] = {}
         self._ringing: dict[ObjectKey, asyncio.Task[None]] = {}
@@ -88,7 +95,7 @@ class Alarms:
         while True:
             self._news.clear()
             try:
-                wait_s = await self._ring_due() if self._has_file else LOOK_S
+                wait_s = await self._ring_due() if self._has_file else self._look_s
             except Exception:
                 log.exception("the alarms continue after an error")
                 wait_s = 1.0
@@ -111,12 +118,12 @@ class Alarms:
             if key in self._ringing:
                 continue
             if at_ms > now_ms:
-                return min(LOOK_S, (at_ms - now_ms) / 1000)
+                return min(self._look_s, (at_ms - now_ms) / 1000)
             if len(self._ringing) >= AT_ONCE:
-                return LOOK_S  # one that ends is news
+                return self._look_s  # one that ends is news
             task = self._ringing[key] = asyncio.create_task(self._handle(key), name=f"alarm of {class_name}")
             task.add_done_callback(lambda task, key=key: self._over(task, key))  # type: ignore[misc]
-        return LOOK_S
+        return self._look_s
 
     async def _handle(self, key: ObjectKey) -> None:
         alarm = await self._store.run(key, self._begun)

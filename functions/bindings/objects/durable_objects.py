@@ -160,7 +160,10 @@ class ObjectStorage(Binding):
             await functions.ask(function, RpcEvent(UNNUMBERED, key.class_name, called, args, options=options))
 
         path = directory / "alarms.sqlite"
-        alarms = services.databases.get(path, lambda path: Alarms(path, store, ring))
+        clock = services.clock
+        alarms = services.databases.get(
+            path, lambda path: Alarms(path, store, ring, lambda: int(clock.now_s() * 1000), clock.look_s)
+        )
         return cls(store, alarms, migrations)
 
     @property

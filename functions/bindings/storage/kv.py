@@ -93,7 +93,7 @@ class KVNamespace(Binding):
     @classmethod
     def open(cls, declaration: Declaration, state_dir: Path, services: Services) -> "KVNamespace":
         path = directory_of(state_dir, "kv", declaration.options.get("id") or declaration.name) / "entries.sqlite"
-        return cls(services.database(path, SCHEMA), memory=services.memory)
+        return cls(services.database(path, SCHEMA), services.clock.now_s, services.memory)
 
     @method
     async def get(self, request: KVGet) -> Any:

@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 from starlette.types import Receive, Scope, Send
 
-from pilotlight.dialects.requests import INLINE_BYTES, ValidEmbedding, ValidGeneration
+from pilotlight.dialects.requests import INLINE_BYTES, TextRequest, ValidGeneration
 from pilotlight.runtime.api.connection import EventWriter, read_body, send_json, until_disconnect
 from pilotlight.runtime.api.router_context import body_limit, check_model, router_context, tenant_in
 from pilotlight.runtime.generation.generator import EMPTY_DELTA, Generation, Generator
@@ -133,7 +133,7 @@ class Endpoint(Generic[RequestT]):
                 await writer.write(events)
 
 
-def naming_ignored(request: ValidGeneration | ValidEmbedding, left_out: Sequence[str] = ()) -> list[tuple[str, str]]:
+def naming_ignored(request: ValidGeneration | TextRequest, left_out: Sequence[str] = ()) -> list[tuple[str, str]]:
     """Return the header that names the fields of a request that mean nothing here. `left_out`: fields that its answer is not held to."""
     return _ignored_header(request.requested_model, (*request.ignored, *left_out))
 

@@ -21,15 +21,18 @@ from pilotlight.engine.planning.model_plan import read_model
 from pilotlight.runtime.api.connection import json_response, read_body
 from pilotlight.runtime.api.middleware import ACCOUNT, GENUINE_HOP
 from pilotlight.runtime.api.router_context import check_model, tenant_in
+from pilotlight.runtime.api.routes.endpoint import PREFIXES
 from pilotlight.runtime.models.adapters import AdapterRegistry, is_name
 from pilotlight.runtime.models.finetunes import FinetuneStore, Shapes, as_api_errors
 from pilotlight.runtime.models.model_view import ModelRegistry
 from pilotlight.runtime.models.sources import SourceError, directory_of, local_directory
 from pilotlight.wire.errors import ApiError
+from pilotlight.wire.fine_tuning import jobs_answer
 from pilotlight.wire.hop.finetunes import INTERNAL_PATH, packed, unpacked
 from pilotlight.wire.workers_ai import Envelope, FinetuneAsset, ResultInfo
 
-PREFIX = "/client/v4/accounts/{account_id}/ai/finetunes"
+AT = "/client/v4/accounts/{account_id}/ai/finetunes"
+_JOB_PATHS = ("", "/{job}", "/{job}/{part}")
 MOST_LISTED = 1000
 LISTED = 50  # where the client does not say how many
 BODY_BYTES = 64 << 10  # of what is no file
@@ -50,11 +53,16 @@ class FinetuneRoutes:
 
     def routes(self) -> list[Route]:
         return [
-            Route(f"{PREFIX}/public", self.public),
-            Route(PREFIX, self.all, methods=["GET"]),
-            Route(PREFIX, self.create, methods=["POST"]),
-            Route(f"{PREFIX}/{{id}}", self.remove, methods=["DELETE"]),
-            Route(f"{PREFIX}/{{id}}/finetune-assets", self.upload, methods=["POST"]),
+            Route(f"{AT}/public", self.public),
+            Route(AT, self.all, methods=["GET"]),
+            Route(AT, self.create, methods=["POST"]),
+            Route(f"{AT}/{{id}}", self.remove, methods=["DELETE"]),
+            Route(f"{AT}/{{id}}/finetune-assets", self.upload, methods=["POST"]),
+            *(
+                Route(f"{prefix}/fine_tuning/jobs{rest}", self.jobs, methods=["GET", "POST"])
+                for prefix in PREFIXES
+                for rest in _JOB_PATHS
+            ),
             Route(INTERNAL_PATH, self.told, methods=["GET"]),
             Route(f"{INTERNAL_PATH}/{{id}}", self.one, methods=["GET", "PUT", "DELETE"]),
         ]
@@ -63,6 +71,12 @@ class FinetuneRoutes:
         store = self._adapters.finetunes
         found = [] if store is None else store.of(tenant_in(request.scope).owner)
         return _enveloped([finetune.listed() for finetune in found])
+
+    async def jobs(self, request: Request) -> Response:
+        """The account's adapters as OpenAI's fine-tuning jobs."""
+        store, named = self._adapters.finetunes, request.path_params
+        owned = [] if store is None else store.of(tenant_in(request.scope).owner)
+        return json_response(_encoder.encode(jobs_answer(request.method, named.get("job"), named.get("part"), owned)))
 
     async def public(self, request: Request) -> Response:
         """The adapters that the site has for everybody, in order of models and names."""
@@ -172,7 +186,7 @@ class FinetuneRoutes:
             planned = await asyncio.to_thread(read_model, directory)
         except (SourceError, CheckpointError) as error:
             raise ApiError("model_load_failed", f"{model!r} cannot be read: {error}") from None
-        if planned.is_encoder:
+        if planned.pools:
             raise ApiError("invalid_request", f"{model!r} makes embeddings, and adapters make none", param="model")
         return planned.adapted_shapes()
 

@@ -39,11 +39,12 @@ from pilotlight.runtime.api.builders.logprobs import chat_logprobs
 from pilotlight.runtime.api.connection import json_response, read_body, send_json
 from pilotlight.runtime.api.middleware import GENUINE_HOP
 from pilotlight.runtime.api.router_context import check_model, may_see, router_context
-from pilotlight.runtime.api.routes.embeddings import EmbeddingEndpoint
 from pilotlight.runtime.api.routes.endpoint import MIB, Endpoint, parsed
-from pilotlight.runtime.generation.embedding import Embeddings
+from pilotlight.runtime.api.routes.texts import TextsEndpoint
 from pilotlight.runtime.generation.generator import Generation, Generator, as_api_errors
 from pilotlight.runtime.generation.output_processor import Delta
+from pilotlight.runtime.generation.texts.embedding import Embedder
+from pilotlight.runtime.generation.texts.pooled_texts import PooledTexts
 from pilotlight.sites.site import LimitsConfig
 from pilotlight.wire.chat import TokenLogprob
 from pilotlight.wire.errors import ApiError, Dialect
@@ -57,13 +58,15 @@ _NEVER = "0001-01-01T00:00:00Z"  # Go's zero time, Ollama's word for none
 def ollama_routes(generator: Generator, limits: LimitsConfig) -> list[Route]:
     chats = OllamaEndpoint(generator, Dialect.OLLAMA, parse_chat, OllamaBuilder, limits)
     completions = OllamaEndpoint(generator, Dialect.OLLAMA, parse_generate, OllamaBuilder, limits)
-    models = OllamaModels(generator, limits)
+    models, embed = OllamaModels(generator, limits), Embedder(generator).embed
     return [
         Route("/api/chat", _StreamedLines(chats), methods=["POST"]),
         Route("/api/generate", _StreamedLines(completions), methods=["POST"]),
-        Route("/api/embed", EmbeddingEndpoint(generator, parse_embed, _embedded, limits), methods=["POST"]),
+        Route("/api/embed", TextsEndpoint(generator, parse_embed, embed, _embedded, limits), methods=["POST"]),
         Route(
-            "/api/embeddings", EmbeddingEndpoint(generator, parse_embeddings, _embedded_one, limits), methods=["POST"]
+            "/api/embeddings",
+            TextsEndpoint(generator, parse_embeddings, embed, _embedded_one, limits),
+            methods=["POST"],
         ),
         Route("/api/tags", models.tags),
         Route("/api/ps", models.awake),
@@ -171,7 +174,7 @@ class OllamaBuilder:
         return chat_logprobs(delta.tokens, tokenizer).content
 
 
-def _embedded(request: ValidEmbedding, embeddings: Embeddings) -> bytes:
+def _embedded(request: ValidEmbedding, embeddings: PooledTexts) -> bytes:
     assert isinstance(request, ValidOllamaEmbedding)
     return orjson.dumps({
         "model": request.shown_model, "embeddings": embeddings.vectors,
@@ -180,7 +183,7 @@ def _embedded(request: ValidEmbedding, embeddings: Embeddings) -> bytes:
     })  # fmt: skip
 
 
-def _embedded_one(request: ValidEmbedding, embeddings: Embeddings) -> bytes:
+def _embedded_one(request: ValidEmbedding, embeddings: PooledTexts) -> bytes:
     return orjson.dumps({"embedding": embeddings.vectors[0]})
 
 

@@ -32,8 +32,9 @@ class ResponsesEndpoint:
     def routes(self) -> list[Route]:
         methods = ["GET", "POST", "DELETE"]
         return [
-            Route(f"{prefix}/responses{rest}", self, methods=methods)
+            Route(f"{prefix}/{name}{rest}", self, methods=methods)
             for prefix in PREFIXES
+            for name in ("responses", "conversations")
             for rest in ("", "/{rest:path}")
         ]
 

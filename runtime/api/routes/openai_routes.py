@@ -20,9 +20,11 @@ from pilotlight.dialects.openai_completions import parse_completion
 from pilotlight.runtime.api.builders.openai_events import ChatBuilder, CompletionBuilder
 from pilotlight.runtime.api.connection import header, json_response
 from pilotlight.runtime.api.router_context import may_see, tenant_in
-from pilotlight.runtime.api.routes.embeddings import EmbeddingEndpoint, as_openai
+from pilotlight.runtime.api.routes.embeddings import as_openai
 from pilotlight.runtime.api.routes.endpoint import PREFIXES, Endpoint
+from pilotlight.runtime.api.routes.texts import TextsEndpoint
 from pilotlight.runtime.generation.generator import Generator
+from pilotlight.runtime.generation.texts.embedding import Embedder
 from pilotlight.runtime.models.adapters import SEPARATOR
 from pilotlight.sites.site import LimitsConfig
 from pilotlight.wire.chat import ListedModel, ModelList
@@ -34,7 +36,7 @@ _encoder = msgspec.json.Encoder()
 def openai_routes(generator: Generator, limits: LimitsConfig) -> list[Route]:
     chats = Endpoint(generator, Dialect.OPENAI, parse_chat, ChatBuilder, limits)
     completions = Endpoint(generator, Dialect.OPENAI, parse_completion, CompletionBuilder, limits)
-    embeddings = EmbeddingEndpoint(generator, parse_embedding, as_openai, limits)
+    embeddings = TextsEndpoint(generator, parse_embedding, Embedder(generator).embed, as_openai, limits)
     models = _ModelRoutes(generator)
     return [
         route
@@ -85,8 +87,10 @@ class _ModelRoutes:
         info = self._models.info(name)
         if info is None:
             return ListedModel(name, self._models.created)
-        kind: Literal["chat", "completion", "embedding"] = "embedding"
-        if info.pooling is None:
+        kind: Literal["chat", "completion", "embedding", "rerank", "classification"] = "embedding"
+        if info.labels:
+            kind = "rerank" if len(info.labels) == 1 else "classification"
+        elif info.pooling is None:
             kind = "chat" if self._models.takes_conversations(name) else "completion"
         return ListedModel(
             name,
@@ -100,6 +104,7 @@ class _ModelRoutes:
             saved_bytes=info.saved_bytes or UNSET,
             type=kind,
             embedding_size=info.embedding_size if kind == "embedding" else UNSET,
+            labels=info.labels if kind == "classification" else UNSET,
             input_modalities=("text",) if info.image_token_id is None else ("text", "image"),
         )
 

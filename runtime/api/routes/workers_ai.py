@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import msgspec
 import orjson
-from msgspec import UNSET
+from msgspec import UNSET, Struct
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -21,29 +21,43 @@ from pilotlight.dialects.body.json_schemas import schema_of
 from pilotlight.dialects.decisions.system_one import enveloped, parse_system_one
 from pilotlight.dialects.openai_responses import ResponsesWriter, parse_response
 from pilotlight.dialects.requests import ValidGeneration
-from pilotlight.dialects.workers_ai_api import RunBody, RunEmbeddingBody, ValidRun, parse_run, parse_run_embedding
+from pilotlight.dialects.workers_ai_api import (
+    RunBody,
+    RunEmbeddingBody,
+    RunRerankerBody,
+    ValidRun,
+    parse_run,
+    parse_run_embedding,
+    parse_run_reranker,
+)
 from pilotlight.engine.text.formats import CallPart, ReasoningPart, TextPart
 from pilotlight.runtime.api.builders.blocks import BlockBuilder
 from pilotlight.runtime.api.connection import header, json_response, read_body
 from pilotlight.runtime.api.router_context import body_limit, may_see, router_context
 from pilotlight.runtime.api.routes.decisions import DecisionEndpoint
-from pilotlight.runtime.api.routes.embeddings import EmbeddingEndpoint, as_workers_ai
+from pilotlight.runtime.api.routes.embeddings import as_workers_ai
 from pilotlight.runtime.api.routes.endpoint import MIB, Endpoint, parsed
+from pilotlight.runtime.api.routes.rerank import as_workers_ai_ranking
+from pilotlight.runtime.api.routes.texts import TextsEndpoint
 from pilotlight.runtime.generation.admission import RETRY_AFTER_S
 from pilotlight.runtime.generation.generator import Generation, Generator
 from pilotlight.runtime.generation.output_processor import Delta
+from pilotlight.runtime.generation.texts.embedding import Embedder
+from pilotlight.runtime.generation.texts.scoring import Scorer
 from pilotlight.sites.site import LimitsConfig
 from pilotlight.wire.chat import FinishReason, Usage
 from pilotlight.wire.credentials import bearer_token
 from pilotlight.wire.errors import ApiError, Dialect
 from pilotlight.wire.sse import DONE, encode_event
 from pilotlight.wire.workers_ai import (
+    CLASSIFICATION_TASK,
     EMBEDDING_TASK,
     Call,
     EmbeddingResult,
     Envelope,
     ModelCard,
     Property,
+    RerankerResult,
     Task,
     TextResult,
     TokenState,
@@ -58,11 +72,14 @@ _BUSY = re.compile(rb"(?:^|&)rejectIfBusy=(?:true|1)(?:&|$)")
 
 def workers_ai_routes(generator: Generator, limits: LimitsConfig, is_busy: Callable[[str], bool]) -> list[Route]:
     """`is_busy` tells whether a request for a model would have to wait."""
-    endpoints: dict[str, Endpoint[Any] | EmbeddingEndpoint | DecisionEndpoint] = {
+    endpoints: dict[str, Endpoint[Any] | TextsEndpoint[Any] | DecisionEndpoint] = {
         "run": Endpoint(generator, Dialect.WORKERS_AI, parse_run, RunBuilder, limits),
         "response": Endpoint(generator, Dialect.WORKERS_AI, parse_response, run_responses, limits),
         "decision": DecisionEndpoint(generator, parse_system_one, enveloped, limits),
-        "embedding": EmbeddingEndpoint(generator, parse_run_embedding, as_workers_ai, limits),
+        "embedding": TextsEndpoint(generator, parse_run_embedding, Embedder(generator).embed, as_workers_ai, limits),
+        "reranking": TextsEndpoint(
+            generator, parse_run_reranker, Scorer(generator).score, as_workers_ai_ranking, limits
+        ),
     }
     endpoint = _Run(endpoints, limits, is_busy)
     search = ModelCatalog(generator)
@@ -92,7 +109,7 @@ class _Run:
 
     def __init__(
         self,
-        endpoints: dict[str, Endpoint[Any] | EmbeddingEndpoint | DecisionEndpoint],
+        endpoints: dict[str, Endpoint[Any] | TextsEndpoint[Any] | DecisionEndpoint],
         limits: LimitsConfig,
         is_busy: Callable[[str], bool],
     ) -> None:
@@ -114,10 +131,10 @@ class _Run:
         )
 
 
-def task_of(raw: bytes) -> Literal["run", "response", "embedding", "decision"]:
-    """Return what a body asks for: an answer, one in the Responses API's form, embeddings, or decisions. Most that hold these words have them in a
-    message's parts; what is not JSON is another's to refuse."""
-    if not any(word in raw for word in (b'"text"', b'"input"', b'"questions"')):
+def task_of(raw: bytes) -> Literal["run", "response", "embedding", "reranking", "decision"]:
+    """Return what a body asks for: an answer, one in the Responses API's form, embeddings, scores of contexts, or decisions. Most that hold these
+    words have them in a message's parts; what is not JSON is another's to refuse."""
+    if not any(word in raw for word in (b'"text"', b'"input"', b'"contexts"', b'"questions"')):
         return "run"
     try:
         values = orjson.loads(raw)
@@ -125,6 +142,8 @@ def task_of(raw: bytes) -> Literal["run", "response", "embedding", "decision"]:
         return "run"
     if not isinstance(values, dict) or values.get("messages") is not None or values.get("prompt") is not None:
         return "run"
+    if values.get("contexts") is not None:
+        return "reranking"
     if values.get("questions") is not None:
         return "decision"
     if values.get("input") is not None:
@@ -197,7 +216,11 @@ class ModelCatalog:
         if name is None or not may_see(request.scope, self._models.names_of(asked)):
             raise ApiError("model_not_found", f"this site has no model named {asked[:200]!r}", param="model")
         info = self._models.info(name)
+        inputs: type[Struct]
+        result: type[Struct]
         inputs, result = (RunEmbeddingBody, EmbeddingResult) if info and info.pooling else (RunBody, TextResult)
+        if info and info.labels:
+            inputs, result = RunRerankerBody, RerankerResult
         schemas = {"input": schema_of(inputs), "output": schema_of(result)}
         return json_response(_encoder.encode(Envelope(schemas)))
 
@@ -217,15 +240,18 @@ class ModelCatalog:
             return ModelCard(name, name, description)
         if info.pooling is None:
             return ModelCard(name, name, description, (Property("context_window", str(info.context_length)),))
+        longest = Property("max_input_tokens", str(info.context_length))
+        if info.labels:
+            return ModelCard(name, name, description, (longest,), CLASSIFICATION_TASK)
         properties = (
-            Property("max_input_tokens", str(info.context_length)),
+            longest,
             Property("output_dimensions", str(info.embedding_size)),
         )
         return ModelCard(name, name, description, properties, EMBEDDING_TASK)
 
 
 async def _tasks(request: Request) -> Response:
-    return json_response(_encoder.encode(Envelope((Task(), EMBEDDING_TASK))))
+    return json_response(_encoder.encode(Envelope((Task(), EMBEDDING_TASK, CLASSIFICATION_TASK))))
 
 
 async def _token(request: Request) -> Response:

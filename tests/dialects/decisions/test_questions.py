@@ -31,6 +31,7 @@ def test_a_scores_confidence_falls_with_the_distance_from_the_likeliest_level(
 def test_a_choices_confidence_is_how_far_the_likeliest_is_above_an_even_distribution() -> None:
     assert choice_confidence([0.5, 0.5]) == 0.0
     assert choice_confidence([0.0, 1.0, 0.0]) == 1.0
+    assert choice_confidence([1.0]) == score_confidence([1.0]) == 1.0
     assert choice_confidence([0.6, 0.4]) == pytest.approx(0.2)
     assert expected_level([0.0, 0.02, 0.5, 0.48]) == pytest.approx(2.46)
 
@@ -44,8 +45,10 @@ def test_a_question_is_the_end_of_what_the_user_says_so_that_states_have_one_beg
     first, second = predicate("It rains."), score("How wet?", ["dry", "wet"])
     texts = [request.asked(question).messages[-1]["content"] for question in (first, second)]
     assert all(text.startswith("A state.\n\n") for text in texts)
-    assert "yes\nno" in texts[0]
-    assert "0: dry\n1: wet" in texts[1]
+    assert texts[0].endswith("It rains.\nAnswer yes or no.")
+    assert texts[1].endswith("0: dry\n1: wet")
+    plain = Question("choice", "Which?", (Option("a"), Option("b")))
+    assert plain.text == "Which?\nAnswer with one of: a, b"
     assert len(request.asked(first).messages) == 2
 
 

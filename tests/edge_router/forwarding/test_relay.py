@@ -217,7 +217,7 @@ def test_a_body_that_ends_before_the_stream_does_has_broken_it(stream: bytes, is
         (b'{"errors": [], "error": {"code": 3}}', {"code": 3}),
         (b'{"errors": {"code": 1}}', {}),
         (b'{"errors": ["code"]}', {}),
-        (b'{"error": "text"}', {}),
+        (b'{"error": "text"}', {"message": "text", "code": None}),
         (b'{"type": "message", "code": "a"}', {}),
         (b'["error"]', {}),
         (b"", {}),

@@ -35,6 +35,7 @@ def test_a_question_that_makes_no_sense_is_refused(name: str, value: str) -> Non
     assert refused.value.word == "invalid_request"
 
 
+@pytest.mark.process
 async def test_sites_are_merged_by_time_and_one_that_is_gone_is_named() -> None:
     def invocation(seq: int, at_s: float) -> LoggedInvocation:
         return LoggedInvocation(seq, str(seq), "f", "", at_s, 1.0, 1.0, "fetch", "GET /", 200, "ok", site="x")

@@ -23,7 +23,7 @@ from pilotlight.edge_router.services.shared_responses import PostgresResponses
 from pilotlight.response_store.kept_responses import KeptResponse, failed_event
 from pilotlight.response_store.response_database import RetentionPolicy
 from pilotlight.response_store.response_rows import EXPIRES_S
-from pilotlight.response_store.storage import ResponseStore, Timings
+from pilotlight.response_store.storage import ResponseStore, StoreTimings
 from pilotlight.sites.config import ConfigError
 from pilotlight.wire.errors import ApiError
 from pilotlight.wire.sse import EventDecoder
@@ -41,7 +41,7 @@ def server(postgres: Postgres) -> Postgres:
     return without_responses(postgres)
 
 
-OFTEN = Timings(progress_s=0.02, presence_s=0.1, follow_s=0.02, retry_s=0.05)
+OFTEN = StoreTimings(progress_s=0.02, presence_s=0.1, follow_s=0.02, retry_s=0.05)
 
 
 @asynccontextmanager
@@ -131,8 +131,8 @@ async def stop(store: ResponseStore) -> None:
 
 async def idle(store: ResponseStore) -> None:
     """Wait until a router's thread has done what it was asked."""
-    assert isinstance(store._database, PostgresResponses)
-    await asyncio.get_running_loop().run_in_executor(store._database._thread, int)
+    assert isinstance(store.database, PostgresResponses)
+    await asyncio.get_running_loop().run_in_executor(store.database._thread, int)
 
 
 async def test_what_one_router_keeps_another_one_has_and_its_tenants_alone(server: Postgres) -> None:
@@ -397,7 +397,7 @@ async def test_who_writes_does_so_alone(server: Postgres, monkeypatch: pytest.Mo
         for store in (a, b):
             assert await store.keep(response("before"))
             await stop(store)
-        writing = asyncio.create_task(a._database.run(lambda _: goes_on.wait(60), 30.0, is_write=True))
+        writing = asyncio.create_task(a.database.run(lambda _: goes_on.wait(60), 30.0, is_write=True))
         await until(
             partial(asyncio.to_thread, ask, server, "SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND granted")
         )

@@ -21,7 +21,8 @@ SHAPE: dict[str, Any] = {
 }  # fmt: skip
 ARCHITECTURES = {
     "llama": gguf.MODEL_ARCH.LLAMA, "qwen2": gguf.MODEL_ARCH.QWEN2, "qwen3": gguf.MODEL_ARCH.QWEN3, "qwen3_moe": gguf.MODEL_ARCH.QWEN3MOE,
-    "gemma3_text": gguf.MODEL_ARCH.GEMMA3,
+    "gemma3_text": gguf.MODEL_ARCH.GEMMA3, "gemma2": gguf.MODEL_ARCH.GEMMA2, "granite": gguf.MODEL_ARCH.GRANITE,
+    "olmo2": gguf.MODEL_ARCH.OLMO2, "phi3": gguf.MODEL_ARCH.PHI3, "smollm3": gguf.MODEL_ARCH.SMOLLM3,
 }  # fmt: skip
 Kind = gguf.GGMLQuantizationType
 
@@ -77,10 +78,10 @@ def write_file(
 
 
 def _as_converted(name: str, tensor: torch.Tensor, described: dict[str, Any]) -> torch.Tensor:
-    if described["model_type"] == "llama" and name.endswith(("q_proj.weight", "k_proj.weight")):
+    if described["model_type"] in ("llama", "granite", "smollm3") and name.endswith(("q_proj.weight", "k_proj.weight")):
         heads = described["num_attention_heads" if "q_proj" in name else "num_key_value_heads"]
         return tensor.view(heads, 2, -1, tensor.shape[1]).transpose(1, 2).reshape(tensor.shape)
-    if described["model_type"] == "gemma3_text" and name.endswith("norm.weight"):
+    if described["model_type"] in ("gemma2", "gemma3_text") and name.endswith("norm.weight"):
         return tensor + 1
     return tensor
 
@@ -115,6 +116,14 @@ def _add_sizes(writer: gguf.GGUFWriter, described: dict[str, Any]) -> None:
             writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
     if described.get("sliding_window"):
         writer.add_sliding_window(described["sliding_window"])
+    if described["model_type"] == "granite":
+        writer.add_attention_scale(described["attention_multiplier"])
+        writer.add_embedding_scale(described["embedding_multiplier"])
+        writer.add_residual_scale(described["residual_multiplier"])
+        writer.add_logit_scale(described["logits_scaling"])
+    if described["model_type"] == "gemma2":
+        writer.add_attn_logit_softcapping(described["attn_logit_softcapping"])
+        writer.add_final_logit_softcapping(described["final_logit_softcapping"])
     if described["model_type"] == "qwen3_moe":
         writer.add_expert_count(described.get("num_experts") or described["num_local_experts"])
         writer.add_expert_used_count(described["num_experts_per_tok"])

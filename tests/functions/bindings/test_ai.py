@@ -280,11 +280,13 @@ async def test_a_batch_is_queued_polled_and_answered_with_its_references(site: S
     queued = await ai.run(MODEL, {"requests": requests}, {"queueRequest": True})
     assert (queued.status, queued.model) == ("queued", MODEL)
     answered: Any = None
-    for _ in range(200):
+
+    async def is_complete() -> bool:
+        nonlocal answered
         answered = await ai.run(MODEL, {"request_id": queued.request_id})
-        if answered.status == "complete":
-            break
-        await asyncio.sleep(0.02)
+        return bool(answered.status == "complete")
+
+    await eventually(is_complete)
     assert [response.success for response in answered.responses] == [True, True, False]
     assert answered.responses[0].result.response == "Hello, world"
     assert answered.responses[0].external_reference == "A"

@@ -4,7 +4,8 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -34,9 +35,13 @@ class Site:
             raise Failure("the handler failed")
 
 
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(crons, "LOOK_S", 0.005)
+QUICK = crons.Timings(look_s=0.005, pause_after_error_s=0.005)
+
+
+async def looked(clock: Clock, times: int = 6) -> None:
+    """Wait until the triggers have read the clock so many times more: what is due by it has been claimed."""
+    before = clock.num_reads
+    await eventually(lambda: clock.num_reads >= before + times)
 
 
 @pytest.fixture
@@ -48,7 +53,7 @@ async def start(tmp_path: Path) -> AsyncIterator[Callable[..., Awaitable[Crons]]
         """Follows them from this time on."""
         database = Database(tmp_path / "fired.sqlite", lambda connection: create(connection, crons.SCHEMA))
         databases.append(database)
-        made.append(Crons([cron.parse(text) for text in expressions], site.run, database, clock))
+        made.append(Crons([cron.parse(text) for text in expressions], site.run, database, clock, QUICK))
         query = "SELECT COUNT(*) FROM fired"
         while await database.run(lambda connection: connection.execute(query).fetchone()[0]) < len(expressions):
             await asyncio.sleep(0.005)
@@ -66,13 +71,13 @@ async def test_each_minute_fires_once_and_a_failure_does_not_end_the_trigger(
 ) -> None:
     site, clock = Site(), Clock(NOON - 30)
     await start(site, clock, "*/5 * * * *", "0 * * * *")
-    await asyncio.sleep(0.05)
+    await looked(clock)
     assert site.fired == []
     clock.now, site.failing = NOON + 1, True
     await eventually(lambda: len(site.fired) == 2)
     clock.now, site.failing = NOON + 301, False
     await eventually(lambda: len(site.fired) == 3)
-    await asyncio.sleep(0.05)
+    await looked(clock)
     assert sorted(site.fired) == [("*/5 * * * *", "12:00"), ("*/5 * * * *", "12:05"), ("0 * * * *", "12:00")]
 
 
@@ -85,7 +90,7 @@ async def test_what_was_missed_while_the_site_was_down_fires_once(start: Callabl
     clock.now = NOON + 1000
     await start(site, clock, "*/5 * * * *")
     await eventually(lambda: len(site.fired) == 2)
-    await asyncio.sleep(0.05)
+    await looked(clock)
     assert site.fired[1:] == [("*/5 * * * *", "12:15")]
 
 
@@ -96,7 +101,7 @@ async def test_what_was_missed_more_than_a_day_ago_is_forgotten(start: Callable[
     clock.now = NOON + 25.5 * 3600
     await start(site, clock, "0 13 21 11 *", "0 14 21 11 *", "0 * * * *")
     await eventually(lambda: len(site.fired) == 2)
-    await asyncio.sleep(0.05)
+    await looked(clock)
     assert sorted(site.fired) == [("0 * * * *", "13:00"), ("0 14 21 11 *", "14:00")]
 
 
@@ -107,14 +112,13 @@ async def test_two_that_follow_the_same_trigger_fire_it_once(start: Callable[...
     for minute in range(5):
         clock.now = NOON + 60 * minute + 1
         await eventually(lambda count=minute + 1: len(site.fired) >= count)
-        await asyncio.sleep(0.03)
+        await looked(clock)
     assert [at for _, at in site.fired] == ["12:00", "12:01", "12:02", "12:03", "12:04"]
 
 
 async def test_a_trigger_goes_on_after_a_fault_of_its_file(
     start: Callable[..., Awaitable[Crons]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(crons, "PAUSE_AFTER_ERROR_S", 0.005)
     site, clock, claims, failures = Site(), Clock(NOON - 30), Crons._claims, 0
 
     async def failing(self: Crons, *asked: Any) -> bool:
@@ -138,9 +142,9 @@ async def test_a_clock_that_is_set_back_repeats_nothing(start: Callable[..., Awa
     clock.now = NOON + 121
     await eventually(lambda: len(site.fired) == 1)
     clock.now = NOON + 1
-    await asyncio.sleep(0.05)
+    await looked(clock)
     clock.now = NOON + 130
-    await asyncio.sleep(0.05)
+    await looked(clock)
     assert [at for _, at in site.fired] == ["12:02"]
 
 
@@ -165,21 +169,21 @@ async def test_a_minute_that_is_claimed_while_its_clock_stops_is_run(
     await eventually(lambda: site.fired == [("* * * * *", "12:00")])
 
 
-async def test_the_triggers_of_a_manifest_are_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_triggers_of_a_manifest_are_followed(tmp_path: Path) -> None:
     (tmp_path / "entry.py").write_text("")
     (tmp_path / "wrangler.toml").write_text('name = "f"\nmain = "entry.py"\n[triggers]\ncrons = ["* * * * *"]\n')
     clock = Clock(NOON - 30)
     fired: list[Any] = []
-    monkeypatch.setattr(Crons.__init__, "__defaults__", (clock,))
+    look = SimpleNamespace(now_s=clock, look_s=0.005)
 
     class Functions:
         async def ask(self, function: str, event: ScheduledEvent) -> None:
             fired.append((function, event.cron, event.scheduled_time_ms))
 
-    services = Services(databases=Databases())
+    services = Services(databases=Databases(), clock=cast(Any, look))
     bindings = FunctionBindings.open(tmp_path / "state", services, load_manifest(tmp_path), Functions())  # type: ignore[arg-type]
     bindings.start(None)  # type: ignore[arg-type]  # it consumes nothing
-    await asyncio.sleep(0.05)
+    await looked(clock)
     clock.now = NOON + 1
     await eventually(lambda: fired == [("f", "* * * * *", int(NOON * 1000))])
     await bindings.close()

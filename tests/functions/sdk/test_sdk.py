@@ -141,8 +141,11 @@ class Default(WorkerEntrypoint):
 """
     )
     assert await served.get() == b"soon"
-    await asyncio.sleep(0.15)
-    assert await served.get("/done") == b"[1]"
+
+    async def is_done() -> bool:
+        return await served.get("/done") == b"[1]"
+
+    await eventually(is_done)
 
 
 async def test_named_entrypoints_and_rpc_methods_are_reached_by_name(served: Served) -> None:
@@ -311,8 +314,11 @@ class Default(WorkerEntrypoint):
     assert response.stream is not None
     assert await anext(response.stream) == b"x"
     await response.stream.aclose()  # type: ignore[attr-defined]
-    await asyncio.sleep(0.1)
-    assert json.loads(await served.get("/seen")) == ["closed"]
+
+    async def is_closed() -> bool:
+        return bool(json.loads(await served.get("/seen")) == ["closed"])
+
+    await eventually(is_closed)
     assert served.functions.pools["f"].isolates.living[0].work.load == 0
 
 

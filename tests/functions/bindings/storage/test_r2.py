@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from pilotlight.functions.channel import Failure
+from tests.asgi import eventually
 from tests.functions.bindings.conftest import Wire
 from tests.functions.bindings.r2_bucket import MIB, R2, files, read
 from tests.functions.bindings.s3_server import s3_endpoint, s3_place
@@ -328,16 +329,11 @@ async def test_a_stream_that_breaks_or_a_function_that_leaves_keeps_the_old_obje
     with pytest.raises(Failure, match="my stream broke"):
         await bucket.put("k", breaks())
     task = asyncio.ensure_future(bucket.put("k", never_ends()))
-    await asyncio.sleep(0.1)
-    assert holds(tmp_path, 2)
+    await eventually(lambda: holds(tmp_path, 2))
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    for _ in range(100):
-        if holds(tmp_path, 1):
-            break
-        await asyncio.sleep(0.02)
-    assert holds(tmp_path, 1)
+    await eventually(lambda: holds(tmp_path, 1))
     assert await read(await bucket.get("k")) == b"old"
 
 

@@ -43,6 +43,7 @@ migrations = [{tag = "v1", new_sqlite_classes = ["Log"]}]
 binding = "QUEUE"
 queue = "numbers"
 """
+pytestmark = [pytest.mark.process, pytest.mark.long]
 
 
 def site_file(folder: Path, state: Path) -> tuple[Path, str]:

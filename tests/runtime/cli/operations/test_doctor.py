@@ -18,6 +18,7 @@ from pilotlight.runtime.cli.operations.doctor import clock, disk, open_files, po
 from pilotlight.runtime.cli.operations.state_roots import StateRoot
 
 ROOT = Path(__file__).parents[4]
+pytestmark = pytest.mark.process
 
 
 def shm(mib: int) -> Any:

@@ -1,24 +1,26 @@
-"""BERT: a bidirectional encoder, whose texts are computed whole, for embeddings alone.
+"""BERT and RoBERTa: bidirectional encoders, whose texts are computed whole, for embeddings and for scores of classes.
 
 Every token sees every other, so nothing is cached: the model asks for no KV layers and its prompts are never cut. Position and token type are
-looked up, norms are LayerNorms behind the residual additions, and there is no head.
+looked up, and norms are LayerNorms behind the residual additions. Where the checkpoint has classes, two layers with a tanh between them score them.
 """
 
 import re
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 
 from pilotlight.engine.description.families.bert_config import BertConfig
 from pilotlight.engine.execution.context import Context
+from pilotlight.engine.layers.encoder_attention import attend_texts, text_lengths
 from pilotlight.engine.layers.linear import Linear
 from pilotlight.engine.layers.norm import LayerNorm
 from pilotlight.engine.weights.loader import WeightLoader
 
 
 @dataclass(frozen=True, slots=True)
-class EncoderLayer:
+class BertLayer:
     num_heads: int
     qkv_proj: Linear
     o_proj: Linear
@@ -28,7 +30,7 @@ class EncoderLayer:
     output_norm: LayerNorm
 
     @classmethod
-    def load(cls, loader: WeightLoader, name: str, config: BertConfig) -> "EncoderLayer":
+    def load(cls, loader: WeightLoader, name: str, config: BertConfig) -> "BertLayer":
         hidden, inner = config.hidden_size, config.intermediate_size
         qkv = [f"{name}.attention.self.{part}" for part in ("query", "key", "value")]
         return cls(
@@ -44,12 +46,36 @@ class EncoderLayer:
     def __call__(self, x: torch.Tensor, context: Context) -> torch.Tensor:
         """x [tokens, hidden], texts back to back."""
         tokens, hidden = x.shape
-        texts = context.batch.groups[0].prefill
-        assert texts is not None
-        qkv = self.qkv_proj(x, context).view(tokens, 3, self.num_heads, hidden // self.num_heads)
-        attended = [_attend(text) for text in torch.split(qkv, list(texts.host_q_lens))]
-        x = self.attention_norm(x + self.o_proj(torch.cat(attended).view(tokens, hidden), context))
+        head_dim = hidden // self.num_heads
+        qkv = self.qkv_proj(x, context).view(tokens, 3, self.num_heads, head_dim)
+        q, k, v = qkv.unbind(1)
+        attended = attend_texts(q, k, v, text_lengths(context), head_dim**-0.5)
+        x = self.attention_norm(x + self.o_proj(attended.reshape(tokens, hidden), context))
         return self.output_norm(x + self.down_proj(F.gelu(self.up_proj(x, context)), context))
+
+
+class BertClasses(NamedTuple):
+    """Scores classes by a text's first token."""
+
+    dense: Linear
+    classes: Linear
+
+    @classmethod
+    def load(cls, loader: WeightLoader, root: str, config: BertConfig) -> "BertClasses":
+        # RoBERTa's head has both layers, BERT has the first one as its pooler
+        is_roberta = "classifier.dense.weight" in loader
+        dense, classes = (
+            ("classifier.dense", "classifier.out_proj") if is_roberta else (f"{root}pooler.dense", "classifier")
+        )
+        hidden = config.hidden_size
+        return cls(
+            Linear.load(loader, [dense], [hidden], hidden, bias=True),
+            Linear.load(loader, [classes], [config.num_classes], hidden, bias=True),
+        )
+
+    def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
+        """hidden [texts, hidden] -> [texts, classes]"""
+        return self.classes.plain(torch.tanh(self.dense.plain(hidden)))
 
 
 class Bert:
@@ -57,26 +83,33 @@ class Bert:
         self,
         words: torch.Tensor,
         positions: torch.Tensor,
-        token_type: torch.Tensor,
+        token_types: torch.Tensor,
         norm: LayerNorm,
-        layers: list[EncoderLayer],
+        layers: list[BertLayer],
+        head: BertClasses | None,
     ) -> None:
         self.words = words
         self.positions = positions
-        self.token_type = token_type  # of all tokens
+        self.token_types = token_types  # [types, hidden]: of first texts and, if there are two, of second ones
         self.norm = norm
         self.layers = layers
+        self.head = head
 
     def forward(self, context: Context) -> torch.Tensor:
         batch = context.batch
-        x = F.embedding(batch.token_ids, self.words) + F.embedding(batch.positions, self.positions) + self.token_type
+        types = self.token_types[0]
+        if batch.token_types is not None and len(self.token_types) > 1:
+            types = F.embedding(batch.token_types, self.token_types)
+        x = F.embedding(batch.token_ids, self.words) + F.embedding(batch.positions, self.positions) + types
         x = self.norm(x)
         for layer in self.layers:
             x = layer(x, context)
         return x
 
     def logits(self, hidden: torch.Tensor, ranks: object = None) -> torch.Tensor:
-        raise AssertionError("an encoder has no head, and validation refuses requests for tokens")
+        """hidden [texts, hidden] -> fp32 [texts, classes]"""
+        assert self.head is not None, "the encoder has no classes, and validation refuses requests for tokens"
+        return self.head(hidden).float()
 
 
 def load(config: BertConfig, loader: WeightLoader, context_length: int) -> Bert:
@@ -88,13 +121,8 @@ def load(config: BertConfig, loader: WeightLoader, context_length: int) -> Bert:
     positions = loader.tensor(f"{names}.position_embeddings.weight", rows, hidden)[config.first_position :]
     types = loader.tensor(f"{names}.token_type_embeddings.weight", config.num_token_types, hidden)
     norm = LayerNorm.load(loader, f"{names}.LayerNorm", hidden, config.eps)
-    layers = [EncoderLayer.load(loader, f"{root}encoder.layer.{i}", config) for i in range(config.num_encoder_layers)]
-    # The pooler and the heads serve other tasks; position_ids count from zero.
+    layers = [BertLayer.load(loader, f"{root}encoder.layer.{i}", config) for i in range(config.num_encoder_layers)]
+    head = BertClasses.load(loader, root, config) if config.num_classes else None
+    # Where it is not part of the head the pooler serves other tasks, as other heads do; position_ids count from zero.
     loader.skip(rf"{re.escape(root)}(pooler\.dense\.(weight|bias)|embeddings\.position_ids)|cls\..*|lm_head\..*")
-    return Bert(words, positions, types[0], norm, layers)
-
-
-def _attend(qkv: torch.Tensor) -> torch.Tensor:
-    """qkv [tokens, 3, heads, head_dim] of one text -> [tokens, heads, head_dim]"""
-    q, k, v = qkv.permute(1, 2, 0, 3).unbind()
-    return F.scaled_dot_product_attention(q.unsqueeze(0), k.unsqueeze(0), v.unsqueeze(0))[0].transpose(0, 1)
+    return Bert(words, positions, types, norm, layers, head)

@@ -11,7 +11,7 @@ from typing import Any
 
 from pilotlight.engine.description.decoder_config import LayerKind, refuse_unless, text_keys
 from pilotlight.engine.description.dense_config import DenseConfig
-from pilotlight.engine.description.families.plain import growing_queries, mistral
+from pilotlight.engine.description.families.dense_decoders import growing_queries, mistral
 from pilotlight.engine.description.rotary_scaling import (
     RotaryRule,
     read_rotary_rule,

@@ -34,6 +34,14 @@ _MINISTRAL3 = {
         "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1,
     },
 }  # fmt: skip
+_GEMMA4: dict[str, Any] = {
+    "vocab_size": 262_144, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "max_position_embeddings": 131_072,
+    "hidden_activation": "gelu_pytorch_tanh", "hidden_size_per_layer_input": 256,
+    "rope_parameters": {
+        "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
+        "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1_000_000.0},
+    },
+}  # fmt: skip
 _GEMMA3 = {
     "vocab_size": 262_208, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "max_position_embeddings": 131_072,
     "hidden_activation": "gelu_pytorch_tanh",
@@ -41,7 +49,7 @@ _GEMMA3 = {
 
 
 def llama(config: Mapping[str, Any], **own: Any) -> DenseConfig:
-    """Read Llama 2's and 3's config.json. `own`: what another family has of it in its place."""
+    """Llama 2 and 3: the plain decoder. `own`: what another family has in place of its fields."""
     bias = flag(config, "attention_bias", False)
     fields = {"qkv_bias": bias, "o_bias": bias, "mlp_bias": flag(config, "mlp_bias", False)}
     return DenseConfig.read(config, intermediate_size=positive_int(config, "intermediate_size"), **{**fields, **own})
@@ -250,39 +258,88 @@ def gemma3(config: Mapping[str, Any]) -> DenseConfig:
         text = {**_GEMMA3, **text}
     for key in ("attn_logit_softcapping", "final_logit_softcapping"):
         refuse_unless(text, key, None)
-    refuse_unless(text, "use_bidirectional_attention", False, None)
+    is_bidirectional = flag(text, "use_bidirectional_attention", False)
+    window = sliding_window(text, 4096)
+    if is_bidirectional and window is not None:  # half of it on each side, as transformers reads it
+        window = window // 2 + 1
     period = positive_int(text, "sliding_window_pattern", 6)  # every sixth layer sees everything
     thetas = number(text, "rope_theta", 1_000_000.0), number(text, "rope_local_base_freq", 10_000.0)
     return _gemma(
         text,
-        layers=mixed_layers(text, sliding_window(text, 4096), every_nth(text, period), sliding_rotary=1),
+        layers=mixed_layers(text, window, every_nth(text, period), sliding_rotary=1),
         rotary=rules_by_type(text, *thetas),
         qk_norm=True,
+        is_bidirectional=is_bidirectional,
     )
+
+
+def gemma4(config: Mapping[str, Any]) -> DenseConfig:
+    """Gemma 4's large dense model (text): layers that see everything have wider heads, fewer key-value heads, values that are their keys, and turn a
+    part of their pairs; values are normalised. What the small models and the one of experts have besides is refused by name."""
+    text = {**_GEMMA4, **text_keys(config)}
+    refuse_unless(text, "hidden_size_per_layer_input", 0, None)
+    refuse_unless(text, "num_kv_shared_layers", 0, None)
+    refuse_unless(text, "enable_moe_block", False, None)
+    refuse_unless(text, "use_bidirectional_attention", None, "vision")  # which is for the tokens of pictures alone
+    shares = flag(text, "attention_k_eq_v", False)
+    types = list(text.get("layer_types") or every_nth(text, 6))
+    types[-1] = "full_attention"
+    layers = mixed_layers({**text, "layer_types": types}, sliding_window(text, 512), (), sliding_rotary=1)
+    return _gemma(
+        text,
+        layers=tuple(
+            _with_own_heads(kind._replace(keys_are_values=shares), text, i) if kind.window is None else kind
+            for i, kind in enumerate(layers)
+        ),
+        rotary=rules_by_type(text, 1_000_000.0, 10_000.0),
+        qk_norm=True,
+        norms_values=True,
+        scales_layers=True,
+        norm_offset=0.0,
+        attention_scale=1.0,
+        logit_cap=_cap(text, "final_logit_softcapping", None),
+    )
+
+
+def _with_own_heads(kind: LayerKind, config: Mapping[str, Any], layer: int) -> LayerKind:
+    """Return a layer of Gemma 4 that sees everything with its own heads: these are said of all such layers in published checkpoints, and of each in
+    those that transformers writes."""
+    head_dim, few = config.get("global_head_dim", 512), config.get("num_global_key_value_heads")
+    listed = config.get("per_layer_config")
+    if listed is not None:
+        own: Mapping[str, Any] = next((each for number, each in listed.items() if int(number) == layer), {})
+        head_dim, few = own.get("head_dim"), own.get("num_key_value_heads")
+    elif not kind.keys_are_values:
+        few = None
+    sizes = {"head_dim": head_dim, "num_key_value_heads": few}
+    wide, heads = (None if sizes[key] is None else positive_int(sizes, key) for key in sizes)
+    return kind._replace(head_dim=wide, num_kv_heads=heads)
 
 
 def _gemma(config: Mapping[str, Any], **own: Any) -> DenseConfig:
     bias = flag(config, "attention_bias", False)
+    fields = {
+        "norm_offset": 1.0,
+        "attention_scale": positive_number(config, "query_pre_attn_scalar", 256.0) ** -0.5,
+        "norms": NormNames(
+            "input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm"
+        ),
+    }
     return DenseConfig.read(
         config,
         activation_key="hidden_activation",
         allowed_activation="gelu_pytorch_tanh",
         default_head_dim=256,
-        norm_offset=1.0,
-        attention_scale=positive_number(config, "query_pre_attn_scalar", 256.0) ** -0.5,
         default_tied=True,
         intermediate_size=positive_int(config, "intermediate_size"),
         qkv_bias=bias,
         o_bias=bias,
-        norms=NormNames(
-            "input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm"
-        ),
         activation="gelu_tanh",
         embedding_scale=positive_int(config, "hidden_size") ** 0.5,
-        **own,
+        **{**fields, **own},
     )
 
 
-def _cap(config: Mapping[str, Any], key: str, default: float) -> float | None:
+def _cap(config: Mapping[str, Any], key: str, default: float | None) -> float | None:
     """Read a cap; null means that there is none."""
-    return positive_number(config, key, default) if config.get(key, default) is not None else None
+    return None if config.get(key, default) is None else positive_number(config, key, default)

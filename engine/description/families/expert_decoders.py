@@ -8,17 +8,27 @@ from collections.abc import Mapping
 from typing import Any
 
 from pilotlight.engine.description.decoder_config import (
+    mixed_layers,
     read_top_k,
     refuse_unless,
+    rules_by_type,
     sliding_window,
     text_keys,
     uniform_layers,
 )
-from pilotlight.engine.description.families.plain import granite_scales, qwen_layers
+from pilotlight.engine.description.dense_config import DenseConfig
+from pilotlight.engine.description.families.dense_decoders import glm4, granite_scales, qwen_layers
 from pilotlight.engine.description.rotary_scaling import read_rotary_rule
 from pilotlight.engine.description.shapes import ExpertNames, ExpertsShape, Routing, SparseShape
 from pilotlight.engine.description.sparse_config import SparseConfig, read_grouped_experts, read_softmax_experts
-from pilotlight.engine.weights.config import flag, layer_numbers, number, positive_int, whole_number
+from pilotlight.engine.weights.config import (
+    flag,
+    layer_numbers,
+    number,
+    positive_int,
+    positive_number,
+    whole_number,
+)
 from pilotlight.engine.weights.fused import FusedRows
 
 _MIXTRAL = ExpertNames("block_sparse_moe", "gate", "e_score_correction_bias", "experts", ("w1", "w3", "w2"))
@@ -189,16 +199,56 @@ def ernie_moe(config: Mapping[str, Any]) -> SparseConfig:
 
 
 def glm4_moe(config: Mapping[str, Any]) -> SparseConfig:
-    """GLM-4.5, 4.6 and 4.7, and 4.6V's text: attention of whose heads a half turns, and DeepSeek-V3's experts."""
-    text = text_keys(config)
+    """GLM-4.5, 4.6 and 4.7: attention of whose heads a half turns, and DeepSeek-V3's experts."""
     return SparseConfig.read(
-        text,
-        rotary=(read_rotary_rule(text, default_share=0.5),),
+        config,
+        rotary=(read_rotary_rule(config, default_share=0.5),),
         default_eps=1e-5,
-        qkv_bias=flag(text, "attention_bias", False),
-        qk_norm=flag(text, "use_qk_norm", False),
-        **read_grouped_experts(text),
+        qkv_bias=flag(config, "attention_bias", False),
+        qk_norm=flag(config, "use_qk_norm", False),
+        **read_grouped_experts(config),
     )
+
+
+def mimo_v2(config: Mapping[str, Any]) -> SparseConfig:
+    """MiMo-V2-Flash: most layers look through a window, with twice the key-value heads, and sinks; values have fewer numbers than keys; a third of
+    each head turns; sigmoids with a balancing bias choose experts."""
+    num_layers, kv_heads = positive_int(config, "num_hidden_layers"), positive_int(config, "num_key_value_heads")
+    default = tuple("full_attention" if i == 0 or (i + 1) % 6 == 0 else "sliding_attention" for i in range(num_layers))
+    window = sliding_window(config, 129)
+    if config.get("sliding_window_size") is not None:  # tokens before the query's own
+        window = positive_int(config, "sliding_window_size") + 1
+    layers = mixed_layers(config, window, default, sliding_rotary=1)
+    kinds = config.get("mlp_layer_types") or ["dense"] + ["sparse"] * (num_layers - 1)
+    refuse_unless(config, "n_shared_experts", None, 0)
+    thetas = number(config, "rope_theta", 5_000_000.0), number(config, "swa_rope_theta", 10_000.0)
+    scale = config.get("attention_value_scale", 0.707)
+    return SparseConfig.read(
+        config,
+        layers=tuple(
+            kind if kind.window is None else kind._replace(num_kv_heads=2 * kv_heads, has_sinks=True) for kind in layers
+        ),
+        rotary=rules_by_type(config, *thetas, default_share=0.334),
+        default_head_dim=192,
+        default_eps=1e-5,
+        value_dim=positive_int(config, "v_head_dim", 128),
+        value_scale=1.0 if scale is None else positive_number(config, "attention_value_scale", scale),
+        sinks_name="attention_sink_bias",
+        qkv_bias=flag(config, "attention_bias", False),
+        **read_grouped_experts({**config, "mlp_layer_types": kinds}),
+    )
+
+
+def glm_v(config: Mapping[str, Any]) -> DenseConfig:
+    """GLM-4.1V, 4.5V and 4.6V (text): GLM-4's or GLM-4.5's decoder, by whether there are experts."""
+    text = text_keys(config)
+    if text.get("n_routed_experts") is not None:
+        return glm4_moe(text)
+    return glm4({"rms_norm_eps": 1e-5, "attention_bias": True, "head_dim": _plain_head_dim(text), **text})
+
+
+def _plain_head_dim(config: Mapping[str, Any]) -> int:
+    return positive_int(config, "hidden_size") // positive_int(config, "num_attention_heads")
 
 
 def _all_layers(config: Mapping[str, Any]) -> frozenset[int]:

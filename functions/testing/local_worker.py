@@ -1,0 +1,327 @@
+"""LocalWorker: a folder's function served for a test, by the same isolates and bindings as at a site, with a state of its own.
+
+It runs beside the test in a thread with an event loop, so that a test may be a plain function: `fetch` asks it over HTTP, `env` has its bindings with
+the methods that the function itself calls, `run` awaits them. Queues, alarms and crons go by a clock that the test moves.
+"""
+
+import asyncio
+import json as json_module
+import socket
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Awaitable, Iterable, Iterator, Mapping
+from contextlib import AsyncExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, TypeVar
+
+import aiohttp
+import msgspec
+
+from pilotlight.functions.bindings.binding import BindingError, Clock
+from pilotlight.functions.channel import Channel, Failure, Inbound
+from pilotlight.functions.channel.frames import UNNUMBERED, BindingCall, QueueEvent, ScheduledEvent, TailEvent
+from pilotlight.functions.host.pool import FunctionPool
+from pilotlight.functions.manifest import BindingDeclaration, Manifest, load_manifest
+from pilotlight.functions.routes.invocations import FunctionRoute
+from pilotlight.functions.served import ServedFunctions
+from pilotlight.functions.testing.answered_models import Answer, AnsweredModels
+from pilotlight.runtime.api.connection import send_json
+from pilotlight.sites.site import FunctionConfig, FunctionsConfig
+from pilotlight.wire.errors import ApiError, Dialect
+from pilotlight.wire.hop.function_logs import LoggedInvocation, LogQuery
+from pilotlight.wire.http.listen import bind, url_of
+from pilotlight.wire.http.server import Server
+
+SDK = Path(__file__).parents[1] / "sdk"
+WAIT_S = 60.0  # for anything that a test waits for
+LOOK_S = 0.02
+T = TypeVar("T")
+
+
+class FunctionFailed(Exception):
+    """The function failed, with its traceback."""
+
+
+@dataclass(frozen=True)
+class WorkerResponse:
+    status: int
+    headers: Mapping[str, str]  # of several of one name the first
+    content: bytes
+
+    @property
+    def text(self) -> str:
+        return self.content.decode()
+
+    def json(self) -> Any:
+        return json_module.loads(self.content)
+
+
+@dataclass(frozen=True)
+class QueueOutcome:
+    """What a `queue` handler decided, by the messages' places in the batch."""
+
+    acked: list[int]
+    retried: dict[int, float | None]  # and after how many seconds; None: as the consumer's settings say
+
+
+class TestClock(Clock):
+    """The machine's clock, and what the test has added to it."""
+
+    __test__ = False  # pytest takes it for a test by its name
+    look_s = LOOK_S
+
+    def __init__(self) -> None:
+        self.added_s = 0.0
+
+    def now_s(self) -> float:
+        return time.time() + self.added_s
+
+
+class LocalWorker:
+    """Use as `with`, or by the fixtures `worker` and `make_worker`."""
+
+    def __init__(
+        self,
+        directory: Path,
+        state: Path,
+        *,
+        environment: str | None = None,
+        vars: Mapping[str, Any] | None = None,
+        ai: Answer | None = None,
+        services: Iterable[Path] = (),
+    ) -> None:
+        """`state`: where bindings keep their data. `vars`: in the place of the manifest's vars and local secrets. `ai`: what models answer, of their
+        name and inputs. `services`: folders of further functions, which it may call. Raises ManifestError."""
+        self._manifest = _for_tests(load_manifest(directory, environment), vars or {})
+        self._others = [_for_tests(load_manifest(each), {}) for each in services]
+        self._state = state
+        self._models = AnsweredModels(ai)
+        self._clock = TestClock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._stack = AsyncExitStack()
+        self._served: ServedFunctions | None = None
+        self._http: aiohttp.ClientSession | None = None
+        self.url = ""
+        self.env: Any = SimpleNamespace()
+
+    def __enter__(self) -> "LocalWorker":
+        loop = self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=loop.run_forever, name=f"worker {self._manifest.name}", daemon=True)
+        self._thread.start()
+        try:
+            self.run(self._start())
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        if self._loop is None or self._thread is None:
+            return
+        self.run(self._stack.aclose())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+        self._loop = None
+
+    def run(self, work: Awaitable[T]) -> T:
+        """Await what `env` gives, as `worker.run(worker.env.KV.get("key"))`. Raises what it raises."""
+        assert self._loop is not None, "the worker is open"
+
+        async def awaited() -> T:
+            async with asyncio.timeout(WAIT_S):
+                return await work
+
+        return asyncio.run_coroutine_threadsafe(awaited(), self._loop).result()
+
+    # -- what a test asks of the function ----------------------------------------------------------------------------------------------
+
+    def fetch(
+        self,
+        path: str = "/",
+        *,
+        method: str = "GET",
+        headers: Mapping[str, str] | None = None,
+        body: bytes | str | None = None,
+        json: Any = None,
+    ) -> WorkerResponse:
+        """Send a request. Redirects are not followed; a function that fails is a response with the status 500 and its traceback."""
+        return self.run(self._fetched(path, method, dict(headers or {}), body, json))
+
+    def scheduled(self, cron: str = "* * * * *", at_s: float | None = None) -> None:
+        """Call the `scheduled` handler, as at a time in seconds since 1970. Raises FunctionFailed."""
+        at_ms = round(1000 * (self._clock.now_s() if at_s is None else at_s))
+        self.run(self._asked(ScheduledEvent(UNNUMBERED, cron, at_ms)))
+
+    def queue(self, name: str, bodies: Iterable[Any], *, attempts: int = 1) -> QueueOutcome:
+        """Call the `queue` handler with a batch. Raises FunctionFailed."""
+        from workers.values import pack
+
+        now_ms = round(1000 * self._clock.now_s())
+        messages = [
+            {"id": uuid.uuid4().hex, "timestamp_ms": now_ms, "body": pack(body, "a message"), "attempts": attempts}
+            for body in bodies
+        ]
+        ids = [message["id"] for message in messages]
+        outcome = self.run(self._asked(QueueEvent(UNNUMBERED, name, messages))).value
+        retried = {ids.index(each["id"]): each.get("delay_s") for each in outcome["retried"]}
+        return QueueOutcome([ids.index(id) for id in outcome["acked"]], retried)
+
+    def tail(self, events: list[dict[str, Any]]) -> None:
+        """Call the `tail` handler. Raises FunctionFailed."""
+        self.run(self._asked(TailEvent(UNNUMBERED, events)))
+
+    def advance(self, seconds: float) -> None:
+        """Move the clock forward: alarms, crons, delayed messages and expirations that are due by then become so."""
+        self._clock.added_s += seconds
+
+    def until_idle(self) -> None:
+        """Wait until its queues are empty and nothing that the function has begun is open: requests, batches, alarms that are due, `wait_until`."""
+        self.run(self._idle())
+
+    @property
+    def logs(self) -> list[str]:
+        """What it has printed, oldest first."""
+        return [line.text for each in self.invocations for line in each.lines]
+
+    @property
+    def invocations(self) -> list[LoggedInvocation]:
+        """What became of everything that it was asked, oldest first."""
+        found = self.run(self._functions.invocations.find(LogQuery(self._manifest.name, limit=1000)))
+        return sorted(found, key=lambda each: each.seq)
+
+    # -- inside the thread -------------------------------------------------------------------------------------------------------------
+
+    @property
+    def _functions(self) -> Any:
+        assert self._served is not None, "the worker is open"
+        return self._served.functions
+
+    @property
+    def _pool(self) -> FunctionPool:
+        pool: FunctionPool = self._functions.pools[self._manifest.name]
+        return pool
+
+    async def _start(self) -> None:
+        config = FunctionsConfig(
+            serve=tuple(
+                FunctionConfig(name=each.name, path=str(each.directory)) for each in (self._manifest, *self._others)
+            ),
+            show_errors=True,
+            egress_allow=("localhost", "127.0.0.1"),
+        )
+        self._served = ServedFunctions(config, self._state, self._models, lambda: [], "test", clock=self._clock)
+        self._served.manifests.update({each.name: (each, ()) for each in (self._manifest, *self._others)})
+        await self._stack.enter_async_context(self._served)
+        for each in (self._manifest, *self._others):
+            await self._served.migrate(each.name)
+        self.env = SimpleNamespace(**await self._faces())
+        route = FunctionRoute(
+            self._served, _Open(), request_mib=config.request_mib, show_errors=True, name=self._manifest.name
+        )
+        server, listener = Server(_Refusing(route)), bind("127.0.0.1", 0)
+        self.url = url_of(listener)
+        await server.start(listener)
+        self._stack.push_async_callback(server.stop)
+        self._http = await self._stack.enter_async_context(aiohttp.ClientSession(self.url))
+
+    async def _faces(self) -> dict[str, Any]:
+        """Return its bindings with the methods that functions call, over a channel of their own."""
+        with sdk_on_path():
+            from workers.bindings import open_face
+        ours, theirs = socket.socketpair()
+        self._stack.callback((await Channel.open(ours, self._answer, is_runtime=True)).close)
+        channel = await Channel.open(theirs, _refuse, is_runtime=False)
+        self._stack.callback(channel.close)
+        return {
+            each.name: open_face(channel, each.kind, each.name, dict(each.options))
+            for each in self._pool.manifest.bindings
+        }
+
+    async def _answer(self, frame: Any, body: Inbound | None) -> Any:
+        assert isinstance(frame, BindingCall)
+        assert self._pool.bindings is not None
+        return await self._pool.bindings.answer(frame, body)
+
+    async def _fetched(
+        self, path: str, method: str, headers: dict[str, str], body: bytes | str | None, json: Any
+    ) -> WorkerResponse:
+        assert self._http is not None
+        asked = {"json": json} if json is not None else {"data": body}
+        async with self._http.request(method, path, headers=headers, allow_redirects=False, **asked) as answer:
+            return WorkerResponse(answer.status, answer.headers.copy(), await answer.read())
+
+    async def _asked(self, event: Any) -> Any:
+        try:
+            return await self._functions.ask(self._manifest.name, event)
+        except Failure as failure:
+            raise FunctionFailed(failure.detail or failure.message) from None
+
+    async def _idle(self) -> None:
+        assert self._served is not None
+        names = {str(each.options["queue"]) for each in self._manifest.bindings if each.kind == "queue_producer"}
+        names |= {each.queue for each in self._manifest.consumers}
+        consumed = {consumer.queue for each in (self._manifest, *self._others) for consumer in each.consumers}
+        quiet = 0
+        while quiet < 5:  # looks: what was done may have led to more
+            depths = [await self._served.queue(name).depth() for name in names & consumed]
+            quiet = 0 if any(depths) or self._pool.is_at_work else quiet + 1
+            await asyncio.sleep(LOOK_S)
+
+
+def _for_tests(manifest: Manifest, vars: Mapping[str, Any]) -> Manifest:
+    """Return a manifest whose queues deliver at once and whose vars are the test's."""
+    kept = tuple(each for each in manifest.bindings if each.name not in vars)
+    given = tuple(BindingDeclaration("var", name, {"value": value}) for name, value in vars.items())
+    consumers = tuple(_at_once(consumer) for consumer in manifest.consumers)
+    return replace(manifest, bindings=kept + given, consumers=consumers)
+
+
+def _at_once(consumer: Any) -> Any:
+    return msgspec.structs.replace(consumer, max_batch_timeout=0)
+
+
+@contextmanager
+def sdk_on_path() -> Iterator[None]:
+    """Find the SDK that functions import, after everything else: a project may have a `workers` of its own."""
+    if str(SDK) not in sys.path:
+        sys.path.append(str(SDK))
+    yield
+
+
+class _Open:
+    """The permits of a site that takes everything."""
+
+    @contextmanager
+    def permit(self) -> Iterator[None]:
+        yield
+
+    attachment = permit
+
+    async def until_draining(self) -> None:
+        await asyncio.Event().wait()
+
+
+class _Refusing:
+    """An ASGI application that puts refusals into words."""
+
+    def __init__(self, app: Any) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        try:
+            await self._app(scope, receive, send)
+        except ApiError as error:
+            await send_json(send, json_module.dumps(error.body(Dialect.OPENAI)).encode(), error.status(Dialect.OPENAI))
+
+
+async def _refuse(frame: Any, body: Any) -> Any:
+    raise BindingError("a test is asked nothing")

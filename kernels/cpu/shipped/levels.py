@@ -1,0 +1,66 @@
+"""The levels of x86-64 that a wheel has a library for, and which of them this machine can run.
+
+A level is a set of instructions; the library of the highest one that the CPU has is used. All levels compute the same bits. A checkout has no such
+library and compiles one for the machine it is on (build.py).
+"""
+
+import hashlib
+import logging
+from pathlib import Path
+from typing import NamedTuple
+
+log = logging.getLogger(__name__)
+
+FOLDER = Path(__file__).parent
+
+
+class Level(NamedTuple):
+    name: str
+    flags: tuple[str, ...]  # GCC's
+    needs: tuple[str, ...]  # as /proc/cpuinfo has them
+
+
+_AVX512 = ("avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl", "avx2", "fma", "bmi2")
+# The highest first. LEVEL1_KIB: the first-level data cache of the CPUs that have no more than that level.
+LEVELS = (
+    Level(
+        "amx",
+        (
+            "-march=x86-64-v4",
+            "-mavx512vnni",
+            "-mavx512bf16",
+            "-mamx-tile",
+            "-mamx-bf16",
+            "-mamx-int8",
+            "-DLEVEL1_KIB=48",
+        ),
+        (*_AVX512, "avx512_vnni", "avx512_bf16", "amx_tile", "amx_bf16", "amx_int8"),
+    ),
+    Level(
+        "bf16",
+        ("-march=x86-64-v4", "-mavx512vnni", "-mavx512bf16", "-DLEVEL1_KIB=32"),
+        (*_AVX512, "avx512_vnni", "avx512_bf16"),
+    ),
+    Level("vnni", ("-march=x86-64-v4", "-mavx512vnni", "-DLEVEL1_KIB=32"), (*_AVX512, "avx512_vnni")),
+    Level("avx512", ("-march=x86-64-v4", "-DLEVEL1_KIB=32"), _AVX512),
+    Level("avx2", ("-march=x86-64-v3", "-DLEVEL1_KIB=32"), ("avx2", "fma", "f16c", "bmi1", "bmi2", "movbe")),
+)
+
+
+def find(processor: str, folder: Path = FOLDER) -> Path | None:
+    """Return the library of the highest level that a processor has; None: there is none for it here. `processor`: its lines of /proc/cpuinfo. A file
+    whose digest is not in its name is damaged, and passed over."""
+    has = set(processor.split())
+    for level in LEVELS:
+        if not has.issuperset(level.needs):
+            continue
+        for path in folder.glob(f"{level.name}-*.so"):
+            if path.stem == name_of(level, path):
+                return path
+            log.warning("the CPU kernels in %s are damaged: install the package again", path)
+    return None
+
+
+def name_of(level: Level, library: Path) -> str:
+    """Return the name of a library, without its ending."""
+    return f"{level.name}-{hashlib.sha256(library.read_bytes()).hexdigest()[:32]}"

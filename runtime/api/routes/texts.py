@@ -1,0 +1,59 @@
+"""Endpoints whose answer is one object about all of a request's texts: embeddings and scores, in every dialect. Never a stream."""
+
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from starlette.types import Receive, Scope, Send
+
+from pilotlight.dialects.requests import ValidEmbedding, ValidScoring
+from pilotlight.runtime.api.connection import read_body, send_json, until_disconnect
+from pilotlight.runtime.api.middleware import GENUINE_HOP
+from pilotlight.runtime.api.router_context import check_model, tenant_in
+from pilotlight.runtime.api.routes.endpoint import MIB, counting, naming_ignored, parsed
+from pilotlight.sites.site import LimitsConfig
+from pilotlight.wire.credentials import Tenant
+
+if TYPE_CHECKING:
+    from pilotlight.runtime.generation.generator import Generator
+    from pilotlight.runtime.generation.texts.pooled_texts import PooledTexts
+
+RequestT = TypeVar("RequestT", ValidEmbedding, ValidScoring)
+
+Compute = Callable[[RequestT, Tenant], Awaitable["PooledTexts"]]
+Render = Callable[[RequestT, "PooledTexts"], bytes]
+
+
+class TextsEndpoint(Generic[RequestT]):
+    """A pure ASGI application for one path."""
+
+    def __init__(
+        self,
+        generator: "Generator",
+        parse: Callable[..., RequestT],
+        compute: Compute[RequestT],
+        render: Render[RequestT],
+        limits: LimitsConfig,
+    ) -> None:
+        """`parse` is given the body, what resolves a model's name, and the model where the path names it."""
+        self._resolve = generator.models.registry.resolve
+        self._parse: Callable[..., RequestT] = partial(parse, strict=limits.strict_fields)
+        self._compute: Compute[RequestT] = compute
+        self._render: Render[RequestT] = render
+        self._max_body_bytes = int(limits.max_body_mib * MIB)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self.answer(await read_body(scope, receive, self._max_body_bytes), scope, receive, send)
+
+    async def answer(self, raw: bytes, scope: Scope, receive: Receive, send: Send, *model: Any) -> None:
+        """Answer a request whose body has been read."""
+        request = await parsed(self._parse, raw, self._resolve, *model)
+        check_model(scope, request.requested_model)
+        tenant = tenant_in(scope)
+
+        async def respond() -> None:
+            pooled = await self._compute(request, tenant)
+            headers = naming_ignored(request) + (counting(pooled.use) if scope.get(GENUINE_HOP, False) else [])
+            await send_json(send, self._render(request, pooled), headers=headers)
+
+        await until_disconnect(receive, respond())

@@ -1,0 +1,110 @@
+"""The Helm chart: resources that Kubernetes takes, files that our processes take, and names that lead from one to the other."""
+
+import json
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pilotlight.sites.config import parse
+from pilotlight.sites.network import NetworkConfig
+from pilotlight.sites.site import SiteConfig
+from tests.deploy.helm_subset import render, rendered
+
+CHART = Path(__file__).parents[2] / "deploy" / "chart"
+SITES = [
+    {"name": "ams1", "city": "Amsterdam", "latitude": 52.31, "longitude": 4.76, "gpus": 8, "cpu": "32", "memory": "512Gi",
+     "sharedMemory": "256Gi", "stateGib": 20, "cacheGib": 500, "models": [{"name": "llama", "source": "meta-llama/Llama-3.1-8B-Instruct"}],
+     "config": "[engine]\ndevices = [\"cuda:0\", \"cuda:1\"]\n"},
+    {"name": "iad1", "city": 'Washington "DC"', "latitude": 38.94, "longitude": -77.46, "gpus": 0, "cpu": "500m", "memory": "8Gi",
+     "sharedMemory": "2Gi", "stateGib": 1, "cacheGib": 1, "models": []} | {"models": [{"name": "ember", "source": "embedded:ember"}]},
+]  # fmt: skip
+ROUTER = {
+    "replicas": 3, "port": 9000, "requireKey": False, "stateGib": 5, "resources": {"limits": {"memory": "1Gi"}},
+    "config": '[telemetry]\nlog_format = "json"', "ingress": {"host": "llm.example", "className": "nginx", "tlsSecret": "tls"},
+}  # fmt: skip
+EVERYTHING: dict[str, Any] = {"sites": SITES, "router": ROUTER, "serviceMonitor": True}
+
+
+def named(documents: list[dict[str, Any]], kind: str, name: str) -> dict[str, Any]:
+    (found,) = [each for each in documents if each["kind"] == kind and each["metadata"]["name"] == name]
+    return found
+
+
+@pytest.mark.parametrize("changes", [{}, EVERYTHING], ids=["defaults", "everything"])
+def test_kubernetes_takes_every_resource(changes: dict[str, Any]) -> None:
+    kubernetes_validate = pytest.importorskip("kubernetes_validate")
+    documents = rendered(CHART, changes)
+    for document in documents:
+        if "k8s.io" in document["apiVersion"] or "." not in document["apiVersion"]:
+            kubernetes_validate.validate(document, "1.31", strict=True)
+    assert {each["kind"] for each in documents} >= {
+        "ConfigMap", "StatefulSet", "Service", "PodDisruptionBudget", "NetworkPolicy",
+    }  # fmt: skip
+    assert ("Ingress" in {each["kind"] for each in documents}) == bool(changes)
+
+
+@pytest.mark.parametrize("changes", [{"router": {**ROUTER, "requireKey": False}}, EVERYTHING])
+def test_our_processes_take_the_files_and_find_each_other(changes: dict[str, Any]) -> None:
+    documents = rendered(CHART, changes)
+    text = named(documents, "ConfigMap", "pl-router")["data"]["network.toml"]
+    network = parse(NetworkConfig, tomllib.loads(text), "network.toml")
+    assert network.telemetry.log_format == "json"
+    for ref in network.sites:
+        site = parse(
+            SiteConfig, tomllib.loads(named(documents, "ConfigMap", f"pl-{ref.name}")["data"]["site.toml"]), "site.toml"
+        )
+        assert (site.name, site.place, site.listen.require_hop) == (ref.name, ref.place, True)
+        service = named(documents, "Service", f"pl-{ref.name}")
+        assert ref.url == f"http://pl-{ref.name}:{service['spec']['ports'][0]['port']}"
+        assert site.listen.port == service["spec"]["ports"][0]["port"]
+
+
+def test_a_site_has_its_gpus_its_shared_memory_and_no_rights() -> None:
+    documents = rendered(CHART, EVERYTHING)
+    spec = named(documents, "StatefulSet", "pl-ams1")["spec"]["template"]["spec"]
+    (container,) = spec["containers"]
+    assert container["resources"]["limits"] == {"memory": "512Gi", "nvidia.com/gpu": 8}
+    assert {"name": "shared-memory", "mountPath": "/dev/shm"} in container["volumeMounts"]
+    assert container["securityContext"]["readOnlyRootFilesystem"]
+    assert spec["securityContext"]["runAsUser"] == 10001
+    assert "nvidia.com/gpu" not in str(named(documents, "StatefulSet", "pl-iad1"))
+    policy = named(documents, "NetworkPolicy", "pl-ams1")["spec"]
+    (rule,) = policy["ingress"]
+    assert rule["from"][0]["podSelector"]["matchLabels"]["part"] == "router"
+
+
+def test_selectors_find_their_pods() -> None:
+    documents = rendered(CHART, EVERYTHING)
+    pods = [each["spec"]["template"]["metadata"]["labels"] for each in documents if each["kind"] == "StatefulSet"]
+    for each in documents:
+        selector = each["spec"].get("selector") if each["kind"] in ("Service", "PodDisruptionBudget") else None
+        if selector is not None:
+            wanted = selector.get("matchLabels", selector)
+            assert sum(wanted.items() <= labels.items() for labels in pods) == 1, each["metadata"]["name"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({"sites": []}, "sites"), ({"image": ""}, "image"), ({"typo": 1}, "typo"), ({"sites": [{**SITES[0], "gpus": -1}]}, "gpus"),
+        ({"sites": [{**SITES[0], "name": "Not A Name"}]}, "name"), ({"router": {**ROUTER, "replicas": 0}}, "replicas"),
+    ],
+)  # fmt: skip
+def test_values_that_make_no_network_are_refused_by_the_schema(changes: dict[str, Any], word: str) -> None:
+    jsonschema = pytest.importorskip("jsonschema")
+    yaml = pytest.importorskip("yaml")
+    schema = json.loads((CHART / "values.schema.json").read_text())
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+    jsonschema.validate(values, schema)
+    jsonschema.validate(values | EVERYTHING, schema)
+    with pytest.raises(jsonschema.ValidationError, match=word) as refused:
+        jsonschema.validate(values | changes, schema)
+    assert word in str([*refused.value.absolute_path, refused.value.message])
+
+
+def test_what_the_renderer_does_not_know_is_an_error() -> None:
+    for template in ('{{ include "x" . }}', "{{ .Values.a | upper }}", "{{ if .Values.a }}", "{{ end }}"):
+        with pytest.raises(ValueError, match=r"knows|missing|ends nothing"):
+            render(template, {"a": 1}, "pl")

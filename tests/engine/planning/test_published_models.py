@@ -1,0 +1,23 @@
+"""Published models are planned for by their class, or refused with the nearest one that is not; docs/models.md says of each which."""
+
+from pathlib import Path
+
+from pilotlight.engine.description.config_registry import PAGE
+from tests.models_page import ROOT, published, render
+
+
+def test_most_published_models_are_accepted_and_the_others_are_refused_by_name() -> None:
+    rows = published()
+    refused = {row.name: row.refusal for row in rows if row.refusal is not None}
+    assert len(rows) == 60
+    assert len(rows) - len(refused) >= 43
+    for refusal in refused.values():
+        assert refusal is not None
+        assert refusal.startswith("not computed here")
+        assert PAGE in refusal
+    assert "the nearest is Qwen3ForCausalLM" in str(refused["Qwen/Qwen3-Next-80B-A3B-Instruct"])
+
+
+def test_the_page_of_supported_models_is_what_the_registry_and_the_tests_have() -> None:
+    page = Path(ROOT / PAGE).read_text(encoding="utf-8")
+    assert page == render(), "the page is stale: run python -m tests.models_page"

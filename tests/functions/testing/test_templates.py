@@ -1,0 +1,31 @@
+"""What `pilotlight init --template` writes: each is a function whose own tests pass by pytest alone."""
+
+from pathlib import Path
+
+import pytest
+
+from pilotlight.functions.manifest import load_manifest
+from pilotlight.runtime.cli.cli_error import CliError
+from pilotlight.runtime.cli.init import init, template_names
+
+pytest_plugins = ["pytester"]
+
+
+@pytest.mark.parametrize("template", template_names())
+def test_a_templates_own_tests_pass(pytester: pytest.Pytester, template: str) -> None:
+    folder = pytester.path / "made"
+    init(folder, "my-app", template)
+    assert load_manifest(folder).name == "my-app"
+    for path in folder.rglob("*.py"):
+        compile(path.read_text(), str(path), "exec")
+    result = pytester.runpytest_subprocess(
+        str(folder), "--rootdir", str(folder), "-p", "pilotlight.functions.testing.plugin", "-p", "no:xdist", "-q"
+    )
+    outcomes = result.parseoutcomes()
+    assert set(outcomes) == {"passed"}, result.stdout.str()
+
+
+def test_a_template_that_is_not_there_is_refused_with_those_that_are(tmp_path: Path) -> None:
+    with pytest.raises(CliError, match="There is no template 'web'; there are chat, hello, mcp, queue, rag, room"):
+        init(tmp_path / "f", None, "web")
+    assert not (tmp_path / "f").exists()

@@ -1,0 +1,165 @@
+"""docs/models.md: which models run, as the registry, the tests' checkpoints and the plans of published models have it.
+
+`python -m tests.models_page` writes it anew; tests/engine/planning/test_published_models.py fails while it is stale.
+"""
+
+import json
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import transformers
+from transformers import PreTrainedConfig
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+    MODEL_MAPPING_NAMES,
+)
+
+from pilotlight.engine.api.errors import CheckpointError
+from pilotlight.engine.description.config_registry import PAGE, READERS
+from pilotlight.engine.gguf.architectures import READ as GGUF
+from pilotlight.engine.planning.model_plan import plan_model
+
+ROOT = Path(__file__).parents[1]
+PLANNING = ROOT / "tests" / "engine" / "planning"
+HEAD = """# Supported models
+
+A checkpoint runs if the class that its `config.json` names under `architectures` is in the first table; `pilotlight plan DIRECTORY` says so before
+anything is downloaded but that file, and refuses another class by name. This page is written by `python -m tests.models_page`.
+
+*Checkpoints*: so many tiny ones, of awkward sizes, are written by `transformers` 5.23 and loaded here; every log probability is within 1e-4 of its
+own in fp32. Those of decoders are taken along every path of [tests/README.md](../tests/README.md): whole, in chunks, in a batch, behind a cached
+prefix, after preemption, and through host memory and disk; of a class that ends in ForConditionalGeneration, in chunks and in a batch. *Ranks*: the
+answers of several ranks are those of one, by tensors, layers and, where there are any, experts. *GGUF*: files of llama.cpp are read.
+
+Weights may be quantized as FP8, GPTQ, AWQ or by compressed-tensors, gpt-oss' as MXFP4. Of Phi and GLM-4, which keep several projections in one
+tensor, GPTQ and AWQ are refused by name.
+
+"""
+REMARKS = {
+    "Gemma4ForCausalLM": "the large dense model; per-layer inputs, shared keys and experts are refused",
+    "Gemma4ForConditionalGeneration": "text of the large dense model; per-layer inputs, shared keys and experts are refused",
+    "GptOssForCausalLM": "plain or MXFP4",
+    "KimiK25ForConditionalGeneration": "text and pictures",
+    "Llama4ForConditionalGeneration": "text and pictures",
+    "Phi3ForCausalLM": "of two lists of rotary factors the long one at every length",
+}
+
+
+class Published(NamedTuple):
+    name: str
+    architecture: str
+    refusal: str | None  # None: it is accepted
+
+
+def published() -> list[Published]:
+    """Return whether `plan` accepts each of the listed models: by its published configuration where that is here, else by that of its class."""
+    rows = [line.split("\t") for line in (PLANNING / "published_models.tsv").read_text().splitlines()[1:]]
+    return [Published(name, architecture, _refusal(name, architecture)) for name, architecture in rows]
+
+
+def _refusal(name: str, architecture: str) -> str | None:
+    try:
+        plan_model(_configuration(name, architecture))
+    except CheckpointError as error:
+        return str(error).removeprefix(f"config.json names architecture {architecture}, which is ")
+    return None
+
+
+# Where a class's own configuration is of another model of the family, or of none.
+_AT_HAND = {
+    "meta-llama/Llama-4-Scout-17B-16E-Instruct": "llama-4-scout",
+    "deepseek-ai/DeepSeek-R1": "deepseek-r1",
+    "moonshotai/Kimi-K2.5": "kimi-k2.5-int4",
+}
+_CHANGES: dict[str, dict[str, Any]] = {
+    "zai-org/GLM-4.5-Air": {"head_dim": 128},
+    "zai-org/GLM-4.6V": {"head_dim": 128},
+    "google/gemma-4-31B-it": {"hidden_size_per_layer_input": 0, "attention_k_eq_v": True},
+}
+_TEXTS = {
+    "mistralai/Ministral-3-8B-Instruct": "Ministral3Config",
+    "mistralai/Devstral-Small-2": "Ministral3Config",
+    "zai-org/GLM-4.6V": "Glm4vMoeTextConfig",
+}
+
+
+def _configuration(name: str, architecture: str) -> dict[str, Any]:
+    if name in _AT_HAND:
+        config: dict[str, Any] = json.loads((PLANNING / "configs" / f"{_AT_HAND[name]}.json").read_text())
+        return config
+    of_class = getattr(transformers, architecture, None)
+    config = {} if of_class is None else of_class.config_class().to_dict()
+    if name in _TEXTS:
+        config["text_config"] = getattr(transformers, _TEXTS[name])().to_dict()
+    changed = config.get("text_config") or config
+    changed |= _CHANGES.get(name, {})
+    return config | {"architectures": [architecture]}
+
+
+@cache
+def _proofs() -> dict[str, list[str]]:
+    """Return the names of tiny checkpoints by the class that their config.json names."""
+    from tests.embedders import EMBEDDERS
+    from tests.engine.families import FURTHER, MODELS
+    from tests.engine.pictures import FAMILIES as WITH_IMAGES
+    from tests.engine.vision.test_text_beside_towers import MODELS as BESIDE_TOWERS
+
+    found: dict[str, list[str]] = {}
+    for names, rows in (
+        (MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODELS | FURTHER),
+        (MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES, BESIDE_TOWERS),
+    ):
+        for row, config in rows.items():
+            found.setdefault(_architecture(names, config), []).append(row)
+    for row, embedder in EMBEDDERS.items():
+        if embedder.is_encoder:
+            found.setdefault(MODEL_MAPPING_NAMES[embedder.config.model_type], []).append(row)
+    with_pictures = ("Llama4ForConditionalGeneration", "KimiK25ForConditionalGeneration")
+    return found | {name: [row] for name, row in zip(with_pictures, WITH_IMAGES, strict=True)}
+
+
+def _architecture(names: Any, config: PreTrainedConfig) -> str:
+    name = names[config.model_type]
+    return str(name if isinstance(name, str) else name[0])
+
+
+@cache
+def _of_ranks() -> set[str]:
+    from tests.engine.parallel.test_compositions import FURTHER, MODELS
+
+    return {_architecture(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, kind()) for kind, _ in (MODELS | FURTHER).values()}
+
+
+def _models(place: str) -> str:
+    """Return which models a reader of config.json is for, by the first words of its docstring, or of its module's."""
+    module_name, _, function = place.partition(":")
+    module = import_module(f"pilotlight.engine.description.families.{module_name}")
+    described = getattr(module, function).__doc__ if function else module.__doc__
+    words = " ".join(str(described).split())
+    return words.partition(": ")[0].removeprefix("The config of ").removesuffix("'s config").removesuffix("' config")
+
+
+def render() -> str:
+    proofs, ranks, gguf = _proofs(), _of_ranks(), {family.architecture for family in GGUF.values()}
+    lines = ["| class | models | checkpoints | ranks | GGUF | remarks |", "|---|---|:-:|:-:|:-:|---|"]
+    for name, place in sorted(READERS.items()):
+        remark = REMARKS.get(name, "text; pictures are refused" if name.endswith("ForConditionalGeneration") else "")
+        count = len(proofs.get(name, ())) or "-"
+        cells = ("yes" if name in ranks else "-", "yes" if name in gguf else "-", remark)
+        lines.append(f"| {name} | {_models(place)} | {count} | {' | '.join(cells)} |")
+    rows = published()
+    accepted = sum(row.refusal is None for row in rows)
+    lines += [
+        "", "## Sixty published models", "",
+        f"Of these, `pilotlight plan` accepts {accepted} by their class.", "",
+        "| model | class | runs |", "|---|---|---|",
+        *(f"| {row.name} | {row.architecture} | {'yes' if row.refusal is None else row.refusal} |" for row in rows),
+    ]  # fmt: skip
+    return HEAD + "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    (ROOT / PAGE).write_text(render(), encoding="utf-8")

@@ -1,0 +1,34 @@
+"""Paths as clients write them: Azure's, with a slash at the end, and those that are not there."""
+
+import pytest
+
+from pilotlight.wire.paths import normalize_path, nothing_at
+
+
+@pytest.mark.parametrize(
+    ("path", "means"),
+    [
+        ("/openai/deployments/ember/chat/completions", "/v1/chat/completions"),
+        ("/openai/deployments/org%2Fember/embeddings", "/v1/embeddings"),
+        ("/openai/v1/responses/", "/v1/responses"),
+        ("/openai/responses", "/v1/responses"),
+        ("/openai/models", "/v1/models"),
+        ("/v1/chat/completions/", "/v1/chat/completions"),
+        ("/api/tags/", "/api/tags"),
+        ("/fn/openai/x/", "/fn/openai/x/"),
+        ("/page/", "/page/"),
+        ("/openai", "/openai"),
+    ],
+)
+def test_a_path_means_the_same_however_it_is_written(path: str, means: str) -> None:
+    scope = {"path": path, "raw_path": path.encode()}
+    normalize_path(scope)
+    assert (scope["path"], scope["raw_path"]) == (means, means.encode())
+
+
+def test_what_is_not_here_is_refused_by_a_sentence_of_its_own() -> None:
+    assert "hears" in nothing_at("/v1/audio/transcriptions")
+    assert "/v1/conversations" in nothing_at("/client/v4/accounts/a/ai/v1/threads")
+    assert "/v1/decisions" in nothing_at("/ai/v1/moderations")
+    assert "/fn" in nothing_at("/v1/nothing")
+    assert "/fn" in nothing_at("/elsewhere")
