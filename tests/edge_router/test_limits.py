@@ -309,7 +309,7 @@ async def test_what_routers_share_of_an_accounts_limits_counts_beside_this_route
     for limit, says in (("requests_per_min", "60 requests per minute"), ("max_open", "2 requests in progress")):
         shared.too_little = limit
         with pytest.raises(
-            ApiError, match=f"your account may have {says}, at all routers: try again in 1 s"
+            ApiError, match=f"your account is limited to {says}, at all routers: try again in 1 s"
         ) as refused:
             await door.ready(heads["acme"])
         assert (refused.value.word, refused.value.retry_after_s) == ("quota_exceeded", 1.0)
