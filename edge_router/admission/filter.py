@@ -23,8 +23,8 @@ EXPECTED_TOKENS = 256  # of an answer whose request names no most
 MAX_TENANTS = 100_000  # remembered; one that has been idle for a minute is full again and need not be
 
 LIMITS = {
-    "requests_per_min": "requests a minute",
-    "tokens_per_min": "tokens a minute",
+    "requests_per_min": "requests per minute",
+    "tokens_per_min": "tokens per minute",
     "max_open": "requests at work",
 }
 

@@ -146,7 +146,7 @@ async def test_tokens_that_a_request_may_come_to_are_reserved_and_what_it_came_t
     clock = Clock()
     door = limits(clock, tokens_per_min=100)
     first = await door.reserve(head("alice"), 60)
-    with pytest.raises(ApiError, match="fewer are left than the 60 that this request may take") as refused:
+    with pytest.raises(ApiError, match="fewer are left than the 60 that this request and its answer may use") as refused:
         await door.reserve(head("alice"), 60)
     assert refused.value.retry_after_s == pytest.approx(12.0)
     assert await door.reserve(head("bob"), 60) is not None
