@@ -25,7 +25,7 @@ MAX_TENANTS = 100_000  # remembered; one that has been idle for a minute is full
 LIMITS = {
     "requests_per_min": "requests per minute",
     "tokens_per_min": "tokens per minute",
-    "max_open": "requests at work",
+    "max_open": "requests in progress",
 }
 
 _PLAIN_TARGET = re.compile(r"[\x21-\x7e]+")
