@@ -1,4 +1,4 @@
-"""The paths of the API as clients write them, and what is said of those that it does not have."""
+"""The paths of the API as clients write them, and the errors for those that it does not have."""
 
 import re
 from typing import Any
@@ -10,15 +10,15 @@ API_PATHS = ("/v1/", "/ai/v1/", "/client/v4/", "/api/", "/openai/", "/v2/", "/re
 _AZURE = re.compile(r"/openai(?:/v1|/deployments/[^/]+)?(?=/)")
 _V1 = re.compile(r"(?:/client/v4/accounts/[^/]+)?(?:/ai)?/v1/([a-z_]+)")
 _UPLOAD = "send text files of requests to /v1/files, and adapters to /client/v4/accounts/ACCOUNT/ai/finetunes"
-_NO_AGENTS = "what is said is kept by /v1/responses and /v1/conversations"
-# Parts of OpenAI's API that are not here, and why, or what is.
+_NO_AGENTS = "use /v1/responses and /v1/conversations, which store conversations"
+# Parts of OpenAI's API that do not exist here, with the reason or the alternative.
 _ABSENT = {
     "assistants": _NO_AGENTS, "threads": _NO_AGENTS, "chatkit": _NO_AGENTS,
-    "audio": "no model here hears or speaks", "realtime": "no model here hears or speaks", "images": "no model here draws",
-    "videos": "no model here makes videos", "moderations": "no model here moderates: ask /v1/decisions what a text is",
-    "vector_stores": "vectors are made at /v1/embeddings and kept elsewhere", "uploads": _UPLOAD, "containers": "no code is run for a model here",
-    "evals": "evaluations are run elsewhere: /v1/batches takes their requests", "complete": "Anthropic's texts are at /v1/messages",
-    "organization": "accounts and keys are in the network's file", "skills": "no code is run for a model here",
+    "audio": "there are no models for speech", "realtime": "there are no models for speech", "images": "there are no models that make images",
+    "videos": "there are no models that make videos", "moderations": "there are no moderation models: classify texts at /v1/decisions",
+    "vector_stores": "make vectors at /v1/embeddings and store them elsewhere", "uploads": _UPLOAD, "containers": "code for models is not run",
+    "evals": "evaluations are not run; /v1/batches accepts their requests", "complete": "Anthropic's texts are at /v1/messages",
+    "organization": "accounts and keys are in the network's file", "skills": "code for models is not run",
 }  # fmt: skip
 
 

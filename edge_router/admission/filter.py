@@ -23,9 +23,9 @@ EXPECTED_TOKENS = 256  # of an answer whose request names no most
 MAX_TENANTS = 100_000  # remembered; one that has been idle for a minute is full again and need not be
 
 LIMITS = {
-    "requests_per_min": "requests a minute",
-    "tokens_per_min": "tokens a minute",
-    "max_open": "requests at work",
+    "requests_per_min": "requests per minute",
+    "tokens_per_min": "tokens per minute",
+    "max_open": "requests in progress",
 }
 
 _PLAIN_TARGET = re.compile(r"[\x21-\x7e]+")
@@ -199,7 +199,7 @@ class TenantLimits:
         if (short := await self.shared.short(needs)) is None:
             return
         what, wait_s = LIMITS[short.key.limit], short.wait_s(1.0, self._clock())
-        sentence = f"your account may have {short.capacity:g} {what}, at all routers: try again in {wait_s:.0f} s"
+        sentence = f"your account is limited to {short.capacity:g} {what}, at all routers: try again in {wait_s:.0f} s"
         rate = None if short.key.limit == "max_open" else RateQuota(short.key.limit.partition("_")[0], short.capacity)
         raise _refusal(sentence, wait_s, rate)
 
@@ -288,8 +288,8 @@ class TenantLimits:
 
 def _too_many_tokens(per_min: float, need: float, wait_s: float) -> ApiError:
     sentence = (
-        f"your account may have {per_min:g} tokens a minute, fewer are left than the {need:g} that this request may take with its answer: "
-        f"ask for fewer (max_tokens), or again in {wait_s:.0f} s"
+        f"your account is limited to {per_min:g} tokens per minute; fewer are left than the {need:g} that this request and its answer may use: "
+        f"lower max_tokens, or try again in {wait_s:.0f} s"
     )
     return _refusal(sentence, wait_s)
 

@@ -146,7 +146,9 @@ async def test_tokens_that_a_request_may_come_to_are_reserved_and_what_it_came_t
     clock = Clock()
     door = limits(clock, tokens_per_min=100)
     first = await door.reserve(head("alice"), 60)
-    with pytest.raises(ApiError, match="fewer are left than the 60 that this request may take") as refused:
+    with pytest.raises(
+        ApiError, match="fewer are left than the 60 that this request and its answer may use"
+    ) as refused:
         await door.reserve(head("alice"), 60)
     assert refused.value.retry_after_s == pytest.approx(12.0)
     assert await door.reserve(head("bob"), 60) is not None
@@ -309,7 +311,7 @@ async def test_what_routers_share_of_an_accounts_limits_counts_beside_this_route
     for limit, says in (("requests_per_min", "60 requests per minute"), ("max_open", "2 requests in progress")):
         shared.too_little = limit
         with pytest.raises(
-            ApiError, match=f"your account may have {says}, at all routers: try again in 1 s"
+            ApiError, match=f"your account is limited to {says}, at all routers: try again in 1 s"
         ) as refused:
             await door.ready(heads["acme"])
         assert (refused.value.word, refused.value.retry_after_s) == ("quota_exceeded", 1.0)

@@ -273,7 +273,7 @@ async def test_no_spreadsheet_takes_a_models_name_for_a_formula(
 
 async def test_without_a_ledger_usage_says_where_one_would_be(monkeypatch: pytest.MonkeyPatch) -> None:
     async with sites("ams1") as fakes, router(fakes) as running, running.http.get(running.url + "/usage") as response:
-        assert (response.status, "[ledger]" in await response.text()) == (404, True)
+        assert (response.status, "ledger.directory" in await response.text()) == (404, True)
 
 
 async def test_a_daily_quota_holds_under_parallel_requests_and_over_a_restart(

@@ -366,7 +366,7 @@ async def test_a_functions_home_is_where_its_accounts_data_may_lie(fake: FakeSit
         await put(app, data := bundle(tmp_path))
         assert (await deployed(app, data, 0, name="f", keeps_data=True)).json["home"] == "iad1"
         refused = await deployed(app, data, 0, name="g", home="ams1")
-        assert (refused.status, "there is: iad1" in refused.json["error"]["message"]) == (400, True)
+        assert (refused.status, "choose one of: iad1" in refused.json["error"]["message"]) == (400, True)
         second.state = "unhealthy"
         refused = await deployed(app, data, 0, name="g", keeps_data=True)
         assert (refused.status, "may have the data of g" in refused.json["error"]["message"]) == (503, True)
@@ -410,7 +410,7 @@ async def test_only_who_has_the_token_deploys_and_sites_may_read(
     path = f"{PATH}/bundles/{digest_of(data)}"
     for headers, why in (
         ({}, "set PILOTLIGHT_DEPLOY_TOKEN"),
-        ({"authorization": "Bearer wrong"}, "the deploy token is wrong; PILOTLIGHT_DEPLOY_TOKEN must be"),
+        ({"authorization": "Bearer wrong"}, "the deploy token is wrong; PILOTLIGHT_DEPLOY_TOKEN must have"),
         ({"authorization": "token"}, "set PILOTLIGHT_DEPLOY_TOKEN"),
     ):
         for refused in (await call(app, path, method="PUT", body=data, **headers), await call(app, PATH, **headers)):

@@ -506,8 +506,8 @@ def test_a_kind_of_cpu_that_is_unknown_is_one_sentence() -> None:
     )  # fmt: skip
     assert done.returncode == 1
     assert (
-        done.stderr
-        == "pilotlight.engine.host.engine_host: PILOTLIGHT_CPU=avx3 is no kind of CPU: say avx2, avx512, avx512vnni, avx512bf16, amx or torch, or nothing\n"
+        done.stderr == "pilotlight.engine.host.engine_host: PILOTLIGHT_CPU=avx3 is no kind of CPU: "
+        "say avx2, avx512, avx512vnni, avx512bf16, amx or torch, or nothing\n"
     )
 
 

@@ -217,7 +217,7 @@ async def test_a_call_waits_for_room_and_reject_if_busy_does_not(make_site: Site
         assert (await first).response == "first"
         assert (await second).response == "second"
         site.engine.loads["tiny"] = ModelLoad(waiting=1)
-        with pytest.raises(Failure, match="3040: all of this model's room is taken"):
+        with pytest.raises(Failure, match="3040: the model is busy"):
             await ai.run(MODEL, INTERACTIVE, rejectIfBusy=True)
         await site.is_idle()
 
@@ -348,7 +348,7 @@ async def test_a_batch_outlives_the_process_that_took_it(tmp_path: Path) -> None
 
 
 async def test_a_site_without_models_says_so(tmp_path: Path) -> None:
-    with pytest.raises(BindingError, match=r"give the site a \[\[models\]\] table"):
+    with pytest.raises(BindingError, match=r"add a \[\[models\]\] table"):
         RuntimeAI.open(BindingDeclaration("ai", "AI", {}), tmp_path, Services())
 
 

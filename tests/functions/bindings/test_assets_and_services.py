@@ -164,7 +164,7 @@ async def test_a_socket_is_one_where_its_messages_come_along(wire: Wire) -> None
 
 
 async def test_a_service_without_functions_is_refused(wire: Wire) -> None:
-    with pytest.raises(BindingError, match="there are no other functions here"):
+    with pytest.raises(BindingError, match="the site has no other functions"):
         await wire(("service", "CALC", {"service": "calc"}))
 
 
@@ -289,7 +289,7 @@ async def test_a_handling_that_is_not_known_is_named(wire: Wire, folder: Path, o
 async def test_what_is_not_offered_is_named_with_what_is(wire: Wire) -> None:
     with pytest.raises(BindingError, match="of the kind 'browser' are not offered; offered are ai, kv, "):
         await wire(("browser", "B", {}))
-    with pytest.raises(BindingError, match="M: there are no models here to call"):
+    with pytest.raises(BindingError, match="M: the site has no models"):
         await wire(("service", "M", {"service": "@cf/m"}))
 
 

@@ -84,7 +84,7 @@ async def test_the_callback_is_asked_once_for_an_id(served: Served) -> None:
 async def test_without_an_outbound_it_has_no_network(served: Served) -> None:
     with pytest.raises(Fault, match="loaded without access to the network"):
         await served.get("/ask?offline=1")
-    with pytest.raises(Fault, match="no public address"):
+    with pytest.raises(Fault, match="not a public address"):
         await served.get("/ask?id=online")
 
 

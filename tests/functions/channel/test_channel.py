@@ -275,7 +275,7 @@ def test_subclasses_of_plain_types_cross_as_those() -> None:
 
 def test_what_no_channel_carries_is_refused_with_its_place() -> None:
     for value, why in (
-        ({"a": [1, {2: 3}]}, r"the value\['a'\]\[1\] has the key 2, which is no string"),
+        ({"a": [1, {2: 3}]}, r"the value\['a'\]\[1\] has the key 2, which is not a string"),
         ({"a": object()}, r"the value\['a'\] is of type object"),
         ([1j], r"the value\[0\] is of type complex"),
     ):

@@ -79,7 +79,7 @@ def test_a_database_is_the_same_after_export_and_import(
 
 def test_what_cannot_be_exported_is_named(here: tuple[str, str], tmp_path: Path) -> None:
     out = str(tmp_path / "out.sql")
-    with pytest.raises(CliError, match="Nothing has been written to DB"):
+    with pytest.raises(CliError, match="DB has no data here"):
         run("d1", "export", "DB", "--output", out, *here)
     run("d1", "execute", "DB", "--command", "CREATE VIRTUAL TABLE search USING fts5(text)", *here)
     with pytest.raises(CliError, match="search is virtual"):
@@ -105,7 +105,7 @@ def test_keys_come_out_as_wrangler_reads_them_and_go_in_again(
     run("kv", "export", "KV", "--output", str(out), *there)
     assert json.loads(out.read_text()) == [{**binary, "metadata": {"a": 1}}]
     out.write_text('[{"key": 1}]')
-    with pytest.raises(CliError, match="no list of keys with values"):
+    with pytest.raises(CliError, match="not a list of keys with values"):
         run("kv", "import", "KV", str(out), *there)
 
 

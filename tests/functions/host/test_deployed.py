@@ -140,7 +140,7 @@ async def test_a_function_whose_home_is_elsewhere_is_not_served_here_and_no_long
         if is_here:
             assert await site.deployed.pool_of("f", "key") == pool
             continue
-        with pytest.raises(Failure, match="runs at the site iad1 alone") as refused:
+        with pytest.raises(Failure, match="runs at the site iad1 only") as refused:
             await site.deployed.pool_of("f", "key")
         assert (refused.value.code, refused.value.status) == ("not_found", 421)
 

@@ -239,7 +239,7 @@ async def test_a_body_that_was_changed_is_noticed(wire: Wire) -> None:
         bucket: R2Bucket = (await wire(R2, r2={"photos": place})).env["BUCKET"]
         found = await bucket.get("k")
         assert isinstance(found, R2ObjectBody)
-        with pytest.raises(Failure, match="not what was put") as failed:
+        with pytest.raises(Failure, match="differ from the stored object") as failed:
             await found.bytes()
         assert failed.value.code == "store_corrupt"
 
