@@ -12,7 +12,7 @@ import logging
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import parse_qs
 
@@ -112,6 +112,10 @@ class ResponsesApp:
             self._store = ResponseStore(kept, kept.database or ResponseFile(kept.path, kept.max_bytes))
         return self._store
 
+    @cached_property
+    def conversations(self) -> Conversations:
+        return Conversations(self.store)
+
     @property
     def is_failing(self) -> bool:
         """Tell whether responses could not be read or written when that was last tried."""
@@ -159,7 +163,7 @@ class ResponsesApp:
 
     async def _converse(self, found: re.Match[str], tenant: str, read_body: ReadBody, scope: Scope) -> bytes:
         """Return what a request about conversations is answered with. Raises ApiError."""
-        talks, method, id, item = Conversations(self.store), scope["method"], found["id"], found["item"]
+        talks, method, id, item = self.conversations, scope["method"], found["id"], found["item"]
         fields: Fields = {}
         if method == "POST":
             raw, given = await self._asked(read_body)
@@ -238,7 +242,7 @@ class ResponsesApp:
         is_kept = await self.store.keep(kept)
         if is_kept and asked.conversation is not None:
             try:
-                await Conversations(self.store).advance(kept, asked.conversation)
+                await self.conversations.advance(kept, asked.conversation)
             except ApiError as error:
                 log.warning("the response %s is not in its conversation: %s", kept.id, error.message)
         return is_kept
@@ -305,7 +309,7 @@ class ResponsesApp:
             await self.store.settle(recorded.kept)
             if asked.conversation is not None and recorded.kept.fields["status"] in ("completed", "incomplete"):
                 with contextlib.suppress(ApiError):  # it was deleted meanwhile
-                    await Conversations(self.store).advance(recorded.kept, asked.conversation)
+                    await self.conversations.advance(recorded.kept, asked.conversation)
 
     async def _cancel(self, kept: KeptResponse, send: Send) -> None:
         if kept.fields["background"] is not True:

@@ -1,12 +1,15 @@
 """Conversations (/v1/conversations): a name for a list of items that responses go on from and add to. Source: OpenAI's reference of conversations.
 
 One is kept as a response is, by its own name. It stands behind its last response, or has the items that were added otherwise, so that what was said
-is in the database once. Responses that end at the same time are all added, in the order in which they end. Knows no HTTP.
+is in the database once. Responses that end at the same time are all added, in the order in which they end; so is all that is added in one process.
+Knows no HTTP.
 """
 
+import asyncio
 import os
 import time
 from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
 
 import orjson
 
@@ -25,6 +28,12 @@ Fields = dict[str, Any]
 class Conversations:
     def __init__(self, store: "ResponseStore") -> None:
         self._store = store
+        self._turns: WeakValueDictionary[str, asyncio.Lock] = (
+            WeakValueDictionary()
+        )  # by conversation: each change reads first
+
+    def _turn(self, name: str) -> asyncio.Lock:
+        return self._turns.setdefault(name, asyncio.Lock())
 
     async def create(self, tenant: str, given: Fields) -> Fields:
         """Return a new conversation. Raises ApiError."""
@@ -46,8 +55,10 @@ class Conversations:
 
     async def update(self, tenant: str, name: str, given: Fields) -> Fields:
         """Change the metadata. Raises ApiError."""
-        fields = {**await self.find(tenant, name), "metadata": _metadata(given.get("metadata"))}
-        await self._keep(tenant, fields, (await self._said(tenant, name)).items, None)
+        metadata = _metadata(given.get("metadata"))
+        async with self._turn(name):
+            fields = {**await self.find(tenant, name), "metadata": metadata}
+            await self._keep(tenant, fields, (await self._said(tenant, name)).items, None)
         return fields
 
     async def add(self, tenant: str, name: str, given: Fields) -> bytes:
@@ -56,16 +67,18 @@ class Conversations:
         if not isinstance(items, list) or not items:
             raise ApiError("invalid_request", "items: must be a list of items, and not empty", param="items")
         added = _items(items)
-        await self._append(tenant, name, added)
+        async with self._turn(name):
+            await self._append(tenant, name, added)
         return added
 
     async def remove(self, tenant: str, name: str, item: str) -> Fields:
         """Take an item out, and return the conversation. Raises ApiError."""
-        fields, said = await self.find(tenant, name), orjson.loads(b"[" + await self.items(tenant, name) + b"]")
-        rest = [each for each in said if each.get("id") != item]
-        if len(rest) == len(said):
-            raise _no_item(item)
-        await self._keep(tenant, fields, orjson.dumps(rest)[1:-1], None)
+        async with self._turn(name):
+            fields, said = await self.find(tenant, name), orjson.loads(b"[" + await self.items(tenant, name) + b"]")
+            rest = [each for each in said if each.get("id") != item]
+            if len(rest) == len(said):
+                raise _no_item(item)
+            await self._keep(tenant, fields, orjson.dumps(rest)[1:-1], None)
         return fields
 
     async def item(self, tenant: str, name: str, item: str) -> Fields:
@@ -83,11 +96,12 @@ class Conversations:
 
     async def advance(self, response: KeptResponse, name: str) -> None:
         """Add a response that has ended, with what it was asked. Raises ApiError."""
-        before, now = response.before, await self._said(response.tenant, name)
-        if before is None or now.items != before.items:  # another one has ended meanwhile
-            return await self._append(response.tenant, name, joined(response.own, response.output))
-        behind = await self._store.conversation(response.id, response.tenant, "conversation")
-        await self._keep(response.tenant, await self.find(response.tenant, name), b"", behind)
+        async with self._turn(name):
+            before, now = response.before, await self._said(response.tenant, name)
+            if before is None or now.items != before.items:  # another one has ended meanwhile
+                return await self._append(response.tenant, name, joined(response.own, response.output))
+            behind = await self._store.conversation(response.id, response.tenant, "conversation")
+            await self._keep(response.tenant, await self.find(response.tenant, name), b"", behind)
 
     async def _said(self, tenant: str, name: str) -> PreviousResponse:
         return await self._store.conversation(name, tenant, "conversation")

@@ -1,5 +1,6 @@
 """Conversations: a list of items that responses go on from and add to, whole, streamed and in the background."""
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -97,3 +98,11 @@ async def test_another_account_finds_no_conversation_and_no_path_takes_one_for_a
     assert (await call(site.app, PATH)).status == 405
     assert (await call(site.app, PATH, {"items": "x"})).status == 400
     assert (await call(site.app, f"{PATH}/{name}/items", {"items": []})).status == 400
+
+
+async def test_items_that_are_added_at_once_are_all_kept(site: Site) -> None:
+    name = await created(site)
+    given = [{"items": [{"role": "user", "content": str(number)}]} for number in range(12)]
+    answers = await asyncio.gather(*(call(site.app, f"{PATH}/{name}/items", each) for each in given))
+    assert {answer.status for answer in answers} == {200}
+    assert sorted(map(int, await texts(site, name))) == list(range(12))
