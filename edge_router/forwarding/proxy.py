@@ -20,7 +20,7 @@ from pilotlight.edge_router.backends.backend import Backend
 from pilotlight.edge_router.durable.streams import DurableStream, DurableStreams, accepted, tell
 from pilotlight.edge_router.forwarding.downstream import Downstream, DownstreamGone, ResponseWriter
 from pilotlight.edge_router.forwarding.relay import Forward, SiteDraining, StreamBroken, StreamDone
-from pilotlight.edge_router.forwarding.request_state import BegunAnswer, RequestState
+from pilotlight.edge_router.forwarding.request_state import BegunAnswer, RequestState, StreamRecovery
 from pilotlight.edge_router.forwarding.site_failure import SiteFailed
 from pilotlight.edge_router.forwarding.upstream import SiteConnections, StreamLost, UpstreamAttempt, UpstreamResponse
 from pilotlight.edge_router.metering.ledger.accounting import Accounting
@@ -34,6 +34,7 @@ from pilotlight.support.logs import REQUEST
 from pilotlight.wire.errors import ApiError
 from pilotlight.wire.hop.continuation import ContinuationError
 from pilotlight.wire.hop.headers import REQUEST_ID, ROUTE
+from pilotlight.wire.hop.meters import MeterSlot
 
 DRAIN_POLL_S = 0.05
 # failures of a site that has not started the request
@@ -258,15 +259,7 @@ class Proxy:
         selector, site, recovery, meter = self.selector, proxied.site, proxied.recovery, proxied.log.meter
         if not client.is_streaming:
             await client.start_stream(response.status, headers)
-
-        def forward(data: bytes) -> bool:
-            if not client.write_now(data):
-                return False
-            if meter is not None:
-                meter.sends(len(data))
-            recovery.delivered(self._clock())
-            return True
-
+        forwarder = _Forwarder(client, meter, recovery, self._clock)
         async for events in response:
             for event in events:
                 match event:
@@ -274,7 +267,7 @@ class Proxy:
                         if meter is not None:
                             meter.sends(len(event.data))
                         await client.write(event.data)
-                        response.forward_by(forward)  # once it has continued after a cut
+                        response.forward_by(forwarder)  # once it has continued after a cut
                         waited_s = recovery.delivered(self._clock())
                         if waited_s is not None and recovery.lost is not None:
                             self.metrics.stream_continued(recovery.lost_site, recovery.lost.cause, site, waited_s)
@@ -344,6 +337,26 @@ class Proxy:
         deadline = self._clock() + LAST_WORDS_S
         while self._open and self._clock() < deadline:
             await asyncio.sleep(DRAIN_POLL_S)
+
+
+class _Forwarder:
+    """Sends a stream's events to its client as they come, and notes that they were sent."""
+
+    def __init__(
+        self, client: ResponseWriter, meter: MeterSlot | None, recovery: StreamRecovery, clock: Callable[[], float]
+    ) -> None:
+        self._client = client
+        self._meter = meter
+        self._recovery = recovery
+        self._clock = clock
+
+    def forward(self, data: bytes) -> bool:
+        if not self._client.write_now(data):
+            return False
+        if self._meter is not None:
+            self._meter.sends(len(data))
+        self._recovery.delivered(self._clock())
+        return True
 
 
 def _outcome(status: int) -> str:

@@ -6,7 +6,6 @@ import os
 import re
 import ssl
 import time
-from collections.abc import Callable
 from types import TracebackType
 from typing import NamedTuple, Protocol
 
@@ -54,6 +53,14 @@ class StreamLost(Exception):
     def __init__(self, cause: Cause, detail: str) -> None:
         super().__init__(detail)
         self.cause = cause
+
+
+class Forwarder(Protocol):
+    """Sends a stream's events on."""
+
+    def forward(self, data: bytes) -> bool:
+        """Send whole events if that needs no wait. Returns whether they were sent."""
+        ...
 
 
 class SitePace(Protocol):
@@ -279,7 +286,7 @@ class UpstreamResponse:
         self._upstream = upstream
         self._connection = connection
         self._events = first  # for the task that iterates
-        self._forward: Callable[[bytes], bool] | None = None
+        self._forwarder: Forwarder | None = None
         self._pace = pace
         self._is_done = False
         self._silent_since: float | None = None
@@ -315,10 +322,10 @@ class UpstreamResponse:
         if self._connection.response.switched is None:
             self._upstream.pool.put_back(self._connection)
 
-    def forward_by(self, forward: Callable[[bytes], bool]) -> None:
+    def forward_by(self, forwarder: Forwarder) -> None:
         """Give events to `forward` as they come, without waking the task that iterates.
         The task gets the events that `forward` refuses, and all that are not `Forward`."""
-        self._forward = forward
+        self._forwarder = forwarder
 
     def __aiter__(self) -> "UpstreamResponse":
         return self
@@ -333,7 +340,7 @@ class UpstreamResponse:
         self._silent_since = time.monotonic()
         try:
             if self._events is None:
-                await self._connection.pump(self._take)
+                await self._connection.pump(self)
             events, self._events = self._relay.end() if self._events is None else self._events, None
         except ConnectionLost as error:
             raise StreamLost("closed", str(error)) from None
@@ -344,13 +351,13 @@ class UpstreamResponse:
         self._is_done = bool(events) and isinstance(events[-1], StreamDone)
         return events
 
-    def _take(self, chunk: bytes) -> bool:
+    def take(self, piece: bytes) -> bool:
         """Relay a chunk of the stream.
         Return whether the next may come; False if the task must handle the result."""
         relay = self._relay
         assert relay is not None
         before = relay.num_events
-        events = relay.feed(chunk)
+        events = relay.feed(piece)
         if events and not self._is_forwarded(events):
             self._events = events
             return False
@@ -360,7 +367,9 @@ class UpstreamResponse:
 
     def _is_forwarded(self, events: list[RelayEvent]) -> bool:
         only = events[0]
-        return len(events) == 1 and isinstance(only, Forward) and self._forward is not None and self._forward(only.data)
+        if len(events) > 1 or not isinstance(only, Forward) or self._forwarder is None:
+            return False
+        return self._forwarder.forward(only.data)
 
     def look(self, now: float, awake_since: float) -> None:
         if self._silent_since is None:

@@ -1,7 +1,6 @@
 """From `architectures` in config.json to what it describes, of models that the engine runs and of some that can only be planned for."""
 
 from collections.abc import Callable, Iterable, Mapping
-from difflib import get_close_matches
 from importlib import import_module
 from typing import Any, Protocol
 
@@ -151,6 +150,8 @@ def find_architecture(config: Mapping[str, Any], known: Mapping[str, Any] = PARS
 
 def _nearest(names: Iterable[str], known: Iterable[str]) -> str:
     """Return words for the supported architecture whose name is most like one of these; none if there is none like them."""
+    from difflib import get_close_matches  # for a refusal alone: no start waits for it
+
     stems = {_stem(name): name for name in known}
     found = [close for name in names for close in get_close_matches(_stem(name), stems, 1, cutoff=0.6)]
     return f"; the nearest is {stems[found[0]]}" if found else ""

@@ -202,8 +202,11 @@ class Router:
         self.server = server
         self.proxy = proxy
         self.edge = edge
-        self.tunnels = edge.tunnels
         self.http = session
+
+    @property
+    def tunnels(self) -> Any:
+        return self.edge.tunnels
 
     def chat(
         self, path: str = "/ai/v1/chat/completions", headers: Mapping[str, str] | None = None, **fields: Any

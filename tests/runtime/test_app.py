@@ -69,7 +69,7 @@ async def test_whether_anything_is_here_may_be_asked(site: Site) -> None:
 async def test_a_path_that_leads_nowhere_is_refused_and_never_redirected(site: Site, path: str) -> None:
     missing = await call(site.app, path)
     assert (missing.status, missing.json["error"]["code"]) == (404, "not_found")
-    assert f"there is nothing at {'/v1/chat' if path == '/v1/chat/' else path};" in missing.json["error"]["message"]
+    assert f"there is nothing at {'/v1/chat' if path == '/v1/chat/' else path}:" in missing.json["error"]["message"]
 
 
 async def test_a_socket_is_closed_where_none_is_taken(site: Site) -> None:

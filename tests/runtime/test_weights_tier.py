@@ -85,7 +85,7 @@ def test_models_that_must_sleep_in_memory_are_counted_at_start(tmp_path: Path) -
 
 
 def test_a_site_that_must_sleep_in_memory_and_has_none_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="is to sleep in host memory"):
+    with pytest.raises(ConfigError, match=r"has residency host, but engine\.weights_host_gib is 0"):
         site(tmp_path, 0.0, residency="host")
 
 

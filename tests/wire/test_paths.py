@@ -27,7 +27,7 @@ def test_a_path_means_the_same_however_it_is_written(path: str, means: str) -> N
 
 
 def test_what_is_not_here_is_refused_by_a_sentence_of_its_own() -> None:
-    assert "hears" in nothing_at("/v1/audio/transcriptions")
+    assert "speech" in nothing_at("/v1/audio/transcriptions")
     assert "/v1/conversations" in nothing_at("/client/v4/accounts/a/ai/v1/threads")
     assert "/v1/decisions" in nothing_at("/ai/v1/moderations")
     assert "/fn" in nothing_at("/v1/nothing")

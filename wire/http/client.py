@@ -9,9 +9,8 @@ import errno
 import ssl
 import time
 from collections import deque
-from collections.abc import Callable
 from functools import lru_cache
-from typing import NamedTuple, cast
+from typing import NamedTuple, Protocol, cast
 from urllib.parse import urlsplit
 
 import httptools
@@ -162,6 +161,14 @@ class ResponseParser:
             self.is_done = True
 
 
+class PieceTaker(Protocol):
+    """Takes a response's body piece by piece."""
+
+    def take(self, piece: bytes, /) -> bool:
+        """Return whether the next piece can come."""
+        ...
+
+
 class UpstreamConnection(asyncio.BufferedProtocol):
     """One connection. `send`, then `head`, then `read` to the end; a task at a time."""
 
@@ -176,8 +183,8 @@ class UpstreamConnection(asyncio.BufferedProtocol):
         self._is_paused = False
         self._error: Exception | None = None
         self._waiter: asyncio.Future[None] | None = None
-        self._take: Callable[[bytes], bool] | None = None  # while `pump` waits
-        self._has_refused = False  # `_take` has
+        self._taker: PieceTaker | None = None  # while `pump` waits
+        self._has_refused = False  # the taker has
 
     @property
     def is_fit(self) -> bool:
@@ -217,7 +224,7 @@ class UpstreamConnection(asyncio.BufferedProtocol):
         self._resume()
         return response.take()
 
-    async def pump(self, take: Callable[[bytes], bool]) -> None:
+    async def pump(self, taker: PieceTaker) -> None:
         """Give `take` each chunk of the body until it returns False or the body ends.
 
         Raises as `head` does, and the exceptions of `take`. The transport calls `take`: the waiting task is woken when there is nothing more for it.
@@ -227,16 +234,16 @@ class UpstreamConnection(asyncio.BufferedProtocol):
         while not self._has_refused:
             if response.held_bytes:
                 self._resume()
-                self._has_refused = not take(response.take())
+                self._has_refused = not taker.take(response.take())
             elif response.is_done:
                 return
             else:
                 news = self._news()
-                self._take = take
+                self._taker = taker
                 try:
                     await news
                 finally:
-                    self._take = None
+                    self._taker = None
 
     def _resume(self) -> None:
         if self._is_paused and not self._transport.is_closing():
@@ -272,9 +279,9 @@ class UpstreamConnection(asyncio.BufferedProtocol):
         except ConnectionLost as error:
             self._error = self._error or error
             self.close()
-        if self._take is not None and response.held_bytes and self._error is None and not self._has_refused:
+        if self._taker is not None and response.held_bytes and self._error is None and not self._has_refused:
             try:
-                self._has_refused = not self._take(response.take())
+                self._has_refused = not self._taker.take(response.take())
             except Exception as error:
                 self._error = error
             if not (self._has_refused or response.is_done or self._error):

@@ -23,7 +23,7 @@ NONCE_BYTES = 12
 MAX_SECRET_BYTES = 5 << 10  # the platform's limit for a variable
 
 
-class SecretError(ValueError):
+class SecretError(Exception):
     """A secret cannot be stored or read; the message names the file and the change to make."""
 
 

@@ -1,6 +1,7 @@
 """One attempt at one site over a connection whose bytes come from the test: what is an answer, what is a failure, and what is kept of either."""
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -500,7 +501,7 @@ async def test_events_are_forwarded_as_they_come_until_one_needs_the_task() -> N
 
     with response:
         await anext(response)
-        response.forward_by(forward)
+        response.forward_by(cast(Any, SimpleNamespace(forward=forward)))
         waiting = asyncio.ensure_future(anext(response))
         await attempt.settle()
         for number in range(2):

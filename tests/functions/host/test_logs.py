@@ -97,7 +97,7 @@ def test_an_author_hears_of_faults_by_their_detail_and_of_no_client_that_left() 
 
 
 def test_the_end_of_a_process_is_put_into_words() -> None:
-    assert "nobody knows why" in manner_of(None)
+    assert "for an unknown reason" in manner_of(None)
     assert "signal 9 (Killed)" in manner_of(Died(1, 9, 0.0, 0))
     assert "exit status 3" in manner_of(Died(1, 3 << 8, 0.0, 0))
 

@@ -3,7 +3,7 @@
 import asyncio
 import errno
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any, cast
@@ -20,6 +20,7 @@ from pilotlight.wire.http.client import (
     ConnectionPool,
     NoDescriptors,
     Origin,
+    PieceTaker,
     ResponseParser,
     UpstreamConnection,
 )
@@ -353,7 +354,7 @@ async def test_a_pump_gives_each_piece_to_its_taker_without_waking_the_task_that
         taken.append(piece)
         return True
 
-    pumping = asyncio.create_task(connection.pump(take))
+    pumping = asyncio.create_task(connection.pump(taker(take)))
     await asyncio.sleep(0)
     for number in range(3):
         connection.data_received(b"1\r\n%d\r\n" % number)
@@ -368,7 +369,7 @@ async def test_a_pump_gives_each_piece_to_its_taker_without_waking_the_task_that
 
 async def test_a_pump_ends_with_the_first_piece_that_is_refused_and_keeps_what_comes_then() -> None:
     connection = answered_by_hand()
-    pumping = asyncio.create_task(connection.pump(lambda piece: piece != b"b"))
+    pumping = asyncio.create_task(connection.pump(taker(lambda piece: piece != b"b")))
     await asyncio.sleep(0)
     for piece in b"abcd":
         connection.data_received(b"1\r\n%c\r\n" % piece)
@@ -382,17 +383,21 @@ async def test_what_a_taker_raises_and_an_interruption_end_the_pump() -> None:
         raise ValueError(piece)
 
     connection = answered_by_hand()
-    pumping = asyncio.create_task(connection.pump(fail))
+    pumping = asyncio.create_task(connection.pump(taker(fail)))
     await asyncio.sleep(0)
     connection.data_received(b"1\r\nx\r\n")
     with pytest.raises(ValueError, match="x"):
         await pumping
     connection = answered_by_hand()
-    pumping = asyncio.create_task(connection.pump(lambda piece: True))
+    pumping = asyncio.create_task(connection.pump(taker(lambda piece: True)))
     await asyncio.sleep(0)
     connection.interrupt(ConnectionLost("it was silent"))
     with pytest.raises(ConnectionLost, match="silent"):
         await pumping
+
+
+def taker(take: Callable[[bytes], bool]) -> PieceTaker:
+    return cast(PieceTaker, SimpleNamespace(take=take))
 
 
 def answered_by_hand() -> UpstreamConnection:

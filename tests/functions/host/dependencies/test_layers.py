@@ -128,7 +128,7 @@ async def test_nothing_but_wheels_is_installed(tmp_path: Path, wheels: Path) -> 
 )
 def test_what_is_no_name_with_versions_is_refused(tmp_path: Path, line: str) -> None:
     (tmp_path / "requirements.txt").write_text(f"ok>=1\n{line}\n")
-    with pytest.raises(ManifestError, match="is no name with versions"):
+    with pytest.raises(ManifestError, match="is not a name with versions"):
         requirements_of(tmp_path)
 
 

@@ -124,7 +124,7 @@ async def test_requests_of_an_isolate_that_dies_are_open_no_longer(made: Made) -
     assert made.isolate.work.load == 1
     made.child.died.set_result(None)
     made.channel.close("it died")
-    with pytest.raises(Fault, match="is gone"):
+    with pytest.raises(Fault, match="ended for an unknown reason"):
         await asking
     assert made.isolate.work.load == 0
 

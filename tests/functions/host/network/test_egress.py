@@ -261,7 +261,7 @@ async def test_a_redirect_to_what_is_no_url_fails_by_name(location: str) -> None
 
 async def test_a_redirect_is_judged_as_any_other_address() -> None:
     async with far_side(b"HTTP/1.1 302 Found\r\nlocation: http://169.254.169.254/\r\n") as (here, heard):
-        with pytest.raises(Failure, match=r"169\.254\.169\.254, which is no public address"):
+        with pytest.raises(Failure, match=r"169\.254\.169\.254, which is not a public address"):
             await fetched(here + "/")
     assert len(heard) == 1
 

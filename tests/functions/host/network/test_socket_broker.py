@@ -88,9 +88,9 @@ return Response.json([
         *found, number = json.loads(await served.get(f"/{port}"))
     names, sentences = [each[0] for each in found], [each[1] for each in found]
     assert names == ["PermissionError"] * 4 + ["gaierror"] * 2 + ["PermissionError"] * 2
-    assert "no public address" in sentences[0]
+    assert "not a public address" in sentences[0]
     assert "on the site's own machine" in sentences[1]
-    assert "no public address" in sentences[2]
+    assert "not a public address" in sentences[2]
     assert "port 25 is closed" in sentences[3]
     assert "on the site's own machine" in sentences[4]
     assert "TCP connections only" in sentences[6]
