@@ -5,8 +5,6 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 
 from pilotlight.engine.api.errors import CheckpointError
 from pilotlight.engine.weights.pooling_recipe import DenseModule, PoolingRecipe
@@ -26,6 +24,9 @@ class DenseLayer(NamedTuple):
     @classmethod
     def load(cls, module: DenseModule, device: torch.device) -> "DenseLayer":
         """Raises CheckpointError."""
+        from safetensors import SafetensorError  # for a model that has such a layer alone
+        from safetensors.torch import load_file
+
         file = module.directory / "model.safetensors"
         try:
             tensors = load_file(file)

@@ -34,6 +34,8 @@ def authors_frames(text: str) -> str:
     for line in text.splitlines():
         if not line.startswith("  "):
             is_skipping = False
+        elif "/labelled_output.py" in line:
+            continue  # below the author's `print`
         elif "/asyncio/" in line or "/pilotlight/functions/" in line:
             is_skipping = True
         if not is_skipping and line.strip():

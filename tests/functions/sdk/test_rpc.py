@@ -364,7 +364,7 @@ async def test_a_function_that_came_as_an_argument_is_gone_after_the_call_unless
         found.append(str(error)[:68])
     return found
     """
-    assert await go(served, body) == ["kept", "this stub was disposed of: what comes as an argument is there until "]
+    assert await go(served, body) == ["kept", "this stub was disposed of: an argument is valid until the method ret"]
 
 
 async def test_an_exception_is_caught_by_its_kind_and_has_its_message(served: Served) -> None:

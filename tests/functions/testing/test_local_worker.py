@@ -181,13 +181,11 @@ def test_the_plug_in_offers_the_function_of_the_project(pytester: pytest.Pyteste
             assert [each.fetch("/").json()[2] for each in (worker, other)] == ["a", None]
         """
     )
-    result = pytester.runpytest_subprocess(
-        "-p", "pilotlight.functions.testing.plugin", "--worker", str(folder), "-p", "no:xdist"
-    )
+    result = pytester.runpytest_subprocess("--worker", str(folder), "-p", "no:xdist")
     result.assert_outcomes(passed=2)
 
 
 def test_a_project_without_a_function_is_told_so(pytester: pytest.Pytester) -> None:
     pytester.makepyfile("def test_it(worker): ...")
-    result = pytester.runpytest_subprocess("-p", "pilotlight.functions.testing.plugin", "-p", "no:xdist")
+    result = pytester.runpytest_subprocess("-p", "no:xdist")
     result.stdout.fnmatch_lines(["*has a wrangler.jsonc or wrangler.json or wrangler.toml: name one by --worker*"])

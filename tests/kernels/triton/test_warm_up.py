@@ -137,7 +137,7 @@ print(json.dumps(found))
 
 # What torch does without a launch: memory, and other looks at it.
 NO_LAUNCH = {"empty", "empty_like", "new_empty", "empty_strided", "view", "_unsafe_view", "reshape", "slice", "select", "transpose", "t",
-             "unsqueeze", "detach",
+             "unsqueeze", "unflatten", "detach",
              "expand", "permute", "alias", "split", "unbind", "as_strided"}  # fmt: skip
 GEMMS = {"mm", "addmm", "linear", "bmm"}
 
