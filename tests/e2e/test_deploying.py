@@ -177,7 +177,7 @@ def test_a_function_lives_through_its_versions_and_its_routers_death(processes: 
     listed = processes.command("versions", "greeter")
     assert "the second" in listed.stdout, listed
     assert "No function named greter has been deployed" in processes.command("versions", "greter").stderr
-    assert "--health ready is no path" in processes.deploy("one", "--health", "ready").stderr
+    assert "--health ready is not a path" in processes.deploy("one", "--health", "ready").stderr
     assert processes.command("rollback", "greeter").returncode == 0
     assert {processes.ask("", session) for session in answers} == {"one"}
 

@@ -178,7 +178,7 @@ def test_keys_are_asked_for_and_decide_what_one_may_do(chromium: "Browser", tmp_
     ):
         page.fill("[aria-label=Key]", "wrong")
         page.keyboard.press("Enter")
-        page.wait_for_selector("[role=alert]:has-text('not known')")
+        page.wait_for_selector("[role=alert]:has-text('unknown')")
         page.fill("[aria-label=Key]", viewer_key)
         page.keyboard.press("Enter")
         page.wait_for_selector(".map circle.healthy")

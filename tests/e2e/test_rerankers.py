@@ -60,9 +60,17 @@ def rerankers() -> Iterator[Rerankers]:
                 (directory / "chat_template.jinja").write_text(JUDGING)
             else:
                 with_separators(directory / "tokenizer.json")
+                without_template(directory / "tokenizer_config.json")
         source = "".join(f'\n[[models]]\nname = "{name}"\nsource = "{folder}/{name}"\n' for name in NAMES)
         with LocalNetwork(num_sites=1, site_settings=source, engine_settings=NO_STANDBY) as running:
             yield Rerankers(running, Path(folder), models)
+
+
+def without_template(file: Path) -> None:
+    """Have pairs joined by the tokenizer: a template that writes any role would write them, too."""
+    config = json.loads(file.read_text())
+    del config["chat_template"]
+    file.write_text(json.dumps(config))
 
 
 def with_separators(file: Path) -> None:
