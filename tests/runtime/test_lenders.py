@@ -142,6 +142,14 @@ async def test_a_client_cannot_say_where_data_may_go(network: Network) -> None:
 
 
 async def test_a_site_that_declines_is_done_without(network: Network) -> None:
+    looks = 0
+
+    async def blind() -> None:
+        nonlocal looks
+        looks += 1
+
+    network.known._look = blind  # type: ignore[method-assign]
+    await eventually(lambda: looks)  # a look that was under way has ended
     network.lender.app.site.models.assignments.num_open = lambda replica: 1  # something of its own has just come
     answer = await network.ask(turn(LONG))
     assert answer.status == 200
