@@ -16,6 +16,7 @@ _MOST_SIGNS = 20  # of an integer of 64 bits
 _RANGE = range(-(2**63), 2**64)
 # Fields of a body with what was said before. The calls there may have numbers of any size, as answers hand them out.
 _HISTORIES = ("messages", "input")
+_ARGUMENTS = ("input", "arguments")  # of a call, where they are no text
 
 
 def exact_loads(raw: bytes | str) -> Any:
@@ -32,9 +33,27 @@ def refuse_inexact(raw: bytes | str) -> None:
 
 
 def body_values(raw: bytes) -> Any:
-    """Return the value of a body, whose whole numbers have any size. Raises orjson.JSONDecodeError."""
+    """Return the value of a body. Calls of what was said before keep whole numbers of any size. Raises orjson.JSONDecodeError."""
     value = orjson.loads(raw)  # fast, and strict
-    return json.loads(raw) if _MANY_DIGITS.search(raw) else value
+    if not isinstance(value, dict) or not _MANY_DIGITS.search(raw):
+        return value
+    try:
+        exact = json.loads(raw)
+        return {name: _with_calls(part, exact[name]) if name in _HISTORIES else part for name, part in value.items()}
+    except RecursionError:  # so deep a body is refused by its depth
+        return value
+
+
+def _with_calls(value: Any, exact: Any) -> Any:
+    """Return a value with the arguments of its calls as they are in `exact`."""
+    if isinstance(value, list):
+        return [_with_calls(part, other) for part, other in zip(value, exact, strict=True)]
+    if isinstance(value, dict):
+        return {
+            name: exact[name] if name in _ARGUMENTS and isinstance(part, dict) else _with_calls(part, exact[name])
+            for name, part in value.items()
+        }
+    return value
 
 
 def refuse_inexact_fields(raw: bytes) -> None:
