@@ -46,7 +46,7 @@ from pilotlight.dialects.requests import (
 from pilotlight.wire.chat import MAX_ITEMS, TokenLogprob
 from pilotlight.wire.errors import ApiError
 
-# Of the API that this is. Clients compare it with the version that brought what they need.
+# The version of Ollama whose API this is. Clients compare it with the version that added what they need.
 VERSION = "0.12.11"
 GENERATING = ("/api/chat", "/api/generate")
 # Paths that change which models there are, and what to do instead.
@@ -193,7 +193,7 @@ class ModelBody(Body, frozen=True, kw_only=True):
 
     @property
     def asked(self) -> str:
-        """The name as it was sent. Raises ApiError where there is none."""
+        """Return the model's name as the client sent it. Raises ApiError if there is none."""
         if not (asked := self.model or self.name):
             raise ApiError("invalid_request", "model is required", param="model")
         return asked
