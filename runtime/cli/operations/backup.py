@@ -1,8 +1,8 @@
 """`pilotlight backup` and `pilotlight restore`: the state of a router and its sites, taken while they run, and put in place elsewhere.
 
 A database is read by SQLite's backup API, in one read transaction: each is whole, and has every write that was acknowledged before it was read. Other
-files are read before the databases, and those that are new after them: whatever a database names is there (R2's objects), and what a meter has
-counted is in the ledger at least once, which knows each request by its id.
+files are read before the databases, and those that are new after them: what a meter has counted is in the ledger at least once, which knows each
+request by its id. A bucket's newest objects are opened while its index is locked: each object that the index names is there.
 """
 
 import fcntl
@@ -10,11 +10,11 @@ import os
 import sqlite3
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import NamedTuple
+from typing import BinaryIO
 from urllib.parse import quote
 
 from pilotlight.runtime.cli.cli_error import CliError
@@ -27,6 +27,7 @@ R2_INDEX = "index.sqlite"  # names files beside it
 SIDE_FILES = ("-wal", "-shm", "-journal")
 BUSY_S = 30.0
 MOST_TRIES = 5
+MAX_OPEN_OBJECTS = 500  # of the 1,024 files that a process may open by default
 
 
 def backup(folder: Path, roots: Sequence[StateRoot], keep: int | None) -> str:
@@ -95,16 +96,19 @@ def _restore_file(backups: BackupFolder, root: Path, file: SavedFile) -> None:
             opened.write(data)
 
 
-def _saved(backups: BackupFolder, root: StateRoot) -> Iterator[SavedFile]:
+def _saved(backups: BackupFolder, root: StateRoot) -> list[SavedFile]:
     """Store a root's files. Raises OSError, sqlite3.Error, CliError."""
     plain: dict[Path, SavedFile] = {}
-    for _ in range(MOST_TRIES):
-        _save_plain(backups, root, plain)
-        databases = [_save_database(backups, root, path) for path in _files(root) if _is_database(path)]
-        _save_plain(backups, root, plain)
-        if all(path in plain for database in databases for path in database.objects):
-            return iter(sorted([*plain.values(), *(each.file for each in databases)], key=lambda file: file.path))
-    raise CliError(f"objects in {root.path} are deleted faster than they can be read: try again later.")
+    _save_plain(backups, root, plain)
+    databases = []
+    for path in _files(root):
+        if path.name == R2_INDEX and path.parent.parent.name == "r2" and _is_database(path):
+            databases.append(_save_bucket(backups, root, path, plain))
+        elif _is_database(path):
+            with closing(_opened(path)) as view:
+                databases.append(_save_database(backups, root, path, view))
+    _save_plain(backups, root, plain)
+    return sorted([*plain.values(), *databases], key=lambda file: file.path)
 
 
 def _save_plain(backups: BackupFolder, root: StateRoot, saved: dict[Path, SavedFile]) -> None:
@@ -112,35 +116,62 @@ def _save_plain(backups: BackupFolder, root: StateRoot, saved: dict[Path, SavedF
     for path in _files(root):
         if path in saved or _is_database(path):
             continue
-        try:
-            with open(path, "rb") as file:
-                status = os.fstat(file.fileno())
-                size, chunks = backups.add(file)
-        except FileNotFoundError:
-            continue
-        saved[path] = SavedFile(path.relative_to(root.path).as_posix(), status.st_mode & 0o777, size, chunks)
+        with suppress(FileNotFoundError), open(path, "rb") as file:
+            saved[path] = _save_file(backups, root, path, file)
 
 
-class _SavedDatabase(NamedTuple):
-    file: SavedFile
-    objects: tuple[Path, ...]  # files that it names: of R2's index
+def _save_file(backups: BackupFolder, root: StateRoot, path: Path, file: BinaryIO) -> SavedFile:
+    status = os.fstat(file.fileno())
+    size, chunks = backups.add(file)
+    return SavedFile(path.relative_to(root.path).as_posix(), status.st_mode & 0o777, size, chunks)
 
 
-def _save_database(backups: BackupFolder, root: StateRoot, path: Path) -> _SavedDatabase:
-    mode, objects = path.stat().st_mode & 0o777, tuple[Path, ...]()
+def _save_bucket(backups: BackupFolder, root: StateRoot, index: Path, plain: dict[Path, SavedFile]) -> SavedFile:
+    """Store a bucket's index and the objects that it names. Raises OSError, sqlite3.Error, CliError.
+
+    An object's file is deleted after the write that takes it from the index. So the files that are not stored yet are opened while the index is
+    locked, together with a view of it; both are read after that, when others may write again.
+    """
+    for _ in range(MOST_TRIES):
+        with closing(_opened(index)) as view, ExitStack() as stack:
+            with closing(_opened(index)) as holder:
+                holder.execute("BEGIN IMMEDIATE")
+                view.execute("BEGIN")
+                new = [path for path in _objects(view, index) if path not in plain]
+                if len(new) <= MAX_OPEN_OBJECTS:
+                    opened = {path: stack.enter_context(_opened_object(index, path)) for path in new}
+            if len(new) <= MAX_OPEN_OBJECTS:
+                plain.update({path: _save_file(backups, root, path, file) for path, file in opened.items()})
+                return _save_database(backups, root, index, view)
+        _save_plain(backups, root, plain)
+    raise CliError(f"objects in {root.path} are written faster than they can be read: try again later.")
+
+
+def _objects(connection: sqlite3.Connection, index: Path) -> list[Path]:
+    rows = connection.execute("SELECT version FROM objects UNION SELECT version FROM parts")
+    return [index.parent / "files" / version[:2] / version for (version,) in rows]
+
+
+def _opened_object(index: Path, path: Path) -> BinaryIO:
+    try:
+        return open(path, "rb")
+    except FileNotFoundError:
+        raise CliError(f"{index} names {path}, which is not there: delete the object, or restore the file.") from None
+
+
+def _save_database(backups: BackupFolder, root: StateRoot, path: Path, view: sqlite3.Connection) -> SavedFile:
+    mode = path.stat().st_mode & 0o777
     with tempfile.NamedTemporaryFile(dir=backups.directory, prefix=".database-") as copy:
-        with (
-            closing(sqlite3.connect(f"file:{quote(str(path))}?mode=rw", uri=True, timeout=BUSY_S)) as source,
-            closing(sqlite3.connect(copy.name, isolation_level=None)) as target,
-        ):
+        with closing(sqlite3.connect(copy.name, isolation_level=None)) as target:
             target.execute("PRAGMA synchronous = OFF")
-            source.backup(target)
-            if path.name == R2_INDEX and path.parent.parent.name == "r2":
-                rows = target.execute("SELECT version FROM objects UNION SELECT version FROM parts")
-                objects = tuple([path.parent / "files" / version[:2] / version for (version,) in rows])
+            view.backup(target)
         with open(copy.name, "rb") as file:
             size, chunks = backups.add(file)
-    return _SavedDatabase(SavedFile(path.relative_to(root.path).as_posix(), mode, size, chunks), objects)
+    return SavedFile(path.relative_to(root.path).as_posix(), mode, size, chunks)
+
+
+def _opened(path: Path) -> sqlite3.Connection:
+    return sqlite3.connect(f"file:{quote(str(path))}?mode=rw", uri=True, timeout=BUSY_S, isolation_level=None)
 
 
 def _files(root: StateRoot) -> Iterator[Path]:

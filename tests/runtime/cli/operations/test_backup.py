@@ -179,6 +179,65 @@ def test_a_ledger_that_is_written_meanwhile_is_whole(tmp_path: Path) -> None:
     assert ids == {f"id{number}" for number in range(len(ids))}
 
 
+class Bucket:
+    """A bucket's index and files, one object of which is replaced as fast as a thread can."""
+
+    def __init__(self, root: Path) -> None:
+        self.path = root / "bindings" / "r2" / "bucket"
+        self.path.mkdir(parents=True)
+        self._count, self._stop, self._thread = 0, threading.Event(), threading.Thread(target=self._run)
+        with closing(self._opened()) as connection:
+            connection.execute("PRAGMA journal_mode = WAL")
+            connection.execute("CREATE TABLE objects (key TEXT PRIMARY KEY, version TEXT)")
+            connection.execute("CREATE TABLE parts (version TEXT)")
+            self.replace(connection)
+
+    def replace(self, connection: sqlite3.Connection) -> None:
+        self._count += 1
+        new, old = self._file(f"{self._count:08}"), self._file(f"{self._count - 1:08}")
+        new.parent.mkdir(parents=True, exist_ok=True)
+        new.write_text(new.name)
+        connection.execute("INSERT OR REPLACE INTO objects VALUES ('key', ?)", (new.name,))
+        old.unlink(missing_ok=True)
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(self, *error: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        with closing(self._opened()) as connection:
+            while not self._stop.is_set():
+                self.replace(connection)
+
+    def _file(self, version: str) -> Path:
+        return self.path / "files" / version[:2] / version
+
+    def _opened(self) -> sqlite3.Connection:
+        return sqlite3.connect(self.path / "index.sqlite", isolation_level=None, timeout=60)
+
+
+def test_an_object_that_is_replaced_all_the_time_is_there_as_its_index_names_it(tmp_path: Path) -> None:
+    with Bucket(tmp_path / "state"):
+        for _ in range(10):
+            backup(tmp_path / "backups", [StateRoot("ams1/state", tmp_path / "state")], None)
+    restore(tmp_path / "backups", [StateRoot("ams1/state", tmp_path / "restored")], None)
+    bucket = tmp_path / "restored" / "bindings" / "r2" / "bucket"
+    with closing(sqlite3.connect(bucket / "index.sqlite")) as connection:
+        ((version,),) = connection.execute("SELECT version FROM objects").fetchall()
+    assert (bucket / "files" / version[:2] / version).read_text() == version
+
+
+def test_an_object_whose_file_is_lost_is_named(tmp_path: Path) -> None:
+    Bucket(tmp_path / "state")
+    (file,) = (tmp_path / "state").rglob("files/*/*")
+    file.unlink()
+    with pytest.raises(CliError, match=rf"names {file}, which is not there"):
+        backup(tmp_path / "backups", [StateRoot("ams1/state", tmp_path / "state")], None)
+
+
 @pytest.fixture
 def state(tmp_path: Path) -> StateRoot:
     root = tmp_path / "state"
