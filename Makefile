@@ -16,7 +16,7 @@ help:
 	@echo "make quick      the unit tests: no process, no socket, a few cases of each table (after each save)"
 	@echo "make test       before each commit: quick, the tests with processes, and samples of all tables; PKG=engine/kv for one folder and what imports it; SEED=... repeats a draw"
 	@echo "make test-all   every test, every case of each table, every network and browser (nightly)"
-	@echo "make test-servers   the end-to-end tests under each HTTP server: our own, Hypercorn, uvicorn"
+	@echo "make test-servers   the end-to-end tests under each HTTP server: our own, Hypercorn"
 	@echo "make test-real  a real model, SmolLM2 (a download of 93 MB), through a router and two sites"
 	@echo "make test-clients   other projects' clients and load generators, unmodified, against a router and a site (installs them in .peers/)"
 	@echo "make check      lint and types, reported and never rewritten (make fmt rewrites)"
@@ -88,7 +88,7 @@ test-all: $(DEV) kernels
 	@$(PYTEST)
 
 test-servers: $(DEV) kernels
-	@for server in own hypercorn uvicorn; do \
+	@for server in own hypercorn; do \
 		echo "End to end under $$server:"; \
 		PILOTLIGHT_SERVER=$$server $(PYTEST) -m "not slow" tests/e2e || exit 1; \
 	done

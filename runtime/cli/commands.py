@@ -62,7 +62,7 @@ def pilotlight(
 
 ServerOption = Annotated[
     str | None,
-    typer.Option("--server", help="HTTP server: own, hypercorn or uvicorn; overrides door.server of the files."),
+    typer.Option("--server", help="HTTP server: own or hypercorn; overrides door.server of the files."),
 ]
 
 
