@@ -73,10 +73,6 @@ REGIONS: dict[str, Region] = {
     "routing-moderate": Region(
         partial(routing.policy_rows, load="moderate"), ("edge_router/routing",), "routing", is_simulated=True
     ),
-    "routing-paired": Region(routing.paired_rows, ("edge_router/routing",), is_simulated=True),
-    "routing-paired-all": Region(
-        partial(routing.policy_rows, load="moderate"), ("edge_router/routing",), "routing-paired", is_simulated=True
-    ),
     "routing-troubles": Region(routing.trouble_rows, ("edge_router/routing",), "routing", is_simulated=True),
     "routing-pools": Region(routing.pool_rows, ("edge_router/routing",), "routing", is_simulated=True),
     "routing-scale": Region(routing.scale_rows, ("edge_router/routing",), "routing"),
