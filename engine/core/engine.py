@@ -10,12 +10,10 @@ What becomes of a step's results is publishing.py's business, and what a sequenc
 """
 
 import time
-import weakref
 from collections.abc import Callable
-from collections.abc import Sequence as SequenceOf
 
 from pilotlight.engine.adapters.adapter_residency import AdapterStore
-from pilotlight.engine.api.protocol import NO_DRAFTS, ErrorCode, ModelInfo, ModelLoad, Submit, TokenOutput
+from pilotlight.engine.api.protocol import NO_DRAFTS, ErrorCode, ModelInfo, ModelLoad, Submit
 from pilotlight.engine.api.step_journal import NOTHING_HELD, HeldSequences
 from pilotlight.engine.api.struct import replace
 from pilotlight.engine.api.validation import refusal
@@ -46,21 +44,19 @@ class Engine:
         clock: Callable[[], float] = time.perf_counter,
         identity: CacheIdentity | None = None,
         tiers: Tiers | None = None,
-        with_torch: bool = True,
         speculation: Speculation | None = None,
         grammars: Grammars | None = None,
         adapters: AdapterStore | None = None,
         images: ImageEncoder | None = None,
     ) -> None:
         """`lease`: the model borrows blocks from an arena; None: it has `info.total_blocks` of its own. `identity`: needed
-        where `tiers` outlive the engine. `with_torch`: it may be imported. `speculation`: guesses tokens that a step then checks.
+        where `tiers` outlive the engine. `speculation`: guesses tokens that a step then checks.
         `adapters`: their slots, and `images`: their encoder; None where the model computes none."""
         self.info = info
         self.runner = runner
         self.tiers = tiers or Tiers()
-        this: Engine = weakref.proxy(self)  # no circle: what a bootstrap program has mapped goes with its engine
-        self.sequences = OpenSequences(lambda sequence: this._take_back(sequence))
-        self.requirements = Requirements(info, self.sequences, clock, grammars, adapters, images, with_torch)
+        self.sequences = OpenSequences(self._take_back)
+        self.requirements = Requirements(info, self.sequences, clock, grammars, adapters, images)
         self._identity = identity or CacheIdentity(info.name, info.dtype, info.block_size)
         self._longest_context = info.context_length  # when nothing of the arena is reserved that was not at the start
         self.speculation = speculation
@@ -143,27 +139,6 @@ class Engine:
         self._steps.wait()
         self.tiers.close()
         self.requirements.close()
-
-    def detach_sequences(self) -> list[Sequence]:
-        """Remove and return all sequences, oldest first, for another engine of the same model to adopt and compute
-        again."""
-        going = list(self.sequences)
-        for sequence in going:
-            self.sequences.remove(sequence)
-            sequence.forget_computed()
-            sequence.block_hashes = []
-        return sorted(going, key=lambda sequence: sequence.arrival)
-
-    def adopt_sequences(self, sequences: SequenceOf[Sequence]) -> None:
-        """Continue sequences that another engine of the same model has detached."""
-        for sequence in sequences:
-            sequence.length_limit = min(sequence.length_limit, self.info.context_length)
-            self._queue(sequence)
-
-    def hand_over_to(self, successor: "Engine") -> list[TokenOutput]:
-        """Let another engine of the same model go on with every open sequence. Return the outputs that are still to be sent."""
-        successor.adopt_sequences(self.detach_sequences())
-        return self.sequences.take_outputs()
 
     @property
     def held(self) -> HeldSequences:

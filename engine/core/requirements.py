@@ -39,7 +39,6 @@ class Requirements:
         grammars: Grammars | None,
         adapters: AdapterStore | None,
         images: ImageEncoder | None,
-        with_torch: bool,
     ) -> None:
         """`clock`: the scheduler's; the rest as an engine's."""
         self.token_masks = TokenMasks(info, grammars, sequences)
@@ -48,7 +47,6 @@ class Requirements:
         self._model = info.name
         self._sequences = sequences
         self._clock = clock
-        self._with_torch = with_torch
 
     def images_of(self, submit: Submit) -> tuple[SequenceImage, ...] | None:
         """Return a sequence's images; None: one was not sent, and is not here."""
@@ -77,7 +75,7 @@ class Requirements:
     def without_stale(self, chunks: list[Chunk], scheduler: "Scheduler") -> list[Chunk]:
         """Return the chunks whose blocks are all still their sequence's, and end the other sequences before they read or write one."""
         sequences = [chunk.sequence for chunk in chunks]
-        places = stale(scheduler.pool.generations, sequences, with_torch=self._with_torch)
+        places = stale(scheduler.pool.generations, sequences)
         for sequence in [sequences[i] for i in places]:
             log.error("%s: a block of sequence %s was handed to another one", self._model, sequence.sequence_id)
             message = "a block of the sequence's KV cache was handed to another one; send the request again"
@@ -107,10 +105,10 @@ class Requirements:
             self.images.close()
 
 
-def stale(generations: "array[int]", sequences: SequenceOf[Sequence], *, with_torch: bool = True) -> list[int]:
+def stale(generations: "array[int]", sequences: SequenceOf[Sequence]) -> list[int]:
     """Return the places in the list of those sequences that hold a block which is not theirs any more: the bookkeeping was wrong. `generations`: of
     all blocks, each of which rises when its block is handed out anew, or leaves the model; a table remembers those of its blocks. All are compared
-    before a step reads any: where there are many, in a few operations, without Python per block. `with_torch`: it has been imported, or may be."""
+    before a step reads any: where there are many, in a few operations, without Python per block."""
     blocks, remembered = array("q"), array("q")
     for sequence in sequences:
         for table in sequence.tables:
@@ -119,7 +117,7 @@ def stale(generations: "array[int]", sequences: SequenceOf[Sequence], *, with_to
     if not blocks:
         return []
     assert len(blocks) == len(remembered), "a block table and its generations differ in length"
-    if len(blocks) <= _FEW or not with_torch:
+    if len(blocks) <= _FEW:
         current = array("q", map(generations.__getitem__, blocks))
         if current == remembered:
             return []

@@ -11,15 +11,13 @@ import signal
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from pilotlight.engine.api.errors import CheckpointError
 from pilotlight.engine.api.protocol import VERSION, HostConfig, HostReady, LoadProgress, ModelFailed, ModelSpec
 from pilotlight.engine.api.validation import host_problem
-from pilotlight.engine.bootstrap import bootstrap_store
 from pilotlight.engine.host.preparation import prepare
 from pilotlight.engine.host.process import at_low_priority
-from pilotlight.engine.host.served_model import ServedModel
 from pilotlight.engine.weights.digests import check_sound, verify_in_background
 
 if TYPE_CHECKING:
@@ -36,41 +34,17 @@ _LAST_LOAD_S = 1.0
 _LOOK_S = 0.5
 
 
-class Loader(Protocol):
-    """The loader of a host's models: a ModelLoader, or one that serves them sooner by other means (engine/bootstrap)."""
-
-    @property
-    def ready(self) -> HostReady | None:
-        """None until a model could be loaded."""
-
-    @property
-    def why_ending(self) -> str | None:
-        """The reason for which it has the host end; None while it does not."""
-
-    def start(self) -> None: ...
-
-    def load(self, spec: ModelSpec) -> ServedModel | None:
-        """Begin to load. Return what serves the model until the result is here, if anything does."""
-
-    def prewarm(self, spec: ModelSpec) -> None:
-        """Make ready for a model that may have to be loaded, when there is nothing else to do."""
-
-    def take_results(self) -> "list[tuple[ModelSpec, LoadResult]]": ...
-
-    def close(self) -> None: ...
-
-
 class ModelLoader:
-    def __init__(self, config: HostConfig, is_standby: bool = False, *, records_bootstrap: bool = False) -> None:
-        """`is_standby`: it is not waited for yet; it makes ready more thoroughly, at a lower priority. `records_bootstrap`: of its models, for
-        their next lives (engine/bootstrap)."""
+    def __init__(self, config: HostConfig, is_standby: bool = False, digests: Path | None = None) -> None:
+        """`is_standby`: it is not waited for yet; it makes ready more thoroughly, at a lower priority. `digests`: a folder; loads are held to the
+        bytes of a checkpoint's first one, of which digests are kept there."""
         if problem := host_problem(config):
             raise ValueError(problem)
         self._config = config
         self._is_standby = is_standby
-        self._records_bootstrap = records_bootstrap
-        self.ready: HostReady | None = None
-        self.why_ending: str | None = None
+        self._digests = digests
+        self.ready: HostReady | None = None  # until a model could be loaded
+        self.why_ending: str | None = None  # the reason for which it has the host end
         self._specs: queue.SimpleQueue[ModelSpec | None] = queue.SimpleQueue()
         self._expected: queue.SimpleQueue[ModelSpec] = queue.SimpleQueue()
         self._results: queue.SimpleQueue[tuple[ModelSpec, LoadResult]] = queue.SimpleQueue()
@@ -182,11 +156,10 @@ class ModelLoader:
                 self._results.put((spec, LoadProgress(spec.name, done, total)))
 
         directory = Path(spec.path)
-        records = bootstrap_store.digests() if self._records_bootstrap else None
-        if records is not None:
-            check_sound(directory, records)
-        loaded = load_model(spec, self._config, self._memory, report, self._tiers, self._records_bootstrap)
-        if records is not None:
+        if self._digests is not None:
+            check_sound(directory, self._digests)
+        loaded = load_model(spec, self._config, self._memory, report, self._tiers)
+        if self._digests is not None:
             # The host ends as if it were told to: what is open goes on where the weights are sound, and here they are refused by name.
-            verify_in_background(directory, records, lambda: os.kill(os.getpid(), signal.SIGTERM))
+            verify_in_background(directory, self._digests, lambda: os.kill(os.getpid(), signal.SIGTERM))
         return loaded

@@ -26,9 +26,8 @@ def load_model(
     memory: KvMemory,
     on_progress: ReadingProgress | None = None,
     tiers: SharedTiers | None = None,
-    records_bootstrap: bool = False,
 ) -> LoadedModel:
-    """Load a model. `records_bootstrap`: leave a program by which a later host may open the model (engine/bootstrap). Raises CheckpointError."""
+    """Load a model. Raises CheckpointError."""
     with opened_source(spec, host, memory.arena, memory.links, on_progress) as loading:
         if not loading.config.cached_layers:
             if loading.recipe is None:
@@ -37,7 +36,7 @@ def load_model(
                     "embeddings of it. modules.json and 1_Pooling/config.json, as sentence-transformers writes them, are missing"
                 )
             return _load_encoder(loading)
-        return load_decoder(loading, memory, tiers, records_bootstrap and memory.links is None)
+        return load_decoder(loading, memory, tiers)
 
 
 def _load_encoder(loading: ModelLoading) -> LoadedModel:

@@ -259,7 +259,6 @@ class ProgressWatch:
     def note_step(self, step: StepOutput) -> bool:
         """Return whether the host has answered a request: errors are no progress."""
         self.has_spoken = True
-        self._is_ready = self._is_ready or step.step > 0  # a bootstrap program steps while its host is made ready
         has_answered = any(output.finish_reason not in ("error", "abort") for output in step.outputs)
         if has_answered or step.step != self._last_step:
             self._last_step, self._progress_at = step.step, time.monotonic()
