@@ -1,13 +1,14 @@
 """The router as an ASGI application, which sends each request to its handler."""
 
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from starlette.applications import Starlette
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from pilotlight.edge_router.assembly import EdgeRouter
 from pilotlight.edge_router.backends.discovery import router_place
@@ -32,6 +33,7 @@ from pilotlight.response_store.app import ResponsesApp
 from pilotlight.response_store.response_database import ResponseDatabase, RetentionPolicy
 from pilotlight.sites.network import NetworkConfig
 from pilotlight.support import background
+from pilotlight.wire.http.exchange import Application
 from pilotlight.wire.paths import normalize_path
 
 
@@ -52,7 +54,7 @@ class RouterApp(Starlette):
         self.edge = router
         self.streams = StreamRoutes(router.recordings, router.admission, router.secret, proxy.handle, proxy.record)
         self.batches = BatchRoutes(proxy, router.batches)
-        self.model_lists = ModelLists(proxy)
+        self.model_lists = ModelLists(proxy, router.accounting.prices)
         self.finetunes = RoutedFinetunes(proxy, proxy.selector.finetunes)
         most, keeping = int(router.network.relay.max_body_mib * 2**20), _keeping(router.network)
         self.responses = ResponsesApp(proxy.admitted, access, most, keeping, ResponseDoor(proxy))
@@ -61,7 +63,7 @@ class RouterApp(Starlette):
             "1 if the last attempt to read or write stored responses failed.",
             lambda: float(self.responses.is_failing),
         )
-        self._services: dict[RouterService | None, ASGIApp] = {
+        self._services: dict[RouterService | None, Application] = {
             RouterService.SITES: proxy,
             RouterService.RESPONSES: self.responses,
             RouterService.BATCHES: self.batches,
@@ -98,7 +100,7 @@ class RouterApp(Starlette):
         )
         self.router.redirect_slashes = False  # /v1 is not /v1/: a redirect would turn a client's POST into a GET
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Coroutine[Any, Any, None]:
         """Dispatch a request: Starlette handles the router's own routes and unknown paths.
         All others bypass its error handling, which would add two `send` calls to each token."""
         normalize_path(scope)
@@ -107,7 +109,7 @@ class RouterApp(Starlette):
             if scope["type"] == "websocket"
             else self._services.get(service_of(scope), super().__call__)
         )
-        await app(scope, receive, send)
+        return app(scope, receive, send)
 
 
 def _keeping(network: NetworkConfig) -> RetentionPolicy:
