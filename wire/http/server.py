@@ -20,6 +20,7 @@ from pilotlight.wire.errors import ApiError
 from pilotlight.wire.http.connection import HttpConnection, host_and_port
 from pilotlight.wire.http.exchange import Application
 from pilotlight.wire.http.limits import HttpLimits
+from pilotlight.wire.http.request_starts import RequestStarts
 
 SWEPT_AT_ONCE = 256
 REFUSED_AT_ONCE = 16  # connections beyond the limit that get an error response before they are closed; further ones are closed at once
@@ -50,6 +51,7 @@ class Server:
         self.connections: set[HttpConnection] = set()
         self.by_client: Counter[str] = Counter()
         self.cut: Counter[str] = Counter()  # connections that were ended for a limit, by its word
+        self.starts = RequestStarts()
         self.is_stopping = False
         self.date = b""  # the header's whole line
         self.name: object = None  # where it listens
