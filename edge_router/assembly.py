@@ -1,6 +1,8 @@
 """The parts of a router and their lifetimes. Routes are in app.py."""
 
 import asyncio
+import os
+import signal
 import sqlite3
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -44,6 +46,7 @@ from pilotlight.edge_router.services.finetune_registry import SiteFinetunes
 from pilotlight.edge_router.telemetry.metrics import RouterMetrics
 from pilotlight.edge_router.telemetry.status_routes import own_version
 from pilotlight.edge_router.telemetry.tracing import Tracing
+from pilotlight.edge_router.workers.role import WorkerRole
 from pilotlight.sites.config import ConfigError
 from pilotlight.sites.network import NetworkConfig
 from pilotlight.support import background
@@ -58,9 +61,11 @@ FORGET_EVERY_S = 5.0
 class EdgeRouter:
     """Forwards while it is `running()`. `proxy.drain(timeout_s)` and `tunnels.end()` before that ends."""
 
-    def __init__(self, network: NetworkConfig, policy: Policy, clock: Callable[[], float]) -> None:
-        """Raises ConfigError for a file or folder of the configuration that cannot be used."""
-        self.network, self.clock = network, clock
+    def __init__(
+        self, network: NetworkConfig, policy: Policy, clock: Callable[[], float], role: WorkerRole | None = None
+    ) -> None:
+        """`role`: of one process of several. Raises ConfigError for a file or folder of the configuration that cannot be used."""
+        self.network, self.clock, self.role = network, clock, role
         relay = network.relay
         self.secret = hop_secret()
         self.tls = client_context(network.hop.authority)
@@ -96,7 +101,8 @@ class EdgeRouter:
             body_timeout_s=network.door.body_timeout_s,
             stages=self.stages.present(),
         )
-        self.batches = _batches(network, self.proxy)
+        # Two processes would run the same batch twice while one replaces the other.
+        self.batches = _batches(network, self.proxy) if role is None else None
         if self.objectives is not None:
             self.metrics.judge(self.objectives)
         self.tunnels = WebSocketRelay(self.proxy)
@@ -139,6 +145,11 @@ class EdgeRouter:
         self.accounting.prices.become(PriceList(network.prices, self.network.ledger.currency))
         self.accounting.quotas.set(network.accounts)
         self.set_sites(network)
+
+    def tell_workers(self) -> None:
+        """Make the other workers, if there are any, read again what this one has changed."""
+        if self.role is not None:
+            os.kill(os.getppid(), signal.SIGHUP)
 
     def set_sites(self, network: NetworkConfig) -> None:
         """Take over the sites of the file, and where data may go."""

@@ -1,5 +1,6 @@
 """The router as a process: `python -m pilotlight.edge_router.serve NETWORK_FILE`.
-It binds, serves, and on SIGTERM drains before it stops. SIGHUP reads the file again.
+It binds, serves, and on SIGTERM drains before it stops. SIGHUP reads the file again. With `--workers N` it supervises N processes that do so
+(workers/supervisor.py); one of these gives way to its successor at SIGUSR2.
 
 Knows the order of start and stop; routes are in app.py.
 """
@@ -10,17 +11,20 @@ import contextlib
 import gc
 import logging
 import os
+import signal
 import socket
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 from pilotlight.edge_router.app import RouterApp, build_app
-from pilotlight.edge_router.assembly import EdgeRouter
 from pilotlight.edge_router.forwarding.proxy import Proxy
 from pilotlight.edge_router.requests.function_hosts import FunctionMount
-from pilotlight.edge_router.requests.request import FUNCTIONS
+from pilotlight.edge_router.requests.request import FUNCTIONS, hop_secret
+from pilotlight.edge_router.workers.role import WorkerRole, check_workers
+from pilotlight.edge_router.workers.siblings import PrivateApp, private_listener
+from pilotlight.edge_router.workers.supervisor import supervise
 from pilotlight.sites.config import SERVER_ENV, ConfigError, check_secrets
 from pilotlight.sites.network import DoorConfig, NetworkConfig, load_network
 from pilotlight.sites.reloading import read_again
@@ -57,21 +61,24 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="pilotlight.edge_router.serve", description="Run Pilotlight's edge router.")
     parser.add_argument("network", type=Path, metavar="NETWORK_FILE")
     parser.add_argument("--port", type=int, help="instead of the file's listen.port")
+    parser.add_argument("--workers", type=int, default=1, help="processes that share the port (1)")
     parser.add_argument("--server", choices=SERVERS, help="instead of the file's door.server")
     arguments = parser.parse_args()
     if arguments.server is not None:
         os.environ[SERVER_ENV] = arguments.server
     try:
-        return run(load_network(arguments.network), arguments.port, arguments.network)
+        return run(load_network(arguments.network), arguments.port, arguments.network, arguments.workers)
     except (ConfigError, ListenError) as error:
         print(f"the router cannot start: {error}", file=sys.stderr)
         return 1
 
 
-def run(network: NetworkConfig, port: int | None = None, file: Path | None = None) -> int:
+def run(network: NetworkConfig, port: int | None = None, file: Path | None = None, workers: int = 1) -> int:
     """Serve until a stop signal; return the exit status.
-    The network was read from `file`, which is read again at SIGHUP. Raises ListenError for a port that cannot be opened."""
-    start_logging("router", network.telemetry.log_level, network.telemetry.log_format)
+    The network was read from `file`, which is read again at SIGHUP. Raises ListenError for a port that cannot be opened, and ConfigError."""
+    role = WorkerRole.present()
+    name = "router" if role is None else f"router/{role.index}"
+    start_logging(name, network.telemetry.log_level, network.telemetry.log_format)
     if not follow_parent():
         return 1
     if secret := network.hop.secret():
@@ -79,29 +86,47 @@ def run(network: NetworkConfig, port: int | None = None, file: Path | None = Non
     check_secrets(HOP_SECRET_ENV, DEPLOY_TOKEN_ENV)
     raise_file_limit()
     check_installed(network.door.server_name)
-    listener = bind(network.listen.host, network.listen.port if port is None else port)
+    listen = network.listen
+    port = listen.port if port is None else port
+    check_workers(network, workers, has_secret=bool(hop_secret()))
+    if workers > 1 and role is None and file is not None:
+        arguments = ["pilotlight.edge_router.serve", str(file)]
+        return supervise(arguments, listen.host, port, workers, is_tls=listen.tls_certificate is not None)
+    listener = bind(listen.host, port) if role is None else role.listening()
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
-        runner.run(_serve(network, listener, file))
+        runner.run(_serve(network, listener, file, role))
     return 0
 
 
-async def _serve(network: NetworkConfig, listener: socket.socket, file: Path | None) -> None:
-    app = build_app(network, file=file)
+async def _serve(network: NetworkConfig, listener: socket.socket, file: Path | None, role: WorkerRole | None) -> None:
+    app = build_app(network if role is None else role.configured(network), file=file, role=role)
     url = url_of(listener, is_tls=network.listen.tls_certificate is not None)
-    stop, stop_now = asyncio.Event(), asyncio.Event()
+    stop, stop_now, retiring = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     def signalled() -> None:
-        (stop_now if stop.is_set() else stop).set()
+        (stop_now if stop.is_set() and not retiring.is_set() else stop).set()
 
-    follow_signals(signalled, lambda: reload(app.edge, network, file))
-    async with serving(app, network, listener):
+    def retire() -> None:
+        retiring.set()
+        stop.set()
+
+    follow_signals(signalled, lambda: reload(app, network, file))
+    async with AsyncExitStack() as stack:
+        server = await stack.enter_async_context(serving(app, network, listener))
+        if role is not None:
+            await stack.enter_async_context(_answering_workers(app, role))
+            asyncio.get_running_loop().add_signal_handler(signal.SIGUSR2, retire)
         gc.collect()
         gc.set_threshold(10_000, 20, 50)  # a request makes some hundred objects, and hardly any in a cycle
         gc.freeze()  # exempt all present objects from garbage collection
         log.info("listening on %s", url)
         notify_ready(f"listening on {url}")
+        if role is not None:
+            role.ready_file(os.getpid()).touch()
         await stop.wait()
-        await _drain(app.edge.proxy, network.relay.drain_timeout_s, stop_now)
+        if retiring.is_set() and isinstance(server, Server):
+            server.retire()
+        await _drain(app.edge.proxy, network.relay.drain_timeout_s, stop_now, refuses=not retiring.is_set())
         app.edge.tunnels.end()
 
 
@@ -119,11 +144,11 @@ LIVE = (
 )
 
 
-def reload(router: EdgeRouter, network: NetworkConfig, file: Path | None) -> None:
+def reload(app: RouterApp, network: NetworkConfig, file: Path | None) -> None:
     """Apply changed sites, keys, limits, prices and data rules. Certificates are checked all the time."""
     found = None if file is None else read_again(network, file, load_network, LIVE)
     if found is not None:
-        router.become(found)
+        app.become(found)
 
 
 @asynccontextmanager
@@ -163,6 +188,18 @@ async def serving(app: RouterApp, network: NetworkConfig, listener: socket.socke
             await server.stop(GRACE_S)
 
 
+@asynccontextmanager
+async def _answering_workers(app: RouterApp, role: WorkerRole) -> AsyncIterator[None]:
+    """Answer the other workers of this router."""
+    server = Server(PrivateApp(app, app.edge.metrics.render), HttpLimits(max_message_bytes=0))
+    async with private_listener(role) as listener:
+        await server.start(listener)
+        try:
+            yield
+        finally:
+            await server.stop(GRACE_S)
+
+
 def http_limits(door: DoorConfig) -> HttpLimits:
     """Limit connections to the number of file descriptors, with one connection to a site for each: further clients get an error instead of waiting
     for an accept that fails."""
@@ -181,9 +218,9 @@ def http_limits(door: DoorConfig) -> HttpLimits:
     )
 
 
-async def _drain(proxy: Proxy, timeout_s: float, stop_now: asyncio.Event) -> None:
+async def _drain(proxy: Proxy, timeout_s: float, stop_now: asyncio.Event, *, refuses: bool = True) -> None:
     """A second signal ends the patience: open streams get their error event at once."""
-    draining = asyncio.ensure_future(proxy.drain(timeout_s))
+    draining = asyncio.ensure_future(proxy.drain(timeout_s, refuses=refuses))
     hurry = asyncio.ensure_future(stop_now.wait())
     await asyncio.wait({draining, hurry}, return_when=asyncio.FIRST_COMPLETED)
     if not draining.done():

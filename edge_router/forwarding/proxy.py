@@ -309,9 +309,10 @@ class Proxy:
         self.metrics.stream_lost(proxied.recovery.lost_site)
         await client.refuse(proxied.end_of_stream())
 
-    async def drain(self, timeout_s: float) -> None:
-        """Refuse new requests, let open ones finish, and end the rest after the timeout."""
-        self.admission.is_draining = True
+    async def drain(self, timeout_s: float, *, refuses: bool = True) -> None:
+        """Refuse new requests, let open ones finish, and end the rest after the timeout.
+        Where another process accepts new connections already, requests on old ones need not be refused."""
+        self.admission.is_draining = self.admission.is_draining or refuses
         deadline = self._clock() + timeout_s
         while self._open and self._clock() < deadline:
             await asyncio.sleep(DRAIN_POLL_S)

@@ -65,9 +65,18 @@ class Server:
         self.name = host_and_port(listener.getsockname())
         self._sweeper = background.start(self._sweep, "the time limits of connections")
         handshake_s = None if context is None else self.limits.head_timeout_s
+        if listener.family == socket.AF_UNIX:
+            self._server = await loop.create_unix_server(lambda: HttpConnection(self), sock=listener)
+            return
         self._server = await loop.create_server(
             lambda: HttpConnection(self), sock=listener, ssl=context, ssl_handshake_timeout=handshake_s, backlog=2048
         )
+
+    def retire(self) -> None:
+        """Accept no more connections, and close each after its present answer, or its next one."""
+        self.is_stopping = True
+        assert self._server is not None
+        self._server.close()
 
     async def stop(self, grace_s: float = 1.0) -> None:
         """Accept no more connections, close idle ones, and cut the others after the grace period.
