@@ -107,14 +107,15 @@ class RouterApp(Starlette):
         )
         self.router.redirect_slashes = False  # /v1 is not /v1/: a redirect would turn a client's POST into a GET
         self._others: Application = super().__call__
-        if self.siblings is not None and role is not None and not role.is_first:
-            self._leave_to_first(FirstWorker(proxy, self.siblings, int(router.network.door.max_bodies_mib * 2**20)))
+        most_held = int(router.network.door.max_bodies_mib * 2**20)
+        if self.siblings is not None:
+            self._leave_to_first(partial(FirstWorker, proxy=proxy, siblings=self.siblings, max_body_bytes=most_held))
 
-    def _leave_to_first(self, first: Application) -> None:
-        """Forward to the first worker what only one process can keep."""
-        own = self._others
+    def _leave_to_first(self, of: Callable[[Application], Application]) -> None:
+        """Let the first worker answer what only one process can keep."""
+        own, first = self._others, of(self._others)
         for service in (RouterService.RESPONSES, RouterService.BATCHES, RouterService.FINETUNES):
-            self._services[service] = first
+            self._services[service] = of(self._services[service])
 
         def others(scope: Scope, receive: Receive, send: Send) -> Coroutine[Any, Any, None]:
             return (own if scope["type"] == "lifespan" or scope["path"] in OWN_PATHS else first)(scope, receive, send)
@@ -124,7 +125,7 @@ class RouterApp(Starlette):
     def become(self, network: NetworkConfig) -> None:
         """Take over what may change while the router runs, with what another worker has deployed."""
         self.edge.become(network)
-        if self.edge.role is not None and not self.edge.role.is_first:
+        if self.siblings is not None and not self.siblings.is_first:
             self.deployments.read_again()
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Coroutine[Any, Any, None]:

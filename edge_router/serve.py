@@ -14,9 +14,10 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 from pilotlight.edge_router.app import RouterApp, build_app
 from pilotlight.edge_router.forwarding.proxy import Proxy
@@ -54,6 +55,7 @@ from pilotlight.wire.paths import API_PATHS
 
 log = logging.getLogger("pilotlight.router")
 
+RETIRE_LIMIT_S = 3600.0  # for the streams of a worker that was replaced; afterwards it drains like one that is stopped
 SPARE_FILES = 64  # for probes, logs, files of Python, and clients that are being refused
 
 
@@ -102,20 +104,17 @@ async def _serve(network: NetworkConfig, listener: socket.socket, file: Path | N
     app = build_app(network if role is None else role.configured(network), file=file, role=role)
     url = url_of(listener, is_tls=network.listen.tls_certificate is not None)
     stop, stop_now, retiring = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    proxy = app.edge.proxy
 
     def signalled() -> None:
-        (stop_now if stop.is_set() and not retiring.is_set() else stop).set()
-
-    def retire() -> None:
-        retiring.set()
-        stop.set()
+        (stop_now if stop.is_set() else stop).set()
 
     follow_signals(signalled, lambda: reload(app, network, file))
     async with AsyncExitStack() as stack:
         server = await stack.enter_async_context(serving(app, network, listener))
         if role is not None:
             await stack.enter_async_context(_answering_workers(app, role))
-            asyncio.get_running_loop().add_signal_handler(signal.SIGUSR2, retire)
+            asyncio.get_running_loop().add_signal_handler(signal.SIGUSR2, retiring.set)
         gc.collect()
         gc.set_threshold(10_000, 20, 50)  # a request makes some hundred objects, and hardly any in a cycle
         gc.freeze()  # exempt all present objects from garbage collection
@@ -123,11 +122,19 @@ async def _serve(network: NetworkConfig, listener: socket.socket, file: Path | N
         notify_ready(f"listening on {url}")
         if role is not None:
             role.ready_file(os.getpid()).touch()
-        await stop.wait()
-        if retiring.is_set() and isinstance(server, Server):
+        await _first_of(stop.wait(), retiring.wait())
+        if not stop.is_set() and isinstance(server, Server):
             server.retire()
-        await _drain(app.edge.proxy, network.relay.drain_timeout_s, stop_now, refuses=not retiring.is_set())
+            await _first_of(stop.wait(), proxy.idle(RETIRE_LIMIT_S))
+        await _drain(proxy, network.relay.drain_timeout_s, stop_now)
         app.edge.tunnels.end()
+
+
+async def _first_of(*waits: Coroutine[Any, Any, object]) -> None:
+    """Wait for one of them, and cancel the others."""
+    tasks = [asyncio.ensure_future(each) for each in waits]
+    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    await background.stop(*tasks)
 
 
 LIVE = (
@@ -194,8 +201,10 @@ async def _answering_workers(app: RouterApp, role: WorkerRole) -> AsyncIterator[
     server = Server(PrivateApp(app, app.edge.metrics.render), HttpLimits(max_message_bytes=0))
     async with private_listener(role) as listener:
         await server.start(listener)
+        assert app.siblings is not None, "it has a role"
         try:
-            yield
+            async with background.running(app.siblings.take_over, "the wait for the first worker's end"):
+                yield
         finally:
             await server.stop(GRACE_S)
 
@@ -218,9 +227,9 @@ def http_limits(door: DoorConfig) -> HttpLimits:
     )
 
 
-async def _drain(proxy: Proxy, timeout_s: float, stop_now: asyncio.Event, *, refuses: bool = True) -> None:
+async def _drain(proxy: Proxy, timeout_s: float, stop_now: asyncio.Event) -> None:
     """A second signal ends the patience: open streams get their error event at once."""
-    draining = asyncio.ensure_future(proxy.drain(timeout_s, refuses=refuses))
+    draining = asyncio.ensure_future(proxy.drain(timeout_s))
     hurry = asyncio.ensure_future(stop_now.wait())
     await asyncio.wait({draining, hurry}, return_when=asyncio.FIRST_COMPLETED)
     if not draining.done():

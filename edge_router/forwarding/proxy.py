@@ -309,18 +309,19 @@ class Proxy:
         self.metrics.stream_lost(proxied.recovery.lost_site)
         await client.refuse(proxied.end_of_stream())
 
-    async def drain(self, timeout_s: float, *, refuses: bool = True) -> None:
-        """Refuse new requests, let open ones finish, and end the rest after the timeout.
-        Where another process accepts new connections already, requests on old ones need not be refused."""
-        self.admission.is_draining = self.admission.is_draining or refuses
-        deadline = self._clock() + timeout_s
+    async def idle(self, within_s: float) -> None:
+        """Wait until no request is open, so long at most."""
+        deadline = self._clock() + within_s
         while self._open and self._clock() < deadline:
             await asyncio.sleep(DRAIN_POLL_S)
+
+    async def drain(self, timeout_s: float) -> None:
+        """Refuse new requests, let open ones finish, and end the rest after the timeout."""
+        self.admission.is_draining = True
+        await self.idle(timeout_s)
         for client in tuple(self._open):
             client.cut(ApiError("draining", "the router is shutting down: send the request again", retry_after_s=1))
-        deadline = self._clock() + LAST_WORDS_S
-        while self._open and self._clock() < deadline:
-            await asyncio.sleep(DRAIN_POLL_S)
+        await self.idle(LAST_WORDS_S)
 
 
 class _Forwarder:

@@ -18,7 +18,7 @@ _COUNTED = ("requests_per_min", "tokens_per_min", "max_open", "tokens_per_day", 
 
 @dataclass(frozen=True, slots=True)
 class WorkerRole:
-    index: int  # 0: the first worker, which keeps what only one process can
+    index: int
     count: int
     listener: int  # descriptor of the socket that listens
     folder: Path  # private to the processes of this router
@@ -35,10 +35,6 @@ class WorkerRole:
     def encode(self) -> str:
         return f"{self.index},{self.count},{self.listener},{self.folder}"
 
-    @property
-    def is_first(self) -> bool:
-        return self.index == 0
-
     def socket_of(self, index: int) -> Path:
         """Return the socket on which a worker answers the others."""
         return self.folder / f"worker-{index}.sock"
@@ -46,6 +42,11 @@ class WorkerRole:
     @property
     def own_socket(self) -> Path:
         return self.socket_of(self.index)
+
+    @property
+    def first_socket(self) -> Path:
+        """Return the socket of the worker that keeps what only one process can."""
+        return self.folder / "first.sock"
 
     def ready_file(self, pid: int) -> Path:
         """Return the file that exists once the process serves."""
@@ -60,7 +61,7 @@ class WorkerRole:
         durable, ledger = network.durable, network.ledger
         if durable.directory is None:
             durable = replace(durable, directory=str(self.folder / "streams"))
-        if ledger.directory is not None and not self.is_first:
+        if ledger.directory is not None and self.index:
             ledger = replace(ledger, directory=str(Path(ledger.directory).expanduser() / f"worker-{self.index}"))
         return replace(network, durable=durable, ledger=ledger)
 

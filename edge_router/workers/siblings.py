@@ -1,14 +1,18 @@
 """What the workers of one router do for each other, over sockets in a folder of their own.
 
-The kernel gives a client's connection to any worker. What only one process can keep, such as stored responses, batches and the page, is kept by the
-first worker, and the others forward its requests there. Each worker's metrics are part of every answer to /metrics, with its index as a label.
+The kernel gives a client's connection to any worker. What only one process can keep, such as stored responses and the page, is kept by the first
+worker, the one that has a lock; the others forward its requests there, and one of them takes over when it ends. Each worker's metrics are part of
+every answer to /metrics, with its index as a label.
 """
 
 import asyncio
+import fcntl
+import os
 import re
 import socket
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -25,6 +29,7 @@ from pilotlight.wire.http.exchange import Application
 CLIENT = b"x-pilotlight-worker-client"  # worker -> first worker: the client's scheme and address
 METRICS = "/worker/metrics"  # of one worker
 METRICS_TIMEOUT_S = 2.0
+TAKE_OVER_EVERY_S = 0.1
 
 _SAMPLE = re.compile(rb"([A-Za-z_:][A-Za-z0-9_:]*)(?:\{(.*)\})? ")
 
@@ -34,26 +39,38 @@ class Siblings:
 
     def __init__(self, role: WorkerRole, render: Callable[[], bytes]) -> None:
         """`render` returns this worker's metrics."""
+        self.is_first = False
         self._role = role
         self._render = render
+        self._lock_fd = os.open(role.folder / "first.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         self._sessions: dict[int, aiohttp.ClientSession] = {}
         self._open = AsyncExitStack()
 
     async def __aenter__(self) -> "Siblings":
+        self._first = await self._open.enter_async_context(_session_at(self._role.first_socket))
         for index in range(self._role.count):
             if index != self._role.index:
-                session = aiohttp.ClientSession(
-                    connector=aiohttp.UnixConnector(str(self._role.socket_of(index)), limit=0),
-                    auto_decompress=False,
-                    cookie_jar=aiohttp.DummyCookieJar(),
-                    skip_auto_headers=("user-agent", "accept", "accept-encoding", "content-type"),
-                    timeout=aiohttp.ClientTimeout(total=None),
-                )
+                session = _session_at(self._role.socket_of(index))
                 self._sessions[index] = await self._open.enter_async_context(session)
         return self
 
     async def __aexit__(self, *error: object) -> None:
         await self._open.aclose()
+
+    async def take_over(self) -> None:
+        """Wait until no other worker is the first, and become it. Only for a worker that answers on its own socket."""
+        while not self.is_first:
+            try:
+                fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)  # until this process ends, however it does
+            except BlockingIOError:
+                await asyncio.sleep(TAKE_OVER_EVERY_S)
+                continue
+            # A second name of this process's own socket, which keeps it when a successor takes the first name.
+            beside = self._role.folder / "first.new"
+            beside.unlink(missing_ok=True)
+            os.link(self._role.own_socket, beside)
+            beside.rename(self._role.first_socket)
+            self.is_first = True
 
     async def metrics(self) -> bytes:
         """Return the metrics of all workers. One that is being replaced is missing."""
@@ -78,18 +95,31 @@ class Siblings:
     ) -> Any:  # aiohttp's context manager of a response
         """Return a request to the first worker, to be used as `async with`."""
         url = URL(f"http://worker{target}", encoded=True)
-        return self._sessions[0].request(method, url, headers=list(headers), data=body or None, allow_redirects=False)
+        return self._first.request(method, url, headers=list(headers), data=body or None, allow_redirects=False)
+
+
+def _session_at(path: Path) -> aiohttp.ClientSession:
+    return aiohttp.ClientSession(
+        connector=aiohttp.UnixConnector(str(path), limit=0),
+        auto_decompress=False,
+        cookie_jar=aiohttp.DummyCookieJar(),
+        skip_auto_headers=("user-agent", "accept", "accept-encoding", "content-type"),
+        timeout=aiohttp.ClientTimeout(total=None),
+    )
 
 
 class FirstWorker:
-    """An ASGI application: the first worker's, asked by another one."""
+    """An ASGI application for what the first worker keeps: `own` in that worker, and forwarding in all others."""
 
-    def __init__(self, proxy: Proxy, siblings: Siblings, max_body_bytes: int) -> None:
+    def __init__(self, own: Application, proxy: Proxy, siblings: Siblings, max_body_bytes: int) -> None:
+        self._own = own
         self._proxy = proxy
         self._siblings = siblings
         self._max_body_bytes = max_body_bytes
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Coroutine[Any, Any, None]:
+        if self._siblings.is_first:
+            return self._own(scope, receive, send)
         client = Downstream(scope, receive, send)
         headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"]]
         return self._proxy.handle(client, self._read_and_forward(client, headers))
@@ -122,7 +152,7 @@ class FirstWorker:
 
 
 class PrivateApp:
-    """An ASGI application for the other workers: this worker's metrics, and in the first worker all that they forward."""
+    """An ASGI application for the other workers: this worker's metrics, and all that they forward to the first worker."""
 
     def __init__(self, app: Application, render: Callable[[], bytes]) -> None:
         self._app = app

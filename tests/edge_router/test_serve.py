@@ -179,7 +179,7 @@ class Draining:
         self.patience_s: list[float] = []
         self.ended = asyncio.Event()
 
-    async def drain(self, timeout_s: float, *, refuses: bool = True) -> None:
+    async def drain(self, timeout_s: float) -> None:
         self.patience_s.append(timeout_s)
         if timeout_s:
             await self.ended.wait()

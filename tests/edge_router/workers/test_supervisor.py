@@ -20,6 +20,9 @@ from tests.edge_router.test_serve import ROOT, network_file
 pytestmark = pytest.mark.process
 
 SECRET = "a secret of sixteen bytes or more"
+ITEM = {"type": "message", "id": "msg_1", "role": "assistant", "status": "completed", "content": []}
+RESPONSE = {"id": "resp_1", "object": "response", "status": "completed", "model": "ember", "output": [ITEM]}
+ASKED = {"model": "ember", "input": "hello"}
 CHAT = {"model": "ember", "stream": True, "messages": [{"role": "user", "content": "hello"}]}
 
 
@@ -204,15 +207,36 @@ async def test_any_worker_answers_with_the_metrics_of_all(tmp_path: Path) -> Non
 
 
 async def test_a_stored_response_is_found_through_any_worker(tmp_path: Path) -> None:
-    item = {"type": "message", "id": "msg_1", "role": "assistant", "status": "completed", "content": []}
-    whole = {"id": "resp_1", "object": "response", "status": "completed", "model": "ember", "output": [item]}
     async with sites("ams1") as [site], routed(tmp_path, site) as router:
-        site.behave = answer(200, whole)
+        site.behave = answer(200, RESPONSE)
         clients = [*(await router.workers()).values()]
         for asking in clients:
-            async with asking.post(router.url + "/v1/responses", json={"model": "ember", "input": "hello"}) as response:
+            async with asking.post(router.url + "/v1/responses", json=ASKED) as response:
                 text = await response.text()
                 assert response.status == 200, text
             for reading in clients:
                 async with reading.get(f"{router.url}/v1/responses/{json.loads(text)['id']}") as found:
                     assert (found.status, (await found.json())["id"]) == (200, json.loads(text)["id"])
+
+
+async def test_stored_responses_are_found_while_the_worker_that_keeps_them_is_replaced_or_killed(
+    tmp_path: Path,
+) -> None:
+    async with sites("ams1") as [site], routed(tmp_path, site) as router:
+        site.behave = answer(200, RESPONSE)
+        before = await router.workers()
+        async with before[min(before)].post(router.url + "/v1/responses", json=ASKED) as response:
+            made = (await response.json())["id"]
+        streams = [await router.begun(session) for session in before.values()]
+        router.process.send_signal(signal.SIGUSR2)
+        after = await router.workers(without=frozenset(before))
+        for session in after.values():
+            async with session.get(f"{router.url}/v1/responses/{made}") as found:
+                assert found.status == 200, "the old first worker still has it"
+        site.go_on.set()
+        for stream in streams:
+            assert await stream.read() == event(99) + DONE
+        for killed in list(after):
+            os.kill(killed, signal.SIGKILL)
+            session, _ = await router.client(lambda pid: pid not in after)
+            await answered(session, f"{router.url}/v1/responses/{made}", 200)
