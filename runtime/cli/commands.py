@@ -102,11 +102,16 @@ def site(
 def router(
     file: Annotated[Path, typer.Argument(help="A router's file, such as sites/network.toml.")] = NETWORK_FILE,
     port: Annotated[int | None, typer.Option(min=1, max=65535, help="Port; overrides the file's.")] = None,
+    workers: Annotated[
+        int, typer.Option(min=1, max=64, help="Processes that share the port; each uses up to one core.")
+    ] = 1,
     server: ServerOption = None,
 ) -> None:
     """Run an edge router."""
     _serve_by(server)
-    _become("pilotlight.edge_router.serve", str(file), *(() if port is None else ("--port", str(port))))
+    given = {"--port": port, "--workers": workers if workers > 1 else None}
+    options = [word for name, value in given.items() if value is not None for word in (name, str(value))]
+    _become("pilotlight.edge_router.serve", str(file), *options)
 
 
 @app.command(rich_help_panel=OPERATIONS)
