@@ -1,6 +1,6 @@
 """The models of an engine host: loading, and loaded.
 
-Knows which answers of the loader are still wanted; refuses to know sequences, steps and when to look.
+Knows which results of the loader are still needed; does not know sequences, steps and when to look.
 """
 
 from typing import TYPE_CHECKING
@@ -20,8 +20,8 @@ class HostedModels:
         self._transport = transport
         self._frames = frames
         self.served: dict[str, LoadedModel] = {}  # by name
-        self.loading: dict[str, ModelSpec] = {}  # likewise
-        self._arriving: list[LoadedModel] = []  # loaded; what others have of their cache is still to be left
+        self.loading: dict[str, ModelSpec] = {}  # by name
+        self._arriving: list[LoadedModel] = []  # loaded, but part of their cache is still held by other models
 
     def why_missing(self, name: str) -> str:
         state = "is still loading" if name in self.loading else "is not loaded"
@@ -40,7 +40,7 @@ class HostedModels:
             self._transport.send(ModelReady(served.engine.info))
 
     def unload(self, name: str) -> None:
-        self.loading.pop(name, None)  # its result is thrown away when it comes
+        self.loading.pop(name, None)  # its result will be dropped
         model = self.served.pop(name, None)
         if model is not None:
             model.engine.sequences.end_all("model_not_found", f"model {name!r} was unloaded")
@@ -49,7 +49,7 @@ class HostedModels:
         self._transport.send(ModelUnloaded(name))
 
     def collect(self) -> None:
-        """Take what the loader has for this host."""
+        """Take the loader's results for this host."""
         for spec, result in self._loader.take_results():
             is_wanted = self.loading.get(spec.name) is spec  # else it was unloaded while it loaded
             match result:
@@ -69,7 +69,10 @@ class HostedModels:
             model.close()
 
     def _activate(self, loaded: "LoadedModel") -> bool:
-        """Let a loaded model serve, or close it where it was unloaded meanwhile. False while its part of the arena is not free."""
+        """Serve a loaded model, or close it if it was unloaded meanwhile.
+
+        Returns False while its part of the arena is not free.
+        """
         name = loaded.spec.name
         if self.loading.get(name) is not loaded.spec:
             loaded.close()

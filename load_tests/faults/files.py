@@ -126,7 +126,7 @@ def warm(it: Strike, salt: str = "") -> None:
         urllib.request.urlopen(request, timeout=60).close()
 
 
-def _flips(count: int, after: float = 0.0) -> Damage:
+def _flips(count: int, after: float = 0.02) -> Damage:
     """Single bits, behind this share of the file."""
 
     def damage(file: Path) -> None:
