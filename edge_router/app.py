@@ -21,11 +21,14 @@ from pilotlight.edge_router.service_table import RouterService, service_of
 from pilotlight.edge_router.services.batches.routes import BatchRoutes
 from pilotlight.edge_router.services.deployments import deployment_api
 from pilotlight.edge_router.services.finetune_routes import RoutedFinetunes
+from pilotlight.edge_router.services.issued_keys import IssuedKeys
 from pilotlight.edge_router.services.joining import JoinRoutes
 from pilotlight.edge_router.services.model_lists import ModelLists
-from pilotlight.edge_router.telemetry.activity import Operations, RouterActivity
+from pilotlight.edge_router.services.site_operations import SiteOperations
+from pilotlight.edge_router.telemetry.activity import RouterActivity
 from pilotlight.edge_router.telemetry.status_routes import FAILURES, OwnRoutes, own_version
 from pilotlight.page.feed import Feed
+from pilotlight.page.management import ManagementRoutes
 from pilotlight.page.routes import PageRoutes
 from pilotlight.page.sessions import Sessions
 from pilotlight.response_store.app import ResponsesApp
@@ -74,21 +77,24 @@ class RouterApp(Starlette):
         places, hosts = proxy.selector.places, router.hosts
         deployments = deployment_api(router.backends, access, router.clocks, places, hosts, router.tls)
         has_usage = router.accounting.ledger is not None
-        operations = Operations(router.backends, router.orders)
+        operations = SiteOperations(router.backends, router.orders)
         self.page = PageRoutes(
             self.feed,
             sessions,
             functions=deployments,
             timeline=operations.timeline,
-            actions=operations.by_name(),
             has_usage=has_usage,
+            has_keys=True,
         )
+        keys = IssuedKeys(router.keys_file, lambda: router.configured, lambda: router.become(router.configured))
+        self.management = ManagementRoutes(operations, sessions, keys)
         own = OwnRoutes(place, proxy, router.places, sessions)
         usage = UsageRoutes(router.accounting, access, sessions)
         super().__init__(
             routes=[
                 *own.routes(),
                 *self.page.routes(),
+                *self.management.routes(),
                 *usage.routes(),
                 *deployments.routes(),
                 *JoinRoutes(router, file).routes(),

@@ -40,10 +40,11 @@ from pilotlight.edge_router.routing.selection import SiteSelector
 from pilotlight.edge_router.routing.views import Policy
 from pilotlight.edge_router.services.batches.queue import BatchQueue
 from pilotlight.edge_router.services.finetune_registry import SiteFinetunes
+from pilotlight.edge_router.services.issued_keys import with_issued_keys
 from pilotlight.edge_router.telemetry.metrics import RouterMetrics
 from pilotlight.edge_router.telemetry.status_routes import own_version
 from pilotlight.edge_router.telemetry.tracing import Tracing
-from pilotlight.sites.config import ConfigError
+from pilotlight.sites.config import ConfigError, router_state_directory
 from pilotlight.sites.network import NetworkConfig
 from pilotlight.support import background
 from pilotlight.support.database import DatabaseError
@@ -59,7 +60,8 @@ class EdgeRouter:
 
     def __init__(self, network: NetworkConfig, policy: Policy, clock: Callable[[], float]) -> None:
         """Raises ConfigError for a file or folder of the configuration that cannot be used."""
-        self.network, self.clock = network, clock
+        self.configured, self.keys_file = network, router_state_directory() / "keys.toml"
+        self.network, self.clock = (network := with_issued_keys(network, self.keys_file)), clock
         relay = network.relay
         self.secret = hop_secret()
         self.tls = client_context(network.hop.authority)
@@ -128,6 +130,17 @@ class EdgeRouter:
                 await stack.enter_async_context(_at_work(self.batches, "the queue of batches"))
             stack.push_async_callback(self.recordings.close)
             yield
+
+    def become(self, found: NetworkConfig) -> None:
+        """Take over what can change while the router runs: sites, keys, limits, prices and data rules. Raises ConfigError."""
+        merged = with_issued_keys(found, self.keys_file)
+        self.configured = found
+        self.admission.access.become(access_of(merged))
+        self.admission.limits.set(merged.door, merged.tenant_limits, merged.accounts)
+        self.hosts.become(merged)
+        self.accounting.prices.become(PriceList(merged.prices, self.network.ledger.currency))
+        self.accounting.quotas.set(merged.accounts)
+        self.set_sites(merged)
 
     def set_sites(self, network: NetworkConfig) -> None:
         """Take over the sites of the file, and where data may go."""

@@ -17,9 +17,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from pilotlight.edge_router.app import RouterApp, build_app
-from pilotlight.edge_router.assembly import EdgeRouter, access_of
+from pilotlight.edge_router.assembly import EdgeRouter
 from pilotlight.edge_router.forwarding.proxy import Proxy
-from pilotlight.edge_router.metering.ledger.prices import PriceList
 from pilotlight.edge_router.requests.function_hosts import FunctionMount
 from pilotlight.edge_router.requests.request import FUNCTIONS
 from pilotlight.sites.config import SERVER_ENV, ConfigError, check_secrets
@@ -124,12 +123,10 @@ def reload(router: EdgeRouter, network: NetworkConfig, file: Path | None) -> Non
     """Apply changed sites, keys, limits, prices and data rules. Certificates are checked all the time."""
     found = None if file is None else read_again(network, file, load_network, LIVE)
     if found is not None:
-        router.admission.access.become(access_of(found))
-        router.admission.limits.set(found.door, found.tenant_limits, found.accounts)
-        router.hosts.become(found)
-        router.accounting.prices.become(PriceList(found.prices, network.ledger.currency))
-        router.accounting.quotas.set(found.accounts)
-        router.set_sites(found)
+        try:
+            router.become(found)
+        except ConfigError as error:
+            log.error("SIGHUP: the previous configuration stays in use: %s", error)
 
 
 @asynccontextmanager

@@ -16,7 +16,7 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import expect
 
 from load_tests.local_network import LocalNetwork, free_ports
-from pilotlight.runtime.cli.keys.key_files import new_key
+from pilotlight.sites.key_files import new_key
 from tests.e2e.conftest import NO_STANDBY
 from tests.page.browser import browser, needs_chromium, opened, until
 

@@ -1,12 +1,10 @@
-"""Hints that a router sends a site about one model, signed as a hop: POST WAKE_PATH (a request is coming), POST SLEEP_PATH (an operator wants it
-asleep). Also the answer."""
+"""The hint that a router sends a site about one model, signed as a hop: POST WAKE_PATH (a request is coming). Also the answer."""
 
 import msgspec
 
 from pilotlight.wire.hop.status import Residency
 
 WAKE_PATH = "/internal/wake"
-SLEEP_PATH = "/internal/sleep"
 
 
 class WakeHint(msgspec.Struct, frozen=True):
