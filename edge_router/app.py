@@ -83,6 +83,7 @@ class RouterApp(Starlette):
             sessions,
             functions=deployments,
             timeline=operations.timeline,
+            requests=lambda: router.proxy.recent.described(router.orders),
             has_usage=has_usage,
             has_keys=True,
         )

@@ -42,6 +42,7 @@ from pilotlight.edge_router.services.batches.queue import BatchQueue
 from pilotlight.edge_router.services.finetune_registry import SiteFinetunes
 from pilotlight.edge_router.services.issued_keys import with_issued_keys
 from pilotlight.edge_router.telemetry.metrics import RouterMetrics
+from pilotlight.edge_router.telemetry.recent_requests import RecentRequests
 from pilotlight.edge_router.telemetry.status_routes import own_version
 from pilotlight.edge_router.telemetry.tracing import Tracing
 from pilotlight.sites.config import ConfigError, router_state_directory
@@ -94,6 +95,7 @@ class EdgeRouter:
             clock,
             body_timeout_s=network.door.body_timeout_s,
             tracing=_tracing(network),
+            recent=RecentRequests(),
         )
         self.batches = _batches(network, self.proxy)
         self.objectives = _objectives(network)

@@ -2,7 +2,8 @@
 
 All of it needs the scope `admin`, by a key or by the page's cookie; every change is a line of the log `pilotlight.audit`.
 
-GET /manage/catalogue, POST /manage/sites/SITE (an Operation), GET /manage/audit; at routers also GET and POST /manage/keys, DELETE /manage/keys/NAME.
+GET /manage/catalogue, POST /manage/sites/SITE (a SiteOperation), GET /manage/audit; at routers also GET and POST /manage/keys, and DELETE
+/manage/keys/NAME.
 """
 
 import logging
@@ -21,7 +22,7 @@ from starlette.routing import BaseRoute, Route
 from pilotlight.page.bodies import read_body, respond
 from pilotlight.page.sessions import Sessions
 from pilotlight.wire.errors import ApiError
-from pilotlight.wire.hop.management import Catalogue, Operation
+from pilotlight.wire.hop.management import Catalogue, SiteOperation
 
 log = logging.getLogger("pilotlight.audit")
 
@@ -29,7 +30,7 @@ SHOWN = 200  # changes
 BodyT = TypeVar("BodyT")
 
 
-class NewKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class KeyRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A key to be made, and the limits of its account where it has none yet."""
 
     name: str
@@ -48,7 +49,7 @@ class Operator(Protocol):
     async def catalogues(self) -> dict[str, Catalogue | str]:
         """Return each site's catalogue, or why there is none."""
 
-    async def perform(self, site: str, operation: Operation) -> None:
+    async def perform(self, site: str, operation: SiteOperation) -> None:
         """Begin an operation at a site. Raises ApiError."""
 
 
@@ -57,7 +58,7 @@ class KeyIssuer(Protocol):
 
     def list_keys(self) -> list[dict[str, Any]]: ...
 
-    async def create(self, new: NewKey) -> str:
+    async def create(self, new: KeyRequest) -> str:
         """Return the key, which nothing keeps. Raises ApiError."""
 
     async def revoke(self, name: str) -> None:
@@ -111,7 +112,7 @@ class ManagementRoutes:
     async def operate(self, request: Request) -> Response:
         """Begin an operation at a site; its progress is in the catalogue and in the page's feed."""
         who = self._sessions.actor(request).name
-        operation, site = await _read(request, Operation), request.path_params["site"]
+        operation, site = await _read(request, SiteOperation), request.path_params["site"]
         subject = " ".join(word for word in (operation.source, operation.model) if word)
         async with self._audited(who, f"{operation.action} {subject} at {site}".replace("  ", " ")):
             await self._operator.perform(site, operation)
@@ -129,7 +130,7 @@ class ManagementRoutes:
 
     async def create_key(self, request: Request) -> Response:
         """Return a new key, once."""
-        who, new = self._sessions.actor(request).name, await _read(request, NewKey)
+        who, new = self._sessions.actor(request).name, await _read(request, KeyRequest)
         assert self._keys is not None
         async with self._audited(who, f"create the key {new.name} with {', '.join(new.scopes)}"):
             key = await self._keys.create(new)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from starlette.datastructures import QueryParams
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
@@ -42,11 +43,13 @@ class PageRoutes:
         *,
         functions: FunctionsSource | None = None,
         timeline: Timeline | None = None,
+        requests: Callable[[], Awaitable[bytes]] | None = None,
         has_usage: bool = False,
         has_keys: bool = False,
     ) -> None:
-        """`has_usage` says whether GET /usage exists, `has_keys` whether /manage/keys does."""
+        """`requests` returns the newest ones as JSON. `has_usage` says whether GET /usage exists, `has_keys` whether /manage/keys does."""
         self._timeline = timeline
+        self._requests = requests
         self._has_keys = has_keys
         self._functions = functions
         self._has_usage = has_usage
@@ -63,6 +66,9 @@ class PageRoutes:
             Route(f"{at}/page/timeline", self.spans),
             Route(f"{at}/page/functions", self.versions),
             Route(f"{at}/page/tail", self.tail),
+            Route(f"{at}/page/logs", self.logs),
+            Route(f"{at}/page/faults", self.faults),
+            Route(f"{at}/page/requests", self.requests),
             Mount(f"{at}/page", _Files(directory=STATIC)),
         ]
 
@@ -144,6 +150,26 @@ class PageRoutes:
             raise ApiError("not_found", "this process has no functions to follow")
         events = self._functions.lines(request.query_params.get("name", ""))
         return StreamingResponse(events, media_type="text/event-stream", headers={"cache-control": "no-store"})
+
+    async def logs(self, request: Request) -> Response:
+        """Return a function's kept invocations: `?name=`, `grep`, `status`, `since_s`, `limit`. For operators, because they may be private."""
+        self._sessions.visitor(request, "admin")
+        if self._functions is None:
+            raise ApiError("not_found", "this process has no functions")
+        asked = QueryParams([pair for pair in request.query_params.multi_items() if pair[0] != "name"])
+        found = await self._functions.invocations(request.query_params.get("name", ""), asked)
+        return Response(found, headers={"cache-control": "no-store"}, media_type="application/json")
+
+    async def faults(self, request: Request) -> Response:
+        """Return what went wrong at sites in the last day, the newest first."""
+        self._sessions.visitor(request)
+        return respond({"faults": self._feed.newest_faults()})
+
+    async def requests(self, request: Request) -> Response:
+        """Return the newest requests, the oldest first. For operators, because they name accounts."""
+        self._sessions.visitor(request, "admin")
+        found = b'{"requests":[]}' if self._requests is None else await self._requests()
+        return Response(found, headers={"cache-control": "no-store"}, media_type="application/json")
 
 
 class _Files(StaticFiles):

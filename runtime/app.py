@@ -34,6 +34,7 @@ from pilotlight.runtime.management.operator import OwnSite
 from pilotlight.runtime.models.adapters import refuse_unusable
 from pilotlight.runtime.site import Site
 from pilotlight.runtime.telemetry.activity import SiteActivity
+from pilotlight.runtime.telemetry.recent_generations import described
 from pilotlight.sites.config import ConfigError
 from pilotlight.sites.site import SiteConfig
 from pilotlight.support import background
@@ -88,7 +89,9 @@ class SiteApp(Starlette):
         self._health = Health(site, self.functions)
         self.feed = Feed(SiteActivity(self._health.site_status, site.metrics.requests))
         sessions = Sessions(site.access, secret or "")
-        self._page = PageRoutes(self.feed, sessions, functions=self.functions, timeline=self._timeline)
+        self._page = PageRoutes(
+            self.feed, sessions, functions=self.functions, timeline=self._timeline, requests=self._requests
+        )
         self._management = ManagementRoutes(OwnSite(site.config.name, site.operator), sessions)
         middleware = Middleware(
             SiteMiddleware,
@@ -106,6 +109,11 @@ class SiteApp(Starlette):
             lifespan=_lifespan,
         )
         self.router.redirect_slashes = False
+
+    async def _requests(self) -> bytes:
+        return msgspec.json.encode(
+            {"requests": [described(each, self.site.config.name) for each in self.site.generator.recent.times]}
+        )
 
     async def _timeline(self, site: str) -> bytes:
         return msgspec.json.encode({"spans": self.site.timeline.spans})
@@ -125,9 +133,10 @@ class SiteApp(Starlette):
         if self.functions is not None:
             yield from self.functions.routes()
         yield from self._health.routes()
+        site = self.site
         yield from self._page.routes()
         yield from self._management.routes()
-        yield from Internal(self.site.models, self.site.operator, self.site.timeline, secret).routes()
+        yield from Internal(site.models, site.operator, site.generator.recent, site.timeline, secret).routes()
         if (first_port := self.site.config.engine.first_lend_port) is not None:
             from pilotlight.runtime.api.routes.lending_routes import LendingRoutes  # few sites lend
 

@@ -28,6 +28,7 @@ from pilotlight.edge_router.requests.request import RequestParser, ValidRequest,
 from pilotlight.edge_router.routing.selection import AttemptPace, SiteSelector
 from pilotlight.edge_router.routing.views import Preference
 from pilotlight.edge_router.telemetry.metrics import NO_SITE, RouterMetrics
+from pilotlight.edge_router.telemetry.recent_requests import RecentRequests
 from pilotlight.edge_router.telemetry.tracing import RequestTrace, Tracing
 from pilotlight.sites.network import RelayConfig
 from pilotlight.support.logs import REQUEST
@@ -63,6 +64,7 @@ class Proxy:
         *,
         body_timeout_s: float,
         tracing: Tracing | None,
+        recent: RecentRequests,
     ) -> None:
         """`tracing`: where there is a collector."""
         self.config = config
@@ -77,6 +79,7 @@ class Proxy:
         self._clock = clock
         self.body_timeout_s = body_timeout_s
         self.under_way: set[RequestState] = set()
+        self.recent = recent
         self.ended_tokens = 0  # of answers that have ended
         self._open: set[ResponseWriter] = set()
         metrics.watch("open_requests", "Requests in progress.", lambda: len(self._open))
@@ -176,6 +179,7 @@ class Proxy:
                 self.accounting.end(charge, is_complete=proxied.is_complete, took_s=took_s)
             if objectives is not None and request.model is not None and not request.head.is_for_batch:
                 objectives.count(proxied, self.selector.own_name(request.model), error, took_s)
+            self.recent.note(proxied, error, took_s)
             proxied.end_trace(error)
 
     def proxied(self, request: ValidRequest, trace: RequestTrace | None = None) -> RequestState:

@@ -11,11 +11,10 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from pilotlight.page.management import NewKey
+from pilotlight.page.management import KeyRequest
 from pilotlight.sites.accounts import check_accounts
 from pilotlight.sites.config import ConfigError, parse, read
-from pilotlight.sites.key_files import NewKey as KeyOfFile
-from pilotlight.sites.key_files import add_key, append, described, revoke_key, toml_table
+from pilotlight.sites.key_files import NewKey, add_key, append, described, revoke_key, toml_table
 from pilotlight.sites.network import IssuedKeysFile, NetworkConfig
 from pilotlight.wire.errors import ApiError
 
@@ -39,7 +38,7 @@ class IssuedKeys:
             *({**described(key), "is_issued": True} for key in issued),
         ]
 
-    async def create(self, new: NewKey) -> str:
+    async def create(self, new: KeyRequest) -> str:
         async with self._changing:
             try:
                 key = await asyncio.to_thread(self._create, new)
@@ -58,12 +57,12 @@ class IssuedKeys:
                 raise ApiError("not_found", str(error)) from None
             self._changed()
 
-    def _create(self, new: NewKey) -> str:
+    def _create(self, new: KeyRequest) -> str:
         """Raises ConfigError."""
         configured, issued = self._configured(), _read(self._file)
         if any(key.name == new.name for key in (*configured.keys, *issued.keys)):
             raise ConfigError(f"there is a key named {new.name!r} already: choose another name")
-        key, table = add_key(KeyOfFile(new.name, new.scopes, new.account, new.expires_days), None)
+        key, table = add_key(NewKey(new.name, new.scopes, new.account, new.expires_days), None)
         account = new.account or new.name
         limits = {name: value for name in LIMITS if (value := getattr(new, name)) is not None}
         is_known = any(each.name == account for each in (*configured.accounts, *issued.accounts))

@@ -8,7 +8,7 @@ import msgspec
 from pilotlight.edge_router.backends.backend import Backend
 from pilotlight.edge_router.backends.site_control import SiteControl
 from pilotlight.wire.errors import ApiError, message_of
-from pilotlight.wire.hop.management import CATALOGUE_PATH, OPERATION_PATH, Catalogue, Operation
+from pilotlight.wire.hop.management import CATALOGUE_PATH, OPERATION_PATH, Catalogue, SiteOperation
 
 CATALOGUE_TIMEOUT_S = 20.0  # a site reads the descriptions of new files first
 OPERATION_TIMEOUT_S = 30.0  # a model's weights may have to leave the device
@@ -28,7 +28,7 @@ class SiteOperations:
         asked = [name for name in self._backends if name not in down]
         return {**dict(zip(asked, await asyncio.gather(*map(self._catalogue, asked)), strict=True)), **down}
 
-    async def perform(self, site: str, operation: Operation) -> None:
+    async def perform(self, site: str, operation: SiteOperation) -> None:
         backend = self._backend(site)
         if operation.action in ("drain", "resume"):
             backend.cordon(operation.action == "drain")

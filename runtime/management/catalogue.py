@@ -13,20 +13,35 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from pilotlight.engine.api.errors import CheckpointError
+from pilotlight.engine.api.gpu_state import read_states
 from pilotlight.engine.gguf.directory import SUFFIX, license_of
 from pilotlight.engine.planning.devices import GIB, DeviceSet, cpu
 from pilotlight.engine.planning.model_plan import read_model
 from pilotlight.engine.planning.planner import SplitPlan, Workload, make_plan
 from pilotlight.runtime.fetching.short_names import ON_HUB, PACKAGED
 from pilotlight.runtime.hosts.devices import is_surely_cpu, this_machine
+from pilotlight.runtime.hosts.memory import available_bytes
 from pilotlight.runtime.models.sources import EMBEDDED, PREFIX, SourceError, is_url, local_directory, name_of
 from pilotlight.sites.site import SiteConfig
-from pilotlight.wire.hop.management import CatalogueModel, Fit, ModelKind
+from pilotlight.wire.hop.management import CatalogueModel, DeviceReading, Fit, ModelKind
 
 MAX_MODELS = 500
 MAX_README = 64 << 10
 _CPU_KV_GIB = 0.25  # as engine hosts take where the site's file names no size
 _LICENSE = re.compile(r"^(?:license:[ \t]*|\|[ \t]*licen[cs]e[ \t]*\|[ \t]*)[\"']?([^\"'\n|,]{1,60})", re.MULTILINE)
+
+
+def device_readings() -> tuple[DeviceReading, ...]:
+    """Return the state of the machine's GPUs, else of its memory."""
+    gpus = tuple(
+        DeviceReading(
+            f"cuda:{number}", int(state.get("memory_used_bytes", 0)), int(state.get("memory_total_bytes", 0)),
+            state.get("power_watts", 0.0), state.get("temperature_celsius", 0.0),
+        )
+        for number, state in enumerate(read_states())
+    )  # fmt: skip
+    total = cpu().memory_bytes
+    return gpus or (DeviceReading("cpu", max(0, total - (available_bytes() or total)), total),)
 
 
 class _Description(NamedTuple):

@@ -1,22 +1,26 @@
 """Downloads of models that an operator has started, and how far each one is. One that was cut resumes when it is started again."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from msgspec.structs import replace
 
-from pilotlight.runtime.models.sources import SourceError, directory_of
+from pilotlight.runtime.fetching.errors import Progress
+from pilotlight.runtime.models.sources import SourceError
 from pilotlight.wire.errors import ApiError
 from pilotlight.wire.hop.management import Download
+
+Fetch = Callable[[str, Progress], Awaitable[object]]
 
 MAX_RUNNING = 4
 MAX_KEPT = 50  # that have ended
 
 
 class Downloads:
-    def __init__(self, on_done: Callable[[str], None]) -> None:
-        """`on_done`: called with a source that was downloaded."""
+    def __init__(self, fetch: Fetch, on_done: Callable[[str], None]) -> None:
+        """`fetch` raises SourceError; `on_done` is called with a source that was downloaded."""
+        self._fetch = fetch
         self._on_done = on_done
         self._known: dict[str, Download] = {}  # by source, the newest last
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -50,7 +54,7 @@ class Downloads:
 
     async def _run(self, source: str) -> None:
         try:
-            await directory_of(source, lambda done, total: self._note(source, done_bytes=done, total_bytes=total))
+            await self._fetch(source, lambda done, total: self._note(source, done_bytes=done, total_bytes=total))
             self._on_done(source)
             self._note(source, state="done")
         except SourceError as error:

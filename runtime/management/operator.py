@@ -5,14 +5,14 @@ import logging
 from pathlib import Path
 
 from pilotlight.runtime.management.added_models import AddedModels
-from pilotlight.runtime.management.catalogue import LocalCatalogue
+from pilotlight.runtime.management.catalogue import LocalCatalogue, device_readings
 from pilotlight.runtime.management.downloads import Downloads
 from pilotlight.runtime.models.registry import Models
-from pilotlight.runtime.models.sources import SourceError, is_url, local_directory, name_of, source_of
+from pilotlight.runtime.models.sources import SourceError, directory_of, is_url, local_directory, name_of, source_of
 from pilotlight.sites.config import ConfigError, parse, state_directory
 from pilotlight.sites.site import ModelConfig, SiteConfig
 from pilotlight.wire.errors import ApiError
-from pilotlight.wire.hop.management import Catalogue, Operation
+from pilotlight.wire.hop.management import Catalogue, SiteOperation
 
 log = logging.getLogger("pilotlight.models")
 
@@ -25,7 +25,7 @@ class SiteOperator:
         self._added = AddedModels(self._path)
         self._catalogue = LocalCatalogue(site)
         self._models = models
-        self._downloads = Downloads(on_done=self._note_downloaded)
+        self._downloads = Downloads(directory_of, self._note_downloaded)
 
     def serve_added(self) -> None:
         """Serve the models that were added in the site's former life. One whose name the site's file has taken is logged and left out."""
@@ -41,9 +41,9 @@ class SiteOperator:
     async def catalogue(self) -> Catalogue:
         served = {state.name: state.config.source for state in self._models.states.values()}
         models = await asyncio.to_thread(self._catalogue.models, served, self._added.downloaded)
-        return Catalogue(models, self._downloads.statuses())
+        return Catalogue(models, self._downloads.statuses(), device_readings())
 
-    async def perform(self, operation: Operation) -> None:
+    async def perform(self, operation: SiteOperation) -> None:
         """Begin an operation. Raises ApiError."""
         match operation.action:
             case "wake":
@@ -65,7 +65,7 @@ class SiteOperator:
             case "drain" | "resume":
                 raise ApiError("invalid_request", f"a router does {operation.action}, not a site", param="action")
 
-    async def _run(self, operation: Operation) -> None:
+    async def _run(self, operation: SiteOperation) -> None:
         source = _source(operation)
         config = _config(source, operation)
         try:
@@ -78,7 +78,7 @@ class SiteOperator:
         self._keep()
         self._models.wake(config.name)
 
-    def _named(self, operation: Operation) -> str:
+    def _named(self, operation: SiteOperation) -> str:
         name = self._models.registry.resolve(operation.model)
         if name is None:
             raise ApiError("model_not_found", f"this site has no model named {operation.model[:200]!r}", param="model")
@@ -111,14 +111,14 @@ class OwnSite:
     async def catalogues(self) -> dict[str, Catalogue | str]:
         return {self._name: await self._operator.catalogue()}
 
-    async def perform(self, site: str, operation: Operation) -> None:
+    async def perform(self, site: str, operation: SiteOperation) -> None:
         """Raises ApiError."""
         if site != self._name:
             raise ApiError("not_found", f"this is the site {self._name}, and not {site[:200]!r}")
         await self._operator.perform(operation)
 
 
-def _source(operation: Operation) -> str:
+def _source(operation: SiteOperation) -> str:
     """Raises ApiError."""
     if not operation.source.strip():
         raise ApiError("invalid_request", "source must name a model's files", param="source")
@@ -133,7 +133,7 @@ def _is_here(source: str) -> bool:
         raise ApiError("invalid_request", str(error), param="source") from None
 
 
-def _config(source: str, operation: Operation) -> ModelConfig:
+def _config(source: str, operation: SiteOperation) -> ModelConfig:
     """Raises ApiError."""
     values = {
         "name": operation.model or name_of(source),

@@ -1,17 +1,28 @@
-"""What an operator asks of a site: its catalogue of models, and operations on them. Signed hops, or an admin key at the site itself.
-
-GET CATALOGUE_PATH returns a Catalogue, POST OPERATION_PATH takes an Operation and returns 202 when it has started.
-"""
+"""What routers ask of a site beside requests, signed as hops: POST WAKE_PATH (a request for a model is on its way), and for an operator GET
+CATALOGUE_PATH, POST OPERATION_PATH (which returns 202 when the operation has started) and GET REQUESTS_PATH (the newest generations)."""
 
 from typing import Literal
 
 import msgspec
 
+from pilotlight.wire.hop.status import Residency
+
+WAKE_PATH = "/internal/wake"
 CATALOGUE_PATH = "/internal/catalogue"
 OPERATION_PATH = "/internal/operation"
+REQUESTS_PATH = "/internal/requests"
 
 ModelKind = Literal["embedded", "package", "directory", "gguf", "packed", "hub"]
-Residency = Literal["auto", "host", "disk"]
+SleepsOn = Literal["auto", "host", "disk"]
+
+
+class WakeHint(msgspec.Struct, frozen=True):
+    model: str
+
+
+class WakeAnswer(msgspec.Struct, frozen=True):
+    model: str  # its own name
+    residency: Residency  # the present state: "loading" if this hint or an earlier request started its wake
 
 
 class Fit(msgspec.Struct, frozen=True):
@@ -55,19 +66,47 @@ class Download(msgspec.Struct, frozen=True):
     error: str = ""
 
 
+class DeviceReading(msgspec.Struct, frozen=True):
+    """A device's state now; 0: it does not say."""
+
+    name: str
+    used_bytes: int = 0
+    total_bytes: int = 0
+    power_w: float = 0.0
+    celsius: float = 0.0
+
+
 class Catalogue(msgspec.Struct, frozen=True):
     models: tuple[CatalogueModel, ...] = ()
     downloads: tuple[Download, ...] = ()
+    devices: tuple[DeviceReading, ...] = ()
 
 
-class Operation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class SiteOperation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One operation of an operator. `model` is for wake, sleep and remove; `source` for pull, cancel and run, which reads the rest too."""
 
     action: Literal["wake", "sleep", "drain", "resume", "pull", "cancel", "run", "remove"]
     model: str = ""  # run: the name that requests use; empty: the source's own
     source: str = ""
-    residency: Residency = "auto"
+    residency: SleepsOn = "auto"
     lossless: Literal["auto", "off", "always"] = "auto"
     kv_dtype: Literal["auto", "fp8"] = "auto"
     context_tokens: int | None = None
     sleep_after_s: float | None = None
+
+
+class GenerationTimes(msgspec.Struct, frozen=True):
+    """The phases of a generation at its site, in ms."""
+
+    request_id: str
+    model: str
+    at_s: float  # of its beginning, since the epoch
+    wake_ms: float  # until the model was awake
+    admission_ms: float  # then until the engine had it: the prompt is rendered and tokenised
+    queue_ms: float  # until its first step
+    prefill_ms: float  # until its first token
+    decode_ms: float
+    prompt_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    outcome: str  # a finish reason, or an error's word

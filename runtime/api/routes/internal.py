@@ -14,16 +14,32 @@ from pilotlight.runtime.api.connection import json_response, read_json
 from pilotlight.runtime.api.middleware import GENUINE_HOP
 from pilotlight.runtime.management.operator import SiteOperator
 from pilotlight.runtime.models.registry import Models
+from pilotlight.runtime.telemetry.recent_generations import RecentGenerations
 from pilotlight.runtime.telemetry.timeline import Timeline
 from pilotlight.wire.errors import ApiError
-from pilotlight.wire.hop.hints import WAKE_PATH, WakeAnswer, WakeHint
-from pilotlight.wire.hop.management import CATALOGUE_PATH, OPERATION_PATH, Operation
+from pilotlight.wire.hop.management import (
+    CATALOGUE_PATH,
+    OPERATION_PATH,
+    REQUESTS_PATH,
+    WAKE_PATH,
+    SiteOperation,
+    WakeAnswer,
+    WakeHint,
+)
 
 MAX_BODY = 4096
 
 
 class Internal:
-    def __init__(self, models: Models, operator: SiteOperator, timeline: Timeline, hop_secret: str | None) -> None:
+    def __init__(
+        self,
+        models: Models,
+        operator: SiteOperator,
+        recent: RecentGenerations,
+        timeline: Timeline,
+        hop_secret: str | None,
+    ) -> None:
+        self._recent = recent
         self._models = models
         self._operator = operator
         self._timeline = timeline
@@ -34,6 +50,7 @@ class Internal:
             Route(WAKE_PATH, self.wake, methods=["POST"]),
             Route(CATALOGUE_PATH, self.catalogue),
             Route(OPERATION_PATH, self.operation, methods=["POST"]),
+            Route(REQUESTS_PATH, self.requests),
             Route("/timeline", self.timeline),
         ]
 
@@ -51,8 +68,12 @@ class Internal:
     async def operation(self, request: Request) -> Response:
         """Unlike a hint this takes something away: never without a signature."""
         _require_router(request)
-        await self._operator.perform(await read_json(request, Operation, MAX_BODY, "the body must be an operation"))
+        await self._operator.perform(await read_json(request, SiteOperation, MAX_BODY, "the body must be an operation"))
         return json_response(b"{}", 202)
+
+    async def requests(self, request: Request) -> Response:
+        _require_router(request)
+        return json_response(msgspec.json.encode(self._recent.times))
 
     async def _model(self, request: Request) -> str:
         """Return the model's own name."""

@@ -11,7 +11,7 @@ import pytest
 from pilotlight.edge_router.backends.site_control import SiteAnswer
 from pilotlight.edge_router.services.site_operations import SiteOperations
 from pilotlight.wire.errors import ApiError
-from pilotlight.wire.hop.management import CATALOGUE_PATH, OPERATION_PATH, Catalogue, Operation
+from pilotlight.wire.hop.management import CATALOGUE_PATH, OPERATION_PATH, Catalogue, SiteOperation
 from tests.edge_router.fakes import Router, answer, router, sites
 from tests.edge_router.telemetry.test_activity import whole
 
@@ -40,7 +40,7 @@ async def test_an_operation_reaches_the_site_and_is_a_line_of_the_audit() -> Non
         fakes[0].behave = answer(202, {})
         assert (await act(running, "ams1", action="run", source="/models/m", model="m"))[0] == 202
         assert [request.path for request in fakes[0].seen][-1] == OPERATION_PATH
-        assert msgspec.json.decode(fakes[0].bodies[-1], type=Operation) == Operation("run", "m", "/models/m")
+        assert msgspec.json.decode(fakes[0].bodies[-1], type=SiteOperation) == SiteOperation("run", "m", "/models/m")
         fakes[0].behave = answer(409, {"error": {"message": "m is in use"}})
         status, told = await act(running, "ams1", action="remove", model="m\nx")
         assert (status, told["error"]["code"]) == (409, "conflict")
@@ -55,7 +55,7 @@ async def test_catalogues_of_sites_are_returned_beside_why_one_is_missing() -> N
         fakes[1].behave = answer(403, {"error": {"message": "not signed"}})
         async with running.http.get(f"{running.url}/manage/catalogue") as told:
             found = await told.json()
-        assert found["sites"] == {"ams1": {"models": [], "downloads": []}}
+        assert found["sites"] == {"ams1": {"models": [], "downloads": [], "devices": []}}
         assert found["unread"] == {"iad1": "not signed"}
         assert CATALOGUE_PATH in [request.path for request in fakes[0].seen]
 
@@ -85,7 +85,7 @@ async def test_an_operator_hears_what_a_site_says_or_why_it_does_not(
 
     operations = SiteOperations({"ams1": cast("Any", SimpleNamespace(name="ams1"))}, cast("Any", Orders()))
     assert await told(operations.timeline("ams1")) == timeline
-    assert await told(operations.perform("ams1", Operation("wake", "ember"))) == order
+    assert await told(operations.perform("ams1", SiteOperation("wake", "ember"))) == order
 
 
 async def test_operations_that_make_no_sense_are_refused_by_name() -> None:

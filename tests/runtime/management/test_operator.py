@@ -1,6 +1,5 @@
 """Models that are added to a running site, and removed from it."""
 
-import asyncio
 import shutil
 import time
 from pathlib import Path
@@ -144,36 +143,3 @@ async def test_a_router_puts_a_model_to_sleep_but_not_while_it_is_used(
         assert site.engine.loaded == []
         assert (await order(site, action="wake", model="@test/tiny")).status == 202
         await eventually(lambda: site.engine.loaded == ["tiny"])
-
-
-async def test_a_download_is_followed_cancelled_and_its_failure_told(
-    make_site: SiteMaker, tables: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from pilotlight.runtime.management import downloads
-    from pilotlight.runtime.models.sources import SourceError
-
-    gate = asyncio.Event()
-
-    async def fetch(source: str, on_progress: Any) -> None:
-        on_progress(3, 10)
-        await gate.wait()
-        raise SourceError("the hub cannot be reached")
-
-    monkeypatch.setattr(downloads, "directory_of", fetch)
-    async with make_site(**tables) as site:
-        assert (await order(site, action="pull", source="org/one")).status == 202
-        assert (await order(site, action="pull", source="org/two")).status == 202
-        assert (await order(site, action="pull", source="org/two")).status == 409
-        await asyncio.sleep(0)
-        first, _ = (await catalogue(site)).downloads
-        assert (first.source, first.state, first.done_bytes, first.total_bytes) == ("org/one", "running", 3, 10)
-        assert (await order(site, action="cancel", source="org/one")).status == 202
-        gate.set()
-
-        async def states() -> dict[str, str]:
-            return {each.source: each.state for each in (await catalogue(site)).downloads}
-
-        while "running" in (await states()).values():
-            await asyncio.sleep(0)
-        assert await states() == {"org/one": "cancelled", "org/two": "failed"}
-        assert (await catalogue(site)).downloads[1].error == "the hub cannot be reached"
