@@ -73,7 +73,7 @@ class Internal:
 
     async def requests(self, request: Request) -> Response:
         _require_router(request)
-        return json_response(msgspec.json.encode(self._recent.times))
+        return json_response(msgspec.json.encode(list(self._recent.times)))
 
     async def _model(self, request: Request) -> str:
         """Return the model's own name."""
