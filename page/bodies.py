@@ -10,7 +10,8 @@ MAX_BODY = 4096
 
 
 async def read_body(request: Request) -> bytes:
-    """Read a small JSON body. Raises ApiError for a large one, and for another type: a form of another page could send that."""
+    """Read a small JSON body.
+    Raises ApiError for a large one, and for another content type, which forms of other pages can send."""
     if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
         raise ApiError("invalid_request", "the body must be application/json")
     body = bytearray()

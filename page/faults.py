@@ -1,4 +1,6 @@
-"""What went wrong at sites in the last day, seen in the differences between two readings a second apart."""
+"""Faults of sites in the last day.
+
+They are the differences between two readings, a second apart."""
 
 from collections import deque
 from collections.abc import Iterable
@@ -15,7 +17,7 @@ class SiteFault(msgspec.Struct):
     site: str
     what: str
     cause: str = ""
-    until_s: float | None = None  # when it was over; None: it lasts, or it was over at once
+    until_s: float | None = None  # the time of its end; None while it lasts
 
 
 class Faults:
@@ -45,7 +47,7 @@ class Faults:
         return [fault for fault in reversed(self._kept) if now_s - (fault.until_s or fault.at_s) < KEPT_S]
 
     def _lasting(self, at_s: float, row: SiteRow, subject: str, what: str, cause: str) -> None:
-        """Note a fault that begins, goes on or is over (`what` is empty)."""
+        """Note the start of a fault, or its end if `what` is empty."""
         key = (row.name, subject)
         fault = self._open.get(key)
         if what and fault is None:

@@ -1,4 +1,6 @@
-"""The management API of a router, or of a site that runs alone: what the page and `pilotlight network` do with a network while it runs.
+"""The management API of a router, or of a site that runs alone.
+
+The page and `pilotlight manage` change a running network by it.
 
 All of it needs the scope `admin`, by a key or by the page's cookie; every change is a line of the log `pilotlight.audit`.
 
@@ -35,7 +37,7 @@ class KeyRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     name: str
     scopes: tuple[Literal["models", "deploy", "metrics", "admin"], ...] = ("models",)
-    account: str | None = None  # None: one of the key's own name
+    account: str | None = None  # an account with the key's name, if unset
     expires_days: Annotated[float, Meta(gt=0, le=36_500)] | None = None
     requests_per_min: float | None = None
     tokens_per_min: float | None = None

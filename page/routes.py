@@ -47,7 +47,8 @@ class PageRoutes:
         has_usage: bool = False,
         has_keys: bool = False,
     ) -> None:
-        """`requests` returns the newest ones as JSON. `has_usage` says whether GET /usage exists, `has_keys` whether /manage/keys does."""
+        """`requests` returns the newest ones as JSON.
+        `has_usage` says whether GET /usage exists, `has_keys` whether /manage/keys does."""
         self._timeline = timeline
         self._requests = requests
         self._has_keys = has_keys
@@ -152,7 +153,8 @@ class PageRoutes:
         return StreamingResponse(events, media_type="text/event-stream", headers={"cache-control": "no-store"})
 
     async def logs(self, request: Request) -> Response:
-        """Return a function's kept invocations: `?name=`, `grep`, `status`, `since_s`, `limit`. For operators, because they may be private."""
+        """Return a function's kept invocations: `?name=`, `grep`, `status`, `since_s`, `limit`.
+        For operators, because they may be private."""
         self._sessions.visitor(request, "admin")
         if self._functions is None:
             raise ApiError("not_found", "this process has no functions")

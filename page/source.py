@@ -110,7 +110,8 @@ class FunctionsSource(Protocol):
         """Return JSON: of each deployed function its `name`, `versions` and `shares` of the traffic."""
 
     async def invocations(self, name: str, asked: QueryParams) -> bytes:
-        """Return JSON: the kept `invocations` of a function, and the sites that are `unread`. Raises ApiError for an invalid query."""
+        """Return JSON: the kept `invocations` of a function, and the sites that are `unread`.
+        Raises ApiError for an invalid query."""
 
     def lines(self, name: str) -> AsyncGenerator[bytes, None]:
         """Iterate over the lines that a function prints from now on, as events: `{"site", "line"}`.

@@ -1,7 +1,7 @@
-"""Keys of clients in a file: each is shown once; a network's, a site's or `serve`'s file keeps its digest alone.
+"""Keys of clients in the files of routers, sites and `serve`, which hold their digests.
 
-Files are changed line by line, so that what somebody has written beside the keys stays as it is; a change is read back before it is kept, and one
-that would say anything else than it should is refused.
+Files are changed line by line, so that the rest of a file keeps its form. A change is read back before it is written, and refused if its meaning
+differs from the intended one.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from pilotlight.sites.accounts import KeyConfig
 from pilotlight.sites.config import ConfigError, parse
 
-PREFIX = "pl-"  # so that whoever finds one in a log or a commit knows what it is
+PREFIX = "pl-"  # so that a key in a log or a commit is recognised
 KEY_BYTES = 32
 
 _TABLE = re.compile(r"^[ \t]*\[\[[ \t]*keys[ \t]*\]\][ \t]*(#.*)?$")
@@ -27,7 +27,7 @@ _ANY_TABLE = re.compile(r"^[ \t]*\[")
 
 
 class NewKey(NamedTuple):
-    """What `keys create` is told of a key."""
+    """A key to be made."""
 
     name: str
     scopes: tuple[str, ...] = ("models",)
@@ -47,7 +47,8 @@ def key_config(name: str, key: str, scopes: Sequence[str], **more: Any) -> KeyCo
 
 
 def add_key(new: NewKey, file: Path | None) -> tuple[str, str]:
-    """Make a key, and add it to a file if one is given. Return it, and the table that knows it. Raises ConfigError."""
+    """Make a key, and add it to a file if one is given.
+    Return the key, and the table with its digest. Raises ConfigError."""
     more: dict[str, Any] = {} if new.account is None else {"account": new.account}
     if new.expires_days is not None:
         more["expires"] = _from_now(timedelta(days=new.expires_days))
@@ -60,7 +61,8 @@ def add_key(new: NewKey, file: Path | None) -> tuple[str, str]:
 
 
 def rotate_key(file: Path, name: str, grace_h: float) -> str:
-    """Put a new key in the place of another, which is known for a while longer, and return it. Raises ConfigError."""
+    """Replace a key, accept the previous one for `grace_h` hours, and return the new one.
+    Raises ConfigError."""
     key = PREFIX + secrets.token_urlsafe(KEY_BYTES)
     before = _entry(file, name)
     if before.get("revoked"):
@@ -109,7 +111,8 @@ def toml_table(name: str, fields: Mapping[str, Any]) -> str:
 
 
 def append(file: Path, name: str, table: str, account: str | None = None) -> None:
-    """Append a table to a TOML file, which leaves all before it as it is. Raises ConfigError, also for an account that the file does not have."""
+    """Append a table to a TOML file.
+    Raises ConfigError, also for an account that the file does not have."""
     before = _read(file) if file.exists() else ""
     known = _entries(before, file)
     accounts = [each.get("name") for each in tomllib.loads(before).get("accounts", []) if isinstance(each, dict)]
@@ -125,7 +128,8 @@ def append(file: Path, name: str, table: str, account: str | None = None) -> Non
 
 
 def _change(file: Path, name: str, changes: dict[str, Any]) -> None:
-    """Set fields of one key in its file. Raises ConfigError where the file is not as it would have to be, and leaves it so."""
+    """Set fields of one key in its file.
+    Raises ConfigError if they have another form than a line each, and changes nothing."""
     text = _read(file)
     entries = _entries(text, file)
     number = next((i for i, entry in enumerate(entries) if entry.get("name") == name), None)

@@ -1,6 +1,7 @@
-"""Keys and accounts that are made while a router runs, in a file of its state directory, beside those of its configuration. They are valid at once.
+"""Keys and accounts that were made while a router ran.
 
-The file has the form of `serve --keys`, so `pilotlight keys` reads and changes it too; SIGHUP reads it again.
+They are in a file of its state directory, beside those of its configuration, and valid at once. The file has the form of `serve --keys`: `pilotlight
+keys` changes it too, and SIGHUP reads it again.
 """
 
 import asyncio
@@ -24,7 +25,8 @@ DAILY = {"tokens_per_day", "cost_per_day"}
 
 class IssuedKeys:
     def __init__(self, file: Path, configured: Callable[[], NetworkConfig], changed: Callable[[], None]) -> None:
-        """`configured` returns the router's configuration as its file has it; `changed` is called after each change."""
+        """`configured` returns the configuration of the router's file.
+        `changed` is called after each change."""
         self._file = file
         self._configured = configured
         self._changed = changed
@@ -79,7 +81,8 @@ class IssuedKeys:
 
 
 def with_issued_keys(network: NetworkConfig, file: Path) -> NetworkConfig:
-    """Return the configuration with the keys and accounts that were issued. Raises ConfigError where a name is in both."""
+    """Return the configuration with issued keys and accounts.
+    Raises ConfigError if a name is in both."""
     issued = _read(file)
     accounts, keys = (*network.accounts, *issued.accounts), (*network.keys, *issued.keys)
     try:

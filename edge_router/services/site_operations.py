@@ -1,4 +1,7 @@
-"""What an operator does with the sites of a network through its router: operations are sent on to a site, draining is the router's own."""
+"""Operations on the sites of a network, through its router.
+
+The router sends them to the site; draining changes only what this router sends there.
+"""
 
 import asyncio
 from collections.abc import Mapping

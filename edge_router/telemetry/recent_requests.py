@@ -1,4 +1,7 @@
-"""The newest requests of a router, for the page: whose each was, which site answered, and what its time went into; nothing of prompts and answers."""
+"""The newest requests of a router, for the page.
+
+Each has its account, its site, its outcome and its times; nothing of prompts and answers.
+"""
 
 import asyncio
 import time

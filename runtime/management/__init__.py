@@ -1,1 +1,1 @@
-"""What an operator changes of a site while it runs: the models that it serves, and downloads."""
+"""Operations on a site while it runs: the models that it serves, and downloads."""

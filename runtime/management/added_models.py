@@ -1,5 +1,7 @@
-"""The models that an operator has added to a site, and the URLs that were downloaded, in a file beside the site's other state: a restart serves them
-again."""
+"""Models that were added to a running site, and downloaded URLs.
+
+They are in a file beside the site's other state, so that a restart serves them again.
+"""
 
 import logging
 from collections.abc import Iterable

@@ -1,7 +1,7 @@
-"""The models that a site could serve without a question to any server: embedded ones, installed packages, files of its directories, the hub's cache
-and former downloads; and what a plan says of each on the site's devices.
+"""The models that a site could serve, and a plan of each on its devices.
 
-Reads descriptions, never weights. What was read is kept as long as the files do not change.
+They are the embedded ones, installed packages, the files of its directories, former downloads, and short names of the hub. Descriptions are read,
+never weights, and kept until a file changes.
 """
 
 import re
@@ -60,13 +60,14 @@ class LocalCatalogue:
         self._reading = threading.Lock()
 
     def models(self, served: Mapping[str, str], downloaded: Sequence[str]) -> tuple[CatalogueModel, ...]:
-        """List the models. `served`: sources of the models that the site serves, by their names; `downloaded`: URLs. Takes seconds for files that
-        are new: run it in a thread."""
+        """List the models: takes seconds for new files, so call it in a thread.
+        `served`: sources of the models that the site serves, by their names; `downloaded`: URLs."""
         sources = dict.fromkeys((*self._sources(), *downloaded, *served.values()))
         return tuple(self._model(source, served) for source in [*sources][:MAX_MODELS])
 
     def describe(self, source: str) -> Fit | None:
-        """Return what a plan says of a source; None if its files are not here. Raises SourceError for one that names nothing."""
+        """Return the plan of a source, or None if its files are not here.
+        Raises SourceError for a source that names no model."""
         directory = local_directory(source)
         return None if directory is None else self._description(source, directory).fit
 
@@ -139,7 +140,8 @@ class LocalCatalogue:
         return kv_bytes // layout.block_bytes * layout.block_size
 
     def _devices(self) -> DeviceSet:
-        """Return one of the site's engine hosts, by its devices. Raises CheckpointError for a GPU of unknown speed."""
+        """Return the devices of one engine host.
+        Raises CheckpointError for a GPU of unknown speed."""
         group = self._engine.device_groups[0]
         return DeviceSet(len(group), cpu()) if is_surely_cpu(group[0]) else this_machine()._replace(number=len(group))
 

@@ -1,4 +1,7 @@
-"""Downloads of models that an operator has started, and how far each one is. One that was cut resumes when it is started again."""
+"""Downloads of models that an operator has started, with their progress.
+
+A download that was cut resumes when it is started again.
+"""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -41,7 +44,7 @@ class Downloads:
             del self._known[old]
 
     def cancel(self, source: str) -> None:
-        """End a download; what has come so far is kept. Raises ApiError if there is none."""
+        """End a download and keep its bytes. Raises ApiError if there is none."""
         if (task := self._tasks.get(source)) is None:
             raise ApiError("not_found", f"{source[:200]} is not being downloaded")
         task.cancel()

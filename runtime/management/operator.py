@@ -1,4 +1,7 @@
-"""Carries out what an operator asks of a site: models that are downloaded, served, woken, put to sleep and removed while it runs."""
+"""Carries out operations on a running site.
+
+Models are downloaded, added, woken, put to sleep and removed.
+"""
 
 import asyncio
 import logging
@@ -28,7 +31,8 @@ class SiteOperator:
         self._downloads = Downloads(directory_of, self._note_downloaded)
 
     def serve_added(self) -> None:
-        """Serve the models that were added in the site's former life. One whose name the site's file has taken is logged and left out."""
+        """Serve the models that were added before a restart.
+        A model whose name the site's file has taken is logged and left out."""
         for config in self._added.configs():
             try:
                 self._models.add(config)

@@ -1,5 +1,8 @@
-"""What routers ask of a site beside requests, signed as hops: POST WAKE_PATH (a request for a model is on its way), and for an operator GET
-CATALOGUE_PATH, POST OPERATION_PATH (which returns 202 when the operation has started) and GET REQUESTS_PATH (the newest generations)."""
+"""Messages of routers to sites beside clients' requests, signed as hops.
+
+POST WAKE_PATH hints that a request for a model is on its way. For operators: GET CATALOGUE_PATH, POST OPERATION_PATH, which returns 202 when the
+operation has started, and GET REQUESTS_PATH, the newest generations.
+"""
 
 from typing import Literal
 
@@ -26,7 +29,7 @@ class WakeAnswer(msgspec.Struct, frozen=True):
 
 
 class Fit(msgspec.Struct, frozen=True):
-    """What a plan says of a model on a site's devices, without running it."""
+    """The plan of a model on a site's devices."""
 
     fits: bool
     reason: str
@@ -53,7 +56,7 @@ class CatalogueModel(msgspec.Struct, frozen=True):
     architecture: str = ""
     license: str = ""  # as its files state it; empty: they state none
     served_as: tuple[str, ...] = ()  # names of models that the site serves from this source
-    fit: Fit | None = None  # None: not known before it is here
+    fit: Fit | None = None  # unknown (None) until its files are there
 
 
 class Download(msgspec.Struct, frozen=True):
@@ -83,7 +86,8 @@ class Catalogue(msgspec.Struct, frozen=True):
 
 
 class SiteOperation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One operation of an operator. `model` is for wake, sleep and remove; `source` for pull, cancel and run, which reads the rest too."""
+    """One operation of an operator.
+    `model` is for wake, sleep and remove; `source` for pull, cancel and run, which reads the rest too."""
 
     action: Literal["wake", "sleep", "drain", "resume", "pull", "cancel", "run", "remove"]
     model: str = ""  # run: the name that requests use; empty: the source's own

@@ -1,4 +1,4 @@
-"""`pilotlight manage`: requests to the management API of a router or site, and their progress on the terminal."""
+"""`pilotlight manage`: requests to the management API, and their progress."""
 
 import json
 import sys

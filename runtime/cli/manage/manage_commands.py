@@ -95,7 +95,7 @@ def create_key(
     scope: Annotated[
         list[str] | None, typer.Option(help="models (the default), deploy, metrics, admin. Repeatable.")
     ] = None,
-    account: Annotated[str | None, typer.Option(help="Account of the key; by default one of its own name.")] = None,
+    account: Annotated[str | None, typer.Option(help="Account of the key; by default one with the key's name.")] = None,
     expires_days: Annotated[float | None, typer.Option(help="Days until the key expires.")] = None,
     requests_per_min: Annotated[float | None, typer.Option(help="Limit of a new account.")] = None,
     tokens_per_min: Annotated[float | None, typer.Option(help="Limit of a new account.")] = None,
