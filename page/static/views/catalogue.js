@@ -9,10 +9,12 @@ const SHOWN = 40, LOOK_MS = 1000, IDLE_LOOKS = 10;
 export function catalogue(filter, told) {
   const list = h("div"), downloads = h("div");
   const other = h("input", { class: "grow", placeholder: "a directory or GGUF file of a site, org/name, or https://…", "aria-label": "Another source" });
+  const others = [["Run…", () => run(named())], ["Pull…", () => pull(named())]].map(([text, work]) => h("button", { type: "button", disabled: true, onclick: () => other.value.trim() && work() }, text));
   let found = { sites: {}, unread: {} }, looks = 0, isOpen = true;
 
   async function read() {
     try { found = await call("GET", "manage/catalogue"); } catch (error) { show(list, h("p", { class: "bad", role: "alert" }, error.message)); return; }
+    for (const one of others) one.disabled = false; // which sites there are is known
     if (isOpen) { draw(); drawDownloads(); }
   }
 
@@ -102,7 +104,7 @@ export function catalogue(filter, told) {
   read();
   return {
     node: card("Catalogue", list, downloads, h("div", { class: "row" }, other,
-      h("button", { type: "button", onclick: () => other.value.trim() && run(named()) }, "Run…"), h("button", { type: "button", onclick: () => other.value.trim() && pull(named()) }, "Pull…"))),
+      others)),
     draw, leave: () => { isOpen = false; clearInterval(timer); },
   };
 }
