@@ -7,10 +7,9 @@ pulled. Pictures are taken of every view, light, dark and as wide as a telephone
 """
 
 import argparse
-import functools
-import http.server
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -21,9 +20,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import uvicorn
 from playwright.sync_api import Browser, Page, expect
+from starlette.staticfiles import StaticFiles
 
-from load_tests.local_network import LocalNetwork
+from load_tests.local_network import LocalNetwork, free_ports
 from load_tests.records import write_record
 from load_tests.scenarios.deploys import ENVIRONMENT, SITE, TOKEN
 from load_tests.scenarios.page import chromium
@@ -50,7 +51,7 @@ def main() -> None:
         folder = Path(place)
         ledger = f'\n[ledger]\ndirectory = "{folder / "ledger"}"\n'
         with (
-            served(packed(folder)) as source,
+            served(*packed(folder)) as source,
             LocalNetwork(environment=ENVIRONMENT, network_settings=ledger, site_settings=SITE) as network,
             chromium() as browser,
         ):
@@ -68,27 +69,29 @@ def main() -> None:
         print("record:", write_record("operate", results, ("playwright",)))
 
 
-def packed(folder: Path) -> Path:
-    """Pack the embedded model into a folder of a web server."""
+def packed(folder: Path) -> tuple[Path, str]:
+    """Pack the embedded model into a folder of a web server. Return it, and its digest."""
     out = folder / "web" / "second.packed"
     out.parent.mkdir()
     command = [sys.executable, "-m", "pilotlight.runtime.cli.commands", "pack", "embedded:ember", "--out", str(out)]
-    subprocess.run(command, check=True, capture_output=True)
-    return out
+    said = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    found = re.search(r"#sha256=[0-9a-f]{64}", said)
+    assert found is not None, said
+    return out, found[0]
 
 
 @contextmanager
-def served(directory: Path) -> Iterator[str]:
-    """Serve a folder on loopback, and return its URL."""
-    handler = functools.partial(_Quiet, directory=str(directory.parent))
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}/{directory.name}"
-        server.shutdown()
-
-
-class _Quiet(http.server.SimpleHTTPRequestHandler):
-    def log_message(self, format: str, *args: Any) -> None: ...
+def served(directory: Path, digest: str) -> Iterator[str]:
+    """Serve a folder on loopback, and return its pinned URL."""
+    config = uvicorn.Config(StaticFiles(directory=directory.parent), port=free_ports(1)[0], log_level="critical")
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{config.port}/{directory.name}{digest}"
+    finally:
+        server.should_exit = True
+        thread.join()
 
 
 def deploy(folder: Path, url: str) -> None:

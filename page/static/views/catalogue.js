@@ -100,7 +100,7 @@ export function catalogue(filter, told) {
     });
   }
 
-  const named = () => ({ source: other.value.trim(), name: other.value.trim().split("#")[0].replace(/\/+$/, "").split("/").at(-1), at: {} });
+  const named = () => ({ source: other.value.trim(), name: other.value.trim().split("#")[0].replace(/\/+$/, "").split("/").at(-1).replace(/\.(packed|gguf)$/, ""), at: {} });
   read();
   return {
     node: card("Catalogue", list, downloads, h("div", { class: "row" }, other,
