@@ -83,13 +83,25 @@ def test_gates_and_ups_are_fused_with_their_activation(rows: int, heights: tuple
     assert torch.allclose(weight.gated(x, None, silu_and_mul), silu_and_mul(weight.linear(x)), rtol=1e-5, atol=1e-6)
 
 
-def test_a_row_has_the_same_bits_in_any_company_of_few(arithmetic: str) -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_row_has_the_same_bits_in_any_company(kind: str, dtype: torch.dtype, arithmetic: str) -> None:
+    """Chunks of 1,024 columns, whole vectors of outputs and what is left of both."""
     if arithmetic == "torch":
-        pytest.skip("torch chooses its sums by their number")
-    weight = BlockWeight.joined([blocks("q4_k", 50, 512)], ["q4_k"], 512)
-    x = torch.randn(3, 512)
-    together = weight.linear(x)
-    assert all(torch.equal(weight.linear(x[i : i + 1])[0], together[i]) for i in range(3))
+        pytest.skip("torch chooses the order of its sums by their number")
+    columns = 1280 if kind.endswith("_k") else 1120
+    weight = BlockWeight.joined([blocks(kind, 25, columns), blocks(kind, 25, columns)], [kind, kind], columns)
+    x, bias = torch.randn(130, columns).to(dtype), torch.randn(50).to(dtype)
+    for product in (
+        lambda x: weight.linear(x),
+        lambda x: weight.linear(x, bias),
+        weight.logits,
+        lambda x: weight.gated(x, bias, silu_and_mul),
+    ):
+        together = product(x)
+        for rows in (1, 2, 3, 5, 9, 12, 16, 31, 49):
+            first = 130 - rows
+            assert torch.equal(product(x[first:]), together[first:]), rows
 
 
 @pytest.mark.parametrize("rows", [1, 12])
