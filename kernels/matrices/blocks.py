@@ -2,8 +2,9 @@
 
 Knows what is in a block of each kind, by ggml's ggml-common.h and the reference forms in ggml-quants.c (https://github.com/ggml-org/ggml); refuses to
 know files (engine/weights/formats/gguf.py brings theirs here). A weight is up to three matrices, each of its own kind, one below the other: queries,
-keys and values, or gates and ups, need not be copied to be one. The C library multiplies few rows of x as integers (kernels/cpu/blocks.c) and decodes
-blocks, a tile at a time, for more; there is no form for GPUs, which get such weights unpacked.
+keys and values, or gates and ups, need not be copied to be one. Products round x to eight bits for each 32 columns, whatever the number of its rows: the C
+library multiplies codes and bytes as integers (kernels/cpu/blocks.c), and a row has the same bits in any company; torch multiplies the numbers that both
+stand for. There is no form for GPUs, which get such weights unpacked.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,6 +24,8 @@ from pilotlight.kernels.elementwise.activation import FUSED
 from pilotlight.kernels.matrices.weight import GatedActivation, Weight, check_product
 
 MOST_JOINED = 3
+ROUNDED_COLUMNS = 32  # that share a scale, of x
+_LEAST = 2.0**-100  # what is less is zero: its inverse would be infinite
 
 
 class BlockKind(NamedTuple):
@@ -128,6 +131,19 @@ def blocks_of(kind: str, stored: Tensor) -> Tensor:
     return torch.unflatten(stored, -1, (-1, BLOCK_KINDS[kind].num_bytes))
 
 
+def rounded(x: Tensor) -> Tensor:
+    """Round each value to a multiple of a 127th of the largest of its 32 columns: [..., columns] -> fp32 [..., columns]. A number that is not finite
+    makes its 32 columns NaN."""
+    groups = x.float().unflatten(-1, (-1, ROUNDED_COLUMNS))
+    largest = groups.abs().amax(-1, keepdim=True)
+    steps = (groups * (127 / largest)).round().where(largest >= _LEAST, 0.0)
+    return (steps * (largest / 127)).where(largest.isfinite(), torch.nan).flatten(-2)
+
+
+def _product(x: Tensor, weight: BlockWeight, bias: Tensor | None = None) -> Tensor:
+    return F.linear(rounded(x), weight.unpack(torch.float32), None if bias is None else bias.float())
+
+
 def _native(
     library: Library,
     x: Tensor,
@@ -144,7 +160,7 @@ def _native(
 @operation(check_product, native=_native)
 def block_linear(x: Tensor, weight: BlockWeight, bias: Tensor | None = None) -> Tensor:
     """x [tokens, columns] -> [tokens, rows]"""
-    return F.linear(x, weight.unpack(x.dtype), bias)
+    return _product(x, weight, bias).to(x.dtype)
 
 
 def _gated_native(
@@ -162,13 +178,13 @@ def _check_gated(operation: str, x: Tensor, weight: BlockWeight, bias: Tensor | 
 @operation(_check_gated, native=_gated_native)
 def block_gated_linear(x: Tensor, weight: BlockWeight, bias: Tensor | None, activation: GatedActivation) -> Tensor:
     """x [tokens, columns], weight [2 * intermediate, columns], gates above ups -> [tokens, intermediate]"""
-    return activation(F.linear(x, weight.unpack(x.dtype), bias))
+    return activation(_product(x, weight, bias).to(x.dtype))
 
 
 @operation(check_product, native=partial(_native, wide_output=True))
 def block_logits(hidden: Tensor, weight: BlockWeight) -> Tensor:
     """hidden [rows, columns], weight [vocab, columns] -> fp32 [rows, vocab], rounded to the storage type before."""
-    return F.linear(hidden, weight.unpack(hidden.dtype)).float()
+    return _product(hidden, weight).to(hidden.dtype).float()
 
 
 def _check_rows(operation: str, numbers: Tensor, weight: BlockWeight, dtype: torch.dtype, scale: float = 1.0) -> None:

@@ -7,12 +7,12 @@ import torch
 
 from pilotlight.kernels.checks import ArgumentError
 from pilotlight.kernels.elementwise.activation import silu_and_mul
-from pilotlight.kernels.matrices.blocks import BLOCK_KINDS, BlockWeight, block_linear, row_bytes, unpack
+from pilotlight.kernels.matrices.blocks import BLOCK_KINDS, BlockWeight, block_linear, rounded, row_bytes, unpack
 from tests.engine.gguf.files import Kind, random_blocks
 
 pytestmark = pytest.mark.cpu_only
 KINDS = list(BLOCK_KINDS)
-ROUNDED = 1 / 254  # of the largest of 32 values of x: what a product of few rows rounds by
+ROUNDED = 1 / 254  # of the largest of 32 values of x: what a product rounds by
 
 
 def blocks(kind: str, rows: int, columns: int) -> torch.Tensor:
@@ -59,6 +59,23 @@ def test_products_are_off_by_no_more_than_x_is_rounded(kind: str, dtype: torch.d
         logits = weight.logits(x)
         assert logits.dtype == torch.float32
         assert ((logits.double() - exact + bias.double()).abs() <= allowed + 2**-8 * exact.abs()).all()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_products_are_those_of_what_x_is_rounded_to(kind: str) -> None:
+    stored = blocks(kind, 35, 512)
+    weight, plain = BlockWeight.joined([stored], [kind], 512), numbers(kind, stored).double()
+    x = torch.randn(130, 512)
+    x[3, 64:96] = 0
+    x[5, 32:64] *= 2.0**-110
+    values = rounded(x)
+    assert ((values - x).abs() <= 1.01 * ROUNDED * x.abs().amax(1, keepdim=True)).all()
+    for rows in (1, 5, 130):
+        off = (weight.linear(x[:rows]).double() - values[:rows].double() @ plain.T).abs()
+        # a tie of x may be rounded to either side
+        allowed = bound(x[:rows], plain, 0) * 2**-8 + 2 * ROUNDED * x.abs().max() * plain.abs().max()
+        assert (off <= allowed).all()
+        assert off.median() <= 2**-20 * plain.abs().max() * 512
 
 
 def test_matrices_of_several_kinds_are_one_below_the_other() -> None:
