@@ -22,6 +22,7 @@ from typing import TypeVar
 import aiohttp
 import msgspec
 from msgspec.structs import replace
+from starlette.datastructures import QueryParams
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import BaseRoute, Route
@@ -368,9 +369,8 @@ class DeploymentApi:
 
     async def logs(self, request: Request) -> Response:
         """Return the invocations that were kept at every site that can be asked now."""
-        query, after = log_query(self._readable(request), request.query_params)
-        found = await find_logs(self._followed(query.function), query, after, self._guard.signed)
-        return Response(encode(found), media_type=JSON, headers=NO_STORE)
+        found = await self.invocations(self._readable(request), request.query_params)
+        return Response(found, media_type=JSON, headers=NO_STORE)
 
     async def secrets(self, request: Request) -> Response:
         """Return the names of a function's secrets to its author, and the encrypted values to sites."""
@@ -406,7 +406,16 @@ class DeploymentApi:
         return name
 
     def versions(self) -> bytes:
-        return encode(list(self._deployments.known.values()))
+        """Return the deployments as JSON, each with the names of its secrets."""
+        known = self._deployments.known.values()
+        return encode(
+            [{**msgspec.structs.asdict(each), "secret_names": sorted(self._secrets.of(each.name))} for each in known]
+        )
+
+    async def invocations(self, name: str, asked: QueryParams) -> bytes:
+        """Return the kept invocations of a function at the sites that can be asked now, as JSON. Raises ApiError."""
+        query, after = log_query(_named(name), asked)
+        return encode(await find_logs(self._followed(query.function), query, after, self._guard.signed))
 
     def lines(self, name: str) -> AsyncGenerator[bytes, None]:
         """Iterate over a function's output at the reachable sites. Raises ApiError."""

@@ -11,6 +11,7 @@ from pilotlight.functions.cli import d1_commands, exports, state
 from pilotlight.runtime.cli.api import API_KEY_ENV, DEFAULT_URL, Api
 from pilotlight.runtime.cli.cli_error import CliError
 from pilotlight.runtime.cli.keys.key_commands import keys
+from pilotlight.runtime.cli.manage.manage_commands import manage
 from pilotlight.runtime.cli.models.adapter_commands import adapters
 from pilotlight.runtime.cli.network.network_commands import network as network_commands
 from pilotlight.sites.config import SERVER_ENV, ConfigError
@@ -38,6 +39,7 @@ INFERENCE, FUNCTIONS, OPERATIONS = "Inference", "Functions", "Operations"  # hea
 
 app.add_typer(keys, name="keys", rich_help_panel=OPERATIONS)
 app.add_typer(network_commands, name="network", rich_help_panel=OPERATIONS)
+app.add_typer(manage, name="manage", rich_help_panel=OPERATIONS)
 app.add_typer(adapters, name="adapters", rich_help_panel=INFERENCE)
 for name, commands in (
     ("secret", state.secret),
