@@ -1,4 +1,4 @@
-"""The OpenAPI document of all dialects (/openapi.json), from their structs, and the same as a page to read (/docs)."""
+"""The OpenAPI document of all dialects (/openapi.json), generated from their structs, and its page (/docs)."""
 
 from functools import cache
 from html import escape
@@ -46,7 +46,9 @@ _REFERENCE = "#/components/schemas/{name}"
 
 
 class ApiOperation(NamedTuple):
-    """One method of one path. `body` and `answer` are types, or schemas where the dialect has no struct, one or several."""
+    """A method of a path.
+
+    `body` and `answer` are one or several types, or schemas where the dialect has no struct."""
 
     method: str
     path: str

@@ -149,9 +149,10 @@ async def serve_app(
     file: Path | None = None,
     load: Callable[[Path], SiteConfig] = load_site,
 ) -> None:
-    """Serve on a bound socket, which it takes over, at the URL that the application was built for. `stop` begins the drain, as do the stop signals
-    when none is given, of which a second one cuts it short; `on_ready` gets the URL once the site answers requests with its models loaded. `load`
-    reads `file` again at SIGHUP."""
+    """Serve on a bound socket, which it takes over, at the URL that the application was built for.
+
+    `stop` begins the drain, as do the stop signals when none is given, of which a second one cuts it short; `on_ready` gets the URL once the site
+    answers requests with its models loaded. `load` reads `file` again at SIGHUP."""
     url = app.site.url or url_of(listener)
     log.info("listening on %s", url)
     force_shutdown = asyncio.Event()
@@ -204,7 +205,9 @@ async def _served(app: SiteApp, listener: socket.socket) -> AsyncIterator[None]:
 
 
 def _http_limits(max_message_bytes: int) -> HttpLimits:
-    """Return the limits. A quarter of the file descriptors is left to engines, functions and what they open."""
+    """Return the limits.
+
+    A quarter of the file descriptors is left to engines, functions and what they open."""
     files = file_limit()
     return HttpLimits(
         max_head_bytes=MAX_HEAD_BYTES,

@@ -108,7 +108,9 @@ class Site:
         self.fleet.end()
 
     def why_not_ready(self) -> list[str]:
-        """Return reasons. None: a request sent now would start to be answered, as a host lives and models that belong on the device are there."""
+        """Return reasons.
+
+        None: a request sent now would start to be answered, as a host lives and models that belong on the device are there."""
         reasons = ["the site is draining"] if self.admission.draining else []
         if (why := self.fleet.why_down) is not None:
             return [*reasons, why]

@@ -31,7 +31,9 @@ class UsageRoutes:
         return [Route(PATH, self.usage)]
 
     async def usage(self, request: Request) -> Response:
-        """Return usage. `?from=&to=` are dates or times, by default UTC; `?by=` some of GROUPS; `?account=`; `?format=csv`."""
+        """Return usage.
+
+        `?from=&to=` are dates or times, by default UTC; `?by=` some of GROUPS; `?account=`; `?format=csv`."""
         query = self._asked(request)
         ledger = self._accounting.ledger
         if ledger is None:

@@ -1,4 +1,6 @@
-"""The deployed functions of the network: versions, shares of traffic, and the routes that change them. Off without a deploy token or keys.
+"""The deployed functions of the network: versions, shares of traffic, and the routes that change them.
+
+Off without a deploy token or keys.
 
 A function belongs permanently to the account that deployed it first, together with its stores, so no other account can deploy, read or follow it. The
 deploy token and admin keys are the operator's, who may access all functions.

@@ -73,7 +73,9 @@ def _show(row: dict[str, Any]) -> None:
 def _measure(
     group: tuple[int, int], tokens: int, skewed: Skewed, matrices: tuple[torch.Tensor, torch.Tensor], rounds: int
 ) -> dict[str, Any]:
-    """Return each placement's times. They are made of what earlier tokens went to. `group`: ranks, and copies on each."""
+    """Return each placement's times.
+
+    They are made of what earlier tokens went to. `group`: ranks, and copies on each."""
     (num_ranks, copies), (gate_up, down) = group, matrices
     num_experts = len(gate_up)
     loads = torch.bincount(skewed.route(_SEEN).flatten(), minlength=num_experts).tolist()

@@ -28,7 +28,9 @@ class InformedPolicy:
 
 
 class OraclePolicy(InformedPolicy):
-    """The site that answers this request first, by its true queue, cache and round trip. Greedy, so no bound: it spares nobody who comes behind."""
+    """The site that answers this request first, by its true queue, cache and round trip.
+
+    Greedy, so no bound: it spares nobody who comes behind."""
 
     def rank(self, request: RouteRequest, backends: Sequence[BackendView]) -> list[Preference]:
         assert self.turn is not None

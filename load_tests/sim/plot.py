@@ -9,7 +9,9 @@ TICKS = (100, 1_000, 10_000, 100_000)
 
 
 def bars(title: str, groups: Mapping[str, Sequence[tuple[str, float, float]]], highlight: str) -> str:
-    """A panel per group; `groups`: name -> (name, p50, p95) each. A bar ends at p95 on a logarithmic axis, a mark stands at p50."""
+    """A panel per group; `groups`: name -> (name, p50, p95) each.
+
+    A bar ends at p95 on a logarithmic axis, a mark stands at p50."""
     top = max([2 * TICKS[0], *(p95 for rows in groups.values() for _, _, p95 in rows)])
     tallest = max((len(rows) for rows in groups.values()), default=0)
     panel = 42 + tallest * (BAR + GAP)

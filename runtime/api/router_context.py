@@ -57,7 +57,9 @@ class RouterContext(NamedTuple):
     max_queue_wait_ms: int | None = None  # with a longer queue this site would no longer be the router's first choice
 
     def applied_to(self, request: RequestT, num_bytes: int) -> RequestT:
-        """Return the request with what the router says of it. `num_bytes`: of the client's own body. Raises ApiError."""
+        """Return the request with what the router says of it.
+
+        `num_bytes`: of the client's own body. Raises ApiError."""
         choices = self.delivery.choices
         if len(choices) > request.num_choices:
             raise ApiError("invalid_request", f"{len(choices)} choices were delivered of {request.num_choices}")
@@ -75,7 +77,9 @@ class RouterContext(NamedTuple):
         )
 
     def check_queue(self, load: ModelLoad | None) -> None:
-        """Raise Declined where the queue is longer than the router allows. A site that has not measured its speed yet takes what comes."""
+        """Raise Declined where the queue is longer than the router allows.
+
+        A site that has not measured its speed yet takes what comes."""
         if self.max_queue_wait_ms is None or load is None or load.prefill_tokens_per_s <= 0:
             return
         queue_ms = 1000 * load.waiting_tokens / load.prefill_tokens_per_s
@@ -114,13 +118,17 @@ def tenant_in(scope: Scope) -> Tenant:
 
 
 def may_see(scope: Scope, names: Iterable[str]) -> bool:
-    """Tell whether a model of these names is in the lists for the request's key. What goes through a router is chosen there."""
+    """Tell whether a model of these names is in the lists for the request's key.
+
+    What goes through a router is chosen there."""
     holder: Key | None = scope.get(HOLDER)
     return holder is None or holder.account.may_use(*names)
 
 
 def check_model(scope: Scope, model: str) -> None:
-    """Raise ApiError for a model that is not the key's to use. What comes through a router was judged there."""
+    """Raise ApiError for a model that is not the key's to use.
+
+    What comes through a router was judged there."""
     holder: Key | None = scope.get(HOLDER)
     if holder is not None:
         holder.account.check_model(model)

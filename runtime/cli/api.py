@@ -62,7 +62,9 @@ class Api:
             raise self._unreachable(error) from None
 
     def stream(self, path: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        """Iterate over the JSON of each event until the stream's end. Raises CliError for a refusal, an error event or a cut stream."""
+        """Iterate over the JSON of each event until the stream's end.
+
+        Raises CliError for a refusal, an error event or a cut stream."""
         try:
             with self._request("POST", path, json.dumps(body).encode()) as answer:
                 if answer.status != 200:

@@ -61,7 +61,9 @@ def converse(api: Api, model: str, messages: list[dict[str, Any]], options: dict
 
 
 def read_turn(console: Console) -> str | None:
-    """Read what is said next, several lines between triple quotes; None at the end of input. Ctrl-C drops what was typed."""
+    """Read what is said next, several lines between triple quotes; None at the end of input.
+
+    Ctrl-C drops what was typed."""
     try:
         line = console.input("[bold]> [/bold]").strip()
         if not line.startswith(QUOTES):

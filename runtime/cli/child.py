@@ -1,4 +1,6 @@
-"""Child: one server process that a command started, its log, and its end. Dies with its parent, even when the parent is killed."""
+"""Child: one server process that a command started, its log, and its end.
+
+Dies with its parent, even when the parent is killed."""
 
 import os
 import signal

@@ -1,4 +1,6 @@
-"""`pilotlight init`: a folder with a manifest, a first function and its tests, from a template. Writes nothing over what is there."""
+"""`pilotlight init`: a folder with a manifest, a first function and its tests, from a template.
+
+Writes nothing over what is there."""
 
 import re
 import shlex

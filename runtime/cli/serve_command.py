@@ -76,7 +76,9 @@ class Served(NamedTuple):
 
     @property
     def engine(self) -> dict[str, Any]:
-        """The table of a site's file that says where the model is computed. Raises CliError for ranks that have no device each."""
+        """The table of a site's file that says where the model is computed.
+
+        Raises CliError for ranks that have no device each."""
         ranks = self.tp * self.pp * self.dp
         split: dict[str, Any] = {
             "stages": self.pp,

@@ -66,7 +66,9 @@ def isolations(status: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
 
 
 def list_processes(status: dict[str, Any], url: str) -> list[dict[str, Any]]:
-    """List every process: role, site, pid, url, state. An unreachable site is listed with what its router knows."""
+    """List every process: role, site, pid, url, state.
+
+    An unreachable site is listed with what its router knows."""
     if "sites" not in status:
         return site_processes(status, "ready" if status["ready"] else "starting")
     router = status["process"]

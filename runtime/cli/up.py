@@ -44,8 +44,9 @@ def up(
     open_page: bool = False,
     model: str | None = None,
 ) -> None:
-    """Run a network until a signal stops it. `model`: what all sites serve in place of their files' models. Raises CliError when the network cannot
-    start."""
+    """Run a network until a signal stops it.
+
+    `model`: what all sites serve in place of their files' models. Raises CliError when the network cannot start."""
     console = Console()
     source = None if model is None else source_of(model)
     if source is not None:
@@ -73,7 +74,9 @@ def up(
 
 
 def load_sites(sites_dir: Path, network: NetworkConfig) -> list[tuple[Path, SiteConfig]]:
-    """Load the files of the network's sites, in its order. Raises CliError when a file is missing or disagrees with the network."""
+    """Load the files of the network's sites, in its order.
+
+    Raises CliError when a file is missing or disagrees with the network."""
     found: list[tuple[Path, SiteConfig]] = []
     for ref in network.sites:
         path = sites_dir / f"{ref.name}.toml"
@@ -128,8 +131,9 @@ def require_free(host: str, port: int, hint: str = "choose another with --port")
 
 @contextmanager
 def running(console: Console, children: list[Child]) -> Iterator[None]:
-    """Open a scope of the children's life: started here, ended here, whatever happens in between. Ctrl-C, SIGTERM and a closed terminal end it in
-    order; any other SIGHUP is passed on."""
+    """Open a scope of the children's life: started here, ended here, whatever happens in between.
+
+    Ctrl-C, SIGTERM and a closed terminal end it in order; any other SIGHUP is passed on."""
 
     def stop(number: int, frame: FrameType | None) -> None:
         raise Stop

@@ -100,7 +100,9 @@ class Assignments:
                 self._learn(submit, assignment)
 
     def least_loaded(self, submit: Submit, prompt: Prompt, replicas: Sequence[Replica]) -> Replica:
-        """Return the one where a sequence would end soonest. Choices of one request follow the first, which computes their prompt."""
+        """Return the one where a sequence would end soonest.
+
+        Choices of one request follow the first, which computes their prompt."""
         if (leader := self._open.get(submit.leader or "")) is not None and leader.replica in replicas:
             return leader.replica
 

@@ -53,8 +53,9 @@ class Continuations:
 
     @asynccontextmanager
     async def generate(self, submit: Submit, data_sites: DataSites = NO_OTHERS) -> AsyncIterator["ContinuedSequence"]:
-        """Open a sequence's scope, through all its hosts. Leaving it aborts the sequence wherever it is, unless it has ended. `data_sites`: that may
-        see it, beside this one."""
+        """Open a sequence's scope, through all its hosts.
+
+        Leaving it aborts the sequence wherever it is, unless it has ended. `data_sites`: that may see it, beside this one."""
         sequence = ContinuedSequence(self, submit, data_sites)
         try:
             await sequence.begin()
@@ -123,7 +124,9 @@ class ContinuedSequence:
         return self._note(output)
 
     def _is_cut(self, error: EngineError) -> bool:
-        """Return whether the host died, not merely this sequence. A site that ends lets its streams end with it."""
+        """Return whether the host died, not merely this sequence.
+
+        A site that ends lets its streams end with it."""
         assert self._client is not None
         return error.code == "engine_error" and self._client.death is not None and not self._site.fleet.is_ending
 
@@ -151,8 +154,9 @@ class ContinuedSequence:
         return output
 
     async def _note_death(self, error: EngineError) -> None:
-        """Charge the request with its host's death where that ended by itself in a step of this sequence. Raises EngineError where it is one too
-        many."""
+        """Charge the request with its host's death where that ended by itself in a step of this sequence.
+
+        Raises EngineError where it is one too many."""
         assert self._client is not None
         assert self._device_host is not None
         if self._submit.sequence_id not in await self._device_host.charged(self._client):
@@ -201,8 +205,9 @@ class ContinuedSequence:
         return placement.explained
 
     async def _begin_prefill(self, placement: Placement, submit: Submit) -> tuple[Placement, Submit]:
-        """Let another host compute the prompt, and return the sequence that fetches it from there. Where that host has just gone, or declines, the
-        sequence is as it was."""
+        """Let another host compute the prompt, and return the sequence that fetches it from there.
+
+        Where that host has just gone, or declines, the sequence is as it was."""
         info = self._site.models.info_of(submit.model)
         assert placement.prefill is not None
         assert info is not None, "a model that is awake was loaded"
@@ -214,7 +219,9 @@ class ContinuedSequence:
         return placement, fetching
 
     def _note(self, output: TokenOutput) -> TokenOutput:
-        """Count an output's tokens. What the first host found cached is what the request found, whatever the next one computes again."""
+        """Count an output's tokens.
+
+        What the first host found cached is what the request found, whatever the next one computes again."""
         if self._prefill is not None:
             output = self._prefill.as_found(output)
         self._delivered += output.token_ids

@@ -63,7 +63,9 @@ class Fetching:
             raise
 
     def _look(self) -> list[ListedChunk]:
-        """Return what an earlier attempt has not brought. What it has is read again before it is believed; holes are not read."""
+        """Return what an earlier attempt has not brought.
+
+        What it has is read again before it is believed; holes are not read."""
         missing = []
         for file in self._listing.files:
             path = self._folder / file.name

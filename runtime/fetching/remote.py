@@ -55,7 +55,9 @@ class Remote(NamedTuple):
 
 
 async def fetch(remote: Remote, on_progress: Progress | None = None) -> Path:
-    """Return the model's directory. Without the server, the version that it served last serves on. Raises FetchError."""
+    """Return the model's directory.
+
+    Without the server, the version that it served last serves on. Raises FetchError."""
     if (kept := remote.kept()) is not None:
         return kept
     async with aiohttp.ClientSession(timeout=TIMEOUT, trust_env=True, auto_decompress=False) as session:

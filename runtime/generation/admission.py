@@ -105,7 +105,9 @@ class Permit(Struct, eq=False):
     tokens: int = 0
 
     def reserve(self, model: str, prompt_tokens: int, max_tokens: int, kv_tokens: int, choices: int = 1) -> None:
-        """Refuses when the model's queue would be too long. A request alone on its model is always taken: the engine knows what fits."""
+        """Refuses when the model's queue would be too long.
+
+        A request alone on its model is always taken: the engine knows what fits."""
         assert self.model is None, "a permit reserves once"
         tokens = prompt_tokens + choices * self.admission.expected_output(model, max_tokens)
         held = self.admission.reserved.get(model, 0)

@@ -92,7 +92,9 @@ class AnswerForm:
         *,
         is_optional: bool,
     ) -> Constraint:
-        """Return the grammar of an answer with calls. Each tool is held to its schema as far as that can be enforced; a strict one wholly."""
+        """Return the grammar of an answer with calls.
+
+        Each tool is held to its schema as far as that can be enforced; a strict one wholly."""
         callable_tools = [
             _CallableTool(number, tool["function"], is_strict=tool["function"]["name"] in conversation.strict_tools)
             for number, tool in enumerate(conversation.tools)
@@ -119,7 +121,9 @@ class AnswerForm:
         return replace(grammar, is_optional=is_optional)
 
     async def _loosen(self, rules: AnswerRules, tool: "_CallableTool", check: CheckGrammar) -> None:
-        """Hold a tool to as much of its schema as can be enforced without the others. Raises ApiError for one that is strict."""
+        """Hold a tool to as much of its schema as can be enforced without the others.
+
+        Raises ApiError for one that is strict."""
         while True:
             grammar, why = await self._grammar(rules, [tool], check)
             if grammar is not None:

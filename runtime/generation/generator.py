@@ -236,9 +236,10 @@ class Generation:
         )
 
     async def deltas(self) -> AsyncIterator[Delta]:
-        """Yield all that is ready of a choice at a time as one delta. Each choice ends with a delta that has a finish reason. Raises the first error
-        of any sequence once everything before it has been taken.
-        While tokens come and all of them are held back, as those of a tool call, there is an empty delta once a second: this is no silence."""
+        """Yield all that is ready of a choice at a time as one delta.
+
+        Each choice ends with a delta that has a finish reason. Raises the first error of any sequence once everything before it has been taken. While
+        tokens come and all of them are held back, as those of a tool call, there is an empty delta once a second: this is no silence."""
         shown_at = time.monotonic()
         while not self.is_finished:
             if self._error is None:
@@ -340,8 +341,10 @@ async def as_submits(
     answer: AnswerForm,
     constraint: Constraint | None,
 ) -> tuple[Submits, list[OutputProcessor]]:
-    """Return the sequences, by choice, and the processors of all choices. A prompt's choice i draws with seed + i, so its first is what a request for
-    one choice would get; the others wait for that to compute the prompt. Raises ApiError, and DivergedError for what cannot be continued."""
+    """Return the sequences, by choice, and the processors of all choices.
+
+    A prompt's choice i draws with seed + i, so its first is what a request for one choice would get; the others wait for that to compute the prompt.
+    Raises ApiError, and DivergedError for what cannot be continued."""
     submits: Submits = {}
     for prompt, sampling in zip(prompts, params, strict=True):
         sequence_id = os.urandom(16).hex()

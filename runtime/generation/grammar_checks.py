@@ -65,7 +65,9 @@ class GrammarChecks:
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def refusal(self, vocabulary: GrammarVocabulary, constraint: Constraint, owner: str) -> str | None:
-        """Return why a grammar cannot be enforced; None if it can. Raises ApiError where others' grammars leave it no time. `owner`: the account."""
+        """Return why a grammar cannot be enforced; None if it can.
+
+        Raises ApiError where others' grammars leave it no time. `owner`: the account."""
         key = _digest(vocabulary, constraint)
         if (known := self._known(key)) is not None:
             return known.refusal

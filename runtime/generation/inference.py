@@ -125,7 +125,9 @@ class GeneratedEvents:
         self._task = asyncio.create_task(self._run(events), name="inference")
 
     async def begin(self) -> None:
-        """Return when there is something to read. Raises ApiError for what is refused before, and then nothing is left to close."""
+        """Return when there is something to read.
+
+        Raises ApiError for what is refused before, and then nothing is left to close."""
         try:
             self._first = await self._next()
             self._has_begun = True

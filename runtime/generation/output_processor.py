@@ -101,7 +101,9 @@ class DivergedError(Exception):
 
 
 class OutputProcessor:
-    """One answer under way. Push outputs as they come, take what can be shown when there is somebody to show it to."""
+    """One answer under way.
+
+    Push outputs as they come, take what can be shown when there is somebody to show it to."""
 
     def __init__(
         self,
@@ -138,8 +140,10 @@ class OutputProcessor:
         self.finish_reason, self.is_taken = reason, True
 
     def resume(self, token_ids: tuple[int, ...], again: tuple[int, ...] = ()) -> int:
-        """Stand where one stood that was pushed these tokens and had taken from it all it could show. `again`: so was it with these, but they
-        are to be pushed once more: their log-probabilities have not been shown. Returns how many tokens count as carried."""
+        """Stand where one stood that was pushed these tokens and had taken from it all it could show.
+
+        `again`: so was it with these, but they are to be pushed once more: their log-probabilities have not been shown. Returns how many tokens count
+        as carried."""
         self._replay(token_ids)
         if self.finish_reason is not None:
             raise DivergedError("the tokens delivered so far are a whole answer already")

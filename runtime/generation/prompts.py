@@ -24,7 +24,9 @@ class EncodedPrompt(NamedTuple):
 
 
 async def encode(model: AwakeModel, request: ValidGeneration, prompt: Prompt, reader: ImageReader) -> EncodedPrompt:
-    """Encode a prompt, which fits the model's context with room for at least one more token. Raises ApiError, ChatTemplateError, TokenizerError."""
+    """Encode a prompt, which fits the model's context with room for at least one more token.
+
+    Raises ApiError, ChatTemplateError, TokenizerError."""
     images: tuple[SizedImage, ...] = ()
     if isinstance(prompt, Conversation) and prompt.images:
         placeholders_of(model, request)

@@ -56,10 +56,12 @@ class ProcessLauncher:
         lend_address: str | None = None,
         secret: str | None = None,
     ) -> None:
-        """`owner` of what the host keeps: the site, or one of its devices. `places`: where the tiers of all the site's devices lie, this one's first.
-        `lend_address`: where hosts of other sites fetch blocks; `secret`: the network's, of which their keys are made.
-        `cores` are the host's own, where it has not all. `group`: devices that share every model. `bootstraps`: the first host may serve by bootstrap
-        programs. Those that follow it do not: by then the checkpoint's pages may have left the page cache."""
+        """`owner` of what the host keeps: the site, or one of its devices.
+
+        `places`: where the tiers of all the site's devices lie, this one's first. `lend_address`: where hosts of other sites fetch blocks; `secret`:
+        the network's, of which their keys are made. `cores` are the host's own, where it has not all. `group`: devices that share every model.
+        `bootstraps`: the first host may serve by bootstrap programs. Those that follow it do not: by then the checkpoint's pages may have left the
+        page cache."""
         self._bootstraps = bootstraps
         self._model_bytes = model_bytes
         self._lend_address = lend_address
@@ -179,8 +181,10 @@ def launchers_of(
     model_bytes: Callable[[int], tuple[int, ...]] = lambda ranks: (),
     secret: str | None = None,
 ) -> list[ProcessLauncher]:
-    """Return one for each of the site's devices. `model_bytes`: of models on so many ranks; `secret`: the network's. What other sites' hosts have
-    left in the way of sockets is removed a little later."""
+    """Return one for each of the site's devices.
+
+    `model_bytes`: of models on so many ranks; `secret`: the network's. What other sites' hosts have left in the way of sockets is removed a little
+    later."""
     remove_dead_later()
     devices = config.device_groups
     owners, places = owners_of(site, len(devices)), kv_places(site, len(devices))
@@ -225,8 +229,9 @@ def host_config(
     peer_address: str | None = None,
     model_bytes: tuple[int, ...] = (),
 ) -> HostConfig:
-    """Return what a host is started with. `tier_place`: where blocks may outlive the host; None: neither in memory nor on disk. `peer_address`: where
-    other hosts of the site fetch them."""
+    """Return what a host is started with.
+
+    `tier_place`: where blocks may outlive the host; None: neither in memory nor on disk. `peer_address`: where other hosts of the site fetch them."""
     disk = config.kv_disk_dir if tier_place is not None else None
     return HostConfig(
         device=group[0],

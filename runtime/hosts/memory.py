@@ -1,4 +1,6 @@
-"""How much memory this machine, or this container, could still give. Knows Linux's files; elsewhere it knows nothing, and says so with None."""
+"""How much memory this machine, or this container, could still give.
+
+Knows Linux's files; elsewhere it knows nothing, and says so with None."""
 
 from pathlib import Path
 

@@ -45,7 +45,9 @@ class AvailableMemory(NamedTuple):
 
 
 def check_memory_budget(site: SiteConfig, supply: AvailableMemory) -> None:
-    """Check the site file. Raises ConfigError when the tiers of all devices, and the weights', are more than there is."""
+    """Check the site file.
+
+    Raises ConfigError when the tiers of all devices, and the weights', are more than there is."""
     promised = []
     if kv := _kv_bytes(site.engine):
         devices = len(site.engine.all_devices)
@@ -62,7 +64,9 @@ def check_memory_budget(site: SiteConfig, supply: AvailableMemory) -> None:
 
 
 def weights_limit(site: SiteConfig, supply: AvailableMemory) -> int:
-    """Return the bytes of the tier of weights. Raises ConfigError when the models that must sleep there do not fit."""
+    """Return the bytes of the tier of weights.
+
+    Raises ConfigError when the models that must sleep there do not fit."""
     promised_gib = site.engine.weights_host_gib
     if promised_gib is None:
         left = max(0, supply.most - _kv_bytes(site.engine))
@@ -85,7 +89,9 @@ def model_bytes(site: SiteConfig, ranks: int) -> tuple[int, ...]:
 
 
 def _needed(model: ModelConfig, site: SiteConfig, ranks: int = 1) -> int:
-    """Return the bytes of files that are here. What is still to be downloaded is not known, and counts when it comes."""
+    """Return the bytes of files that are here.
+
+    What is still to be downloaded is not known, and counts when it comes."""
     try:
         directory = local_directory(model.source)
     except SourceError:

@@ -47,8 +47,9 @@ class RunningHost(Protocol):
 
 class Launcher(Protocol):
     async def launch(self, *, standby: bool = False, afresh: bool = False) -> RunningHost:
-        """`standby`: no request waits for it; it is made ready thoroughly and at low priority. `afresh`: it believes no file that hosts before it
-        have generated, and removes them."""
+        """`standby`: no request waits for it; it is made ready thoroughly and at low priority.
+
+        `afresh`: it believes no file that hosts before it have generated, and removes them."""
 
     def close(self) -> None:
         """Note that no further host is launched, and the last has ended."""

@@ -102,7 +102,9 @@ class TierDirectory:
 
 
 def kv_places(site: str, num_devices: int) -> list[TierDirectory]:
-    """Return one for each of the site's devices. The first one's has the site's own name: a site that gets a second device keeps what it has."""
+    """Return one for each of the site's devices.
+
+    The first one's has the site's own name: a site that gets a second device keeps what it has."""
     return [TierDirectory(owner) for owner in owners_of(site, num_devices)]
 
 

@@ -77,8 +77,9 @@ class AdapterRegistry:
         return self._find_public(model, adapter) is not None
 
     async def of(self, request: ValidGeneration, owner: str) -> AdapterSource | None:
-        """Return the adapter that a request asks for; None: the model as it is. `owner`: whose uploads it may use. Raises ApiError for one that is
-        not there, or is none."""
+        """Return the adapter that a request asks for; None: the model as it is.
+
+        `owner`: whose uploads it may use. Raises ApiError for one that is not there, or is none."""
         named = self.named_in(request.requested_model, request.model)
         if request.lora and named is not None:  # an account's list of models would be asked for a third
             message = f"the request names two adapters, {named[:100]!r} behind its model and {request.lora[:100]!r}: leave one out"

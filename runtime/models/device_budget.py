@@ -55,7 +55,9 @@ class DeviceBudget:
         self._turn = asyncio.Lock()  # fair: first come, first served
 
     async def acquire(self, state: ModelState) -> bool:
-        """Return when the model has memory on this device, true if others were put to sleep for it. Raises EngineError when it never can have."""
+        """Return when the model has memory on this device, true if others were put to sleep for it.
+
+        Raises EngineError when it never can have."""
         if self._replica(state).holds_memory:
             return False
         needed = state.num_bytes
@@ -116,7 +118,9 @@ class DeviceBudget:
         return plan.is_possible and all(other.expected_in_s(now) > 2 * mine for other in others)
 
     async def put_to_sleep(self, state: ModelState) -> None:
-        """Unload the model's weights, which stay in host memory where they have a place there. The caller has made sure that nothing uses it."""
+        """Unload the model's weights, which stay in host memory where they have a place there.
+
+        The caller has made sure that nothing uses it."""
         await asyncio.shield(self._begin_sleep(state))
 
     def weights_limit(self) -> int | None:

@@ -24,7 +24,9 @@ class HostMemory:
         return self._tier is not None and self._tier.bytes_of(state.name) > 0
 
     def file_for(self, state: ModelState) -> str | None:
-        """Return where the model's weights may lie; sleeping models' files give way. None: it has no place there."""
+        """Return where the model's weights may lie; sleeping models' files give way.
+
+        None: it has no place there."""
         tier, name = self._tier, state.name
         if tier is None or state.config.residency == "disk":
             return None

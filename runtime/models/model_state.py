@@ -199,7 +199,9 @@ class ModelState:
     def device_candidate(
         self, replica: Replica, monotonic: float, now: float, is_in_host_memory: bool
     ) -> EvictionCandidate:
-        """Describe a replica that holds memory of its device. One that the model could do without gives way before another model's only one."""
+        """Describe a replica that holds memory of its device.
+
+        One that the model could do without gives way before another model's only one."""
         is_spare = self.is_spare(replica)
         return EvictionCandidate(
             self.name,

@@ -1,4 +1,6 @@
-"""What the site says of its models: names, what each can do, where it is and how busy. Refuses to change anything."""
+"""What the site says of its models: names, what each can do, where it is and how busy.
+
+Refuses to change anything."""
 
 import time
 from collections.abc import Mapping

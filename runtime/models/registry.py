@@ -58,8 +58,10 @@ class Models:
         lenders: "Lenders | None" = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """`clock` is of the wall: rhythms are those of days. `on_eviction` is told the model and where it sleeps; `on_scaling`, up or down;
-        `on_lost`, that it is on no device any more, and what it had cached is gone."""
+        """`clock` is of the wall: rhythms are those of days.
+
+        `on_eviction` is told the model and where it sleeps; `on_scaling`, up or down; `on_lost`, that it is on no device any more, and what it had
+        cached is gone."""
         self._fleet = fleet
         self._clock = clock
         self.states = {config.name: ModelState(config, fleet.hosts, on_lost) for config in site.models}
@@ -176,8 +178,9 @@ class Models:
         await asyncio.gather(*(budget.put_to_sleep(state) for budget, replica in replicas if replica.is_awake))
 
     def _note_down(self, host: HostHandle, reason: str) -> None:
-        """Forget every replica that the host held. Of the models that are nowhere else, those in use, and those that stay, wake again, in this
-        order."""
+        """Forget every replica that the host held.
+
+        Of the models that are nowhere else, those in use, and those that stay, wake again, in this order."""
         budget = self._budgets[host.index]
         lost = [state for state in self.states.values() if state.replicas[host.index].is_awake]
         for state in sorted(lost, key=lambda state: state.demand.users == 0):

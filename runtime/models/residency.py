@@ -39,7 +39,9 @@ class EvictionCandidate(NamedTuple):
 
 
 class EvictionPlan(NamedTuple):
-    """`evict`: models that give way at once. `wait_s`: none does yet, look again then, or when a request ends (None: only then)."""
+    """`evict`: models that give way at once.
+
+    `wait_s`: none does yet, look again then, or when a request ends (None: only then)."""
 
     evict: tuple[str, ...] = ()
     is_possible: bool = True  # now

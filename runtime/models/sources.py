@@ -26,7 +26,9 @@ class SourceError(Exception):
 
 
 async def directory_of(source: str, on_progress: Progress | None = None) -> Path:
-    """Return the model's directory. A download ends when this is cancelled, and resumes where an earlier one was cut. Raises SourceError."""
+    """Return the model's directory.
+
+    A download ends when this is cancelled, and resumes where an earlier one was cut. Raises SourceError."""
     local = await asyncio.to_thread(local_directory, source)  # the head of a GGUF file has some 10 MB to be read
     if local is not None:
         return local

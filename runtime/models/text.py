@@ -82,8 +82,10 @@ def check_vocabulary(tokenizer: Tokenizer, info: ModelInfo) -> None:
 
 
 def sampling_defaults(config: dict[str, Any]) -> SamplingDefaults:
-    """Read generation_config.json. Only an explicit `do_sample: false` means greedy: many checkpoints leave it out and mean to be sampled. Raises
-    TokenizerError for a number that no request could be sampled with."""
+    """Read generation_config.json.
+
+    Only an explicit `do_sample: false` means greedy: many checkpoints leave it out and mean to be sampled. Raises TokenizerError for a number that no
+    request could be sampled with."""
     repetition_penalty = _number(config, "repetition_penalty", 1.0, (0.01, 100.0))
     if config.get("do_sample") is False:
         return SamplingDefaults(temperature=0.0, repetition_penalty=repetition_penalty)

@@ -1,5 +1,6 @@
-"""A model's wakes so far: how long they took, from where, and those that failed. From these follows what the next one is expected to take, and when
-it may be tried again.
+"""A model's wakes so far: how long they took, from where, and those that failed.
+
+From these follows what the next one is expected to take, and when it may be tried again.
 """
 
 import time

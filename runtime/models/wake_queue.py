@@ -45,7 +45,9 @@ class WakeQueue:
             wait.reschedule(asyncio.get_running_loop().time())
 
     async def until_available(self, state: ModelState) -> AwakeModel:
-        """Return when the model is awake and takes requests. Raises ApiError when it cannot be had, or too many wait for it."""
+        """Return when the model is awake and takes requests.
+
+        Raises ApiError when it cannot be had, or too many wait for it."""
         if self._is_draining:
             raise shutting_down()
         demand = state.demand

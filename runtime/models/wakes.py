@@ -192,7 +192,9 @@ class Waker:
             check.add_done_callback(self.checks.discard)
 
     async def _check_template(self, state: ModelState, rendering: Rendering) -> None:
-        """Compile the template. The model stays awake with a broken one, and refuses conversations; its status says why (`ModelState.flaw`)."""
+        """Compile the template.
+
+        The model stays awake with a broken one, and refuses conversations; its status says why (`ModelState.flaw`)."""
         await asyncio.sleep(TEMPLATE_AFTER_S)
         try:
             await rendering.check()
@@ -242,8 +244,10 @@ class Waker:
 
 
 def _clock(is_further: bool, is_mapped: bool, was_cut: bool, has_evicted: bool) -> Clock:
-    """Return where a wake came from, by which its time is compared with others. `is_further`: the model is awake on another device; `is_mapped`: its
-    weights lay in host memory; `was_cut`: its host had died; `has_evicted`: another model made room."""
+    """Return where a wake came from, by which its time is compared with others.
+
+    `is_further`: the model is awake on another device; `is_mapped`: its weights lay in host memory; `was_cut`: its host had died; `has_evicted`:
+    another model made room."""
     if is_further and is_mapped:
         return "sibling"
     if was_cut and not is_further:
@@ -283,7 +287,9 @@ def _log_conversion(info: ModelInfo) -> None:
 
 
 def _limited(info: ModelInfo, config: ModelConfig) -> ModelInfo:
-    """Return what there is of a model, with as much context as the site's file gives it. Raises EngineError: more than there is."""
+    """Return what there is of a model, with as much context as the site's file gives it.
+
+    Raises EngineError: more than there is."""
     if config.context_tokens is None:
         return info
     if config.context_tokens > info.context_length:

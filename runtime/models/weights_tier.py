@@ -70,7 +70,9 @@ def open_tier(
     place: TierDirectory | None = None,
     supply_at: Callable[[Sequence[TierDirectory]], AvailableMemory] = AvailableMemory.at,
 ) -> WeightsTier | None:
-    """Return the site's tier, or None where it has none. Raises ConfigError when the site file promises more than there is, for whatever it keeps."""
+    """Return the site's tier, or None where it has none.
+
+    Raises ConfigError when the site file promises more than there is, for whatever it keeps."""
     place = place or TierDirectory(site.name, kind="weights")
     supply = supply_at([place, *kv_places(site.name, len(site.engine.all_devices))])
     check_memory_budget(site, supply)

@@ -119,7 +119,9 @@ class GenerationSpan:
     def computed(
         self, use: ResourceUse, finish_reason: FinishReason | None, *, first_output_ns: int, queue_us: int
     ) -> None:
-        """Note what the engine has done. `first_output_ns`: when it came, 0 if it did not. `queue_us`: for which the engine let the sequence wait."""
+        """Note what the engine has done.
+
+        `first_output_ns`: when it came, 0 if it did not. `queue_us`: for which the engine let the sequence wait."""
         self._first_output_ns, self._queue_us = first_output_ns, queue_us
         span = self._span
         span.set_attribute("gen_ai.usage.input_tokens", use.prompt)

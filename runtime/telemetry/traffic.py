@@ -31,7 +31,9 @@ class Traffic:
     def computed(
         self, model: str, prompt_tokens: int, cached_tokens: int, prefixes: Sequence[tuple[int, int]], kv_tokens: int
     ) -> None:
-        """A prompt is in the cache now. `prefixes`: (short digest, tokens up to there as the router estimates them), longest first."""
+        """A prompt is in the cache now.
+
+        `prefixes`: (short digest, tokens up to there as the router estimates them), longest first."""
         known = self._models[model]
         known.prompt_tokens += prompt_tokens
         known.cached_tokens += cached_tokens

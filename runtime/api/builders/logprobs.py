@@ -108,7 +108,9 @@ def _top_by_text(token_id: int, reported: TokenLogprobs, num_top: int | None, to
 
 
 def _offsets(token_ids: Sequence[int], tokenizer: Tokenizer) -> list[int]:
-    """Characters before each token. One that begins in the middle of a character counts from that character's start."""
+    """Characters before each token.
+
+    One that begins in the middle of a character counts from that character's start."""
     detokenizer = tokenizer.detokenizer()
     offsets, decoded = [], 0
     for token_id in token_ids:

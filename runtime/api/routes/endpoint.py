@@ -134,7 +134,9 @@ class Endpoint(Generic[RequestT]):
 
 
 def naming_ignored(request: ValidGeneration | TextRequest, left_out: Sequence[str] = ()) -> list[tuple[str, str]]:
-    """Return the header that names the fields of a request that mean nothing here. `left_out`: fields that its answer is not held to."""
+    """Return the header that names the fields of a request that mean nothing here.
+
+    `left_out`: fields that its answer is not held to."""
     return _ignored_header(request.requested_model, (*request.ignored, *left_out))
 
 

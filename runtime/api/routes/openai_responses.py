@@ -1,4 +1,6 @@
-"""OpenAI's Responses: /v1/responses and what is kept below it. A router of the network keeps responses itself: what one sends is only answered."""
+"""OpenAI's Responses: /v1/responses and what is kept below it.
+
+A router of the network keeps responses itself: what one sends is only answered."""
 
 from functools import partial
 

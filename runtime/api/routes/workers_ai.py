@@ -94,7 +94,9 @@ def workers_ai_routes(generator: Generator, limits: LimitsConfig, is_busy: Calla
 
 
 class _AsFunction:
-    """A model at a function's path: POST /fn/@org/model with its inputs. For callers of functions, all of them one account."""
+    """A model at a function's path: POST /fn/@org/model with its inputs.
+
+    For callers of functions, all of them one account."""
 
     def __init__(self, endpoint: "_Run") -> None:
         self._endpoint = endpoint

@@ -125,7 +125,9 @@ def _told(entry: dict[str, Any]) -> dict[str, Any]:
 
 
 def append(file: Path, name: str, table: str, account: str | None = None) -> None:
-    """Append a table to a TOML file, which leaves all before it as it is. Raises CliError, also for an account that the file does not have."""
+    """Append a table to a TOML file, which leaves all before it as it is.
+
+    Raises CliError, also for an account that the file does not have."""
     before = _read(file) if file.exists() else ""
     known = _entries(before, file)
     accounts = [each.get("name") for each in tomllib.loads(before).get("accounts", []) if isinstance(each, dict)]
@@ -141,7 +143,9 @@ def append(file: Path, name: str, table: str, account: str | None = None) -> Non
 
 
 def _change(file: Path, name: str, changes: dict[str, Any]) -> None:
-    """Set fields of one key in its file. Raises CliError where the file is not as it would have to be, and leaves it so."""
+    """Set fields of one key in its file.
+
+    Raises CliError where the file is not as it would have to be, and leaves it so."""
     text = _read(file)
     entries = _entries(text, file)
     number = next((i for i, entry in enumerate(entries) if entry.get("name") == name), None)

@@ -57,7 +57,9 @@ def fetched(model: str, bar: Progress) -> Path:
 
 
 def work(module: str, arguments: list[str], show: Show) -> dict[str, Any]:
-    """Run a process that says where it stands, and return the last thing it says. It ends with this one: nobody would read what it says."""
+    """Run a process that says where it stands, and return the last thing it says.
+
+    It ends with this one: nobody would read what it says."""
     command = [sys.executable, "-m", module, *arguments]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True) as process:
         assert process.stdout is not None

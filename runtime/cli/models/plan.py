@@ -78,7 +78,9 @@ def plan(question: PlanRequest, as_json: bool = False) -> None:
 
 
 def _in_12_bits(model: PlannedModel, devices: DeviceSet) -> PlannedModel:
-    """Return the model with its matrices in 12 bits. Raises CliError where a site would leave them as they are."""
+    """Return the model with its matrices in 12 bits.
+
+    Raises CliError where a site would leave them as they are."""
     if not devices.device.is_cpu or model.dtype != "bfloat16" or model.quantization is not None:
         format = model.quantization.method if model.quantization else model.dtype
         raise CliError(
@@ -89,7 +91,9 @@ def _in_12_bits(model: PlannedModel, devices: DeviceSet) -> PlannedModel:
 
 
 def this_machine() -> DeviceSet:
-    """Return this machine's devices: its GPUs, of the first one's kind, else its CPU. Raises CheckpointError."""
+    """Return this machine's devices: its GPUs, of the first one's kind, else its CPU.
+
+    Raises CheckpointError."""
     gpus = installed_gpus() or ()
     if not gpus:
         return DeviceSet(1, cpu())

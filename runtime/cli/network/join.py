@@ -117,7 +117,9 @@ class _Router:
         self._context.check_hostname, self._context.verify_mode = False, ssl.CERT_NONE  # until `face` has returned
 
     def face(self, fingerprint: str) -> NetworkFace:
-        """Return what the network shows of itself. Raises CliError where that is another network than the token's."""
+        """Return what the network shows of itself.
+
+        Raises CliError where that is another network than the token's."""
         face = self._ask("GET", AUTHORITY_PATH, None, NetworkFace)
         try:
             found = fingerprint_of(face.authority.encode())

@@ -54,7 +54,9 @@ def list_network(folder: FolderArgument) -> None:
 
 @network.command("remove")
 def remove_site(folder: FolderArgument, name: Annotated[str, typer.Argument(help="Of the site.")]) -> None:
-    """Remove a site from the router's file. Its open requests finish. It still knows the secret: rotate that if the machine is lost."""
+    """Remove a site from the router's file.
+
+    Its open requests finish. It still knows the secret: rotate that if the machine is lost."""
     from pilotlight.runtime.cli.network.network_folder import remove
 
     remove(folder, name)

@@ -1,4 +1,6 @@
-"""A network's folder: network.toml, authority, certificate, secret, tokens. Made once, changed by commands, read by the router."""
+"""A network's folder: network.toml, authority, certificate, secret, tokens.
+
+Made once, changed by commands, read by the router."""
 
 import json
 import secrets

@@ -31,7 +31,9 @@ MAX_OPEN_OBJECTS = 500  # of the 1,024 files that a process may open by default
 
 
 def backup(folder: Path, roots: Sequence[StateRoot], keep: int | None) -> str:
-    """Take a snapshot; return a sentence about it. `keep`: so many of the newest, if not all. Raises CliError."""
+    """Take a snapshot; return a sentence about it.
+
+    `keep`: so many of the newest, if not all. Raises CliError."""
     there = [root for root in roots if root.path.is_dir()]
     if not there:
         raise CliError(f"there is no state at {', '.join(str(root.path) for root in roots)}: nothing was ever kept.")
@@ -60,8 +62,9 @@ def backup(folder: Path, roots: Sequence[StateRoot], keep: int | None) -> str:
 
 
 def restore(folder: Path, roots: Sequence[StateRoot], name: str | None) -> str:
-    """Put a snapshot's files in place; return a sentence. Raises CliError, before anything is written, for a root that is in use or not empty, and
-    for one that the snapshot does not have."""
+    """Put a snapshot's files in place; return a sentence.
+
+    Raises CliError, before anything is written, for a root that is in use or not empty, and for one that the snapshot does not have."""
     backups = BackupFolder(folder)
     snapshot = backups.read(name)
     wanted = [root for root in roots if root.name in snapshot.roots]

@@ -1,4 +1,6 @@
-"""`pilotlight doctor`: what of a machine would stand in a site's way, and how to mend it. Changes nothing."""
+"""`pilotlight doctor`: what of a machine would stand in a site's way, and how to mend it.
+
+Changes nothing."""
 
 import os
 import resource
@@ -39,7 +41,9 @@ class Finding(NamedTuple):
 def doctor(
     listens: Sequence[ListenConfig], roots: Sequence[StateRoot], time_server: str | None, console: Console | None = None
 ) -> bool:
-    """Print what is found; return whether nothing is wrong. `time_server`: what the clock is compared with, if anything."""
+    """Print what is found; return whether nothing is wrong.
+
+    `time_server`: what the clock is compared with, if anything."""
     console = console or Console()
     signs = {"ok": "[green]ok[/]   ", "note": "[yellow]note[/] ", "wrong": "[red]wrong[/]"}
     found = list(findings(listens, roots, time_server))
@@ -202,7 +206,9 @@ def _clock_ahead_s(server: str) -> float | None:
 
 
 def listens_of_files(network: Path | None, sites: Sequence[Path] | None) -> list[ListenConfig]:
-    """Return where the processes of these files listen; without any, those that `pilotlight up` starts. Raises ConfigError."""
+    """Return where the processes of these files listen; without any, those that `pilotlight up` starts.
+
+    Raises ConfigError."""
     from pilotlight.sites.network import NETWORK_FILE, load_network
     from pilotlight.sites.site import LOCAL, load_site
 

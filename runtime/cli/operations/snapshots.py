@@ -31,7 +31,9 @@ class SavedFile(msgspec.Struct, frozen=True):
 
 
 class Snapshot(msgspec.Struct, frozen=True):
-    """The state of one moment. `created` is its mark: all that was acknowledged before that is in the snapshot."""
+    """The state of one moment.
+
+    `created` is its mark: all that was acknowledged before that is in the snapshot."""
 
     format: int
     created: str  # RFC 3339, UTC

@@ -26,7 +26,9 @@ class StateRoot(NamedTuple):
 
 
 def roots_of_files(network: Path | None, sites: Sequence[Path] | None) -> list[StateRoot]:
-    """Return the roots of a router's and sites' files; without any, of those that `pilotlight up` starts. Raises ConfigError."""
+    """Return the roots of a router's and sites' files; without any, of those that `pilotlight up` starts.
+
+    Raises ConfigError."""
     if network is None and not sites:
         network, sites = NETWORK_FILE, sorted(LOCAL.glob("*.toml"))
     return state_roots(None if network is None else load_network(network), [load_site(path) for path in sites or ()])

@@ -30,7 +30,9 @@ TOP = 64
 
 
 class Decisions:
-    """An answer in the making, and then made. Its clock is watched as a generation's is (runtime/telemetry/metrics.py)."""
+    """An answer in the making, and then made.
+
+    Its clock is watched as a generation's is (runtime/telemetry/metrics.py)."""
 
     def __init__(self, input_tokens: int) -> None:
         self.probabilities: list[list[float]] = []  # of each question's options
@@ -131,7 +133,9 @@ class Decider:
                 return decisions
 
     async def _asked(self, model: AwakeModel, request: ValidDecision, question: Question) -> AskedQuestion:
-        """Return a question and its options as tokens. Raises ApiError for a model that would think before it answers."""
+        """Return a question and its options as tokens.
+
+        Raises ApiError for a model that would think before it answers."""
         prompt = await encode(model, request, request.asked(question), self._generator.images)
         if model.text.answers.thinking_after(prompt.token_ids) is Thinking.OPEN:
             sentence = f"{request.requested_model!r} begins each answer with its thoughts, which its template cannot turn off: ask another model"

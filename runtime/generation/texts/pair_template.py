@@ -54,7 +54,9 @@ _QWEN3_PIECES: Final = PairPieces(
 
 
 class PairTemplate:
-    """One model's. Each of its two forms, with an instruction and without, is found out once, when it is asked for."""
+    """One model's.
+
+    Each of its two forms, with an instruction and without, is found out once, when it is asked for."""
 
     def __init__(
         self,
@@ -66,8 +68,10 @@ class PairTemplate:
         may_be_used: bool = True,
         is_qwen3: bool = False,
     ) -> None:
-        """`variables`: that the template is rendered with. `is_required`: the checkpoint has its texts go through the template; `may_be_used`: it
-        does not say that they do not. `is_qwen3`: they go through the model card's in its place."""
+        """`variables`: that the template is rendered with.
+
+        `is_required`: the checkpoint has its texts go through the template; `may_be_used`: it does not say that they do not. `is_qwen3`: they go
+        through the model card's in its place."""
         self.is_required = is_required
         self.may_be_used = may_be_used
         self._rendering = rendering

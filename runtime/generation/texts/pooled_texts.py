@@ -32,7 +32,9 @@ class EncodedText(NamedTuple):
 
 
 class PooledTexts:
-    """An answer in the making, and then made. Its clock is watched as a generation's is (runtime/telemetry/metrics.py)."""
+    """An answer in the making, and then made.
+
+    Its clock is watched as a generation's is (runtime/telemetry/metrics.py)."""
 
     def __init__(self, texts: list[EncodedText], pooling: Pooling) -> None:
         self.pooling = pooling
@@ -64,8 +66,9 @@ class TextPooler:
         encode: Callable[[AwakeModel], Awaitable[list[EncodedText]]],
         finish: Callable[[AwakeModel, list[Vector]], list[Vector]],
     ) -> PooledTexts:
-        """Return the vectors of a request's texts. `encode`: the texts as the model takes them, or ApiError for a model or a text that does not fit;
-        `finish`: what is made of their vectors."""
+        """Return the vectors of a request's texts.
+
+        `encode`: the texts as the model takes them, or ApiError for a model or a text that does not fit; `finish`: what is made of their vectors."""
         site = self._generator
         with (
             as_api_errors(site.request_timeout_s),
@@ -119,8 +122,9 @@ def refuse_adapter(pooler: TextPooler, request: TextRequest) -> None:
 
 
 def check_tokens(model: AwakeModel, token_ids: tuple[int, ...], where: str, remedy: str) -> None:
-    """Raise ApiError for tokens that the model does not take. `where`: a client's name for the text; `remedy`: what to do about one that is too
-    long."""
+    """Raise ApiError for tokens that the model does not take.
+
+    `where`: a client's name for the text; `remedy`: what to do about one that is too long."""
     if not token_ids:
         raise ApiError("invalid_request", f"{where} has no tokens; send at least one", param=where)
     limit, vocab = model.info.context_length, model.info.vocab_size

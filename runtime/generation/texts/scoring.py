@@ -113,8 +113,9 @@ class _Encoder:
 
 
 async def _pieces(request: ValidScoring, model: AwakeModel) -> PairPieces | None:
-    """Return how the model's template writes a pair. Raises ApiError for an instruction that it has no place for, and for a model that cannot do
-    without a template."""
+    """Return how the model's template writes a pair.
+
+    Raises ApiError for an instruction that it has no place for, and for a model that cannot do without a template."""
     if request.texts[0].second is None:
         if request.instruction is not None:
             raise ApiError(

@@ -165,7 +165,7 @@ async def test_an_account_has_as_many_as_the_file_says(make_site: SiteMaker, tab
         ({"model": "nothing"}, 400, "no model named 'nothing'"),
         ({"model": "tiny:fr"}, 400, "no model named 'tiny:fr'"),
         ({"model": 3}, 400, "model"),
-        ({"public": True}, 400, "adapters for everybody are the site's"),
+        ({"public": True}, 400, "uploaded adapters belong to one account"),
         ({"description": "x" * 1001}, 400, "description"),
     ],
 )
