@@ -120,7 +120,7 @@ OPERATIONS = (
     ApiOperation("delete", f"{ACCOUNT}/finetunes/{{finetune_id}}", "Remove an adapter", _NATIVE, Envelope[ListedFinetune]),
     ApiOperation("post", f"{ACCOUNT}/finetunes/{{finetune_id}}/finetune-assets", "Upload a file of an adapter, as a form with file and file_name",
               _NATIVE, Envelope[FinetuneAsset]),
-    ApiOperation("get", f"{ACCOUNT}/finetunes/public", "The adapters for everybody", _NATIVE, Envelope[tuple[ListedFinetune, ...]],
+    ApiOperation("get", f"{ACCOUNT}/finetunes/public", "The adapters for all accounts", _NATIVE, Envelope[tuple[ListedFinetune, ...]],
               query=(("limit", _NUMBER), ("offset", {"type": "integer", "minimum": 0}))),
     ApiOperation("get", "/client/v4/user/tokens/verify", "Whether a token works", _NATIVE, Envelope[TokenState]),
     ApiOperation("post", "/api/chat", "Ollama's chat", _OLLAMA, _LINE, OllamaChatBody, True),

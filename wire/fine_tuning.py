@@ -14,7 +14,7 @@ JOBS = re.compile(
     r"(?:/client/v4/accounts/[^/]+)?(?:/ai)?/v1/fine_tuning/jobs(?:/(?P<job>[^/]+)(?:/(?P<part>[^/]+))?)?"
 )
 _NO_TRAINING = (
-    "nothing is trained here: train an adapter elsewhere and upload it at /client/v4/accounts/ACCOUNT/ai/finetunes"
+    "training is not supported: train an adapter elsewhere and upload it at /client/v4/accounts/ACCOUNT/ai/finetunes"
 )
 
 

@@ -72,7 +72,7 @@ class UsageRoutes:
             return wanted
         if wanted not in (None, key.account.name):
             raise ApiError(
-                "forbidden", f"the key {key.name} may see only the usage of its own account, {key.account.name}"
+                "forbidden", f"the key {key.name} may read the usage of its account only, {key.account.name}"
             )
         return key.account.name
 

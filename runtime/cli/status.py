@@ -1,4 +1,4 @@
-"""`pilotlight status` and `pilotlight models`: what runs where, as a table for people or JSON for programs."""
+"""`pilotlight status` and `pilotlight models`: what runs where, as a table or as JSON."""
 
 import json
 from datetime import timedelta

@@ -1,6 +1,6 @@
-"""`pilotlight up`: a router and its sites as processes of this machine, from the first line of progress to the last process's end.
+"""`pilotlight up`: a router and its sites as processes of this machine, from their start to the end of the last one.
 
-Knows which processes there are and in what order they end; what they do is their own business.
+Knows the processes and the order in which they end, not their work.
 """
 
 import os
@@ -94,7 +94,7 @@ def load_sites(sites_dir: Path, network: NetworkConfig) -> list[tuple[Path, Site
 def make_children(
     network_file: Path, port: int, sites: list[tuple[Path, SiteConfig]], verbose: bool, source: str | None = None
 ) -> list[Child]:
-    """`source`: of the model that all sites serve; None: those of their files."""
+    """`source` is the model that all sites serve; None keeps the models of their files."""
     logs = log_directory()
     secret = {HOP_SECRET_ENV: os.environ.get(HOP_SECRET_ENV) or secrets.token_hex(32)}
     model = [] if source is None else [source]
@@ -197,7 +197,7 @@ def wait_until_ready(console: Console, children: list[Child], servers: list[Serv
 
 
 def greet(console: Console, url: str, model: str | None, children: list[Child]) -> None:
-    """Print where the network is, and a line to paste; `model` is None where all sites serve functions alone."""
+    """Print the network's URL and an example request; `model` is None if all sites serve functions only."""
     body = f'{{"model": "{model}", "stream": true, "messages": [{{"role": "user", "content": "What is the airport code of Lisbon?"}}]}}'
     command = f"curl -N {url}/v1/chat/completions -H 'content-type: application/json' -d '{body}'"
     see = "Open that address in a browser to see the network"

@@ -125,7 +125,7 @@ class Fetching:
     async def _keep_body(self, response: aiohttp.ClientResponse, chunk: ListedChunk) -> None:
         body = await response.content.readexactly(chunk.size)
         if not await asyncio.to_thread(self._keep, chunk, body):
-            raise RetryLater("what came has another SHA-256 than its listing says")
+            raise RetryLater("the received chunk does not match its SHA-256 in the listing")
         self._has_come(chunk)
 
     def _url_of(self, file: ListedFile) -> str:

@@ -1,6 +1,6 @@
-"""What a request's answer must be, and how it is read: for its model, and where its prompt leaves the model's reasoning.
+"""The constraint on an answer and its reader, for a model and for where the prompt leaves its reasoning.
 
-Knows formats and grammars by their interface alone; refuses to know what any of them looks like.
+Knows formats and grammars only by their interfaces.
 """
 
 from collections.abc import Awaitable, Callable, Iterable
@@ -60,8 +60,9 @@ class AnswerForm:
         )
 
     async def constraint(self, check: CheckGrammar) -> Constraint | None:
-        """Return what the answer must be, tool calls that it must or may have and the reasoning before it included; `check` has passed it. Raises
-        ApiError."""
+        """Return the answer's constraint, including allowed or required tool calls and the reasoning before it.
+
+        The request has passed `check`. Raises ApiError."""
         conversation, answers, form = self._conversation, self._model.text.answers, self._request.constraint
         asked = None if form is None else Constraint(form.kind, form.text)
         if conversation is None:
@@ -133,7 +134,7 @@ class AnswerForm:
     async def _grammar(
         self, rules: AnswerRules, tools: "list[_CallableTool]", check: CheckGrammar
     ) -> tuple[Constraint | None, str]:
-        """Return the grammar of an answer with calls of these tools; where it cannot be enforced None, and why."""
+        """Return the grammar of an answer with calls of these tools, or None and the reason if it cannot be enforced."""
         held = tuple(tool.held for tool in tools)
         if tag := self._model.text.tokenizer.spelled_tag(orjson.dumps([tool.schema for tool in held]).decode()):
             return None, f"it spells the token {tag!r}"  # for which it would be taken: that is no text
@@ -167,7 +168,7 @@ class _CallableTool:
 
     @property
     def left_out(self) -> str:
-        """The name of what is not enforced, as a field of the request; empty: nothing."""
+        """The name of the request's field that is not enforced; empty if all are."""
         return self._enforced.left_out and f"tools[{self._number}].{self._enforced.left_out}"
 
     def free(self) -> None:

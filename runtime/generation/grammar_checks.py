@@ -1,7 +1,7 @@
-"""Which grammars of clients can be enforced: found out in child processes, before any engine host compiles them, and remembered.
+"""Checks whether clients' grammars can be enforced, in child processes and before engine hosts compile them; cached.
 
-An account has one grammar checked at a time, so that large ones of one account delay its own requests alone; what is known already waits for nothing.
-Knows verdicts and turns; refuses to know how a grammar is checked (engine/grammar/grammar_check.py), and what is done about one that is refused.
+One grammar of an account is checked at a time, so that large ones delay only its own requests; cached results are returned at once. Knows results and
+order, not how a grammar is checked (engine/grammar/grammar_check.py) or how a refusal is answered.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ class Pool(Protocol):
 
 
 class _Verdict(NamedTuple):
-    refusal: str | None  # None: it can be enforced
+    refusal: str | None  # None if it can be enforced
     until: float
 
 
@@ -46,7 +46,7 @@ class _Check:
     def __init__(self, key: tuple[str, bytes]) -> None:
         self.key = key
         self.waiters = 0
-        self.has_begun = False  # it is checked to the end then, whoever leaves
+        self.has_begun = False  # the check is finished even if the caller leaves
         self.task: asyncio.Task[_Verdict | ApiError]
 
     def begin(self, work: Coroutine[Any, Any, "_Verdict | ApiError"]) -> None:

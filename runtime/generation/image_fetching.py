@@ -42,7 +42,7 @@ class ImageFetcher:
                     try:
                         url = urljoin(url, location)
                     except ValueError:
-                        raise BadImageError("has a URL that is none") from None
+                        raise BadImageError("has an invalid URL") from None
                     self._check_host(url)
         except Failure as failure:
             if failure.code == "egress_denied":
@@ -55,7 +55,7 @@ class ImageFetcher:
             parts = urlsplit(url)
             scheme, host = parts.scheme, parts.hostname or ""
         except ValueError:
-            raise BadImageError("has a URL that is none") from None
+            raise BadImageError("has an invalid URL") from None
         if scheme != "https":
             raise BadImageError("leads to a URL that is not https:")
         if not self._allowed:

@@ -183,7 +183,7 @@ def _as_api_error(error: Exception, model: str) -> ApiError:
     if isinstance(error, ApiError):
         return error
     log.error("a function's call of %s failed", model, exc_info=error)
-    return ApiError("internal_error", "something went wrong inside this site; its log has the details")
+    return ApiError("internal_error", "internal error at this site; see its log")
 
 
 class _Envelope(msgspec.Struct):

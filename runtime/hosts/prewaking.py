@@ -44,7 +44,7 @@ class Foresight:
                 try:
                     await self._look(state)
                 except Exception:  # whatever it is, the other models have their turn
-                    log.exception("looking whether model %s is to be awake", state.name)
+                    log.exception("checking whether to wake model %s in advance", state.name)
 
     async def _look(self, state: ModelState) -> None:
         if state.is_asleep and self._is_expected(state):

@@ -1,7 +1,7 @@
-"""Child processes in which what strangers send is tried or run: chat templates and tokenizers of checkpoints, images of clients.
+"""Child processes that run or parse untrusted input: checkpoints' chat templates and tokenizers, clients' images.
 
-All sites of this process share them, as they share the threads of `asyncio.to_thread`: a child keeps nothing but what it has compiled. A job that
-takes too much ends its child alone. Refuses to know what that means to whom.
+All sites of this process share them, as they share the threads of `asyncio.to_thread`; a child keeps nothing but its compiled templates. A job that
+exceeds its limits ends only its child. The caller handles the failure.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
-"""Memory for weights on one device: which models hold some, which is put to sleep for which, in which order the waking get it.
+"""Memory for weights on one device: which models have some, and which sleep to make room for a waking one.
 
-Decisions are residency.py's; this carries them out. One model at a time is given memory, first come first served: nothing overtakes a large model for
-ever. Models in use are waited for; after a while the ones in the way take no new requests until the waiting model has had its turn.
+residency.py decides; this module acts. One model at a time is given memory, in order of arrival, so a large model is not starved. Models in use are
+waited for; after a while those that hold the needed memory take no new requests until the waiting model has been served.
 """
 
 import asyncio
@@ -108,7 +108,7 @@ class DeviceBudget:
         return Suitability(delay, crowding, held, len(others), self._host.index)
 
     def could_take_quietly(self, state: ModelState) -> bool:
-        """Return whether there is room for a model that no request has asked for: none may be put to sleep that is expected as soon."""
+        """Return whether a model without requests fits; no model may be put to sleep that is expected as soon."""
         if self._turn.locked():
             return False
         plan = make_room(state.num_bytes, self.weights_limit(), self._candidates())
@@ -124,7 +124,7 @@ class DeviceBudget:
         await asyncio.shield(self._begin_sleep(state))
 
     def weights_limit(self) -> int | None:
-        """Return the bytes of weights that may be awake; None: whatever fits."""
+        """Return the limit of awake weights in bytes, or None for no limit."""
         if self._config.weights_gib is not None:
             return round(self._config.weights_gib * GIB)
         return None if self._host.ready is None else self._host.ready.weights_bytes

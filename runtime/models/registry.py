@@ -1,8 +1,8 @@
-"""The site's models: a request gets one that is awake, and each of its sequences a replica to be computed on.
+"""The site's models: provides a request with an awake model and each of its sequences with a replica.
 
-A model wakes at start, for its first request, or shortly before that is expected; requests that come meanwhile wait for the same waking. What a
-request uses stays awake somewhere. Puts together the parts that decide: wake_queue.py (requests that wait), device_budget.py and residency.py (what
-sleeps for what), wakes.py (how one wakes), prewaking.py and autoscaler.py (what happens unasked). Refuses to know HTTP and torch.
+A model wakes at the start, for its first request, or shortly before one is expected; requests that arrive meanwhile share the wake. A model in use
+stays awake on a device. Combines the parts that decide: wake_queue.py (waiting requests), device_budget.py and residency.py (eviction), wakes.py (the
+wake itself), prewaking.py and autoscaler.py (changes without a request). Independent of HTTP and torch.
 """
 
 import asyncio
@@ -58,10 +58,10 @@ class Models:
         lenders: "Lenders | None" = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """`clock` is of the wall: rhythms are those of days.
+        """`clock` is a wall clock, because demand follows the hours of the day.
 
-        `on_eviction` is told the model and where it sleeps; `on_scaling`, up or down; `on_lost`, that it is on no device any more, and what it had
-        cached is gone."""
+        `on_eviction` is called with the model and where it sleeps, `on_scaling` with up or down, `on_lost` when a model has left its last device and
+        its cached blocks are gone."""
         self._fleet = fleet
         self._clock = clock
         self.states = {config.name: ModelState(config, fleet.hosts, on_lost) for config in site.models}
@@ -89,7 +89,7 @@ class Models:
             host.on_change(self._note_up, self._note_down)
 
     def start(self) -> None:
-        """Begin to wake what is to be on the device from the start."""
+        """Start to wake the models that are pinned from the start."""
         for state in self.states.values():
             if state.config.residency == "device":
                 self._queue.begin(state)
@@ -130,8 +130,10 @@ class Models:
             self._changed.notify_all()
 
     async def place(self, submit: Submit, data_sites: DataSites) -> Placement:
-        """Return the replicas of a model in use that a sequence is to be computed on: at once where one lives, else as soon as one does. The caller
-        assigns the sequence to them (`assignments.assigned`) before it waits for anything. `data_sites`: that may see it, beside this one."""
+        """Return the replicas on which to compute a sequence of a model in use; wait until one is awake.
+
+        The caller assigns the sequence to them (`assignments.assigned`) before its next await. `data_sites` are the sites, beside this one, that may
+        see the sequence."""
         state = self.states[submit.model]
         while True:
             live = [replica for replica in state.awake if replica.is_live]
@@ -163,7 +165,7 @@ class Models:
             expect_conversation(is_trusted=self.states[name].config.source.startswith(PREFIX))
 
     def hint(self, name: str) -> None:
-        """Begin to wake the model if it sleeps, and there is room, or a model that is less expected: a request is on its way."""
+        """Start to wake a sleeping model for an expected request, if there is room or a less expected model to evict."""
         state = self.states[name]
         if state.is_asleep and not state.history.is_given_up:
             state.demand.arrivals.note(self._clock())

@@ -1,4 +1,4 @@
-"""Ollama's paths: /api/chat, /api/generate, /api/embed, and what its clients ask about models (dialects/ollama.py).
+"""Ollama's paths: /api/chat, /api/generate, /api/embed, and information about models (dialects/ollama.py).
 
 A stream goes to a router as events with resume points, and to a client as lines.
 """
@@ -110,9 +110,9 @@ class OllamaBuilder:
         self._models = generator.models.registry
 
     def events(self, delta: Delta, generation: Generation) -> bytes:
-        """Return a line for each part; tokens' logprobs are with the last.
+        """Return a line for each part; the last one has the tokens' log-probabilities.
 
-        An end that shows nothing more is told by the last line alone."""
+        An end without further output adds no line of its own."""
         messages = list(self._messages(delta))
         if not messages:
             return b""

@@ -1,7 +1,7 @@
-"""`pilotlight keys`: a client's key, shown once; a network's, a site's or `serve`'s file keeps its digest alone.
+"""`pilotlight keys`: create, list, replace and revoke clients' keys in the file of a network, a site or `serve`.
 
-Files are changed line by line, so that what somebody has written beside the keys stays as it is; a change is read back before it is kept, and one
-that would say anything else than it should is refused.
+A key is shown once; the file stores its digest only. Files are changed line by line, so that comments and formatting stay. A change is read back
+before it is stored, and refused if the result differs from what was intended.
 """
 
 import hashlib
@@ -24,7 +24,7 @@ from pilotlight.runtime.cli.cli_error import CliError
 from pilotlight.sites.accounts import KeyConfig
 from pilotlight.sites.config import ConfigError, parse
 
-PREFIX = "pl-"  # so that whoever finds one in a log or a commit knows what it is
+PREFIX = "pl-"  # so that a key found in a log or a commit is recognisable
 KEY_BYTES = 32
 
 _TABLE = re.compile(r"^[ \t]*\[\[[ \t]*keys[ \t]*\]\][ \t]*(#.*)?$")
@@ -32,7 +32,7 @@ _ANY_TABLE = re.compile(r"^[ \t]*\[")
 
 
 class NewKey(NamedTuple):
-    """What `keys create` is told of a key."""
+    """The options of `keys create`."""
 
     name: str
     scopes: tuple[str, ...] = ("models",)
@@ -71,7 +71,7 @@ _WHEN = "what serves by it takes that over at its next start, or at SIGHUP"
 
 
 def rotate(file: Path, name: str, grace_h: float) -> None:
-    """Print a new key in the place of another, which is known for a while longer. Raises CliError."""
+    """Print a new key that replaces another, which stays valid for a while. Raises CliError."""
     key = PREFIX + secrets.token_urlsafe(KEY_BYTES)
     before = _entry(file, name)
     if before.get("revoked"):
@@ -94,7 +94,7 @@ def revoke(file: Path, name: str) -> None:
 
 
 def list_keys(file: Path, as_json: bool) -> None:
-    """Print a file's keys: whose they are, what they open, and until when."""
+    """Print a file's keys: account, scopes and expiry."""
     found = [_told(entry) for entry in _entries(_read(file), file)]
     if as_json:
         print(json.dumps(found, indent=2))

@@ -1,4 +1,4 @@
-"""`pilotlight doctor`: what of a machine would stand in a site's way, and how to mend it.
+"""`pilotlight doctor`: find problems of this machine that would stop a site, and how to fix them.
 
 Changes nothing."""
 
@@ -87,7 +87,7 @@ def _torch() -> Finding:
 
 
 def _kernels() -> Finding:
-    """In a process of its own, as a runtime imports no kernels."""
+    """Run in a separate process, because a runtime does not import kernels."""
     code = "from pilotlight.kernels.cpu.build import find_library; print(find_library() or '')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     if done.returncode:
@@ -115,9 +115,7 @@ def shared_memory(found: os.statvfs_result | None) -> Finding:
         return Finding("wrong", "there is no /dev/shm", "mount -t tmpfs tmpfs /dev/shm")
     size = found.f_blocks * found.f_frsize
     if size < LEAST_SHM:
-        sentence = (
-            "sleeping weights and KV blocks lie there: docker run --shm-size 8g, or mount -o remount,size=50% /dev/shm"
-        )
+        sentence = "it holds sleeping weights and KV blocks: use docker run --shm-size 8g, or mount -o remount,size=50% /dev/shm"
         return Finding("wrong", f"/dev/shm has {size / 2**20:.0f} MiB", sentence)
     return Finding("ok", f"/dev/shm has {size / GIB:.1f} GiB, {found.f_bavail * found.f_frsize / GIB:.1f} of them free")
 

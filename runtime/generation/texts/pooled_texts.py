@@ -107,7 +107,7 @@ class TextPooler:
         async with self._generator.engine.generate(submit) as outputs:
             async for output in outputs:
                 if output.finish_reason == "abort":
-                    raise ApiError("aborted", "the engine was told to end this request")
+                    raise ApiError("aborted", "the request was aborted")
                 pooled.device_us += output.device_us
                 if output.embedding is not None:
                     return output.embedding

@@ -59,8 +59,8 @@ class Scorer:
             raise ApiError("invalid_request", message, param="model")
         if request.kind != "classify" and len(labels) > 1:
             message = (
-                f"{request.requested_model!r} tells {len(labels)} classes apart, and a pair has one score; "
-                "ask /ai/v1/classify for those of a text"
+                f"{request.requested_model!r} has {len(labels)} classes, but a pair needs a single score; "
+                "use /ai/v1/classify to classify texts"
             )
             raise ApiError("invalid_request", message, param="model")
 
