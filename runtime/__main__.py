@@ -1,4 +1,4 @@
-"""`python -m pilotlight.runtime SITE_FILE [MODEL]`: one site, with the models of its file or another one in their place."""
+"""`python -m pilotlight.runtime SITE_FILE [MODEL]`: runs one site, with its file's models or the given one."""
 
 import gc
 import sys

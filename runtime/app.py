@@ -48,8 +48,9 @@ def build_app(
     hop_secret: str | None = None,
     url: str | None = None,
 ) -> "SiteApp":
-    """`launchers` start the engine hosts, one for each device (by default processes); `hop_secret` comes from the environment unless given; `url`
-    is where it listens. Raises ConfigError."""
+    """`launchers` start the engine hosts, one per device (processes by default); `hop_secret` defaults to the environment's.
+
+    `url` is the site's address. Raises ConfigError."""
     secret = hop_secret if hop_secret is not None else os.environ.get(HOP_SECRET_ENV) or None
     if config.listen.require_hop and secret is None:
         raise ConfigError(f"site {config.name!r}: listen.require_hop needs the network's secret in {HOP_SECRET_ENV}")
@@ -108,7 +109,7 @@ class SiteApp(Starlette):
         return msgspec.json.encode({"spans": self.site.timeline.spans})
 
     def routes_beside(self, at: str) -> Mount:
-        """Return the page and the API it talks to, for an application whose own paths are somebody else's."""
+        """Return the page and the API that it calls, to be mounted in another application."""
         return Mount(at, routes=[*self._page.routes(), *openai_routes(self.site.generator, self.site.config.limits)])
 
     def _own_routes(self, secret: str | None) -> Iterator[BaseRoute]:
@@ -139,7 +140,9 @@ async def _lifespan(app: SiteApp) -> AsyncIterator[None]:
 
 
 def _functions_of(site: Site, secret: str | None) -> "FunctionsService | None":
-    """Return the site's functions, or None where its file names none: their packages take a tenth of a second to import. Raises ManifestError."""
+    """Return the site's functions, or None if its file names none.
+
+    Imports their packages only then, which takes a tenth of a second. Raises ManifestError."""
     if not site.config.functions.are_served:
         return None
     from pilotlight.functions.service import FunctionsService

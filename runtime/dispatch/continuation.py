@@ -1,9 +1,8 @@
-"""Sequences that outlive their engine host: what a dead host leaves unfinished is submitted, with the tokens it already has, to another that has
-the model, or to the next one.
+"""Failover of sequences between engine hosts: the unfinished ones of a dead host are submitted to the next host.
 
-A sampled token depends on (logits, params, seed, position) alone, so the reader of a sequence sees one unbroken row of outputs and never learns
-of the change. Whatever cannot be continued soon, or has ended too many hosts (charges.py), ends with an error. The module refuses to know text and
-HTTP.
+They keep the tokens that they have. A sampled token depends on (logits, params, seed, position) alone, so the reader of a sequence gets one unbroken
+row of outputs and does not notice the change. A sequence that cannot be continued soon, or that has crashed too many hosts (charges.py), ends with an
+error. Independent of text and HTTP.
 """
 
 import asyncio
@@ -26,7 +25,7 @@ from pilotlight.runtime.models.registry import Models
 from pilotlight.wire.hop.data_sites import NO_OTHERS, DataSites
 
 Outcome = Literal["continued", "failed"]
-Observer = Callable[[str, Outcome], None]  # (model, what became of a sequence whose host died)
+Observer = Callable[[str, Outcome], None]  # (model, outcome of a sequence whose host died)
 PlacementObserver = Callable[[Placement], None]  # where a prompt is computed, where there was a choice
 
 
@@ -41,8 +40,9 @@ class Continuations:
         observe: Observer,
         observe_placement: PlacementObserver = lambda placement: None,
     ) -> None:
-        """`within_s`: a sequence that had begun has its next token so soon after its host's death, or ends with an error. One that had not
-        begun only has to be on the next host by then: there it waits for its turn, as before."""
+        """`within_s` limits the time from a host's death to the next token of a started sequence, which otherwise fails.
+
+        A sequence without a token only needs to be submitted to the next host by then."""
         self.fleet = fleet
         self.models = models
         self.within_s = within_s
@@ -89,7 +89,7 @@ class ContinuedSequence:
         self.scope = AsyncExitStack()  # of the sequence on its present host
 
     async def begin(self) -> None:
-        """Open the sequence on a host; while none has its model, wait for the next one, as a sequence does that lost its own."""
+        """Open the sequence on a host; wait for the next host if none has its model."""
         self._site.charges.require_harmless(self._submit)
         self._is_suspect = self._site.charges.of(self._submit) > 0
         within_s = self._site.within_s
@@ -166,7 +166,7 @@ class ContinuedSequence:
         self._is_suspect = True
 
     async def _resume(self, error: EngineError, deadline: float) -> TokenOutput:
-        """`deadline`: of a sequence that had begun, however many hosts die meanwhile; one that waits for its turn has a new one at each death."""
+        """`deadline` applies to a started sequence, across all host failures; a waiting one gets a new deadline at each."""
         within_s = self._site.within_s
         if not self._has_begun and self._cuts > 1:
             deadline = asyncio.get_running_loop().time() + within_s
@@ -240,7 +240,7 @@ class ContinuedSequence:
 
 
 def remaining(submit: Submit, delivered: Sequence[int]) -> Submit:
-    """Return what is left of a sequence whose first tokens were delivered: positions, counts and random numbers go on where they were."""
+    """Return the rest of a sequence whose first tokens were delivered; positions, counts and random numbers continue."""
     sampling = replace(
         submit.sampling,
         max_tokens=submit.sampling.max_tokens - len(delivered),

@@ -60,7 +60,7 @@ class AnswerForm:
         )
 
     async def constraint(self, check: CheckGrammar) -> Constraint | None:
-        """Return the answer's constraint, including allowed or required tool calls and the reasoning before it.
+        """Return the answer's constraint, with its allowed or required tool calls and the reasoning before it.
 
         The request has passed `check`. Raises ApiError."""
         conversation, answers, form = self._conversation, self._model.text.answers, self._request.constraint
@@ -134,7 +134,7 @@ class AnswerForm:
     async def _grammar(
         self, rules: AnswerRules, tools: "list[_CallableTool]", check: CheckGrammar
     ) -> tuple[Constraint | None, str]:
-        """Return the grammar of an answer with calls of these tools, or None and the reason if it cannot be enforced."""
+        """Return the grammar of an answer that may call these tools; None and the reason if not enforceable."""
         held = tuple(tool.held for tool in tools)
         if tag := self._model.text.tokenizer.spelled_tag(orjson.dumps([tool.schema for tool in held]).decode()):
             return None, f"it spells the token {tag!r}"  # for which it would be taken: that is no text

@@ -179,7 +179,7 @@ class Generation:
 
     @asynccontextmanager
     async def running(self, engine: Continuations, submits: Submits, data_sites: DataSites) -> AsyncIterator[None]:
-        """Open the sequences of the choices and collect their outputs; leaving the scope aborts unfinished ones."""
+        """Open the sequences of the choices and collect their outputs; abort unfinished ones on leaving the scope."""
         async with AsyncExitStack() as sequences:
             for number, submit in submits.items():
                 choice = self._choices[number]
@@ -374,7 +374,7 @@ async def as_submits(
 
 
 def sampling_params(model: AwakeModel, request: ValidGeneration, prompt_tokens: int) -> SamplingParams:
-    """Return the request's sampling parameters, filled from the checkpoint's defaults and limited by the context."""
+    """Return the request's sampling parameters, completed by the checkpoint's and limited by the context."""
     sampling, defaults = request.sampling, model.text.defaults
     room = model.info.context_length - prompt_tokens
     top_k = defaults.top_k if sampling.top_k is None else sampling.top_k

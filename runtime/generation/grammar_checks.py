@@ -1,7 +1,8 @@
-"""Checks whether clients' grammars can be enforced, in child processes and before engine hosts compile them; cached.
+"""Checks whether clients' grammars can be enforced, in child processes; results are cached.
 
-One grammar of an account is checked at a time, so that large ones delay only its own requests; cached results are returned at once. Knows results and
-order, not how a grammar is checked (engine/grammar/grammar_check.py) or how a refusal is answered.
+A grammar is checked before an engine host compiles it. One grammar of an account is checked at a time, so that large ones delay only its own
+requests; cached results are returned at once. Knows results and order, not how a grammar is checked (engine/grammar/grammar_check.py) or how a
+refusal is answered.
 """
 
 import asyncio
@@ -82,7 +83,7 @@ class GrammarChecks:
             check.waiters -= 1
             if not check.waiters and not check.has_begun:
                 check.task.cancel()
-                self._forget(check)  # at once: whoever asks next begins anew
+                self._forget(check)  # at once, so that the next request starts a new check
         if not done:
             raise _overloaded(f"its turn and its check took more than {self._wait_s:g} s")
         found = check.task.result()

@@ -1,7 +1,7 @@
-"""Images at https: URLs: fetched from the hosts that the site's file allows, where their addresses are public.
+"""Images at https: URLs, fetched from the allowed hosts if their addresses are public.
 
-Addresses are judged, after their names were resolved, by the policy that functions' requests have (functions/host/network/egress.py), and hosts again
-at each redirect.
+The site's file lists the hosts. The resolved addresses are checked by the policy of functions' requests (functions/host/network/egress.py); both are
+checked again at each redirect.
 """
 
 from collections.abc import Callable, Collection
@@ -17,7 +17,7 @@ MAX_REDIRECTS = 5
 
 
 class BadImageError(Exception):
-    """An image that is not taken; the message goes on from "image 1 of 2"."""
+    """A refused image; the message continues "image 1 of 2"."""
 
 
 class ImageFetcher:

@@ -1,6 +1,6 @@
-"""What happens to models that no request asks for: those that are expected wake shortly before, those that have been idle for long enough sleep.
+"""Wakes and sleep without a request: expected models wake shortly before, long-idle ones sleep.
 
-Once a second. Also puts the weights that are to lie in host memory from the start there. Refuses to know how anything is expected (demand.py).
+Checked once a second. Also loads the weights that start in host memory. Independent of the prediction (demand.py).
 """
 
 import asyncio
@@ -43,7 +43,7 @@ class Foresight:
             for state in self._states:
                 try:
                     await self._look(state)
-                except Exception:  # whatever it is, the other models have their turn
+                except Exception:  # after any exception the other models are still checked
                     log.exception("checking whether to wake model %s in advance", state.name)
 
     async def _look(self, state: ModelState) -> None:
@@ -77,7 +77,7 @@ class Foresight:
                 await self._budgets[replica.host.index].put_to_sleep(state)
 
     async def _fill_host_memory(self) -> None:
-        """Load every model that is to lie there from the start once, one after the other, and put it to sleep again."""
+        """Load every model that starts in host memory once, one after the other, and put it to sleep again."""
         for state in self._states:
             if state.config.residency == "host" and not state.awake:
                 with suppress(ApiError):  # the log has said why; a request will try again

@@ -213,7 +213,7 @@ def _check_owner(path: Path) -> None:
 
 
 def _alone_in(path: Path) -> "closing[_Directory]":
-    """Create a directory and make it unreadable for server processes. Raises CliError."""
+    """Create a directory and lock it against servers that would use it. Raises CliError."""
     try:
         path.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as error:

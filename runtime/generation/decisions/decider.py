@@ -80,7 +80,7 @@ class AskedQuestion:
         return [i for i, known in enumerate(self.scores) if known is None]
 
     def learn(self, option: int, reported: Sequence[TokenLogprobs]) -> None:
-        """Store an option's log-probabilities, and the scores of one-token options that its first position reports."""
+        """Store an option's log-probabilities, and the one-token options' scores that its first position reports."""
         self.scores[option] = math.fsum(each.logprob for each in reported)
         first = {self.options[option][0]: reported[0].logprob, **dict(reported[0].top)}
         for i, tokens in enumerate(self.options):

@@ -1,8 +1,8 @@
-"""How a chat template writes a query and a document for a model that was trained to judge them so (Qwen3-Reranker): as messages of these two roles,
-with an instruction as the system's.
+"""Chat templates that join a query and a document for a reranker trained on chats (Qwen3-Reranker).
 
-The template is rendered once, with probes in the places of the texts, and a pair is put together from the pieces round them: a template is a
-program, and would otherwise run once for every document. Refuses to know tokens.
+Query and document are messages of these two roles, with an instruction as the system's. The template is rendered once with placeholders for the
+texts, and each pair is built from the pieces around them: otherwise the template, a program, would run once for every document. Independent of
+tokens.
 """
 
 import asyncio

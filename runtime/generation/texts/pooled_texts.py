@@ -1,6 +1,6 @@
-"""The texts of one request as a scope: permit, model, tokens, a few texts at a time through the engine, their vectors in order.
+"""The texts of a request as a scope: permit, model, tokens, batches through the engine, and vectors in order.
 
-Knows what all such requests share; refuses to know what is made of a vector, HTTP and dialects.
+Shared by embeddings and scores; independent of the use of a vector, HTTP and dialects.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ class EncodedText(NamedTuple):
     """A text, or two that are one to the model, as tokens."""
 
     token_ids: tuple[int, ...]
-    second_from: int = 0  # where the second one begins; 0: there is one, or the model does not tell them apart
+    second_from: int = 0  # start of the second text; 0 if there is one text, or the model does not distinguish them
 
 
 class PooledTexts:
@@ -68,7 +68,7 @@ class TextPooler:
     ) -> PooledTexts:
         """Return the vectors of a request's texts.
 
-        `encode`: the texts as the model takes them, or ApiError for a model or a text that does not fit; `finish`: what is made of their vectors."""
+        `encode` returns the texts as tokens, or raises ApiError for an unsuitable model or text; `finish` converts their vectors."""
         site = self._generator
         with (
             as_api_errors(site.request_timeout_s),
@@ -137,7 +137,9 @@ def check_tokens(model: AwakeModel, token_ids: tuple[int, ...], where: str, reme
 
 
 def _most_at_once(texts: list[EncodedText]) -> int:
-    """Tokens the engine holds of a request, at worst: thousands of texts are not refused for being many, nor others on their account."""
+    """Return the most tokens of a request that the engine holds at once.
+
+    Requests with thousands of texts are accepted without causing refusals of others."""
     return sum(sorted(len(text.token_ids) for text in texts)[-WINDOW:])
 
 

@@ -69,7 +69,7 @@ class _Encoder:
     """The texts of one request as one model takes them."""
 
     def __init__(self, request: ValidScoring, model: AwakeModel, pieces: PairPieces | None) -> None:
-        """`pieces`: of a model whose template writes pairs; None: its tokenizer joins them."""
+        """`pieces` come from a model's template for pairs; None if its tokenizer joins them."""
         self._request = request
         self._model = model
         self._tokenizer: Tokenizer = model.text.tokenizer
