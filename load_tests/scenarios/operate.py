@@ -28,6 +28,7 @@ from load_tests.local_network import LocalNetwork, free_ports
 from load_tests.records import write_record
 from load_tests.scenarios.deploys import ENVIRONMENT, SITE, TOKEN
 from load_tests.scenarios.page import chromium
+from pilotlight.runtime.fetching.store import STORE_ENV
 
 VIEWS = ["overview", "playground", "routing", "models", "sites", "functions", "usage", "requests", "timeline"]
 LOOKS = {"light": (1200, "light"), "dark": (1200, "dark"), "phone": (390, "light")}
@@ -52,7 +53,11 @@ def main() -> None:
         ledger = f'\n[ledger]\ndirectory = "{folder / "ledger"}"\n'
         with (
             served(*packed(folder)) as source,
-            LocalNetwork(environment=ENVIRONMENT, network_settings=ledger, site_settings=SITE) as network,
+            LocalNetwork(
+                environment={**ENVIRONMENT, STORE_ENV: str(folder / "models")},
+                network_settings=ledger,
+                site_settings=SITE,
+            ) as network,
             chromium() as browser,
         ):
             deploy(folder / "hello", network.url)
