@@ -200,7 +200,7 @@ def take_pictures(browser: Browser, url: str, folder: Path) -> None:
         for view in VIEWS:
             page.goto(f"{url}#{view}")
             _settle(page)
-            page.screenshot(path=folder / f"{view}-{look}.jpeg", type="jpeg", quality=60)
+            page.screenshot(path=folder / f"{view}-{look}.jpeg", type="jpeg", quality=45)
 
 
 def _settle(page: Page) -> None:
