@@ -28,7 +28,6 @@ from load_tests.local_network import LocalNetwork, free_ports
 from load_tests.records import write_record
 from load_tests.scenarios.deploys import ENVIRONMENT, SITE, TOKEN
 from load_tests.scenarios.page import chromium
-from pilotlight.runtime.fetching.store import STORE_ENV
 
 VIEWS = ["overview", "playground", "routing", "models", "sites", "functions", "usage", "requests", "timeline"]
 LOOKS = {"light": (1200, "light"), "dark": (1200, "dark"), "phone": (390, "light")}
@@ -54,7 +53,7 @@ def main() -> None:
         with (
             served(*packed(folder)) as source,
             LocalNetwork(
-                environment={**ENVIRONMENT, STORE_ENV: str(folder / "models")},
+                environment={**ENVIRONMENT, "PILOTLIGHT_MODELS": str(folder / "models")},
                 network_settings=ledger,
                 site_settings=SITE,
             ) as network,
