@@ -141,7 +141,8 @@ class EdgeRouter:
             yield
 
     def become(self, found: NetworkConfig) -> None:
-        """Take over the file's sites, keys, limits, prices, hosts of functions, and where data may go. Raises ConfigError."""
+        """Take over the file's sites, keys, limits, prices, hosts of functions, and where data may go.
+        Raises ConfigError."""
         network = with_issued_keys(found, self.keys_file)
         self.configured = found
         self.admission.access.become(access_of(network))
