@@ -91,11 +91,11 @@ class RouterApp(Starlette):
             sessions,
             functions=self.deployments,
             timeline=operations.timeline,
-            requests=lambda: router.proxy.recent.described(router.orders),
+            requests=lambda: router.recent.described(router.orders),
             has_usage=has_usage,
             has_keys=True,
         )
-        keys = IssuedKeys(router.keys_file, lambda: router.configured, self._keys_changed)
+        keys = IssuedKeys(router.keys_file, lambda: router.configured, router.renew_keys)
         self.management = ManagementRoutes(operations, sessions, keys)
         metrics = _rendered_by(router) if self.siblings is None else self.siblings.metrics
         own = OwnRoutes(place, proxy, router.places, sessions, metrics)
@@ -134,10 +134,6 @@ class RouterApp(Starlette):
         self.edge.become(network)
         if self.siblings is not None and not self.siblings.is_first:
             self.deployments.read_again()
-
-    def _keys_changed(self) -> None:
-        self.edge.become(self.edge.configured)
-        self.edge.tell_workers()
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Coroutine[Any, Any, None]:
         """Dispatch a request: Starlette handles the router's own routes and unknown paths.

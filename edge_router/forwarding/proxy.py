@@ -61,6 +61,7 @@ class Proxy:
         *,
         body_timeout_s: float,
         stages: Iterable[Stage],
+        recent: RecentRequests,
     ) -> None:
         self.config = config
         self.admission = admission
@@ -70,11 +71,11 @@ class Proxy:
         self.metrics = metrics
         self.upstream = upstream  # open while the application runs
         self._stages = tuple(stages)
+        self._recent = recent
         self._max_body_bytes = int(config.max_body_mib * 2**20)
         self._clock = clock
         self.body_timeout_s = body_timeout_s
         self.under_way: set[RequestState] = set()
-        self.recent = RecentRequests()
         self.ended_tokens = 0  # of answers that have ended
         self._open: set[ResponseWriter] = set()
         metrics.watch("open_requests", "Requests in progress.", lambda: len(self._open))
@@ -156,9 +157,9 @@ class Proxy:
             self.under_way.discard(proxied)
             self.ended_tokens += proxied.delivered_tokens
             error, took_s = sys.exception(), self._clock() - proxied.started_at
-            self.recent.note(proxied, error, took_s)
             for close in reversed(closing):
                 close(error, took_s)
+            self._recent.note(proxied, error, took_s)
 
     def become(self, stages: Iterable[Stage]) -> None:
         """Run later requests through these stages."""
