@@ -25,7 +25,7 @@ from pilotlight.kernels.matrices.weight import GatedActivation, Weight, check_pr
 
 MOST_JOINED = 3
 ROUNDED_COLUMNS = 32  # that share a scale, of x
-_LEAST = 2.0**-100  # what is less is zero: its inverse would be infinite
+_LEAST = 2.0**-100  # smaller numbers become zero: their inverse would be infinite
 
 
 class BlockKind(NamedTuple):
@@ -132,9 +132,11 @@ def blocks_of(kind: str, stored: Tensor) -> Tensor:
 
 
 def rounded(x: Tensor) -> Tensor:
-    """Round each value to a multiple of a 127th of the largest of its 32 columns: [..., columns] -> fp32 [..., columns]. A number that is not finite
-    makes its 32 columns NaN."""
-    groups = x.float().unflatten(-1, (-1, ROUNDED_COLUMNS))
+    """Round x [..., columns] to fp32 multiples of a 127th of the largest of each 32 columns.
+
+    A number that is not finite makes its 32 columns NaN.
+    """
+    groups = torch.unflatten(x.float(), -1, (-1, ROUNDED_COLUMNS))
     largest = groups.abs().amax(-1, keepdim=True)
     steps = (groups * (127 / largest)).round().where(largest >= _LEAST, 0.0)
     return (steps * (largest / 127)).where(largest.isfinite(), torch.nan).flatten(-2)
