@@ -415,7 +415,8 @@ class DeploymentApi:
         )
 
     async def invocations(self, name: str, asked: QueryParams) -> bytes:
-        """Return the kept invocations of a function at the sites that can be asked now, as JSON. Raises ApiError."""
+        """Return the kept invocations of a function at the sites that can be asked now, as JSON.
+        Raises ApiError."""
         query, after = log_query(_named(name), asked)
         return encode(await find_logs(self._followed(query.function), query, after, self._guard.signed))
 

@@ -52,7 +52,11 @@ def main() -> None:
         ledger = f'\n[ledger]\ndirectory = "{folder / "ledger"}"\n'
         with (
             served(*packed(folder)) as source,
-            LocalNetwork(environment=ENVIRONMENT, network_settings=ledger, site_settings=SITE) as network,
+            LocalNetwork(
+                environment={**ENVIRONMENT, "PILOTLIGHT_MODELS": str(folder / "models")},
+                network_settings=ledger,
+                site_settings=SITE,
+            ) as network,
             chromium() as browser,
         ):
             deploy(folder / "hello", network.url)
@@ -195,7 +199,7 @@ def take_pictures(browser: Browser, url: str, folder: Path) -> None:
         for view in VIEWS:
             page.goto(f"{url}#{view}")
             _settle(page)
-            page.screenshot(path=folder / f"{view}-{look}.jpeg", type="jpeg", quality=60)
+            page.screenshot(path=folder / f"{view}-{look}.jpeg", type="jpeg", quality=45)
 
 
 def _settle(page: Page) -> None:

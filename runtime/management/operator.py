@@ -61,7 +61,7 @@ class SiteOperator:
                 await self._run(operation)
             case "pull":
                 source = _source(operation)
-                if await asyncio.to_thread(_is_here, source):
+                if await asyncio.to_thread(_is_here, source) and not is_url(source):  # a URL's is listed from now on
                     raise ApiError("conflict", f"{source[:200]} is here already: run it")
                 self._downloads.start(source)
             case "cancel":

@@ -7,7 +7,7 @@ import { bytes, number, percent } from "../words.js";
 const SHOWN = 40, LOOK_MS = 1000, IDLE_LOOKS = 10;
 
 export function catalogue(filter, told) {
-  const list = h("div"), downloads = h("div");
+  const list = h("div", { class: "stack" }), downloads = h("div");
   const other = h("input", { class: "grow", placeholder: "a directory or GGUF file of a site, org/name, or https://…", "aria-label": "Another source" });
   const others = [["Run…", () => run(named())], ["Pull…", () => pull(named())]].map(([text, work]) => h("button", { type: "button", disabled: true, onclick: () => other.value.trim() && work() }, text));
   let found = { sites: {}, unread: {} }, looks = 0, isOpen = true;
@@ -38,9 +38,9 @@ export function catalogue(filter, told) {
     const word = filter.value.toLowerCase();
     const rows = sources().filter((one) => `${one.source} ${one.kind} ${one.architecture} ${one.license}`.toLowerCase().includes(word));
     show(list, table([
-      ["model", (one) => [h("b", null, one.name), h("div", { class: "soft mono" }, one.source)]],
+      ["model", (one) => [h("b", null, one.name), h("div", { class: "soft mono source" }, one.source)]],
       ["size", (one) => bytes(one.file_bytes), true], ["context", (one) => (one.context_length ? number(one.context_length) : "–"), true],
-      ["licence", (one) => one.license || "–"], ["what fits", (one) => Object.entries(one.at).map(([site, at]) => h("div", null, fits(site, at)))],
+      ["licence", (one) => one.license || "–"], ["what fits", (one) => one.is_here || one.kind === "package" ? Object.entries(one.at).map(([site, at]) => h("div", null, fits(site, at))) : h("span", { class: "soft" }, "at no site yet: pull it, or run it at once")],
       ["", (one) => [h("button", { type: "button", class: one.is_here ? "main" : null, "aria-label": `Run ${one.name}`, onclick: () => run(one) }, "Run"),
         Object.values(one.at).some((at) => !at.is_here && at.kind !== "package") && h("button", { type: "button", "aria-label": `Pull ${one.name}`, onclick: () => pull(one) }, "Pull")]],
     ], rows.slice(0, SHOWN), word ? "Nothing in the catalogue matches: name a source below." : "The catalogue is being read."),
@@ -69,7 +69,7 @@ export function catalogue(filter, told) {
   function siteBoxes(model, isChosen) {
     return Object.keys(found.sites).map((site) => {
       const at = model.at[site], box = h("input", { type: "checkbox", value: site, checked: isChosen(site, at) });
-      return [box, h("p", null, h("label", null, box, ` ${site} `), at && fits(site, at))];
+      return [box, h("p", null, h("label", null, box, at ? [" ", fits(site, at)] : ` ${site}`))];
     });
   }
 

@@ -68,8 +68,8 @@ export function functions(session) {
       card("", table([["function", (one) => h("b", null, one.name)], ["site", (one) => one.site], ["processes", (one) => one.isolates || "asleep", true],
         ["calls under way", (one) => one.inflight, true], ["asked", (one) => one.asked, true], ["failed", (one) => h("span", { class: one.failed ? "bad" : null }, one.failed), true],
         ["sockets", (one) => one.sockets, true], ["started", (one) => one.started, true],
-        ["", (one) => session.is_admin && [h("button", { type: "button", "aria-label": `follow ${one.name}`, onclick: () => follow(one.name) }, "follow"),
-          h("button", { type: "button", "aria-label": `logs of ${one.name}`, onclick: () => { name.value = one.name; search(); } }, "logs")]]], rows,
+        ["", (one) => session.is_admin && [h("button", { type: "button", "aria-label": `follow ${one.name}`, onclick: () => follow(nameOf(one)) }, "follow"),
+          h("button", { type: "button", "aria-label": `logs of ${one.name}`, onclick: () => { name.value = nameOf(one); search(); } }, "logs")]]], rows,
       serving.length ? "No function is deployed. `pilotlight init` makes one, `pilotlight deploy` brings it here." : "No site of this network serves functions: [functions] in a site's file does.")),
       serving.map((site) => site.functions.why_not_more && h("p", { class: "soft" }, `${site.name}: isolation tier ${site.functions.isolation_tier}; ${site.functions.why_not_more}`)),
       refused.length > 0 && h("p", { class: "bad" }, `Not isolated at ${refused.map((site) => site.name).join(", ")}.`));
@@ -82,3 +82,6 @@ export function functions(session) {
     update, leave: () => { follow(null); clearInterval(timer); },
   };
 }
+
+// A site calls a version NAME@DIGEST.
+const nameOf = (one) => one.name.split("@")[0];

@@ -145,7 +145,7 @@ function take(turn, event) {
 
 function drawTurn(turn, answerTool, turns) {
   return h("div", { class: `turn ${turn.role}` },
-    turn.thought && h("div", { class: "thought" }, turn.thought),
+    turn.thought && h("details", { class: "thought", open: !turn.content }, h("summary", null, "Reasoning"), turn.thought),
     turn.tokens?.length ? turn.tokens.map(drawToken) : Array.isArray(turn.content) ? turn.content.map(drawPart) : turn.content,
     turn.tool_calls?.map((call) => {
       const answered = turns.some((other) => other.tool_call_id === call.id);
