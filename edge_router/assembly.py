@@ -64,7 +64,8 @@ class EdgeRouter:
     def __init__(
         self, network: NetworkConfig, policy: Policy, clock: Callable[[], float], role: WorkerRole | None = None
     ) -> None:
-        """`role`: of one process of several. Raises ConfigError for a file or folder of the configuration that cannot be used."""
+        """`role`: the process's among the workers of one router.
+        Raises ConfigError for a file or folder of the configuration that cannot be used."""
         self.network, self.clock, self.role = network, clock, role
         relay = network.relay
         self.secret = hop_secret()

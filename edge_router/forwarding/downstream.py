@@ -127,8 +127,8 @@ class Downstream:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     async def while_present(self, work: Coroutine[Any, Any, Result]) -> Result:
-        """Run `work` in the caller's task until it is done, the client disconnects (DownstreamGone) or it is cut (the ApiError of `cut`): nothing is
-        computed for an absent client."""
+        """Run `work` in the caller's task, so that nothing is computed for an absent client.
+        Raises DownstreamGone when the client disconnects, and the ApiError of `cut`."""
         if self._ended is not None:
             work.close()
             raise self._ended

@@ -103,7 +103,8 @@ class HttpExchange:
             self._on_gone()
 
     def when_gone(self, call: Callable[[], None] | None) -> None:
-        """Call it when the client leaves, now if it has; None: no longer."""
+        """Call `call` when the client leaves, or at once if it has left.
+        With None nothing is called any more."""
         self._on_gone = call
         if self.is_gone and call is not None:
             call()
