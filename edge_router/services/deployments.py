@@ -100,7 +100,8 @@ class DeployGuard:
             return None if key.is_admin else key.account
         if not self.token:
             raise ApiError(
-                "not_found", f"this router accepts no deployments; set {DEPLOY_TOKEN_ENV} where the router is started"
+                "not_found",
+                f"this router accepts no deployments; set {DEPLOY_TOKEN_ENV} where the router is started, or start `pilotlight up --functions`",
             )
         if given:
             sentence = (

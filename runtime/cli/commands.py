@@ -77,12 +77,15 @@ def up(
     model: Annotated[
         str | None, typer.Option(help="What all sites serve in place of their files' models, as `serve` takes it.")
     ] = None,
+    functions: Annotated[
+        bool, typer.Option("--functions", help="Serve functions that `pilotlight deploy` brings from this machine.")
+    ] = False,
 ) -> None:
     """Start a router and its sites on this machine; Ctrl-C stops them all."""
     from pilotlight.runtime.cli.up import up as run
 
     _serve_by(server)
-    run(network, sites, port, verbose, open_page=open_page, model=model)
+    run(network, sites, port, verbose, open_page=open_page, model=model, functions=functions)
 
 
 @app.command(rich_help_panel=OPERATIONS)
