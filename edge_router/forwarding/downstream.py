@@ -83,7 +83,7 @@ class Downstream:
         self._send = as_lines(send) if self.head.dialect is Dialect.OLLAMA else send
         # Our own server's (wire/http/exchange.py)
         self._now: Callable[[bytes], bool] | None = getattr(self._send, "now", None)
-        self._when_gone: Callable[[Callable[[], None] | None], None] | None = getattr(send, "when_gone", None)
+        self._watched_by: Callable[[Downstream | None], None] | None = getattr(send, "watched_by", None)
         self._loop = asyncio.get_running_loop()
         self._task = asyncio.current_task(self._loop)
         self._is_at_work = False  # the task, with everything that `_end` ends
@@ -133,8 +133,8 @@ class Downstream:
             work.close()
             raise self._ended
         self._begin_work()
-        if self._when_gone is not None:
-            self._when_gone(self._disconnected)
+        if self._watched_by is not None:
+            self._watched_by(self)
         else:
             self._listening = self._loop.create_task(self._listen())
         try:
@@ -147,8 +147,8 @@ class Downstream:
             raise
         finally:
             self._is_at_work = False
-            if self._when_gone is not None:
-                self._when_gone(None)
+            if self._watched_by is not None:
+                self._watched_by(None)
             elif self._listening is not None:
                 self._listening.cancel()
 
@@ -210,9 +210,10 @@ class Downstream:
     async def _listen(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":
             pass
-        self._disconnected()
+        self.gone()
 
-    def _disconnected(self) -> None:
+    def gone(self) -> None:
+        """End the work: the client has disconnected."""
         if not self._has_all:  # after the answer's end a server reports a disconnect too
             self._end(DownstreamGone())
 
