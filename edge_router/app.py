@@ -50,7 +50,8 @@ def build_app(
     file: Path | None = None,
     role: WorkerRole | None = None,
 ) -> "RouterApp":
-    """`file`: where the network was read, to which machines that join are added; `role`: of one process of several. Raises ConfigError."""
+    """`file`: where the network was read, to which machines that join are added.
+    `role`: the process's among the workers of one router. Raises ConfigError."""
     return RouterApp(EdgeRouter(network, policy or CostPolicy(), clock, role), file)
 
 

@@ -83,7 +83,7 @@ class Downstream:
         self._send = as_lines(send) if self.head.dialect is Dialect.OLLAMA else send
         # Our own server's (wire/http/exchange.py)
         self._now: Callable[[bytes], bool] | None = getattr(self._send, "now", None)
-        self._when_gone: Callable[[Callable[[], None] | None], None] | None = getattr(send, "when_gone", None)
+        self._watched_by: Callable[[Downstream | None], None] | None = getattr(send, "watched_by", None)
         self._loop = asyncio.get_running_loop()
         self._task = asyncio.current_task(self._loop)
         self._is_at_work = False  # the task, with everything that `_end` ends
@@ -127,14 +127,14 @@ class Downstream:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     async def while_present(self, work: Coroutine[Any, Any, Result]) -> Result:
-        """Run `work` in the caller's task until it is done, the client disconnects (DownstreamGone) or it is cut (the ApiError of `cut`): nothing is
-        computed for an absent client."""
+        """Run `work` in the caller's task, so that nothing is computed for an absent client.
+        Raises DownstreamGone when the client disconnects, and the ApiError of `cut`."""
         if self._ended is not None:
             work.close()
             raise self._ended
         self._begin_work()
-        if self._when_gone is not None:
-            self._when_gone(self._disconnected)
+        if self._watched_by is not None:
+            self._watched_by(self)
         else:
             self._listening = self._loop.create_task(self._listen())
         try:
@@ -147,8 +147,8 @@ class Downstream:
             raise
         finally:
             self._is_at_work = False
-            if self._when_gone is not None:
-                self._when_gone(None)
+            if self._watched_by is not None:
+                self._watched_by(None)
             elif self._listening is not None:
                 self._listening.cancel()
 
@@ -210,9 +210,10 @@ class Downstream:
     async def _listen(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":
             pass
-        self._disconnected()
+        self.gone()
 
-    def _disconnected(self) -> None:
+    def gone(self) -> None:
+        """End the work: the client has disconnected."""
         if not self._has_all:  # after the answer's end a server reports a disconnect too
             self._end(DownstreamGone())
 

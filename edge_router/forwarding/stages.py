@@ -1,4 +1,4 @@
-"""What a request passes beside its forwarding: one list of stages, of what the configuration asks for and nothing else.
+"""The list of stages of a request beside its forwarding: those that the configuration asks for.
 
 A stage opens when a request is known, may refuse it, and returns the function that closes it at the request's end.
 """

@@ -553,7 +553,8 @@ def deployment_api(
     tls: ssl.SSLContext | None = None,
     on_change: Callable[[], None] = lambda: None,
 ) -> DeploymentApi:
-    """The token, the network's secret and where to keep all this come from the environment. `on_change` is called after each change."""
+    """The token, the network's secret and where to keep all this come from the environment.
+    `on_change` is called after each change."""
     guard = DeployGuard(os.environ.get(DEPLOY_TOKEN_ENV, ""), os.environ.get(HOP_SECRET_ENV, ""), access, clocks)
     return DeploymentApi(backends, guard, places, hosts, router_state_directory(), tls, on_change)
 

@@ -72,7 +72,8 @@ class RouterMetrics:
         self.objectives: Objectives | None = None  # where there are any
         self.moves: deque[Move] = deque(maxlen=RECENT)
         self._num_predictions = 0
-        self._predictions: deque[tuple[int, Preference, float]] = deque(maxlen=RECENT)
+        self._unread: deque[tuple[int, Preference, float]] = deque(maxlen=RECENT)  # of predictions
+        self._predictions: deque[Decision] = deque(maxlen=RECENT)
         self._of_site: dict[str, tuple[Histogram, Histogram]] = {}
 
     def _counts(self, name: str, meaning: str, *labels: str) -> _Counts:
@@ -112,11 +113,13 @@ class RouterMetrics:
         times[0].observe(actual_s)
         times[1].observe(1000 * actual_s - preference.cost_ms)
         self._num_predictions += 1
-        self._predictions.append((self._num_predictions, preference, actual_s))
+        self._unread.append((self._num_predictions, preference, actual_s))
 
     def predictions(self) -> tuple[Decision, ...]:
         """Return the last predictions and the actual times."""
-        return tuple(_decision(*each) for each in self._predictions)
+        while self._unread:
+            self._predictions.append(_decision(*self._unread.popleft()))
+        return tuple(self._predictions)
 
     def stream_disturbed(self, site: str, cause: str) -> None:
         self._disturbed.by[site, cause] += 1

@@ -1,4 +1,4 @@
-"""The place of a worker among the processes of one router, and how its configuration differs from that of a router of one process."""
+"""The place of a worker among the processes of one router, and its configuration."""
 
 import os
 import socket
@@ -57,7 +57,7 @@ class WorkerRole:
         return socket.socket(fileno=self.listener)
 
     def configured(self, network: NetworkConfig) -> NetworkConfig:
-        """Return the configuration of this worker: a folder of its own in the ledger's, and durable streams that all workers can read."""
+        """Return the configuration with this worker's folder for the ledger, and one for all workers' streams."""
         durable, ledger = network.durable, network.ledger
         if durable.directory is None:
             durable = replace(durable, directory=str(self.folder / "streams"))

@@ -1,4 +1,4 @@
-"""What the workers of one router do for each other, over sockets in a folder of their own.
+"""Requests between the workers of one router, over sockets in a private folder.
 
 The kernel gives a client's connection to any worker. What only one process can keep, such as stored responses and the page, is kept by the first
 worker, the one that has a lock; the others forward its requests there, and one of them takes over when it ends. Each worker's metrics are part of
@@ -58,7 +58,8 @@ class Siblings:
         await self._open.aclose()
 
     async def take_over(self) -> None:
-        """Wait until no other worker is the first, and become it. Only for a worker that answers on its own socket."""
+        """Become the first worker, once there is no other.
+        Only for a worker that answers on its own socket."""
         while not self.is_first:
             try:
                 fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)  # until this process ends, however it does
@@ -109,7 +110,7 @@ def _session_at(path: Path) -> aiohttp.ClientSession:
 
 
 class FirstWorker:
-    """An ASGI application for what the first worker keeps: `own` in that worker, and forwarding in all others."""
+    """Run `own` in the first worker, and forward to it in all others. An ASGI application."""
 
     def __init__(self, own: Application, proxy: Proxy, siblings: Siblings, max_body_bytes: int) -> None:
         self._own = own
@@ -152,7 +153,8 @@ class FirstWorker:
 
 
 class PrivateApp:
-    """An ASGI application for the other workers: this worker's metrics, and all that they forward to the first worker."""
+    """An ASGI application that answers the other workers.
+    It has this worker's metrics, and runs what they forward to the first worker."""
 
     def __init__(self, app: Application, render: Callable[[], bytes]) -> None:
         self._app = app
@@ -183,7 +185,8 @@ async def private_listener(role: WorkerRole) -> AsyncIterator[socket.socket]:
 
 
 def merged(texts: Mapping[int, bytes]) -> bytes:
-    """Return metrics of several workers in Prometheus's text format (version 0.0.4): each family once, its samples with the label `worker`."""
+    """Return metrics of several workers, with the label `worker`.
+    The format is Prometheus's text format 0.0.4, in which each family may be there once."""
     abouts: dict[bytes, list[bytes]] = {}
     samples: dict[bytes, list[bytes]] = {}
     for index, text in texts.items():

@@ -1,4 +1,4 @@
-"""The supervisor of a router's workers: it owns the sockets, starts the workers, replaces those that end, and stops them all.
+"""A router's supervisor: it owns the sockets, and starts, replaces and stops the workers.
 
 Each worker has a socket of its own that listens on the router's port (SO_REUSEPORT), so the kernel spreads connections evenly. The sockets are the
 supervisor's: connections that a worker has not accepted wait for its successor. SIGHUP reaches every worker. SIGUSR2 replaces the workers one by one,
@@ -78,7 +78,8 @@ class WorkerPool:
                 process.send_signal(number)
 
     async def _start(self, role: WorkerRole) -> bool:
-        """Start a worker and make it the present one. Return whether it serves: otherwise it has ended, and its log has the reason."""
+        """Start a worker and make it the present one.
+        Return whether it serves: otherwise it has ended, and its log has the reason."""
         environment = {**os.environ, WORKER_ENV: role.encode(), PARENT_PID_ENV: str(os.getpid())}
         environment.pop(SOCKET_ENV, None)  # the service manager hears of the supervisor
         process = await asyncio.create_subprocess_exec(

@@ -28,6 +28,12 @@ class ServerState(Protocol):
     date: bytes  # the header's whole line
 
 
+class ClientWatcher(Protocol):
+    def gone(self) -> None:
+        """The client has left."""
+        ...
+
+
 class ExchangeConnection(Protocol):
     """The connection of an exchange, as the exchange uses it."""
 
@@ -58,7 +64,7 @@ class HttpExchange:
         self._connection = connection
         self._start: MutableMapping[str, Any] | None = None
         self._waiters: list[asyncio.Future[None]] = []  # an application may receive and send at once
-        self._on_gone: Callable[[], None] | None = None
+        self._watcher: ClientWatcher | None = None
 
     def begin(self, app: Application) -> None:
         self.task = self._connection.loop.create_task(self._run(app))
@@ -99,14 +105,14 @@ class HttpExchange:
     def gone(self) -> None:
         self.is_gone = True
         self.wake()
-        if self._on_gone is not None:
-            self._on_gone()
+        if self._watcher is not None:
+            self._watcher.gone()
 
-    def when_gone(self, call: Callable[[], None] | None) -> None:
-        """Call it when the client leaves, now if it has; None: no longer."""
-        self._on_gone = call
-        if self.is_gone and call is not None:
-            call()
+    def watched_by(self, watcher: "ClientWatcher | None") -> None:
+        """Call the watcher when the client leaves, or at once if it has left. With None nothing is called any more."""
+        self._watcher = watcher
+        if self.is_gone and watcher is not None:
+            watcher.gone()
 
     def switched(self, headers: Pairs) -> None:
         """Answer with 101. The exchange has ended, and the connection speaks another protocol."""
@@ -207,14 +213,14 @@ class HttpExchange:
 
 class AnswerSender:
     """The `send` of an application.
-    `now` writes a part of a body without waiting (`HttpExchange.write_now`), and `when_gone` reports a client that leaves without a task that
+    `now` writes a part of a body without waiting (`HttpExchange.write_now`), and `watched_by` reports a client that leaves without a task that
     receives; a substitute for this `send` without them gets every part as a message."""
 
-    __slots__ = ("_exchange", "now", "when_gone")
+    __slots__ = ("_exchange", "now", "watched_by")
 
     def __init__(self, exchange: HttpExchange) -> None:
         self._exchange = exchange
-        self.now, self.when_gone = exchange.write_now, exchange.when_gone
+        self.now, self.watched_by = exchange.write_now, exchange.watched_by
 
     def __call__(self, message: MutableMapping[str, Any]) -> Coroutine[Any, Any, None]:
         return self._exchange.send(message)

@@ -30,8 +30,8 @@ class ListenError(Exception):
 
 
 def bind(host: str, port: int, *, is_shared: bool = False) -> socket.socket:
-    """Listens at once, so that a port in use is known before anything else is started for nothing.
-    With `is_shared` several sockets may listen on the port, and the kernel spreads connections over them."""
+    """Return a socket that listens: a port in use is known before anything else is started.
+    With `is_shared` several sockets may listen on the port, and the kernel spreads connections over them. Raises ListenError."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:

@@ -37,7 +37,7 @@ class Accounting:
     async def begin(
         self, request: ValidRequest, own_names: Callable[[str], tuple[str, str]], part: str = ""
     ) -> Charge | None:
-        """Start to count a request for a model; None if it is none, or nothing is recorded.
+        """Start to count a request for a model. Return None for other requests, and without a ledger.
         `own_names` are the model's own name, which the request may have an alias of, and its adapter's; `part` names the journal that keeps the
         answer. Raises ApiError if too little of a quota is left, or usage cannot be recorded."""
         head = request.head
