@@ -218,7 +218,9 @@ class ServedFunctions:
             await bindings.migrate_databases()
 
     def take_secrets(self, function: str, values: Mapping[str, str], before: Collection[str]) -> None:
-        """Store a function's secrets in place of those with the names `before`; it has them within SECRETS_S. Raises Failure."""
+        """Store a function's secrets in place of those with the names `before`; it has them within SECRETS_S.
+
+        Raises Failure."""
         try:
             for name in set(before) - set(values):
                 self._secrets.delete(function, name)

@@ -89,7 +89,7 @@ class FunctionsService:
             raise ApiError(
                 "forbidden", "usage of functions is reported only to routers that share a secret with this site"
             )
-        asked = await read_json(request, UsageAsked, MAX_BODY, "the body is not what a router asks for")
+        asked = await read_json(request, UsageAsked, MAX_BODY, "the body is not a valid request of a router")
         return json_response(msgspec.json.encode(self.served.usage.hand_out(asked)))
 
     def versions(self) -> bytes:

@@ -234,7 +234,9 @@ def unmarked(text: str) -> str:
 
 
 def redrawn(text: str, regions: dict[str, str]) -> str:
-    """Return a page with every region replaced. Raises ValueError for a comment that is missing, twice there or without its fellow."""
+    """Return a page with every region replaced.
+
+    Raises ValueError for a comment that is missing, twice there or without its fellow."""
     for region, body in regions.items():
         begin, end = marks(region)
         if (text.count(begin), text.count(end)) != (1, 1) or text.index(begin) > text.index(end):

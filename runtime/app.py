@@ -51,8 +51,9 @@ def build_app(
     hop_secret: str | None = None,
     url: str | None = None,
 ) -> "SiteApp":
-    """`launchers` start the engine hosts, one for each device (by default processes); `hop_secret` comes from the environment unless given; `url`
-    is where it listens. Raises ConfigError."""
+    """`launchers` start the engine hosts, one per device (processes by default); `hop_secret` defaults to the environment's.
+
+    `url` is the site's address. Raises ConfigError."""
     secret = hop_secret if hop_secret is not None else os.environ.get(HOP_SECRET_ENV) or None
     if config.listen.require_hop and secret is None:
         raise ConfigError(f"site {config.name!r}: listen.require_hop needs the network's secret in {HOP_SECRET_ENV}")
@@ -159,7 +160,9 @@ async def _lifespan(app: SiteApp) -> AsyncIterator[None]:
 
 
 def _functions_of(site: Site, secret: str | None) -> "FunctionsService | None":
-    """Return the site's functions, or None where its file names none: their packages take a tenth of a second to import. Raises ManifestError."""
+    """Return the site's functions, or None if its file names none.
+
+    Imports their packages only then, which takes a tenth of a second. Raises ManifestError."""
     if not site.config.functions.are_served:
         return None
     from pilotlight.functions.service import FunctionsService

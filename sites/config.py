@@ -153,8 +153,8 @@ class AccessConfig(Table, frozen=True, kw_only=True):
         bool,
         Meta(
             description=(
-                "Also speak HTTP/2, through Hypercorn. Use it behind a proxy that limits clients' frames, not for "
-                "strangers."
+                "Also speak HTTP/2, through Hypercorn. Use it only with trusted clients, or "
+                "with a proxy in front that limits their frames."
             )
         ),
     ] = False

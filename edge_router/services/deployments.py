@@ -1,4 +1,6 @@
-"""The deployed functions of the network: versions, shares of traffic, and the routes that change them. Off without a deploy token or keys.
+"""The deployed functions of the network: versions, shares of traffic, and the routes that change them.
+
+Off without a deploy token or keys.
 
 A function belongs permanently to the account that deployed it first, together with its stores, so no other account can deploy, read or follow it. The
 deploy token and admin keys are the operator's, who may access all functions.
@@ -325,8 +327,8 @@ class DeploymentApi:
         moves = await self._try_everywhere(replace(deployment, home=home), version)
         if moves and deployment.shares and new.percent < 100:
             sentence = (
-                f"the migration {moves[0]} of version {version.number} of {name} renames or deletes classes of Durable Objects, which is done for "
-                "everybody at once: deploy it without --percent"
+                f"the migration {moves[0]} of version {version.number} of {name} renames or deletes classes of Durable Objects, which affects "
+                "all clients at once: deploy it without --percent"
             )
             raise ApiError("invalid_request", sentence)
         before = replace(self._deployments.expected(name, new.expected_revision, author), home=home)

@@ -72,7 +72,7 @@ class JoinRoutes:
         """Take a machine in. Raises ApiError."""
         assert self._network is not None
         if request.url.scheme != "https":
-            raise ApiError("forbidden", "the network's secret is told over https alone: set listen.tls_certificate")
+            raise ApiError("forbidden", "the network's secret is sent over https only: set listen.tls_certificate")
         try:
             asked = msgspec.json.decode(await limited_body(request, MAX_BODY), type=JoinRequest)
         except msgspec.MsgspecError as error:

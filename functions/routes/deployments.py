@@ -63,7 +63,9 @@ class FunctionDeploymentRoutes:
             raise ApiError("forbidden", "a version is tried and served for one of the network's routers only")
         if self._served.deployed is None:
             raise ApiError("not_found", "this site serves no deployed functions: its file has no functions.deployments")
-        return self._served.deployed, await read_json(request, kind, MAX_BODY, "the body is not what a router asks for")
+        return self._served.deployed, await read_json(
+            request, kind, MAX_BODY, "the body is not a valid request of a router"
+        )
 
     async def tail(self, request: Request) -> Response:
         if not self._is_from_router(request.scope):

@@ -202,7 +202,9 @@ class Bench:
         return measured
 
     def _until_kept(self, site: SiteProcess, model: str) -> None:
-        """As at a site that has been up for a while: the weights are in host memory, too. They are written there behind the first requests."""
+        """As at a site that has been up for a while: the weights are in host memory, too.
+
+        They are written there behind the first requests."""
 
         def is_kept() -> bool:
             return any(each["name"] == model and each["in_host_memory"] for each in site.get("/status")["models"])
@@ -247,7 +249,9 @@ def one_token(model: str) -> dict[str, Any]:
 
 
 def endless(model: str) -> dict[str, Any]:
-    """Ask for an endless answer. With random weights most tokens are no text, and make no event: hence the bias, to one that does."""
+    """Ask for an endless answer.
+
+    With random weights most tokens are no text, and make no event: hence the bias, to one that does."""
     return {**one_token(model), "max_tokens": 2000, "logit_bias": {"300": 100}}
 
 

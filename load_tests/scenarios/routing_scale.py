@@ -78,7 +78,9 @@ def planned_sessions(prefix_bytes: float) -> dict[str, float]:
 
 
 def _mean_of_changes() -> float:
-    """Of a site whose cache is full: what comes pushes out as much. It makes its digest anew every ten seconds; a router asks once a second."""
+    """Of a site whose cache is full: what comes pushes out as much.
+
+    It makes its digest anew every ten seconds; a router asks once a second."""
     draw, status = random.Random(1), _status("s1", MAX_PUBLISHED)
     held = list(decode_prefixes(status.models[0].prefixes))
     after = held[CHANGED_IN_10_S:] + [draw.randrange(2**31) for _ in range(CHANGED_IN_10_S)]

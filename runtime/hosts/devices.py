@@ -22,7 +22,9 @@ _OTHER_KINDS = ("dxg", "nvmap", "kfd")  # Windows, Tegra and AMD show their GPUs
 def check_devices(
     devices: Sequence[str], kv_gib: float = 0.0, root: Path = Path("/"), read_gpus: ReadGpus = installed_gpus
 ) -> None:
-    """Check what a site file names. Raises ConfigError for a GPU that this machine does not have, or that is smaller than a device's KV cache."""
+    """Check what a site file names.
+
+    Raises ConfigError for a GPU that this machine does not have, or that is smaller than a device's KV cache."""
     numbers = [int(device.partition(":")[2] or 0) for device in devices if device.startswith("cuda")]
     if not numbers:
         return

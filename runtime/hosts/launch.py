@@ -174,8 +174,10 @@ def launchers_of(
     model_bytes: Callable[[int], tuple[int, ...]] = lambda ranks: (),
     secret: str | None = None,
 ) -> list[ProcessLauncher]:
-    """Return one for each of the site's devices. `model_bytes`: of models on so many ranks; `secret`: the network's. What other sites' hosts have
-    left in the way of sockets is removed a little later."""
+    """Return one for each of the site's devices.
+
+    `model_bytes`: of models on so many ranks; `secret`: the network's. What other sites' hosts have left in the way of sockets is removed a little
+    later."""
     remove_dead_later()
     devices = config.device_groups
     owners, places = owners_of(site, len(devices)), kv_places(site, len(devices))
@@ -218,8 +220,9 @@ def host_config(
     peer_address: str | None = None,
     model_bytes: tuple[int, ...] = (),
 ) -> HostConfig:
-    """Return what a host is started with. `tier_place`: where blocks may outlive the host; None: neither in memory nor on disk. `peer_address`: where
-    other hosts of the site fetch them."""
+    """Return what a host is started with.
+
+    `tier_place`: where blocks may outlive the host; None: neither in memory nor on disk. `peer_address`: where other hosts of the site fetch them."""
     disk = config.kv_disk_dir if tier_place is not None else None
     return HostConfig(
         device=group[0],

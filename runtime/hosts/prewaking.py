@@ -1,6 +1,6 @@
-"""What happens to models that no request asks for: those that are expected wake shortly before, those that have been idle for long enough sleep.
+"""Wakes and sleep without a request: expected models wake shortly before, long-idle ones sleep.
 
-Once a second. Also puts the weights that are to lie in host memory from the start there. Refuses to know how anything is expected (demand.py).
+Checked once a second. Also loads the weights that start in host memory. Independent of the prediction (demand.py).
 """
 
 import asyncio
@@ -44,8 +44,8 @@ class Foresight:
             for state in tuple(self._states):
                 try:
                     await self._look(state)
-                except Exception:  # whatever it is, the other models have their turn
-                    log.exception("looking whether model %s is to be awake", state.name)
+                except Exception:  # after any exception the other models are still checked
+                    log.exception("checking whether to wake model %s in advance", state.name)
 
     async def _look(self, state: ModelState) -> None:
         if state.is_asleep and self._is_expected(state):

@@ -1,6 +1,6 @@
-"""Which models' weights may lie in the site's host memory: a sleeping model's file gives way to one that is about to be written.
+"""Which models' weights may use the site's host memory: sleeping models' files are evicted for a new file.
 
-All engine hosts of the site share the files. Decisions are residency.py's, files weights_tier.py's; this joins them.
+All engine hosts of the site share the files. residency.py decides, weights_tier.py stores; this module connects them.
 """
 
 import logging
@@ -25,7 +25,7 @@ class HostMemory:
         return self._tier is not None and self._tier.bytes_of(state.name) > 0
 
     def file_for(self, state: ModelState) -> str | None:
-        """Return where the model's weights may lie; sleeping models' files give way. None: it has no place there."""
+        """Return where the model's weights may be stored, evicting sleeping models' files; None if there is no room."""
         tier, name = self._tier, state.name
         if tier is None or state.config.residency == "disk":
             return None

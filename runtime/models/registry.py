@@ -1,8 +1,8 @@
-"""The site's models: a request gets one that is awake, and each of its sequences a replica to be computed on.
+"""The site's models: provides a request with an awake model and each of its sequences with a replica.
 
-A model wakes at start, for its first request, or shortly before that is expected; requests that come meanwhile wait for the same waking. What a
-request uses stays awake somewhere. Puts together the parts that decide: wake_queue.py (requests that wait), device_budget.py and residency.py (what
-sleeps for what), wakes.py (how one wakes), prewaking.py and autoscaler.py (what happens unasked). Refuses to know HTTP and torch.
+A model wakes at the start, for its first request, or shortly before one is expected; requests that arrive meanwhile share the wake. A model in use
+stays awake on a device. Combines the parts that decide: wake_queue.py (waiting requests), device_budget.py and residency.py (eviction), wakes.py (the
+wake itself), prewaking.py and autoscaler.py (changes without a request). Independent of HTTP and torch.
 """
 
 import asyncio
@@ -58,8 +58,10 @@ class Models:
         lenders: "Lenders | None" = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """`clock` is of the wall: rhythms are those of days. `on_eviction` is told the model and where it sleeps; `on_scaling`, up or down;
-        `on_lost`, that it is on no device any more, and what it had cached is gone."""
+        """`clock` is a wall clock, because demand follows the hours of the day.
+
+        `on_eviction` is called with the model and where it sleeps, `on_scaling` with up or down, `on_lost` when a model has left its last device and
+        its cached blocks are gone."""
         self._fleet = fleet
         self._clock = clock
         self._on_lost = on_lost
@@ -130,8 +132,10 @@ class Models:
             self._changed.notify_all()
 
     async def place(self, submit: Submit, data_sites: DataSites) -> Placement:
-        """Return the replicas of a model in use that a sequence is to be computed on: at once where one lives, else as soon as one does. The caller
-        assigns the sequence to them (`assignments.assigned`) before it waits for anything. `data_sites`: that may see it, beside this one."""
+        """Return the replicas on which to compute a sequence of a model in use; wait until one is awake.
+
+        The caller assigns the sequence to them (`assignments.assigned`) before its next await. `data_sites` are the sites, beside this one, that may
+        see the sequence."""
         state = self.states[submit.model]
         while True:
             live = [replica for replica in state.awake if replica.is_live]
@@ -168,7 +172,7 @@ class Models:
             self._queue.begin(state)
 
     def hint(self, name: str) -> None:
-        """Begin to wake the model if it sleeps, and there is room, or a model that is less expected: a request is on its way."""
+        """Start to wake a sleeping model for an expected request, if there is room or a less expected model to evict."""
         state = self.states[name]
         if state.is_asleep and not state.history.is_given_up:
             state.demand.arrivals.note(self._clock())
@@ -221,8 +225,9 @@ class Models:
         self.registry.refresh()
 
     def _note_down(self, host: HostHandle, reason: str) -> None:
-        """Forget every replica that the host held. Of the models that are nowhere else, those in use, and those that stay, wake again, in this
-        order."""
+        """Forget every replica that the host held.
+
+        Of the models that are nowhere else, those in use, and those that stay, wake again, in this order."""
         budget = self._budgets[host.index]
         lost = [state for state in self.states.values() if state.replicas[host.index].is_awake]
         for state in sorted(lost, key=lambda state: state.demand.users == 0):

@@ -1,8 +1,9 @@
 """Routes for the network's own parts: POST /internal/wake (a request for this model is on its way), GET /internal/catalogue and POST
 /internal/operation (an operator's), GET /timeline (what took how long).
 
-A hint changes what the site does, so where the network has a secret it must be signed like any hop. It is only a hint: it is never refused for
-want of room, and says where the model is.
+POST /internal/wake (a request for this model will follow), POST /internal/sleep (an operator puts it to sleep), GET /timeline (duration of each
+step). A hint changes the site's state, so it must be signed like any hop if the network has a secret. It is never refused for lack of capacity; the
+response reports where the model's weights are.
 """
 
 import msgspec

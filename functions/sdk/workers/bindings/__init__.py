@@ -1,4 +1,6 @@
-"""The values of `self.env.NAME` in a function: `open_face` makes them from a manifest's declarations. The runtime does the work."""
+"""The values of `self.env.NAME` in a function: `open_face` makes them from a manifest's declarations.
+
+The runtime does the work."""
 
 from typing import Any
 
