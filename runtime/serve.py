@@ -81,19 +81,27 @@ class StartError(Exception):
     """The site's parts cannot be started; the message names the correction."""
 
 
-def serve_file(file: Path, model: str | None = None) -> int:
-    """Serve the site of a file and return the exit code; `model` replaces its models if given."""
+def serve_file(file: Path, model: str | None = None, deployments: str | None = None) -> int:
+    """Serve the site of a file and return the exit code.
+
+    `model` is the source of a model that replaces the file's. `deployments` is the URL of the router whose deployed functions are served, unless the
+    file has one."""
     try:
-        load = load_site if model is None else partial(load_with_model, model)
+        load = partial(load_changed, model, deployments)
         return run(load(file), file=file, load=load)
     except ConfigError as error:
         print(error, file=sys.stderr)
         return 1
 
 
-def load_with_model(source: str, file: Path) -> SiteConfig:
-    """Return a file's site with one model, by its source. Raises ConfigError."""
-    return replace(load_site(file), models=(ModelConfig(name=name_of(source), source=source),))
+def load_changed(model: str | None, deployments: str | None, file: Path) -> SiteConfig:
+    """Return a file's site with the changes of `serve_file`. Raises ConfigError."""
+    site = load_site(file)
+    if model is not None:
+        site = replace(site, models=(ModelConfig(name=name_of(model), source=model),))
+    if deployments is not None and site.functions.deployments is None:
+        site = replace(site, functions=replace(site.functions, deployments=deployments))
+    return site
 
 
 def run(
