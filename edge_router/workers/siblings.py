@@ -58,7 +58,9 @@ class Siblings:
         await self._open.aclose()
 
     async def take_over(self) -> None:
-        """Wait until no other worker is the first, and become it. Only for a worker that answers on its own socket."""
+        """Wait until no other worker is the first, and become it.
+
+        Only for a worker that answers on its own socket."""
         while not self.is_first:
             try:
                 fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)  # until this process ends, however it does

@@ -98,7 +98,9 @@ class Replica:
 
 
 class ModelStates(dict[str, "ModelState"]):
-    """The models of a site by their names. A name that was removed while a request was under way raises ApiError."""
+    """The models of a site by their names.
+
+    A name that was removed while a request was under way raises ApiError."""
 
     def __missing__(self, name: str) -> "ModelState":
         raise ApiError("model_not_found", f"this site has no model named {name[:200]!r}", param="model")

@@ -103,7 +103,7 @@ class HttpExchange:
             self._on_gone()
 
     def when_gone(self, call: Callable[[], None] | None) -> None:
-        """Call it when the client leaves, now if it has; None: no longer."""
+        """Call it when the client disconnects, at once if it has; None unregisters."""
         self._on_gone = call
         if self.is_gone and call is not None:
             call()
