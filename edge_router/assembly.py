@@ -66,7 +66,9 @@ class EdgeRouter:
     def __init__(
         self, network: NetworkConfig, policy: Policy, clock: Callable[[], float], role: WorkerRole | None = None
     ) -> None:
-        """`role`: of one process of several. Raises ConfigError for a file or folder of the configuration that cannot be used."""
+        """`role`: of one process of several.
+
+        Raises ConfigError for a file or folder of the configuration that cannot be used."""
         self.configured, self.keys_file = network, router_state_directory() / "keys.toml"
         self.network = network = with_issued_keys(network, self.keys_file)
         self.clock, self.role = clock, role
@@ -144,7 +146,9 @@ class EdgeRouter:
             yield
 
     def become(self, found: NetworkConfig) -> None:
-        """Take over what can change while the router runs: sites, keys, limits, prices and data rules. Raises ConfigError."""
+        """Take over what can change while the router runs: sites, keys, limits, prices and data rules.
+
+        Raises ConfigError."""
         merged = with_issued_keys(found, self.keys_file)
         self.configured = found
         self.admission.access.become(access_of(merged))

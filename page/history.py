@@ -18,7 +18,7 @@ RANGES = {"5m": TimeRange(1, 300), "1h": TimeRange(10, 360), "24h": TimeRange(12
 
 
 class Sample(msgspec.Struct, frozen=True):
-    """A sample of a stretch of time. Rates are per second; a percentile is None if nothing was measured."""
+    """A sample of a period. Rates are per second; a percentile is None if there was no measurement."""
 
     at: float  # of the Unix clock: its end
     requests: dict[str, float]  # that ended, by outcome

@@ -1,4 +1,4 @@
-"""What a page reads from the process that serves it: a router with its sites, or a single site."""
+"""The data that a page reads from its process: a router with its sites, or a single site."""
 
 from collections.abc import AsyncGenerator
 from typing import Literal, Protocol

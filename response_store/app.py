@@ -76,7 +76,7 @@ class Door(Protocol):
 
 
 class OpenDoor:
-    """Admission that accepts every request: an engine behind it has its own limits."""
+    """Admission that accepts every request, for an engine with its own limits."""
 
     @asynccontextmanager
     async def admitted(self, scope: Scope, receive: Receive, send: Send) -> AsyncIterator[ReadBody]:

@@ -1,11 +1,4 @@
-"""Conversations (/v1/conversations): a name for a list of items that responses go on from and add to.
-
-Source: OpenAI's reference of conversations.
-
-One is kept as a response is, by its own name. It stands behind its last response, or has the items that were added otherwise, so that what was said
-is in the database once. Responses that end at the same time are all added, in the order in which they end; so is all that is added in one process.
-Knows no HTTP.
-"""
+"""Conversations (/v1/conversations): named lists of items that responses continue and extend."""
 
 import asyncio
 import os
@@ -97,7 +90,7 @@ class Conversations:
         return {"id": name, "object": "conversation.deleted", "deleted": True}
 
     async def advance(self, response: KeptResponse, name: str) -> None:
-        """Add a response that has ended, with what it was asked. Raises ApiError."""
+        """Add a finished response with its input. Raises ApiError."""
         async with self._turn(name):
             before, now = response.before, await self._said(response.tenant, name)
             if before is None or now.items != before.items:  # another one has ended meanwhile
@@ -113,7 +106,7 @@ class Conversations:
         await self._keep(tenant, await self.find(tenant, name), joined(said.items, added), None)
 
     async def _keep(self, tenant: str, fields: Fields, own: bytes, before: PreviousResponse | None) -> None:
-        """Keep a conversation as it is now, in the place of what it was. Raises ApiError."""
+        """Replace the stored conversation by its current state. Raises ApiError."""
         if not await self._store.keep(
             KeptResponse(tenant, {**fields, "status": "completed", "output": []}, own, before)
         ):

@@ -113,7 +113,7 @@ def joined(*items: bytes) -> bytes:
 
 
 def conversation_id(given: Any) -> str | None:
-    """Return the conversation that a response is to be part of, named or as an object. Raises ApiError."""
+    """Return the conversation that a response will belong to, given by id or as an object. Raises ApiError."""
     name = given.get("id") if isinstance(given, dict) else given
     if name is None:
         return None

@@ -20,8 +20,7 @@ Work = Callable[[RowConnection], Result]
 
 
 class ResponsesFault(Exception):
-    """The database cannot be read or written now.
-    The message has the reason, and `told` the part that clients may see."""
+    """The database cannot be read or written right now."""
 
     def __init__(self, message: str, told: str | None = None) -> None:
         super().__init__(message)

@@ -32,7 +32,7 @@ log = logging.getLogger("pilotlight.responses")
 
 
 class StoreTimings(NamedTuple):
-    """How long a store waits, in seconds."""
+    """The store's time limits, in seconds."""
 
     answer_s: float = 5.0  # for the database
     answer_after_fault_s: float = 0.2  # once it has not answered: no response's end waits for it each time
@@ -60,7 +60,7 @@ class ResponseStore:
         self._confirming: asyncio.Task[None] | None = None
         self._refused: set[Name] = (
             set()
-        )  # responses whose clients were told that they are not stored, although the database may have them
+        )  # responses reported to clients as not stored, although the database may have them
         self._taking_back: asyncio.Task[None] | None = None
         self._has_begun = asyncio.Event()
         self._is_closed = False

@@ -1,4 +1,4 @@
-"""`python -m pilotlight.runtime SITE_FILE`: one site, until a signal stops it."""
+"""`python -m pilotlight.runtime SITE_FILE`: runs one site until a signal stops it."""
 
 import argparse
 import gc

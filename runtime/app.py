@@ -120,7 +120,7 @@ class SiteApp(Starlette):
         return msgspec.json.encode({"spans": self.site.timeline.spans})
 
     def routes_beside(self, at: str) -> Mount:
-        """Return the page and the API it talks to, for an application whose own paths are somebody else's."""
+        """Return the page and the API that it calls, to be mounted in another application."""
         return Mount(
             at,
             routes=[

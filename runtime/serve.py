@@ -82,8 +82,10 @@ class StartError(Exception):
 
 
 def serve_file(file: Path, model: str | None = None, deployments: str | None = None) -> int:
-    """Serve the site of a file; return the process's exit code. `model`: the source of a model in place of the file's models.
-    `deployments`: the URL of the router whose deployed functions are served, unless the file has one."""
+    """Serve the site of a file and return the exit code.
+
+    `model` is the source of a model that replaces the file's. `deployments` is the URL of the router whose deployed functions are served, unless the
+    file has one."""
     try:
         load = partial(load_changed, model, deployments)
         return run(load(file), file=file, load=load)

@@ -1,4 +1,4 @@
-"""The table of errors: our word, its HTTP status, and each dialect's code and body.
+"""The table of errors: Pilotlight's word, its HTTP status, and each dialect's code and body.
 
 Every error that a client sees is a word of this table with a sentence that says what to change. Workers AI codes are Cloudflare's documented ones
 where one fits; 5000 is ours, because they document none for an internal error.

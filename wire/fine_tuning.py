@@ -19,9 +19,7 @@ _NO_TRAINING = (
 
 
 def jobs_answer(method: str, job: str | None, part: str | None, owned: Iterable[Finetune]) -> dict[str, Any]:
-    """Return what a request for jobs is answered with.
-
-    `job`: one's id; `part`: what is asked of it; `owned`: the account's adapters. Raises ApiError."""
+    """Return the response to a request for fine-tuning jobs."""
     if method != "GET":
         raise ApiError("not_implemented", _NO_TRAINING)
     if job is None:

@@ -87,7 +87,7 @@ class SiteTries:
 
 @dataclass(eq=False, slots=True)
 class StreamRecovery:
-    """How often a stream was cut, and when its client last got something. Times are on the router's clock."""
+    """Counts a stream's cuts and records when its client last received something. Times are on the router's clock."""
 
     config: RelayConfig
     lost: StreamLost | None = None  # why the stream was last cut; None if it never was

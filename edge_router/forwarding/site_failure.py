@@ -1,4 +1,4 @@
-"""Why a site did not answer, and which responses come from the site itself."""
+"""Reasons why a site did not answer, and which responses come from the site itself."""
 
 from typing import Literal
 
@@ -24,7 +24,7 @@ Failure = Literal[
 SPENT_STATUSES = frozenset({502, 503, 504})
 FAILING_STATUSES = frozenset(
     {429, 500}
-)  # a status of a site or of a proxy before it; or the request is at fault, and every site says so
+)  # a status of a site or of a proxy in front of it, or a client's error, which every site would report
 
 
 class SiteFailed(Exception):

@@ -245,7 +245,7 @@ def request_id_of(head: Head) -> str:
 
 
 class RequestParser(NamedTuple):
-    """What requests of a network have in common."""
+    """The settings that all requests of a network share."""
 
     secret: str
     max_hops: int

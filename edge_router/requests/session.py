@@ -35,7 +35,7 @@ class Prefix(NamedTuple):
 
 
 class Recall(NamedTuple):
-    """What is known about where a conversation is cached."""
+    """The known places of a conversation's cache."""
 
     home: Home | None
     held: dict[str, int]  # site -> tokens of this prompt in its prefix cache, shared beginnings included

@@ -229,7 +229,7 @@ def first_token_limit_s(preference: Preference, name: str | None, stall_s: float
 
 
 class AttemptPace(NamedTuple):
-    """When one request should leave one site."""
+    """Decides when one request should leave one site."""
 
     proxied: RequestState
     backend: Backend

@@ -1,4 +1,4 @@
-"""The deployed functions of the network: versions, shares of traffic, and the routes that change them.
+"""The network's deployed functions: versions, shares of traffic, and the routes that change them.
 
 Off without a deploy token or keys.
 
@@ -416,6 +416,7 @@ class DeploymentApi:
 
     async def invocations(self, name: str, asked: QueryParams) -> bytes:
         """Return the kept invocations of a function at the sites that can be asked now, as JSON.
+
         Raises ApiError."""
         query, after = log_query(_named(name), asked)
         return encode(await find_logs(self._followed(query.function), query, after, self._guard.signed))
@@ -554,6 +555,7 @@ def deployment_api(
     on_change: Callable[[], None] = lambda: None,
 ) -> DeploymentApi:
     """The token, the network's secret and where to keep all this come from the environment.
+
     `on_change` is called after each change."""
     guard = DeployGuard(os.environ.get(DEPLOY_TOKEN_ENV, ""), os.environ.get(HOP_SECRET_ENV, ""), access, clocks)
     return DeploymentApi(backends, guard, places, hosts, router_state_directory(), tls, on_change)

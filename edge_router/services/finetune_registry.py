@@ -58,7 +58,7 @@ class SiteFinetunes:
         return site_key(head, self.orders.secret if self.orders is not None else "")
 
     def of(self, owner: str) -> dict[str, Finetune]:
-        """Return an owner's adapters by id, oldest first."""
+        """Return an owner's adapters by id, the oldest first."""
         found: dict[str, Finetune] = {}
         for told in self._told.values():
             for each in told.kept:

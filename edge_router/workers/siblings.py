@@ -58,7 +58,8 @@ class Siblings:
         await self._open.aclose()
 
     async def take_over(self) -> None:
-        """Become the first worker, once there is no other.
+        """Wait until no other worker is the first, and become it.
+
         Only for a worker that answers on its own socket."""
         while not self.is_first:
             try:

@@ -79,6 +79,7 @@ class WorkerPool:
 
     async def _start(self, role: WorkerRole) -> bool:
         """Start a worker and make it the present one.
+
         Return whether it serves: otherwise it has ended, and its log has the reason."""
         environment = {**os.environ, WORKER_ENV: role.encode(), PARENT_PID_ENV: str(os.getpid())}
         environment.pop(SOCKET_ENV, None)  # the service manager hears of the supervisor

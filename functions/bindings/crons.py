@@ -28,7 +28,7 @@ Run = Callable[[str, int], Awaitable[None]]
 
 
 class Timings(NamedTuple):
-    """How long triggers wait, in seconds."""
+    """Delays of triggers, in seconds."""
 
     look_s: float = 30.0  # at most, before they look at the clock again: it may be set
     pause_after_error_s: float = 5.0

@@ -15,8 +15,7 @@ from pilotlight.functions.channel.streams import Credit, Inbound, StreamChannel,
 
 
 class StreamingReply(NamedTuple):
-    """What a handler returns for a value with a stream.
-    A plain value, or a stream alone, may be returned as it is."""
+    """The result of a handler that returns a value with a stream."""
 
     value: Any
     body: AsyncIterator[bytes] | None = None

@@ -76,7 +76,7 @@ class Inbound:
         return b"".join(parts)
 
     def cancel(self) -> None:
-        """Tell the sender that no more is read. Has no effect after the end."""
+        """Ask the sender to stop, because nothing more is read. Has no effect after the end."""
         if not self._is_ended:
             self.end(Failure("the stream was cancelled by its reader", code="cancelled", name="AbortError"))
             self._chunks.clear()

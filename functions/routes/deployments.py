@@ -78,7 +78,7 @@ class FunctionDeploymentRoutes:
     async def logs(self, request: Request) -> Response:
         if not self._is_from_router(request.scope):
             raise ApiError("forbidden", "a function's log is read through one of the network's routers only")
-        query = await read_json(request, LogQuery, MAX_BODY, "the body is not what a router asks for")
+        query = await read_json(request, LogQuery, MAX_BODY, "the body is not a valid request of a router")
         return json_response(encode(await kept_invocations(self._served, query, self._site)))
 
     def _is_from_router(self, scope: Scope) -> bool:

@@ -62,10 +62,10 @@ class WorkerResponse:
 
 @dataclass(frozen=True)
 class QueueOutcome:
-    """What a `queue` handler decided, by the messages' places in the batch."""
+    """The decision of a `queue` handler, by the messages' positions in the batch."""
 
     acked: list[int]
-    retried: dict[int, float | None]  # and after how many seconds; None: as the consumer's settings say
+    retried: dict[int, float | None]  # and its delay in seconds; None for the consumer's setting
 
 
 class TestClock(Clock):
@@ -94,10 +94,7 @@ class LocalWorker:
         ai: Answer | None = None,
         services: Iterable[Path] = (),
     ) -> None:
-        """`state`: where bindings keep their data.
-
-        `vars`: in the place of the manifest's vars and local secrets. `ai`: what models answer, of their name and inputs. `services`: folders of
-        further functions, which it may call. Raises ManifestError."""
+        """`state` is the folder for the bindings' data."""
         self._manifest = _for_tests(load_manifest(directory, environment), vars or {})
         self._others = [_for_tests(load_manifest(each), {}) for each in services]
         self._state = state
@@ -188,17 +185,17 @@ class LocalWorker:
         self._clock.added_s += seconds
 
     def until_idle(self) -> None:
-        """Wait until its queues are empty and nothing that the function has begun is open: requests, batches, alarms that are due, `wait_until`."""
+        """Wait until the queues are empty and no work of the function is open: requests, batches, due alarms, `wait_until`."""
         self.run(self._idle())
 
     @property
     def logs(self) -> list[str]:
-        """What it has printed, oldest first."""
+        """The printed lines, oldest first."""
         return [line.text for each in self.invocations for line in each.lines]
 
     @property
     def invocations(self) -> list[LoggedInvocation]:
-        """What became of everything that it was asked, oldest first."""
+        """The invocations and their outcomes, oldest first."""
         found = self.run(self._functions.invocations.find(LogQuery(self._manifest.name, limit=1000)))
         return sorted(found, key=lambda each: each.seq)
 
@@ -238,7 +235,7 @@ class LocalWorker:
         self._http = await self._stack.enter_async_context(aiohttp.ClientSession(self.url))
 
     async def _faces(self) -> dict[str, Any]:
-        """Return its bindings with the methods that functions call, over a channel of their own."""
+        """Return its bindings with the methods that functions call, over a separate channel."""
         with sdk_on_path():
             from workers.bindings import open_face
         ours, theirs = socket.socketpair()
@@ -275,7 +272,7 @@ class LocalWorker:
         names |= {each.queue for each in self._manifest.consumers}
         consumed = {consumer.queue for each in (self._manifest, *self._others) for consumer in each.consumers}
         quiet = 0
-        while quiet < 5:  # looks: what was done may have led to more
+        while quiet < 5:  # times; completed work may have started more
             depths = [await self._served.queue(name).depth() for name in names & consumed]
             quiet = 0 if any(depths) or self._pool.is_at_work else quiet + 1
             await asyncio.sleep(LOOK_S)

@@ -35,7 +35,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def folder_of(config: pytest.Config) -> Path | None:
-    """Return the function's folder; None: the project has none."""
+    """Return the function's folder, or None if the project has none."""
     if (given := config.getoption("--worker", default=None)) is not None:
         return Path(given)
     root = config.rootpath

@@ -62,7 +62,9 @@ BodyT = TypeVar("BodyT")
 
 
 async def read_json(request: Request, kind: type[BodyT], limit_bytes: int, expected: str) -> BodyT:
-    """Decode a body sent by another part of the network. Raises ApiError whose message starts with `expected`."""
+    """Decode a body sent by another part of the network.
+
+    Raises ApiError whose message starts with `expected`."""
     raw = await read_body(request.scope, request.receive, limit_bytes)
     try:
         return msgspec.json.decode(raw, type=kind)

@@ -36,7 +36,9 @@ def chat(api: Api, prompt: str | None, model: str | None, system: str | None, op
 
 
 def converse(api: Api, model: str, messages: list[dict[str, Any]], options: dict[str, Any]) -> None:
-    """Hold a conversation. `messages` are those before the first turn; the conversation is appended to them."""
+    """Hold a conversation.
+
+    `messages` are those before the first turn; the conversation is appended to them."""
     console = Console()
     images: list[dict[str, Any]] = []  # of the next message
     console.print(

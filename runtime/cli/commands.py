@@ -1,4 +1,6 @@
-"""The `pilotlight` command: names, options and help. The work of each command is imported when it runs."""
+"""The `pilotlight` command: names, options and help.
+
+The work of each command is imported when it runs."""
 
 import os
 import sys

@@ -47,8 +47,10 @@ def up(
     model: str | None = None,
     functions: bool = False,
 ) -> None:
-    """Run a network until a signal stops it. `model`: what all sites serve in place of their files' models. `functions`: all sites serve what is
-    deployed with this machine's token. Raises CliError when the network cannot start."""
+    """Run a network until a signal stops it.
+
+    `model` is served by all sites in place of their files' models. With `functions`, all sites serve the functions that are deployed with this
+    machine's token. Raises CliError when the network cannot start."""
     console = Console()
     source = None if model is None else source_of(model)
     if source is not None:
@@ -101,8 +103,9 @@ def make_children(
     source: str | None = None,
     deployments: str | None = None,
 ) -> list[Child]:
-    """`source`: of the model that all sites serve; None: those of their files. `deployments`: the router's URL, for sites that serve what is
-    deployed there."""
+    """`source` is the model that all sites serve; None keeps the models of their files.
+
+    `deployments` is the URL of the router whose deployed functions the sites serve."""
     logs = log_directory()
     secret = {HOP_SECRET_ENV: os.environ.get(HOP_SECRET_ENV) or secrets.token_hex(32)}
     changes = [] if source is None else ["--model", source]
@@ -208,7 +211,7 @@ def wait_until_ready(console: Console, children: list[Child], servers: list[Serv
 
 
 def greet(console: Console, url: str, model: str | None, children: list[Child], *, functions: bool) -> None:
-    """Print where the network is, and a line to paste; `model` is None where all sites serve functions alone."""
+    """Print the network's URL and an example request; `model` is None if all sites serve functions only."""
     body = f'{{"model": "{model}", "stream": true, "messages": [{{"role": "user", "content": "What is the airport code of Lisbon?"}}]}}'
     command = f"curl -N {url}/v1/chat/completions -H 'content-type: application/json' -d '{body}'"
     where = "" if url == DEFAULT_URL else f" --url {url}"

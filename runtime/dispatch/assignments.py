@@ -69,7 +69,9 @@ class Prompt(NamedTuple):
 
 class Assignments:
     def __init__(self, states: Mapping[str, ModelState], *, has_choice: bool) -> None:
-        """`states`: a view that may change. `has_choice`: prompts may be computed in several places, so that it matters what is cached where."""
+        """`states`: a view that may change.
+
+        `has_choice`: prompts may be computed in several places, so that it matters what is cached where."""
         self.has_choice = has_choice
         self._states = states
         self._output_tokens: defaultdict[str, float] = defaultdict(lambda: OUTPUT_TOKENS)

@@ -40,7 +40,9 @@ def check_devices(
 
 
 def this_machine() -> DeviceSet:
-    """Return this machine's devices for a plan: its GPUs, of the first one's kind, else its CPU. Raises CheckpointError."""
+    """Return this machine's devices for a plan: its GPUs, of the first one's kind, else its CPU.
+
+    Raises CheckpointError."""
     gpus = installed_gpus() or ()
     if not gpus:
         return DeviceSet(1, cpu())

@@ -78,7 +78,7 @@ class Foresight:
                 await self._budgets[replica.host.index].put_to_sleep(state)
 
     async def _fill_host_memory(self) -> None:
-        """Load every model that is to lie there from the start once, one after the other, and put it to sleep again."""
+        """Load every model that starts in host memory once, one after the other, and put it to sleep again."""
         for state in tuple(self._states):
             if state.config.residency == "host" and not state.awake:
                 with suppress(ApiError):  # the log has said why; a request will try again

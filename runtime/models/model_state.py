@@ -98,7 +98,9 @@ class Replica:
 
 
 class ModelStates(dict[str, "ModelState"]):
-    """The models of a site by their names. A name that was removed while a request was under way raises ApiError."""
+    """The models of a site by their names.
+
+    A name that was removed while a request was under way raises ApiError."""
 
     def __missing__(self, name: str) -> "ModelState":
         raise ApiError("model_not_found", f"this site has no model named {name[:200]!r}", param="model")
@@ -113,7 +115,7 @@ class ModelState:
         *,
         is_added: bool = False,
     ) -> None:
-        """`on_lost`: called when it is on no device any more. `is_added`: an operator added it; it is not in the site's file."""
+        """`on_lost` is called when the model leaves its last device; `is_added` if an operator added it at run time."""
         self.config = config
         self.is_added = is_added
         self.replicas = tuple(Replica(config.name, host) for host in hosts)

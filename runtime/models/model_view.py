@@ -25,7 +25,9 @@ class ModelRegistry:
         self.refresh()
 
     def refresh(self, hidden: str = "") -> None:
-        """Read the names of the models again, which have changed. `hidden`: a model that takes no further requests."""
+        """Read the names of the models again, which have changed.
+
+        `hidden`: a model that takes no further requests."""
         found = [state for state in self._states.values() if state.name != hidden]
         self._names = {name: state.name for state in found for name in (state.name, *state.config.aliases)}
 

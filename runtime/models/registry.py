@@ -91,7 +91,7 @@ class Models:
             host.on_change(self._note_up, self._note_down)
 
     def start(self) -> None:
-        """Begin to wake what is to be on the device from the start."""
+        """Start to wake the models that are pinned from the start."""
         for state in tuple(self.states.values()):
             if state.config.residency == "device":
                 self._queue.begin(state)
@@ -187,7 +187,9 @@ class Models:
         await asyncio.gather(*(budget.put_to_sleep(state) for budget, replica in replicas if replica.is_awake))
 
     def add(self, config: ModelConfig) -> None:
-        """Serve a further model, asleep at first. Raises ApiError for a name that is taken, and where the site has no engine host."""
+        """Serve a further model, asleep at first.
+
+        Raises ApiError for a name that is taken, and where the site has no engine host."""
         if not self._fleet.hosts:
             sentence = "this site was started without models and has no engine host: name one under [[models]] of its file, and restart it"
             raise ApiError("conflict", sentence)
@@ -200,7 +202,9 @@ class Models:
         self.registry.refresh()
 
     async def remove(self, name: str) -> None:
-        """Stop to serve a model that `add` added. Its files stay. Raises ApiError while requests use it, or its weights are being loaded."""
+        """Stop to serve a model that `add` added.
+
+        Its files stay. Raises ApiError while requests use it, or its weights are being loaded."""
         state = self.states[name]
         if not state.is_added:
             raise ApiError("conflict", f"{name} is in the site's file: remove it there, and restart the site")

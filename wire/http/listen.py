@@ -26,7 +26,7 @@ GRACE_S = 1.0  # for connections when the server stops: it has drained before, s
 
 
 class ListenError(Exception):
-    """The socket cannot be opened; the message says what to change."""
+    """The socket cannot be opened; the message names the correction."""
 
 
 def bind(host: str, port: int, *, is_shared: bool = False) -> socket.socket:

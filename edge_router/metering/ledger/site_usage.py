@@ -36,7 +36,7 @@ class SiteUsage:
         self._identity = ""
         self._written: defaultdict[str, tuple[str, ...]] = defaultdict(
             tuple
-        )  # by site: written records that it was not told about yet
+        )  # by site: written records not yet confirmed to it
 
     async def run(self) -> None:
         while True:

@@ -55,7 +55,7 @@ class S3Unreachable(Exception):
 
 
 class S3CredentialsError(Exception):
-    """There are no credentials where the site file says."""
+    """The credentials are missing where the site file points."""
 
 
 @dataclass(frozen=True)

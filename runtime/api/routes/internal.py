@@ -1,9 +1,8 @@
-"""Routes for the network's own parts: POST /internal/wake (a request for this model is on its way), GET /internal/catalogue and POST
-/internal/operation (an operator's), GET /timeline (what took how long).
+"""Routes for the network's own parts.
 
-POST /internal/wake (a request for this model will follow), POST /internal/sleep (an operator puts it to sleep), GET /timeline (duration of each
-step). A hint changes the site's state, so it must be signed like any hop if the network has a secret. It is never refused for lack of capacity; the
-response reports where the model's weights are.
+POST /internal/wake (a request for this model will follow), GET /internal/catalogue and POST /internal/operation (for operators), GET /timeline
+(duration of each step). A hint changes the site's state, so it must be signed like any hop if the network has a secret. It is never refused for lack
+of capacity; the response reports where the model's weights are.
 """
 
 import msgspec

@@ -1,4 +1,6 @@
-"""Endpoints that answer all of a request's texts with one object: embeddings and scores. Never a stream."""
+"""Endpoints that answer all of a request's texts with one object: embeddings and scores.
+
+Never a stream."""
 
 from collections.abc import Awaitable, Callable
 from functools import partial

@@ -1,4 +1,4 @@
-"""What `pilotlight keys` prints: to standard output the key alone, everything else to standard error."""
+"""The output of `pilotlight keys`: the key on standard output, everything else on standard error."""
 
 import json
 import sys
@@ -23,7 +23,7 @@ def create(new: NewKey, file: Path | None) -> None:
 
 
 def rotate(file: Path, name: str, grace_h: float) -> None:
-    """Print a new key in the place of another. Raises ConfigError."""
+    """Print a new key that replaces another, which stays valid for a while. Raises ConfigError."""
     key = rotate_key(file, name, grace_h)
     print(f"{file} knows {name} by a new key, and by the one before for {grace_h:g} h; {_WHEN}.", file=sys.stderr)
     print("The key is shown only now:", file=sys.stderr)
@@ -37,7 +37,7 @@ def revoke(file: Path, name: str) -> None:
 
 
 def list_keys(file: Path, as_json: bool) -> None:
-    """Print a file's keys: whose they are, what they open, and until when."""
+    """Print a file's keys: account, scopes and expiry."""
     found = keys_of(file)
     if as_json:
         print(json.dumps(found, indent=2))

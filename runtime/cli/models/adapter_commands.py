@@ -1,4 +1,6 @@
-"""`pilotlight adapters`: names, options and help. The work is in adapter_folder.py, imported when it runs."""
+"""`pilotlight adapters`: names, options and help.
+
+The work is in adapter_folder.py, imported when it runs."""
 
 from pathlib import Path
 from typing import Annotated

@@ -1,4 +1,6 @@
-"""`pilotlight network`: names, options and help. The work is in network_folder.py, imported when it runs."""
+"""`pilotlight network`: names, options and help.
+
+The work is in network_folder.py, imported when it runs."""
 
 from pathlib import Path
 from typing import Annotated
