@@ -2,9 +2,9 @@
 
 Knows what is in a block of each kind, by ggml's ggml-common.h and the reference forms in ggml-quants.c (https://github.com/ggml-org/ggml); refuses to
 know files (engine/weights/formats/gguf.py brings theirs here). A weight is up to three matrices, each of its own kind, one below the other: queries,
-keys and values, or gates and ups, need not be copied to be one. Products round x to eight bits for each 32 columns, whatever the number of its rows: the C
-library multiplies codes and bytes as integers (kernels/cpu/blocks.c), and a row has the same bits in any company; torch multiplies the numbers that both
-stand for. There is no form for GPUs, which get such weights unpacked.
+keys and values, or gates and ups, need not be copied to be one. Products round x to eight bits for each 32 columns, however many rows it has: the C
+library multiplies codes and bytes as integers (kernels/cpu/blocks.c), and a row has the same bits in any company; torch multiplies the numbers that
+both stand for. There is no form for GPUs, which get such weights unpacked.
 """
 
 from collections.abc import Callable, Sequence
