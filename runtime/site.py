@@ -19,6 +19,7 @@ from pilotlight.runtime.generation.grammar_checks import GrammarChecks
 from pilotlight.runtime.generation.images import ImageReader
 from pilotlight.runtime.hosts.fleet import Fleet
 from pilotlight.runtime.hosts.running_host import Launcher
+from pilotlight.runtime.management.operator import SiteOperator
 from pilotlight.runtime.models.finetunes import FinetuneStore
 from pilotlight.runtime.models.registry import Models
 from pilotlight.runtime.models.wake_history import Wake
@@ -65,6 +66,7 @@ class Site:
             finetunes=self.finetunes,
             lenders=lenders_of(config, secret),
         )
+        self.operator = SiteOperator(config, self.models)
         observers = self.metrics.engines.cut, self.metrics.engines.placed
         engine = Continuations(self.fleet, self.models, config.limits.continue_within_s, *observers)
         self.generator = Generator(
@@ -91,10 +93,12 @@ class Site:
     async def running(self) -> AsyncIterator[None]:
         try:
             async with self.fleet:
+                self.operator.serve_added()
                 self.models.start()
                 try:
                     yield
                 finally:
+                    await self.operator.close()
                     await self.models.stop()
         finally:
             self.generator.grammars.close()

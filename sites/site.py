@@ -695,6 +695,21 @@ class FinetunesConfig(Table, frozen=True, kw_only=True):
     max_mib: Annotated[Positive, Meta(description="Size of one uploaded file.")] = 300.0
 
 
+class CatalogueConfig(Table, frozen=True, kw_only=True):
+    """Models that an operator can add while the site runs (the page, `pilotlight network run`)."""
+
+    directories: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="Directories of checkpoints and GGUF files that the catalogue offers, beside what is downloaded."
+        ),
+    ] = ("~/models",)
+    state_dir: Annotated[
+        str | None,
+        Meta(description="Directory where added models are remembered; unset: ~/.local/state/pilotlight/SITE."),
+    ] = None
+
+
 class LimitsConfig(Table, frozen=True, kw_only=True):
     max_body_mib: Annotated[Positive, Meta(description="Size of a request's body.")] = 8.0
     strict_fields: Annotated[
@@ -746,6 +761,9 @@ class SiteConfig(Table, frozen=True, kw_only=True):
     ] = ()
     functions: Annotated[FunctionsConfig, Meta(description="Functions that the site serves, and their limits.")] = (
         msgspec.field(default_factory=FunctionsConfig)
+    )
+    catalogue: Annotated[CatalogueConfig, Meta(description="Models that an operator can add while the site runs.")] = (
+        CatalogueConfig()
     )
     images: Annotated[ImagesConfig, Meta(description="Images in requests.")] = ImagesConfig()
     finetunes: Annotated[FinetunesConfig, Meta(description="Adapters that accounts upload.")] = FinetunesConfig()

@@ -14,7 +14,7 @@ import os
 import ssl
 import time
 import uuid
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -22,6 +22,7 @@ from typing import TypeVar
 import aiohttp
 import msgspec
 from msgspec.structs import replace
+from starlette.datastructures import QueryParams
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import BaseRoute, Route
@@ -100,7 +101,8 @@ class DeployGuard:
             return None if key.is_admin else key.account
         if not self.token:
             raise ApiError(
-                "not_found", f"this router accepts no deployments; set {DEPLOY_TOKEN_ENV} where the router is started"
+                "not_found",
+                f"this router accepts no deployments; set {DEPLOY_TOKEN_ENV} where the router is started, or start `pilotlight up --functions`",
             )
         if given:
             sentence = (
@@ -137,6 +139,10 @@ class Deployments:
     def __init__(self, directory: Path) -> None:
         self._path = directory / "deployments.json"
         self.known: dict[str, Deployment] = {}
+        self.read()
+
+    def read(self) -> None:
+        """Read the file. Raises ConfigError."""
         if self._path.is_file():
             try:
                 self.known = decode_deployments(self._path.read_bytes())
@@ -230,16 +236,23 @@ class DeploymentApi:
         hosts: FunctionHosts,
         directory: Path,
         tls: ssl.SSLContext | None = None,
+        on_change: Callable[[], None] = lambda: None,
     ) -> None:
         self._backends = backends
         self._places = places
         self._hosts = hosts
         self._guard = guard
         self._tls = tls
+        self._on_change = on_change
         self._deployments = Deployments(directory)
         hosts.serve(self._deployments.known)
         self._bundles = BundleStore(directory / "bundles")
         self._secrets = FunctionSecrets(directory, guard.key)
+
+    def read_again(self) -> None:
+        """Take over the hosts of functions that another worker has deployed."""
+        self._deployments.read()
+        self._hosts.serve(self._deployments.known)
 
     def routes(self) -> list[BaseRoute]:
         return [
@@ -356,9 +369,8 @@ class DeploymentApi:
 
     async def logs(self, request: Request) -> Response:
         """Return the invocations that were kept at every site that can be asked now."""
-        query, after = log_query(self._readable(request), request.query_params)
-        found = await find_logs(self._followed(query.function), query, after, self._guard.signed)
-        return Response(encode(found), media_type=JSON, headers=NO_STORE)
+        found = await self.invocations(self._readable(request), request.query_params)
+        return Response(found, media_type=JSON, headers=NO_STORE)
 
     async def secrets(self, request: Request) -> Response:
         """Return the names of a function's secrets to its author, and the encrypted values to sites."""
@@ -394,7 +406,16 @@ class DeploymentApi:
         return name
 
     def versions(self) -> bytes:
-        return encode(list(self._deployments.known.values()))
+        """Return the deployments as JSON, each with the names of its secrets."""
+        known = self._deployments.known.values()
+        return encode(
+            [{**msgspec.structs.asdict(each), "secret_names": sorted(self._secrets.of(each.name))} for each in known]
+        )
+
+    async def invocations(self, name: str, asked: QueryParams) -> bytes:
+        """Return the kept invocations of a function at the sites that can be asked now, as JSON. Raises ApiError."""
+        query, after = log_query(_named(name), asked)
+        return encode(await find_logs(self._followed(query.function), query, after, self._guard.signed))
 
     def lines(self, name: str) -> AsyncGenerator[bytes, None]:
         """Iterate over a function's output at the reachable sites. Raises ApiError."""
@@ -480,6 +501,7 @@ class DeploymentApi:
     def _change(self, deployment: Deployment) -> None:
         self._deployments.change(deployment)
         self._hosts.serve(self._deployments.known)
+        self._on_change()
 
     def _sites(self, home: str = "") -> list[Backend]:
         """Return the healthy sites that accept deployed functions; with `home`, only that one."""
@@ -526,10 +548,11 @@ def deployment_api(
     places: DataPlaces,
     hosts: FunctionHosts,
     tls: ssl.SSLContext | None = None,
+    on_change: Callable[[], None] = lambda: None,
 ) -> DeploymentApi:
-    """The token, the network's secret and where to keep all this come from the environment."""
+    """The token, the network's secret and where to keep all this come from the environment. `on_change` is called after each change."""
     guard = DeployGuard(os.environ.get(DEPLOY_TOKEN_ENV, ""), os.environ.get(HOP_SECRET_ENV, ""), access, clocks)
-    return DeploymentApi(backends, guard, places, hosts, router_state_directory(), tls)
+    return DeploymentApi(backends, guard, places, hosts, router_state_directory(), tls, on_change)
 
 
 async def _parsed(request: Request, kind: type[RequestT]) -> RequestT:

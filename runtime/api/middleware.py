@@ -32,7 +32,7 @@ PUBLIC_PATHS = ("/livez", "/readyz", "/health", "/ping", "/version", "/api/versi
 # Where keys or signatures are required, for routers and keys with the scope `metrics` alone.
 METRICS_PATHS = ("/metrics", "/status", "/timeline")
 INTERNAL = "/internal/"
-PAGE = "/page/"  # judges by its own sessions
+PAGE = ("/page/", "/manage/")  # judge by the page's own sessions
 FUNCTIONS = "/fn/"  # functions judge for themselves who may ask
 MODELS_AS_FUNCTIONS = "/fn/@"  # and models do not
 OWN_PATHS = PUBLIC_PATHS + METRICS_PATHS
@@ -162,7 +162,7 @@ class SiteMiddleware:
         elif self._require_hop:
             message = "this site answers only requests that come through one of the network's routers, and are signed"
             raise HopRefused("signature", message)
-        elif path.startswith(MODELS_AS_FUNCTIONS) or (path != "/" and not path.startswith((FUNCTIONS, PAGE))):
+        elif path.startswith(MODELS_AS_FUNCTIONS) or (path != "/" and not path.startswith((FUNCTIONS, *PAGE))):
             holder = self._access.holder(authorization)
             if holder is not None:
                 scope[HOLDER], scope[ACCOUNT] = holder, holder.account.name

@@ -11,6 +11,7 @@ from pilotlight.functions.cli import d1_commands, exports, state
 from pilotlight.runtime.cli.api import API_KEY_ENV, DEFAULT_URL, Api
 from pilotlight.runtime.cli.cli_error import CliError
 from pilotlight.runtime.cli.keys.key_commands import keys
+from pilotlight.runtime.cli.manage.manage_commands import manage
 from pilotlight.runtime.cli.models.adapter_commands import adapters
 from pilotlight.runtime.cli.network.network_commands import network as network_commands
 from pilotlight.sites.config import SERVER_ENV, ConfigError
@@ -38,6 +39,7 @@ INFERENCE, FUNCTIONS, OPERATIONS = "Inference", "Functions", "Operations"  # hea
 
 app.add_typer(keys, name="keys", rich_help_panel=OPERATIONS)
 app.add_typer(network_commands, name="network", rich_help_panel=OPERATIONS)
+app.add_typer(manage, name="manage", rich_help_panel=OPERATIONS)
 app.add_typer(adapters, name="adapters", rich_help_panel=INFERENCE)
 for name, commands in (
     ("secret", state.secret),
@@ -77,12 +79,15 @@ def up(
     model: Annotated[
         str | None, typer.Option(help="What all sites serve in place of their files' models, as `serve` takes it.")
     ] = None,
+    functions: Annotated[
+        bool, typer.Option("--functions", help="Serve functions that `pilotlight deploy` brings from this machine.")
+    ] = False,
 ) -> None:
     """Start a router and its sites on this machine; Ctrl-C stops them all."""
     from pilotlight.runtime.cli.up import up as run
 
     _serve_by(server)
-    run(network, sites, port, verbose, open_page=open_page, model=model)
+    run(network, sites, port, verbose, open_page=open_page, model=model, functions=functions)
 
 
 @app.command(rich_help_panel=OPERATIONS)
@@ -99,11 +104,16 @@ def site(
 def router(
     file: Annotated[Path, typer.Argument(help="A router's file, such as sites/network.toml.")] = NETWORK_FILE,
     port: Annotated[int | None, typer.Option(min=1, max=65535, help="Port; overrides the file's.")] = None,
+    workers: Annotated[
+        int, typer.Option(min=1, max=64, help="Processes that share the port; each uses up to one core.")
+    ] = 1,
     server: ServerOption = None,
 ) -> None:
     """Run an edge router."""
     _serve_by(server)
-    _become("pilotlight.edge_router.serve", str(file), *(() if port is None else ("--port", str(port))))
+    given = {"--port": port, "--workers": workers if workers > 1 else None}
+    options = [word for name, value in given.items() if value is not None for word in (name, str(value))]
+    _become("pilotlight.edge_router.serve", str(file), *options)
 
 
 @app.command(rich_help_panel=OPERATIONS)

@@ -16,7 +16,6 @@ from rich.console import Console
 
 from pilotlight.runtime.cli.api import Api
 from pilotlight.runtime.cli.cli_error import CliError
-from pilotlight.runtime.cli.keys.key_files import key_config, new_key
 from pilotlight.runtime.cli.models.ray_head import ray_head
 from pilotlight.runtime.cli.start_progress import ServerStart, StartProgress
 from pilotlight.runtime.cli.up import POLL_S, require_free
@@ -24,6 +23,7 @@ from pilotlight.runtime.hosts.gpus import installed_gpus
 from pilotlight.runtime.models.sources import name_of, source_of
 from pilotlight.sites.accounts import KeysFile
 from pilotlight.sites.config import parse
+from pilotlight.sites.key_files import key_config, new_key
 from pilotlight.sites.rules import is_loopback
 from pilotlight.sites.site import SiteConfig, load_keys
 from pilotlight.wire.credentials import bearer_token

@@ -4,7 +4,8 @@ Every open sequence counts with the part of its prompt that is not cached, until
 as the model's last ones. Seconds add up over the models of a host. Refuses to know who decides by them (dispatcher.py), waking and failures.
 """
 
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -67,11 +68,11 @@ class Prompt(NamedTuple):
 
 
 class Assignments:
-    def __init__(self, states: Sequence[ModelState], *, has_choice: bool) -> None:
-        """`has_choice`: prompts may be computed in several places, so that it matters what is cached where."""
+    def __init__(self, states: Mapping[str, ModelState], *, has_choice: bool) -> None:
+        """`states`: a view that may change. `has_choice`: prompts may be computed in several places, so that it matters what is cached where."""
         self.has_choice = has_choice
-        self._states = {state.name: state for state in states}
-        self._output_tokens = {state.name: OUTPUT_TOKENS for state in states}
+        self._states = states
+        self._output_tokens: defaultdict[str, float] = defaultdict(lambda: OUTPUT_TOKENS)
         self._open: dict[str, Assignment] = {}  # by sequence
 
     @contextmanager

@@ -39,6 +39,7 @@ from pilotlight.runtime.generation.usage_counter import UsageCounter
 from pilotlight.runtime.models.model_state import AwakeModel
 from pilotlight.runtime.models.registry import Models
 from pilotlight.runtime.telemetry.metrics import Measure, RequestMetrics
+from pilotlight.runtime.telemetry.recent_generations import GenerationClock, RecentGenerations
 from pilotlight.runtime.telemetry.tracing import GenerationSpan, SiteTracing
 from pilotlight.runtime.telemetry.traffic import Traffic
 from pilotlight.wire.chat import FinishReason, Usage
@@ -75,11 +76,13 @@ class Generator:
         self.request_timeout_s = request_timeout_s
         self.traffic = traffic
         self.tracing = tracing
+        self.recent = RecentGenerations()
 
     @asynccontextmanager
     async def generate(self, request: ValidGeneration, tenant: Tenant) -> AsyncIterator["Generation"]:
         with (
             nullcontext() if self.tracing is None else self.tracing.generation(request) as span,
+            self.recent.timed(request.model) as clock,
             as_api_errors(self.request_timeout_s),
             self.metrics.measure(request.model) as measure,
             self.admission.permit() as permit,
@@ -89,6 +92,7 @@ class Generator:
             names_adapter = request.lora or request.requested_model != request.model
             adapter = await self.models.adapters.of(request, tenant.owner) if names_adapter else None
             async with asyncio.timeout(self.request_timeout_s), self.models.use(request.model) as model:
+                clock.awake()
                 refuse_embedder(model, request)
                 prompts = [await encode(model, request, prompt, self.images) for prompt in request.prompts]
                 params = [sampling_params(model, request, len(prompt.token_ids)) for prompt in prompts]
@@ -105,6 +109,7 @@ class Generator:
                 generation = Generation(request, prompts, processors, measure, answer.left_out)
                 async with generation.running(self.engine, submits, request.data_sites):
                     measure.answer = generation
+                    clock.submitted()
                     if span is not None:
                         span.submitted()
                     self.traffic.arrived(request.model)
@@ -112,6 +117,7 @@ class Generator:
                         yield generation
                     finally:
                         self._note_traffic(request, model, generation)
+                        generation.tell(clock)
                         if span is not None:
                             generation.tell(span)
                     if not request.wants_prompt_only:
@@ -226,7 +232,7 @@ class Generation:
         """The first choice's, once all have ended."""
         return self._choices[0].processor.finish_reason if self.is_finished else None
 
-    def tell(self, span: GenerationSpan) -> None:
+    def tell(self, span: GenerationSpan | GenerationClock) -> None:
         """Write what the engine has done by now into a span."""
         span.computed(
             self.counter.resource_use(),

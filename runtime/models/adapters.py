@@ -43,11 +43,19 @@ class AdapterRegistry:
     def __init__(self, models: Iterable[ModelConfig], finetunes: FinetuneStore | None = None) -> None:
         """`finetunes`: what accounts have uploaded; None: nothing is taken."""
         self.finetunes = finetunes
-        self._models = {config.name: config for config in models}
-        self._named = {
-            name: {each.name: _place(each.path) for each in config.adapters} for name, config in self._models.items()
-        }
+        self._models: dict[str, ModelConfig] = {}
+        self._named: dict[str, dict[str, Path]] = {}
+        for config in models:
+            self.add(config)
         self._read: dict[Path, _Version] = {}
+
+    def add(self, config: ModelConfig) -> None:
+        """Know the adapters of a further model."""
+        self._models[config.name] = config
+        self._named[config.name] = {each.name: _place(each.path) for each in config.adapters}
+
+    def remove(self, model: str) -> None:
+        del self._models[model], self._named[model]
 
     def names(self, model: str, owner: str = "") -> list[str]:
         """Return a model's adapters, those that are an owner's own included, in order of their names."""

@@ -7,7 +7,7 @@ ever. Models in use are waited for; after a while the ones in the way take no ne
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -37,7 +37,7 @@ class Suitability(NamedTuple):
 class DeviceBudget:
     def __init__(
         self,
-        states: Iterable[ModelState],
+        states: Mapping[str, ModelState],
         host: HostHandle,
         memory: HostMemory,
         config: EngineConfig,
@@ -45,7 +45,7 @@ class DeviceBudget:
         on_eviction: Callable[[str, str], None],
         clock: Callable[[], float],
     ) -> None:
-        self._states = {state.name: state for state in states}
+        self._states = states
         self._host = host
         self._memory = memory
         self._config = config

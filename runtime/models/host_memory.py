@@ -4,7 +4,7 @@ All engine hosts of the site share the files. Decisions are residency.py's, file
 """
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 
 from pilotlight.runtime.hosts.memory import gib
 from pilotlight.runtime.models.model_state import ModelState
@@ -15,8 +15,9 @@ log = logging.getLogger("pilotlight.models")
 
 
 class HostMemory:
-    def __init__(self, states: Iterable[ModelState], tier: WeightsTier | None, clock: Callable[[], float]) -> None:
-        self._states = tuple(states)
+    def __init__(self, states: Collection[ModelState], tier: WeightsTier | None, clock: Callable[[], float]) -> None:
+        """`states`: a view that may change."""
+        self._states = states
         self._tier = tier
         self._clock = clock
 
@@ -42,3 +43,8 @@ class HostMemory:
             log.info("%s leaves host memory for %s", victim, name)
             tier.remove(victim)
         return str(tier.file_of(name))
+
+    def remove(self, name: str) -> None:
+        """Remove the file of a model that the site no longer serves."""
+        if self._tier is not None:
+            self._tier.remove(name)

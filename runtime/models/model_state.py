@@ -17,6 +17,7 @@ from pilotlight.runtime.models.residency import SPARE, EvictionCandidate
 from pilotlight.runtime.models.text import TextSide
 from pilotlight.runtime.models.wake_history import WakeHistory
 from pilotlight.sites.site import ModelConfig
+from pilotlight.wire.errors import ApiError
 from pilotlight.wire.hop.status import ModelStatus, Residency
 
 
@@ -96,12 +97,25 @@ class Replica:
         self.prefixes.forget()
 
 
+class ModelStates(dict[str, "ModelState"]):
+    """The models of a site by their names. A name that was removed while a request was under way raises ApiError."""
+
+    def __missing__(self, name: str) -> "ModelState":
+        raise ApiError("model_not_found", f"this site has no model named {name[:200]!r}", param="model")
+
+
 class ModelState:
     def __init__(
-        self, config: ModelConfig, hosts: Sequence[HostHandle], on_lost: Callable[[str], None] = lambda model: None
+        self,
+        config: ModelConfig,
+        hosts: Sequence[HostHandle],
+        on_lost: Callable[[str], None] = lambda model: None,
+        *,
+        is_added: bool = False,
     ) -> None:
-        """`on_lost`: told when it is on no device any more."""
+        """`on_lost`: called when it is on no device any more. `is_added`: an operator added it; it is not in the site's file."""
         self.config = config
+        self.is_added = is_added
         self.replicas = tuple(Replica(config.name, host) for host in hosts)
         self.info: ModelInfo | None = None  # of the last load: what the model can do stays true while it sleeps
         self.text: TextSide | None = None
@@ -251,6 +265,7 @@ class ModelState:
             evictions=history.evictions,
             copies=len(awake),
             in_host_memory=is_in_host_memory,
+            is_added=self.is_added,
         )
 
 

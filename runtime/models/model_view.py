@@ -18,8 +18,14 @@ class ModelRegistry:
     def __init__(self, states: Mapping[str, ModelState], memory: HostMemory) -> None:
         self.created = int(time.time())
         self._states = states
-        self._names = {name: state.name for state in states.values() for name in (state.name, *state.config.aliases)}
+        self._names: dict[str, str] = {}
         self._memory = memory
+        self.refresh()
+
+    def refresh(self, hidden: str = "") -> None:
+        """Read the names of the models again, which have changed. `hidden`: a model that takes no further requests."""
+        found = [state for state in self._states.values() if state.name != hidden]
+        self._names = {name: state.name for state in found for name in (state.name, *state.config.aliases)}
 
     @property
     def configs(self) -> list[ModelConfig]:
@@ -84,7 +90,7 @@ class ModelRegistry:
         return [
             f"model {state.name!r}: {state.detail or state.flaw or state.residency(self._memory.holds(state))}"
             for state in self._states.values()
-            if state.config.residency == "device" and (not state.awake or state.flaw is not None)
+            if state.config.residency == "device" and not state.is_added and (not state.awake or state.flaw is not None)
         ]
 
     def load(self, name: str) -> ModelLoad | None:

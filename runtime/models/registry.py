@@ -25,14 +25,14 @@ from pilotlight.runtime.models.adapters import AdapterRegistry
 from pilotlight.runtime.models.device_budget import DeviceBudget
 from pilotlight.runtime.models.finetunes import FinetuneStore
 from pilotlight.runtime.models.host_memory import HostMemory
-from pilotlight.runtime.models.model_state import AwakeModel, ModelState
+from pilotlight.runtime.models.model_state import AwakeModel, ModelState, ModelStates
 from pilotlight.runtime.models.model_view import ModelRegistry
 from pilotlight.runtime.models.sources import PREFIX
 from pilotlight.runtime.models.wake_history import Wake
 from pilotlight.runtime.models.wake_queue import WakeQueue
 from pilotlight.runtime.models.wakes import Waker
 from pilotlight.runtime.models.weights_tier import WeightsTier
-from pilotlight.sites.site import SiteConfig
+from pilotlight.sites.site import ModelConfig, SiteConfig
 from pilotlight.support import background
 from pilotlight.wire.errors import ApiError
 from pilotlight.wire.hop.data_sites import DataSites
@@ -62,21 +62,23 @@ class Models:
         `on_lost`, that it is on no device any more, and what it had cached is gone."""
         self._fleet = fleet
         self._clock = clock
-        self.states = {config.name: ModelState(config, fleet.hosts, on_lost) for config in site.models}
-        states = tuple(self.states.values())
+        self._on_lost = on_lost
+        self.states = ModelStates({config.name: ModelState(config, fleet.hosts, on_lost) for config in site.models})
+        states = self.states.values()  # a view: models are added and removed while the site runs
         self._changed = (
             ChangeNotifier()
         )  # a request has ended, or a model has woken or fallen asleep, on whichever device
-        memory = HostMemory(states, tier, clock)
+        self._memory = memory = HostMemory(states, tier, clock)
         self._budgets = budgets = tuple(
-            DeviceBudget(states, host, memory, site.engine, self._changed, on_eviction, clock) for host in fleet.hosts
+            DeviceBudget(self.states, host, memory, site.engine, self._changed, on_eviction, clock)
+            for host in fleet.hosts
         )
         self._waker = Waker(budgets, memory, self._changed, site.engine, on_wake)
         self._queue = WakeQueue(fleet, budgets, self._waker, memory, self._changed, site.limits.max_waking)
         self.adapters = AdapterRegistry(site.models, finetunes)
         self.registry = ModelRegistry(self.states, memory)
         self.lenders = lenders
-        self.assignments = Assignments(states, has_choice=len(fleet.hosts) > 1 or lenders is not None)
+        self.assignments = Assignments(self.states, has_choice=len(fleet.hosts) > 1 or lenders is not None)
         self._dispatch = Dispatch(self.assignments)
         self._foresight = Foresight(states, budgets, memory, self._queue, clock)
         self._autoscaler = Autoscaler(
@@ -88,7 +90,7 @@ class Models:
 
     def start(self) -> None:
         """Begin to wake what is to be on the device from the start."""
-        for state in self.states.values():
+        for state in tuple(self.states.values()):
             if state.config.residency == "device":
                 self._queue.begin(state)
         self._tasks.append(background.start(self._foresight.run, "waking models ahead of their use"))
@@ -160,6 +162,11 @@ class Models:
         if self.states[name].text is None:
             expect_conversation(is_trusted=self.states[name].config.source.startswith(PREFIX))
 
+    def wake(self, name: str) -> None:
+        """Begin to wake the model if it sleeps, also after its wakes have failed: an operator asked."""
+        if (state := self.states[name]).is_asleep:
+            self._queue.begin(state)
+
     def hint(self, name: str) -> None:
         """Begin to wake the model if it sleeps, and there is room, or a model that is less expected: a request is on its way."""
         state = self.states[name]
@@ -174,6 +181,44 @@ class Models:
             raise ApiError("conflict", f"{name} is in use: it sleeps when its requests have ended")
         replicas = zip(self._budgets, state.replicas, strict=True)
         await asyncio.gather(*(budget.put_to_sleep(state) for budget, replica in replicas if replica.is_awake))
+
+    def add(self, config: ModelConfig) -> None:
+        """Serve a further model, asleep at first. Raises ApiError for a name that is taken, and where the site has no engine host."""
+        if not self._fleet.hosts:
+            sentence = "this site was started without models and has no engine host: name one under [[models]] of its file, and restart it"
+            raise ApiError("conflict", sentence)
+        for name in (config.name, *config.aliases):
+            if self.registry.resolve(name) is not None:
+                sentence = f"this site serves a model named {name[:200]!r} already: give another name"
+                raise ApiError("conflict", sentence, param="model")
+        self.states[config.name] = ModelState(config, self._fleet.hosts, self._on_lost, is_added=True)
+        self.adapters.add(config)
+        self.registry.refresh()
+
+    async def remove(self, name: str) -> None:
+        """Stop to serve a model that `add` added. Its files stay. Raises ApiError while requests use it, or its weights are being loaded."""
+        state = self.states[name]
+        if not state.is_added:
+            raise ApiError("conflict", f"{name} is in the site's file: remove it there, and restart the site")
+        if state.demand.waiters:
+            raise ApiError("conflict", f"requests wait for {name}: remove it when they have ended")
+        self.registry.refresh(hidden=name)  # no further request gets it
+        try:
+            if state.directory is None:  # its files are still being fetched
+                fetching = [replica.task for replica in state.waking if replica.task is not None]
+                for task in fetching:
+                    task.cancel()
+                await asyncio.gather(*fetching, return_exceptions=True)
+            await self.put_to_sleep(name)
+            if not state.is_asleep:  # a request that had its name before
+                raise ApiError("conflict", f"{name} is in use: remove it when its requests have ended")
+        except ApiError:
+            self.registry.refresh()
+            raise
+        del self.states[name]
+        self.adapters.remove(name)
+        self._memory.remove(name)
+        self.registry.refresh()
 
     def _note_down(self, host: HostHandle, reason: str) -> None:
         """Forget every replica that the host held. Of the models that are nowhere else, those in use, and those that stay, wake again, in this

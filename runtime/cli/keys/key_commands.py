@@ -30,8 +30,8 @@ def create_key(
     ] = None,
 ) -> None:
     """Make a key, show it once, and keep its digest."""
-    from pilotlight.runtime.cli.keys.key_files import NewKey
     from pilotlight.runtime.cli.keys.key_files import create as run
+    from pilotlight.sites.key_files import NewKey
 
     run(NewKey(name, tuple(scope or ("models",)), account, expires_days), file)
 

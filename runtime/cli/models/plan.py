@@ -9,13 +9,13 @@ from rich.table import Table
 
 from pilotlight.engine.api.errors import CheckpointError
 from pilotlight.engine.api.protocol import KvDtype
-from pilotlight.engine.planning.devices import GIB, GPUS, Device, DeviceSet, cpu, parse_devices
+from pilotlight.engine.planning.devices import GIB, DeviceSet, parse_devices
 from pilotlight.engine.planning.link import Link, plan_link
 from pilotlight.engine.planning.model_plan import PlannedModel, read_model
 from pilotlight.engine.planning.parallelism import Parallelism
 from pilotlight.engine.planning.planner import ModelPlan, Workload, described, make_plan
 from pilotlight.runtime.cli.cli_error import CliError
-from pilotlight.runtime.hosts.gpus import installed_gpus
+from pilotlight.runtime.hosts.devices import this_machine
 from pilotlight.runtime.models.sources import SourceError, local_directory
 
 _SHOWN = 5  # splits
@@ -86,18 +86,6 @@ def _in_12_bits(model: PlannedModel, devices: DeviceSet) -> PlannedModel:
             "--devices cpu."
         )
     return model._replace(is_lossless=True)
-
-
-def this_machine() -> DeviceSet:
-    """Return this machine's devices: its GPUs, of the first one's kind, else its CPU. Raises CheckpointError."""
-    gpus = installed_gpus() or ()
-    if not gpus:
-        return DeviceSet(1, cpu())
-    known = next((device for name, device in GPUS.items() if name in gpus[0].name.lower()), None)
-    if known is None:
-        raise CheckpointError(f"nothing is known of the speed of {gpus[0].name}; say --devices, of {', '.join(GPUS)}")
-    device: Device = known._replace(memory_bytes=gpus[0].total_bytes)
-    return DeviceSet(len(gpus), device)
 
 
 def _config_of(source: str) -> Path:

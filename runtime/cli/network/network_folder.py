@@ -12,10 +12,10 @@ from rich.console import Console
 from rich.table import Table
 
 from pilotlight.runtime.cli.cli_error import CliError
-from pilotlight.runtime.cli.keys.key_files import new_key
 from pilotlight.sites.joining.authority import Authority, AuthorityError, new_pair
 from pilotlight.sites.joining.network_file import remove_site
 from pilotlight.sites.joining.tokens import Tokens
+from pilotlight.sites.key_files import new_key
 from pilotlight.sites.network import load_network
 from pilotlight.support import atomic_files
 

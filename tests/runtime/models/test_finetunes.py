@@ -120,7 +120,7 @@ async def test_another_account_learns_nothing_of_it(make_site: SiteMaker, tables
 
 
 async def test_keys_of_one_account_have_its_adapters_together(make_site: SiteMaker, tables: dict[str, Any]) -> None:
-    from pilotlight.runtime.cli.keys.key_files import new_key
+    from pilotlight.sites.key_files import new_key
 
     made = [new_key(name, account="acme") for name in ("one", "two")]
     keys = [{"name": key.name, "key_sha256": key.key_sha256, "account": "acme"} for _, key in made]
