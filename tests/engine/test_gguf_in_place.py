@@ -26,7 +26,7 @@ pytestmark = [
     pytest.mark.cpu_only,
     pytest.mark.skipif(not sys.platform.startswith("linux"), reason="elsewhere weights are read"),
 ]
-ROUNDED = 0.05  # of a logprob of these random models: x is rounded to bytes for each 32 columns
+ROUNDED = 0.25  # of a logprob of these random models: x is rounded to bytes for each 32 columns, of a prompt too; 0.15 was found, by torch as well
 
 
 @pytest.fixture(scope="module")
