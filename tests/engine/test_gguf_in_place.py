@@ -9,13 +9,15 @@ import pytest
 import torch
 from transformers import LlamaConfig, Qwen2Config
 
+from pilotlight.engine.api.struct import replace
 from pilotlight.engine.gguf.directory import directory_of
 from pilotlight.engine.loading.kv_memory import KvMemory, make_kv_memory
 from pilotlight.engine.weights import load as weight_load
 from pilotlight.engine.weights import relocation
 from pilotlight.engine.weights.relocation import Relocation
 from pilotlight.kernels.cpu import library
-from tests.engine.agreement import as_distribution
+from tests.engine.agreement import as_distribution, full
+from tests.engine.driver import drain, one, random_prompt
 from tests.engine.gguf.files import Kind, write_both
 from tests.engine.test_in_place import answers, has_moved
 from tests.engine.test_mapped_weights import CONFIG, load
@@ -24,7 +26,7 @@ pytestmark = [
     pytest.mark.cpu_only,
     pytest.mark.skipif(not sys.platform.startswith("linux"), reason="elsewhere weights are read"),
 ]
-ROUNDED = 0.05  # of a logprob of these random models: x is rounded to bytes for each 32 columns
+ROUNDED = 0.25  # of a logprob of these random models: x is rounded to bytes for each 32 columns, of a prompt too; 0.15 was found, by torch as well
 
 
 @pytest.fixture(scope="module")
@@ -77,3 +79,19 @@ def test_a_small_model_is_copied_in_blocks(tmp_path: Path, memory: KvMemory, mon
     assert all(
         torch.tensor([one.logprob for one in heard.logprobs]).isfinite().all() for heard in answers(loaded, close=True)
     )
+
+
+def test_a_sequence_has_the_same_tokens_alone_and_in_a_batch(tmp_path: Path, memory: KvMemory) -> None:
+    """A router continues a stream at another site, in other company."""
+    _, file = write_both(tmp_path, LlamaConfig, Kind.Q4_0)
+    loaded = load(directory_of(file, tmp_path / "store"), None, memory)
+    try:
+        requests = [full(str(i), random_prompt(9, seed=i), max_tokens=12, salt=b"batch") for i in range(12)]
+        together = drain(loaded.engine, requests)
+        for request in requests[:3]:
+            alone = one(loaded.engine, replace(request, salt=b"alone"))
+            heard = together[request.sequence_id]
+            assert alone.token_ids == heard.token_ids
+            assert alone.logprobs[1:] == heard.logprobs[1:]  # of steps of decode, one row and twelve
+    finally:
+        loaded.close()

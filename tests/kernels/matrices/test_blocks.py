@@ -1,7 +1,10 @@
 """Weights in a GGUF file's blocks stand for the numbers that llama.cpp's own package makes of them, and products with them are exact to what x is
 rounded by, whatever the kind, the number of rows and how many matrices are one."""
 
+import hashlib
+
 import gguf
+import numpy as np
 import pytest
 import torch
 
@@ -13,6 +16,11 @@ from tests.engine.gguf.files import Kind, random_blocks
 pytestmark = pytest.mark.cpu_only
 KINDS = list(BLOCK_KINDS)
 ROUNDED = 1 / 254  # of the largest of 32 values of x: what a product rounds by
+
+DIGESTS = {
+    "q4_0": "49a902a51879", "q4_1": "627f358d9672", "q5_0": "72589bf6244b", "q5_1": "a54753298ff9", "q8_0": "6e4ce0e5580d",
+    "iq4_nl": "5f70818302c2", "q3_k": "b70078840db4", "q4_k": "edc8da49725c", "q5_k": "42a613ea2b21", "q6_k": "ba8b91ae3df1",
+}  # fmt: skip
 
 
 def blocks(kind: str, rows: int, columns: int) -> torch.Tensor:
@@ -119,6 +127,16 @@ def test_a_row_has_the_same_bits_in_any_company(kind: str, dtype: torch.dtype, a
         for rows in (1, 2, 3, 5, 9, 12, 16, 31, 49):
             first = 130 - rows
             assert torch.equal(product(x[first:]), together[first:]), rows
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_products_have_the_same_bits_on_every_kind_of_cpu(kind: str, arithmetic: str) -> None:
+    """The digests are those of all five: PILOTLIGHT_CPU says which one this run is of."""
+    if arithmetic == "torch":
+        pytest.skip("torch adds up in another order")
+    weight = BlockWeight.joined([blocks(kind, 21, 512)], [kind], 512)
+    x = torch.from_numpy(np.random.default_rng(3).integers(-999, 1000, (19, 512)).astype(np.float32)) / 64
+    assert hashlib.sha256(weight.linear(x).numpy().tobytes()).hexdigest()[:12] == DIGESTS[kind]
 
 
 @pytest.mark.parametrize("rows", [1, 12])
