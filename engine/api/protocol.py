@@ -10,7 +10,7 @@ from typing import Literal
 
 from pilotlight.engine.api.struct import Struct, replace
 
-VERSION = (3, 7)  # of the protocol
+VERSION = (3, 8)  # of the protocol
 PRIORITIES = range(-8, 9)
 LAST_CHUNK_TOKENS = 512  # of a prompt that is handed over, at most: its blocks are the ones that no computing hides
 
@@ -322,6 +322,18 @@ class DraftCounts(_Value, frozen=True):
 NO_DRAFTS = DraftCounts()
 
 
+class CorruptBlocks(_Value, frozen=True):
+    """KV blocks that were found damaged, by the tier that had them, of all models of a host (counters)."""
+
+    host: int = 0
+    disk: int = 0
+    store: int = 0
+    peer: int = 0  # another host
+
+
+NONE_CORRUPT = CorruptBlocks()
+
+
 class ModelLoad(_Value, frozen=True):
     """How busy one model is now."""
 
@@ -353,6 +365,7 @@ class ModelLoad(_Value, frozen=True):
     image_hits: int = 0  # images that were wanted and found encoded since load (counter)
     num_graphs: int = 0  # sizes of steps that are recorded, each replayed by one launch
     graph_failures: int = 0  # attempts to record one that failed since load: such steps are launched one operation after another (counter)
+    corrupt_blocks: CorruptBlocks = NONE_CORRUPT
 
 
 class ModelInfo(_Value, frozen=True):
