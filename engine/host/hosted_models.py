@@ -1,13 +1,12 @@
-"""The models of an engine host: loading, loaded, and served by other means until they are.
+"""The models of an engine host: loading, and loaded.
 
-Knows which answers of the loader are still wanted; refuses to know sequences, steps and when to look.
+Knows which results of the loader are still needed; does not know sequences, steps and when to look.
 """
 
 from typing import TYPE_CHECKING
 
 from pilotlight.engine.api.protocol import LoadProgress, ModelFailed, ModelReady, ModelSpec, ModelUnloaded
-from pilotlight.engine.host.model_loader import Loader
-from pilotlight.engine.host.served_model import ServedModel
+from pilotlight.engine.host.model_loader import ModelLoader
 from pilotlight.engine.host.step_frames import StepFrames
 from pilotlight.engine.host.transport import HostTransport
 
@@ -16,14 +15,13 @@ if TYPE_CHECKING:
 
 
 class HostedModels:
-    def __init__(self, loader: Loader, transport: HostTransport, frames: StepFrames) -> None:
-        """`loader`: may serve a model by other means until it is loaded (engine/bootstrap)."""
+    def __init__(self, loader: ModelLoader, transport: HostTransport, frames: StepFrames) -> None:
         self._loader = loader
         self._transport = transport
         self._frames = frames
-        self.served: dict[str, ServedModel] = {}  # by name
-        self.loading: dict[str, ModelSpec] = {}  # likewise; some may be served by other means meanwhile
-        self._arriving: list[LoadedModel] = []  # loaded; what others have of their cache is still to be left
+        self.served: dict[str, LoadedModel] = {}  # by name
+        self.loading: dict[str, ModelSpec] = {}  # by name
+        self._arriving: list[LoadedModel] = []  # loaded, but part of their cache is still held by other models
 
     def why_missing(self, name: str) -> str:
         state = "is still loading" if name in self.loading else "is not loaded"
@@ -34,9 +32,7 @@ class HostedModels:
         known = served.spec if served else self.loading.get(spec.name)
         if known is None:
             self.loading[spec.name] = spec
-            stand_in = self._loader.load(spec)
-            if stand_in is not None:
-                self._serve(stand_in)
+            self._loader.load(spec)
         elif not known.loads_same(spec):
             message = f"{spec.name} is already loaded from {known.path}; unload it first"
             self._transport.send(ModelFailed(spec.name, "model_load_failed", message))
@@ -44,7 +40,7 @@ class HostedModels:
             self._transport.send(ModelReady(served.engine.info))
 
     def unload(self, name: str) -> None:
-        self.loading.pop(name, None)  # its result is thrown away when it comes
+        self.loading.pop(name, None)  # its result will be dropped
         model = self.served.pop(name, None)
         if model is not None:
             model.engine.sequences.end_all("model_not_found", f"model {name!r} was unloaded")
@@ -52,50 +48,38 @@ class HostedModels:
             model.close()
         self._transport.send(ModelUnloaded(name))
 
-    def collect(self) -> bool:
-        """Take what the loader has for this host. Return False if a model that is being served cannot be loaded: its sequences go on at the next
-        host, which says why."""
-        can_go_on = True
+    def collect(self) -> None:
+        """Take the loader's results for this host."""
         for spec, result in self._loader.take_results():
             is_wanted = self.loading.get(spec.name) is spec  # else it was unloaded while it loaded
             match result:
-                case ModelFailed() if is_wanted and spec.name in self.served:
-                    can_go_on = False
                 case ModelFailed() if is_wanted:
                     del self.loading[spec.name]
                     self._transport.send(result)
                 case LoadProgress() if is_wanted:
-                    if spec.name in self.served:  # what waits for the load in there has a deadline
-                        self._frames.note_progress()
                     self._transport.send(result)
                 case LoadProgress() | ModelFailed():
                     pass
                 case loaded:
                     self._arriving.append(loaded)
         self._arriving = [loaded for loaded in self._arriving if not self._activate(loaded)]
-        return can_go_on
 
     def close(self) -> None:
         for model in (*self.served.values(), *self._arriving):
             model.close()
 
-    def _serve(self, model: ServedModel) -> None:
-        """Let the model serve from now on, in the place of what has served it so far."""
-        name = model.spec.name
-        previous, self.served[name] = self.served.get(name), model
-        if previous is not None:
-            self._frames.add(*previous.engine.hand_over_to(model.engine))
-            previous.close()
-        self._transport.send(ModelReady(model.engine.info))
-
     def _activate(self, loaded: "LoadedModel") -> bool:
-        """Let a loaded model serve, or close it where it was unloaded meanwhile. False while its part of the arena is not free."""
+        """Serve a loaded model, or close it if it was unloaded meanwhile.
+
+        Returns False while its part of the arena is not free.
+        """
         name = loaded.spec.name
         if self.loading.get(name) is not loaded.spec:
             loaded.close()
         elif loaded.has_whole_cache():
             del self.loading[name]
-            self._serve(loaded)
+            self.served[name] = loaded
+            self._transport.send(ModelReady(loaded.engine.info))
         else:
             return False
         return True

@@ -1,14 +1,17 @@
-"""What a host sends after each step: every sequence's new tokens, every model's load, and where the step's time went.
+"""The frame that a host sends after each step: new tokens, every model's load, the step's times.
 
-Also a heartbeat while nothing is computed. Refuses to know commands and loads.
+It sends a heartbeat while nothing is computed. Does not know commands and loads.
 """
 
 import time
 from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING
 
 from pilotlight.engine.api.protocol import HostPhases, StepOutput, TokenOutput
-from pilotlight.engine.host.served_model import ServedModel
 from pilotlight.engine.host.transport import HostTransport
+
+if TYPE_CHECKING:
+    from pilotlight.engine.loading.loaded_model import LoadedModel
 
 HEARTBEAT_S = 0.5
 
@@ -16,7 +19,7 @@ HEARTBEAT_S = 0.5
 class StepFrames:
     def __init__(self, transport: HostTransport) -> None:
         self._transport = transport
-        # of no engine: of sequences that never reached one, or whose engine is gone
+        # outputs of no engine: for sequences that never reached one, or whose engine is gone
         self._outputs: list[TokenOutput] = []
         self._num_steps = 0
         self._last_frame_at = time.monotonic()
@@ -26,7 +29,7 @@ class StepFrames:
         self._outputs += outputs
 
     def note_progress(self) -> None:
-        """Count what is no step and yet progress, for the front end that watches this host."""
+        """Count progress that is not a step, for the front end that watches this host."""
         self._num_steps += 1
 
     @property
@@ -37,7 +40,7 @@ class StepFrames:
     def until_heartbeat_s(self) -> float:
         return self._last_frame_at + HEARTBEAT_S - time.monotonic()
 
-    def send(self, models: Collection[ServedModel], stepped: Sequence[ServedModel]) -> None:
+    def send(self, models: "Collection[LoadedModel]", stepped: "Sequence[LoadedModel]") -> None:
         """Send a frame. `stepped`: the models that have computed something."""
         started = time.perf_counter()
         outputs, self._outputs = self._outputs, []

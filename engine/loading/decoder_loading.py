@@ -1,6 +1,6 @@
-"""A model that generates, on its way to an engine: a place for its cache, weights on every rank, one warm-up, and what the engine works with.
+"""The load of a model that generates: a place for its cache, weights on every rank, warm-up, engine.
 
-Whatever fails, the place and the other ranks' parts are given back.
+If it fails, the place and the other ranks' parts are released.
 """
 
 from pathlib import Path
@@ -11,9 +11,6 @@ from pilotlight.engine.adapters.adapter_store import RunnerAdapters
 from pilotlight.engine.api.errors import CheckpointError
 from pilotlight.engine.api.protocol import ModelInfo
 from pilotlight.engine.api.struct import replace
-from pilotlight.engine.bootstrap.bootstrap_store import are_wanted
-from pilotlight.engine.bootstrap.program import FileRange
-from pilotlight.engine.bootstrap.recorder import BackgroundRecorder, TensorLayout, record
 from pilotlight.engine.core.engine import Engine
 from pilotlight.engine.drafting.drafter_registry import DraftWords
 from pilotlight.engine.drafting.model_drafter import ModelDrafter
@@ -40,16 +37,14 @@ if TYPE_CHECKING:
     from pilotlight.engine.parallel.ranks import RankGroup
 
 
-def load_decoder(
-    loading: ModelLoading, memory: KvMemory, tiers: SharedTiers | None, records_bootstrap: bool
-) -> LoadedModel:
-    """Load a model with a KV cache. `records_bootstrap`: as load_model's. Raises CheckpointError."""
+def load_decoder(loading: ModelLoading, memory: KvMemory, tiers: SharedTiers | None) -> LoadedModel:
+    """Load a model with a KV cache. Raises CheckpointError."""
     spec, group = loading.spec, memory.group
     layout = loading.layout()
     loading.phases.end("fingerprint")
     place = find_place(spec, layout, memory.slabs, memory.arena.total_bytes, group.copies)
     try:
-        return _PlacedDecoder(loading, group, layout, place).load(tiers, records_bootstrap)
+        return _PlacedDecoder(loading, group, layout, place).load(tiers)
     except BaseException:
         group.drop(spec.name)
         place.close()
@@ -57,14 +52,14 @@ def load_decoder(
 
 
 class _PlacedDecoder(NamedTuple):
-    """One load, once its cache has a place."""
+    """A load whose cache has a place."""
 
     loading: ModelLoading
     group: "RankGroup | OneRank"
     layout: CacheLayout
     place: Lease | Reservation
 
-    def load(self, tiers: SharedTiers | None, records_bootstrap: bool) -> LoadedModel:
+    def load(self, tiers: SharedTiers | None) -> LoadedModel:
         loading, group, spec = self.loading, self.group, self.loading.spec
         context_length = self._context_length()
         loading.phases.end("kv")
@@ -89,20 +84,18 @@ class _PlacedDecoder(NamedTuple):
             adapters=self._adapters(own),
             images=self._images(own),
         )
-        if records_bootstrap and drafts is None and loading.arena.device.type == "cpu" and spec.kv_dtype == "auto":
-            self._record_bootstrap(weights, info)
         return LoadedModel(spec, engine, self.place, start_moving(weights, own), group)
 
     @property
     def _num_blocks(self) -> int:
-        """The blocks that sequences of one rank can have, at most."""
+        """Return the most blocks that sequences of one rank can have."""
         if isinstance(self.place, Lease):
             return self.place.max_blocks // self.group.copies
         return num_reserved_blocks(self.loading.spec, self.layout)
 
     @property
     def _num_blocks_seen(self) -> int:
-        """The blocks that a runner's numbers may name: a lease's lie anywhere in the arena."""
+        """Return the range of block numbers that a runner may get: a lease's can be anywhere in the arena."""
         return self.place.grid.capacity // self.group.copies if isinstance(self.place, Lease) else self._num_blocks
 
     @property
@@ -115,13 +108,13 @@ class _PlacedDecoder(NamedTuple):
         context_length = groups.longest_context(self._num_blocks, loading.longest_context())
         if context_length < 2:
             raise CheckpointError(
-                f"{loading.spec.name} has room for {context_length} token: {layout.description}, and {self._num_blocks} are wholly its own; "
+                f"{loading.spec.name} has room for only {context_length} token: {layout.description}, and it has {self._num_blocks} blocks; "
                 "raise kv_tokens or kv_gib"
             )
         return context_length
 
     def _weights(self, context_length: int) -> FilledModel[Model]:
-        """Load this rank's part while the others load theirs."""
+        """Load this rank's part of the weights while the other ranks load their parts."""
         group, name = self.group, self.loading.spec.name
         group.load(self.loading.spec, context_length, self._first_slab, self._num_blocks_seen)
         try:
@@ -136,7 +129,7 @@ class _PlacedDecoder(NamedTuple):
         loading = self.loading
         if not loading.needs_warm_up(weights):
             return
-        # Where nothing is compiled and the pages are there, one token proves as much as a longer prompt, in two thirds of the time.
+        # If nothing is compiled and the pages are in memory, one token tests as much as a longer prompt, in two thirds of the time.
         is_short = loading.arena.device.type == "cpu" and (weights.is_mapped or weights.pending is not None)
         prompt = loading.warm_up_prompt(1 if is_short else context_length - 1)
         self.group.warm_up(loading.spec.name, prompt, not is_short)
@@ -160,7 +153,10 @@ class _PlacedDecoder(NamedTuple):
         return drafts.drafter(self.group.drafting(guessing, name), self.layout.block_size)
 
     def _identity(self, info: ModelInfo, tiers: SharedTiers | None) -> CacheIdentity:
-        """Return what blocks are of. Where they never leave this device, its weights need no fingerprint."""
+        """Return the identity of cached blocks.
+
+        If they never leave this device, its weights need no fingerprint.
+        """
         loading = self.loading
         weights, drafts = (loading.source.fingerprint, identity_of(loading.drafts)) if tiers else (b"", "")
         arranged = f"{loading.arrangement(self.layout)}:{loading.arena.device.type}{drafts}"
@@ -187,15 +183,3 @@ class _PlacedDecoder(NamedTuple):
             return None
         images = RunnerImages(own, sizes, self.loading.config.hidden_size * self.layout.dtype.itemsize)
         return self.group.images(images, self.loading.spec.name)
-
-    def _record_bootstrap(self, weights: FilledModel[Model], info: ModelInfo) -> None:
-        """Record a bootstrap program for the model's next start, where it has none."""
-        if not are_wanted():
-            return
-        parts = {
-            name: tuple(FileRange(part.file.name, part.start, part.num_bytes) for part in found)
-            for name, found in weights.in_files.items()
-        }
-        laid, fingerprint = TensorLayout(weights.tensors, parts), self.loading.source.fingerprint.hex()
-        layout, spec, host = self.layout, self.loading.spec, self.loading.host
-        BackgroundRecorder(lambda: record(weights.model, laid, layout, fingerprint, spec, host, info))

@@ -37,6 +37,9 @@ class FakeModel:
     def __init__(self, spec: ModelSpec, engine: Engine) -> None:
         self.spec, self.engine = spec, engine
 
+    def has_whole_cache(self) -> bool:
+        return True
+
     def close(self) -> None:
         pass
 
@@ -48,6 +51,7 @@ class FakeLoader:
         self.ready: HostReady | None = HostReady(VERSION)
         self.why_ending: str | None = None
         self.engine, _ = fake_engine(num_blocks=50_000)
+        self.loaded: list[tuple[ModelSpec, FakeModel]] = []
         step, pause = self.engine.step, threading.Event()
 
         def step_slowly(*on_held: Any) -> bool:
@@ -59,11 +63,12 @@ class FakeLoader:
     def start(self) -> None:
         pass
 
-    def load(self, spec: ModelSpec) -> FakeModel:
-        return FakeModel(spec, self.engine)
+    def load(self, spec: ModelSpec) -> None:
+        self.loaded.append((spec, FakeModel(spec, self.engine)))
 
     def take_results(self) -> list[Any]:
-        return []
+        results, self.loaded = self.loaded, []
+        return results
 
     def close(self) -> None:
         pass
@@ -227,7 +232,7 @@ async def test_a_second_front_end_waits_for_the_lease_of_the_first(host: Host, k
     async with front_end(host.address, keys[1]) as first:
         await is_answered(first)
         async with front_end(host.address, keys[1]) as second:
-            with pytest.raises(EngineError, match="another front end has a lease of this host, of 1 s"):
+            with pytest.raises(EngineError, match="another front end holds this host's lease of 1 s"):
                 await second.hello()
         await is_answered(first)
     await is_answered_in_the_end(host.address, keys[1])
@@ -292,7 +297,7 @@ async def test_a_front_end_that_vanishes_leaves_nothing_computing_and_its_place_
             if how == signal.SIGSTOP:
                 process.send_signal(signal.SIGCONT)
                 said = await asyncio.to_thread(process.stdout.readline)
-                assert "nothing was heard of this front end for 1 s, which was its lease" in said or "went away" in said
+                assert "this front end sent nothing for 1 s, the length of its lease" in said or "went away" in said
         finally:
             process.kill()
 
