@@ -10,7 +10,7 @@ from typing import Literal
 
 from pilotlight.engine.api.struct import Struct, replace
 
-VERSION = (3, 7)  # of the protocol
+VERSION = (3, 8)  # of the protocol
 PRIORITIES = range(-8, 9)
 # last part of a prompt that is handed over, at most: the transfer of its blocks overlaps with no computation
 LAST_CHUNK_TOKENS = 512
@@ -346,6 +346,18 @@ class DraftCounts(_Value, frozen=True):
 NO_DRAFTS = DraftCounts()
 
 
+class CorruptBlocks(_Value, frozen=True):
+    """KV blocks that were found damaged, by the tier that had them, of all models of a host (counters)."""
+
+    host: int = 0
+    disk: int = 0
+    store: int = 0
+    peer: int = 0  # another host
+
+
+NONE_CORRUPT = CorruptBlocks()
+
+
 class ModelLoad(_Value, frozen=True):
     """The present load of one model."""
 
@@ -378,6 +390,7 @@ class ModelLoad(_Value, frozen=True):
     num_graphs: int = 0  # recorded sizes of steps, each replayed by one launch
     # failed attempts to record one since load: such steps are launched one operation after another (counter)
     graph_failures: int = 0
+    corrupt_blocks: CorruptBlocks = NONE_CORRUPT
 
 
 class ModelInfo(_Value, frozen=True):

@@ -208,6 +208,7 @@ class Engine:
             total_blocks=total // num_groups,
             **stats.counts.by_name(),
             tier_losses=tiers.num_lost,
+            corrupt_blocks=tiers.corrupt_blocks,
             pinned_blocks=tiers.num_pinned,
             store=tiers.store,
             store_tokens_per_s=tiers.store_blocks_per_s * block_tokens,

@@ -7,7 +7,7 @@ named by the hashes of prefix_index.py; `owner` is whatever a pin is taken for.
 from collections.abc import Hashable, Sequence
 from typing import Literal, NamedTuple, Protocol
 
-from pilotlight.engine.api.protocol import BlockSource
+from pilotlight.engine.api.protocol import NONE_CORRUPT, BlockSource, CorruptBlocks
 
 TRANSFER_TIMEOUT_S = 5.0  # for which a sequence waits for one; then it computes
 LOOKUP_TIMEOUT_S = 1.0  # for which it waits to hear what the store has
@@ -27,6 +27,7 @@ class TierLoad(NamedTuple):
     handed_over_blocks_per_s: float = 0.0  # at which other hosts fetch this model's blocks; 0: not measured yet
     store: str = ""  # the name that the store's members know it by; "": there is none, or it has not answered
     store_blocks_per_s: float = 0.0  # at which blocks are read from it; 0: not measured yet
+    corrupt_blocks: CorruptBlocks = NONE_CORRUPT
 
 
 class Transfer(Protocol):

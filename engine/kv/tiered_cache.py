@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
-from pilotlight.engine.api.protocol import BlockSource
+from pilotlight.engine.api.protocol import BlockSource, CorruptBlocks
 from pilotlight.engine.kv.store.store_thread import StoreLookup, StoreThread
 from pilotlight.engine.kv.tier_protocol import PeerTransfer, Tier, TierLoad, Tiers, Transfer
 from pilotlight.engine.kv.tiers.disk_thread import DiskThread
@@ -40,6 +40,7 @@ class TieredCache(Tiers):
         self._behind: list[TierBehind] = [tier for tier in (disk, store) if tier is not None]  # the nearest first
         self.mover = BlockMover(host, self._behind, copier, block_bytes)
         self._host = host
+        self._disk = disk
         self._store = store
         self.has_store = store is not None
         self._peers = peers
@@ -64,6 +65,7 @@ class TieredCache(Tiers):
             peers.server.rate.bytes_per_s / self._block_bytes if peers is not None else 0.0,
             store.identity if store is not None and store.is_usable else "",
             store.rate.bytes_per_s / self._block_bytes if store is not None else 0.0,
+            self._corrupt_blocks(),
         )
 
     def note_prefill_rate(self, tokens_per_s: float) -> None:
@@ -232,3 +234,12 @@ class TieredCache(Tiers):
 
     def _fetch_s(self, num_blocks: int) -> float:
         return self.mover.fetch_rate.predict_s(num_blocks * self._block_bytes)
+
+    def _corrupt_blocks(self) -> CorruptBlocks:
+        disk, store, peers = self._disk, self._store, self._peers
+        return CorruptBlocks(
+            host=self._host.num_corrupt,
+            disk=disk.disk.num_corrupt if disk is not None else 0,
+            store=store.num_corrupt if store is not None else 0,
+            peer=peers.reader.num_corrupt if peers is not None else 0,
+        )

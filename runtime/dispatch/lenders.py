@@ -22,6 +22,7 @@ from pilotlight.engine.api.protocol import ModelInfo, Submit, TokenOutput
 from pilotlight.engine.planning.hand_over import exposed_s, prompt_bytes
 from pilotlight.runtime.dispatch.hand_over import PromptBegun
 from pilotlight.sites.site import LenderConfig
+from pilotlight.support import background
 from pilotlight.wire.hop.data_sites import DataSites
 from pilotlight.wire.hop.headers import HOP, REQUEST_ID, Hop, sign_hop
 from pilotlight.wire.hop.lending import (
@@ -165,8 +166,6 @@ class Lender:
                     await self._probe()
             except (*UNREACHABLE, EngineError) as error:
                 self._lendable = Lendable({}, str(error) or f"it did not answer within {ANSWER_WITHIN_S:g} s")
-            except Exception:  # whatever it is, the site goes on with its own hosts
-                log.exception("looking at what %s lends", self.name)
             self._pool.sweep()
             await asyncio.sleep(LOOK_EVERY_S)
 
@@ -312,7 +311,7 @@ class Lenders:
         self._lenders = [Lender(config, secret, tls) for config in configs]
 
     def start(self) -> list[asyncio.Task[None]]:
-        return [asyncio.create_task(lender.run(), name=f"lender {lender.name}") for lender in self._lenders]
+        return [background.start(each.run, f"looking at what {each.name} lends") for each in self._lenders]
 
     def that_may_see(self, data_sites: DataSites) -> tuple[list[Lender], str]:
         """Return those that may see a request, and why the others may not, as a header says it."""

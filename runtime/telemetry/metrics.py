@@ -272,6 +272,15 @@ class _ModelCollector:
             for labels, load in found:
                 family.add_metric(labels, read(load))
             yield family
+        corrupt = CounterMetricFamily(
+            "pilotlight_kv_corrupt_blocks",
+            "Damaged KV blocks of all models that were found before their use, and are computed again",
+            labels=["model_name", "engine", "tier"],
+        )
+        for labels, load in found:
+            for tier, num_blocks in msgspec.structs.asdict(load.corrupt_blocks).items():
+                corrupt.add_metric([*labels, tier], num_blocks)
+        yield corrupt
         name, about = (
             "vllm:spec_decode_num_accepted_tokens_per_pos",
             "Accepted draft tokens by position in a step's drafts",

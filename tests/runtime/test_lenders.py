@@ -1,6 +1,7 @@
 """Prompts that another site computes for this one: over HTTP to a real server, where that pays, and where their data may go."""
 
 import asyncio
+import logging
 import math
 import ssl
 import time
@@ -18,6 +19,7 @@ from pilotlight.runtime.dispatch.dispatcher import HAND_OVER_S, PATIENCE, PATIEN
 from pilotlight.runtime.dispatch.hand_over import prefill_sequence
 from pilotlight.runtime.dispatch.lenders import Lender
 from pilotlight.sites.site import LenderConfig
+from pilotlight.support import background
 from pilotlight.wire.hop.data_sites import DATA_SITES, decode_data_sites, encode_data_sites
 from pilotlight.wire.hop.headers import HOP, REQUEST_ID, Hop, sign_hop
 from pilotlight.wire.hop.status import decode_status
@@ -375,3 +377,20 @@ def test_sites_survive_their_header() -> None:
     assert decode_data_sites(encode_data_sites(["b", "a"])) == ("a", "b")
     assert decode_data_sites(encode_data_sites([])) == ()
     assert decode_data_sites(None) == ()
+
+
+async def test_an_error_of_a_lenders_look_is_logged_and_the_next_look_follows(
+    network: Network, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(background, "RESTART_AFTER_S", 0.0)
+    known, sweeps = network.known, []
+
+    def sweep() -> None:
+        sweeps.append(1)
+        if len(sweeps) == 1:
+            raise ValueError("on purpose")
+
+    monkeypatch.setattr(known._pool, "sweep", sweep)
+    await eventually(lambda: len(sweeps) > 2)
+    errors = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
+    assert errors == ["looking at what ams1 lends failed and starts again in 0 s"]

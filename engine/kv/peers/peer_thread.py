@@ -79,6 +79,7 @@ class PeerThread:
         """`transports`: to be used, the best first. `engine`: of Mooncake's."""
         self.num_heard = 0  # messages of peers
         self.num_lost = 0  # reads that ended before all had come
+        self.num_corrupt = 0  # blocks that came whole and do not agree with their checksums
         self._host = host
         self._keys = keys
         self._transports = tuple(transports)
@@ -248,8 +249,10 @@ class PeerThread:
     ) -> None:
         """Fill slots with blocks that are ready there, up to the first that is not what its checksum says. Raises TransportLostError."""
         assert peer.transport is not None
+        is_whole = False
         try:
             peer.transport.read([ready[slot.block_hash][0] for slot in slots], slots)
+            is_whole = True
         except TransportLostError:
             self._lost_at[peer.address, peer.kind] = time.monotonic()
             raise
@@ -259,6 +262,9 @@ class PeerThread:
             for slot in slots:
                 _, checksum = ready[slot.block_hash]
                 if crc32(slot.memory) != checksum:
+                    if is_whole:
+                        self.num_corrupt += 1
+                        log.warning("a block of %s does not agree with its checksum; it is recomputed", peer.address)
                     break
                 checksums[slot.block_hash] = checksum
 

@@ -53,6 +53,7 @@ class StoreThread:
     ) -> None:
         """`disk`: nearer than the store; a chain may lie in both."""
         self.rate = TransferRate()
+        self.num_corrupt = 0
         self.identity = ""  # the store's own name; "": it has not said it
         self._identity_at = -math.inf  # when it was asked for that last
         self.writer = StoreWriter(host, f"the KV store of {master}", clock)
@@ -185,6 +186,7 @@ class StoreThread:
         if rest := [slot for slot in slots if slot.block_hash not in checksums]:
             names = [slot.block_hash for slot in rest]
             found = store.read(names, [slot.memory for slot in rest])
+            self.num_corrupt = store.num_corrupt
             self._backoff.succeed()
             for name, checksum in zip(names, found, strict=True):
                 if checksum is None:

@@ -220,6 +220,9 @@ class HostTier:
                 continue
             self._slots[block_hash] = HostSlot(file, index, block_hash, checksum, is_written=True)
             self._order.add(block_hash, file.stride)
+        if self.space.num_corrupt:
+            self.num_corrupt += self.space.num_corrupt
+            log.warning("the host KV tier has %d damaged headers; their blocks are recomputed", self.space.num_corrupt)
         if self._slots:
             used_mib = self.space.used_bytes / 2**20
             log.info("the host KV tier holds %d blocks (%.1f MiB) of an earlier process", len(self), used_mib)

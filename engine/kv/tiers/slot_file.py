@@ -10,6 +10,7 @@ what is given back must not be. Knows offsets and pages; refuses to know which s
 
 import errno
 import fcntl
+import logging
 import mmap
 import os
 import struct
@@ -23,6 +24,8 @@ import torch
 
 from pilotlight.engine.device.registered_memory import PIECE_BYTES, RegisteredMemory
 from pilotlight.engine.kv.lending.slabs import runs
+
+log = logging.getLogger(__name__)
 
 PAGE = mmap.PAGESIZE
 _FILE_HEADER = struct.Struct("<8sIQQ")  # magic, version, slot bytes, slots
@@ -54,12 +57,16 @@ class SlotFile:
         assert _SLOT_HEADER.size == 64
         self.slot_bytes = slot_bytes
         self.num_slots = num_slots
+        self.num_corrupt = 0  # headers, of the file or of slots, that were found damaged
         self.stride = _whole_pages(slot_bytes)
         self._bodies = PAGE + _whole_pages(num_slots * _SLOT_HEADER.size)
         self._size = self._bodies + num_slots * self.stride
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
             if not self._is_of_this_geometry():
+                if self._is_damaged():
+                    self.num_corrupt += 1
+                    log.warning("%s is damaged; it begins empty", path)
                 self._make_anew()
             self._map = mmap.mmap(self._fd, self._size)
         except BaseException:
@@ -80,6 +87,7 @@ class SlotFile:
                 found.append(FoundSlot(index, block_hash, checksum, last_use))
                 self._has_pages[index] = True
             else:
+                self.num_corrupt += mark != 0  # a process that is killed leaves the mark cleared, or the header whole
                 worthless.append(index)
         for first, end in runs(worthless):
             self._discard_pages(first, end - 1)
@@ -144,6 +152,17 @@ class SlotFile:
     def _is_of_this_geometry(self) -> bool:
         header = os.pread(self._fd, _FILE_HEADER.size, 0)
         return header == self._file_header() and os.fstat(self._fd).st_size == self._size
+
+    def _is_damaged(self) -> bool:
+        """Tell a file that is damaged from one that is new, of an earlier limit or of another release."""
+        header = os.pread(self._fd, _FILE_HEADER.size, 0).ljust(_FILE_HEADER.size, b"\0")
+        if not any(header):  # a process was killed before it had made the file
+            return False
+        magic, version, slot_bytes, num_slots = _FILE_HEADER.unpack(header)
+        if (magic, slot_bytes) != (_MAGIC, self.slot_bytes):
+            return True
+        bodies = PAGE + _whole_pages(num_slots * _SLOT_HEADER.size)
+        return bool(version == _VERSION and os.fstat(self._fd).st_size != bodies + num_slots * self.stride)
 
     def _make_anew(self) -> None:
         os.ftruncate(self._fd, 0)

@@ -24,6 +24,11 @@ class SlotSpace:
         self._files: dict[int, SlotFile] = {}  # by slot bytes
         self._free: dict[int, list[int]] = {}  # slots of each that are empty: no header names them
 
+    @property
+    def num_corrupt(self) -> int:
+        """Headers that were found damaged."""
+        return sum(file.num_corrupt for file in self._files.values())
+
     def find(self) -> list[tuple[FoundSlot, SlotFile]]:
         """Take the slots that an earlier process has filled, and return them. Raises OSError."""
         found = []

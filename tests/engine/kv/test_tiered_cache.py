@@ -491,6 +491,7 @@ class Store:
     """The thread of a store that may be asked, or not."""
 
     kind = identity = "store"
+    num_corrupt = 0
     rate = SimpleNamespace(bytes_per_s=0.0)
 
     def __init__(self) -> None:
@@ -566,7 +567,7 @@ def test_what_happens_to_blocks_is_told_to_every_tier_that_may_have_them(
 def test_hosts_that_fetch_from_here_hear_of_hand_overs_and_what_is_asked_of_them_ends_with_a_reset(rig: Rig) -> None:
     told: list[tuple[str, object]] = []
     read = TierRead(rig.host, [name(1)], rig.bytes)
-    reader = SimpleNamespace(num_heard=3, read=lambda *asked: told.append(("read", asked)) or read)
+    reader = SimpleNamespace(num_heard=3, num_corrupt=0, read=lambda *asked: told.append(("read", asked)) or read)
     server = Noted(told, "server")
     server.rate = SimpleNamespace(bytes_per_s=20.0 * rig.bytes)  # type: ignore[attr-defined]
     closing = Noted(told, "peers")

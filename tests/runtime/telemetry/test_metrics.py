@@ -52,6 +52,7 @@ READ = {
     "pilotlight_kv_store_hits": ("counter", {"engine", "model_name"}),
     "pilotlight_kv_peer_hits": ("counter", {"engine", "model_name"}),
     "pilotlight_kv_tier_losses": ("counter", {"engine", "model_name"}),
+    "pilotlight_kv_corrupt_blocks": ("counter", {"engine", "model_name", "tier"}),
     "pilotlight_kv_pinned_blocks": ("gauge", {"engine", "model_name"}),
     "pilotlight_adapter_loads": ("counter", {"engine", "model_name"}),
     "pilotlight_image_encodes": ("counter", {"engine", "model_name"}),
