@@ -1,4 +1,6 @@
-"""The deployed functions of the network: versions, shares of traffic, and the routes that change them. Off without a deploy token or keys.
+"""The deployed functions of the network: versions, shares of traffic, and the routes that change them.
+
+Off without a deploy token or keys.
 
 A function belongs permanently to the account that deployed it first, together with its stores, so no other account can deploy, read or follow it. The
 deploy token and admin keys are the operator's, who may access all functions.
@@ -14,7 +16,7 @@ import os
 import ssl
 import time
 import uuid
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -22,6 +24,7 @@ from typing import TypeVar
 import aiohttp
 import msgspec
 from msgspec.structs import replace
+from starlette.datastructures import QueryParams
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import BaseRoute, Route
@@ -100,7 +103,8 @@ class DeployGuard:
             return None if key.is_admin else key.account
         if not self.token:
             raise ApiError(
-                "not_found", f"this router accepts no deployments; set {DEPLOY_TOKEN_ENV} where the router is started"
+                "not_found",
+                f"this router accepts no deployments; set {DEPLOY_TOKEN_ENV} where the router is started, or start `pilotlight up --functions`",
             )
         if given:
             sentence = (
@@ -137,6 +141,10 @@ class Deployments:
     def __init__(self, directory: Path) -> None:
         self._path = directory / "deployments.json"
         self.known: dict[str, Deployment] = {}
+        self.read()
+
+    def read(self) -> None:
+        """Read the file. Raises ConfigError."""
         if self._path.is_file():
             try:
                 self.known = decode_deployments(self._path.read_bytes())
@@ -230,16 +238,23 @@ class DeploymentApi:
         hosts: FunctionHosts,
         directory: Path,
         tls: ssl.SSLContext | None = None,
+        on_change: Callable[[], None] = lambda: None,
     ) -> None:
         self._backends = backends
         self._places = places
         self._hosts = hosts
         self._guard = guard
         self._tls = tls
+        self._on_change = on_change
         self._deployments = Deployments(directory)
         hosts.serve(self._deployments.known)
         self._bundles = BundleStore(directory / "bundles")
         self._secrets = FunctionSecrets(directory, guard.key)
+
+    def read_again(self) -> None:
+        """Take over the hosts of functions that another worker has deployed."""
+        self._deployments.read()
+        self._hosts.serve(self._deployments.known)
 
     def routes(self) -> list[BaseRoute]:
         return [
@@ -312,8 +327,8 @@ class DeploymentApi:
         moves = await self._try_everywhere(replace(deployment, home=home), version)
         if moves and deployment.shares and new.percent < 100:
             sentence = (
-                f"the migration {moves[0]} of version {version.number} of {name} renames or deletes classes of Durable Objects, which is done for "
-                "everybody at once: deploy it without --percent"
+                f"the migration {moves[0]} of version {version.number} of {name} renames or deletes classes of Durable Objects, which affects "
+                "all clients at once: deploy it without --percent"
             )
             raise ApiError("invalid_request", sentence)
         before = replace(self._deployments.expected(name, new.expected_revision, author), home=home)
@@ -356,9 +371,8 @@ class DeploymentApi:
 
     async def logs(self, request: Request) -> Response:
         """Return the invocations that were kept at every site that can be asked now."""
-        query, after = log_query(self._readable(request), request.query_params)
-        found = await find_logs(self._followed(query.function), query, after, self._guard.signed)
-        return Response(encode(found), media_type=JSON, headers=NO_STORE)
+        found = await self.invocations(self._readable(request), request.query_params)
+        return Response(found, media_type=JSON, headers=NO_STORE)
 
     async def secrets(self, request: Request) -> Response:
         """Return the names of a function's secrets to its author, and the encrypted values to sites."""
@@ -394,7 +408,16 @@ class DeploymentApi:
         return name
 
     def versions(self) -> bytes:
-        return encode(list(self._deployments.known.values()))
+        """Return the deployments as JSON, each with the names of its secrets."""
+        known = self._deployments.known.values()
+        return encode(
+            [{**msgspec.structs.asdict(each), "secret_names": sorted(self._secrets.of(each.name))} for each in known]
+        )
+
+    async def invocations(self, name: str, asked: QueryParams) -> bytes:
+        """Return the kept invocations of a function at the sites that can be asked now, as JSON. Raises ApiError."""
+        query, after = log_query(_named(name), asked)
+        return encode(await find_logs(self._followed(query.function), query, after, self._guard.signed))
 
     def lines(self, name: str) -> AsyncGenerator[bytes, None]:
         """Iterate over a function's output at the reachable sites. Raises ApiError."""
@@ -480,6 +503,7 @@ class DeploymentApi:
     def _change(self, deployment: Deployment) -> None:
         self._deployments.change(deployment)
         self._hosts.serve(self._deployments.known)
+        self._on_change()
 
     def _sites(self, home: str = "") -> list[Backend]:
         """Return the healthy sites that accept deployed functions; with `home`, only that one."""
@@ -526,10 +550,11 @@ def deployment_api(
     places: DataPlaces,
     hosts: FunctionHosts,
     tls: ssl.SSLContext | None = None,
+    on_change: Callable[[], None] = lambda: None,
 ) -> DeploymentApi:
-    """The token, the network's secret and where to keep all this come from the environment."""
+    """The token, the network's secret and where to keep all this come from the environment. `on_change` is called after each change."""
     guard = DeployGuard(os.environ.get(DEPLOY_TOKEN_ENV, ""), os.environ.get(HOP_SECRET_ENV, ""), access, clocks)
-    return DeploymentApi(backends, guard, places, hosts, router_state_directory(), tls)
+    return DeploymentApi(backends, guard, places, hosts, router_state_directory(), tls, on_change)
 
 
 async def _parsed(request: Request, kind: type[RequestT]) -> RequestT:

@@ -54,6 +54,15 @@ def directory_of(file: Path, root: Path) -> Path:
     return place
 
 
+def license_of(directory: Path) -> str | None:
+    """Return the licence in a GGUF file's metadata. Raises CheckpointError.
+
+    Returns an empty string if the metadata states none, and None if the directory has no GGUF file.
+    """
+    file = directory / GGUF_FILE
+    return str(GgufFile.open(file).metadata.get("general.license", "")) if file.exists() else None
+
+
 def _written(described: Described, metadata: Metadata, vocabulary: Vocabulary | None) -> dict[str, str]:
     config = dict(described.config)
     format = _format(described)

@@ -67,7 +67,10 @@ class BatchRoutes:
             limit = int(config.max_body_mib * 2**20)
             body = await client.body(limit, config.idle_timeout_s, config.answer_timeout_s)
             if self._queue is None:
-                raise ApiError("not_found", "batches are disabled: set ledger.directory in the router's file")
+                raise ApiError(
+                    "not_found",
+                    "batches are disabled: set ledger.directory in the router's file, and run the router without --workers",
+                )
             await client.while_present(self._answer(client, self._queue, _Asked(self._queue, client, body)))
 
     async def _answer(self, client: Downstream, queue: BatchQueue, asked: "_Asked") -> None:
@@ -131,7 +134,9 @@ class _Asked:
         self._query = {name: values[-1] for name, values in query.items()}
 
     async def answer(self) -> Fields | StoredFile | StoredBatch:
-        """Return the fields to send, or the file whose content to send, or the batch whose responses to send. Raises ApiError."""
+        """Return the fields to send, or the file whose content to send, or the batch whose responses to send.
+
+        Raises ApiError."""
         method = self._head.method
         if "model" in self._found:
             return await self._run()
