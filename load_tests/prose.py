@@ -215,7 +215,7 @@ def main() -> int:
 
 # How many findings each package may have. Figures only fall.
 BUDGET = {
-    "dialects": 8, "edge_router": 128, "engine": 1129, "functions": 233, "kernels": 0, "load_tests": 607, "page": 8, "response_store": 9,
+    "dialects": 8, "edge_router": 128, "engine": 3, "functions": 233, "kernels": 0, "load_tests": 607, "page": 8, "response_store": 9,
     "runtime": 232, "sites": 9, "support": 10, "tests": 1224, "wire": 66, "Markdown": 214,
 }  # fmt: skip
 

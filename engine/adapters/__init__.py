@@ -1,1 +1,1 @@
-"""Low-rank adapters of a model: what one adds to its projections, the slots they are computed from, and who waits for one."""
+"""Low-rank adapters of a model: their content, their slots on the device, and the sequences that wait."""

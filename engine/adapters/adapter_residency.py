@@ -1,9 +1,8 @@
-"""Which adapters are in a model's slots, which are kept in host memory, and which sequences wait for one of them.
+"""The residency of a model's adapters: in slots or host memory, and the sequences that wait for one.
 
-A sequence holds its adapter's slot until it ends, so it ends as it began. One whose adapter is in no slot waits (engine/scheduling/awaited.py)
-while a thread
-reads it, and then until a slot is free, in order of arrival; the slot that nobody has used for longest is taken first. Where all are held, the one
-with the fewest sequences takes no more of them until somebody who waits has had it. Refuses to know tensors.
+A sequence holds its adapter's slot until it ends, so that all its tokens use the same weights. One whose adapter is in no slot waits
+(engine/scheduling/awaited.py) while a thread reads it, and then until a slot is free, in order of arrival; the least recently used free slot is taken
+first. If all are held, the one with the fewest sequences accepts no more of them until a waiting adapter has had it. Does not know tensors.
 """
 
 import math
@@ -18,20 +17,20 @@ from pilotlight.engine.core.open_sequences import OpenSequences
 from pilotlight.engine.core.sequence import Sequence
 from pilotlight.engine.scheduling.plan import Chunk
 
-READ_S = 30.0  # a disk that takes longer for an adapter is taken for stuck
+READ_S = 30.0  # a disk that takes longer for an adapter counts as stuck
 
 
 class AdapterStore(Protocol):
     """The slots themselves."""
 
     num_slots: int
-    host_bytes: int  # of adapters that are kept in host memory, at most, beside those that somebody waits for
+    host_bytes: int  # upper bound for adapters kept in host memory, besides those that are awaited
 
     def announce(self, source: AdapterSource) -> None:
-        """Note that an adapter will be placed soon, before it is read."""
+        """Announce that an adapter will be placed soon, before it is read."""
 
     def read(self, source: AdapterSource) -> Any:
-        """Read an adapter, from any thread: what `place` takes. Raises AdapterError."""
+        """Read an adapter, from any thread; return the content for `place`. Raises AdapterError."""
 
     def num_bytes(self, content: Any) -> int: ...
 
@@ -45,23 +44,26 @@ class _Resident:
     def __init__(self, slot: int) -> None:
         self.slot = slot
         self.users = 0
-        self.is_leaving = False  # takes no more sequences: others wait for a slot
+        self.is_leaving = False  # accepts no more sequences, because others wait for a slot
 
 
 class AdapterResidency:
     def __init__(self, model: str, store: AdapterStore | None) -> None:
-        """`store`: None where the model computes no adapters: sequences that ask for one are refused."""
+        """`store`: None if the model supports no adapters; sequences that request one are then refused."""
         self._model = model
         self._store = store
-        self._resident: OrderedDict[str, _Resident] = OrderedDict()  # by digest, the one used last behind the others
+        self._resident: OrderedDict[str, _Resident] = OrderedDict()  # by digest, the most recently used last
         self._free = [] if store is None else list(reversed(range(store.num_slots)))
         self._read: OrderedDict[str, Future[Any]] = OrderedDict()  # by digest, the newest last
         self._waiting: list[AwaitedAdapter] = []
         self._threads = ThreadPoolExecutor(2, "adapters")
-        self.num_loads = 0  # into slots
+        self.num_loads = 0  # number of loads into slots
 
     def awaited(self, sequence: Sequence, clock: Callable[[], float]) -> "AwaitedAdapter | None":
-        """Give the sequence its adapter's slot; return what it has to wait for where it is in none. `clock`: the scheduler's."""
+        """Give the sequence its adapter's slot; if it is in none, return the wait for it.
+
+        `clock`: the scheduler's.
+        """
         source = sequence.adapter
         if source is None or sequence.adapter_slot >= 0 or self._store is None:
             return None
@@ -74,7 +76,7 @@ class AdapterResidency:
         return awaited
 
     def computable(self, chunks: list[Chunk], sequences: OpenSequences) -> list[Chunk]:
-        """Return the chunks but those of sequences whose adapter cannot be had, which end."""
+        """Return the chunks, except those of sequences whose adapter failed, which end."""
         lacking = [chunk.sequence for chunk in chunks if chunk.sequence.adapter and chunk.sequence.adapter_slot < 0]
         for sequence in lacking:
             if self._store is None:
@@ -86,14 +88,14 @@ class AdapterResidency:
         return [chunk for chunk in chunks if chunk.sequence not in lacking] if lacking else chunks
 
     def release(self, sequence: Sequence) -> None:
-        """Take back the slot of a sequence that has ended here."""
+        """Release the slot of a sequence that has ended here."""
         if sequence.adapter is not None and sequence.adapter_slot >= 0:
             sequence.adapter_slot = -1
             self._resident[sequence.adapter.digest].users -= 1
             self._resident.move_to_end(sequence.adapter.digest)
 
     def release_all(self) -> None:
-        """Forget who holds a slot: all sequences have ended."""
+        """Release all slots: all sequences have ended."""
         for resident in self._resident.values():
             resident.users = 0
         self._waiting.clear()
@@ -102,18 +104,20 @@ class AdapterResidency:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def reading(self, source: AdapterSource) -> "Future[Any]":
-        """Return the content that has been read, or is being."""
+        """Return the content that has been read, or is being read."""
         assert self._store is not None
         self._store.announce(source)
         known = self._read.get(source.digest)
-        if known is None or _has_failed(known):  # it may be mended by now
+        if known is None or _has_failed(known):  # it may be repaired by now
             known = self._read[source.digest] = self._threads.submit(self._store.read, source)
         self._read.move_to_end(source.digest)
         return known
 
     def can_take(self, awaited: "AwaitedAdapter") -> bool:
-        """Tell whether the adapter is in a slot that it may use, or has been read and there is a slot for it. Where none will be free by itself, one
-        is asked to become so."""
+        """True if the adapter is in a usable slot, or has been read and a slot is available for it.
+
+        If no slot will become free by itself, one stops accepting sequences.
+        """
         resident = self._resident.get(awaited.source.digest)
         if resident is not None and (not resident.is_leaving or not self._is_wanted_by_others(awaited)):
             return True
@@ -126,14 +130,14 @@ class AdapterResidency:
         return False
 
     def take(self, awaited: "AwaitedAdapter") -> None:
-        """Give a sequence that has waited its slot. Raises AdapterError, or what reading it has raised."""
+        """Give a sequence that has waited its slot. Raises AdapterError, or any error of the read."""
         self._waiting.remove(awaited)
         resident = self._resident.get(awaited.source.digest) or self._load(awaited.source, awaited.content)
         resident.is_leaving = False
         self._hold(awaited.sequence, resident)
 
     def cancel(self, awaited: "AwaitedAdapter") -> None:
-        """Forget somebody who waits. What is being read is kept for the next."""
+        """Remove a waiting sequence; the content that is being read is kept for the next one."""
         if awaited in self._waiting:
             self._waiting.remove(awaited)
 
@@ -144,7 +148,7 @@ class AdapterResidency:
         self._resident.move_to_end(sequence.adapter.digest)
 
     def _load(self, source: AdapterSource, read: "Future[Any]") -> _Resident:
-        """Put an adapter that has been read into a slot that is free, or that nobody uses."""
+        """Put an adapter that has been read into a free or unused slot."""
         assert self._store is not None
         try:
             content = read.result(timeout=0)
@@ -164,7 +168,7 @@ class AdapterResidency:
         return resident
 
     def _is_wanted_by_others(self, awaited: "AwaitedAdapter") -> bool:
-        """Tell whether somebody waits for a slot with another adapter that has been read."""
+        """True if a sequence waits for a slot with another adapter that has been read."""
         digest = awaited.source.digest
         return any(
             other.is_read and other.source.digest != digest and other.source.digest not in self._resident
@@ -176,7 +180,7 @@ class AdapterResidency:
         return self._resident.pop(digest).slot
 
     def _trim(self, store: AdapterStore) -> None:
-        """Drop from host memory what was asked for longest ago, but nothing that somebody waits for."""
+        """Drop the least recently requested content from host memory, except awaited adapters."""
         wanted = {awaited.source.digest for awaited in self._waiting}
         done = {digest: read for digest, read in self._read.items() if read.done() and read.exception() is None}
         total = sum(store.num_bytes(read.result()) for read in done.values())
@@ -193,7 +197,7 @@ def _has_failed(read: "Future[Any]") -> bool:
 
 
 class AwaitedAdapter:
-    """An adapter that a sequence waits for while others run."""
+    """An adapter for which a sequence waits while others run."""
 
     is_admitted = False
 
@@ -212,7 +216,10 @@ class AwaitedAdapter:
 
     @property
     def deadline(self) -> float:
-        """The scheduler's time by which it is to have been read; then there is none: a slot becomes free when a sequence ends."""
+        """The scheduler's time limit for the read.
+
+        None after it, because a slot is freed when a sequence ends.
+        """
         return math.inf if self.is_read else self._read_by
 
     @property
@@ -233,5 +240,5 @@ class AwaitedAdapter:
             self._residency.take(self)
         except AdapterError as error:
             self.sequence.why_unadapted = f"adapter {name!r} cannot be used: {error}"
-        except Exception as error:  # whatever a disk or a device raises of one adapter ends its sequences alone
+        except Exception as error:  # any error of a disk or a device for one adapter ends only its sequences
             self.sequence.why_unadapted = f"adapter {name!r} cannot be used: {type(error).__name__}: {error}"

@@ -1,4 +1,7 @@
-"""A model's adapters in one process: read from a disk, and put into the slots of its runner; as its own rank decides, or as the first one says."""
+"""A model's adapters in one process: read from a disk, and put into the slots of its runner.
+
+A single or first rank decides; other ranks follow.
+"""
 
 from collections import OrderedDict
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -8,7 +11,7 @@ from pilotlight.engine.adapters.content import SlotContent
 from pilotlight.engine.api.protocol import AdapterSource
 from pilotlight.engine.execution.runner import ModelRunner
 
-_MOST_READ = 16  # adapters that a rank keeps and that are not placed yet
+_MOST_READ = 16  # adapters that a rank keeps before they are placed
 
 
 class RunnerAdapters:
@@ -20,7 +23,7 @@ class RunnerAdapters:
         self._bank = bank
 
     def announce(self, source: AdapterSource) -> None:
-        pass  # reading it is soon enough
+        pass  # nothing: it is early enough to read it later
 
     def read(self, source: AdapterSource) -> SlotContent:
         return self._bank.read(source)
@@ -33,7 +36,7 @@ class RunnerAdapters:
 
 
 class FollowedAdapters:
-    """The adapters of a rank that is not the first, which reads ahead what it is told of."""
+    """The adapters of a rank that is not the first, read when they are announced."""
 
     def __init__(self, runner: ModelRunner) -> None:
         self._runner = runner
@@ -41,7 +44,7 @@ class FollowedAdapters:
         self._threads = ThreadPoolExecutor(1, "adapters")
 
     def read(self, source: AdapterSource) -> "Future[SlotContent]":
-        """Begin to read an adapter, unless it has been read."""
+        """Start to read an adapter, unless it has been read."""
         assert self._runner.adapters is not None
         found = self._read.pop(source.digest, None) or self._threads.submit(self._runner.adapters.read, source)
         self._read[source.digest] = found
@@ -50,7 +53,7 @@ class FollowedAdapters:
         return found
 
     def place(self, slot: int, source: AdapterSource) -> None:
-        """Put an adapter into a slot, as the first rank does between the same steps."""
+        """Put an adapter into a slot, between the same steps as on the first rank."""
         self._runner.place_adapter(slot, self.read(source).result())
         del self._read[source.digest]
 

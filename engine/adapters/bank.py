@@ -1,7 +1,7 @@
-"""The slots of a model's adapters on its device: one tensor that stays where it is, so that recorded steps go on when another one comes into a slot.
+"""The slots of a model's adapters on its device, in one tensor at a fixed address.
 
-Made for the rank of the first adapter; where one of a larger class comes, all are laid out anew. Knows tensors; refuses to know which adapter is in
-which slot.
+Recorded steps so remain valid when another adapter is loaded into a slot. Made for the rank of the first adapter; an adapter of a larger class causes
+a new layout. Knows tensors; does not know which adapter is in which slot.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ class AdapterBank:
         num_slots: int,
         stage: Stage | None = None,
     ) -> None:
-        """`stage`: whose projections they are; None: all of the model's."""
+        """`stage`: the pipeline stage of the projections; None for all of the model's."""
         self.num_slots = num_slots
         self._stage = stage
         self._projections = projections
@@ -43,12 +43,15 @@ class AdapterBank:
         return content._replace(values=content.values.pin_memory()) if self._values.is_cuda else content
 
     def fits(self, content: SlotContent) -> bool:
-        """Tell whether the slots are large enough as they are."""
+        """True if the slots are large enough."""
         return content.rank <= self._rank
 
     @torch.inference_mode()
     def grow(self, rank: int) -> None:
-        """Lay out the slots for a larger class of ranks: what recorded steps read is gone. Raises AdapterError without the memory for it."""
+        """Lay out the slots for a larger class of ranks, which invalidates recorded steps.
+
+        Raises AdapterError without the memory for it.
+        """
         size = slot_size(self._projections, rank)
         try:
             values = torch.empty(self.num_slots * size, dtype=self._dtype, device=self._values.device)
@@ -64,7 +67,7 @@ class AdapterBank:
 
     @torch.inference_mode()
     def place(self, slot: int, content: SlotContent) -> None:
-        """Copy an adapter to a slot, in the order of the device's work: steps under way still read what was there."""
+        """Copy an adapter to a slot, in the order of the device's work: running steps still read the old one."""
         begin = slot * self._slot_size
         self._values[begin : begin + len(content.values)].copy_(content.values, non_blocking=True)
         places = content.places + torch.tensor([begin, begin, 0])

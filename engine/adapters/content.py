@@ -1,7 +1,7 @@
-"""What an adapter puts into a slot: A and B of every projection that it changes, one behind the other, in the model's type.
+"""The content of a slot: A and B of every projection that an adapter changes, in the model's type.
 
-Ranks are padded to a class with zeros, which change no sum; the scale is multiplied into B. Of a model that ranks share, each has the rows of B and
-the columns of A that its weights have. Knows tensors; refuses to know slots.
+Ranks are padded to a class with zeros, which change no sum; the scale is multiplied into B. If ranks share a model, each has the rows of B and the
+columns of A that match its weights. Knows tensors; does not know slots.
 """
 
 import re
@@ -26,17 +26,17 @@ from pilotlight.engine.weights.shard import MatrixPart, Stage
 from pilotlight.kernels.lora import blocked, num_values, padded_rank
 
 _LAYER = re.compile(r"layers\.(\d+)\.")
-_ALIGNMENT = 64  # values, at which every A and B begins
+_ALIGNMENT = 64  # values, to which every A and B is aligned
 
 
 class SlotContent(NamedTuple):
-    rank: int  # the class
+    rank: int  # the padded rank
     values: torch.Tensor  # [n]
-    places: torch.Tensor  # [projections, 3] int64: where A and B begin, and the padded rank; 0: unchanged
+    places: torch.Tensor  # [projections, 3] int64: offsets of A and B, and the padded rank; 0: unchanged
 
 
 def slot_size(projections: Sequence[MatrixPart], rank: int) -> int:
-    """Return how many numbers an adapter of a padded rank takes if it changes every projection."""
+    """Return the size of an adapter of a padded rank that changes every projection."""
     sizes = (num_values(rank, part.rows.size, part.columns.size) for part in projections)
     return sum(_aligned(size) for pair in sizes for size in pair)
 
@@ -44,9 +44,11 @@ def slot_size(projections: Sequence[MatrixPart], rank: int) -> int:
 def read_content(
     source: AdapterSource, projections: Sequence[MatrixPart], dtype: torch.dtype, stage: Stage | None = None
 ) -> SlotContent:
-    """Read an adapter for a model's projections, or those of one stage. Raises AdapterError for one of another model, or whose files have changed
-    since it was named."""
-    from safetensors import SafetensorError  # not at a host's start
+    """Read an adapter for a model's projections, or those of one stage.
+
+    Raises AdapterError for an adapter of another model, or if its files have changed since it was registered.
+    """
+    from safetensors import SafetensorError  # not needed at a host's start
     from safetensors.torch import load_file
 
     directory = Path(source.path)
@@ -69,8 +71,10 @@ def of_stage(
     dtype: torch.dtype,
     stage: Stage,
 ) -> AdapterDescription:
-    """Return what an adapter changes of a stage's layers. The first stage judges the rest, by what it has itself of the same name: a rank that found
-    a fault later could refuse nothing any more. Raises AdapterError."""
+    """Return the part of an adapter that changes a stage's layers. Raises AdapterError.
+
+    The first stage checks the other stages' parts, too, against its own layers with the same names: a later rank could no longer refuse the adapter.
+    """
     own, alike = {}, {_kind_of(projection_key(part.name)): part for part in projections}
     for key, adapted in description.projections.items():
         if _layer_of(key) in stage.layers:
@@ -125,7 +129,7 @@ def make_content(
 def _halves(
     adapted: AdaptedProjection, tensors: Mapping[str, torch.Tensor], part: MatrixPart, dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return this rank's A [padded rank, columns] and B [blocks, padded rank, 64], the scale in B."""
+    """Return this rank's A [padded rank, columns] and B [blocks, padded rank, 64], with the scale in B."""
     whole_a, whole_b = tensors[adapted.a].float(), tensors[adapted.b].float() * adapted.scale
     for name, tensor in ((adapted.a, whole_a), (adapted.b, whole_b)):
         if not bool(torch.isfinite(tensor.to(dtype)).all()):

@@ -1,7 +1,7 @@
-"""An adapter as PEFT saves it: adapter_config.json and adapter_model.safetensors, read without torch.
+"""An adapter in PEFT's format: adapter_config.json and adapter_model.safetensors, read without torch.
 
-Says which projections it changes, by what rank and scale, and refuses by name what is not a plain low-rank adapter: then the answers would be others
-than those it was trained for. Formulas: LoRA (Hu et al. 2021) scales B A by alpha / r, rsLoRA (Kalajdzievski 2023) by alpha / sqrt(r).
+Describes which projections it changes, with which rank and scale, and refuses by name everything but plain low-rank adapters: the answers would
+differ from those it was trained for. Formulas: LoRA (Hu et al. 2021) scales B A by alpha / r, rsLoRA (Kalajdzievski 2023) by alpha / sqrt(r).
 """
 
 import json
@@ -22,12 +22,12 @@ _DIGEST_BYTES = 16
 _FLOATS = ("F32", "F16", "BF16")
 _MOST_HEADER_BYTES = 16 << 20
 _MOST_PATTERNS = 4096
-# A pattern with one repetition, of no group, takes at most as many steps as the square of the name's length: another's may take years.
+# A pattern with one repetition, and of no group, takes at most the square of the name's length in steps; others may take years.
 _PATTERN = re.compile(r"(?:[\w.^$|()\[\]:-]|\\.)*(?:(?<!\))[*+?](?:[\w.^$|()\[\]:-]|\\.)*)?", re.ASCII)
 _MOST_CHARACTERS = 300  # of a tensor's name or a pattern
-_BF16_EXPONENT = 0x7F80  # all ones in what is infinite or no number
+_BF16_EXPONENT = 0x7F80  # all ones for infinity and NaN
 _PIECE = 4 << 20
-# Fields that change nothing of what is computed from the tensors, and fields with the only values that change nothing.
+# Fields that do not affect the computation, and fields with the only values that do not.
 _HARMLESS = frozenset({
     "auto_mapping", "base_model_name_or_path", "corda_config", "eva_config", "exclude_modules", "inference_mode", "layers_pattern",
     "layers_to_transform", "loftq_config", "lora_alpha", "alpha_pattern", "lora_dropout", "megatron_config", "megatron_core", "model_type",
@@ -41,11 +41,11 @@ _TENSOR = re.compile(r"(?:base_model\.model\.)?(?P<module>.+)\.lora_(?P<half>[AB
 
 
 class AdapterError(Exception):
-    """An adapter cannot be used; the sentence says why."""
+    """An adapter that cannot be used; the message gives the reason."""
 
 
 class AdaptedProjection(NamedTuple):
-    """The part of an adapter that changes one projection [rows, columns]: it adds scale * B [rows, rank] A [rank, columns]."""
+    """The part of an adapter for one projection, which adds scale * B [rows, rank] A [rank, columns]."""
 
     a: str  # the tensors' names
     b: str
@@ -58,11 +58,11 @@ class AdaptedProjection(NamedTuple):
 class AdapterDescription(NamedTuple):
     rank: int  # the largest
     num_bytes: int  # of its tensors' file
-    projections: Mapping[str, AdaptedProjection]  # by the module's name, from `layers` on
+    projections: Mapping[str, AdaptedProjection]  # by the module's name, starting with `layers`
 
 
 def projection_key(module: str) -> str:
-    """Return a module's name without what stands before its layer, which depends on who wraps the model."""
+    """Return a module's name from its layer on; the prefix depends on how the model is wrapped."""
     at = module.find("layers.")
     return module[at:] if at >= 0 else module
 
@@ -70,11 +70,14 @@ def projection_key(module: str) -> str:
 def check(
     directory: Path, most_rank: int = MOST_RANK, base: Mapping[str, tuple[int, int]] | None = None
 ) -> AdapterDescription:
-    """Read what an adapter is, and all of its numbers. `base`: rows and columns of the projections that a model lets adapters change; None: of
-    whichever model it is. Raises AdapterError, also for one that would change nothing."""
+    """Read an adapter's description and check all of its numbers.
+
+    `base`: rows and columns of the projections that adapters may change in a model; None for any model. Raises AdapterError, also for one that would
+    change nothing.
+    """
     described = describe(directory)
     if described.rank > most_rank:
-        raise AdapterError(f"it has rank {described.rank}; adapters of ranks up to {most_rank} are taken here")
+        raise AdapterError(f"it has rank {described.rank}; ranks up to {most_rank} are supported here")
     for key, adapted in described.projections.items():
         if base is not None:
             check_shape(key, adapted, base.get(key))
@@ -85,16 +88,21 @@ def check(
 
 
 def check_shape(key: str, adapted: AdaptedProjection, base: tuple[int, int] | None) -> None:
-    """Raise AdapterError where a projection is not the model's. `base`: rows and columns of that one; None: adapters may change none of the name."""
+    """Raise AdapterError if a projection does not match the model's.
+
+    `base`: rows and columns of that one; None if adapters may not change any of that name.
+    """
     if base is None:
-        raise AdapterError(f"it changes {key}, which this model has not, or whose adapters are not computed here")
+        raise AdapterError(
+            f"it changes {key}, which this model does not have, or whose adapters are not supported here"
+        )
     if (adapted.rows, adapted.columns) != base:
         there = f"[{adapted.rows}, {adapted.columns}]"
         raise AdapterError(f"it is of another model: {key} is {there} there, and [{base[0]}, {base[1]}] here")
 
 
 def describe(directory: Path) -> AdapterDescription:
-    """Read what an adapter is, without its numbers. Raises AdapterError."""
+    """Read an adapter's description, without its numbers. Raises AdapterError."""
     config, path = read_config(directory), directory / WEIGHTS
     if not path.is_file():
         pickled = (directory / "adapter_model.bin").exists()
@@ -112,7 +120,7 @@ def describe(directory: Path) -> AdapterDescription:
 
 
 def read_tensors(path: Path) -> dict[str, StoredTensor]:
-    """Read where an adapter's tensors lie. Raises AdapterError for what is no safetensors file."""
+    """Read where an adapter's tensors are stored. Raises AdapterError for an invalid file."""
     try:
         return read_header(path, _MOST_HEADER_BYTES)
     except CheckpointError as error:
@@ -121,7 +129,7 @@ def read_tensors(path: Path) -> dict[str, StoredTensor]:
 
 def _check_numbers(path: Path) -> None:
     """Raise AdapterError for a tensor with NaN or infinity."""
-    import numpy as np  # not at a site's start
+    import numpy as np  # not needed at a site's start
 
     try:
         content = np.memmap(path, np.uint8, "r")
@@ -138,7 +146,7 @@ def _check_numbers(path: Path) -> None:
 
 
 def digest_of(directory: Path) -> str:
-    """Return what names an adapter's content, in hexadecimal: of all bytes of its files. Raises AdapterError."""
+    """Return the digest, in hexadecimal, of all bytes of an adapter's files. Raises AdapterError."""
     digest = blake2b(digest_size=_DIGEST_BYTES)
     try:
         for name in (CONFIG, WEIGHTS):
@@ -153,7 +161,7 @@ def digest_of(directory: Path) -> str:
 
 
 def read_config(directory: Path) -> dict[str, Any]:
-    """Read what an adapter's config says. Raises AdapterError for what is none of a plain low-rank adapter."""
+    """Read an adapter's config. Raises AdapterError if it is not that of a plain low-rank adapter."""
     try:
         config = json.loads(read_bytes(directory / CONFIG))
     except OSError:
@@ -166,19 +174,21 @@ def read_config(directory: Path) -> dict[str, Any]:
     for name, value in config.items():
         neutral = _NEUTRAL.get(name, ())
         if name not in _HARMLESS and value and not any(value is n or value == n for n in neutral):
-            raise AdapterError(f"{directory / CONFIG}: {name} is {json.dumps(value)[:100]}, which is not computed here")
+            raise AdapterError(
+                f"{directory / CONFIG}: {name} is {json.dumps(value)[:100]}, which is not supported here"
+            )
     return config
 
 
 def _projections(config: dict[str, Any], tensors: Mapping[str, tuple[str, tuple[int, ...]]]) -> Any:
-    """Yield each projection by its key. Raises AdapterError for tensors that are not A and B of one."""
+    """Yield each projection by its key. Raises AdapterError for tensors that are not a pair of A and B."""
     halves: dict[str, dict[str, str]] = {}
     ranks, alphas = (_patterns(config, field) for field in ("rank_pattern", "alpha_pattern"))
     for name, (dtype, shape) in tensors.items():
         found = _TENSOR.fullmatch(name) if len(name) <= _MOST_CHARACTERS else None
         if found is None:
             raise AdapterError(
-                f"tensor {name[:_MOST_CHARACTERS]} is no lora_A or lora_B of a linear layer, and nothing else is computed here"
+                f"tensor {name[:_MOST_CHARACTERS]} is not lora_A or lora_B of a linear layer; nothing else is supported here"
             )
         if dtype not in _FLOATS or len(shape) != 2 or not all(shape):
             raise AdapterError(
@@ -202,7 +212,7 @@ def _projections(config: dict[str, Any], tensors: Mapping[str, tuple[str, tuple[
 
 
 def _patterns(config: dict[str, Any], field: str) -> list[tuple[re.Pattern[str], Any]]:
-    """Return the patterns of a field, with what they say of the modules whose names' ends they match, as PEFT looks them up."""
+    """Return a field's patterns with their values, for module names by their endings, as in PEFT."""
     patterns = config.get(field) or {}
     if not isinstance(patterns, dict) or len(patterns) > _MOST_PATTERNS:
         raise AdapterError(f"{CONFIG}: {field} must be an object of at most {_MOST_PATTERNS} patterns")
@@ -214,7 +224,7 @@ def _patterns(config: dict[str, Any], field: str) -> list[tuple[re.Pattern[str],
         try:
             found.append((re.compile(rf"(.*\.)?({pattern})$"), value))
         except (re.error, RecursionError) as error:
-            raise AdapterError(f"{CONFIG}: {field} has the pattern {pattern!r}, which is none: {error}") from None
+            raise AdapterError(f"{CONFIG}: {field} has the invalid pattern {pattern!r}: {error}") from None
     return found
 
 

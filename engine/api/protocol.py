@@ -133,7 +133,7 @@ class HostConfig(_Value, frozen=True):
     kv_disk_dir: str | None = None  # None for no disk tier
     kv_disk_write_bytes_per_s: float = 0.0  # upper bound; 0: as fast as the disk allows
     kv_store: str | None = None  # HOST:PORT of the master of the cluster's Mooncake Store; None for no store
-    # Address at which this host serves its host tier's blocks to others (ipc://PATH, tcp://HOST:PORT), and may fetch theirs; None for neither
+    # Address at which this host serves its host tier's blocks to others (ipc://PATH, tcp://HOST:PORT), and may fetch their blocks; None for neither
     peer_address: str | None = None
     # The same for other sites' hosts (tcp://HOST:PORT), over the socket only: requires peer_keys; None if they are not served
     lend_address: str | None = None

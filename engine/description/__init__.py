@@ -1,1 +1,4 @@
-"""What a config.json says of a model, read once and refused by name: sizes, layers, rotary rules, weights. Imports no torch."""
+"""The description of a model in its config.json: sizes, layers, rotary rules, weights.
+
+It is read once, and unsupported values are refused by name. Imports no torch.
+"""

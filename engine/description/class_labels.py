@@ -6,18 +6,18 @@ from typing import Any
 from pilotlight.engine.api.errors import CheckpointError
 from pilotlight.engine.description.tensor_sizes import WeightShape
 
-CLASSIFIER = "ForSequenceClassification"  # behind the family's name in an architecture
+CLASSIFIER = "ForSequenceClassification"  # after the family's name in an architecture
 SCORE = "score"  # the name of a decoder's head
 _MOST_CLASSES = 100_000
 
 
 def is_classifier(config: Mapping[str, Any]) -> bool:
-    """Tell whether the architecture ends in a head that scores classes."""
+    """True if the architecture ends in a head that scores classes."""
     return any(str(name).endswith(CLASSIFIER) for name in config.get("architectures") or [])
 
 
 def scores_by_decoder(config: Mapping[str, Any], architecture: str) -> bool:
-    """Tell whether the classes are scored behind a decoder. `architecture`: the one that was found for the config."""
+    """True if a decoder scores the classes. `architecture`: the one found for the config."""
     return is_classifier(config) and not architecture.endswith(CLASSIFIER)
 
 
@@ -29,7 +29,10 @@ def score_weights(config: Mapping[str, Any], architecture: str, hidden_size: int
 
 
 def class_labels(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the labels in the order of the head's rows: those of id2label, which transformers leaves out where there are two without names."""
+    """Return the labels in the order of the head's rows.
+
+    They are those of id2label, which transformers omits for two classes without names.
+    """
     named = config.get("id2label")
     if named is None:
         count = config.get("num_labels", 2)

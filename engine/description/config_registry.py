@@ -1,4 +1,7 @@
-"""From `architectures` in config.json to what it describes, of models that the engine runs and of some that can only be planned for."""
+"""The table from `architectures` in config.json to the reader of each.
+
+It has architectures that the engine runs, and some that can only be planned for.
+"""
 
 from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
@@ -16,7 +19,7 @@ class ArchitectureConfig(Protocol):
 
     @property
     def cached_layers(self) -> tuple[CachedLayer, ...]:
-        """What each layer keeps of a token; none of an encoder's keeps anything."""
+        """Each layer's cached values per token; none in an encoder."""
 
     @property
     def vocab_size(self) -> int: ...
@@ -30,35 +33,35 @@ class ArchitectureConfig(Protocol):
     def num_heads(self) -> int: ...
     @property
     def num_kv_heads(self) -> int:
-        """Heads whose keys and values are kept; 0: none are, or all heads read the same, so that no rank has fewer."""
+        """Heads whose keys and values are cached; 0 if there are none, or all heads share them on every rank."""
 
     @property
     def attended_numbers(self) -> int:
-        """Products with what is cached of one token, in one layer."""
+        """Products with the cached values of one token, in one layer."""
 
     @property
     def rotary_numbers(self) -> int:
         """Numbers of the rotary tables for each position, in fp32."""
 
     def attention_bytes(self, tokens: int, ranks: int, item_bytes: int) -> int:
-        """Return what attention holds at once beside its projections, in a step of so many tokens."""
+        """Return the memory that attention needs beside its projections, in a step of `tokens` tokens."""
 
     def image_bytes(self, item_bytes: int) -> ImageBytes:
-        """Return what images hold."""
+        """Return the memory that images need."""
 
     @property
     def outer_weights(self) -> list[WeightShape]:
-        """The tensors before and behind the layers."""
+        """The tensors before and after the layers."""
 
     def layer_weights(self, layer: int, name: str) -> list[WeightShape]:
-        """Return the tensors of a layer whose names begin with `name`."""
+        """Return the tensors of a layer whose names start with `name`."""
 
 
-PAGE = "docs/models.md"  # generated of this registry by tests/models_page.py
+PAGE = "docs/models.md"  # generated from this registry by tests/models_page.py
 Parse = Callable[[Mapping[str, Any]], ArchitectureConfig]
 
-# The module in families/ that reads each, and its function where that is not `parse_config`. Imported for a model that is there, as all of them
-# together are a tenth of what a site imports.
+# The module in families/ that reads each, and its function if that is not `parse_config`. Imported on demand, since all of them together are a tenth
+# of a site's imports.
 READERS = {
     "BertForSequenceClassification": "bert_config",
     "BertModel": "bert_config",
@@ -143,14 +146,14 @@ def find_architecture(config: Mapping[str, Any], known: Mapping[str, Any] = PARS
             if one in known:
                 return one
     raise CheckpointError(
-        f"config.json names architecture {', '.join(map(str, names)) or 'none'}, which is not computed here"
+        f"config.json names architecture {', '.join(map(str, names)) or 'none'}, which is not supported here"
         f"{_nearest(map(str, names), known)}; {PAGE} lists those that are"
     )
 
 
 def _nearest(names: Iterable[str], known: Iterable[str]) -> str:
-    """Return words for the supported architecture whose name is most like one of these; none if there is none like them."""
-    from difflib import get_close_matches  # for a refusal alone: no start waits for it
+    """Return words that name the supported architecture most similar to one of these, or ""."""
+    from difflib import get_close_matches  # only for a refusal: no start waits for it
 
     stems = {_stem(name): name for name in known}
     found = [close for name in names for close in get_close_matches(_stem(name), stems, 1, cutoff=0.6)]
@@ -158,5 +161,5 @@ def _nearest(names: Iterable[str], known: Iterable[str]) -> str:
 
 
 def _stem(name: str) -> str:
-    """Return an architecture's name without what it is for."""
+    """Return an architecture's name without the suffix of its purpose."""
     return name.partition("For")[0].removesuffix("Model").lower()

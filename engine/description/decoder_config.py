@@ -1,7 +1,6 @@
-"""What every decoder's config.json says, read once: sizes, layers, rotary rules.
+"""The part of config.json that decoders share: sizes, layers, rotary rules.
 
-Knows the keys that families share and refuses, by name, what no part of the engine computes. A family's own keys are
-read in its own file.
+Knows the keys that families share and refuses, by name, values that no part of the engine supports. Each family's own keys are read in its own file.
 """
 
 from collections.abc import Collection, Mapping
@@ -25,16 +24,16 @@ LAYER_TYPES = ("full_attention", "sliding_attention")
 
 
 class LayerKind(NamedTuple):
-    """How one layer's attention differs from another's."""
+    """The properties of one layer's attention that may differ between layers."""
 
-    window: int | None = None  # tokens that a query sees, itself included; None: all before it
-    rotary: int | None = 0  # which of the model's rotary rules; None: nothing turns
-    is_chunked: bool = False  # positions are cut into chunks of a window's length, and a query sees its own chunk's
-    # Where they are not the model's:
+    window: int | None = None  # tokens that a query sees, itself included; None for all before it
+    rotary: int | None = 0  # which of the model's rotary rules; None for no rotation
+    is_chunked: bool = False  # positions are cut into chunks of `window` tokens, and a query sees only its own chunk
+    # If they differ from the model's:
     num_kv_heads: int | None = None
     head_dim: int | None = None
-    has_sinks: bool = False  # a score more for each head, which takes weight and gives no value
-    keys_are_values: bool = False  # values are what keys are made of, before these are normalised and turn
+    has_sinks: bool = False  # one extra score per head, which takes weight and adds no value
+    keys_are_values: bool = False  # values are the keys before normalisation and rotation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +48,7 @@ class DecoderConfig:
     tied: bool
     rotary: tuple[RotaryRule, ...]
     layers: tuple[LayerKind, ...]
-    attention_scale: float  # what the product of query and key is multiplied with
+    attention_scale: float  # factor of the product of query and key
 
     @property
     def num_layers(self) -> int:
@@ -62,7 +61,7 @@ class DecoderConfig:
 
     @property
     def attended_numbers(self) -> int:
-        """Products with what is cached of one token, in one layer: a score and a weighted value of every head."""
+        """Products with the cached values of one token, in one layer: a score and a weighted value per head."""
         return 2 * self.num_heads * self.head_dim
 
     @property
@@ -72,30 +71,30 @@ class DecoderConfig:
 
     @property
     def rotary_dims(self) -> list[int]:
-        """The numbers of a head in the layers that turn by each of the rotary rules."""
+        """The rotated numbers of a head, for each of the rotary rules."""
         found = {kind.rotary: kind.head_dim or self.head_dim for kind in self.layers}
         return [found.get(i, self.head_dim) for i in range(len(self.rotary))]
 
     @property
     def fused(self) -> tuple[FusedRows, ...]:
-        """The tensors of a checkpoint that hold several of the model's matrices."""
+        """The tensors of a checkpoint that contain several of the model's matrices."""
         return ()
 
     def attention_bytes(self, tokens: int, ranks: int, item_bytes: int) -> int:
-        """Return what attention holds at once beside its projections, in a step of so many tokens."""
+        """Return the memory that attention needs beside its projections, in a step of `tokens` tokens."""
         return 0
 
     def image_bytes(self, item_bytes: int) -> ImageBytes:
-        """Return what images hold."""
+        """Return the memory that images need."""
         return NO_IMAGES
 
     def layer_weights(self, layer: int, name: str) -> list[WeightShape]:
-        """Return the tensors of a layer whose names begin with `name`."""
+        """Return the tensors of a layer whose names start with `name`."""
         raise NotImplementedError
 
     @property
     def outer_weights(self) -> list[WeightShape]:
-        """The tensors before and behind the layers."""
+        """The tensors before and after the layers."""
         return self.text_weights
 
     @property
@@ -117,7 +116,10 @@ class DecoderConfig:
         num_norms: int = 2,
         shape: AttentionShape | None = None,
     ) -> list[WeightShape]:
-        """Return the tensors of a layer's attention, and its norms of hidden states. `shape`: of the layer; None: of any."""
+        """Return the tensors of a layer's attention, and its norms of hidden states.
+
+        `shape`: of the layer; None for that of all.
+        """
         shape = shape or self.attention(0)
         heads, kv_heads, dim = shape[:3]
         value, wide = shape.value_dim or dim, bool(self.norm.offset)
@@ -134,7 +136,7 @@ class DecoderConfig:
             found += projections(
                 "attention", alone, [sizes["v"]], self.hidden_size, bias=qkv_bias, unit=value, repeats=True
             )
-        if qk_norm:  # a row for each head, as its kernel reads them
+        if qk_norm:  # a row per head, as its kernel reads them
             for part, size in (("q", heads * dim), ("k", kv_heads * dim)):
                 found.append(
                     WeightShape("norms", f"{name}.self_attn.{part}_norm", size, 0, "rows", dim, True, is_wide=wide)
@@ -175,7 +177,7 @@ class DecoderConfig:
         default_tied: bool = False,
         **own: Any,
     ) -> Self:
-        """`own`: the fields that a family adds. Without `layers` every layer sees everything."""
+        """`own`: the fields that a family adds. Without `layers` every layer has full attention."""
         refuse_unless(config, activation_key, allowed_activation)
         method = quantization_method(config)
         if quantizations is None:
@@ -195,7 +197,7 @@ class DecoderConfig:
             )
         rotary = rotary or (read_rotary_rule(config),)
         for rule in rotary:
-            rule.turning(head_dim)  # raises for what is no pairs
+            rule.turning(head_dim)  # raises if numbers do not form pairs
         return cls(
             vocab_size=positive_int(config, "vocab_size"),
             hidden_size=hidden,
@@ -215,14 +217,14 @@ class DecoderConfig:
 
 
 def text_keys(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a decoder's keys of a config.json, which keeps them under text_config where it has a vision tower as well."""
+    """Return a decoder's keys of a config.json, which are under text_config if there is a vision tower."""
     text = config.get("text_config")
     if not text:
         return config
     if not isinstance(text, dict):
         raise CheckpointError(f"config.json has text_config = {text!r}; it must be an object")
     whole = {"architectures": config.get("architectures"), "quantization_config": quantization(config)}
-    if config.get("tie_word_embeddings") is not None:  # the head is the whole model's
+    if config.get("tie_word_embeddings") is not None:  # the head belongs to the whole model
         whole["tie_word_embeddings"] = config["tie_word_embeddings"]
     return {**text, **whole}
 
@@ -232,7 +234,7 @@ def architecture(config: Mapping[str, Any]) -> str:
 
 
 def refuse_unless(config: Mapping[str, Any], key: str, *supported: Any) -> None:
-    """Raise CheckpointError when config.json asks for something else than what the engine computes; a key may be absent."""
+    """Raise CheckpointError if config.json has an unsupported value; a key may be absent."""
     value = config.get(key, supported[0])
     if value not in supported:
         raise CheckpointError(
@@ -252,7 +254,7 @@ def mixed_layers(
     sliding_rotary: int = 0,
     full_rotary: int | None = 0,
 ) -> tuple[LayerKind, ...]:
-    """Return the layers as `layer_types` lists them, or as in `default` where a checkpoint is older than that key."""
+    """Return the layers listed in `layer_types`, or `default` for a checkpoint older than that key."""
     num_layers = positive_int(config, "num_hidden_layers")
     types = config.get("layer_types") or default
     if len(types) != num_layers:
@@ -269,7 +271,7 @@ def mixed_layers(
 
 
 def every_nth(config: Mapping[str, Any], n: int) -> tuple[str, ...]:
-    """Return layer types of which every n-th sees everything, and the others look through a window; with n = 0 all see everything."""
+    """Return layer types with full attention in every n-th layer, windows in the others; full if n is 0."""
     return tuple(
         "sliding_attention" if n and (i + 1) % n else "full_attention"
         for i in range(positive_int(config, "num_hidden_layers"))
@@ -279,8 +281,10 @@ def every_nth(config: Mapping[str, Any], n: int) -> tuple[str, ...]:
 def rules_by_type(
     config: Mapping[str, Any], full_theta: float, sliding_theta: float, default_share: float = 1.0
 ) -> tuple[RotaryRule, RotaryRule]:
-    """Read the rotary rules of layers that see everything, and of those that look through a window. Newer checkpoints keep one for each type;
-    in older ones scaling is for layers that see everything alone."""
+    """Read the rotary rules of layers with full attention, and of those with a window.
+
+    Newer checkpoints have one for each type; in older ones scaling applies only to full attention.
+    """
     nested = config.get("rope_parameters") or {}
     if not isinstance(nested, dict) or not nested.keys() <= set(LAYER_TYPES):
         raise CheckpointError(

@@ -1,6 +1,6 @@
-"""The config of a decoder of grouped-query attention and gated feed-forwards: most families differ in its fields alone.
+"""The config of a decoder of grouped-query attention and gated feed-forwards; families vary fields.
 
-A family says here what it has; engine/models/dense.py loads that, and a plan counts it.
+A family describes itself here; engine/models/dense.py loads it, and a plan counts it.
 """
 
 from dataclasses import dataclass
@@ -21,29 +21,29 @@ class DenseConfig(DecoderConfig):
     qkv_bias: bool = False
     o_bias: bool = False
     mlp_bias: bool = False
-    qk_norm: bool = False  # queries and keys are normalised per head, before they are rotated
-    joint_qk_norm: bool = False  # or all queries of a token at once, and all keys
+    qk_norm: bool = False  # queries and keys are normalised per head, before rotation
+    joint_qk_norm: bool = False  # or jointly: all queries of a token, and all keys
     norms: NormNames = NORMS_BEFORE
     activation: Activation = "silu"
-    is_interleaved: bool = False  # the two numbers of a pair that turns are neighbours
+    is_interleaved: bool = False  # the two numbers of a rotated pair are adjacent
     soft_cap: float | None = None  # of attention scores
     value_scale: float = 1.0
-    value_dim: int | None = None  # numbers of a head's value, where these are fewer than its key's
+    value_dim: int | None = None  # size of a head's value, if smaller than its key's
     norms_values: bool = False  # without weights
     sinks_name: str = "sinks"
-    # Of queries: tokens to a step, its weight, and tokens that are added to a position first
+    # For queries: tokens per step, its weight, and tokens added to a position first
     temperature: tuple[float, float, float] | None = None
     embedding_scale: float = 1.0
-    residual_scale: float = 1.0  # of what attention and feed-forward add to the hidden states
-    scales_layers: bool = False  # the checkpoint has a number that a layer's result is multiplied with
+    residual_scale: float = 1.0  # of the results of attention and feed-forward that are added to the hidden states
+    scales_layers: bool = False  # the checkpoint has a number by which a layer's result is multiplied
     logit_scale: float = 1.0
     logit_cap: float | None = None  # a logit l becomes logit_cap * tanh(l / logit_cap)
-    is_fused: bool = False  # the checkpoint keeps queries, keys and values in one tensor, and gates and ups in one
-    is_bidirectional: bool = False  # every token sees those on both sides, and nothing is cached
+    is_fused: bool = False  # the checkpoint has queries, keys and values in one tensor, and gates and ups in one
+    is_bidirectional: bool = False  # every token sees tokens on both sides, and nothing is cached
 
     @property
     def cached_layers(self) -> tuple[CachedLayer, ...]:
-        # without arguments super() does not work in a dataclass with slots, which is made twice
+        # super() without arguments does not work in a dataclass with slots, which is created twice
         return () if self.is_bidirectional else super(DenseConfig, self).cached_layers
 
     @property

@@ -1,7 +1,7 @@
-"""From an image's width and height to what an encoder sees of it: the size it is brought to, and how many embeddings come of it.
+"""The resized dimensions of an image, and its number of embeddings, from its width and height.
 
-The rules are those of the checkpoints' own processors, by the keys of their preprocessor_config.json. Knows numbers alone: prompts are laid out by
-these without an image being read (engine/text/image_prompt.py), and images are prepared by the same (engine/vision).
+The rules are those of the checkpoints' own processors, by the keys of their preprocessor_config.json. Knows only numbers: prompts are laid out by
+these without reading an image (engine/text/image_prompt.py), and images are prepared by the same (engine/vision).
 """
 
 import math
@@ -16,7 +16,7 @@ from pilotlight.engine.weights.config import flag, number, positive_int, refusin
 
 
 class ColorRule(NamedTuple):
-    """The mean that is taken from each colour, from 0 to 1, and the deviation by which the rest is divided."""
+    """The mean subtracted from each colour, from 0 to 1, and the deviation by which the result is divided."""
 
     mean: tuple[float, float, float] = (0.5, 0.5, 0.5)
     std: tuple[float, float, float] = (0.5, 0.5, 0.5)
@@ -33,7 +33,7 @@ class ColorRule(NamedTuple):
 
 
 class TileGrid(NamedTuple):
-    """The cut of an image into tiles. One of several tiles is followed by the whole image in a tile of its own."""
+    """The tiles of an image; several tiles are followed by the whole image in a separate tile."""
 
     rows: int
     columns: int
@@ -50,10 +50,10 @@ class TiledImages(NamedTuple):
 
     tile_size: int
     max_tiles: int
-    fills_canvas: bool  # small images grow to the largest canvas, too
+    fills_canvas: bool  # small images are enlarged to the largest canvas, too
     tile_tokens: int  # embeddings of a tile
     patch_size: int
-    placeholder: int  # token whose embeddings are the image's
+    placeholder: int  # the token that represents embeddings of an image
     colors: ColorRule = ColorRule()
 
     @classmethod
@@ -81,7 +81,7 @@ class TiledImages(NamedTuple):
         side = self.tile_size
         rows, columns = _best_canvas(width, height, side, self.max_tiles, self.fills_canvas)
         inner_width, inner_height = columns * side, rows * side
-        if not self.fills_canvas:  # no image grows beyond one tile
+        if not self.fills_canvas:  # no image is enlarged beyond one tile
             inner_width, inner_height = min(max(width, side), inner_width), min(max(height, side), inner_height)
         by_width, by_height = inner_width / width, inner_height / height
         if by_width < by_height:
@@ -101,19 +101,24 @@ class PatchGrid(NamedTuple):
 
 
 class PatchedImages(NamedTuple):
-    """Kimi's rule: an image as it is, shrunk to `max_patches`, and to `max_side` of them in a row; `merge` squared patches are one embedding."""
+    """Kimi's rule: an image is shrunk to at most `max_patches`, with at most `max_side` in a row.
+
+    An embedding covers `merge` squared patches.
+    """
 
     patch_size: int
     merge: int
     max_patches: int
     max_side: int
-    placeholder: int  # token whose embeddings are the image's
+    placeholder: int  # the token that represents embeddings of an image
     colors: ColorRule = ColorRule()
 
     @classmethod
     def read(cls, config: Mapping[str, Any], processor: Mapping[str, Any]) -> "PatchedImages":
-        """Read K2.5's config.json and preprocessor_config.json, whose keys are Moonshot's (media_proc_cfg) or those of transformers. Raises
-        CheckpointError."""
+        """Read K2.5's config.json and preprocessor_config.json. Raises CheckpointError.
+
+        The latter has Moonshot's keys (media_proc_cfg) or those of transformers.
+        """
         vision = config["vision_config"]
         own = processor.get("media_proc_cfg") or {}
         merge = vision.get("merge_kernel_size") or [2, 2]
@@ -146,7 +151,7 @@ _READERS: dict[str, Callable[[Mapping[str, Any], Mapping[str, Any]], ImageSizes]
 
 
 def read_image_sizes(folder: Path) -> ImageSizes | None:
-    """Return the rule of a checkpoint's images; None: it takes none. Raises CheckpointError."""
+    """Return the rule of a checkpoint's images; None if it takes none. Raises CheckpointError."""
     config = read_json(folder, "config.json")
     with refusing_types(f"config.json or preprocessor_config.json in {folder}"):
         read = next((_READERS[name] for name in config.get("architectures") or () if name in _READERS), None)
@@ -156,8 +161,10 @@ def read_image_sizes(folder: Path) -> ImageSizes | None:
 
 
 def _processor(folder: Path) -> dict[str, Any]:
-    """Return what a checkpoint says of its image processor: preprocessor_config.json, or a part of processor_config.json; nothing where there is
-    neither."""
+    """Return the settings of a checkpoint's image processor, or {}.
+
+    They are in preprocessor_config.json, or a part of processor_config.json.
+    """
     if (folder / "preprocessor_config.json").exists():
         return read_json(folder, "preprocessor_config.json")
     if (folder / "processor_config.json").exists():
@@ -167,8 +174,11 @@ def _processor(folder: Path) -> dict[str, Any]:
 
 @lru_cache(maxsize=256)
 def _best_canvas(width: int, height: int, side: int, max_tiles: int, fills_canvas: bool) -> tuple[int, int]:
-    """Return the rows and columns of the canvas. One on which the image need not shrink wins, the one on which it grows least, or most with
-    `fills_canvas`; else the one on which it shrinks least. Of several the smallest."""
+    """Return the rows and columns of the best canvas.
+
+    That is one on which the image need not shrink, the one on which it grows least, or most with `fills_canvas`; else the one on which it shrinks
+    least. Of equals the smallest.
+    """
     canvases = [(rows, columns) for rows in range(1, max_tiles + 1) for columns in range(1, max_tiles // rows + 1)]
     scales = {(rows, columns): min(rows * side / height, columns * side / width) for rows, columns in canvases}
     growing = [scale for scale in scales.values() if scale >= 1]

@@ -1,11 +1,11 @@
-"""The scaling rules of rotary embeddings that a config.json may ask for.
+"""The scaling rules of rotary embeddings in a config.json.
 
 Knows the rules `default`, `linear`, `llama3`, `yarn`, `proportional` and `longrope`; any other is refused by name rather than approximated: `dynamic`
-turns a key by the length of the text it will be read in, which a cached key cannot know. As published, so does `longrope`, which has two lists of
-factors. Here, as in vLLM, a model whose context is longer than the one it was trained with turns by the long list at every length, and any other by
-the short one.
+rotates a key by the length of the text in which it will be read, which a cached key cannot know. As published, so does `longrope`, which has two
+lists of factors. Here, as in vLLM, a model whose context is longer than its trained one uses the long list at every length, and any other the short
+one.
 
-A rule may turn a part of each head alone (`partial_rotary_factor`).
+A rule may apply to a part of each head only (`partial_rotary_factor`).
 """
 
 import math
@@ -18,16 +18,16 @@ from pilotlight.engine.weights.config import flag, number, positive_number
 
 
 class RotaryRule(NamedTuple):
-    """`values`: the numbers that the rule's type asks for, by their names in config.json."""
+    """A rotary rule. `values`: the parameters of its type, by their names in config.json."""
 
     rope_type: str
     theta: float
     values: Mapping[str, float] = MappingProxyType({})
-    share: float = 1.0  # of each head's numbers, the first ones: the rest is the same at every position
-    factors: tuple[float, ...] = ()  # of longrope, by which each pair's frequency is divided
+    share: float = 1.0  # of each head's numbers, the first ones: the rest is not rotated
+    factors: tuple[float, ...] = ()  # of longrope: divisors of the pairs' frequencies
 
     def turning(self, head_dim: int) -> int:
-        """Return how many numbers of a head turn. Raises CheckpointError where they are no pairs."""
+        """Return how many numbers of a head are rotated. Raises CheckpointError if they do not form pairs."""
         turning = int(head_dim * self.share)
         if turning < 2 or turning % 2:
             raise CheckpointError(
@@ -43,13 +43,13 @@ class RotaryRule(NamedTuple):
 def read_rotary_rule(
     config: Mapping[str, Any], default_theta: float = 10_000.0, default_share: float = 1.0
 ) -> RotaryRule:
-    """Read the scaling rule of a config.json, from either place where checkpoints keep it."""
+    """Read the scaling rule of a config.json, from either of its two places."""
     theta = number(config, "rope_theta", default_theta)
     return parse_rotary_rule(config, rotary_parameters(config), theta, default_share)
 
 
 def rotary_parameters(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return what a config.json says of rotary scaling; it may be empty."""
+    """Return the rotary parameters of a config.json, which may be empty."""
     described = config.get("rope_parameters") or config.get("rope_scaling") or {}
     if not isinstance(described, dict):
         raise CheckpointError(f"config.json has rotary parameters {described!r}; they must be an object")
@@ -59,14 +59,14 @@ def rotary_parameters(config: Mapping[str, Any]) -> Mapping[str, Any]:
 def parse_rotary_rule(
     config: Mapping[str, Any], described: Mapping[str, Any], default_theta: float, default_share: float = 1.0
 ) -> RotaryRule:
-    """Parse a rule. `described`: rope_parameters or rope_scaling of `config`, or the part of it that is for one type of layer."""
+    """Parse a rule. `described`: rope_parameters or rope_scaling of `config`, or one layer type's part."""
     if not isinstance(described, dict):
         raise CheckpointError(f"config.json has rotary parameters {described!r}; they must be an object")
     rope_type = described.get("rope_type") or described.get("type") or "default"
     rope_type = _OLDER_NAMES.get(rope_type, rope_type)
     if rope_type not in _RULES:
         raise CheckpointError(f"config.json asks for rotary scaling {rope_type!r}; supported are {', '.join(_RULES)}")
-    # A length that is not given is the one beside the parameters, or the model's own.
+    # A missing length is the one beside the parameters, or the model's own.
     length = config.get("original_max_position_embeddings") or config.get("max_position_embeddings")
     if described.get(_LENGTH) is None and _LENGTH in _RULES[rope_type] and length:
         described = {**described, _LENGTH: length}
@@ -77,7 +77,7 @@ def parse_rotary_rule(
     if not 0.0 < share <= 1.0:
         raise CheckpointError(f"config.json has partial_rotary_factor = {share}; it must be above 0 and at most 1")
     theta = positive_number(described, "rope_theta", default_theta)
-    if rope_type == "proportional":  # the others of all pairs have a frequency of 0
+    if rope_type == "proportional":  # the other pairs have a frequency of 0
         values = {"factor": positive_number(described, "factor", 1.0), "share": share}
         return RotaryRule(rope_type, theta, values)
     if rope_type == "longrope":
@@ -89,7 +89,7 @@ def parse_rotary_rule(
     return RotaryRule(rope_type, theta, values, share)
 
 
-# "mrope" has rows of positions that differ in pictures alone.
+# "mrope" has rows of positions that differ only in images.
 _OLDER_NAMES = {"su": "longrope", "mrope": "default"}
 _LENGTH = "original_max_position_embeddings"
 _RULES: dict[str, tuple[str, ...]] = {
@@ -103,7 +103,10 @@ _RULES: dict[str, tuple[str, ...]] = {
 
 
 def _longrope(config: Mapping[str, Any], described: Mapping[str, Any]) -> tuple[dict[str, float], tuple[float, ...]]:
-    """Return what cosines and sines are multiplied with, and the factors: the formulas of Ding et al., arXiv 2402.13753, as transformers has them."""
+    """Return the factor of cosines and sines, and the factors of frequencies, as in transformers.
+
+    The formulas are those of Ding et al., arXiv 2402.13753.
+    """
     trained = positive_number(described, _LENGTH)
     longest = positive_number(config, "max_position_embeddings", trained)
     key = "long_factor" if longest > trained else "short_factor"
@@ -132,5 +135,5 @@ def _yarn_values(described: Mapping[str, Any]) -> dict[str, float]:
 
 
 def sharpening(factor: float, weight: float) -> float:
-    """Return what YaRN multiplies with for contexts that are stretched `factor` times (Peng et al., arXiv 2309.00071, equation 22)."""
+    """Return YaRN's factor for contexts stretched `factor` times (Peng et al., arXiv 2309.00071, eq. 22)."""
     return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0

@@ -1,4 +1,4 @@
-"""Sizes of a model's parts, as numbers alone: what its config.json describes and its layers are made by."""
+"""Sizes of a model's parts, as numbers, which config.json describes and layers use."""
 
 from typing import Literal, NamedTuple
 
@@ -8,25 +8,25 @@ class AttentionShape(NamedTuple):
     num_kv_heads: int
     head_dim: int
     scale: float
-    window: int | None = None  # tokens that a query sees, itself included; None: all before it
-    layer: int = 0  # whose cache it is, of those that a model has
-    rotary: int | None = 0  # which of the model's rotary rules; None: nothing turns
-    is_chunked: bool = False  # positions are cut into chunks of a window's length, and a query sees its own chunk's
+    window: int | None = None  # tokens that a query sees, itself included; None for all before it
+    layer: int = 0  # number of its cache, among the model's
+    rotary: int | None = 0  # which of the model's rotary rules; None for no rotation
+    is_chunked: bool = False  # positions are cut into chunks of `window` tokens, and a query sees only its own chunk
     soft_cap: float | None = None  # a score s becomes soft_cap * tanh(s / soft_cap)
     is_interleaved: bool = (
-        False  # the two numbers of a pair that turns are neighbours; else they are half of what turns apart
+        False  # the two numbers of a rotated pair are adjacent; else they are half of the rotated part apart
     )
-    turns_first: bool = False  # heads are normalised after they have turned
-    is_tempered: bool = False  # queries are multiplied by what grows with their position
-    has_sinks: bool = False  # a score more for each head, which takes weight and gives no value
-    value_dim: int | None = None  # numbers of a head's value, where these are fewer than its key's
-    value_scale: float = 1.0  # that values are multiplied with
-    keys_are_values: bool = False  # values are what keys are made of, before these are normalised and turn
-    value_eps: float | None = None  # by which values are normalised, without weights; None: they are not
+    turns_first: bool = False  # heads are normalised after rotation
+    is_tempered: bool = False  # queries are multiplied by a factor that grows with their position
+    has_sinks: bool = False  # one extra score per head, which takes weight and adds no value
+    value_dim: int | None = None  # size of a head's value, if smaller than its key's
+    value_scale: float = 1.0  # factor of values
+    keys_are_values: bool = False  # values are the keys before normalisation and rotation
+    value_eps: float | None = None  # epsilon of a norm of values without weights; None for no norm
 
 
 class NormNames(NamedTuple):
-    """Names that a checkpoint has for a layer's norms of hidden states. None: there is no norm at this place."""
+    """A checkpoint's names of a layer's norms of hidden states; None if there is no norm at this place."""
 
     before_attention: str | None = "input_layernorm"
     after_attention: str | None = None
@@ -47,13 +47,13 @@ class LatentShape(NamedTuple):
     """Latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1)."""
 
     num_heads: int
-    query_rank: int | None  # None: queries are projected at once
-    latent: int  # numbers of the vector that is key and value of all heads
-    rotary: int  # of each head's query, and of the one key that all share
-    key: int  # of each head's query and key besides
+    query_rank: int | None  # None if queries are projected directly
+    latent: int  # size of the vector that is key and value of all heads
+    rotary: int  # size of the rotated part of each head's query, and of the one key that all share
+    key: int  # size of the other part of each head's query and key
     value: int
     scale: float
-    layer: int  # whose cache it is
+    layer: int  # number of its cache
 
     @property
     def query(self) -> int:
@@ -67,15 +67,15 @@ class Routing(NamedTuple):
     renormalise: bool = False  # weights of the chosen ones are divided by their sum
     scale: float = 1.0  # of the weights
     scores: Literal["softmax", "sigmoid"] = "softmax"
-    groups: int = 1  # of which the best `top_groups` are left to choose from
+    groups: int = 1  # only experts of the best `top_groups` can be chosen
     top_groups: int = 1
-    group_best: int = 2  # experts by whose scores together groups are compared
-    is_biased: bool = False  # a bias that balances experts is added to scores that choose, and not to those that weigh
-    is_wide: bool = False  # logits and scores are computed in fp32 from weights in fp32
+    group_best: int = 2  # number of experts whose summed scores rank a group
+    is_biased: bool = False  # a bias that balances experts is added to scores for the choice, but not to weights
+    is_wide: bool = False  # logits and scores are computed in fp32 with weights in fp32
 
 
 class ExpertNames(NamedTuple):
-    """Names that a checkpoint has for the parts of a feed-forward of experts, behind the layer's."""
+    """A checkpoint's names of the parts of a feed-forward with experts, after the layer's name."""
 
     mlp: str = "mlp"
     router: str = "gate"
@@ -84,7 +84,7 @@ class ExpertNames(NamedTuple):
     parts: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")  # gate, up and down of one expert
     shared: str = "shared_experts"
     shared_gate: str | None = (
-        None  # a projection to one number, whose sigmoid weighs the shared expert; None: nothing does
+        None  # a projection to one number, whose sigmoid weighs the shared expert; None for no weight
     )
 
 
@@ -92,7 +92,7 @@ PLAIN_NAMES = ExpertNames()
 
 
 class SparseShape(NamedTuple):
-    """A feed-forward of experts, with one of `shared_size` channels that every token goes to; 0: there is none."""
+    """A feed-forward of experts, with a shared one of `shared_size` channels (0: none)."""
 
     experts: ExpertsShape
     routing: Routing
@@ -102,12 +102,12 @@ class SparseShape(NamedTuple):
 
 class NormKind(NamedTuple):
     eps: float
-    offset: float = 0.0  # added to the stored weight: Gemma stores what is to be added to one
+    offset: float = 0.0  # added to the stored weight: Gemma stores the difference to one
     is_added: bool = False  # in the file already
 
 
 class ImageBytes(NamedTuple):
-    """Memory of a device that images hold."""
+    """A device's memory for images."""
 
     kept: int  # embeddings
     encoding: int  # at once, between two steps

@@ -1,5 +1,4 @@
-"""The config of a decoder whose layers, or most of them, have experts as feed-forwards; behind its last one there may be layers that predict further
-tokens."""
+"""The config of a decoder with experts, and maybe layers that predict further tokens."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,16 +15,16 @@ from pilotlight.engine.weights.fused import FusedRows
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SparseConfig(DenseConfig):
-    """`intermediate_size`: of dense layers."""
+    """A config with experts. `intermediate_size`: of dense layers."""
 
     sparse: SparseShape
     sparse_layers: frozenset[int]
-    num_mtp_layers: int = 0  # behind the others: they predict further tokens
-    drafts_by_mtp: bool = False  # by the first of these
+    num_mtp_layers: int = 0  # after the others: they predict further tokens
+    drafts_by_mtp: bool = False  # with the first of these
 
     @property
     def fused(self) -> tuple[FusedRows, ...]:
-        """The tensors of experts that a checkpoint may have in one for each layer; where it has each for itself there are none of these."""
+        """The stacked tensors of experts that a checkpoint may have instead of one tensor per expert."""
         (num_experts, hidden, inner), names = self.sparse.experts, self.sparse.names
         stack, (gate, up, down) = f"{names.mlp}.{names.experts}", names.parts
         each = f"{stack}.{{expert}}"
@@ -62,7 +61,7 @@ def read_softmax_experts(
     names: ExpertNames = PLAIN_NAMES,
     shared_size: int = 0,
 ) -> SparseShape:
-    """Read experts that a softmax chooses from, as Mixtral has them."""
+    """Read experts that a softmax chooses, as in Mixtral."""
     num_experts = positive_int(config, num_experts_key, default_experts)
     shape = ExpertsShape(num_experts, positive_int(config, "hidden_size"), positive_int(config, size_key))
     routing = Routing(read_top_k(config, num_experts, default_top_k), renormalise)
@@ -72,8 +71,11 @@ def read_softmax_experts(
 def read_grouped_experts(
     config: Mapping[str, Any], groups: int = 1, top_groups: int = 1, scale: float = 1.0
 ) -> dict[str, Any]:
-    """Read the fields that SparseConfig adds, as DeepSeek-V3 has them: a few dense layers first, then layers of experts that sigmoids with a
-    balancing bias choose, in groups, with shared experts beside them. `groups`, `top_groups`, `scale`: what a config.json without them means."""
+    """Read the fields that SparseConfig adds, as in DeepSeek-V3.
+
+    The first few layers are dense; in others sigmoids with a balancing bias choose experts in groups, with shared experts beside them. `groups`,
+    `top_groups`, `scale`: defaults for a config.json without them.
+    """
     refuse_unless(config, "scoring_func", "sigmoid", None)
     refuse_unless(config, "topk_method", "noaux_tc", None)
     return read_experts_in_groups(
@@ -92,7 +94,10 @@ def read_grouped_experts(
 
 
 def read_experts_in_groups(config: Mapping[str, Any], rule: Routing) -> dict[str, Any]:
-    """Read the fields that SparseConfig adds of a config.json that names them as DeepSeek's do. `rule`: but for how many experts a token goes to."""
+    """Read the fields that SparseConfig adds, from a config.json with DeepSeek's names.
+
+    `rule`: without the number of experts per token.
+    """
     num_layers, num_experts = positive_int(config, "num_hidden_layers"), positive_int(config, "n_routed_experts")
     top_k = read_top_k(config, num_experts)
     size = num_experts // rule.groups
@@ -121,7 +126,7 @@ def read_experts_in_groups(config: Mapping[str, Any], rule: Routing) -> dict[str
 
 
 def _sparse_layers(config: Mapping[str, Any], num_layers: int) -> frozenset[int]:
-    """Return the layers that have experts, which a config.json lists, or begins to count behind some dense ones."""
+    """Return the layers with experts: a list in config.json, or all after some dense ones."""
     kinds = config.get("mlp_layer_types")
     if kinds is not None:
         if not isinstance(kinds, list) or len(kinds) != num_layers or set(kinds) - {"dense", "sparse"}:

@@ -1,6 +1,6 @@
-"""The tensors of a model as its config.json implies them: sizes, how ranks share them, and what a step does with them.
+"""The tensors of a model as implied by its config.json: sizes, division among ranks, use in a step.
 
-The same tables as the families' loaders ask for, without torch and without a checkpoint. Refuses to know bytes (engine/planning).
+The same tables as the families' loaders request, without torch and without a checkpoint. Does not know bytes (engine/planning).
 """
 
 from collections.abc import Sequence
@@ -10,37 +10,37 @@ from pilotlight.engine.description.shapes import ExpertsShape
 from pilotlight.engine.weights.shard import Split
 
 Part = Literal["embedding", "attention", "dense", "router", "experts", "shared_experts", "norms", "head", "vision"]
-VOCABULARY_UNIT = 64  # rows of a vocabulary that one rank has
-GATED_PARTS = ("gate_proj", "up_proj", "down_proj")  # as most checkpoints call those of a gated feed-forward
+VOCABULARY_UNIT = 64  # a rank's rows of a vocabulary are a multiple of this
+GATED_PARTS = ("gate_proj", "up_proj", "down_proj")  # the names in most checkpoints
 
 
 class WeightShape(NamedTuple):
-    """One tensor, or as many alike as there are experts."""
+    """One tensor, or one per expert."""
 
     part: Part
-    name: str  # as the checkpoint has it; of experts the first one's
+    name: str  # in the checkpoint; for experts the first one's
     rows: int
-    columns: int = 0  # 0: a vector, which no format packs
-    split: Split | None = None  # how ranks share it; None: each has all of it
+    columns: int = 0  # 0 for a vector, which no format packs
+    split: Split | None = None  # how ranks share it; None if each has all of it
     unit: int = 1  # rows or columns that stay together
-    may_repeat: bool = False  # several ranks hold the same rows where there are fewer units than ranks
-    experts: int = 0  # 0: it is of no expert
-    active: int = 1  # of the experts, that compute a token
-    is_sum: bool = False  # a bias of products that are summed: the first rank has it alone
-    is_wide: bool = False  # kept in fp32 whatever the others are
-    is_unpacked: bool = False  # kept plain whatever its format is
+    may_repeat: bool = False  # several ranks hold the same rows if there are fewer units than ranks
+    experts: int = 0  # 0 if it belongs to no expert
+    active: int = 1  # experts that compute a token
+    is_sum: bool = False  # a bias of products that are summed: only the first rank has it
+    is_wide: bool = False  # kept in fp32, independently of the others
+    is_unpacked: bool = False  # kept plain in any format
 
     @property
     def numbers(self) -> int:
         return self.rows * max(1, self.columns) * max(1, self.experts)
 
     def num_read(self, tokens: int) -> float:
-        """Return of how many such matrices a step of so many tokens reads any: of experts those that a token goes to, if each is as likely."""
+        """Return how many such matrices a step of `tokens` tokens reads, if all experts are equally likely."""
         return self.experts * (1 - (1 - self.active / self.experts) ** tokens) if self.experts else 1.0
 
     @property
     def takes_adapters(self) -> bool:
-        """Tell whether adapters may change it: it is a product of a layer's that is computed as it is stored."""
+        """True if adapters may change it: a layer's product in its stored form."""
         return self.columns > 0 and not (self.experts or self.is_wide or self.is_unpacked)
 
 
@@ -54,8 +54,10 @@ def projections(
     unit: int = 1,
     repeats: bool = False,
 ) -> list[WeightShape]:
-    """Return projections that are one below the other, of whose rows each rank has its own; of several, or where it `repeats`, one with fewer units
-    than ranks is held by several."""
+    """Return stacked projections whose rows ranks divide.
+
+    Of several, or if it `repeats`, one with fewer units than ranks is held by several ranks.
+    """
     repeats = repeats or len(names) > 1
     found = [WeightShape(part, name, n, columns, "rows", unit, repeats) for name, n in zip(names, rows, strict=True)]
     if bias:
@@ -66,7 +68,7 @@ def projections(
 
 
 def summed(part: Part, name: str, rows: int, columns: int, *, bias: bool = False, unit: int = 1) -> list[WeightShape]:
-    """Return a projection of whose columns each rank has its own: their products are summed."""
+    """Return a projection whose columns ranks divide; their products are summed."""
     found = [WeightShape(part, name, rows, columns, "columns", unit)]
     return [*found, WeightShape(part, f"{name}.bias", rows, is_sum=True)] if bias else found
 

@@ -1,4 +1,7 @@
-"""Vision towers' sizes and weights: a transformer over patches, and the projections behind it. Every rank of the first stage has all of them."""
+"""Sizes and weights of vision towers: a transformer over patches, and the projections after it.
+
+Every rank of the first stage has all of them.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -8,13 +11,13 @@ from pilotlight.engine.description.decoder_config import refuse_unless
 from pilotlight.engine.description.tensor_sizes import WeightShape
 from pilotlight.engine.weights.config import number, positive_int, positive_number
 
-# Of embeddings that are kept; in bf16 one of Kimi K2.5's largest images, or three of Llama 4 Scout with 16 tiles.
+# Of cached embeddings; in bf16 one of Kimi K2.5's largest images, or three of Llama 4 Scout with 16 tiles.
 ENCODED_BYTES = 96 << 20
-MOST_PATCHES = 16384  # of one image that is encoded at once, as Kimi's processor limits it
+MOST_PATCHES = 16384  # of one image that is encoded at once, the limit of Kimi's processor
 
 
 class TiledVision(NamedTuple):
-    """Llama 4's."""
+    """Llama 4's vision tower."""
 
     num_layers: int
     hidden_size: int
@@ -22,8 +25,8 @@ class TiledVision(NamedTuple):
     num_heads: int
     patch_size: int
     side: int  # patches in a tile's row
-    merge: int  # neighbours in a row that become one embedding
-    joined_size: int  # behind the first projection
+    merge: int  # adjacent patches in a row that become one embedding
+    joined_size: int  # after the first projection
     output_size: int  # before the last one
     theta: float
 
@@ -32,7 +35,7 @@ class TiledVision(NamedTuple):
         return self.hidden_size // self.num_heads
 
     def encoding_bytes(self, item_bytes: int) -> int:
-        """Return what encoding a tile holds at once."""
+        """Return the memory for encoding a tile."""
         return _encoding_bytes(self.side**2 + 1, self.hidden_size, self.intermediate_size, item_bytes)
 
     @classmethod
@@ -73,7 +76,7 @@ class TiledVision(NamedTuple):
 
 
 class PatchedVision(NamedTuple):
-    """Kimi K2.5's."""
+    """Kimi K2.5's vision tower."""
 
     num_layers: int
     hidden_size: int
@@ -81,7 +84,7 @@ class PatchedVision(NamedTuple):
     num_heads: int
     patch_size: int
     positions: tuple[int, int]  # learned, in rows and columns
-    merge: int  # neighbours in a row that become one embedding
+    merge: int  # adjacent patches in a row that become one embedding
     projection_eps: float
     theta: float = 10_000.0
 
@@ -90,12 +93,12 @@ class PatchedVision(NamedTuple):
         return self.hidden_size // self.num_heads
 
     def encoding_bytes(self, item_bytes: int) -> int:
-        """Return what encoding the largest image holds at once."""
+        """Return the memory for encoding the largest image."""
         return _encoding_bytes(MOST_PATCHES, self.hidden_size, self.intermediate_size, item_bytes)
 
     @classmethod
     def read(cls, config: Mapping[str, Any]) -> "PatchedVision":
-        """Read vision_config, of Moonshot's keys or those of `transformers`. Raises CheckpointError."""
+        """Read vision_config, with Moonshot's keys or those of `transformers`. Raises CheckpointError."""
         refuse_unless(config, "mm_projector_type", "patchmerger")
         refuse_unless(config, "pos_emb_type", "divided_fixed")
         own = "vt_hidden_size" in config
@@ -106,7 +109,7 @@ class PatchedVision(NamedTuple):
         if hidden % (4 * heads) or len(set(merge)) != 1:
             raise CheckpointError(
                 f"config.json has a vision tower of hidden size {hidden}, {heads} heads and merge_kernel_size {merge!r}: "
-                "heads must be multiples of 4, and what is merged squares"
+                "the hidden size must divide by 4 times the heads, and patches are merged in squares"
             )
         return cls(
             positive_int(config, f"{prefix}num_hidden_layers"), hidden, positive_int(config, f"{prefix}intermediate_size"),
@@ -129,8 +132,10 @@ class PatchedVision(NamedTuple):
 
 
 def _encoding_bytes(patches: int, hidden: int, inner: int, item_bytes: int) -> int:
-    """Hidden states, their sum and norm; with them queries, keys and values, one of them twice in fp32 while it turns, or twice what the feed-forward
-    widens to."""
+    """Return the memory for hidden states, their sum and norm, and the widest further values.
+
+    Those are queries, keys and values, one of them twice in fp32 during rotation, or twice the feed-forward's inner size.
+    """
     widest = max(item_bytes * 5 * hidden + 2 * 4 * hidden, item_bytes * 2 * inner)
     return patches * (item_bytes * 3 * hidden + widest)
 

@@ -1,6 +1,6 @@
-"""A stream of a CUDA device, whose copy engines move bytes beside the computation: blocks of the cache, weights that wake.
+"""A stream of a CUDA device, whose copy engines move bytes during computation: cache blocks, weights.
 
-Copies are begun inside `copying`, behind a mark. Knows addresses and their order; refuses to know what lies there.
+Copies are started inside `copying`, after a mark. Knows addresses and their order; does not know their contents.
 """
 
 from collections.abc import Iterator
@@ -18,25 +18,27 @@ class BegunCopies(Protocol):
 
 class CopyStream(Protocol):
     def mark(self) -> object:
-        """Return a point in the device's work, behind all that this thread has launched."""
+        """Return a point in the device's work, after everything that this thread has launched."""
 
     def wait_for(self, mark: object) -> None:
-        """Let copies that are begun from now on wait for a mark."""
+        """Let later copies wait for a mark."""
 
     def begin_copy(self, into: int, source: int, num_bytes: int) -> None:
-        """Copy between the device and memory that it reaches, one copy behind the other."""
+        """Copy between the device and memory that it can access; copies run in sequence."""
 
     def begun(self) -> BegunCopies:
-        """Return what waits for all copies that have been begun."""
+        """Return an event for all copies started so far."""
 
     def allocate(self, num_bytes: int) -> torch.Tensor:
-        """Return memory of the host that the device reaches: [num_bytes] uint8."""
+        """Return host memory that the device can access: [num_bytes] uint8."""
 
 
 @contextmanager
 def copying(stream: CopyStream, mark: object) -> Iterator[None]:
-    """Have copies that are begun inside wait for the mark. None is under way when the context ends, by an error either: their memory may go to
-    somebody else then."""
+    """Let copies that are started inside wait for the mark, and wait for them at the end.
+
+    That is so after an error, too, because their memory may then be reused.
+    """
     stream.wait_for(mark)
     try:
         yield
@@ -55,7 +57,8 @@ class CudaCopyStream:
 
     def wait_for(self, mark: object) -> None:
         assert isinstance(mark, torch.cuda.Event)
-        torch.cuda.set_device(self._device)  # of this thread, whose copies would else make a context on the first one
+        # for this thread, whose copies would otherwise create a context on the first device
+        torch.cuda.set_device(self._device)
         self._stream.wait_event(mark)
 
     def begin_copy(self, into: int, source: int, num_bytes: int) -> None:

@@ -1,6 +1,6 @@
-"""Calls of CUDA's runtime that torch does not offer, or at a multiple of their price, in the library that torch has loaded.
+"""Functions of CUDA's runtime that torch lacks or makes slow, from the library that torch has loaded.
 
-Knows addresses; refuses to know what lies there.
+Knows addresses; does not know their contents.
 """
 
 import ctypes
@@ -8,16 +8,16 @@ from typing import Any
 
 import torch
 
-_EITHER_WAY = 4  # cudaMemcpyDefault: addresses say which
+_EITHER_WAY = 4  # cudaMemcpyDefault: addresses determine the direction
 
 
 class CudaRuntime:
     def __init__(self, device: torch.device) -> None:
-        """Raises OSError where there is no such library."""
+        """Load the library. Raises OSError if it is missing."""
         self._device = device
         name = f"libcudart.so.{(torch.version.cuda or '').partition('.')[0]}"
-        self._library: Any = ctypes.CDLL(name)  # lets go of the interpreter, for what takes long
-        copies: Any = ctypes.PyDLL(name)  # keeps it: whoever lets go 1,000 times may have to wait 1,000 times
+        self._library: Any = ctypes.CDLL(name)  # releases Python's lock, for slow calls
+        copies: Any = ctypes.PyDLL(name)  # keeps it: releasing it 1,000 times may mean 1,000 waits
         pointer, size = ctypes.c_void_p, ctypes.c_size_t
         self._library.cudaHostRegister.argtypes = [pointer, size, ctypes.c_uint]
         self._library.cudaHostUnregister.argtypes = [pointer]
@@ -26,17 +26,17 @@ class CudaRuntime:
         self._begin_copy.argtypes = [pointer, pointer, size, ctypes.c_int, pointer]
 
     def register(self, address: int, num_bytes: int) -> str | None:
-        """Pin memory of the host and map it for the device; return why that cannot be."""
+        """Pin host memory and map it for the device; return the reason if that fails."""
         with torch.cuda.device(self._device):
             return self._problem(self._library.cudaHostRegister(address, num_bytes, 0))
 
     def unregister(self, address: int) -> str | None:
-        """Undo a registration; return why that cannot be."""
+        """Undo a registration; return the reason if that fails."""
         with torch.cuda.device(self._device):
             return self._problem(self._library.cudaHostUnregister(address))
 
     def begin_copy(self, into: int, source: int, num_bytes: int, stream: int) -> None:
-        """Let a stream copy between memory of the device and memory that is pinned. Raises RuntimeError."""
+        """Let a stream copy between device memory and pinned memory. Raises RuntimeError."""
         problem = self._problem(self._begin_copy(into, source, num_bytes, _EITHER_WAY, stream))
         if problem is not None:
             raise RuntimeError(f"a copy of {num_bytes} bytes between host and device failed: {problem}")
@@ -44,5 +44,5 @@ class CudaRuntime:
     def _problem(self, code: int) -> str | None:
         if code == 0:
             return None
-        self._library.cudaGetLastError()  # else this thread's next launch by torch would raise it
+        self._library.cudaGetLastError()  # otherwise this thread's next launch by torch would raise it
         return bytes(self._library.cudaGetErrorString(code)).decode()

@@ -23,7 +23,7 @@ def make_arena(config: HostConfig, device_name: str) -> Arena:
         cpu_kernels.start()
     try:
         arena = allocate_patiently(lambda: Arena(config.kv_bytes, device), lambda: torch.cuda.mem_get_info(device)[0])
-    except (OSError, RuntimeError):  # the system's refusal, or torch's of a device
+    except (OSError, RuntimeError):  # a refusal of the system, or of torch for a device
         there = memory_of(device) / 2**30
         message = (
             f"a KV cache of {config.kv_bytes / 2**30:g} GiB does not fit into the memory of {device}, {there:.1f} GiB"
@@ -40,8 +40,10 @@ def memory_of(device: torch.device) -> int:
 
 
 def choose_device(name: str) -> torch.device:
-    """Return the device of that name: "auto" is the first CUDA device that works here, else the CPU. Raises CheckpointError for a device there is
-    not."""
+    """Return the device of that name; "auto" is the first working CUDA device, else the CPU.
+
+    Raises CheckpointError for a device that does not exist.
+    """
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -49,5 +51,5 @@ def choose_device(name: str) -> torch.device:
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
-        raise CheckpointError(f"device {name!r} cannot be used here: {reason}; say auto, cpu, cuda or cuda:N") from None
+        raise CheckpointError(f"device {name!r} cannot be used here: {reason}; use auto, cpu, cuda or cuda:N") from None
     return device

@@ -1,6 +1,6 @@
-"""Memory of a device that a dead process still holds: its driver gives it back within seconds, and a new host waits for it.
+"""Waiting for device memory of a dead process, which its driver frees within seconds.
 
-Knows time and free bytes; refuses to know what the memory is for.
+Knows time and free bytes; does not know what the memory is for.
 """
 
 import logging
@@ -14,7 +14,7 @@ log = logging.getLogger(__name__)
 
 PATIENCE_S = 5.0  # a process with 100 GiB is gone after half a second to two
 _LOOK_S = 0.05
-_SETTLED_S = 0.3  # without any more of it: what was freed has been freed
+_SETTLED_S = 0.3  # without an increase: everything has been freed
 
 T = TypeVar("T")
 
@@ -25,8 +25,10 @@ def allocate_patiently(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> T:
-    """Call `allocate` until it finds the memory. Had it to wait, whoever comes next finds all that is being freed. Raises torch.OutOfMemoryError
-    where patience does not help."""
+    """Call `allocate` until there is enough memory; after a wait, also wait until all of it is freed.
+
+    Raises torch.OutOfMemoryError if that does not happen in time.
+    """
     end, had_to_wait = clock() + PATIENCE_S, False
     while True:
         try:
@@ -36,7 +38,7 @@ def allocate_patiently(
             if clock() >= end:
                 raise
             if not had_to_wait:
-                log.info("the device's memory is taken: waiting for what a process that has ended gives back")
+                log.info("the device's memory is full: waiting for the memory of a process that has ended")
             had_to_wait = True
             sleep(_LOOK_S)
     if had_to_wait:

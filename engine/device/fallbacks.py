@@ -1,6 +1,6 @@
-"""What an engine host computes more slowly than its machine could, said at its start: a GPU that is not used, kernels that are not there.
+"""The fallbacks of an engine host, logged at its start: an unused GPU, missing kernels.
 
-Knows what was asked for and what was found; refuses to know why a driver fails.
+Knows the requested settings and the available hardware; does not know why a driver fails.
 """
 
 import os
@@ -16,7 +16,10 @@ if TYPE_CHECKING:
 
 
 def fallbacks(config: HostConfig, device: "torch.device", *, has_triton: bool, root: Path = Path("/")) -> Sequence[str]:
-    """Return a sentence for each fallback that nobody has asked for. `has_triton`: a CUDA device gets Triton's kernels."""
+    """Return a sentence for each fallback that was not requested.
+
+    `has_triton`: a CUDA device uses Triton's kernels.
+    """
     found = []
     gpus = [path for path in (root / "dev").glob("nvidia*") if re.fullmatch(r"nvidia\d+", path.name)]
     if config.device == "auto" and device.type == "cpu" and gpus:

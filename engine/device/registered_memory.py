@@ -1,7 +1,7 @@
-"""Memory of the host that a CUDA device copies from and to by itself: a mapping, registered with the device piece by piece in a thread of its own.
+"""Host memory that a CUDA device can access directly: a mapping, registered piece by piece.
 
-Registering takes a second per 10 GB, so nobody waits for it: a caller asks what is covered, and takes another way for the rest. Knows pieces; refuses
-to know what lies in them and how it is copied. Safe to use from several threads. What a process has registered ends with it.
+Registering takes a second per 10 GB, so no caller waits for it: a caller checks what is covered, and copies the rest in another way. Knows pieces;
+does not know their contents or how they are copied. Thread-safe. A process's registrations end with it.
 """
 
 import logging
@@ -18,23 +18,26 @@ from pilotlight.kernels.cpu.mapped_file import libc
 
 log = logging.getLogger(__name__)
 
-# While a piece is registered, whoever wants to launch or copy anything waits for the driver: 1.2 ms at most (measured on an H100).
+# While a piece is registered, every launch and copy waits for the driver: 1.2 ms at most (measured on an H100).
 PIECE_BYTES = 16 << 20
-_MADV_POPULATE_WRITE = 23  # of Linux since 5.14, all architectures of torch's
+_MADV_POPULATE_WRITE = 23  # of Linux since 5.14, on all architectures that torch supports
 
 
 class HostRegistrar(Protocol):
     """The device's side."""
 
     def register(self, address: int, num_bytes: int) -> str | None:
-        """Pin memory of the host and map it for the device; return why that cannot be."""
+        """Pin host memory and map it for the device; return the reason if that fails."""
 
     def unregister(self, address: int) -> str | None:
-        """Undo a registration; return why that cannot be."""
+        """Undo a registration; return the reason if that fails."""
 
 
 class RegisteredMemory:
-    """Use as `start`, `covers` whenever something is to be copied, and `close`. It covers nothing on a CPU or where registering fails."""
+    """Registered memory: `start`, then check `covers` before each copy, and `close`.
+
+    It covers nothing on a CPU or if registering fails.
+    """
 
     def __init__(
         self,
@@ -43,7 +46,7 @@ class RegisteredMemory:
         piece_bytes: int = PIECE_BYTES,
         registrar: HostRegistrar | None = None,
     ) -> None:
-        """`memory`: [num_bytes] uint8, from the beginning of a page on, mapped so that this process may write to it."""
+        """`memory`: [num_bytes] uint8, page-aligned, and mapped writable for this process."""
         assert memory.dtype == torch.uint8
         assert memory.dim() == 1
         assert memory.data_ptr() % mmap.PAGESIZE == piece_bytes % mmap.PAGESIZE == 0, "a page is registered once"
@@ -53,7 +56,7 @@ class RegisteredMemory:
         self._piece_bytes = piece_bytes
         self._registrar = registrar or _registrar_of(device)
         self._condition = threading.Condition()
-        self._wanted: dict[int, None] = {}  # pieces to be registered, in this order
+        self._wanted: dict[int, None] = {}  # pieces to register, in this order
         self._registering: int | None = None
         self._covered: set[int] = set()
         self._released: set[int] = set()  # to be unregistered
@@ -63,11 +66,11 @@ class RegisteredMemory:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Begin to register all of it, from its beginning on."""
+        """Start to register all of it, from its start on."""
         self.register(0, self.num_bytes)
 
     def register(self, start: int, end: int) -> None:
-        """Begin to register the pieces in which these bytes lie."""
+        """Start to register the pieces that contain these bytes."""
         with self._condition:
             if not self._may_register:
                 return
@@ -79,29 +82,29 @@ class RegisteredMemory:
                 self._thread.start()
 
     def covers(self, start: int, end: int) -> bool:
-        """Tell whether the device reaches these bytes. A copy is of one piece: `split` what is not."""
+        """True if the device can access these bytes. One copy must stay within a piece: see `split`."""
         return 0 <= start < end <= self.num_bytes and self._covered.issuperset(self._pieces(start, end))
 
     def covers_at_once(self, start: int, end: int) -> bool:
-        """Tell whether the device reaches these bytes by one copy."""
+        """True if the device can access these bytes with one copy."""
         piece = start // self._piece_bytes
         return piece in self._covered and end <= self._edges(piece)[1]
 
     def split(self, start: int, end: int) -> Iterator[tuple[int, int]]:
-        """Yield the parts of a range that lie in a piece each."""
+        """Yield the parts of a range, each within one piece."""
         for piece in self._pieces(start, end):
             first, last = self._edges(piece)
             yield max(start, first), min(end, last)
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait until all is registered. False: it is not, for lack of time or because it cannot be."""
+        """Wait until everything is registered; return False on a timeout or a failure."""
         with self._condition:
             self._condition.wait_for(lambda: not self._wanted and self._registering is None, timeout_s)
             return self.covers(0, self.num_bytes)
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
-        """Keep registered what is covered, as long as it is copied."""
+        """Keep covered memory registered during a copy."""
         with self._condition:
             self._num_users += 1
         try:
@@ -112,7 +115,10 @@ class RegisteredMemory:
                 self._condition.notify_all()
 
     def release(self, start: int, end: int) -> None:
-        """Cover the pieces in which these bytes lie no more: their pages may change. They are unregistered once nothing is in use."""
+        """Stop covering the pieces that contain these bytes: their pages may change.
+
+        They are unregistered once nothing is in use.
+        """
         with self._condition:
             for piece in self._pieces(start, end):
                 self._wanted.pop(piece, None)
@@ -122,13 +128,13 @@ class RegisteredMemory:
             self._condition.notify_all()
 
     def close(self) -> None:
-        """Unregister what is registered, which nobody may use any more; from now on nothing is covered."""
+        """Unregister everything, which must not be in use any more; nothing is covered afterwards."""
         with self._condition:
             self._may_register, self._is_closing = False, True
             self._wanted.clear()
             self._condition.notify_all()
         if self._thread is not None:
-            self._thread.join()  # for one piece at most
+            self._thread.join()  # waits for one piece at most
         registered, self._covered, self._released = self._covered | self._released, set(), set()
         self._unregister(registered)
         self._memory = None
@@ -158,7 +164,8 @@ class RegisteredMemory:
             del self._wanted[piece]
         start, end = self._edges(piece)
         assert self._registrar is not None
-        # Else the driver waits for the pages itself: 64 MiB took it 22 ms, and 2 with the pages there. A refusal costs that time, and is ignored.
+        # Otherwise the driver waits for the pages itself: 64 MiB took it 22 ms, and 2 with existing pages. A refusal only costs that time and is
+        # ignored.
         libc().madvise(self.address + start, end - start, _MADV_POPULATE_WRITE)
         problem = self._registrar.register(self.address + start, end - start)
         with self._condition:
@@ -171,7 +178,7 @@ class RegisteredMemory:
             self._condition.notify_all()
 
     def _give_up(self, problem: str) -> None:
-        """Register no more: what has failed for one piece, such as a limit of locked memory, fails for the next."""
+        """Stop registering: an error for one piece, such as a limit of locked memory, recurs for the next."""
         log.warning(
             "%.1f of %.1f MiB of host memory cannot be registered with the device: %s; they are copied through staging buffers",
             (self.num_bytes - len(self._covered) * self._piece_bytes) / 2**20, self.num_bytes / 2**20, problem,

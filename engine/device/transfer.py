@@ -1,7 +1,7 @@
-"""Copies between host and device that are not waited for, in the order of what this thread launches (beside it: copy_stream.py).
+"""Asynchronous copies between host and device, in the order of this thread's launches.
 
-On a CPU they are no copies at all. On a GPU an ordinary copy makes the host wait (of pageable memory, there is no other), so what goes over is pinned
-first, and what comes back may be read only behind a `Mark`.
+copy_stream.py has those beside them. On a CPU nothing is copied. On a GPU an ordinary copy makes the host wait (of pageable memory, there is no
+other), so sources are pinned first, and results may only be read after a `Mark`.
 """
 
 import torch
@@ -15,7 +15,7 @@ def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 
 def copy_to_device(tensor: torch.Tensor, into: torch.Tensor) -> None:
-    """Copy a tensor of the host to where a tensor of a device lies."""
+    """Copy a host tensor to the place of a device tensor."""
     if into.device.type == "cpu":
         into.copy_(tensor)
     else:
@@ -23,7 +23,7 @@ def copy_to_device(tensor: torch.Tensor, into: torch.Tensor) -> None:
 
 
 def to_host(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a copy on the host that holds the values once a `Mark` made after this call has been reached."""
+    """Return a copy on the host, which has the values after a later `Mark` has been reached."""
     if tensor.device.type == "cpu":
         return tensor
     pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
@@ -40,6 +40,6 @@ class Mark:
             self._event.record(torch.cuda.current_stream(device))
 
     def wait(self) -> None:
-        """Wait until the device has done all that was queued before the mark."""
+        """Wait until the device has done everything that was queued before the mark."""
         if self._event is not None:
             self._event.synchronize()

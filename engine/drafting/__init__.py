@@ -1,1 +1,1 @@
-"""Guesses at the tokens that follow, which a step then checks: who makes them, how many are worth their rows, and how often they were right."""
+"""Drafts of the next tokens for steps to verify: drafters, the number that pays off, acceptance rates."""

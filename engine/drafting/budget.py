@@ -1,6 +1,6 @@
-"""How many of the proposed drafts are worth their rows: the number with which the batch gets the most tokens a second.
+"""The number of drafts that are worth their rows: the one that gives the most tokens per second.
 
-Drafts are taken in order of how likely they are to count, whosever they are. What prompts in the same step take is spent either way, and left out.
+Drafts are taken in order of their likelihood to count, across sequences. The cost of prompts in the same step is independent of them, and ignored.
 """
 
 from collections.abc import Sequence as SequenceOf
@@ -9,10 +9,10 @@ from operator import mul
 
 from pilotlight.engine.drafting.costs import StepCosts
 
-# Of drafts in one step: few sizes, so that steps are of few shapes, which are recorded (decode_graphs.py).
+# Numbers of drafts in one step: few, so that steps have few shapes, which are recorded (decode_graphs.py).
 _SIZES = (1, 2, 3, 4, 6, 8, 12, 15, 24, 32, 48, 64, 96, 128)
-_LEAST_GAIN = 1.06  # below it, predictions are no better than a coin
-_MOST_GUESSED = 6  # tokens of each sequence, by a drafter that computes them one after another
+_LEAST_GAIN = 1.06  # smaller gains are within the error of predictions
+_MOST_GUESSED = 6  # tokens of each sequence, for a drafter that computes them one after another
 
 
 def allot(
@@ -23,10 +23,13 @@ def allot(
     bias: float = 1.0,
     turn_lost: float = 0.0,
 ) -> list[int]:
-    """Return how many of each sequence's drafts to check. `proposed`: for each of them how likely it is right if those before are; `num_decodes`:
-    the step's sequences that get a token; `num_rows`: of the step without drafts; `bias`: how many drafts were right of as many as were expected to
-    be; `turn_lost`: tokens that a sequence with drafts goes without, where it must wait for them while others are computed."""
-    # Of each draft, that it counts: all up to it are right.
+    """Return how many of each sequence's drafts to verify.
+
+    `proposed`: for each draft its probability, given that those before are right; `num_decodes`: the step's sequences that get a token; `num_rows`:
+    of the step without drafts; `bias`: ratio of right drafts to expected ones; `turn_lost`: tokens that a sequence with drafts misses, if it must
+    wait for them while others are computed.
+    """
+    # The probability that a draft counts: all up to it are right.
     counting = [list(accumulate(chances, mul)) for chances in proposed]
     worth = [(i, chances) for i, chances in enumerate(counting) if bias * sum(chances) > turn_lost]
     likely = sorted([(-chance, i) for i, chances in worth for chance in chances])
@@ -57,8 +60,11 @@ def num_worth_guessing(
     bias: float = 1.0,
     turn_lost: float = 0.0,
 ) -> int:
-    """Return how many tokens of each sequence to guess, of which each is right with its sequence's chance if those before are: none where it does not
-    pay. `guess_s`: what a guess of all takes; the rest as `allot` has it."""
+    """Return how many tokens of each sequence to guess; 0 if none pay off.
+
+    Each is right with its sequence's chance, given that those before are. `guess_s`: time of one guess for all sequences; other arguments as in
+    `allot`.
+    """
     decodes_s, step_s = costs.predict_s(num_decodes), costs.predict_s(num_rows)
     best, num_best = _LEAST_GAIN * num_decodes / decodes_s, 0
     expected, each = num_decodes - turn_lost * len(chances), list(chances)

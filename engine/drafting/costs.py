@@ -1,17 +1,17 @@
-"""What a step takes by its rows, as measured here: a table that every step corrects, and what it says of rows between and beyond.
+"""The measured duration of a step by its number of rows, with predictions between and beyond entries.
 
-Refuses to know what the rows are: decodes, drafts and prompts are multiplied by the same weights.
+Every step corrects the table. Does not know what the rows are: decodes, drafts and prompts are multiplied by the same weights.
 """
 
 from bisect import bisect_left
 from dataclasses import dataclass
 
-_TRIALS = 6  # steps of a size before the table is believed: the first ones are compiled, or recorded (decode_graphs.py)
-# What a step takes varies upwards alone, by whatever else the machine does: an entry follows shorter steps at once, and longer ones slowly.
+_TRIALS = 6  # steps of a size before its entry is used: the first ones are compiled, or recorded (decode_graphs.py)
+# Durations vary upwards only, with other load: an entry follows shorter steps at once, and longer ones slowly.
 _DOWN, _UP = 0.5, 0.05
-_MOST_TIMES = 2.0  # its entry, that a step counts for
-_MOVED = 0.02  # of an entry: less than that needs no new line
-_FULL_ROWS = 8  # that make a step about twice as long as one row does, where nothing beyond was measured
+_MOST_TIMES = 2.0  # factor of its entry to which a step's duration is clamped
+_MOVED = 0.02  # share of an entry: smaller changes need no new line
+_FULL_ROWS = 8  # rows that take about twice as long as one row, if nothing beyond was measured
 
 
 @dataclass(slots=True)
@@ -19,7 +19,7 @@ class _CostEntry:
     rows: float
     seconds: float
     num_steps: int = 1
-    drawn_s: float = 0.0  # when the line was drawn last
+    drawn_s: float = 0.0  # when the line was last updated
 
     def count(self, rows: int, seconds: float) -> None:
         self.num_steps += 1
@@ -33,7 +33,10 @@ class _CostEntry:
 
 
 class StepCosts:
-    """Steps with drafts are a table of their own: fewer of them are recorded, and what is behind a row differs."""
+    """The costs of steps, in separate tables with and without drafts.
+
+    Fewer steps with drafts are recorded, and their rows do different work.
+    """
 
     def __init__(self) -> None:
         self._plain = _CostTable()
@@ -44,15 +47,17 @@ class StepCosts:
         return bool(self._plain.line)
 
     def is_trial(self, rows: int, num_drafts: int) -> bool:
-        """Tell whether a step is among the first of its size, which say nothing of later ones: they are compiled, or recorded."""
+        """True if a step is among the first of its size, which are compiled or recorded and so not typical."""
         return (self._checking if num_drafts else self._plain).num_steps(rows) < _TRIALS
 
     def count(self, rows: int, seconds: float, num_drafts: int = 0) -> None:
         (self._checking if num_drafts else self._plain).count(rows, seconds)
 
     def predict_s(self, rows: float, num_drafts: int = 0) -> float:
-        """Predict a step: between two entries on the line between them. Beyond the last, what rows should cost at best: then they are tried, and
-        measured."""
+        """Predict a step by interpolation.
+
+        Beyond the last entry, return the best case for its rows: such steps are then tried, and measured.
+        """
         without_s = self._plain.predict_s(rows - num_drafts)
         line = self._checking.line
         if not num_drafts:
@@ -68,8 +73,8 @@ class StepCosts:
 class _CostTable:
     def __init__(self) -> None:
         self._entries: dict[int, _CostEntry] = {}  # by entry_of
-        self._line: list[tuple[float, float]] = []  # rows and seconds of those that are believed, both rising
-        self._has_moved = False  # entries have, since the line was drawn
+        self._line: list[tuple[float, float]] = []  # rows and seconds of valid entries, both ascending
+        self._has_moved = False  # entries have changed since the line was updated
 
     def num_steps(self, rows: int) -> int:
         entry = self._entries.get(entry_of(rows))
@@ -99,7 +104,7 @@ class _CostTable:
 
     @property
     def line(self) -> list[tuple[float, float]]:
-        """The entries as a rising line: no step takes longer than one of more rows."""
+        """The entries as an ascending line: no step takes longer than one with more rows."""
         if self._has_moved:
             self._draw_line()
         return self._line
@@ -117,6 +122,6 @@ class _CostTable:
 
 
 def entry_of(rows: int) -> int:
-    """Return the entry of so many rows in a table: each number up to 16 has its own, then eight share a doubling."""
+    """Return the table entry for a number of rows: separate ones up to 16, then eight per doubling."""
     shift = max(0, rows.bit_length() - 4)
     return (rows >> shift) + 8 * shift

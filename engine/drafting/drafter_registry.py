@@ -1,4 +1,4 @@
-"""Drafters by the words that a site's file and `pilotlight serve --speculate` have for them."""
+"""Drafters by their names in a site's file and `pilotlight serve --speculate`."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -12,21 +12,21 @@ from pilotlight.engine.drafting.speculator import Speculator
 from pilotlight.engine.drafting.suffix import SuffixDrafter
 
 _DRAFTERS: dict[str, Callable[[], Drafter]] = {"grammar": GrammarDrafter, "suffix": SuffixDrafter}
-AUTO = tuple(_DRAFTERS)  # in the order in which they are asked: what is forced first
+AUTO = tuple(_DRAFTERS)  # in order of preference: forced tokens first
 _WORDS = f"auto, off, or some of {', '.join(AUTO)}, and one of draft:DIRECTORY, eagle3:DIRECTORY, mtp"
 
 
 class DraftWords(NamedTuple):
-    """The drafters that were asked for."""
+    """The requested drafters."""
 
-    names: tuple[str, ...] = ()  # of those that look something up, in the order in which they are asked
-    # "draft", "eagle3" or "mtp": the one with weights, which is asked where the others have nothing
+    names: tuple[str, ...] = ()  # of those that look something up, in order of preference
+    # "draft", "eagle3" or "mtp": the one with weights, which is used if the others have no draft
     model: str | None = None
-    directory: Path | None = None  # of its weights; None: they are in the model's checkpoint
+    directory: Path | None = None  # of its weights; None if they are in the model's checkpoint
 
     @classmethod
     def read(cls, words: str) -> "DraftWords":
-        """Raises CheckpointError."""
+        """Read the names. Raises CheckpointError."""
         if words == "off":
             return cls()
         names: list[str] = []
@@ -38,13 +38,16 @@ class DraftWords(NamedTuple):
             elif model is None and (word == "mtp" or (kind in ("draft", "eagle3") and place)):
                 model, directory = kind, Path(place) if colon else None
             else:
-                raise CheckpointError(f"speculate: {word!r} is no drafter, or one too many; say {_WORDS}")
+                raise CheckpointError(f"speculate: {word!r} is not a drafter, or one too many; use {_WORDS}")
         return cls(tuple(names), model, directory)
 
     def speculator(
         self, vocab_size: int, is_overlapped: bool = False, model: ModelDrafter | None = None
     ) -> Speculator | None:
-        """Return the speculation with these drafters; None where there are none. `is_overlapped`: steps are. `model`: the one with weights."""
+        """Return the speculation with these drafters, or None without any.
+
+        `is_overlapped`: steps overlap. `model`: the drafter with weights.
+        """
         if not self.names and model is None:
             return None
         return Speculator(

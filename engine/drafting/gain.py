@@ -1,24 +1,24 @@
-"""What checking drafts has brought, as measured, by how many sequences decode: what steps with drafts gave beside what steps without would have given
-in that time.
+"""The measured gain of drafts, by batch size: the output of steps with and without drafts.
 
-Predictions (budget.py) say which drafts to check; this says whether that pays at all, here and now: with drafts that were overrated, where recordings
-are missed, or where rows cost more than the table knows. What drafts lose, and what looking for them takes, is paid from a small share of the steps;
-where that is spent, none are looked for.
+Predictions (budget.py) decide which drafts to verify; this decides whether that pays off at all, here and now: with overrated drafts, missing
+recordings, or rows that cost more than the table has. The losses by drafts, and the search for them, are limited to a small share of the steps' time;
+when that is spent, no drafts are searched.
 """
 
 from pilotlight.engine.drafting.costs import entry_of
 from pilotlight.engine.scheduling.plan import StepCount
 
 _TRIAL = 8  # steps without drafts before others are compared with them
-_KEPT = 0.97  # of the sums at each further step
-_MOST_TIMES = 3.0  # a step's mean, that one counts for: the machine did something else meanwhile, or recorded the step
-_BASELINE = 64  # steps with drafts, behind which one goes without, to be compared with
-_SHARE = 0.003  # of the steps without drafts, whose time drafts may lose
-_MOST_STEPS = 8.0  # that they may lose at once
+_KEPT = 0.97  # factor of the sums at each further step
+# factor of the mean to which a step's duration is clamped: the machine was busy, or recorded the step
+_MOST_TIMES = 3.0
+_BASELINE = 64  # steps with drafts, after which one runs without, for comparison
+_SHARE = 0.003  # share of the time of steps without drafts that drafts may lose
+_MOST_STEPS = 8.0  # steps' worth of time that they may lose at once
 
 
 class _BatchGain:
-    """Of one size of batch."""
+    """The measurements of one batch size."""
 
     __slots__ = ("_seconds", "_tokens", "_weight", "balance", "num_plain", "num_since")
 
@@ -26,7 +26,7 @@ class _BatchGain:
         self._tokens = self._seconds = self._weight = 0.0  # of steps without drafts
         self.num_plain = 0
         self.num_since = 0  # steps with drafts since the last one without
-        self.balance = _MOST_STEPS  # what drafts may lose, in steps
+        self.balance = _MOST_STEPS  # the time that drafts may lose, in steps
 
     def count_plain(self, num_tokens: int, seconds: float, looking_s: float) -> None:
         seconds -= looking_s
@@ -56,12 +56,12 @@ class MeasuredGain:
         self._batches: dict[int, _BatchGain] = {}  # by entry_of
 
     def may_draft(self, num_decodes: int) -> bool:
-        """Tell whether to look for drafts in the next step."""
+        """True if drafts should be searched for the next step."""
         batch = self._batches.get(entry_of(num_decodes))
         return batch is not None and batch.num_plain >= _TRIAL and batch.balance > 0 and batch.num_since < _BASELINE
 
     def count(self, step: StepCount, looking_s: float) -> None:
-        """Note a step of decodes alone. `looking_s`: what of it looking for drafts took."""
+        """Record a step of decodes only. `looking_s`: its time for the search of drafts."""
         batch = self._batches.setdefault(entry_of(step.num_decodes), _BatchGain())
         if step.num_drafts:
             batch.count_drafting(step.num_tokens, step.step_s)

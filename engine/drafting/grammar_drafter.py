@@ -1,8 +1,7 @@
-"""Drafts what a sequence's grammar leaves no choice about: names of properties, brackets, the rest of a choice that has begun; and what it leaves no
-choice about but that of white space before it.
+"""Drafts of text that a sequence's grammar forces: names of properties, brackets, rests of choices.
 
-Drafts, and not tokens that are put in their place: where one text can be spelt by several tokens the model still chooses among them, as it would have
-without drafts.
+It also drafts tokens that are forced except for white space before them. They are drafts, not forced output: if a text can be spelt with several
+tokens the model still chooses among them, as it would without drafts.
 """
 
 from collections.abc import Sequence as SequenceOf
@@ -11,7 +10,7 @@ from pilotlight.engine.core.sequence import Sequence
 from pilotlight.engine.drafting.drafter import Draft
 
 _PRIOR = 0.9
-_LIKELY, _PRIOR_LIKELY = "grammar but for white space", 0.8  # of a token that white space may take the place of
+_LIKELY, _PRIOR_LIKELY = "grammar but for white space", 0.8  # of a token in whose place white space is possible
 
 
 class GrammarDrafter:
@@ -26,4 +25,4 @@ class GrammarDrafter:
         return Draft(found, self.name, _PRIOR) if is_forced else Draft(found, _LIKELY, _PRIOR_LIKELY)
 
     def forget(self, sequence: Sequence) -> None:
-        """Nothing is kept: a sequence has its own place in its grammar."""
+        """Do nothing: a sequence's state is in its grammar."""

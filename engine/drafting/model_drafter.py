@@ -1,6 +1,6 @@
-"""Drafts by a model: guesses token after token, of all sequences at once, each drawn as the sequence's own are, with its seed and its penalties.
+"""Drafts by a model: one token after another, for all sequences, with each one's seed and penalties.
 
-What it draws by lies in the sequences' blocks (engine/models/draft_layers.py), so that nothing is kept here of a sequence.
+Its state is in the sequences' blocks (engine/models/draft_layers.py), so none is kept here.
 """
 
 import time
@@ -17,19 +17,25 @@ from pilotlight.engine.scheduling.plan import Chunk
 
 class ModelDrafter:
     def __init__(self, name: str, prior: float, runner: Runner, block_size: int) -> None:
-        """`prior`: how often a guess is right, before any was checked. `runner`: of the drafter, over the blocks of the model that it drafts for."""
+        """`prior`: acceptance rate before any draft was verified.
+
+        `runner`: of the drafter, over the blocks of the model.
+        """
         self.name = name
         self.prior = prior
         self._runner = runner
         self._block_size = block_size
-        self._costs = StepCosts()  # of a token of each sequence
+        self._costs = StepCosts()  # per token of each sequence
 
     def predict_s(self, num_sequences: int) -> float:
-        """Predict what a token of each of so many sequences takes: nothing, before any was measured."""
+        """Predict the time for one token of each of `num_sequences` sequences; 0 before any measurement."""
         return self._costs.predict_s(num_sequences) if self._costs.is_known else 0.0
 
     def propose(self, sequences: SequenceOf[Sequence], length: int) -> list[list[int]]:
-        """Guess `length` tokens behind each one's known ones. They hold blocks for all but the last. Raises DrafterError, or whatever breaks."""
+        """Guess `length` tokens after each sequence's known ones, which has blocks for all but the last.
+
+        Raises DrafterError, or any error of the runner.
+        """
         began = time.perf_counter()
         starts = [known_tokens(sequence) - 1 for sequence in sequences]
         newest = [sequence.token_ids[start] for sequence, start in zip(sequences, starts, strict=True)]

@@ -1,7 +1,7 @@
-"""Where in a growing text of tokens the same few tokens have stood before.
+"""An index of a growing text of tokens, for earlier occurrences of the same few tokens.
 
-A hash table of pairs of neighbouring tokens, each entry the newest place of its pair, and for each place the one before with the same hash. All in
-flat arrays: 4 bytes a token, 4 for its place in the chain, and 4 to 8 of table. Knows token ids; refuses to know whose they are.
+A hash table of pairs of adjacent tokens, each entry the newest place of its pair, and for each place the previous one with the same hash. All in flat
+arrays: 4 bytes a token, 4 for its place in the chain, and 4 to 8 of table. Knows token ids; does not know their sequence.
 """
 
 from array import array
@@ -9,22 +9,22 @@ from collections.abc import Iterable
 from collections.abc import Sequence as SequenceOf
 from typing import NamedTuple
 
-SEPARATOR = -1  # between texts that do not follow each other
-MOST_MATCHED = 16  # tokens: a longer match says no more
+SEPARATOR = -1  # between texts that are not contiguous
+MOST_MATCHED = 16  # tokens: a longer match is no better
 _MOST_LOOKED_AT = 12  # places, the newest first
 _LEAST_ENTRIES = 1 << 8
 
 
 class Match(NamedTuple):
-    end: int  # of the text's part that is the same: what follows there may follow here
+    end: int  # of the matching part: what follows there may follow here
     length: int
 
 
 class NgramIndex:
     def __init__(self) -> None:
         self.tokens = array("i")
-        self._before = array("i")  # of each token: the end of the pair before with the same hash
-        self._newest = array("i", [-1]) * _LEAST_ENTRIES  # by the hash of a pair: where its second token stands
+        self._before = array("i")  # for each token, the end of the previous pair with the same hash
+        self._newest = array("i", [-1]) * _LEAST_ENTRIES  # by the hash of a pair, the place of its second token
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -49,7 +49,10 @@ class NgramIndex:
             last = token
 
     def find(self, tail: SequenceOf[int]) -> Match | None:
-        """Return where the longest end of `tail`, of at least two tokens, stands; of equals the newest. Something follows it there."""
+        """Return where the longest suffix of `tail`, of at least two tokens, occurs before.
+
+        The newest of equals. Something follows it there.
+        """
         if len(tail) < 2:
             return None
         tokens, end = self.tokens, len(self.tokens)
@@ -71,6 +74,6 @@ class NgramIndex:
         return Match(best_end, best) if best else None
 
     def following(self, match: Match, most: int) -> list[int]:
-        """Return what follows a match, up to the end of its text."""
+        """Return the tokens that follow a match, up to the end of its text."""
         found = self.tokens[match.end : match.end + most].tolist()
         return found[: found.index(SEPARATOR)] if SEPARATOR in found else found

@@ -1,8 +1,7 @@
-"""A model's speculation: asks drafters in turn how each sequence goes on, has as much of it checked as pays, and learns from what came of it.
+"""A model's speculation: drafters for each sequence, drafts that pay off, learning from results.
 
-What one drafter proposes the next one may go on with: forced tokens of a grammar, then a copied name, then forced ones again. A drafter that raises,
-that proposes what are no tokens or too many, or that takes longer than the steps it is to save is not asked again for that sequence, which goes on
-without.
+A drafter may continue another one's draft: forced tokens of a grammar, then a copied name, then forced ones again. A drafter that raises, proposes
+invalid or too many tokens, or takes longer than the steps it should save is not used again for that sequence.
 """
 
 import logging
@@ -27,33 +26,34 @@ from pilotlight.engine.scheduling.plan import Chunk, StepCount, StepPlan, most_d
 
 log = logging.getLogger(__name__)
 
-MOST_DRAFTS = 15  # of a sequence in one step
+MOST_DRAFTS = 15  # of one sequence in one step
 MOST_LOOKED_FOR = 256  # of a batch, in equal parts
-_MOST_ROUNDS = 4  # of drafters that go on behind each other
-_LOOKING_SHARE = 0.005  # of a step, that looking for drafts may take where none are found
-# Sequences: for each so many more, a batch that none of them had drafts in is left alone for another step.
+_MOST_ROUNDS = 4  # of drafters that continue each other's drafts
+_LOOKING_SHARE = 0.005  # share of a step that the search for drafts may take if none are found
+# Sequences: for each further such number, a batch without drafts is skipped for one more step.
 _LARGE_BATCH = 8
-_GRACE_S = 0.25  # beyond what a drafter may take for a sequence: a long prompt is read once
+_GRACE_S = 0.25  # in addition to a drafter's time limit per sequence: a long prompt is read once
 
 
 @dataclass(slots=True)
 class _State:
-    """What is known of one sequence's drafts."""
+    """The statistics of one sequence's drafts."""
 
     rates: AcceptanceRates = field(default_factory=lambda: AcceptanceRates(weight=3.0, kept=0.9, kept_untried=0.99))
-    failed: set[str] = field(default_factory=set)  # drafters that are not asked any more
-    spent_s: dict[str, float] = field(default_factory=dict)  # by drafter, less what the steps took meanwhile
-    kinds: tuple[str, ...] = ()  # of the drafts that are being checked
-    expected: float = 0.0  # how many of them are right
-    # what looking for drafts takes; a moving average without the first, which reads the prompt
+    failed: set[str] = field(default_factory=set)  # drafters that are not used any more
+    spent_s: dict[str, float] = field(default_factory=dict)  # by drafter, minus the time that steps took meanwhile
+    kinds: tuple[str, ...] = ()  # of the drafts being verified
+    expected: float = 0.0  # expected number of right ones
+    # duration of a search for drafts; a moving average without the first, which reads the prompt
     looking_s: float | None = None
-    # right drafts of each
+    # right drafts per search
     looks: AcceptanceRates = field(default_factory=lambda: AcceptanceRates(weight=3.0, kept=0.95, kept_untried=1.0))
-    num_vain: int = 0  # looks in a row that led to no draft
-    rest: int = 0  # steps before the next
+    num_vain: int = 0  # consecutive searches without a draft
+    rest: int = 0  # steps before the next search
 
 
-_Guess = tuple[int, str, float]  # a token, the kind of its draft, and how likely it is if those before it are right
+# a token, the kind of its draft, and its probability, given that those before it are right
+_Guess = tuple[int, str, float]
 
 
 class Speculator:
@@ -65,8 +65,11 @@ class Speculator:
         is_overlapped: bool = False,
         model: ModelDrafter | None = None,
     ) -> None:
-        """`drafters`: asked in this order; the first that proposes something is believed. `is_overlapped`: a step is launched while the one before
-        runs, and a sequence whose drafts are being checked misses one. `model`: asked of all sequences at once, where the others have nothing."""
+        """Prepare to speculate.
+
+        `drafters`: in order of preference; the first with a draft is used. `is_overlapped`: a step is launched while the one before runs, and a
+        sequence whose drafts are being verified misses one. `model`: used for all sequences at once, if the others have nothing.
+        """
         self._drafters = drafters
         self._vocab_size = vocab_size
         self._clock = clock
@@ -74,16 +77,16 @@ class Speculator:
         self._model = model
         self._states: dict[Sequence, _State] = {}
         self._rates = AcceptanceRates(weight=8.0, kept=0.99, kept_untried=0.9995)  # of all sequences
-        self._bias = AcceptanceRates(weight=8.0, kept=0.98, kept_untried=0.99)  # right ones, of as many as expected
-        self._looks = AcceptanceRates(weight=1.0, kept=0.95, kept_untried=1.0)  # right drafts of each, as expected
-        self._looking_s = 0.0  # for the drafts of the newest step
-        self._rest_steps = 0  # before any sequence is looked at again
+        self._bias = AcceptanceRates(weight=8.0, kept=0.98, kept_untried=0.99)  # right drafts against expected ones
+        self._looks = AcceptanceRates(weight=1.0, kept=0.95, kept_untried=1.0)  # right drafts per search, as expected
+        self._looking_s = 0.0  # of the newest step
+        self._rest_steps = 0  # before any sequence is searched again
         self.costs = StepCosts()
         self.gain = MeasuredGain()
         self.counts = DraftCounts()
 
     def drafts(self, plan: StepPlan) -> dict[Sequence, tuple[int, ...]]:
-        """Return the drafts that are worth checking."""
+        """Return the drafts that are worth verifying."""
         decoding, self._looking_s = plan.decoding, 0.0
         if not (self.gain.may_draft(len(decoding)) and self.costs.is_known):
             return {}
@@ -113,7 +116,7 @@ class Speculator:
         return chosen
 
     def _look_for(self, decoding: list[Sequence], plan: StepPlan) -> dict[Sequence, list[_Guess]]:
-        """Return what drafters propose for the sequences whose turn it is."""
+        """Return the drafts for the sequences whose turn it is."""
         proposed: dict[Sequence, list[_Guess]] = {}
         num_rows, share = plan.num_rows, max(1, MOST_LOOKED_FOR // max(1, len(decoding)))
         enough = min(plan.budget, MOST_DRAFTS, share)
@@ -126,7 +129,7 @@ class Speculator:
         return proposed
 
     def _guess(self, sequences: list[Sequence], plan: StepPlan, model: ModelDrafter) -> dict[Sequence, list[_Guess]]:
-        """Return what the model guesses of these sequences, as many tokens of each as pay."""
+        """Return the model's guesses for these sequences, as many tokens of each as pay off."""
         able = [s for s in sequences if most_drafts(s) > 0 and model.name not in self._state_of(s).failed]
         if not able:
             return {}
@@ -163,7 +166,7 @@ class Speculator:
         return found
 
     def _guessed(self, sequences: list[Sequence], num_tokens: int, model: ModelDrafter) -> dict[Sequence, list[int]]:
-        """Return the tokens that the model guesses; none where it breaks: then it is not asked again for these."""
+        """Return the tokens that the model guesses; none on an error, after which these sequences do without."""
         if not sequences:
             return {}
         try:
@@ -171,9 +174,9 @@ class Speculator:
             for tokens in guessed:
                 self._check(Draft(tokens, model.name, model.prior), num_tokens)
         except RankLostError:
-            raise  # the others have gone on without this one
-        except Exception as error:  # whatever else it is, they do without it
-            log.warning("%d sequences go on without %s drafts: %s", len(sequences), model.name, error)
+            raise  # the other ranks have continued without this one
+        except Exception as error:  # on any other error they do without it
+            log.warning("%d sequences continue without %s drafts: %s", len(sequences), model.name, error)
             for sequence in sequences:
                 self._states[sequence].failed.add(model.name)
             self.counts = self.counts.with_failure()
@@ -183,7 +186,7 @@ class Speculator:
     def _choose(
         self, found: dict[Sequence, list[_Guess]], num_decodes: int, plan: StepPlan
     ) -> dict[Sequence, tuple[int, ...]]:
-        """Return as many guesses of each sequence as pay."""
+        """Return as many guesses of each sequence as pay off."""
         chosen: dict[Sequence, tuple[int, ...]] = {}
         if not found:
             return chosen
@@ -204,7 +207,7 @@ class Speculator:
         return chosen
 
     def note(self, chunk: Chunk, num_accepted: int) -> None:
-        """Learn from a checked chunk: each draft up to the first wrong one says how good its kind is."""
+        """Learn from a verified chunk: each draft up to the first wrong one counts for its kind."""
         state = self._states.get(chunk.sequence)
         if state is None:
             return
@@ -216,7 +219,7 @@ class Speculator:
                 rates.add(kind, i < num_accepted)
 
     def forget(self, sequence: Sequence) -> None:
-        """Drop what is kept for a sequence that has ended, or goes on elsewhere."""
+        """Drop the data of a sequence that has ended or moved to another engine."""
         if self._states.pop(sequence, None) is not None:
             for drafter in self._drafters:
                 drafter.forget(sequence)
@@ -224,7 +227,7 @@ class Speculator:
     def count_step(self, step: StepCount) -> None:
         counted, is_small = step, step.num_rows <= MOST_DRAFTS + 1
         if step.num_drafts and is_small and self.costs.is_trial(step.num_rows, step.num_drafts):
-            # Until it is recorded, a small step takes several times as long as it will.
+            # Until it is recorded, a small step takes several times as long as later.
             counted = step._replace(step_s=min(step.step_s, self.costs.predict_s(step.num_rows, step.num_drafts)))
         self.costs.count(step.num_rows, step.step_s, step.num_drafts)
         if step.num_rows == step.num_decodes + step.num_drafts:
@@ -237,7 +240,7 @@ class Speculator:
         return state
 
     def _look(self, sequence: Sequence, state: _State, most: int, num_rows: int) -> list[_Guess]:
-        """Return guesses at what follows the newest token: where that is not known yet, behind a guess at it."""
+        """Return guesses of what follows the newest token, or the guess of it if it is not known yet."""
         began = self._clock()
         num_unknown = int(sequence.is_pending)
         ahead: list[int] = []
@@ -271,8 +274,8 @@ class Speculator:
                 state.spent_s[drafter.name] = max(0.0, spent_s - self.costs.predict_s(num_rows))
                 if spent_s > _GRACE_S:
                     raise DrafterError(f"it takes longer than the steps: {spent_s:.3f} s so far")
-            except Exception as error:  # whatever it is, the sequence does without this drafter
-                log.warning("sequence %s goes on without %s drafts: %s", sequence.sequence_id, drafter.name, error)
+            except Exception as error:  # on any error the sequence does without this drafter
+                log.warning("sequence %s continues without %s drafts: %s", sequence.sequence_id, drafter.name, error)
                 state.failed.add(drafter.name)
                 self.counts = self.counts.with_failure()
                 continue
@@ -282,14 +285,16 @@ class Speculator:
 
     def _check(self, draft: Draft, most: int) -> None:
         if not 0 < len(draft.token_ids) <= most:
-            raise DrafterError(f"it was asked for 1 to {most} drafts and has {len(draft.token_ids)}")
+            raise DrafterError(f"it returned {len(draft.token_ids)} drafts; 1 to {most} were requested")
         for token_id in draft.token_ids:
             if not 0 <= token_id < self._vocab_size:
-                raise DrafterError(f"{token_id} is no token of {self._vocab_size}")
+                raise DrafterError(f"{token_id} is not one of {self._vocab_size} tokens")
 
     def _leave_alone(self, sequence: Sequence, guesses: list[_Guess], num_decodes: int, num_rows: int) -> None:
-        """Look at a sequence less and less often while nothing comes of it, down to where looking takes a small share of the steps. Where drafts have
-        saved more than looking takes, as between a document's forced parts, it goes on."""
+        """Search for a sequence less often while no draft is found, down to a small share of the steps' time.
+
+        If drafts have saved more than the search takes, as between a document's forced parts, it continues.
+        """
         state, step_s = self._states[sequence], self.costs.predict_s(num_rows)
         looking_s = (state.looking_s or 0.0) * num_decodes
         if state.looks.rate("", self._looks.rate("", 1.0)) * step_s < looking_s:

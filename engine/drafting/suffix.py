@@ -1,7 +1,8 @@
-"""Drafts what followed the last time that the sequence's last tokens stood there: in itself with its prompt, or in its tenant's recent outputs.
+"""Drafts of the tokens that followed an earlier occurrence of the sequence's last tokens.
 
-After prompt lookup decoding (Saxena 2023) and SuffixDecoding (Oliaro et al., arXiv:2411.04975): the longer the match, the likelier its continuation.
-A tenant's outputs are kept under its salt, and nobody else ever looks there.
+It searches the sequence itself, with its prompt, and its tenant's recent outputs. After prompt lookup decoding (Saxena 2023) and SuffixDecoding
+(Oliaro et al., arXiv:2411.04975): the longer the match, the likelier its continuation. A tenant's outputs are kept under its salt, and never used for
+others.
 """
 
 from collections import OrderedDict
@@ -13,8 +14,8 @@ from pilotlight.engine.drafting.ngram_index import MOST_MATCHED, SEPARATOR, Ngra
 
 MOST_TENANT_TOKENS = 1 << 16  # of one tenant's outputs, at most 1 MiB
 MOST_TOKENS = 1 << 19  # of all tenants': at most 8 MiB
-_BEFORE_OUTPUT = 4  # of a prompt's last tokens: by these the output's first are found
-# How often a token was right behind a match of so many tokens, or more: what speculation begins with, before it has seen any.
+_BEFORE_OUTPUT = 4  # number of a prompt's last tokens, which locate the output's first
+# Prior acceptance rates after a match of at least so many tokens, used before any measurement.
 _PRIORS = ((16, 0.9), (8, 0.85), (4, 0.7), (3, 0.55), (2, 0.35))
 
 
@@ -23,7 +24,7 @@ class SuffixDrafter:
 
     def __init__(self) -> None:
         self._own: dict[Sequence, NgramIndex] = {}
-        self._outputs: OrderedDict[bytes, NgramIndex] = OrderedDict()  # by tenant, the one unused for longest first
+        self._outputs: OrderedDict[bytes, NgramIndex] = OrderedDict()  # by tenant, the least recently used first
 
     def propose(self, sequence: Sequence, ahead: SequenceOf[int], most: int) -> Draft | None:
         num_known, token_ids = known_tokens(sequence), sequence.token_ids
@@ -42,7 +43,7 @@ class SuffixDrafter:
         if match is None:
             return None
         found = found_in.following(match, most)
-        while found_in is own and len(found) < most:  # it repeats itself
+        while found_in is own and len(found) < most:  # the text repeats itself
             found += found[: most - len(found)]
         least, prior = next((least, prior) for least, prior in _PRIORS if match.length >= least)
         return Draft(found, f"suffix {least}", prior) if found else None

@@ -1,1 +1,1 @@
-"""GGUF files, llama.cpp's, as checkpoints: what their metadata says in the words of a Hugging Face directory, and where their tensors lie."""
+"""GGUF files of llama.cpp as checkpoints: metadata as a Hugging Face directory, and tensors."""

@@ -1,7 +1,7 @@
-"""From a GGUF file's metadata and tensors to a config.json and the names that checkpoints have for the same tensors.
+"""The conversion of a GGUF file's metadata to a config.json, and of its tensors' names.
 
-Names and keys by llama.cpp's gguf-py/gguf/constants.py and tensor_mapping.py, what its converter does to values by conversion/llama.py and gemma.py
-(https://github.com/ggml-org/llama.cpp). Refuses by name what no family of ours is, and every tensor and rotary key that it does not know.
+Names and keys are from llama.cpp's gguf-py/gguf/constants.py and tensor_mapping.py, its converter's changes of values from conversion/llama.py and
+gemma.py (https://github.com/ggml-org/llama.cpp). Refuses by name unsupported families, and every unknown tensor and rotary key.
 """
 
 import math
@@ -41,16 +41,17 @@ _ROPE_KEYS = (
     "scaling.original_context_length",
     "scaling.finetuned",
 )
-# Meta's own for Llama 3: files keep what follows from them, a factor for each pair of dimensions.
+# Meta's own for Llama 3: files contain the resulting factor for each pair of dimensions.
 _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 
 
 class NamedTensor(NamedTuple):
-    """A file's tensor under a checkpoint's name, which for one of several experts is a part of it."""
+    """A file's tensor under a checkpoint's name, of which it may be a part for one of several experts."""
 
     name: str
     tensor: GgufTensor
-    is_turned: bool = False  # its rows are queries' or keys', neighbours where a checkpoint has halves of a head
+    # its rows are queries' or keys', with paired rows adjacent; a checkpoint has them half a head apart
+    is_turned: bool = False
 
 
 class Described(NamedTuple):
@@ -66,7 +67,7 @@ class _Family(NamedTuple):
 
 
 def describe(file: GgufFile) -> Described:
-    """Return what the file is to the engine. Raises CheckpointError."""
+    """Return the file's description for the engine. Raises CheckpointError."""
     metadata = Metadata(file.metadata, file.path.name)
     family = READ.get(metadata.architecture)
     if family is None:
@@ -123,21 +124,21 @@ def _rope(metadata: Metadata, file: GgufFile, head_dim: int, theta: float) -> di
         return rule
     if kind != "none":
         raise CheckpointError(
-            f"{metadata.origin} asks for the rotary scaling {kind!r}; supported are none, linear and yarn"
+            f"{metadata.origin} asks for the rotary scaling {kind!r}; linear and yarn are supported, and none"
         )
     factors = file.tensors.get(f"{_ROPE_FACTORS}.weight")
     return None if factors is None else _llama3_rule(file.floats(factors), file.path.name, head_dim, theta)
 
 
 def _llama3_rule(factors: Sequence[float], origin: str, head_dim: int, theta: float) -> dict[str, Any]:
-    """Return the rule from which the factors follow. Raises CheckpointError where Llama 3's does not."""
+    """Return the rule that gives these factors. Raises CheckpointError if it is not Llama 3's."""
     rule = {"rope_type": "llama3", "factor": max(factors), **_LLAMA3}
     low, high, length = (
         _LLAMA3[key] for key in ("low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
     )
     expected = []
     for i in range(0, head_dim, 2):
-        turns = length * theta ** (-i / head_dim) / (2 * math.pi)  # over the length that it was trained on
+        turns = length * theta ** (-i / head_dim) / (2 * math.pi)  # over the trained length
         share = min(1.0, max(0.0, (turns - low) / (high - low)))
         expected.append(1 / ((1 - share) / rule["factor"] + share))
     if len(factors) != len(expected) or not all(
@@ -165,16 +166,18 @@ def _qwen3_moe(metadata: Metadata) -> dict[str, Any]:
         "moe_intermediate_size": metadata.integer("{arch}.expert_feed_forward_length"),
         "num_experts": metadata.integer("{arch}.expert_count"),
         "num_experts_per_tok": metadata.integer("{arch}.expert_used_count"),
-        "norm_topk_prob": True,  # llama.cpp's always are
+        "norm_topk_prob": True,  # always so in llama.cpp
     }
 
 
 def _gemma3(metadata: Metadata) -> dict[str, Any]:
-    """Every sixth layer sees everything, and only the largest model, of 62 layers, scales its scores by another size than its heads': so does
-    llama.cpp, whose files do not say it."""
+    """Read Gemma 3: every sixth layer has full attention; the largest model scales scores differently.
+
+    That one has 62 layers, and the scale is not by its heads' size: llama.cpp does the same, its files do not state it.
+    """
     for key in ("{arch}.attn_logit_softcapping", "{arch}.final_logit_softcapping"):
         if key in metadata and metadata.number(key):
-            raise CheckpointError(f"{metadata.origin} caps its logits, which is not computed here")
+            raise CheckpointError(f"{metadata.origin} caps its logits, which is not supported here")
     heads, head_dim = metadata.integer("{arch}.attention.head_count"), metadata.integer("{arch}.attention.key_length")
     is_largest = metadata.integer("{arch}.block_count") == 62
     return {
@@ -188,7 +191,10 @@ def _gemma3(metadata: Metadata) -> dict[str, Any]:
 
 
 def _gemma2(metadata: Metadata) -> dict[str, Any]:
-    """Every second layer sees everything, and the largest model, of 46 layers, scales its scores by another size than its heads', as in llama.cpp."""
+    """Read Gemma 2: every second layer has full attention; the largest model scales scores differently.
+
+    That one has 46 layers, and the scale is not by its heads' size, as in llama.cpp.
+    """
     heads, head_dim = metadata.integer("{arch}.attention.head_count"), metadata.integer("{arch}.attention.key_length")
     is_largest = metadata.integer("{arch}.block_count") == 46
     return {
@@ -217,7 +223,7 @@ def _phi3(metadata: Metadata) -> dict[str, Any]:
 
 
 def _smollm3(metadata: Metadata) -> dict[str, Any]:
-    return {**_dense(metadata), "no_rope_layer_interval": 4}  # llama.cpp's own, which files do not say
+    return {**_dense(metadata), "no_rope_layer_interval": 4}  # llama.cpp's own, which files do not contain
 
 
 READ = {

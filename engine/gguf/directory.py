@@ -1,7 +1,7 @@
-"""The directory that stands for a GGUF file: a few small files beside a link to it, in the words of a Hugging Face checkpoint.
+"""The directory that represents a GGUF file as a Hugging Face checkpoint: small files and a link.
 
-What serves, plans or converts models reads directories, so everything that works for them works for a GGUF file. A directory is made once for each
-state of a file, and is whole from the moment it has its name.
+Code that serves, plans or converts models reads directories, so it works for GGUF files, too. A directory is made once for each state of a file, and
+atomically.
 """
 
 import json
@@ -22,12 +22,15 @@ from pilotlight.engine.gguf.vocabulary import Vocabulary, read_vocabulary
 from pilotlight.engine.weights.checkpoint import GGUF_FILE, GGUF_INDEX
 
 SUFFIX = ".gguf"
-_FORM = 2  # of what is written: another one makes directories anew
+_FORM = 2  # version of the written files: an increment makes directories anew
 _SAMPLING = {"temp": "temperature", "top_p": "top_p", "min_p": "min_p", "penalty_repeat": "repetition_penalty"}
 
 
 def directory_of(file: Path, root: Path) -> Path:
-    """Return the file's directory, under `root`. Raises CheckpointError where the file cannot be served; OSError."""
+    """Return the file's directory, under `root`. Raises CheckpointError if the file is not supported.
+
+    OSError.
+    """
     file = file.resolve()
     state = file.stat()
     name = sha256(repr((_FORM, str(file), state.st_size, state.st_mtime_ns)).encode()).hexdigest()[:32]
@@ -52,8 +55,10 @@ def directory_of(file: Path, root: Path) -> Path:
 
 
 def license_of(directory: Path) -> str | None:
-    """Return the licence that a GGUF file's metadata states, empty if it states none; None if the directory stands for no GGUF file. Raises
-    CheckpointError."""
+    """Return the licence in a GGUF file's metadata. Raises CheckpointError.
+
+    Returns an empty string if the metadata states none, and None if the directory has no GGUF file.
+    """
     file = directory / GGUF_FILE
     return str(GgufFile.open(file).metadata.get("general.license", "")) if file.exists() else None
 
@@ -91,7 +96,7 @@ def _templates(metadata: Metadata) -> Iterator[dict[str, str]]:
 
 
 def _format(described: Described) -> dict[str, Any] | None:
-    """Return the quantization_config that engine/weights/formats/gguf.py reads; None where every tensor is as a checkpoint has it."""
+    """Return the quantization_config for engine/weights/formats/gguf.py; None if all tensors are plain."""
     coded = [named.tensor for named in described.tensors if named.tensor.kind.plain is None]
     turned = described.config["head_dim"] if any(named.is_turned for named in described.tensors) else None
     if not coded and turned is None:
@@ -99,14 +104,14 @@ def _format(described: Described) -> dict[str, Any] | None:
     num_bytes, num_values = sum(each.end - each.start for each in coded), sum(prod(each.shape) for each in coded)
     return {
         "quant_method": "gguf",
-        "bits": 8 * num_bytes / num_values if coded else None,  # of a value, in the middle
+        "bits": 8 * num_bytes / num_values if coded else None,  # per value, on average
         "kinds": sorted({each.kind.name.lower() for each in coded}),
         "turned_head_dim": turned,
     }
 
 
 def _stored_name(named: NamedTensor) -> str:
-    """Return the name by which the format finds what is not as a checkpoint has it."""
+    """Return the name by which the format finds a tensor that is not in a checkpoint's form."""
     stem, _, part = named.name.rpartition(".")
     kind = named.tensor.kind
     if kind.plain is None:
@@ -117,7 +122,7 @@ def _stored_name(named: NamedTensor) -> str:
 
 
 def _entry(named: NamedTensor) -> dict[str, Any]:
-    """Return what the index says of a tensor, as safetensors would. Codes are rows of bytes."""
+    """Return a tensor's entry in the index, like safetensors'. Codes are rows of bytes."""
     kind, shape, (start, end) = named.tensor.kind, named.tensor.shape, named.tensor[-2:]
     if kind.plain is None:
         shape = (*shape[:-1], shape[-1] // kind.block * kind.block_bytes)

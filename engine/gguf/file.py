@@ -1,7 +1,7 @@
 """The header of a GGUF file: metadata by key, and every tensor's type, shape and bytes.
 
 By the specification in ggml's docs/gguf.md (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md), versions 2 and 3. No count in a file is
-believed: each is held to the bytes that are left before anything is read or allocated. Refuses to know what a key or a tensor is for.
+trusted: each is compared with the remaining bytes before anything is read or allocated. Does not know what a key or a tensor is for.
 """
 
 import mmap
@@ -30,13 +30,13 @@ _LONGEST_AXIS = 1 << 40
 class GgufTensor(NamedTuple):
     name: str
     kind: TensorKind
-    shape: tuple[int, ...]  # as torch counts: rows before columns
+    shape: tuple[int, ...]  # in torch's order: rows before columns
     start: int  # bytes of the file
     end: int
 
 
 class GgufFile(NamedTuple):
-    """What a file says of itself; its tensors are not read."""
+    """A file's header; its tensors are not read."""
 
     path: Path
     metadata: Mapping[str, Any]
@@ -44,10 +44,10 @@ class GgufFile(NamedTuple):
 
     @classmethod
     def open(cls, path: Path) -> "GgufFile":
-        """Raises CheckpointError where the file is no GGUF file, damaged or cut off; OSError."""
+        """Open a file. Raises CheckpointError if it is not a GGUF file, damaged or truncated; OSError."""
         with open_file(path) as opened:
             if opened.read(4) != MAGIC:
-                raise CheckpointError(f"{path} is no GGUF file: it does not begin with {MAGIC.decode()}")
+                raise CheckpointError(f"{path} is not a GGUF file: it does not begin with {MAGIC.decode()}")
             with mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as content:
                 return cls._read(path, content)
 
@@ -88,7 +88,7 @@ class GgufFile(NamedTuple):
                     f"{path.name} is truncated: tensor {name} ends at byte {end}, the file at {len(content)}; fetch it again"
                 )
             if offset % alignment:
-                raise CheckpointError(f"{path.name} is damaged: tensor {name} begins at no multiple of {alignment}")
+                raise CheckpointError(f"{path.name} is damaged: tensor {name} is not aligned to {alignment} bytes")
             if name in tensors:
                 raise CheckpointError(f"{path.name} is damaged: it lists tensor {name} twice")
             tensors[name] = GgufTensor(name, kind, shape, start, end)
@@ -96,7 +96,7 @@ class GgufFile(NamedTuple):
 
 
 class _Reader:
-    """Takes values off the header, one behind the other."""
+    """A reader of consecutive values of the header."""
 
     def __init__(self, path: Path, content: mmap.mmap) -> None:
         self.at = len(MAGIC)
@@ -135,7 +135,7 @@ class _Reader:
         if kind == _STRING:
             return self._text(self.scalar("Q"), key)
         if kind not in _SCALARS:
-            raise CheckpointError(f"{self._path.name} is damaged: {key} has a value of type {kind}, which is none")
+            raise CheckpointError(f"{self._path.name} is damaged: {key} has a value of the unknown type {kind}")
         found = self.scalar(_SCALARS[kind])
         return bool(found) if kind == _BOOL else found
 
@@ -165,7 +165,7 @@ class _Reader:
             self._require_left(count * 8, key)
             return [self._text(self.scalar("Q"), key) for _ in range(count)]
         if kind not in _SCALARS:
-            raise CheckpointError(f"{self._path.name} is damaged: {key} is a list of type {kind}, which is none")
+            raise CheckpointError(f"{self._path.name} is damaged: {key} is a list of the unknown type {kind}")
         code = _SCALARS[kind]
         start = self._take(count * struct.calcsize(f"<{code}"), key)
         found = struct.unpack_from(f"<{count}{code}", self._content, start)
@@ -176,7 +176,7 @@ class _Reader:
         try:
             return self._content[start : start + num_bytes].decode()
         except UnicodeDecodeError as error:
-            raise CheckpointError(f"{self._path.name} is damaged: {what} is no UTF-8: {error}") from None
+            raise CheckpointError(f"{self._path.name} is damaged: {what} is not UTF-8: {error}") from None
 
     def _take(self, num_bytes: int, what: str) -> int:
         self._require_left(num_bytes, what)

@@ -1,6 +1,6 @@
-"""The types of tensors that are read from GGUF files: how many bytes a block of so many values takes.
+"""The types of tensors in GGUF files that can be read: bytes and values per block.
 
-By ggml's ggml.h and ggml-common.h (https://github.com/ggml-org/ggml). What is in a block, kernels/matrices/blocks.py reads.
+From ggml's ggml.h and ggml-common.h (https://github.com/ggml-org/ggml). kernels/matrices/blocks.py reads the content of blocks.
 """
 
 from typing import NamedTuple
@@ -10,7 +10,7 @@ class TensorKind(NamedTuple):
     name: str
     block: int  # values
     block_bytes: int
-    plain: str | None = None  # safetensors' name of the type, where values are no codes
+    plain: str | None = None  # safetensors' name of the type, if values are not codes
 
 
 KINDS = {

@@ -1,8 +1,8 @@
 """The tokenizer in a GGUF file's metadata, as the tokenizer.json of the library.
 
-Two kinds are read: "gpt2", byte-level BPE with its merges, which cuts a text by the patterns that `tokenizer.ggml.pre` names, and "llama",
-SentencePiece's BPE, whose merges follow from the tokens' scores. Patterns are those of the tokenizer.json files of the models that the names come
-from; which names share them, by llama.cpp's src/llama-vocab.cpp (https://github.com/ggml-org/llama.cpp).
+Two kinds are read: "gpt2", byte-level BPE with its merges, which splits a text by the patterns that `tokenizer.ggml.pre` names, and "llama",
+SentencePiece's BPE, whose merges follow from the tokens' scores. Patterns are those of the tokenizer.json files of the models with these names; names
+that share one are from llama.cpp's src/llama-vocab.cpp (https://github.com/ggml-org/llama.cpp).
 """
 
 import json
@@ -31,12 +31,12 @@ _TEKKEN = (
 
 
 class _Cut(NamedTuple):
-    """How a text is cut before pairs are joined."""
+    """The rules by which a text is split before pairs are joined."""
 
     patterns: tuple[str, ...]
-    ignores_merges: bool = False  # a piece of text that is a token is that token
+    ignores_merges: bool = False  # a piece of text that is a token is not split
     normalizer: str | None = None
-    adds_bos: bool = False  # where the file does not say
+    adds_bos: bool = False  # if the file does not specify it
 
 
 _LLAMA3_CUT, _QWEN2_CUT = _Cut((_LLAMA3,), ignores_merges=True, adds_bos=True), _Cut((_QWEN2,), normalizer="NFC")
@@ -55,12 +55,15 @@ class Vocabulary(NamedTuple):
     """A model's tokenizer, and the tokens that have names or end a turn."""
 
     tokenizer_json: str
-    special_tokens: dict[str, str]  # as tokenizer_config.json calls them: bos_token, ...
+    special_tokens: dict[str, str]  # by their names in tokenizer_config.json: bos_token, ...
     eos_token_ids: list[int]
 
 
 def read_vocabulary(metadata: Metadata) -> Vocabulary | None:
-    """Return None where the file says that it has none. Raises CheckpointError for kinds, cuts and lists that are not read."""
+    """Read the tokenizer; return None if the file has none.
+
+    Raises CheckpointError for unsupported kinds, splits and lists.
+    """
     model = metadata.text("tokenizer.ggml.model")
     if model == "no_vocab":
         return None
@@ -111,7 +114,7 @@ def _byte_level(metadata: Metadata, tokens: list[str], types: list[int], special
     for pair in merges:
         if len(pair) != 2 or not {*pair, "".join(pair)} <= vocabulary.keys():
             raise CheckpointError(
-                f"{metadata.origin} has the merge {' '.join(pair)!r}, which is none of two of its tokens to a third"
+                f"{metadata.origin} has the merge {' '.join(pair)!r}, which does not join two of its tokens to a third"
             )
     return {
         "version": "1.0",
@@ -156,7 +159,10 @@ def _sentencepiece(metadata: Metadata, tokens: list[str], types: list[int], spec
 
 
 def _merges(rank_of: dict[str, tuple[float, int]]) -> Iterator[list[str]]:
-    """Yield every cut of a token into two, those of better tokens first: SentencePiece joins whatever two neighbours make the best one."""
+    """Yield every split of a token into two, those of better tokens first.
+
+    SentencePiece joins the two neighbours that make the best token.
+    """
     for token in sorted(rank_of, key=rank_of.__getitem__):
         cuts = [(token[:i], token[i:]) for i in range(1, len(token)) if token[:i] in rank_of and token[i:] in rank_of]
         yield from map(list, sorted(cuts, key=lambda cut: (rank_of[cut[0]], rank_of[cut[1]])))

@@ -1,7 +1,7 @@
-"""Grammars that an answer must follow, and where in its grammar each sequence stands.
+"""Grammars that answers must follow, and the place of each sequence in its grammar.
 
-A grammar is compiled once for all sequences that ask for it, in a thread. A matcher then gives the mask of tokens that may come next and takes each
-token that was chosen. Knows token ids and their bytes; refuses to know logits, and who waits for a grammar (engine/scheduling/awaited.py).
+A grammar is compiled once for all sequences that request it, in a thread. A matcher then returns the mask of tokens that may come next and takes each
+chosen token. Knows token ids and their bytes; does not know logits, or which sequence waits for a grammar (engine/scheduling/awaited.py).
 """
 
 from array import array
@@ -30,7 +30,10 @@ def everything(vocab_size: int, count: int) -> "list[array[int]]":
 
 
 def forbid(mask: "array[int]", token_ids: SequenceOf[int]) -> None:
-    """Take tokens out of a mask, in place; all the same where nothing else would be left: a grammar that is at its end has to end."""
+    """Take tokens out of a mask, in place, unless nothing else would be left.
+
+    A grammar at its end must be able to end.
+    """
     words = array("i", mask)
     for token_id in token_ids:
         words[token_id // 32] &= ~(1 << token_id % 32) if token_id % 32 < 31 else 0x7FFFFFFF
@@ -44,7 +47,10 @@ class Matcher:
     def __init__(
         self, matcher: "LLMatcher", num_words: int, tokenizer: "LLTokenizer", *, is_optional: bool = False
     ) -> None:
-        """`num_words`: of a mask, 32 tokens each. `is_optional`: an answer that the grammar can no longer judge is free from there on."""
+        """`num_words`: the length of a mask, 32 tokens to a word.
+
+        `is_optional`: the answer is unconstrained from the point at which the grammar can no longer be enforced.
+        """
         self._matcher = matcher
         self._tokenizer = tokenizer
         self._num_words = num_words
@@ -61,7 +67,10 @@ class Matcher:
         return self._matcher.is_stopped() and not self._matcher.is_error()
 
     def mask(self) -> "array[int]":
-        """Return a bit for each token that may come next, in words of 32, the first lowest. Raises ConstraintError."""
+        """Return one bit for each token that may come next, in words of 32. Raises ConstraintError.
+
+        The lowest bit is the first token.
+        """
         bits = array("i", bytes(4 * self._num_words))
         address, _ = bits.buffer_info()
         self._matcher.unsafe_compute_mask_ptr(address, 4 * self._num_words)
@@ -71,8 +80,10 @@ class Matcher:
         return bits
 
     def masks(self, drafts: SequenceOf[int]) -> "list[array[int]]":
-        """Return the mask now, and behind each of the drafts as far as they follow the grammar; where they do not, every token's. Raises
-        ConstraintError."""
+        """Return the current mask, and the mask after each draft that follows the grammar.
+
+        After the first draft that does not follow it, masks allow every token. Raises ConstraintError.
+        """
         if not self._is_left:
             try:
                 return self._masks(drafts)
@@ -83,7 +94,7 @@ class Matcher:
         return everything(32 * self._num_words, len(drafts) + 1)
 
     def accept(self, token_id: int) -> None:
-        """Go on behind a token. Raises ConstraintError for one that does not follow."""
+        """Advance by a token. Raises ConstraintError if the token does not follow the grammar."""
         if self._is_left:
             return
         self._matcher.consume_token(token_id)
@@ -95,9 +106,12 @@ class Matcher:
             self._is_left = True
 
     def foreseen(self, ahead: SequenceOf[int], most: int) -> tuple[list[int], bool]:
-        """Return up to `most` tokens that must follow behind `ahead`, as far as there is no choice of text, and True; of several ways to spell it the
-        longest token, as tokenizers do. Else the token that must follow unless white space does, if there is one, and False. Nothing where `ahead`
-        does not follow the grammar."""
+        """Return tokens that must follow `ahead`, and whether they are certain.
+
+        Returns up to `most` tokens and True while the text has no alternative; if it can be spelled in several ways, the longest token is taken, as
+        tokenizers do. Otherwise returns the token that must follow unless white space does, if there is one, and False. Returns nothing if `ahead`
+        does not follow the grammar.
+        """
         at = self._behind(ahead) if ahead else self
         if at is None or self._is_left or most < 1 or at.is_complete:
             return [], True
@@ -134,7 +148,10 @@ class Matcher:
         return found + everything(32 * self._num_words, len(drafts) + 1 - len(found))
 
     def _behind(self, ahead: SequenceOf[int]) -> "Matcher | None":
-        """Return a copy that has gone on: whatever becomes of it, this one stays as it is. None where `ahead` does not follow the grammar."""
+        """Return a copy advanced by `ahead`, or None if `ahead` does not follow the grammar.
+
+        This matcher does not change.
+        """
         if self._is_left:
             return None
         copy = self._copy()
@@ -148,7 +165,7 @@ class Matcher:
         return self._matcher.compute_ff_tokens() or (self._longest_token() if self._matcher.compute_ff_bytes() else [])
 
     def _longest_token(self) -> list[int]:
-        """Return the longest of the tokens that may come next, if all others are beginnings of it, or white space."""
+        """Return the longest of the tokens that may come next, if the others are its prefixes or white space."""
         bits = int.from_bytes(self.mask().tobytes(), "little")
         if bits.bit_count() > _MOST_SPELLINGS:
             return []
@@ -183,8 +200,10 @@ class Grammars:
     def compile(
         self, constraint: Constraint, delivered: SequenceOf[int] = (), tenant: bytes = b""
     ) -> "Future[Matcher]":
-        """Return what will be a matcher behind the tokens of the answer that there are already, or a ConstraintError. Waits for nothing. `tenant`:
-        whose turn a new grammar waits for."""
+        """Return a future of a matcher that stands after the delivered tokens, or of a ConstraintError.
+
+        Does not block. `tenant`: the tenant whose turn a new grammar waits for.
+        """
         known = self._compiled.pop(constraint, None)
         if known is None or _has_failed(known):  # it may be mended by now
             known = self._compiling.submit(tenant, lambda: self._compile(constraint))
@@ -213,7 +232,7 @@ class Grammars:
             matcher = Matcher.at_start(grammar.result(), self._compiler, is_optional=is_optional)
             for token_id in delivered:
                 matcher.accept(token_id)
-        except Exception as error:  # whoever waits hears of it
+        except Exception as error:  # those that wait read it from the future
             begun.set_exception(error)
         else:
             begun.set_result(matcher)

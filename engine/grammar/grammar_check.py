@@ -1,7 +1,8 @@
-"""Whether a client's grammar can be compiled and followed, found out in a child process (engine/api/guarded_pool.py).
+"""Checks in a child process that a client's grammar can be compiled and followed.
 
-A grammar library reads what strangers wrote: some of it overflows its stack, takes gigabytes, or fails in the middle of an answer. What a child
-survives, compiling and a few drawn answers, an engine host may compile. Knows which limits an honest grammar keeps; refuses to know who asks.
+A grammar library reads untrusted input: some of it overflows the library's stack, takes gigabytes, or fails in the middle of an answer. An engine
+host compiles only what a child process survived: compiling it and drawing a few answers (engine/api/guarded_pool.py). Knows the limits that an honest
+grammar keeps; does not know who asks.
 """
 
 import random
@@ -34,7 +35,10 @@ class GrammarVocabulary(NamedTuple):
 
 
 def check_job(vocabulary: GrammarVocabulary, constraint: Constraint) -> GuardedJob:
-    """Return the job whose result is None, or a ConstraintError by name: TokenizerUnreadableError where the grammar is not at fault."""
+    """Return the job that checks a grammar.
+
+    Its result is None, or the name of an error: TokenizerUnreadableError if the tokenizer cannot be read.
+    """
     known = (str(vocabulary.directory), vocabulary.size, vocabulary.eos_token_ids)
     call = JobCall(check, (*known, constraint.kind, constraint.text))
     return GuardedJob(call, CPU_S, MEMORY_BYTES, JobCall(read_tokenizer, known))
@@ -61,7 +65,7 @@ def check(directory: str, size: int, eos_token_ids: list[int], kind: str, text: 
 
 
 def _walk(matcher: Matcher, draw: random.Random) -> None:
-    """Choose among the tokens that may follow, until the answer is whole or long enough. Raises ConstraintError."""
+    """Draw allowed tokens until the answer is complete or long enough. Raises ConstraintError."""
     for _ in range(_WALK_TOKENS):
         if matcher.is_complete:
             return

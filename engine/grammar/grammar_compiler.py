@@ -1,7 +1,7 @@
-"""Grammars as llguidance compiles them for one model's tokens; what cannot be enforced is refused by name.
+"""Compiles grammars with llguidance for one model's tokens; refuses by name what cannot be enforced.
 
-Knows the library, the model's tokenizer and the limits of both; refuses to know threads, sequences, and who asked for a grammar. What a client wrote
-is compiled only after a child process has survived it (engine/grammar/grammar_check.py).
+Knows the library, the model's tokenizer and the limits of both; does not know threads, sequences, or who asked for a grammar. A client's grammar is
+compiled only after a child process has survived it (engine/grammar/grammar_check.py).
 """
 
 import json
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 MAX_LEXER_STATES = 50_000
 _COMMENT_PATTERN_OR_TEXT = re.compile(r'//[^\n]*|/(?!/)(?:\\.|[^/\\\n])+/[a-z]*|"(?:\\.|[^"\\\n])*"i?')
-_LISTING = re.compile(r"\n *\d+ \| ")  # the grammar's lines, which llguidance shows behind what is wrong with them
+_LISTING = re.compile(r"\n *\d+ \| ")  # the grammar's lines, which llguidance appends to its error messages
 
 
 class ConstraintError(Exception):
@@ -27,7 +27,7 @@ class ConstraintError(Exception):
 
 
 class TokenizerUnreadableError(ConstraintError):
-    """The model's tokenizer cannot be used for grammars: no grammar is at fault, and the next try may find other files."""
+    """The model's tokenizer cannot be used for grammars. The next try may find other files."""
 
 
 class GrammarCompiler:
@@ -51,7 +51,7 @@ class GrammarCompiler:
         from llguidance import LLMatcher
 
         text = grammar_of(constraint)
-        # Without a tokenizer first: what is wrong with a grammar should not be said 1 s later, where a large one is still to be read.
+        # Validate without a tokenizer first: an error should not be reported 1 s later because a large tokenizer is still to be read.
         is_wrong, messages = LLMatcher.validate_grammar_with_warnings(text, limits=limits())
         if is_wrong:
             raise ConstraintError(refusal(constraint, messages[0]))
@@ -84,8 +84,11 @@ class GrammarCompiler:
 
 
 def limits() -> "LLParserLimits":
-    """Return the library's limits. An automaton's state takes 1 to 2 KB, so that one answer's may take 100 MB, in place of 500 by default; the others
-    are its own: 20 ms for an automaton at first, 14 ms and 50,000 items for a mask."""
+    """Return the library's limits.
+
+    A state of an automaton takes 1 to 2 KB, so the states of one answer may take 100 MB, instead of 500 by default. The other limits are the
+    library's own: 20 ms for an automaton at first, 14 ms and 50,000 items for a mask.
+    """
     from llguidance import LLParserLimits
 
     return LLParserLimits(max_lexer_states=MAX_LEXER_STATES, verbose_errors=False)
@@ -127,7 +130,10 @@ def grammar_of(constraint: Constraint) -> str:
 
 
 def with_tokens(lark: str, tags: SequenceOf[str]) -> str:
-    """Return a grammar whose quoted texts have tokens where they spell tags: no tokenizer that has a token for a text writes it by others."""
+    """Return a grammar that uses tokens where its quoted texts spell tags.
+
+    A tokenizer that has a token for a text never writes the text with other tokens.
+    """
     tag = re.compile("(" + "|".join(re.escape(tag) for tag in tags if re.fullmatch(r"<[^<>\s]+>", tag)) + ")")
 
     def told(found: re.Match[str]) -> str:

@@ -1,6 +1,6 @@
-"""A few threads that tenants share: each has one at most, and waits behind its own work and one piece of each other tenant's.
+"""A few threads that tenants share. A tenant uses one thread at most.
 
-Knows whose turn it is; refuses to know what is done in one.
+A piece of work waits for its tenant's earlier work and for one piece of each other tenant's. Knows whose turn it is; does not know what the work is.
 """
 
 import threading
@@ -17,7 +17,8 @@ _Work = tuple["Future[Any]", Callable[[], Any]]
 class TenantThreads:
     def __init__(self, size: int, name: str) -> None:
         self._threads = ThreadPoolExecutor(size, name)
-        self._waiting: dict[bytes, deque[_Work]] = {}  # behind what each tenant has in a thread, or in line for one
+        # by tenant: work queued after what the tenant has in a thread, or in line for one
+        self._waiting: dict[bytes, deque[_Work]] = {}
         self._lock = threading.Lock()
 
     def submit(self, tenant: bytes, work: Callable[[], T]) -> "Future[T]":
@@ -31,7 +32,7 @@ class TenantThreads:
         return future
 
     def close(self) -> None:
-        """Drop the work that has not begun; wait for none."""
+        """Drop the work that has not started, without waiting for the rest."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _run(self, tenant: bytes, work: _Work) -> None:

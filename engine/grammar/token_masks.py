@@ -1,6 +1,7 @@
-"""The tokens that sequences may choose: what their grammars allow, and nothing that would end one before it has the tokens it was to have.
+"""The tokens that sequences may choose.
 
-Knows a sequence's matcher and lengths, and ends it where it has nothing to choose; refuses to know logits.
+A mask allows what the grammar allows, and no token that would end an answer before its minimum length. Knows a sequence's matcher and lengths, and
+ends a sequence that has nothing to choose; does not know logits.
 """
 
 from array import array
@@ -17,7 +18,7 @@ from pilotlight.engine.scheduling.plan import Chunk
 
 class TokenMasks:
     def __init__(self, info: ModelInfo, grammars: Grammars | None, sequences: OpenSequences) -> None:
-        """`grammars`: of the model; None: sequences that ask for one are refused."""
+        """`grammars`: the model's. If None, sequences that request a grammar are refused."""
         self._sequences = sequences
         self._vocab_size = info.vocab_size
         self._eos_token_ids = info.eos_token_ids
@@ -41,8 +42,10 @@ class TokenMasks:
         return [chunk for chunk in chunks if chunk.sequence not in refused] if refused else chunks
 
     def of(self, chunks: list[Chunk]) -> "dict[Sequence, list[array[int]]]":
-        """Return the masks of sequences that may not choose every token, behind the newest one and each draft. One that its grammar leaves nothing to
-        choose ends, alone."""
+        """Return the masks of sequences that may not choose every token.
+
+        A sequence has one mask after its newest token and one after each draft. A sequence that has nothing to choose ends, alone.
+        """
         masks = {}
         for chunk in [chunk for chunk in chunks if chunk.sequence.may_be_masked]:
             if chunk.samples and chunk.is_current:
@@ -92,8 +95,11 @@ class AwaitedGrammar:
         self._matcher.cancel()
 
     def take(self) -> None:
-        """Give the sequence its matcher, or the reason why there is none. One that can do without forgets a grammar that cannot be enforced, but none
-        that is late: the same request would have it on another day."""
+        """Give the sequence its matcher, or the reason why there is none.
+
+        A sequence whose grammar is optional continues without one that cannot be enforced, but not without one that is late: the same request would
+        be constrained on another day.
+        """
         try:
             self.sequence.matcher = self._matcher.result(timeout=0)
         except (TimeoutError, CancelledError):

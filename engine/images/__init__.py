@@ -1,1 +1,1 @@
-"""The images of sequences: their files, which of them are encoded, and who waits for that. Knows no tensors."""
+"""The images of sequences: their files, which are encoded, which sequences wait. Knows no tensors."""

@@ -7,11 +7,11 @@ MOST_BYTES = 128 << 20
 
 class ImageFiles:
     def __init__(self) -> None:
-        self._files: OrderedDict[bytes, bytes] = OrderedDict()  # by name, the one named last behind the others
+        self._files: OrderedDict[bytes, bytes] = OrderedDict()  # by name, the one named last at the end
         self._num_bytes = 0
 
     def found(self, name: bytes, data: bytes) -> bytes | None:
-        """Return an image's file: the one that is sent, or that was; None: it is not here."""
+        """Return an image's file, sent now or kept from before; None if it is not here."""
         if not data:
             if name in self._files:
                 self._files.move_to_end(name)

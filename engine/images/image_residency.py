@@ -1,10 +1,10 @@
-"""Which images are encoded, and which sequences wait for one.
+"""Keeps track of encoded images, and of the sequences that wait for one.
 
-A sequence is scheduled as any other. When its next chunk holds an image that is not encoded, it waits without blocks
-(engine/scheduling/awaited.py), while a
-thread reads and prepares its images, and steps encode them piece by piece beside what else they compute; then it goes back to its old place, and
-what it had computed is found cached. What a sequence waits for stays until the prompt behind it is computed; other images while there is room, those
-used last for longest. Those that wait are served in order of arrival, so that no two wait for each other's room. Refuses to know tensors.
+A sequence is scheduled like any other. When its next chunk holds an image that is not encoded, it waits without blocks
+(engine/scheduling/awaited.py). Meanwhile a thread reads and prepares its images, and steps encode them piece by piece beside their other work. Then
+the sequence returns to its old place, and the tokens it had computed are found cached.
+The images that a sequence waited for stay until its prompt is computed past them; other images stay while there is room, the most recently used for
+longest. Waiting sequences are served in order of arrival, so that no two wait for each other's room. Does not know tensors.
 """
 
 import math
@@ -40,9 +40,9 @@ class Prepared(Protocol):
 
 
 class ImageEncoder(Protocol):
-    """A model's encoder, and the memory of what it has made."""
+    """A model's encoder, and the memory of its encoded images."""
 
-    placeholder: int  # the token that stands for an embedding
+    placeholder: int  # the token that is replaced by an embedding
     token_bytes: int  # of one
 
     def prepare(self, data: bytes) -> Prepared:
@@ -72,14 +72,14 @@ class ImageResidency:
         self._files = ImageFiles()
         self._encoder = encoder
         self._most_bytes = ENCODED_BYTES
-        self._encoded: OrderedDict[bytes, _Encoded] = OrderedDict()  # by name, the one used last behind the others
+        self._encoded: OrderedDict[bytes, _Encoded] = OrderedDict()  # by name, the one used last at the end
         self._held: dict[Sequence, list[SequenceImage]] = {}
         self._waiting: list[AwaitedImages] = []
         self._prepared: dict[bytes, Future[Prepared]] = {}
         self._threads = ThreadPoolExecutor(1, "images")
 
     def of(self, submit: Submit) -> tuple[SequenceImage, ...] | None:
-        """Return a sequence's images; None: one was not sent, and is not here."""
+        """Return a sequence's images, or None if one was not sent and is not here."""
         found: list[SequenceImage] = []
         for image in submit.images:
             name = tenants_name(submit.salt, image.digest)
@@ -96,8 +96,10 @@ class ImageResidency:
         return [chunk for chunk in chunks if not chunk.sequence.images or self._can_compute(chunk, defer)]
 
     def encode(self, clock: Callable[[], float], most_s: float, sequences: OpenSequences) -> bool:
-        """Encode what the first of those that wait lack: a piece, and more of them for so long. End those that cannot go on. Return whether anything
-        was encoded."""
+        """Encode the missing images of the first waiting sequences. Return whether anything was encoded.
+
+        Encodes one piece, and more of them while `most_s` lasts. Ends sequences that cannot continue.
+        """
         until, num_pieces = clock() + min(most_s, _MOST_ENCODING_S), 0
         while self._waiting and num_pieces < _MOST_PIECES and (not num_pieces or clock() < until):
             awaited = self._waiting[0]
@@ -195,7 +197,10 @@ class ImageResidency:
             sequences.fail(awaited.sequence, "engine_error", message)
 
     def _make_room(self, num_tokens: int, awaited: "AwaitedImages") -> bool:
-        """Drop images that nobody holds until there is room for one more. Where nobody holds any, one sequence may have more than there is room."""
+        """Drop images without users until there is room for one more.
+
+        If no image has users, one sequence may take more than there is room for.
+        """
         kept = {image.name for image in awaited.images}
         for name in [name for name, one in self._encoded.items() if not one.users and name not in kept]:
             if self._num_bytes(num_tokens) <= self._most_bytes:
@@ -214,7 +219,7 @@ class ImageResidency:
                 self._prepared[image.name] = self._threads.submit(self._encoder.prepare, image.data)
 
     def _forget_unwanted(self) -> None:
-        """Forget what was begun for sequences that do not wait any more."""
+        """Forget images that were started for sequences that no longer wait."""
         wanted = {image.name for awaited in self._waiting for image in awaited.images}
         for name in [name for name in self._prepared if name not in wanted]:
             self._prepared.pop(name).cancel()
@@ -251,7 +256,7 @@ class AwaitedImages:
     """Images that a sequence waits for while others run."""
 
     is_admitted = False
-    deadline = math.inf  # what is waited for is this host's own work, and ends or fails
+    deadline = math.inf  # the wait is for this host's own work, which ends or fails
 
     def __init__(self, sequence: Sequence, residency: ImageResidency, images: list[SequenceImage]) -> None:
         self.sequence = sequence
@@ -264,4 +269,4 @@ class AwaitedImages:
         self._residency.cancel(self)
 
     def take(self) -> None:
-        """Nothing is to be given: the images are held for the sequence."""
+        """Do nothing: the images are already held for the sequence."""

@@ -15,7 +15,7 @@ class SequenceImage(NamedTuple):
     start: int  # of its run in the prompt
     end: int
     places: "array[int]"  # positions of its placeholders, the first embedding's first
-    is_cut: bool  # the prompt ends within it: another host goes on behind
+    is_cut: bool  # the prompt ends within it: another host computes the rest
 
     @classmethod
     def of(
@@ -32,12 +32,18 @@ class SequenceImage(NamedTuple):
 
 
 def tenants_name(salt: bytes, digest: bytes) -> bytes:
-    """Return the name of an image's content for one tenant: nobody learns by what he may leave out, or how soon he is answered, what others send."""
+    """Return the name of an image's content for one tenant.
+
+    It differs between tenants, so that a tenant cannot learn about others' images from the ones it may leave out, or from how soon it is answered.
+    """
     return blake2b(len(salt).to_bytes(8, "little") + salt + digest, digest_size=32).digest()
 
 
 def images_name(images: SequenceOf[SequenceImage], start: int, end: int) -> bytes:
-    """Return what tells a block of these tokens from one with other images there; b"" where it has none."""
+    """Return what distinguishes a block of these tokens from one with other images there.
+
+    Returns b"" if the block has no image.
+    """
     return b"".join(
         [
             image.name + (start - image.start).to_bytes(8, "little", signed=True)

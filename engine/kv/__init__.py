@@ -1,1 +1,1 @@
-"""Where keys and values live and how they are found again."""
+"""The cache of keys and values: its memory, tiers and index."""

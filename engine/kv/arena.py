@@ -1,18 +1,18 @@
 """One allocation for the KV caches of all models of a host, cut into equal slabs.
 
-Knows bytes; refuses to know blocks, models and which of them has which slab (lease.py). A slab that changes hands holds zeros: attention masks what
-lies beyond a context, and a NaN left there by an earlier borrower would survive the mask (0 * NaN).
+Knows bytes; does not know blocks, models and owners of slabs (lease.py). A slab that changes owners is zeroed: attention masks positions after a
+context, but a NaN left there by an earlier borrower would survive the mask (0 * NaN).
 """
 
 import mmap
 
 import torch
 
-# A slab is whole pages, so that those of a CPU's arena can be handed back to the system.
+# A slab is whole pages, so that those of a CPU's arena can be returned to the system.
 ALIGNMENT = mmap.PAGESIZE
-# Finer slabs move more often; coarser ones pin more memory for one block that is held. 32 parts divide evenly enough among a
-# few models, and take blocks of 4 MiB (34 layers, 4 heads of 256) at the default of 256 MiB. Beyond 64 MiB a slab would be
-# whole contexts: the arena of a large device has more of them instead.
+# Finer slabs move more often; coarser ones pin more memory for one held block. 32 slabs divide evenly enough among a few models, and take blocks of 4
+# MiB (34 layers, 4 heads of 256) at the default of 256 MiB. Above 64 MiB a slab would be whole contexts: the arena of a large device has more slabs
+# instead.
 MIN_SLABS = 32
 MAX_SLAB_BYTES = 64 << 20
 MIN_SLAB_BYTES = 64 << 10
@@ -30,7 +30,7 @@ class Arena:
             self._memory = torch.zeros(total_bytes, dtype=torch.uint8, device=device)
 
     def span(self, first_slab: int, num_bytes: int) -> torch.Tensor:
-        """Return the memory from a slab's start on: [num_bytes] uint8."""
+        """Return the memory from the start of a slab: [num_bytes] uint8."""
         start = first_slab * self.slab_bytes
         assert start + num_bytes <= self.total_bytes
         return self._memory[start : start + num_bytes]
@@ -39,14 +39,14 @@ class Arena:
         """Zero a slab that no model uses."""
         start = slab * self.slab_bytes
         if self._pages is not None and hasattr(mmap, "MADV_DONTNEED"):
-            # Linux takes the pages of a private map back and gives out zeros when they are next touched: a sleeping model costs no memory.
+            # Linux frees the pages of a private map and returns zeros when they are next touched: a sleeping model costs no memory.
             self._pages.madvise(mmap.MADV_DONTNEED, start, self.slab_bytes)
         else:
             self._memory[start : start + self.slab_bytes].zero_()
 
 
 def _cut(total_bytes: int) -> tuple[int, int]:
-    """Return number and size of the slabs: what is left over is less than a page for each."""
+    """Return number and size of the slabs; the unused remainder is less than a page per slab."""
     wanted = max(MIN_SLABS, -(-total_bytes // MAX_SLAB_BYTES))
     number = max(1, min(wanted, total_bytes // MIN_SLAB_BYTES))
     size = total_bytes // number // ALIGNMENT * ALIGNMENT
@@ -54,7 +54,10 @@ def _cut(total_bytes: int) -> tuple[int, int]:
 
 
 def _anonymous_pages(num_bytes: int) -> mmap.mmap:
-    """Allocate zeros that cost memory only once they are written; torch.zeros writes them all (256 MiB resident per idle host)."""
+    """Allocate zeros that cost memory only after they are written.
+
+    torch.zeros writes them all (256 MiB resident per idle host).
+    """
     if hasattr(mmap, "MAP_PRIVATE"):
         return mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     return mmap.mmap(-1, num_bytes)

@@ -1,8 +1,8 @@
-"""Moves sequences' blocks between the device and the tiers behind it, while other sequences run.
+"""Transfers of sequences' blocks between the device and the tiers, while other sequences run.
 
 A fetch from the host tier fills device blocks that its sequence holds; a read from disk or store fills none, and the sequence waits for admission
-meanwhile, as does one whose blocks are on their way for another. Knows which chains are on their way; refuses to know blocks' bytes, who is admitted
-and who runs.
+meanwhile, as does one whose blocks are being transferred for another. Knows which chains are in transfer; does not know blocks' bytes, or which
+sequences are admitted and run.
 """
 
 from collections.abc import Callable
@@ -32,16 +32,19 @@ class KVConnector:
         self.counts = counts
         self._clock = clock
         self._loads: list[_Load] = []  # some may have ended
-        # Both to be admitted: they waited for a transfer in vain, and compute what is missing; and the store has been asked for them.
+        # Sequences to be admitted: their transfer failed or timed out, so they compute missing blocks; and those for which the store has been asked.
         self._gave_up: set[Sequence] = set()
         self._looked_up: set[Sequence] = set()
 
     def may_wait(self, sequence: Sequence) -> bool:
-        """Tell whether the sequence has not waited in vain before."""
+        """True if no transfer has failed for the sequence before."""
         return sequence not in self._gave_up
 
     def defer(self, sequence: Sequence, prefix: CachedPrefix) -> Awaited | None:
-        """Return what the sequence is to wait for without blocks: what comes for another one, or from behind the host tier. None: nothing."""
+        """Return a wait for blocks of a transfer, another sequence's or from a tier beyond the host, or None.
+
+        The sequence waits without blocks.
+        """
         if not prefix.names:
             return None
         self._loads = [load for load in self._loads if not load.has_ended]
@@ -53,7 +56,7 @@ class KVConnector:
         return self._begin(_TierLoad(self, sequence, self.tiers.read(prefix.names), prefix, self._deadline()))
 
     def ask(self, sequence: Sequence, names: list[bytes]) -> Awaited | None:
-        """Ask the sequence's source for blocks, once, and return what it is to wait for. None: nothing."""
+        """Ask the sequence's source for blocks, once; return the wait for them, or None."""
         source, sequence.source = sequence.source, None
         transfer = self.tiers.ask(source, names) if source is not None and names else None
         if source is None or transfer is None:
@@ -62,7 +65,7 @@ class KVConnector:
         return self._begin(_PeerLoad(self, sequence, transfer, prefix, self._clock() + source.within_s))
 
     def look_up(self, sequence: Sequence, names: list[bytes]) -> Awaited | None:
-        """Ask the store, once, which of these it has, and return what the sequence is to wait for. None: nothing."""
+        """Ask the store, once, which of these blocks it has; return the wait for the answer, or None."""
         self._looked_up.add(sequence)
         transfer = self.tiers.look_up(names) if names else None
         nothing = CachedPrefix(0, [], [], 0)
@@ -74,7 +77,7 @@ class KVConnector:
         return self.tiers.has_store and sequence not in self._looked_up
 
     def fetch(self, sequence: Sequence, prefix: CachedPrefix, blocks: list[int]) -> Awaited:
-        """Fetch what is missing of the sequence's prefix from the host tier into its blocks."""
+        """Fetch the missing part of the sequence's prefix from the host tier into its blocks."""
         transfer = self.tiers.fetch(prefix.names, blocks)
         return self._begin(_HostLoad(self, sequence, transfer, prefix, self._deadline()))
 
@@ -97,15 +100,17 @@ class KVConnector:
             self.tiers.end_hand_over(sequence.sequence_id)
 
     def _store_cached(self, sequence: Sequence) -> None:
-        """Let the host tier have what the sequence has found on the device: another host reads it from there. Not a twin of what is cached, of whose
-        end nobody would be told."""
+        """Store blocks in the host tier that the sequence has found on the device, for other hosts to read.
+
+        Skip a twin of a cached block, because the tiers would not be notified of its end.
+        """
         for i, group in self.groups.seen(sequence.num_registered_blocks):
             block, name = sequence.tables[group].blocks[i], block_name(sequence.block_hashes[i], group)
             if self.blocks.is_cached(block, name):
                 self.tiers.store(block, name)
 
     def _names(self, sequence: Sequence, num_blocks: int) -> list[bytes]:
-        """Return the names of what is seen behind so many blocks, the head of the chain first."""
+        """Return the names of the blocks that tokens after `num_blocks` blocks see, head of the chain first."""
         return [block_name(sequence.block_hashes[i], group) for i, group in self.groups.seen(num_blocks)]
 
     def _deadline(self) -> float:
@@ -117,7 +122,7 @@ class KVConnector:
 
 
 class _Load:
-    """Blocks of a sequence's chain, on their way to it."""
+    """Blocks of a sequence's chain, in transfer."""
 
     is_admitted = False
 
@@ -146,19 +151,22 @@ class _Load:
 
 
 class _TierLoad(_Load):
-    """Blocks on their way from behind the host tier to it, where they stay pinned until the sequence runs."""
+    """Blocks in transfer to the host tier, where they stay pinned until the sequence runs."""
 
     def take(self) -> None:
         super().take()
         num_read = self._connector.tiers.take_read(self.sequence, self._transfer)
-        if self.prefix.num_in_store:  # those that the disk had are few, and count with them
+        if self.prefix.num_in_store:  # the few that were on disk count with them
             self.sequence.num_store_blocks = num_read
         else:
             self.sequence.num_disk_blocks = num_read
 
 
 class _PeerLoad(_Load):
-    """Blocks that another host computes, on their way to the host tier, where they stay pinned until the sequence runs."""
+    """Blocks that another host computes, in transfer to the host tier, where they stay pinned.
+
+    The sequence unpins them when it runs.
+    """
 
     def __init__(
         self, connector: KVConnector, sequence: Sequence, transfer: PeerTransfer, prefix: CachedPrefix, deadline: float
@@ -173,7 +181,7 @@ class _PeerLoad(_Load):
 
 
 class _HostLoad(_Load):
-    """Blocks on their way to the device, where the sequence holds a place for each."""
+    """Blocks in transfer to the device, where the sequence holds a place for each."""
 
     is_admitted = True
 
@@ -197,11 +205,11 @@ class _HostLoad(_Load):
 
 
 class _Lookup(_Load):
-    """What the store has of a sequence's chain: soon said, and no block has come then."""
+    """A query of the store for a sequence's chain; its answer comes soon and brings no blocks."""
 
 
 class _OthersLoad:
-    """Blocks on their way for another sequence."""
+    """Blocks in transfer for another sequence."""
 
     is_admitted = False
     num_tokens = 1  # all but a few will be cached
@@ -220,5 +228,5 @@ class _OthersLoad:
         pass
 
     def take(self) -> None:
-        if self._load.is_late:  # one behind the other they would wait for as many deadlines
+        if self._load.is_late:  # in sequence they would wait for as many deadlines
             self._gave_up.add(self.sequence)

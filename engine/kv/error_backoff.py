@@ -1,6 +1,6 @@
-"""When something that fails is tried again: after a few errors in a row there are pauses, longer after each try that fails.
+"""Backoff for something that fails: after a few consecutive errors there are pauses, which double.
 
-Says in the log that it stops and that it works again. Refuses to know what failed.
+Logs that it stops and that it works again. Does not know what failed.
 """
 
 import logging
@@ -8,19 +8,19 @@ from collections.abc import Callable
 
 log = logging.getLogger(__name__)
 
-_PATIENCE = 3  # errors in a row, after which it is given up for:
-_FIRST_PAUSE_S = 10.0  # doubled after each try that fails, up to:
+_PATIENCE = 3  # consecutive errors, after which there is a pause of:
+_FIRST_PAUSE_S = 10.0  # doubled after each failed try, up to:
 _LONGEST_PAUSE_S = 300.0
 
 
 class ErrorBackoff:
     def __init__(self, what: str, verb: str, clock: Callable[[], float]) -> None:
-        """`what` may no longer be `verb`: "the disk KV tier at /kv", "written to"."""
+        """`what` is no longer `verb` after errors, as in "the disk KV tier at /kv", "written to"."""
         self._what = what
         self._verb = verb
         self._clock = clock
         self.num_errors = 0
-        self._failures = 0  # in a row
+        self._failures = 0  # consecutive
         self._next_try_at = 0.0
 
     @property
@@ -29,7 +29,7 @@ class ErrorBackoff:
 
     @property
     def is_trying(self) -> bool:
-        """Tell whether the next call is a try: it is not known to work."""
+        """True if the next call is a try after failures."""
         return self._failures >= _PATIENCE
 
     def succeed(self) -> None:
@@ -46,6 +46,6 @@ class ErrorBackoff:
         self._next_try_at = self._clock() + pause_s
         if self._failures == _PATIENCE:
             log.error(
-                "%s is no longer %s after %d errors in a row, the last of them: %s; it is tried again from time to time",
+                "%s is no longer %s after %d consecutive errors, the last: %s; it will be tried again from time to time",
                 self._what, self._verb, _PATIENCE, error,
             )  # fmt: skip

@@ -1,8 +1,8 @@
-"""A sequence's blocks from its first to its last: taken, grown, registered by name, swapped out, released.
+"""The life of a sequence's blocks: taken, grown, registered by name, swapped out, released.
 
-Each group of layers has a table. Those of a group that sees a window lose the blocks behind it as soon as no step reads them any more; others may
-still find these, until they are handed out anew. Knows block tables, names and generations; refuses to know which sequence goes first, and why one
-must give its blocks back (scheduler.py).
+Each group of layers has a table. Groups with a window drop blocks before it as soon as no step reads them any more; other sequences may still find
+these, until they are handed out again. Knows block tables, names and generations; does not know which sequence goes first, or why one must give up
+its blocks (scheduler.py).
 """
 
 from collections.abc import Callable, Iterable
@@ -24,26 +24,26 @@ class BlockManager:
         self._has_windows = any(window is not None for window in groups.windows)
 
     def num_missing(self, sequence: Sequence) -> int:
-        """Count the blocks that the sequence may lack until all its tokens are computed."""
+        """Return how many blocks the sequence may lack until all its tokens are computed."""
         uncomputed = len(sequence.token_ids) - sequence.num_completed_tokens
         return max(0, self._groups.most_blocks(len(sequence.token_ids), uncomputed) - sequence.num_blocks)
 
     def num_spare(self, sequence: Sequence) -> int:
-        """Count the blocks to leave to a running sequence: what it lacks, and one for each table at least."""
+        """Return how many blocks to leave to a running sequence: those it lacks, at least one per table."""
         return max(len(self._groups.windows), self.num_missing(sequence))
 
     def num_lacking(self, sequence: Sequence, num_tokens: int) -> int:
-        """Count the blocks by which the sequence's tables are too short for so many tokens."""
+        """Return by how many blocks the sequence's tables are too short for `num_tokens`."""
         return sum(max(0, self._groups.num_blocks(num_tokens) - len(table)) for table in sequence.tables)
 
     def num_needed(self, sequence: Sequence, prefix: CachedPrefix) -> int:
-        """Count the blocks that the sequence may need besides those of its prefix that are cached."""
+        """Return how many blocks the sequence may need besides the cached ones of its prefix."""
         num_tokens = len(sequence.token_ids)
         uncomputed = num_tokens - prefix.num_blocks * self._groups.block_size
         return self._groups.most_blocks(num_tokens, uncomputed) - len(prefix.cached)
 
     def take(self, sequence: Sequence, prefix: CachedPrefix) -> list[int]:
-        """Begin the sequence's tables with its prefix. Return the blocks into which the missing part of it is to be fetched."""
+        """Start the sequence's tables with its prefix; return the blocks for the missing part, to be fetched."""
         self._pool.hold(prefix.cached)
         fresh = []
         for place, group in prefix.missing:
@@ -60,16 +60,16 @@ class BlockManager:
         return fresh
 
     def is_cached(self, block: int, name: bytes) -> bool:
-        """Tell whether it is this block that others find under a name."""
+        """True if others find this block under a name."""
         return self._pool.is_found(block, name)
 
     def end_fetch(self, sequence: Sequence, prefix: CachedPrefix, num_arrived: int) -> None:
-        """Let others find the blocks that a tier has filled, the first ones of those that were missing, and the sequence go on behind them."""
+        """Publish the blocks that a tier has filled, the first of the missing ones, and continue after them."""
         for (place, group), name in zip(prefix.missing[:num_arrived], prefix.names, strict=False):
             self._pool.register(sequence.tables[group].blocks[place], name)
         lost = prefix.missing[num_arrived:]
         sequence.num_registered_blocks = lost[0][0] if lost else prefix.num_blocks
-        # what a window sees behind a shorter prefix is not there
+        # the window's blocks of a shorter prefix are not there
         if lost and any(table.first for table in sequence.tables):
             held = [pair for table in sequence.tables for pair in table.pairs()]
             sequence.num_registered_blocks = 0
@@ -78,7 +78,10 @@ class BlockManager:
                 sequence.tables = [BlockTable() for _ in sequence.tables]
 
     def grow(self, sequence: Sequence, num_tokens: int) -> bool:
-        """Extend the block tables to `num_tokens`. Blocks taken before a failure stay: the next attempt needs fewer."""
+        """Extend the block tables to `num_tokens`; on failure keep the blocks taken so far.
+
+        The next attempt then needs fewer.
+        """
         wanted = -(-num_tokens // self._groups.block_size)
         for table in sequence.tables:
             while len(table.blocks) < wanted:
@@ -89,12 +92,14 @@ class BlockManager:
         return True
 
     def complete(self, sequence: Sequence, num_tokens: int) -> None:
-        """Let others find the blocks that the first `num_tokens` tokens fill, and the tiers keep them. Give back those that neither a step under way
-        nor a later one sees."""
+        """Publish and store the blocks that the first `num_tokens` tokens fill.
+
+        Releases those that neither a running step nor a later one sees.
+        """
         complete = num_tokens // self._groups.block_size
         if complete == sequence.num_registered_blocks and not self._has_windows:
             return
-        if len(sequence.block_hashes) < complete:  # only of tokens that are known
+        if len(sequence.block_hashes) < complete:  # only of known tokens
             known = sequence.token_ids[:num_tokens]
             size = self._groups.block_size
             extend_chain(sequence.block_hashes, sequence.chain_root, known, size, sequence.images)
@@ -104,12 +109,12 @@ class BlockManager:
                 if self._pool.register(table.blocks[i], name):
                     self._tiers.store(table.blocks[i], name)
             if self._groups.windows[group] is not None:
-                # Short of the last token, as one that has the same tokens begins behind it.
+                # Keep one token's view, because a sequence with equal tokens continues before the last one.
                 self._drop_before(table, self._groups.first_seen(group, (num_tokens - 1) // self._groups.block_size))
         sequence.num_registered_blocks = complete
 
     def swap_out(self, sequence: Sequence) -> bool:
-        """Keep what the sequence sees of its complete blocks in the host tier, where that is cheaper than computing them again."""
+        """Keep the visible complete blocks in the host tier, if that is cheaper than computing them again."""
         if sequence.wants_prompt_logprobs:
             return False  # it will compute all of them again
         tables, generations = sequence.tables, self._pool.generations
@@ -117,16 +122,16 @@ class BlockManager:
         kept = [
             block_name(sequence.block_hashes[i], group)
             for i, group in self._groups.seen(num_blocks)
-            # what was handed to another must not be kept under this one's name
+            # a block handed to another sequence must not be stored under this name
             if i >= tables[group].first and generations[tables[group].blocks[i]] == tables[group].generations[i]
         ]
-        # Of twins the one that others find: of its next use the tiers are told, and copy it until then.
+        # Of twins the published one: the tiers are notified of its reuse, and can copy it until then.
         found = [(self._pool.find(name, -1, sequence.share), name) for name in kept]
         blocks, names = [block for block, _ in found if block >= 0], [name for block, name in found if block >= 0]
         return self._tiers.swap_out(sequence, names, blocks, num_blocks * self._groups.block_size)
 
     def discard(self, sequence: Sequence) -> list[int]:
-        """Forget what the sequence has computed, here and in the tiers. Return the blocks that nobody else holds."""
+        """Remove the sequence's blocks from cache and tiers; return those that no other sequence holds."""
         pool = self._pool
         blocks = [block for table in sequence.tables for block in table.held]
         pool.forget(blocks)
@@ -140,8 +145,11 @@ class BlockManager:
         return [block for block in blocks if pool.num_holders(block) == 1] + pool.discard(dropped)
 
     def release(self, sequence: Sequence, holders: Callable[[], Iterable[Sequence]]) -> None:
-        """Give the sequence's blocks back. A block whose generation rose is another's, by a mistake of ours: its holders are counted among
-        the other sequences that have blocks."""
+        """Release the sequence's blocks.
+
+        A block with a newer generation belongs to another sequence, through a bug of ours: its holders are counted among the other sequences with
+        blocks.
+        """
         places = sorted((i, g) for g, table in enumerate(sequence.tables) for i in range(table.first, len(table)))
         held = [(sequence.tables[g].blocks[i], sequence.tables[g].generations[i]) for i, g in places]
         sequence.tables = []
@@ -159,7 +167,10 @@ class BlockManager:
             self._pool.recount(block, len(holding))
 
     def _drop_before(self, table: BlockTable, first: int) -> None:
-        """Give back the blocks of a table before a position; none, if one is another's by a mistake of ours: the next step is told by it."""
+        """Release the blocks of a table before a position.
+
+        Release none if one belongs to another sequence, through a bug of ours: the next step reports it.
+        """
         dropped = table.before(first)
         if all([self._pool.generations[block] == generation for block, generation in dropped]):
             table.drop(len(dropped))

@@ -1,4 +1,4 @@
-"""Where a model's KV blocks lie: a part of the arena that is its own, or one that models lend each other."""
+"""The place of a model's KV blocks: its own part of the arena, or one that models lend each other."""
 
 from pilotlight.engine.api.errors import CheckpointError
 from pilotlight.engine.api.protocol import ModelSpec
@@ -10,8 +10,10 @@ from pilotlight.engine.kv.pool.layout import CacheLayout
 def find_place(
     spec: ModelSpec, layout: CacheLayout, slabs: SlabAllocator, arena_bytes: int, copies: int = 1
 ) -> Lease | Reservation:
-    """Return the model's place in the arena. `arena_bytes`: of the whole, for the sentence that refuses. `copies`: ranks that have such a place each,
-    for sequences of their own. Raises CheckpointError where there is no room."""
+    """Return the model's place in the arena. Raises CheckpointError if there is no room.
+
+    `arena_bytes`: the total, for the error. `copies`: ranks that each have such a place, for separate sequences.
+    """
     try:
         if spec.kv_tokens is None:
             return slabs.open(spec.name, layout.block_bytes, copies)
@@ -26,10 +28,10 @@ def find_place(
     except NoSlabsError as error:
         raise CheckpointError(
             f"the KV arena of {arena_bytes} bytes has no room for {spec.name}: {error}; {layout.description}; "
-            "give the host more KV memory (kv_gib), lower block_size, or change what models have of their own (kv_tokens)"
+            "give the host more KV memory (kv_gib), lower block_size, or change the models' own shares (kv_tokens)"
         ) from error
 
 
 def num_reserved_blocks(spec: ModelSpec, layout: CacheLayout) -> int:
-    """Return the blocks for `kv_tokens`, on each rank: be they of one sequence or of many that are shorter than any window."""
+    """Return the blocks for `kv_tokens`, on each rank, of one sequence or of several short ones."""
     return len(layout.groups) * -(-(spec.kv_tokens or 0) // layout.block_size)

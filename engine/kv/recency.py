@@ -1,8 +1,8 @@
-"""The order in which cached things give way, so that one long scan does not push out what is used again and again.
+"""The order of eviction of cached things, resistant to long scans.
 
-Segmented LRU (Karedla, Love and Wherry, "Caching strategies to improve disk system performance", IEEE Computer 27(3), 1994): newcomers are on
-probation; what is hit there becomes protected; the protected that are unused for longest go back on probation when they weigh too much. The
-first to go is the oldest on probation. Knows keys and weights; refuses to know what they stand for.
+Segmented LRU (Karedla, Love and Wherry, "Caching strategies to improve disk system performance", IEEE Computer 27(3), 1994): new keys are on
+probation; a hit makes them protected; the least recently used protected ones return to probation when the protected weigh too much. The oldest on
+probation is evicted first. Knows keys and weights; does not know what they represent.
 """
 
 from collections import OrderedDict
@@ -11,7 +11,7 @@ from typing import Generic, TypeVar
 
 K = TypeVar("K", bound=Hashable)
 
-# The paper's best share lay between 0.6 and 0.8 of the cache: when everything was found once, the rest still lets newcomers prove themselves.
+# The paper's best share was between 0.6 and 0.8 of the cache: even after everything was found once, new keys then have room for a hit.
 PROTECTED_SHARE = 0.8
 
 
@@ -29,7 +29,7 @@ class SegmentedOrder(Generic[K]):
         return key in self._probation or key in self._protected
 
     def __iter__(self) -> Iterator[K]:
-        """Iterate in the order in which they would go."""
+        """Iterate in the order of eviction."""
         yield from self._probation
         yield from self._protected
 
@@ -44,12 +44,12 @@ class SegmentedOrder(Generic[K]):
         self._demote()
 
     def resize(self, capacity: int) -> None:
-        """Note what all weigh together at most from now on."""
+        """Set the upper bound of the total weight."""
         self._protected_capacity = int(capacity * PROTECTED_SHARE)
         self._demote()
 
     def refresh(self, key: K) -> None:
-        """Make a key the newest of its segment without a hit: it is only told apart from what came before it."""
+        """Make a key the newest of its segment without counting a hit."""
         (self._protected if key in self._protected else self._probation).move_to_end(key)
 
     def remove(self, key: K) -> bool:
@@ -61,7 +61,7 @@ class SegmentedOrder(Generic[K]):
         return True
 
     def oldest(self) -> K | None:
-        """Return the next to go."""
+        """Return the next to be evicted."""
         for segment in (self._probation, self._protected):
             for key in segment:
                 return key

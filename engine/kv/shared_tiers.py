@@ -1,7 +1,6 @@
-"""The tiers of one engine host, shared by its models: opened with the host, left for the next one when it ends.
+"""The tiers of one engine host, shared by its models: opened with the host, left for the next one.
 
-A tier that cannot be had is said so once and done without: it is a cache. Knows what is configured; refuses to know
-blocks.
+A tier that is not available is logged once and omitted: it is a cache. Knows the configuration; does not know blocks.
 """
 
 import logging
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# A site that is started at once after it was killed finds its old engine host alive until the next heartbeat.
+# A site that is restarted right after it was killed finds its old engine host alive until the next heartbeat.
 _PATIENCE_S = 1.0
 
 
@@ -44,14 +43,17 @@ class SharedTiers:
         self.store = store
 
     def memory_for(self, block_bytes: int) -> RegisteredMemory | None:
-        """Return the host tier's memory for blocks of this size. None: they do not fit, as `cache_for` says."""
+        """Return the host tier's memory for blocks of this size.
+
+        None if they do not fit, as `cache_for` reports.
+        """
         try:
             return self.host.add_size(block_bytes)
         except TierError:
             return None
 
     def cache_for(self, identity: CacheIdentity, copier: BlockCopier, block_bytes: int) -> Tiers:
-        """Return one model's way to the tiers. `block_bytes`: of a block there, all ranks' parts of it."""
+        """Return one model's view of the tiers. `block_bytes`: of a block there, with all ranks' parts."""
         link = self.peers.link(identity) if self.peers is not None else None
         try:
             return TieredCache(self.host, self.disk, copier, block_bytes, peers=link, store=self.store)
@@ -60,10 +62,10 @@ class SharedTiers:
             return Tiers()
 
     def close(self) -> None:
-        """Close the tiers, after the models' ways to them."""
+        """Close the tiers, after the models' views of them."""
         if self.peers is not None:
             self.peers.close()
-        if self.store is not None:  # which reads from the disk, too
+        if self.store is not None:  # it reads from the disk, too
             self.store.close()
         if self.disk is not None:
             self.disk.close()
@@ -74,7 +76,7 @@ def open_tiers(config: HostConfig) -> SharedTiers | None:
     if not config.kv_host_bytes or config.kv_host_dir is None:
         return None
     try:
-        # Several ranks' parts of a block are put together by the host: no device reads a whole one.
+        # The host joins several ranks' parts of a block: no device reads a whole one.
         device = choose_device(config.device if len(config.group) < 2 else "cpu")
         host = HostTier.open(Path(config.kv_host_dir), config.kv_host_bytes, patience_s=_PATIENCE_S, device=device)
     except TierError as error:
@@ -96,6 +98,6 @@ def open_tiers(config: HostConfig) -> SharedTiers | None:
 def _peers(config: HostConfig, host: HostTier) -> "HostPeers | None":
     if config.peer_address is None:
         return None
-    from pilotlight.engine.kv.peers.peer_link import open_peers  # a host without has no use for sockets of its own
+    from pilotlight.engine.kv.peers.peer_link import open_peers  # a host without peers needs no sockets
 
     return open_peers(config, host)

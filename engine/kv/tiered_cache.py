@@ -1,6 +1,6 @@
-"""One model's way to the tiers of its host: what to copy, what to bring back, and whether it pays.
+"""One model's view of the tiers of its host: what to copy, what to fetch, and whether it pays off.
 
-The engine's thread asks and hardly ever waits: a thread of the model's own moves the bytes (host_thread.py), others those of the disk and the store.
+The engine's thread makes requests and hardly ever waits: a thread per model moves the bytes (host_thread.py), others those of the disk and the store.
 """
 
 import math
@@ -36,7 +36,10 @@ class TieredCache(Tiers):
         peers: "PeerLink | None" = None,
         store: StoreThread | None = None,
     ) -> None:
-        """`peers`: hosts that fetch this model's blocks, and whose blocks are fetched. Raises TierError where a block does not fit the host tier."""
+        """`peers`: hosts with which this model's blocks are exchanged.
+
+        Raises TierError if a block does not fit the host tier.
+        """
         self._behind: list[TierBehind] = [tier for tier in (disk, store) if tier is not None]  # the nearest first
         self.mover = BlockMover(host, self._behind, copier, block_bytes)
         self._host = host
@@ -47,8 +50,8 @@ class TieredCache(Tiers):
         self._block_bytes = block_bytes
         self._prefill_tokens_per_s = 0.0
         self._pins: dict[Hashable, KeptSlots] = {}
-        self._awaited: dict[str, bool] = {}  # sequences whose blocks another host waits for, and whether each is open
-        self._fresh: dict[int, bytes] = {}  # complete, but the step's results have not been handed out
+        self._awaited: dict[str, bool] = {}  # sequences whose blocks another host awaits, and whether each is open
+        self._fresh: dict[int, bytes] = {}  # complete, but the step's results have not been published
         self._reads: list[TierRead] = []  # some may have ended
         self._num_lost_reads = 0
         self._thread = HostThread(self.mover)
@@ -95,7 +98,7 @@ class TieredCache(Tiers):
         self._thread.wait_for_batch()  # one of them may be about to be committed
         for tier in self._behind:
             tier.forget(hashes)
-        self._host.forget(hashes)  # last: what a tier gave back until then is here
+        self._host.forget(hashes)  # last, to include blocks that a tier has returned until then
 
     def touch(self, hashes: Sequence[bytes]) -> None:
         self._host.touch(hashes)
@@ -134,7 +137,7 @@ class TieredCache(Tiers):
     def read(self, hashes: Sequence[bytes]) -> Transfer:
         places = set(map(self.place_of, hashes))
         found = [tier for tier in self._behind if tier.kind in places]
-        # it has failed since: the sequence will wait in vain, and compute
+        # it has failed since: the sequence will time out, and compute
         source = found[-1] if found else self._behind[0]
         return self._begin(source.read(hashes, self._block_bytes))
 
@@ -181,8 +184,8 @@ class TieredCache(Tiers):
         swap_s = rate.predict_s(len(missing) * self._block_bytes) + self._fetch_s(num_blocks)
         if not num_blocks or self._thread.is_broken or not rate.is_worth_it(swap_s, self._recompute_s(num_tokens)):
             return False
-        # A block that is used again before its copy is not kept, like any store's: nobody waits here for gigabytes. The head of the chain is copied
-        # first, and the blocks are used again from its tail.
+        # A block that is reused before its copy is not stored, as in every store: gigabytes are never waited for. The head of the chain is copied
+        # first, and the blocks are reused from its tail.
         self._pin(owner, self._host.pin_prefix(hashes))
         mark, kept = self.mover.mark(), self._pins.setdefault(owner, KeptSlots(self._host))
         for block, _ in missing:
@@ -206,8 +209,10 @@ class TieredCache(Tiers):
             self.unpin(owner)
 
     def close(self) -> None:
-        """Keep what is complete, and end: a model that wakes again finds its conversations. It is little, since stores begin whenever there is
-        nothing else to do."""
+        """Store complete blocks, and end, so that a woken model finds its conversations.
+
+        There are few, since stores start whenever there is nothing else to do.
+        """
         if not self._thread.is_broken:
             self.begin_stores(everything=True)
             self._thread.wait_for_stores()
@@ -217,7 +222,7 @@ class TieredCache(Tiers):
         self._thread.close()
 
     def wait_until_idle(self, timeout_s: float) -> bool:
-        """Wait until all has been stored that can be, for a look at it."""
+        """Wait until everything possible has been stored; for inspection."""
         idle = self._thread.wait_until_idle(timeout_s)
         return idle and all(tier.wait_until_idle(timeout_s) for tier in self._behind)
 

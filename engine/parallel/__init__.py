@@ -1,1 +1,1 @@
-"""One model on several ranks: processes that have a part of its weights and cache each, and compute the same steps together."""
+"""One model on several ranks: processes that each hold a part of its weights and cache."""

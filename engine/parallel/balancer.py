@@ -1,8 +1,7 @@
-"""Moves experts between the ranks of a stage while they serve, so that the slowest rank has less to compute.
+"""Moves experts between the ranks of a stage while they serve, to relieve the slowest rank.
 
-All ranks look at the same counts before the same steps, so they decide alike: the first one's where every rank sees all tokens, the sum of all where
-each has tokens of its own.
-Refuses to know how a placement is found.
+All ranks look at the same counts before the same steps, so they decide alike: at the first one's if every rank sees all tokens, at the sum of all if
+each has its own tokens. Does not know how a placement is found.
 """
 
 import logging
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _LOOK_AFTER = 1024  # tokens
-_GAIN = 0.95  # of the slowest rank's load: above, moving is not worth its time
+_GAIN = 0.95  # share of the slowest rank's load: above it, a move is not worth its time
 
 
 class ExpertBalancer:
@@ -29,12 +28,14 @@ class ExpertBalancer:
         self._ranks = ranks
         self._num_tokens = 0
         self._planned: deque[tuple[int, ExpertPlacement]] = deque()
-        self.may_write = True  # into this rank's weights: no file has their pages
+        self.may_write = True  # to this rank's weights, which are then no file's pages
         self.moved = 0  # counter: layers
 
     def before_step(self, model: Decoder, num_tokens: int) -> None:
-        """Take part in what is planned, one layer before each step, or look at the loads: every rank of the stage calls this before the same
-        steps."""
+        """Move one planned layer, or look at the loads; called before each step.
+
+        Every rank of the stage calls this before the same steps.
+        """
         if self._planned:
             number, placement = self._planned.popleft()
             self._move(experts_of(model)[number], placement)
@@ -47,7 +48,7 @@ class ExpertBalancer:
     def _look(self, layers: list[Experts]) -> None:
         if not layers:
             return
-        # Of a model that has just taken another's place this rank has counted nothing: it takes part all the same.
+        # A model that has just replaced another has counted nothing on this rank: it takes part anyway.
         seen = torch.stack([layer.counted() for layer in layers])
         seen = self._ranks.total(seen) if self._ranks.copies > 1 else self._ranks.from_rank(0, seen)
         ready = self._ranks.total(torch.full((1,), self.may_write, dtype=torch.int64, device=seen.device))
@@ -62,7 +63,10 @@ class ExpertBalancer:
             log.info("experts of %d layers move between %d ranks", len(self._planned), self._ranks.size)
 
     def _move(self, layer: Experts, placement: ExpertPlacement) -> None:
-        """Bring experts to where they shall be: each from the first rank that has it, to all. Nothing is overwritten before all are there."""
+        """Move experts to their new slots, each from the first rank that has it to all.
+
+        Nothing is overwritten before all have arrived.
+        """
         old, rank = layer.placement, self._ranks.rank
         assert old is not None
         coming = [
@@ -86,7 +90,7 @@ class ExpertBalancer:
 
 
 def experts_of(model: Decoder) -> list[Experts]:
-    """Return the experts of each layer whose ranks have some of them."""
+    """Return the experts of each layer in which ranks have some of them each."""
     return [part.experts for part in sparse_parts_of(model)]
 
 

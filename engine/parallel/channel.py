@@ -1,7 +1,7 @@
-"""An ordered channel between two processes: a pair of sockets, which says at once when the other end has died, and leaves nothing.
+"""An ordered channel between two processes: a pair of sockets, closed as soon as the other end dies.
 
-Messages are this program's own values, from a process that has started the other: nobody else can write to it. Between machines that is so by
-network.py.
+Messages are Python objects, exchanged with a process that this one has started: no other can write to the channel. network.py ensures that between
+machines.
 """
 
 import os
@@ -12,12 +12,12 @@ import struct
 import threading
 from typing import Any, NamedTuple
 
-NUM_CHANNELS = 3  # of a rank: orders; replies to those that are waited for; copies of blocks, by a thread of their own
+NUM_CHANNELS = 3  # per rank: orders; replies to orders; copies of blocks, for a separate thread
 _LENGTH = struct.Struct("<Q")
 
 
 class Meeting(NamedTuple):
-    """The place at which ranks find each other."""
+    """The addresses by which ranks find each other."""
 
     address: str  # of the first rank
     port: int  # of its store
@@ -31,7 +31,7 @@ class RankChannel:
 
     @classmethod
     def pair(cls) -> "tuple[RankChannel, socket.socket]":
-        """Return one end, and the other as a socket that a process to be started inherits."""
+        """Return one end, and the other as a socket for a child process to inherit."""
         mine, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         return cls(mine), other
 
@@ -41,21 +41,24 @@ class RankChannel:
         return cls(socket.socket(fileno=fd))
 
     def send(self, message: object) -> None:
-        """Send a message, whole and behind all before it; from any thread. Raises OSError where the other end is gone."""
+        """Send a message whole, after all earlier ones; from any thread.
+
+        Raises OSError if the other end is gone.
+        """
         self.send_packed(packed(message))
 
     def send_packed(self, message: bytes) -> None:
-        """Send what `packed` has made of a message."""
+        """Send a message that `packed` has encoded."""
         with self._sending:
             self._end.sendall(message)
 
     def receive(self) -> Any:
-        """Wait for a message. Raises EOFError where the other end is gone."""
+        """Wait for a message. Raises EOFError if the other end is gone."""
         (length,) = _LENGTH.unpack(self._read(_LENGTH.size))
         return pickle.loads(self._read(length))
 
     def has_message(self) -> bool:
-        """Tell whether `receive` would return, or raise, soon. Of a pair."""
+        """True if `receive` would return, or raise, soon. Only for a pair of sockets."""
         return bool(select.select([self._end], [], [], 0)[0])
 
     def send_bytes(self, data: memoryview) -> None:
@@ -84,6 +87,6 @@ class RankChannel:
 
 
 def packed(message: object) -> bytes:
-    """Return a message as it is sent, to whichever ranks."""
+    """Return a message in the encoded form, for any number of ranks."""
     data = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
     return _LENGTH.pack(len(data)) + data

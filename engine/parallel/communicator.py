@@ -1,8 +1,8 @@
-"""What ranks exchange within a forward pass: sums of hidden states, joined logits, tokens that the first rank has chosen; and between stages. Where
-each has tokens of its own, rows that go from every rank to every other, and to the first one.
+"""The collective operations of ranks within a forward pass, and transfers between stages.
 
-Knows tensors and one group of torch.distributed's, Gloo on CPUs and NCCL on GPUs; refuses to know models and steps. Sums are made in one order, so
-every rank has the same bits.
+They are sums of hidden states, joined logits, and tokens that the first rank has chosen; if each rank has its own tokens, rows are exchanged between
+all ranks and sent to the first one. Knows tensors and one process group of torch.distributed (Gloo on CPUs, NCCL on GPUs); does not know models and
+steps. Sums are computed in one order, so that every rank has the same bits.
 """
 
 import socket
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import (  # torch.distributed has them only where it was built with them
+from torch._C._distributed_c10d import (  # torch.distributed has them only if it was built with them
     PrefixStore,
     Store,
     TCPStore,
@@ -24,20 +24,20 @@ from pilotlight.engine.planning.parallelism import Parallelism, RankPlace
 from pilotlight.engine.weights.shard import WHOLE, Shard
 
 LOCALHOST = "127.0.0.1"
-# Longer than any step: a rank that hangs is found out by its site's step deadline, one that dies by its closed socket.
+# Longer than any step: a hanging rank is detected by its site's step deadline, a dead one by its closed socket.
 _TIMEOUT = timedelta(minutes=10)
-_MOST_STEPS = 1 << 20  # before their numbers come again
+_MOST_STEPS = 1 << 20  # after which step numbers start again
 
 
 class Exchanged(NamedTuple):
-    """What one rank has taken part in so far (counters)."""
+    """Counters of the operations in which one rank has taken part."""
 
     sums: int = 0
     summed_bytes: int = 0
     joins: int = 0
     joined_bytes: int = 0  # of all ranks' parts
     exchanges: int = 0
-    exchanged_bytes: int = 0  # that went to other ranks
+    exchanged_bytes: int = 0  # sent to other ranks
 
 
 class Communicator:
@@ -50,8 +50,11 @@ class Communicator:
         size: int = 1,
         sharing: Any | None = None,
     ) -> None:
-        """`group`: a process group of torch.distributed's, of `size` ranks; None: it is alone. `shard`: of the matrices, which as many ranks share as
-        it says: `sharing` is the group of these, where they are not all. `pipe`: to other stages."""
+        """Set up a rank's groups.
+
+        `group`: a process group of torch.distributed, of `size` ranks; None for a single rank. `shard`: of the matrices; `sharing` is the group of
+        the ranks that share them, if these are not all. `pipe`: to other stages.
+        """
         self._group = group
         self._sharing = group if sharing is None else sharing
         self.shard = shard
@@ -66,20 +69,20 @@ class Communicator:
 
     @property
     def copies(self) -> int:
-        """The parts of the group that have whole matrices, and sequences of their own: so many."""
+        """The number of copies of the attention: parts of the group that have all matrices, and sequences."""
         return self.size // self.shard.size
 
     @property
     def copy(self) -> int:
-        """The number of the one that this rank belongs to: ranks with the same shard lie one behind another."""
+        """The number of this rank's copy: ranks with the same shard are consecutive."""
         return self.rank % self.copies
 
     def sum(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the sum of what the ranks that share matrices have made of their parts, in place where x is contiguous."""
+        """Return the sum of partial results over the ranks that share matrices, in place if x is contiguous."""
         return x if self.shard.size == 1 else self._summed(x, self._sharing)
 
     def total(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the sum of all ranks' tensors, in place where x is contiguous."""
+        """Return the sum of all ranks' tensors, in place if x is contiguous."""
         return self._summed(x, self._group)
 
     def _summed(self, x: torch.Tensor, group: Any | None) -> torch.Tensor:
@@ -92,7 +95,7 @@ class Communicator:
         return x
 
     def join(self, x: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
-        """Return the columns of all ranks that share matrices side by side: x [rows, sizes[rank]] -> [rows, sum(sizes)]."""
+        """Return x [rows, sizes[rank]] of all ranks that share matrices, joined to [rows, sum(sizes)]."""
         if self._sharing is None or self.shard.size == 1:
             return x
         widest = max(sizes)
@@ -106,7 +109,7 @@ class Communicator:
         return torch.cat([part[:, :size] for part, size in zip(parts, sizes, strict=True)], dim=1)
 
     def from_rank(self, rank: int, x: torch.Tensor) -> torch.Tensor:
-        """Return that rank's tensor; the others' has its shape, and is overwritten."""
+        """Return that rank's tensor; on other ranks x has its shape, and is overwritten."""
         if self._group is None:
             return x
         options = dist.BroadcastOptions()
@@ -115,7 +118,10 @@ class Communicator:
         return x
 
     def exchange(self, rows: torch.Tensor, sent: Sequence[int], received: Sequence[int]) -> torch.Tensor:
-        """Send rows, the first `sent[0]` to the first rank and so on. Return those that come, `received[0]` from the first rank and so on."""
+        """Send rows, the first `sent[0]` to the first rank and so on; return the received ones.
+
+        The first `received[0]` of those are from the first rank, and so on.
+        """
         arrived = rows.new_empty(sum(received), *rows.shape[1:])
         if self._group is None:
             return arrived.copy_(rows)
@@ -128,14 +134,16 @@ class Communicator:
         return arrived
 
     def exchange_counts(self, sent: torch.Tensor) -> tuple[list[int], list[int]]:
-        """Tell every rank how many rows will go to it, [ranks] int64. Return those numbers, and how many come from each."""
+        """Send every rank the number of rows that it will get, [ranks] int64; return both numbers per rank."""
         one = [1] * self.size
         going, coming = torch.stack([sent, self.exchange(sent, one, one)]).tolist()
         return going, coming
 
     def to_first(self, rows: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
-        """Return all copies' rows one behind another, on the ranks of the first one; on the others none. `counts`: of each copy. Each rank has the
-        rows of its own copy, and they come from those with the same shard."""
+        """Return all copies' rows in order, on the ranks of the first copy; none on the others.
+
+        `counts`: of each copy. Each rank has its copy's rows, and they come from the ranks with the same shard.
+        """
         sent, received, first = [0] * self.size, [0] * self.size, self.rank - self.copy
         sent[first] = counts[self.copy]
         if self.copy == 0:
@@ -144,15 +152,19 @@ class Communicator:
 
 
 class StagePipe:
-    """One rank's ways to the stages before and behind its own, in a ring: the last one's hidden states go back to the first, which has the head.
+    """One rank's links to the stages before and after its own, in a ring.
 
-    Every rank numbers the steps alike. What is sent is kept until it has gone, so that no stage waits for the next one to be ready for it. The way
-    back is a group of its own: NCCL has one queue for two ranks. There the first of two stages would send the next step before it receives this one,
-    while the second waits to send this one before it receives the next.
+    The last stage's hidden states go back to the first, which has the head. Every rank numbers the steps alike. A sent tensor is kept until it has
+    been transferred, so that no stage waits for the next one to be ready. The way back is a separate group, because NCCL has one queue for two ranks:
+    in a single group the first of two stages would send the next step before it receives this one, while the second waits to send this one before it
+    receives the next.
     """
 
     def __init__(self, forth: Any, back: Any, rank: int, per_stage: int, num_stages: int) -> None:
-        """`forth`, `back`: groups of all stages' ranks, each stage's one behind another, to the next stage and from the last to the first."""
+        """`forth`, `back`: groups of all stages' ranks, ordered by stage.
+
+        `forth` leads to the next stage, `back` from the last to the first.
+        """
         size = per_stage * num_stages
         self.stage, self.num_stages = rank // per_stage, num_stages
         self._before, self._behind = (rank - per_stage) % size, (rank + per_stage) % size
@@ -171,7 +183,7 @@ class StagePipe:
         return self.stage == self.num_stages - 1
 
     def next_step(self) -> int:
-        """Return the number of a step that begins: each stage's steps are the same, in the same order."""
+        """Return the number of a new step: each stage has the same steps, in the same order."""
         return next(self._steps) % _MOST_STEPS
 
     def send(self, x: torch.Tensor, step: int) -> None:
@@ -183,17 +195,20 @@ class StagePipe:
         self.sent += x.nbytes
 
     def receive(self, into: torch.Tensor, step: int) -> torch.Tensor:
-        """Return the hidden states of the stage before, in the tensor that is given for them."""
+        """Return the hidden states of the stage before, in the given tensor."""
         self._incoming.recv([into], self._before, step).wait()
         return into
 
 
 class RankLinks(NamedTuple):
-    """One rank's place, and its ways to the others: a model that is loaded warms up beside those that serve."""
+    """One rank's place, and its links to the others.
+
+    A model that is being loaded has separate links, to warm up while others serve.
+    """
 
     shard: Shard = WHOLE  # of its stage's matrices
     num_stages: int = 1
-    serving: Communicator | None = None  # None: it is alone
+    serving: Communicator | None = None  # None for a single rank
     loading: Communicator | None = None
 
     @property
@@ -202,19 +217,22 @@ class RankLinks(NamedTuple):
 
     @property
     def rank(self) -> int:
-        """Its number among all ranks of its stage."""
+        """This rank's number among all ranks of its stage."""
         return 0 if self.serving is None else self.serving.rank
 
 
 def new_store(address: str = LOCALHOST) -> TCPStore:
-    """Return the first rank's store, at which ranks find each other; it listens on a port of its own, at one address of this machine."""
+    """Return the first rank's store, through which ranks find each other, on a free port of one address."""
     listener = socket.create_server((address, 0))  # a store's own would listen on every address of the machine
     port = listener.getsockname()[1]
     return TCPStore(address, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
 
 
 def link(rank: int, degrees: Parallelism, store: Store, device: torch.device, address: str = LOCALHOST) -> RankLinks:
-    """Connect one rank with the others; returns when all of them have called it. `rank`: among those of all stages. `address`: of this rank."""
+    """Connect one rank with the others; returns when all of them have called it.
+
+    `rank`: among those of all stages. `address`: of this rank.
+    """
     size, per_stage, num_stages = degrees.size, degrees.per_stage, degrees.pp
     stage, within = divmod(rank, per_stage)
     shard = RankPlace(degrees, within).shard

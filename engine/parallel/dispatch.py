@@ -1,8 +1,8 @@
-"""Tokens on their way to the ranks that have their experts, and back: where every rank has tokens of its own, and some of a layer's experts.
+"""The way of tokens to the ranks that have their experts, and back.
 
-A token goes once to each rank that has one of its experts, with their numbers and weights; that rank sums what its experts make of it, and the sums
-come back and are added in the order of the ranks. Nothing has a capacity, so no token is dropped, however many go to one expert. Three exchanges:
-how many come, the tokens, the sums. Knows tensors and ranks; refuses to know how experts compute.
+Used if every rank has its own tokens, and some of a layer's experts. A token goes once to each rank that has one of its experts, with their numbers
+and weights; that rank sums its experts' results, and the sums come back and are added in the order of the ranks. There is no capacity limit, so no
+token is dropped. There are three exchanges: counts, tokens, sums. Knows tensors and ranks; does not know how experts compute.
 """
 
 from typing import TYPE_CHECKING, NamedTuple, Protocol
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class RoutedTokens(NamedTuple):
-    """Tokens, and the experts that are to compute each of them on one rank."""
+    """Tokens, and the experts of one rank that each of them uses."""
 
     x: torch.Tensor  # [tokens, hidden]
     weights: torch.Tensor  # [tokens, top_k] fp32
@@ -22,22 +22,22 @@ class RoutedTokens(NamedTuple):
 
     @classmethod
     def unpacked(cls, rows: torch.Tensor, hidden: int, dtype: torch.dtype) -> "RoutedTokens":
-        """Return what `packed` has packed."""
+        """Return the tokens that `packed` has encoded."""
         of_x = hidden * dtype.itemsize
         of_each = (rows.shape[1] - of_x) // 2
         x, weights, ids = (part.contiguous() for part in torch.split(rows, [of_x, of_each, of_each], dim=1))
         return cls(x.view(dtype), weights.view(torch.float32), ids.view(torch.int32).long())
 
     def packed(self) -> torch.Tensor:
-        """Return a row of bytes for each token, [tokens, bytes] uint8, so that one message carries all of it."""
-        # Said outright: of no tokens any strides are contiguous, and bytes want the last one to be 1.
+        """Return a row of bytes for each token, [tokens, bytes] uint8, so that one message carries everything."""
+        # Explicit, because an empty tensor is contiguous with any strides, and a view as bytes needs the last stride to be 1.
         ids = self.expert_ids.to(torch.int32, memory_format=torch.contiguous_format)
         parts = (self.x.contiguous(), self.weights.contiguous(), ids)
         return torch.cat([part.view(torch.uint8) for part in parts], dim=1)
 
 
 class RankExperts(Protocol):
-    """A layer's experts on this rank, and what it knows of the others'."""
+    """A layer's experts on this rank, and the locations of the others."""
 
     def count(self, expert_ids: torch.Tensor) -> None:
         """Count the tokens of each expert."""
@@ -46,15 +46,17 @@ class RankExperts(Protocol):
         """Return the rank that computes each pair, [tokens, top_k]."""
 
     def own_sum(self, x: torch.Tensor, weights: torch.Tensor, expert_ids: torch.Tensor) -> torch.Tensor:
-        """Return the weighted sum of what the experts on this rank make of x, [tokens, hidden]; those with the number -1 are not computed."""
+        """Return the weighted sum of this rank's experts for x, [tokens, hidden]; expert -1 is not computed."""
 
 
 def dispatch(
     experts: RankExperts, tokens: RoutedTokens, positions: torch.Tensor, ranks: "Communicator"
 ) -> torch.Tensor:
-    """Return the weighted sum of what their experts make of this rank's tokens, [tokens, hidden], and compute this rank's experts for the others'.
-    All ranks of the stage call it at the same time, be it without a token. Ranks that share matrices have the same tokens: each sends its part of
-    them, and returns zeros for the others, so that the sum which follows is of all."""
+    """Return the weighted sum of the experts of this rank's tokens, [tokens, hidden].
+
+    Also computes this rank's experts for other ranks' tokens. All ranks of the stage call it at the same time, even without tokens. Ranks that share
+    matrices have the same tokens: each sends its part of them, and returns zeros for the others, so that the following sum over ranks is complete.
+    """
     (num_all, hidden), first, every = tokens.x.shape, ranks.shard.rank, ranks.shard.size
     x, weights, expert_ids = (part[first::every] for part in tokens)
     positions = positions[first::every]
@@ -69,6 +71,6 @@ def dispatch(
     sums = ranks.exchange(experts.own_sum(*arrived), received, sent)
     total = torch.zeros(num_all, hidden, dtype=torch.float32, device=x.device)
     for places, of_rank in zip(torch.split(token_of, sent), torch.split(sums, sent), strict=True):
-        # A token is at most once among each rank's: the order of its sum is the ranks'.
+        # Each rank returns a token at most once: its summands are added in the order of the ranks.
         total.index_add_(0, first + every * places, of_rank.float())
     return total.to(x.dtype)

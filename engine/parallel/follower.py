@@ -1,9 +1,9 @@
-"""A rank that is not the first: a process that does what the first one says, in its order, and ends with it.
+"""A rank that is not the first: a process that executes the first one's orders, and ends with it.
 
-Steps and whatever changes memory come by one channel; loads are done by a thread beside, and copies of blocks by another, as on the first rank.
-A step that fails ends the process: the others wait for its part, and learn of it by their closed connections.
+Steps and changes of memory arrive on one channel; a separate thread loads models, and another copies blocks, as on the first rank. A step that fails
+ends the process: the others wait for its part, and notice its closed connections.
 
-    python -m pilotlight.engine.parallel.follower '{"rank": 1, ...}'     started by engine/parallel/ranks.py alone
+python -m pilotlight.engine.parallel.follower '{"rank": 1, ...}'     started only by engine/parallel/ranks.py
 """
 
 import ctypes
@@ -61,7 +61,7 @@ class Follower:
         self._loads: queue.SimpleQueue[LoadPart | WarmUpPart] = queue.SimpleQueue()
 
     def run(self) -> None:
-        """Do what is ordered until nobody is there to give orders."""
+        """Execute orders until the first rank is gone."""
         for work, name in ((self._load_all, "rank-loader"), (self._copy_all, "rank-copier")):
             threading.Thread(target=_or_end, args=(work,), name=name, daemon=True).start()
         while True:
@@ -112,7 +112,7 @@ class Follower:
             name, problem = order.spec.name, None
             try:
                 self._models[name] = load_part(order, self._config, self._memory)
-            except Exception as error:  # whatever it is, the first rank tells it
+            except Exception as error:  # any error is sent to the first rank
                 log.exception("loading this rank's part of %s failed", name)
                 problem = str(error) or type(error).__name__
             self._replies.send(RankReply(name, problem))
@@ -129,7 +129,7 @@ class Follower:
 
 
 def _or_end(work: Any) -> None:
-    """Do work without which the process is of no use."""
+    """Run work without which the process is useless; end the process if it fails."""
     try:
         work()
     except BaseException:
@@ -140,14 +140,17 @@ def _or_end(work: Any) -> None:
 def main(words: list[str]) -> None:
     described = json.loads(words[0])
     die_with(described["parent"])
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's: the first rank says when to end
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C of a terminal: the first rank decides when to end
     channels = [RankChannel.inherited(fd) for fd in described["channels"]]
     meeting = Meeting(described["address"], described["port"], described["address"])
     run_rank(described["rank"], described["config"], described["threads"], channels, meeting)
 
 
 def run_rank(rank: int, described: str, threads: int, channels: Sequence[RankChannel], meeting: Meeting) -> NoReturn:
-    """Be a rank until this process ends. `described`: a HostConfig as JSON. `threads`: where that says none."""
+    """Run as a rank until this process ends.
+
+    `described`: a HostConfig as JSON. `threads`: the number if that has none.
+    """
     configure_process()
     os.environ["OMP_NUM_THREADS"] = str(threads)
     inherit_logging(f"rank{rank}")
@@ -167,7 +170,7 @@ def run_rank(rank: int, described: str, threads: int, channels: Sequence[RankCha
     except BaseException:
         log.exception("this rank ends")
         os._exit(1)
-    os._exit(0)  # threads may be inside torch, which an interpreter that ends in order would wait for
+    os._exit(0)  # threads may be inside torch, for which an orderly end of the interpreter would wait
 
 
 def _prepare(described: str, rank: int, threads: int) -> "tuple[HostConfig, Arena]":
@@ -181,7 +184,10 @@ def _prepare(described: str, rank: int, threads: int) -> "tuple[HostConfig, Aren
 
 
 def die_with(parent: int) -> None:
-    """Be killed when the first rank dies, even while stopped or inside a collective. Elsewhere than on Linux its closed sockets say so."""
+    """Let the kernel kill this process when the first rank dies, even while stopped or in a collective.
+
+    On other systems than Linux its closed sockets end this rank.
+    """
     if sys.platform.startswith("linux"):
         pr_set_pdeathsig = 1
         ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)

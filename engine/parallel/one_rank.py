@@ -1,4 +1,4 @@
-"""A host without a group: nobody has to be told anything, and what a group wraps for its ranks stays as it is (ranks.py)."""
+"""The group of a host with a single rank: it sends no orders, and wraps nothing (see ranks.py)."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING

@@ -1,4 +1,4 @@
-"""What the first rank tells the others, in the order in which it does the same itself: every decision is its own."""
+"""The orders from the first rank to the others, in the order in which it executes them itself."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
@@ -11,13 +11,13 @@ if TYPE_CHECKING:
 
 
 class LoadPart(NamedTuple):
-    """Lay out and fill this rank's part of a model, whose blocks lie in that part of its arena."""
+    """Lay out and fill this rank's part of a model, whose blocks start at `first_slab` of its arena."""
 
     spec: ModelSpec
     context_length: int
     first_slab: int
     num_blocks: int
-    checkpoint: bytes = b""  # the content fingerprint of the first rank's; b"": the ranks read the same files
+    checkpoint: bytes = b""  # the content fingerprint of the first rank's; empty if all ranks read the same files
 
 
 class WarmUpPart(NamedTuple):
@@ -39,7 +39,7 @@ class GuessTokens(NamedTuple):
 
 
 class FinishStep(NamedTuple):
-    """Compute the logits of a step that the other stages have computed: for the ranks of the first one."""
+    """Compute the logits of a step that other stages have computed; for the ranks of the first stage."""
 
     model: str
     number: int  # of the step
@@ -74,7 +74,7 @@ class PlaceAdapter(NamedTuple):
 
 
 class EncodeImage(NamedTuple):
-    """Encode the next piece of an image, as every rank does for itself: what goes between ranks are sums."""
+    """Encode the next piece of an image, on every rank: the ranks exchange sums meanwhile."""
 
     model: str
     name: bytes
@@ -91,7 +91,7 @@ class DropModel(NamedTuple):
 
 
 class StoreBlocks(NamedTuple):
-    """Send these blocks' bytes, one behind the other: they are kept beside the other ranks'."""
+    """Send these blocks' bytes in order, to be stored beside the other ranks'."""
 
     model: str
     blocks: Sequence[int]
@@ -105,7 +105,7 @@ class FetchBlocks(NamedTuple):
 
 
 class RankReply(NamedTuple):
-    """The answer to an order that is waited for; without a problem, it is done."""
+    """The reply to an order; without a problem, the order is done."""
 
     model: str
     problem: str | None = None

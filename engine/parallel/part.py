@@ -1,4 +1,4 @@
-"""A further rank's part of memory and models, as the first rank's are its own: an arena of the same size, and runners over the same blocks."""
+"""A further rank's part of memory and models: an equal arena, and runners over the same blocks."""
 
 from collections import deque
 from pathlib import Path
@@ -34,12 +34,12 @@ class PartMemory(NamedTuple):
 
 def make_part_arena(config: HostConfig, rank: int) -> Arena:
     """Allocate this rank's KV memory. Raises CheckpointError."""
-    far = {"ray:cpu": "cpu", "ray:cuda": "cuda:0"}  # Ray shows a process its own GPU alone
+    far = {"ray:cpu": "cpu", "ray:cuda": "cuda:0"}  # Ray shows a process only its own GPU
     return make_arena(config, far.get(config.group[rank], config.group[rank]))
 
 
 def connect(arena: Arena, rank: int, config: HostConfig, meeting: Meeting) -> PartMemory:
-    """Connect this rank with the others, by the first one's store."""
+    """Connect this rank with the others through the first one's store."""
     store = TCPStore(meeting.address, meeting.port, is_master=False)
     return PartMemory(arena, link(rank, Parallelism.of_host(config), store, arena.device, meeting.own))
 
@@ -54,7 +54,7 @@ class FollowedModel(NamedTuple):
     adapters: FollowedAdapters
     copier: BlockCopier
     under_weights: HugePages | Relocation[Model] | None
-    begun: deque[ForwardedPart]  # that other stages compute; of a rank of the first one
+    begun: deque[ForwardedPart]  # steps of other stages; on ranks of the first one
     drafting: ModelRunner | None  # of the drafter with weights
 
     def compute(self, step: StepInput) -> None:
@@ -69,7 +69,7 @@ class FollowedModel(NamedTuple):
         self.drafting.forward(step)
 
     def finish(self, number: int) -> None:
-        """Finish a step; those before it are not wanted any more. A later stage has done its part."""
+        """Finish a step and drop earlier ones; a later stage has nothing to do."""
         while self.begun:
             begun = self.begun.popleft()
             if begun.number == number:
@@ -81,7 +81,7 @@ class FollowedModel(NamedTuple):
         self.loading.warm_up(self.model, self.layout, order.prompt, order.with_decode)
 
     def copy(self, order: StoreBlocks | FetchBlocks, channel: RankChannel) -> None:
-        """Send blocks to the first rank, or take what it sends."""
+        """Send blocks to the first rank, or receive them."""
         staged = bytearray(self.layout.block_bytes)
         view, mark = memoryview(staged), self.copier.mark()
         for block in order.blocks:
@@ -115,7 +115,7 @@ def load_part(order: LoadPart, config: HostConfig, memory: PartMemory) -> Follow
 
 
 def check_checkpoint(order: LoadPart) -> None:
-    """Refuse another checkpoint than the first rank's, on a machine of its own files."""
+    """Refuse a checkpoint that differs from the first rank's, on a machine with separate files."""
     path = Path(order.spec.path)
     try:
         found = content_fingerprint(path) if order.checkpoint else b""

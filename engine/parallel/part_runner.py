@@ -1,7 +1,7 @@
-"""Runs a rank's part of a model, beside the ranks that have the others: all compute every step at the same time.
+"""Runs a rank's part of a model, together with the other ranks, which compute the same steps.
 
-A stage sends the hidden states behind its layers to the next one, the last to the first, which chooses; where ranks have sequences of their own, each
-computes its share of a step, and the first has the wanted rows of all. Refuses to know which orders bring a step here (follower.py, ranks.py).
+A stage sends the hidden states after its layers to the next one, the last to the first, which chooses tokens; if ranks have separate sequences, each
+computes its share of a step, and the first gets the needed rows of all. Does not know which orders start a step here (follower.py, ranks.py).
 """
 
 import time
@@ -34,10 +34,10 @@ class ForwardedPart(NamedTuple):
 
     step: StepInput
     number: int  # among the steps of a pipeline
-    hidden: torch.Tensor | None  # behind the last layer; None: other stages go on
-    logit_rows: torch.Tensor | None  # tokens whose logits are wanted; None: all of them
+    hidden: torch.Tensor | None  # after the last layer; None if other stages continue
+    logit_rows: torch.Tensor | None  # tokens whose logits are needed; None for all
     computed_s: float
-    # of ranks that have sequences of their own: `hidden` has the wanted rows of this one alone
+    # of ranks with separate sequences: `hidden` has only this rank's needed rows
     shares: StepShares | None = None
 
 
@@ -53,7 +53,10 @@ class PartRunner(ModelRunner):
         adapters: AdapterBank | None = None,
         drafts: "DraftLayers | None" = None,
     ) -> None:
-        """`ranks`: all that have a part of the model; `hidden_size`: of what goes from stage to stage among them. The rest as a ModelRunner's."""
+        """Prepare to run a part.
+
+        `ranks`: all that have a part of the model; `hidden_size`: width of the tensors between stages. Other arguments as for a ModelRunner.
+        """
         super().__init__(model, layout, kv_cache, head, adapters, drafts)
         self.balancer = ExpertBalancer(ranks)
         self._ranks = ranks
@@ -62,7 +65,7 @@ class PartRunner(ModelRunner):
 
     @property
     def is_pipelined(self) -> bool:
-        """Tell whether this is a rank of the first stage, whose steps other stages go on with."""
+        """True if this is a rank of the first of several stages."""
         return self._pipe is not None and self._pipe.is_first
 
     def forward(self, step: StepInput) -> Forwarded:
@@ -70,7 +73,7 @@ class PartRunner(ModelRunner):
 
     @torch.inference_mode()
     def begin(self, step: StepInput) -> ForwardedPart:
-        """Compute this stage's layers of a step; a later stage is done then, and has sent what the next one goes on from."""
+        """Compute this stage's layers of a step; a later stage also sends the result to the next one."""
         pipe = self._pipe
         if isinstance(self.model, Decoder):
             self.balancer.before_step(self.model, len(step.token_ids))
@@ -92,8 +95,10 @@ class PartRunner(ModelRunner):
         return ForwardedPart(step, number, None, logit_rows, computed_s)
 
     def _begin_share(self, step: StepInput) -> ForwardedPart:
-        """Compute this rank's share of a step beside the other ranks, which have sequences of their own, be it none but the experts that are here. Of
-        the hidden states the wanted ones stay."""
+        """Compute this rank's share of a step beside other ranks with separate sequences.
+
+        Keep the needed hidden states. Without a share, it only computes the experts that are here.
+        """
         ranks, pipe, device = self._ranks, self._pipe, self.kv_cache.device
         every_row = self._wants_every_row(step)
         shares = StepShares(step, ranks.copies, self.layout.block_size, every_row)
@@ -115,7 +120,7 @@ class PartRunner(ModelRunner):
 
     @torch.inference_mode()
     def finish(self, begun: ForwardedPart) -> Forwarded:
-        """Compute what the hidden states behind the last layer are wanted for, where they are."""
+        """Compute the results that are needed from the last layer's hidden states, if they are here."""
         step, hidden, wanted = begun.step, begun.hidden, begun.logit_rows
         if begun.shares is not None:
             hidden = self._joined(begun, begun.shares)
@@ -134,12 +139,12 @@ class PartRunner(ModelRunner):
         self.balancer.may_write = True
 
     def scrub(self, blocks: Sequence[int]) -> None:
-        """Zero those of the blocks that this rank has."""
+        """Zero the blocks that belong to this rank."""
         copies = self._ranks.copies
         super().scrub([b // copies for b in blocks if b % copies == self._ranks.copy])
 
     def _new_graphs(self) -> None:
-        """Ranks do without: one that fails to record would leave the others waiting."""
+        """Use no graphs: if one rank failed to record, the others would wait forever."""
 
     def _scratch_step(self, tokens: list[int], start: int) -> tuple[StepInput, list[ChoiceRow]]:
         ranks, groups = self._ranks, len(self.layout.groups)
@@ -148,7 +153,7 @@ class PartRunner(ModelRunner):
         return step, rows if is_first_stage and ranks.copy == 0 else []
 
     def _context(self, step: StepInput, chosen: torch.Tensor | None, incoming: torch.Tensor | None = None) -> Context:
-        """`incoming`: what the stage before has made of the step, its images included."""
+        """`incoming`: the stage before's output for the step, including its images."""
         if incoming is not None:
             step = step._replace(images=())
         return replace(super()._context(step, chosen), ranks=self._ranks, incoming=incoming)
@@ -157,11 +162,11 @@ class PartRunner(ModelRunner):
         return self.model.logits(hidden, self._ranks)
 
     def _wants_every_row(self, step: StepInput) -> bool:
-        """Tell whether a step's hidden states are wanted of other tokens than those whose logits are."""
+        """True if a step needs the hidden states of other tokens than those whose logits it needs."""
         return bool(step.prompt_logprobs) or self.pooling is not None
 
     def _serve(self) -> torch.Tensor:
-        """Compute this rank's experts for the tokens of the others, where it has none itself. Return no hidden states, [0, hidden]."""
+        """Compute this rank's experts for other ranks' tokens, when it has none; return [0, hidden]."""
         assert isinstance(self.model, Decoder)
         none = torch.empty(0, self._hidden_size, dtype=self.layout.dtype, device=self.kv_cache.device)
         for part in sparse_parts_of(self.model):
@@ -169,8 +174,10 @@ class PartRunner(ModelRunner):
         return none
 
     def _joined(self, begun: ForwardedPart, shares: StepShares) -> torch.Tensor | None:
-        """Return the wanted hidden states of all ranks in the step's order, on those of the first copy, which share the head; None: there are none,
-        or they are another's."""
+        """Return the needed hidden states of all ranks in the step's order, on the ranks of the first copy.
+
+        These share the head. None if there are none, or they are on another rank.
+        """
         counts, own = shares.num_wanted, begun.hidden
         if own is None:
             if not self.is_pipelined:
@@ -182,13 +189,13 @@ class PartRunner(ModelRunner):
         return rows.index_select(0, _rows_on(shares.order, rows.device)) if self._ranks.copy == 0 else None
 
     def _chosen_for(self, step: StepInput) -> torch.Tensor | None:
-        """Return the tokens of the step before, as far as they are fed into this one: the first rank alone has drawn them."""
+        """Return the last step's tokens, as far as this one uses them: only the first rank has drawn them."""
         if not step.feeds:
             return None
         num_rows = 1 + max(row for _, row in step.feeds)
         if not self._ranks.is_first:
             return self._ranks.from_rank(0, torch.empty(num_rows, dtype=torch.int64, device=self.kv_cache.device))
-        assert self._chosen is not None, "a token is pending and no step has chosen it"
+        assert self._chosen is not None, "a token is pending, but no step has chosen it"
         return self._ranks.from_rank(0, self._chosen[:num_rows])
 
     def _received(self, num_rows: int, number: int) -> torch.Tensor:

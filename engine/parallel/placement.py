@@ -1,7 +1,7 @@
-"""Which rank has which of a layer's experts: as even as their loads allow, with further copies of those that most tokens go to.
+"""The assignment of a layer's experts to ranks, balanced by their loads, with copies of busy ones.
 
 Loads are divided among copies and packed, largest first, as in DeepSeek's description of their expert-parallel load balancer (DeepSeek-V3 technical
-report, section 3.4). Knows counts; refuses to know weights.
+report, section 3.4). Knows counts; does not know weights.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,10 @@ class ExpertPlacement(NamedTuple):
 
     @classmethod
     def first(cls, num_experts: int, num_ranks: int, spare: int) -> "ExpertPlacement":
-        """Return runs of experts, and in the spare slots of each rank copies of those behind its run, before anything is known of loads."""
+        """Return consecutive experts per rank, with copies of the next ones in spare slots.
+
+        Used before any loads are known.
+        """
         size = num_experts // num_ranks
         starts = [rank * size for rank in range(num_ranks)]
         return cls(tuple(tuple((start + i) % num_experts for i in range(size + spare)) for start in starts))
@@ -29,23 +32,23 @@ class ExpertPlacement(NamedTuple):
         return [rank for rank, slots in enumerate(self.slots) if expert in slots]
 
     def slowest(self, loads: Sequence[int]) -> float:
-        """Return the load of the rank that has most."""
+        """Return the load of the busiest rank."""
         copies = [len(self.ranks_of(expert)) for expert in range(len(loads))]
         return max(sum(loads[expert] / copies[expert] for expert in set(slots)) for slots in self.slots)
 
     def balanced(self, loads: Sequence[int]) -> "ExpertPlacement":
-        """Return the placement for such loads; an expert that stays on a rank stays in its slot."""
+        """Return the placement for such loads; an expert that stays on a rank keeps its slot."""
         num_ranks, num_slots = len(self.slots), len(self.slots[0])
         copies = _copies(loads, num_ranks, num_ranks * num_slots)
         each = sorted(range(len(loads)), key=lambda expert: (-loads[expert] / copies[expert], expert))
         taken: list[list[int]] = [[] for _ in self.slots]
         of_rank = [0.0] * num_ranks
-        # Those with most copies first, among equals: an expert has at most one on each rank.
+        # Those with most copies first: an expert has at most one on each rank.
         for expert in sorted(each, key=lambda expert: copies[expert] == 1):
             for _ in range(copies[expert]):
                 open_ranks = [r for r in range(num_ranks) if len(taken[r]) < num_slots and expert not in taken[r]]
                 if not open_ranks:
-                    continue  # the slots that are left are on ranks that have it: they stay as they are
+                    continue  # the remaining slots are on ranks that have it already: they stay unchanged
                 rank = min(open_ranks, key=lambda r: (of_rank[r], r))
                 taken[rank].append(expert)
                 of_rank[rank] += loads[expert] / copies[expert]
@@ -53,7 +56,7 @@ class ExpertPlacement(NamedTuple):
 
 
 def _copies(loads: Sequence[int], num_ranks: int, num_slots: int) -> list[int]:
-    """Give every expert a copy, and each that is left to the one whose copies have most to do."""
+    """Give every expert a copy, and each further copy to the expert with the highest load per copy."""
     copies = [1] * len(loads)
     heap = [(-float(load), expert) for expert, load in enumerate(loads)]
     heapify(heap)
@@ -68,8 +71,10 @@ def _copies(loads: Sequence[int], num_ranks: int, num_slots: int) -> list[int]:
 
 
 def _arranged(old: Sequence[int], new: Sequence[int]) -> tuple[int, ...]:
-    """Put a rank's experts into its slots: those that stay where they are, the others into what is left. A slot that is wanted by none keeps its own
-    where that is another's copy."""
+    """Put a rank's experts into its slots; those that stay keep their slots.
+
+    A slot that no expert needs keeps its content if that is a copy of another rank's expert.
+    """
     staying = set(old) & set(new)
     slots = [expert if expert in staying else None for expert in old]
     coming = [expert for expert in new if expert not in staying]

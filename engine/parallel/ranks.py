@@ -1,7 +1,7 @@
-"""The first rank's side of a group: starts the others, as its children or on other machines, gives them its orders, notices when one is gone, and
-ends them.
+"""The first rank's side of a group: starts the other ranks, sends orders, detects losses, ends them.
 
-A group that has lost a rank is lost: its host ends, its site starts another, and open sequences go on there. Refuses to know what an order does.
+The others are its children or on other machines. A group that has lost a rank is lost: its host ends, its site starts another, and open sequences
+continue there. Does not know what an order does.
 """
 
 import json
@@ -62,7 +62,7 @@ log = logging.getLogger(__name__)
 _END_GRACE_S = 2.0
 _LOSS_KNOWN_S = 1.0
 _LOOK_S = 1.0
-SUSPENDED_S = 5.0  # for which a debugger may hold a rank
+SUSPENDED_S = 5.0  # how long a debugger may hold a rank
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -76,18 +76,21 @@ class RankGroup:
         on_lost: Callable[[str], None] = lambda why: None,
         on_wait: Callable[[str], None] = lambda why: None,
     ) -> None:
-        """Start the other ranks, and return when all of them are connected. `device`: this rank's. `on_lost`: called from a thread when one has ended
-        unasked. `on_wait`: told every second what room on other machines is waited for. Raises CheckpointError where one cannot be made ready."""
+        """Start the other ranks, and return when all of them are connected.
+
+        `device`: this rank's. `on_lost`: called from a thread when one has ended unexpectedly. `on_wait`: called every second with the reason for a
+        wait for other machines. Raises CheckpointError if one cannot be prepared.
+        """
         degrees = Parallelism.of_host(config)
         self.size, self.num_stages, self.copies = degrees.size, degrees.pp, degrees.copies
         self._on_lost = on_lost
         self._is_closing = False
-        self.lost: str | None = None  # which rank is gone
-        self._was_killed = False  # by somebody
+        self.lost: str | None = None  # which rank is lost
+        self._was_killed = False  # from outside
         self._has_lost = threading.Event()
         self._has_closed = threading.Event()
         self._loading = threading.Lock()
-        # What comes by a channel is the order's that was sent last: each model's thread copies blocks, and the engine's beside it.
+        # A reply on a channel belongs to the last order on it, but each model's thread copies blocks, and the engine's, too: one at a time.
         self._copying = threading.Lock()
         self._processes: dict[int, subprocess.Popen[bytes]] = {}  # of the ranks on this machine
         self._channels: list[tuple[RankChannel, ...]] = []
@@ -98,7 +101,7 @@ class RankGroup:
             channels = {rank: self._start(rank, config, address, store.port) for rank in config.near_ranks[1:]}
             if self._far is not None:
                 channels |= self._far.start(store.port)
-            # Of every other rank: orders to it; replies to those that are waited for; copies of blocks, from another thread.
+            # For every other rank: orders; replies to orders; copies of blocks, for another thread.
             self._channels = [channels[rank] for rank in range(1, self.size)]
             self._replies("", "be made ready")
             self._watch_all()
@@ -112,7 +115,7 @@ class RankGroup:
         return [process.pid for process in self._processes.values()]
 
     def send(self, order: object) -> None:
-        """Give an order to all ranks. Raises RankLostError."""
+        """Send an order to all ranks. Raises RankLostError."""
         message = packed(order)
         for rank, (orders, _, _) in enumerate(self._channels, 1):
             try:
@@ -121,27 +124,33 @@ class RankGroup:
                 raise self.loss(f"rank {rank} is gone") from None
 
     def loss(self, why: str) -> RankLostError:
-        """Return the error of a group that cannot go on, with the rank that has ended, if one has. `why`: what is known without."""
+        """Return the error of a group that cannot continue; it names the rank that has ended, if one has.
+
+        `why`: the reason if none is known to have ended.
+        """
         self._has_lost.wait(_LOSS_KNOWN_S)  # a rank's socket closes before its process has ended
         return RankLostError(self.lost or why, self._was_killed)
 
     def load(self, spec: ModelSpec, context_length: int, first_slab: int, num_blocks: int) -> None:
-        """Let all ranks begin to load their parts of a model, whose blocks lie there in their arenas: `until_loaded` waits for them."""
+        """Let all ranks start to load their parts of a model; `until_loaded` waits for them.
+
+        Its blocks are at the same place in all arenas.
+        """
         checkpoint = content_fingerprint(Path(spec.path)) if self._far is not None else b""
         self.send(LoadPart(spec, context_length, first_slab, num_blocks, checkpoint))
 
     def until_loaded(self, model: str) -> None:
-        """Wait until all ranks have loaded their parts. Raises CheckpointError where one cannot."""
+        """Wait until all ranks have loaded their parts. Raises CheckpointError if one cannot."""
         self._replies(model, "load its part")
 
     def abandon(self, model: str) -> None:
-        """Give up a load that this rank cannot end: wait for the others' parts, and drop them."""
+        """Give up a load that failed on this rank: wait for the others' parts, and drop them."""
         with suppress(CheckpointError, RankLostError):
             self.until_loaded(model)
         self.drop(model)
 
     def warm_up(self, model: str, prompt: Sequence[int], with_decode: bool) -> None:
-        """Let all ranks compute a short prompt with this one, which begins now."""
+        """Let all ranks compute a short prompt with this one, which starts now."""
         self.send(WarmUpPart(model, tuple(prompt), with_decode))
 
     def runner(self, own: ModelRunner, model: str) -> "RankedRunner":
@@ -153,15 +162,15 @@ class RankGroup:
         return RankedRunner(own, model, self, GuessTokens)
 
     def adapters(self, own: RunnerAdapters, model: str) -> "RankedAdapters":
-        """Return what puts adapters into the slots of all ranks."""
+        """Return the object that puts adapters into the slots of all ranks."""
         return RankedAdapters(own, model, self)
 
     def images(self, own: RunnerImages, model: str) -> "RankedImages":
-        """Return what encodes images on all ranks."""
+        """Return the object that encodes images on all ranks."""
         return RankedImages(own, model, self)
 
     def copier(self, own: BlockCopier, model: str, parts: BlockParts) -> "RankedCopier":
-        """Return what moves all ranks' parts of the model's blocks."""
+        """Return the object that copies all ranks' parts of the model's blocks."""
         return RankedCopier(own, model, self, parts)
 
     def drop(self, model: str) -> None:
@@ -169,7 +178,7 @@ class RankGroup:
             self.send(DropModel(model))
 
     def clear(self, slab: int) -> None:
-        with suppress(RankLostError):  # its next step says so
+        with suppress(RankLostError):  # the next step reports it
             self.send(ClearSlab(slab))
 
     def store(self, model: str, into: "Sequence[RankBlocks]") -> None:
@@ -178,7 +187,10 @@ class RankGroup:
         self._copy(orders, into, lambda copies, place: copies.receive_into(place))
 
     def fetch(self, model: str, source: "Sequence[RankBlocks]") -> None:
-        """Copy blocks of the other ranks from host memory; returns when the bytes are there. Raises RankLostError."""
+        """Copy blocks of the other ranks from host memory; returns when the copies are complete.
+
+        Raises RankLostError.
+        """
         orders = [FetchBlocks(model, tuple(one.blocks)) for one in source]
         self._copy(orders, source, lambda copies, place: copies.send_bytes(place))
 
@@ -188,7 +200,7 @@ class RankGroup:
         self._has_closed.set()
         for channels in self._channels:
             for channel in channels:
-                channel.close()  # a rank ends when nobody is there to give orders
+                channel.close()  # a rank ends when its first rank is gone
         if self._far is not None:
             self._far.close()
         for process in self._processes.values():
@@ -239,7 +251,7 @@ class RankGroup:
         if not self._is_closing:
             self.lost = why
             self._has_lost.set()
-            log.error("%s: its group cannot go on", why)
+            log.error("%s: its group cannot continue", why)
             self._on_lost(why)
 
     def _ended(self, rank: int, process: "subprocess.Popen[bytes]") -> str:
@@ -248,8 +260,11 @@ class RankGroup:
         return f"rank {rank} (pid {process.pid}) ended with status {code}"
 
     def _end_suspended(self) -> None:
-        """Kill a rank that somebody has stopped: the others, and the thread that gives the orders, would wait for it until their site's deadline."""
-        stopped: Counter[int] = Counter()  # looks in a row
+        """Kill a rank that was stopped from outside.
+
+        Other ranks, and the thread that sends orders, would wait for it until their site's deadline.
+        """
+        stopped: Counter[int] = Counter()  # consecutive looks
         while not self._has_closed.wait(_LOOK_S):
             for rank, process in self._processes.items():
                 stopped[rank] = stopped[rank] + 1 if is_suspended(process.pid) else 0
@@ -266,7 +281,7 @@ class RankGroup:
                 except EOFError:
                     raise CheckpointError(f"{self._name(rank)} ended before it could {what}") from None
                 assert isinstance(reply, RankReply)
-                assert reply.model == model, f"rank {rank} answers for {reply.model}, and {model} was asked about"
+                assert reply.model == model, f"rank {rank} replied for {reply.model} instead of {model}"
                 if reply.problem is not None:
                     problems.append(f"{self._name(rank)} cannot {what}: {reply.problem}")
         if problems:
@@ -292,30 +307,36 @@ class RankGroup:
                     for place in places:
                         move(copies, place)
                 for copies, _, _ in busy:
-                    copies.receive()  # done
+                    copies.receive()  # wait until done
         except (OSError, EOFError):
             raise self.loss("a rank is gone") from None
 
 
 class RankedRunner:
-    """A model's runner on the first rank: whatever changes the others' memory, or wants their part of a computation, is told them first."""
+    """A model's runner on the first rank.
+
+    It sends orders to other ranks before it computes or changes memory.
+    """
 
     num_graphs = graph_failures = 0  # ranks record none
 
     def __init__(
         self, own: ModelRunner, model: str, group: RankGroup, order: Callable[[str, StepInput], object] = ComputeStep
     ) -> None:
-        """`order`: what the other ranks are told of a step."""
+        """`order`: makes the order for the other ranks from a step."""
         assert isinstance(own, PartRunner), "a group has several ranks"
         self.own = own
         self._order = order
-        # Not 2, at which the token that a step chooses is fed into the next one before it is known: another stage computes it.
+        # Not 2, with which the token that a step chooses is used by the next one before the host knows it: another stage computes it.
         self.depth = max(3, group.num_stages) if own.is_pipelined else own.depth
         self._model = model
         self._group = group
 
     def forward(self, step: StepInput) -> "Forwarded | ForwardedPart":
-        """Compute a step with all ranks. Raises RankLostError for whatever goes wrong: the others have gone on without this one."""
+        """Compute a step with all ranks.
+
+        Raises RankLostError for any error, because the other ranks have continued without this one.
+        """
         self._group.send(self._order(self._model, step))
         try:
             return self.own.begin(step) if self.own.is_pipelined else self.own.forward(step)
@@ -354,7 +375,7 @@ class RankedRunner:
 
 
 class RankedAdapters:
-    """The adapters of a model that ranks share: each reads its own part, and places it between the same steps."""
+    """The adapters of a model that ranks share: each reads its part, and places it between the same steps."""
 
     def __init__(self, own: RunnerAdapters, model: str, group: RankGroup) -> None:
         self.num_slots = own.num_slots
@@ -378,7 +399,7 @@ class RankedAdapters:
 
 
 class RankedImages:
-    """The image encoder of a model that ranks share: each encodes every image for itself, between the same steps."""
+    """The image encoder of a model that ranks share: each encodes every image, between the same steps."""
 
     def __init__(self, own: RunnerImages, model: str, group: RankGroup) -> None:
         self.placeholder = own.placeholder
@@ -400,7 +421,10 @@ class RankedImages:
 
 
 class PipelinedStep(NamedTuple):
-    """A step that is on its way through the stages. What it chooses from is known: sequences wait for their tokens before they go on."""
+    """A step that is passing through the stages.
+
+    The inputs of its choice are known: sequences wait for their tokens before they continue.
+    """
 
     runner: RankedRunner
     begun: ForwardedPart
@@ -411,7 +435,7 @@ class PipelinedStep(NamedTuple):
 
 
 class RankBlocks(NamedTuple):
-    """Blocks as one rank numbers them, memory for its parts of them, and the whole ones in host memory."""
+    """Blocks by one rank's numbers, memory for its parts of them, and the whole blocks in host memory."""
 
     blocks: Sequence[int]
     places: Sequence[memoryview]
@@ -419,7 +443,7 @@ class RankBlocks(NamedTuple):
 
 
 class RankedCopier:
-    """Moves blocks of all ranks, whose parts make up a whole block in host memory."""
+    """A copier of blocks of all ranks, whose parts make up a whole block in host memory."""
 
     def __init__(self, own: BlockCopier, model: str, group: RankGroup, parts: BlockParts) -> None:
         self._own = own
@@ -432,7 +456,7 @@ class RankedCopier:
         return self._own.mark()
 
     def store(self, blocks: Sequence[int], into: Sequence[memoryview], mark: object) -> None:
-        """Copy to host memory. A step whose results are here has been computed by all ranks."""
+        """Copy to host memory. Once a step's results have arrived, all ranks have computed it."""
         own, *others = ranks = self._of_ranks(blocks, into)
         self._own.store(own.blocks, own.places, mark)
         self._group.store(self._model, others)
@@ -464,7 +488,7 @@ class RankedCopier:
 
 
 def threads_of(config: HostConfig) -> int:
-    """Return one rank's threads: its share of the cores where it computes on a CPU."""
+    """Return the threads of one rank: its share of the cores if it computes on a CPU."""
     if config.threads is not None:
         return config.threads
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -472,7 +496,7 @@ def threads_of(config: HostConfig) -> int:
 
 
 def is_suspended(pid: int) -> bool:
-    """Tell whether somebody has stopped a process of this machine, where the system says so."""
+    """True if a process of this machine was stopped by a signal or a debugger, if the system reports that."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:

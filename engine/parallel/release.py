@@ -1,6 +1,6 @@
-"""What tells this release's ranks from another's: they hand each other values of their own, and must compute alike.
+"""The identity of this release, which all ranks of a group must share.
 
-Imports no torch: it is asked before anything is begun.
+They exchange Python objects, and must compute alike. Imports no torch: it is checked before anything is started.
 """
 
 from functools import cache
@@ -13,12 +13,12 @@ _ROOT = Path(__file__).parents[2]
 
 @cache
 def own_release() -> dict[str, str]:
-    """Return this release, by what it consists of."""
+    """Return the versions that make up this release."""
     return {"pilotlight": f"{_version('pilotlight-inference')} ({_digest()})", "torch": _version("torch")}
 
 
 def difference(others: dict[str, str]) -> str | None:
-    """Return why the other ranks are of another release than this one's; None: they are not."""
+    """Return how the first rank's release differs from this one's, or None."""
     own = own_release()
     odd = [name for name in own if own[name] != others.get(name)]
     if not odd:
@@ -35,7 +35,7 @@ def _version(name: str) -> str:
 
 
 def _digest() -> str:
-    """Return eight digits that change with the engine's source: a working copy has the version of its last release."""
+    """Return eight digits of the engine's source: a working copy has its last release's version."""
     digest = blake2b(digest_size=4)
     for package in ("engine", "kernels"):
         for file in sorted((_ROOT / package).rglob("*.py")):

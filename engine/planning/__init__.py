@@ -1,1 +1,4 @@
-"""What a model takes of its devices, in closed form: memory that `pilotlight plan` shows and that a host is started with. Imports no torch."""
+"""The memory and speed of models on devices, in closed form. Imports no torch.
+
+`pilotlight plan` shows the results, and hosts are started with them.
+"""

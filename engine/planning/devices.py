@@ -1,4 +1,4 @@
-"""What devices have: memory, and how fast they move and multiply. Published figures of GPUs, this machine's own of a CPU."""
+"""The memory and speed of devices: published figures of GPUs, measured figures of this machine's CPU."""
 
 import os
 import re
@@ -49,7 +49,7 @@ GPUS = {
 
 
 class DeviceSet(NamedTuple):
-    """So many devices of one kind."""
+    """A number of devices of one kind."""
 
     number: int
     device: Device
@@ -59,13 +59,16 @@ class DeviceSet(NamedTuple):
 
 
 def cpu() -> Device:
-    """Return this machine's CPU. Its ceilings are those of the machine with a record: two cores of an AMD EPYC."""
+    """Return this machine's CPU.
+
+    Its ceilings are those of the machine with a record: two cores of an AMD EPYC.
+    """
     there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return Device("cpu", there, 49.8e9, 0.95e12, 10e9, _MEASURED_CPU, "ceilings measured on two cores of an AMD EPYC")
 
 
 def parse_devices(text: str, this_machine: Callable[[], DeviceSet]) -> DeviceSet:
-    """Parse devices as the command line has them: 8xh100, h200, cpu, 2xcpu, this machine. Raises CheckpointError."""
+    """Parse devices of a command line: 8xh100, h200, cpu, 2xcpu, this machine. Raises CheckpointError."""
     if text.replace("-", " ").strip().lower() in ("this machine", "this", "here"):
         return this_machine()
     found = re.fullmatch(r"(?:(\d+)\s*x\s*)?([a-z0-9]+)", text.strip().lower())

@@ -1,12 +1,15 @@
-"""What a prompt's KV blocks weigh on the way to another host, and what that adds to the time in which one computes them. Arithmetic, nothing else."""
+"""The size of a prompt's KV blocks when another host needs them, and the time that moving them adds."""
 
 from pilotlight.engine.api.protocol import LAST_CHUNK_TOKENS, ModelInfo
 from pilotlight.engine.kv.pool.groups import CacheGroups
 
 
 def exposed_s(num_tokens: int, tokens_per_s: float, compute_s: float) -> float:
-    """Return what is left of a transfer that goes block by block while they are computed: what is not there by then, and the last chunk's blocks at
-    least. A way that is not measured, at 0 tokens a second, takes no time: so it is tried."""
+    """Return the time that a transfer adds when blocks are moved while others are computed.
+
+    It is the part that does not finish by the end of the computation, and at least the time of the last chunk's blocks. A speed of 0 tokens a second
+    means that the path is not measured yet: it counts as free, so that it is tried.
+    """
     if not tokens_per_s:
         return 0.0
     last_tokens = min(num_tokens, LAST_CHUNK_TOKENS)
@@ -14,7 +17,7 @@ def exposed_s(num_tokens: int, tokens_per_s: float, compute_s: float) -> float:
 
 
 def prompt_bytes(info: ModelInfo, num_tokens: int) -> int:
-    """Return the bytes of the blocks that tokens behind such a prompt see."""
+    """Return the bytes of the blocks that tokens after such a prompt read."""
     if not info.kv_block_bytes:
         return 0
     groups = CacheGroups(info.block_size, 0, info.kv_windows)

@@ -1,9 +1,10 @@
-"""Whether a prompt's KV blocks are worth a link to another site, in closed form.
+"""Compares moving a prompt's KV blocks over a link between sites with computing them, in closed form.
 
-A site whose prompts wait `q` seconds answers a prompt of `n` tokens after `q + n / R`, at `R` tokens computed a second. Where another site of equal
-devices computes it and sends its blocks, of `b` bytes a token, over a link of `W` bytes a second, block after block while it computes, it is
-`rtt + n / R + max(c * b / W, n * (b / W - 1 / R))`: what the link does not move meanwhile, and the last `c` tokens at least. So borrowing pays from a
-queue of `rtt + max(...)` on, and handing over the whole request from `rtt` on, since its tokens are a few bytes each.
+A site whose prompts wait `q` seconds answers a prompt of `n` tokens after `q + n / R`, at `R` computed tokens a second. If another site with equal
+devices computes the prompt and sends its blocks, of `b` bytes a token, over a link of `W` bytes a second, block after block while it computes, the
+answer comes after `rtt + n / R + max(c * b / W, n * (b / W - 1 / R))`. The maximum is what the link does not move during the computation, at least
+the last `c` tokens. So borrowing pays from a queue of `rtt + max(...)`, and handing over the whole request from `rtt`, since its tokens are a few
+bytes each.
 """
 
 from typing import NamedTuple
@@ -39,7 +40,7 @@ class LinkPlan(NamedTuple):
             f"a prompt of {self.prompt_tokens:,} tokens has {self.prompt_bytes / 2**20:,.1f} MiB of KV blocks; they move at "
             f"{self.moved_tokens_per_s:,.0f} tokens/s, {hidden} they are computed, at {self.computed_tokens_per_s:,.0f}: computing it at another "
             f"such site pays where prompts wait for more than {1e3 * self.borrow_from_s:,.0f} ms here, and sending the whole request there from "
-            f"{1e3 * self.route_from_s:,.0f} ms on, so blocks are worth the link only where nobody can answer there"
+            f"{1e3 * self.route_from_s:,.0f} ms on, so blocks are worth the link only if the other site cannot answer the request"
         )
 
 

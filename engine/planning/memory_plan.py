@@ -1,6 +1,7 @@
-"""Where a device's memory goes, in closed form: weights, what a step needs at once, what libraries and graphs take, and the KV cache that is left.
+"""Divides a device's memory, in closed form: weights, a step's needs, reserves and the KV cache.
 
-The one place that decides: for `pilotlight plan`, for the size of a host's arena, for what may be awake beside what. Nothing is run to find out.
+The only place that decides this: for `pilotlight plan`, for the size of a host's arena, and for which models may be awake together. Runs nothing to
+find out.
 """
 
 from collections.abc import Mapping, Sequence
@@ -42,7 +43,7 @@ class RankMemory(NamedTuple):
     activations_bytes: int
     reserved_bytes: int  # of contexts, libraries, graphs
     device_bytes: int
-    layout: CacheLayout | None  # None: it caches nothing
+    layout: CacheLayout | None  # None if it caches nothing
 
     @property
     def weights_bytes(self) -> int:
@@ -62,14 +63,17 @@ class RankMemory(NamedTuple):
 
 
 class _ElementType(NamedTuple):
-    """Stands for a torch.dtype where only sizes are asked for."""
+    """A replacement for a torch.dtype where only sizes are needed."""
 
     name: str
     itemsize: int
 
 
 def block_layout(model: PlannedModel, place: RankPlace, block_size: int, context_length: int) -> CacheLayout | None:
-    """Return the layout of the rank's KV blocks; None: it caches nothing. It has sizes, and no views."""
+    """Return the layout of the rank's KV blocks, or None if it caches nothing.
+
+    The layout has sizes, and no views.
+    """
     layers: Sequence[CachedLayer] = model.cached_layers(place)
     if model.kv_dtype == "fp8" and layers:
         layers = in_fp8(layers, cast(Any, _ElementType("float8_e4m3fn", 1)))
@@ -85,14 +89,17 @@ def reserved_bytes(device_bytes: int, is_cpu: bool, has_standby: bool = True) ->
 
 
 def left_for_kv(device_bytes: int, weights_bytes: int, activations_bytes: int, has_standby: bool = True) -> int:
-    """Return the bytes of a CUDA device that its models' weights and steps leave for the KV cache; 0 at least."""
+    """Return the bytes of a CUDA device that weights and steps leave for the KV cache, at least 0."""
     taken = weights_bytes + activations_bytes + reserved_bytes(device_bytes, False, has_standby)
     return max(0, device_bytes - taken)
 
 
 def weights_room(model_bytes: Sequence[int], device_bytes: int) -> int:
-    """Return what models' weights may take of a CUDA device whose KV cache takes the rest: all of them, or half of it where they take turns or one's
-    size is not known yet, and the largest one at least."""
+    """Return the bytes that weights may take of a CUDA device whose KV cache takes the rest.
+
+    They are the bytes of all models, at most half of the device: the models take turns if they need more. They are that half if one of several sizes
+    is not known yet, and at least the bytes of the largest model.
+    """
     whole = device_bytes // 2 if 0 in model_bytes and len(model_bytes) > 1 else sum(model_bytes)
     return max(min(whole, device_bytes // 2), max(model_bytes, default=0))
 
@@ -110,8 +117,10 @@ def weights_limit(host: HostConfig, device_bytes: int) -> int:
 
 
 def planned_kv_bytes(directory: Path, dtype: str, host: HostConfig, device_bytes: int) -> int:
-    """Return the bytes of a CUDA device's KV cache where a host is told the sizes of its models instead: what they, a step of this one and libraries
-    leave."""
+    """Return the bytes of a CUDA device's KV cache for a host whose model sizes are configured.
+
+    They are what the models, a step of this one and libraries leave.
+    """
     limits = StepLimits(host.max_num_batched_tokens, host.max_num_seqs, host.block_size)
     places = Parallelism.of_host(host).stage_places
     try:
@@ -125,8 +134,11 @@ def planned_kv_bytes(directory: Path, dtype: str, host: HostConfig, device_bytes
 
 
 def activations_bytes(model: PlannedModel, place: RankPlace, limits: StepLimits) -> int:
-    """Return the most that a step of the largest size holds at once beside weights and cache: the hidden states and their sum, and the widest layer's
-    part; or the logits of all sequences. Or what encoding an image holds between two steps."""
+    """Return the most bytes that a step of the largest size holds besides weights and cache.
+
+    That is the hidden states, their sum and the widest layer's part; or the logits of all sequences; or what encoding an image holds between two
+    steps.
+    """
     tokens, item, hidden = limits.max_num_batched_tokens, model.item_bytes, model.config.hidden_size
     layers = model.stages(place.parallelism.pp)[place.stage]
     widest = max((_widest_part(model.layers[i], place) for i in layers), default=0)
@@ -170,8 +182,10 @@ def all_ranks(
 
 
 def _widest_part(shapes: Sequence[WeightShape], place: RankPlace) -> int:
-    """Return how many numbers of a token the layer's widest part holds: what its projections yield and take. Attention holds queries twice, turned
-    and not; each expert that a token goes to yields a row of the hidden size."""
+    """Return how many numbers a token has in the layer's widest part: inputs and outputs of projections.
+
+    Attention holds queries twice, rotated and not; each expert of a token yields a row of the hidden size.
+    """
     by_part: dict[Part, int] = {}
     for shape in shapes:
         if not shape.columns:

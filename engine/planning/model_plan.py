@@ -1,6 +1,6 @@
-"""A model as a plan knows it: its config.json, its format and the type of its weights; their bytes, by part, on each rank.
+"""A model for planning: its config.json, format, type of weights, and bytes by part and rank.
 
-Read from a directory or a config.json alone: no weights are needed. Where they are there, their headers say how they are stored.
+Read from a directory or a config.json alone; no weights are needed. If they are present, their headers show how they are stored.
 """
 
 from collections import Counter
@@ -37,7 +37,7 @@ _TIME_PER_BYTE: dict[Part, float] = {"attention": 2.2, "head": 0.8, "embedding":
 class PlannedModel(NamedTuple):
     architecture: str
     config: ArchitectureConfig
-    outer: tuple[WeightShape, ...]  # tensors before and behind the layers
+    outer: tuple[WeightShape, ...]  # tensors before and after the layers
     layers: tuple[tuple[WeightShape, ...], ...]  # and of each
     quantization: Quantization | None
     dtype: str  # of plain weights, activations and, unless `kv_dtype` says otherwise, the KV cache
@@ -63,13 +63,13 @@ class PlannedModel(NamedTuple):
         return balanced_stages(costs, 0.0 if self.pools else self._step_cost(head), num_stages)
 
     def weights(self) -> Iterator[tuple[int | None, WeightShape]]:
-        """Yield every tensor with its layer; None: it is of no layer."""
+        """Yield every tensor with its layer, or with None if it belongs to no layer."""
         yield from ((None, shape) for shape in self.outer)
         for i, layer in enumerate(self.layers):
             yield from ((i, shape) for shape in layer)
 
     def adapted_shapes(self) -> dict[str, tuple[int, int]]:
-        """Return rows and columns of each projection that adapters may change, by the key that their descriptions have."""
+        """Return rows and columns of the projections that adapters may change, by their keys in descriptions."""
         return {projection_key(each.name): each[2:4] for layer in self.layers for each in layer if each.takes_adapters}
 
     def cached_layers(self, place: RankPlace) -> list[CachedLayer]:
@@ -80,7 +80,7 @@ class PlannedModel(NamedTuple):
         return [layers[i].part_of(place.shard) for i in self.stages(place.parallelism.pp)[place.stage]]
 
     def weight_bytes(self, place: RankPlace, on_cpu: bool) -> dict[Part, int]:
-        """Return the bytes of the rank's weights, by part. Raises CheckpointError where a split does not divide."""
+        """Return the bytes of the rank's weights, by part. Raises CheckpointError if a split does not divide."""
         layers, pp = self.stages(place.parallelism.pp)[place.stage], place.parallelism.pp
         found: Counter[Part] = Counter()
         for layer, shape in self.weights():
@@ -93,8 +93,10 @@ class PlannedModel(NamedTuple):
         return 4 * context_length * self.config.rotary_numbers
 
     def _step_cost(self, shape: WeightShape) -> float:
-        """Return the time of a tensor's products in a decode step, in that of a byte of a dense feed-forward. It is the same whatever "auto" makes of
-        the type."""
+        """Return the time of a tensor's products in a decode step.
+
+        The unit is the time of a byte of a dense feed-forward. The result does not depend on the type that "auto" selects.
+        """
         format = self.quantization
         num_bytes = ITEM_BYTES["bfloat16"] * shape.rows * shape.columns
         if format is not None and format.holds(shape) and format.stays_packed(on_cpu=False) and not shape.is_unpacked:
@@ -144,8 +146,10 @@ def plan_model(
     stored: frozenset[str] | None = None,
     pools: bool = False,
 ) -> PlannedModel:
-    """Return the model that a config.json describes. `stored`: the types of its tensors, where they are there. `pools`: it makes vectors of texts
-    and has logits for no token. Raises CheckpointError."""
+    """Return the model that a config.json describes. Raises CheckpointError.
+
+    `stored`: the types of the stored tensors, if they are present. `pools`: the model makes vectors of texts and has no logits.
+    """
     architecture = find_architecture(config)
     if is_classifier(config):
         config, pools = {**config, "tie_word_embeddings": True}, True
@@ -174,8 +178,11 @@ def choose_dtype_name(num_parameters: int, stored: frozenset[str], on_cpu: bool)
 
 
 def planned_weights_bytes(directory: Path, dtype: str, *, on_cpu: bool, degrees: Parallelism = ALONE) -> int:
-    """Return the most bytes that a model's weights will take on one of so many devices: as many numbers as its files hold, where they are plain and
-    here, else as its config.json implies. 0 where there is neither: the load will say why."""
+    """Return the most bytes that a model's weights will take on one device of the degrees.
+
+    Counts the numbers in the model's files if these are plain and present, and otherwise those that config.json implies. Returns 0 if there is
+    neither: the load will report why.
+    """
     try:
         if (packed := packed_file(directory)) is not None:
             return _packed_bytes(packed)

@@ -1,6 +1,6 @@
-"""Degrees by which ranks share a model, and what each rank has: its stage's layers, its part of their tensors.
+"""Degrees by which ranks share a model, and each rank's part: its stage's layers, its part of tensors.
 
-Knows counts; refuses to know bytes and devices.
+Knows counts; does not know bytes and devices.
 """
 
 from functools import cache
@@ -13,8 +13,11 @@ from pilotlight.engine.weights.shard import Shard
 
 
 class Parallelism(NamedTuple):
-    """`tp` ranks share every matrix of a stage, `ep` its experts whole; where `ep` is larger, copies of the attention compute for sequences of their
-    own. `pp` stages have the layers one behind another; the first has the embedding and the head."""
+    """Degrees of parallelism.
+
+    `tp` ranks share every matrix of a stage; `ep` ranks have whole experts of it. If `ep` is larger than `tp`, there are several copies of the
+    attention, which compute for different sequences. `pp` stages hold consecutive layers; the first also has the embedding and the head.
+    """
 
     tp: int = 1
     pp: int = 1
@@ -31,7 +34,7 @@ class Parallelism(NamedTuple):
 
     @property
     def copies(self) -> int:
-        """Copies of a stage's attention, each with sequences of its own."""
+        """The number of copies of a stage's attention, each with different sequences."""
         return self.per_stage // self.tp
 
     @property
@@ -43,8 +46,11 @@ class Parallelism(NamedTuple):
     def of_group(
         cls, size: int, num_stages: int, is_by_experts: bool, redundant: int = 0, copies: int = 1
     ) -> "Parallelism":
-        """Return the degrees of a host's ranks; of no group, one's. `is_by_experts`: those of a stage have some of its experts each, and `redundant`
-        copies together. `copies`: of the attention. Raises CheckpointError."""
+        """Return the degrees of a host's ranks. Raises CheckpointError.
+
+        Without a group they are those of one rank. `is_by_experts`: the ranks of a stage divide its experts, and have `redundant` more copies of
+        experts together. `copies`: of the attention.
+        """
         if size < 2:
             return cls()
         per_stage = size // num_stages
@@ -69,8 +75,10 @@ class Parallelism(NamedTuple):
         return f"tp {self.tp}, pp {self.pp}, ep {self.ep}" + (f", dp {self.copies}" if self.copies > 1 else "")
 
     def require_counts(self, num_layers: int, num_heads: int, num_kv_heads: int, num_experts: int) -> None:
-        """Raise CheckpointError where the degrees cannot be of one model with so many layers, heads and experts. `num_kv_heads`: 0 for none of their
-        own."""
+        """Raise CheckpointError if the degrees do not fit a model with so many layers, heads and experts.
+
+        `num_kv_heads`: 0 if the model has no separate key-value heads.
+        """
         for name, degree in zip(("tp", "pp", "ep"), self[:3], strict=True):
             if degree < 1:
                 raise CheckpointError(f"{name} is {degree}; it must be at least 1")
@@ -112,7 +120,10 @@ class RankPlace(NamedTuple):
 
     @property
     def copy(self) -> int:
-        """The number of the copy of the attention that it belongs to: ranks with the same shard lie one behind another."""
+        """The number of the attention's copy that the rank belongs to.
+
+        Ranks with the same shard are consecutive.
+        """
         return self.rank % self.parallelism.copies
 
     @property
@@ -120,7 +131,10 @@ class RankPlace(NamedTuple):
         return Shard(self.rank // self.parallelism.copies, self.parallelism.tp)
 
     def part_of(self, shape: WeightShape) -> tuple[int, int, int]:
-        """Return how many matrices of how many rows and columns of it the rank has. Raises CheckpointError where they do not divide."""
+        """Return the rank's number of matrices, and their rows and columns.
+
+        Raises CheckpointError if the tensor does not divide.
+        """
         tp, _, ep, spare = self.parallelism
         shard, count = self.shard, shape.experts
         if shape.experts and ep > 1:

@@ -18,7 +18,7 @@ _PROMPT_TOKENS = 2048
 
 
 class Workload(NamedTuple):
-    """What a plan is for."""
+    """The load that a plan is made for."""
 
     context_length: int
     batch: int = 64  # sequences that decode at once
@@ -32,7 +32,10 @@ class Workload(NamedTuple):
 
     @classmethod
     def of(cls, model: PlannedModel, context_length: int | None = None, batch: int = 64) -> "Workload":
-        """Return the workload of a context; without one, of the model's own up to 131,072 tokens. Raises CheckpointError."""
+        """Return the workload of a context, by default the model's up to 131,072 tokens.
+
+        Raises CheckpointError.
+        """
         longest = model.config.context_length
         if context_length is not None and not 2 <= context_length <= longest:
             raise CheckpointError(f"the context is {context_length} tokens; the model takes from 2 to {longest}")
@@ -46,7 +49,7 @@ class SplitPlan(NamedTuple):
     parallelism: Parallelism
     ranks: list[RankMemory]
     workload: Workload
-    speed: Speed | None  # None: it does not fit
+    speed: Speed | None  # None if it does not fit
 
     @property
     def fits(self) -> bool:
@@ -61,7 +64,10 @@ class SplitPlan(NamedTuple):
 
     @property
     def kv_tokens(self) -> int:
-        """Tokens that fit, in sequences of the workload's context: as many as on the rank with least room, for each copy of the attention."""
+        """The number of tokens that fit, in sequences of the workload's context.
+
+        The rank with least room decides; each copy of the attention has as many.
+        """
         context, chunk = self.workload.context_length, self.workload.limits.max_num_batched_tokens
         return self.parallelism.copies * min(rank.kv_tokens(context, chunk) for rank in self.ranks)
 
@@ -72,7 +78,7 @@ class SplitPlan(NamedTuple):
 
 
 class ModelPlan(NamedTuple):
-    """What fits of a model on some devices."""
+    """The splits of a model on some devices, and those that were refused."""
 
     model: PlannedModel
     devices: DeviceSet
@@ -99,7 +105,7 @@ class ModelPlan(NamedTuple):
 def make_plan(
     model: PlannedModel, devices: DeviceSet, workload: Workload, wanted: Parallelism | None = None
 ) -> ModelPlan:
-    """Plan a model over devices: the wanted split, or each there is. Raises CheckpointError where none divides."""
+    """Plan a model over devices, for the wanted split or all. Raises CheckpointError if none divides."""
     splits, refused = [], {}
     for parallelism in [wanted] if wanted is not None else _candidates(model, devices.number):
         if parallelism.size > devices.number:

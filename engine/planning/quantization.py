@@ -1,6 +1,6 @@
-"""How many bytes a matrix takes as its checkpoint's format keeps it on a device, and which matrices a config.json says are in it.
+"""Sizes of matrices in checkpoint formats, and the matrices that a config.json lists in a format.
 
-engine/weights/formats reads the same checkpoints; this knows sizes alone, and no tensor.
+engine/weights/formats reads the same checkpoints; this module knows sizes only, and no tensors.
 """
 
 import re
@@ -30,7 +30,7 @@ _GROUP_REPEATED = re.compile(r"\)[*+?{]")
 class Quantization(NamedTuple):
     method: str
     bits: float  # of a value; of a GGUF file's kinds in the middle, their scales among them
-    columns: int | None  # under one scale; None: a row's
+    columns: int | None  # under one scale; None for a whole row
     rows: int = 1  # likewise
     scale_bytes: int = 2
     zero_bytes: int = 0
@@ -47,7 +47,10 @@ class Quantization(NamedTuple):
         return not any(_matches(pattern, shape.name) for pattern in self.ignored)
 
     def stays_packed(self, on_cpu: bool) -> bool:
-        """Tell whether products read such matrices as they are. (On a CPU whose C library can be built and has its vector instructions.)"""
+        """Tell whether products read such matrices without unpacking them.
+
+        On a CPU this needs the C library and the vector instructions that it uses.
+        """
         return on_cpu if self.on_cpu_alone else self.bits == 4 or self.is_float != on_cpu
 
     def require_whole_groups(self, shape: WeightShape, columns: int) -> None:
@@ -78,7 +81,10 @@ def lossless_bytes(rows: int, columns: int) -> int:
 
 
 def read_quantization(config: Mapping[str, Any]) -> Quantization | None:
-    """Return what a config.json says of its weights' format; None where they are plain, or in a format of which nothing is known here."""
+    """Return the format that a config.json describes for its weights.
+
+    Returns None if they are plain, or in an unknown format.
+    """
     method, described = quantization_method(config), quantization(config)
     if method is None or not isinstance(described, dict):
         return None
@@ -111,7 +117,10 @@ def read_quantization(config: Mapping[str, Any]) -> Quantization | None:
 
 
 def _ignored(described: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return what is left plain. Raises CheckpointError for patterns that a name of 100 characters could keep busy for more than milliseconds."""
+    """Return the names of the matrices that stay plain.
+
+    Raises CheckpointError for patterns that could take more than milliseconds on a name of 100 characters.
+    """
     ignored = tuple(map(str, described.get("ignore") or described.get("modules_to_not_convert") or ()))
     patterns = [entry.removeprefix(_PATTERN) for entry in ignored if entry.startswith(_PATTERN)]
     if len(patterns) > _MOST_PATTERNS:
@@ -131,9 +140,7 @@ def _ignored(described: Mapping[str, Any]) -> tuple[str, ...]:
         try:
             re.compile(pattern)
         except (re.error, RecursionError, OverflowError) as error:
-            raise CheckpointError(
-                f"quantization_config ignores the pattern {pattern!r}, which is none: {error}"
-            ) from None
+            raise CheckpointError(f"quantization_config has the invalid pattern {pattern!r}: {error}") from None
     return ignored
 
 

@@ -1,6 +1,7 @@
-"""How fast a split would be: a roofline, bytes to be moved and products to be made over what devices do a second, times the share that steps reach.
+"""Predicts the speed of a split with a roofline.
 
-A prediction says whose share it is: a record's, or an assumption.
+Bytes and products are divided by what the devices move and compute in a second, times the share that steps reach. A prediction names the source of
+the share: a record, or an assumption.
 """
 
 from math import prod
@@ -14,7 +15,7 @@ from pilotlight.engine.planning.model_plan import PlannedModel
 from pilotlight.engine.planning.parallelism import Parallelism, RankPlace
 from pilotlight.engine.weights.shard import Shard
 
-# A collective's own time, whatever it carries: of two kernels on a GPU, of two messages between processes of one machine on a CPU. Assumed.
+# The fixed time of a collective: two kernels on a GPU, two messages between processes of one machine on a CPU. Assumed.
 _COLLECTIVE_S = {False: 12e-6, True: 60e-6}
 
 
@@ -37,7 +38,10 @@ def predict(
     prompt_tokens: int,
     batch: int,
 ) -> Speed:
-    """Predict from the slowest rank of each stage. `batch`: sequences that decode at once, each with that context."""
+    """Predict from the slowest rank of each stage.
+
+    `batch`: the number of sequences that decode at once, each with that context.
+    """
     share = device.efficiency
     steps, prompts = [], []
     for stage in range(parallelism.pp):
@@ -73,8 +77,11 @@ class RoutedCounts(NamedTuple):
 
 
 class ExchangedBytes(NamedTuple):
-    """The messages that a rank takes part in for one step of a stage: sums of hidden states and joined logits, where matrices are shared; rows that
-    go from every rank to every other, where copies of the attention have sequences of their own."""
+    """The messages of a rank in one step of a stage.
+
+    Ranks that share matrices sum hidden states and join logits. Copies of the attention with different sequences exchange rows, from every rank to
+    every other.
+    """
 
     sums: int
     summed_bytes: int
@@ -87,10 +94,13 @@ class ExchangedBytes(NamedTuple):
 def exchanged(
     model: PlannedModel, place: RankPlace, tokens: int, rows: int, routed: RoutedCounts | None = None
 ) -> ExchangedBytes:
-    """Count the messages of a step of so many tokens and rows of logits, of this rank's copy where there are several. Of shared matrices two in each
-    layer; at the first stage one behind the embedding, and one that joins the vocabulary. Between copies three in each layer of experts: how many
-    tokens go to each rank, the tokens with their experts' numbers and weights, and what is made of them; at the first stage one of the rows whose
-    logits are wanted. `routed`: None for as many as are likely, if each expert is as likely."""
+    """Count the messages of a step with `tokens` tokens and `rows` rows of logits.
+
+    If there are several copies of the attention, the counts are those of this rank's copy. Shared matrices need two sums in each layer; the first
+    stage adds one after the embedding, and one join of the vocabulary. Copies need three exchanges in each layer of experts: the number of tokens for
+    each rank, the tokens with their experts' numbers and weights, and the results. The first stage adds one exchange of the rows whose logits are
+    wanted. `routed`: if None, the numbers expected when each expert is equally likely.
+    """
     shared, between = _of_shared_matrices(model, place, tokens, rows), (0, 0)
     if place.parallelism.copies > 1:
         between = _between_copies(model, place, rows, routed or likely_routed(model, place, tokens))
@@ -120,7 +130,10 @@ def _of_shared_matrices(model: PlannedModel, place: RankPlace, tokens: int, rows
 
 
 def likely_routed(model: PlannedModel, place: RankPlace, tokens: int) -> RoutedCounts:
-    """Return how many of a rank's tokens are likely to go to other ranks, and theirs here, if every rank has as many."""
+    """Return the expected number of tokens that a rank sends to other ranks, and receives.
+
+    Every rank is assumed to have as many tokens.
+    """
     ep, likely = place.parallelism.ep, 0.0
     for shape in _sparse_layers(model, place):
         elsewhere = shape.experts - shape.experts // ep  # than on one rank
@@ -137,7 +150,10 @@ def _sparse_layers(model: PlannedModel, place: RankPlace) -> list[WeightShape]:
 
 
 def _products(model: PlannedModel, place: RankPlace) -> float:
-    """Count one rank's products with one token. Experts that lie elsewhere count for all tokens that come from there: as many as go."""
+    """Count one rank's products with one token.
+
+    Experts on other ranks count with the tokens that come from there, which are as many as go there.
+    """
     layers = model.stages(place.parallelism.pp)[place.stage]
     total = 0.0
     for layer, shape in model.weights():
@@ -148,7 +164,10 @@ def _products(model: PlannedModel, place: RankPlace) -> float:
 
 
 def _read_bytes(model: PlannedModel, place: RankPlace, memory: RankMemory, tokens: int) -> float:
-    """Count the bytes of weights that a step of so many tokens reads: of the experts those that any token goes to, if each is as likely."""
+    """Count the bytes of weights that a step of so many tokens reads.
+
+    Of the experts it reads those of any token, if each expert is equally likely.
+    """
     parts = dict(memory.weights)
     for unread in ("embedding", "vision"):
         tied = unread == "embedding" and "head" not in parts and place.stage == 0
@@ -170,8 +189,11 @@ def _kv_bytes_of(memory: RankMemory, context_length: int) -> int:
 
 
 def _exchange_s(model: PlannedModel, place: RankPlace, device: Device, tokens: int) -> float:
-    """Predict the time of a stage's collectives: two sums of hidden states a layer where ranks share matrices, tokens to their experts and back where
-    these are whole, hidden states to the next stage."""
+    """Predict the time of a stage's collectives.
+
+    These are two sums of hidden states a layer if ranks share matrices, tokens to their experts and back if experts are whole, and hidden states to
+    the next stage.
+    """
     tp, pp, ep, _ = place.parallelism
     each_s, row = _COLLECTIVE_S[device.is_cpu], model.config.hidden_size * model.item_bytes
     taken = 0.0

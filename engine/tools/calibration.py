@@ -1,7 +1,7 @@
-"""What each of a model's matrices is multiplied with, over a given text: the sums of products that error-compensating rounding needs.
+"""Sums of products of a model's matrix inputs over a given text, for error-compensating rounding.
 
-The model is laid out with weights that add up their inputs while they multiply, so every family is calibrated by its own forward pass. Experts are
-left out: each sees its own tokens, and few of a short text.
+The model is loaded with weights that add up their inputs while they multiply, so every family is calibrated by its own forward pass. Experts are left
+out: each sees only its own tokens, and a short text has few of them.
 """
 
 from collections.abc import Sequence
@@ -70,7 +70,7 @@ class _ObservingLoader(WeightLoader):
         )
         if num_bytes > _MOST_BYTES:
             raise CheckpointError(
-                f"what is observed of the inputs takes more than {_MOST_BYTES >> 30} GiB; round this model without calibration"
+                f"the sums of the observed inputs take more than {_MOST_BYTES >> 30} GiB; round this model without calibration"
             )
         sums = torch.zeros(columns, columns)
         self.sums |= dict.fromkeys(names, sums)
@@ -79,7 +79,7 @@ class _ObservingLoader(WeightLoader):
 
 @torch.inference_mode()
 def observe(directory: Path, text: str, wanted: set[str], on_progress: ReadingProgress) -> dict[str, Tensor]:
-    """Return x^T x [columns, columns] by matrix, of the inputs that the text's tokens give. Raises CheckpointError."""
+    """Return x^T x [columns, columns] of the text's inputs, by matrix. Raises CheckpointError."""
     raw = read_config(directory)
     family = find_family(raw)
     config = family.parse_config(raw)

@@ -1,4 +1,6 @@
-"""`pilotlight pack` at work: a process of its own, since it needs torch. Says where it stands in JSON, a line at a time.
+"""Runs `pilotlight pack` in a separate process, since it needs torch.
+
+Reports its progress as one JSON object a line.
 
 python -m pilotlight.engine.tools.packing pack DIRECTORY OUT --dtype auto
 python -m pilotlight.engine.tools.packing verify OUT
@@ -41,8 +43,10 @@ _PROGRESS_INTERVAL_S = 0.1
 
 @torch.inference_mode()
 def pack_directory(directory: Path, out: Path, dtype_name: str, report: "Report", is_lossless: bool = False) -> Path:
-    """Pack the checkpoint in `directory` into `out` and return the bundle's path. `is_lossless`: in coded chunks. What was packed so comes out as if
-    it had been packed without. Raises CheckpointError."""
+    """Pack the checkpoint in `directory` into `out` and return the bundle's path.
+
+    `is_lossless`: pack in coded chunks. A bundle that was packed this way can be unpacked into the same bundle as without. Raises CheckpointError.
+    """
     if out.resolve() == directory.resolve():
         raise CheckpointError(f"{out} is the checkpoint's own directory; choose another one")
     if (packed := packed_file(directory)) is not None:
@@ -91,7 +95,10 @@ def pack_directory(directory: Path, out: Path, dtype_name: str, report: "Report"
 
 
 def _pack_chunks(bundle: Bundle, jobs: Sequence[Job], identity: BundleIdentity, out: Path, report: "Report") -> Path:
-    """Pack beside the plain bundle, which is taken up where an earlier run was cut off, and is removed in the end."""
+    """Pack in coded chunks, by way of a plain bundle in a subdirectory.
+
+    The plain bundle is resumed if an earlier run was interrupted, and is removed at the end.
+    """
     beside = out / ".plain"
     beside.mkdir(exist_ok=True)
     with BundleFile.open(pack(bundle, jobs, beside, report.progress)) as plain:
@@ -160,7 +167,7 @@ def copy_beside(directory: Path, out: Path) -> None:
         hidden = any(part.startswith(".") for part in relative.parts)
         is_module = (
             file.name == "model.safetensors" and file.parent != directory
-        )  # a layer behind an embedding model's pooling
+        )  # a layer after an embedding model's pooling
         if (file.suffix in _BESIDE or is_module) and file.name != _INDEX and not hidden and file.is_file():
             target = out / relative
             target.parent.mkdir(parents=True, exist_ok=True)

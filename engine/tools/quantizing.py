@@ -1,8 +1,10 @@
-"""`pilotlight quantize` at work: a process of its own, since it needs torch. Says where it stands in JSON, a line at a time.
+"""Runs `pilotlight quantize` in a separate process, since it needs torch.
+
+Reports its progress as one JSON object a line.
 
 python -m pilotlight.engine.tools.quantizing DIRECTORY OUT --to int4 --group 32
 
-Attention, feed-forwards and experts are rounded, as compressed-tensors describes it, which vLLM and transformers read too; embeddings, head, routers
+Attention, feed-forwards and experts are rounded to the format of compressed-tensors, which vLLM and transformers read too; embeddings, head, routers
 and norms stay as they are.
 """
 
@@ -32,7 +34,7 @@ _MATRICES = ("attention", "dense", "experts", "shared_experts")
 
 class Rounding(NamedTuple):
     bits: int
-    group: int | None  # columns under one scale; None: a row's
+    group: int | None  # columns under one scale; None for a whole row
 
     def fits(self, columns: int) -> bool:
         return self.group is None or columns % self.group == 0
@@ -40,8 +42,10 @@ class Rounding(NamedTuple):
 
 @torch.inference_mode()
 def quantize_directory(directory: Path, out: Path, rounding: Rounding, report: Report, text: str | None = None) -> Path:
-    """Write the checkpoint in `directory`, its matrices rounded, to `out`. `text`: to calibrate with; each matrix is rounded so that it makes of such
-    inputs what it made. Raises CheckpointError."""
+    """Write the checkpoint in `directory` to `out`, with its matrices rounded. Raises CheckpointError.
+
+    `text`: text to calibrate with. Each matrix is then rounded so that its products with the text's inputs change least.
+    """
     config = read_config(directory)
     if packed_file(directory) is not None:
         raise CheckpointError(f"{directory} is packed; quantize the checkpoint that it was made of")
@@ -60,7 +64,8 @@ def quantize_directory(directory: Path, out: Path, rounding: Rounding, report: R
     copy_beside(directory, out)
     left = {name.removesuffix(".weight") for name, tensor in stored.items() if len(tensor.shape) == 2} - rounded
     described = config | {"quantization_config": describe(rounding, sorted(left))}
-    (out / "config.json").write_text(json.dumps(described, indent=2))  # before the weights: what was cut off has none
+    # before the weights, so that an interrupted run leaves none without it
+    (out / "config.json").write_text(json.dumps(described, indent=2))
     _write(stored, rounded, rounding, sums, out, report)
     return out
 
@@ -80,14 +85,17 @@ def describe(rounding: Rounding, ignored: list[str]) -> dict[str, Any]:
 
 
 def _matrices(model: PlannedModel, stored: dict[str, StoredTensor]) -> set[str]:
-    """Return the names of the projections. Raises CheckpointError where the checkpoint does not keep each in a tensor of its own."""
+    """Return the names of the projections.
+
+    Raises CheckpointError if the checkpoint does not keep each projection in a separate tensor.
+    """
     wanted = {shape.name for _, shape in model.weights() if shape.columns and shape.part in _MATRICES}
     found = {name.removesuffix(".weight") for name in stored if name.endswith(".weight")}
     names = {name for name in found if re.sub(r"\.experts\.\d+\.", ".experts.0.", name) in wanted}
     missing = sorted(wanted - names)
     if missing:
         raise CheckpointError(
-            f"{missing[0]} is no tensor of its own in this checkpoint; such models cannot be quantized here"
+            f"{missing[0]} is not stored as its own tensor in this checkpoint; such models cannot be quantized here"
         )
     return names
 

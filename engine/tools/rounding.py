@@ -1,6 +1,6 @@
-"""Matrices rounded to codes of four or eight bits, each group of columns under the scale that loses least, as compressed-tensors keeps them.
+"""Rounds matrices to codes of four or eight bits, as compressed-tensors keeps them.
 
-Pure functions of tensors; refuses to know checkpoints.
+Each group of columns uses the scale that loses least. Pure functions of tensors; does not know checkpoints.
 """
 
 import torch
@@ -12,13 +12,19 @@ _CHUNK = 1 << 22  # numbers whose scales are chosen at a time
 
 
 def choose_scales(weight: torch.Tensor, bits: int, group: int, dtype: torch.dtype) -> torch.Tensor:
-    """weight [rows, columns] -> scales [rows, columns / group]: of those that are tried, the one with the least squared error."""
+    """Choose the tried scale with the least squared error for each group.
+
+    weight [rows, columns] -> scales [rows, columns / group]
+    """
     step = max(1, _CHUNK // weight.shape[1])
     return torch.cat([_scales(part.float(), bits, group, dtype) for part in torch.split(weight, step)])
 
 
 def round_to_codes(weight: torch.Tensor, scales: torch.Tensor, bits: int) -> torch.Tensor:
-    """weight [rows, columns], scales [rows, groups] -> int8 [rows, columns], from -2^(bits - 1) to 2^(bits - 1) - 1."""
+    """Round a matrix to codes.
+
+    weight [rows, columns], scales [rows, groups] -> int8 [rows, columns], from -2^(bits - 1) to 2^(bits - 1) - 1
+    """
     most = 1 << (bits - 1)
     groups = torch.unflatten(weight.float(), 1, (scales.shape[1], -1))
     codes: torch.Tensor = (
@@ -30,9 +36,11 @@ def round_to_codes(weight: torch.Tensor, scales: torch.Tensor, bits: int) -> tor
 def compensate(
     weight: torch.Tensor, sums: torch.Tensor, bits: int, group: int, dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Round column after column, each one's error made up for by those that are still to come, so that what the matrix makes of such inputs changes
-    least (GPTQ; Frantar et al., arXiv 2210.17323, algorithm 1). weight [rows, columns], sums of x^T x [columns, columns] -> codes and scales, as
-    `round_to_codes` and `choose_scales` return them."""
+    """Round column after column, and correct the later columns for the error of each (GPTQ).
+
+    The products with the observed inputs then change least (Frantar et al., arXiv 2210.17323, algorithm 1). weight [rows, columns], sums of x^T x
+    [columns, columns] -> codes and scales, as `round_to_codes` and `choose_scales` return them.
+    """
     left, most = weight.float().clone(), 1 << (bits - 1)
     columns = left.shape[1]
     inverse = _inverse_factor(sums)
@@ -56,7 +64,10 @@ def compensate(
 
 
 def _inverse_factor(sums: torch.Tensor) -> torch.Tensor:
-    """Return the upper Cholesky factor of the inverse, of sums that are damped by a hundredth of their diagonal's mean: no input is never seen."""
+    """Return the upper Cholesky factor of the inverse of the damped sums.
+
+    A hundredth of the diagonal's mean is added to the diagonal, since some inputs may never be seen.
+    """
     damped = sums.double()
     damped = damped + torch.eye(len(damped), dtype=damped.dtype) * max(1e-2 * damped.diagonal().mean().item(), 1e-12)
     factor: torch.Tensor = torch.linalg.cholesky(torch.cholesky_inverse(torch.linalg.cholesky(damped)), upper=True)
@@ -64,7 +75,10 @@ def _inverse_factor(sums: torch.Tensor) -> torch.Tensor:
 
 
 def pack_words(codes: torch.Tensor, bits: int) -> torch.Tensor:
-    """int8 [rows, columns] -> int32 [rows, words]: codes with half of their range added, the first in a word's lowest bits."""
+    """Pack codes into words. int8 [rows, columns] -> int32 [rows, words]
+
+    Half of the codes' range is added to each; the first code is in a word's lowest bits.
+    """
     offset = (codes.int() + (1 << (bits - 1))).to(torch.uint8)
     if bits == 4:
         offset = torch.nn.functional.pad(offset, (0, -offset.shape[1] % 8))

@@ -1,1 +1,1 @@
-"""Images of prompts: read, prepared as the checkpoint's processor does, encoded, and kept until their tokens are computed."""
+"""Images of prompts: read, prepared, encoded, and kept until their tokens are computed."""

@@ -1,6 +1,7 @@
-"""Kimi K2.5's encoder, MoonViT, for still images: patches of an image of any size, learned positions stretched to it; 2 x 2 become one embedding.
+"""Kimi K2.5's encoder, MoonViT, for still images of any size.
 
-Names of tensors: moonshotai/Kimi-K2.5's (vision_tower, mm_projector). Over the time of a video it would also average: an image is one moment.
+The learned positions are stretched to the image's patches; 2 x 2 patches become one embedding. Names of tensors: moonshotai/Kimi-K2.5's
+(vision_tower, mm_projector). The original also averages over the time of a video; an image is one moment.
 """
 
 from functools import partial
@@ -61,7 +62,10 @@ class PatchEncoder:
         return learned.flatten(0, 1).to(self.positions.dtype)
 
     def _turns(self, rows: int, columns: int, device: torch.device) -> torch.Tensor:
-        """Return the turns of every patch, counted from 0: of a head's pairs every second by column, the others by row."""
+        """Return the rotations of every patch, counted from 0.
+
+        Of a head's pairs, every second rotates by column, the others by row.
+        """
         by_step = frequencies(self.shape.head_dim, self.shape.theta, device)
         row = torch.arange(rows, device=device).repeat_interleave(columns)
         column = torch.arange(columns, device=device).repeat(rows)

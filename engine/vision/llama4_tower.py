@@ -1,6 +1,6 @@
-"""Llama 4's encoder: square tiles, each for itself, with a token for the whole tile; four neighbours become one embedding.
+"""Llama 4's encoder: square tiles, encoded separately, with one token for each whole tile.
 
-Names of tensors: meta-llama/Llama-4-Scout-17B-16E-Instruct's (vision_model, multi_modal_projector).
+Four neighbouring patches become one embedding. Names of tensors: meta-llama/Llama-4-Scout-17B-16E-Instruct's (vision_model, multi_modal_projector).
 """
 
 import torch
@@ -48,7 +48,10 @@ class TileEncoder:
         return last.plain(F.gelu(second.plain(F.gelu(first.plain(x)))))
 
     def _turns(self, device: torch.device) -> torch.Tensor:
-        """Return the turns of every patch, counted from 1, and of the whole, which does not turn: half of a head by column, half by row."""
+        """Return the rotations of every patch, counted from 1, and of the tile's token, which has none.
+
+        Half of a head rotates by column, half by row.
+        """
         steps = torch.arange(1, self.shape.side + 1, device=device).float().unsqueeze(1)
         angles = steps * frequencies(self.shape.head_dim, self.shape.theta, device)
         side = self.shape.side
@@ -70,7 +73,10 @@ def _layer_names(i: int) -> LayerNames:
 
 
 def _joined(x: torch.Tensor, merge: int) -> torch.Tensor:
-    """Join squares of neighbours. x [rows, columns, hidden] -> [rows * columns / merge**2, hidden * merge**2]"""
+    """Join squares of neighbouring patches.
+
+    x [rows, columns, hidden] -> [rows * columns / merge**2, hidden * merge**2]
+    """
     rows, columns, hidden = x.shape
     squares = x.view(rows // merge, merge, columns // merge, merge, hidden).transpose(1, 2)
     return squares.reshape(-1, merge * merge * hidden)

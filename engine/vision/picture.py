@@ -1,6 +1,7 @@
-"""From an image's file to what an encoder takes: decoded by Pillow, resized, cut and coloured as the checkpoint's own processor does it.
+"""Turns an image file into an encoder's input, as the checkpoint's own processor does.
 
-Runs in any thread. Every number equals that of the processors in `transformers` (8-bit resizing by torch, which those call through torchvision).
+The file is decoded by Pillow, resized, cut into patches and normalized. Runs in any thread. Every number equals that of the processors in
+`transformers` (8-bit resizing by torch, which those call through torchvision).
 """
 
 from typing import NamedTuple
@@ -26,7 +27,10 @@ def prepare_image(data: bytes, sizes: ImageSizes) -> PreparedImage:
 
 
 def read_picture(data: bytes) -> torch.Tensor:
-    """Decode a file to [3, height, width] uint8; of one that moves the first picture, on white what can be seen through. Raises ImageError."""
+    """Decode a file to [3, height, width] uint8. Raises ImageError.
+
+    Takes the first picture of an animation, and shows transparent parts on white.
+    """
     width, height, pixels = decoded(data)
     return torch.frombuffer(pixels, dtype=torch.uint8).view(height, width, 3).permute(2, 0, 1).contiguous()
 

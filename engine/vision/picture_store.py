@@ -1,4 +1,7 @@
-"""A model's image encoder in one process: images are prepared in any thread, and encoded by its runner between two steps."""
+"""A model's image encoder in one process.
+
+Images are prepared in any thread, and encoded by the model's runner between two steps.
+"""
 
 import torch
 

@@ -1,4 +1,7 @@
-"""What vision towers share: a transformer over patches that all see each other, which turn by their row and column."""
+"""Common parts of vision towers: a transformer over patches that all attend to each other.
+
+Queries and keys are rotated by the patch's row and column.
+"""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple

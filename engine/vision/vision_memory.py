@@ -12,7 +12,7 @@ from pilotlight.engine.execution.context import ImageRows
 
 class ImageMemory:
     def __init__(self) -> None:
-        self._pieces: dict[bytes, list[torch.Tensor]] = {}  # of an image [tokens, hidden], one behind the other
+        self._pieces: dict[bytes, list[torch.Tensor]] = {}  # pieces of an image [tokens, hidden], in order
 
     def add(self, name: bytes, piece: torch.Tensor) -> None:
         """Keep the next piece of an image."""
@@ -22,7 +22,7 @@ class ImageMemory:
         self._pieces.pop(name, None)
 
     def rows(self, images: Sequence[ImageInput], device: torch.device) -> ImageRows | None:
-        """Return the embeddings of a step's images; None: it has none."""
+        """Return the embeddings of a step's images, or None if it has no images."""
         if not images:
             return None
         rows = array("q", [row for image in images for row in image.rows])

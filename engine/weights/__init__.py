@@ -1,1 +1,1 @@
-"""Weights from files to tensors: a checkpoint is read, a bundle is mapped, a loader lays a model out, formats say how matrices are kept."""
+"""The path of weights from files to tensors: checkpoints, bundles, loaders and formats of matrices."""

@@ -1,8 +1,8 @@
-"""A Hugging Face checkpoint directory (safetensors, single or sharded): what is stored where.
+"""A Hugging Face checkpoint directory (safetensors, single or sharded): where each tensor is stored.
 
-Knows the file format, checks every byte range against the file before trusting it, and names tensor and file in every complaint. Refuses to know
-what a tensor is for, and reads none (filling.py). The format (8-byte header length, JSON header, raw little-endian data) is read here rather than
-by the safetensors package because its errors name neither the tensor nor the remedy.
+Knows the file format, checks every byte range against the file before use, and names tensor and file in every error. Does not know what a tensor is
+for, and reads none (filling.py). The format (8-byte header length, JSON header, raw little-endian data) is read here and not by the safetensors
+package, because its errors name neither the tensor nor the remedy.
 """
 
 import json
@@ -21,17 +21,17 @@ from pilotlight.engine.weights.bundles.bundle import CheckpointFacts
 from pilotlight.engine.weights.shard import AxisRange
 
 PACKED_SUFFIX = ".bundle.safetensors"
-# A GGUF file, and where in it which tensors are: in the directories that engine/gguf makes.
+# A GGUF file, and the index of its tensors, in the directories that engine/gguf makes.
 GGUF_FILE, GGUF_INDEX = "model.gguf", "model.gguf.index"
 _VALUES_IN_ONE = {"U8": 2, "I32": 8}  # four-bit ones
-_MAX_HEADER_BYTES = 32 << 20  # some 250,000 tensors; the format allows 100 MB, which are gigabytes when they are parsed
+_MAX_HEADER_BYTES = 32 << 20  # some 250,000 tensors; the format allows 100 MB, which take gigabytes when parsed
 _MAX_DIMS = 64
-# Of one value, by safetensors' names. A tensor that no model asks for may have any of these types.
+# Bits of one value, by safetensors' names. A tensor that no model requests may have any of these types.
 _BITS = {
     "BOOL": 8, "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6, "U8": 8, "I8": 8, "F8_E5M2": 8, "F8_E4M3": 8, "F8_E8M0": 8, "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8,
     "I16": 16, "U16": 16, "F16": 16, "BF16": 16, "I32": 32, "U32": 32, "F32": 32, "C64": 64, "F64": 64, "I64": 64, "U64": 64,
 }  # fmt: skip
-# File systems by Linux's names. What a program serves ("fuse", "fuse.sshfs") may come from anywhere.
+# File systems by Linux's names. Those of a program ("fuse", "fuse.sshfs") may be remote.
 _REMOTE = frozenset({
     "9p", "afs", "beegfs", "ceph", "cifs", "coda", "fuse", "gfs2", "glusterfs", "gpfs", "lustre", "ncpfs", "nfs", "nfs4", "ocfs2", "orangefs",
     "pvfs2", "smb3", "smbfs", "virtiofs",
@@ -43,8 +43,8 @@ class ExpectedTensor(NamedTuple):
 
     name: str
     shape: tuple[int, ...]  # the whole tensor's
-    dtypes: Sequence[str]  # that it may have
-    part: tuple[AxisRange, ...] | None = None  # of each dimension what is wanted; None: all
+    dtypes: Sequence[str]  # allowed types
+    part: tuple[AxisRange, ...] | None = None  # the part of each dimension; None for all
 
     @classmethod
     def of(cls, name: str, dims: Iterable[AxisRange | int], dtypes: Sequence[str]) -> "ExpectedTensor":
@@ -61,7 +61,7 @@ class StoredTensor(NamedTuple):
     shape: tuple[int, ...]
     start: int
     end: int
-    inner: tuple[slice, ...] = ()  # of the dimensions behind the rows, where not all of them are wanted
+    inner: tuple[slice, ...] = ()  # the parts of dimensions after the rows, if not all are needed
     is_coded: bool = False  # a chunk of coded_chunks.py
 
     def part(self, spans: tuple[AxisRange, ...]) -> "StoredTensor":
@@ -72,7 +72,7 @@ class StoredTensor(NamedTuple):
 
 
 class Checkpoint:
-    """A directory's tensors by name, and which of them a model has asked for."""
+    """A directory's tensors by name, and the names that a model has requested."""
 
     def __init__(self, tensors: Mapping[str, StoredTensor]) -> None:
         self.tensors = tensors
@@ -84,15 +84,19 @@ class Checkpoint:
 
     @property
     def facts(self) -> CheckpointFacts:
-        """The number of parameters and their types. A byte of packed weights counts as the two parameters it holds, a word as eight (and scales with
-        them: 6 % too many)."""
+        """The number of parameters and their types.
+
+        A byte of packed weights counts as two parameters, a word as eight (and scales as parameters, too: 6 % too many).
+        """
         stored = self.tensors.values()
         num_parameters = sum(prod(s.shape) * _VALUES_IN_ONE.get(s.dtype, 1) for s in stored)
         return CheckpointFacts(num_parameters, tuple(sorted({s.dtype for s in stored})))
 
     def find(self, expected: ExpectedTensor) -> StoredTensor:
-        """Return a tensor, or the part of it that is expected, and note that a model asked for it. Raises CheckpointError for another shape or type,
-        or where there is none."""
+        """Return a tensor, or the expected part of it, and mark it as requested.
+
+        Raises CheckpointError for another shape or type, or if there is none.
+        """
         name, shape, dtypes, part = expected
         stored = self.tensors.get(name)
         if stored is None:
@@ -111,11 +115,11 @@ class Checkpoint:
         return stored if part is None else stored.part(part)
 
     def skip(self, pattern: str) -> None:
-        """Count tensors whose names match as asked for: they are known to be redundant."""
+        """Mark tensors whose names match as requested: they are known to be redundant."""
         self._unrequested = {name for name in self._unrequested if not re.fullmatch(pattern, name)}
 
     def refuse_unrequested(self) -> None:
-        """Raise CheckpointError for tensors that no model asked for: it would not be what was trained."""
+        """Raise CheckpointError for unrequested tensors: the model would not be the trained one."""
         if self._unrequested:
             names = sorted(self._unrequested)
             more = f" and {len(names) - 3} more" if len(names) > 3 else ""
@@ -126,7 +130,7 @@ class Checkpoint:
 
 
 def packed_file(directory: Path) -> Path | None:
-    """Return the bundle that `pilotlight pack` has made, in a directory that does not have the checkpoint besides."""
+    """Return the bundle made by `pilotlight pack`, in a directory without the checkpoint itself."""
     if (directory / "model.safetensors").exists() or (directory / "model.safetensors.index.json").exists():
         return None
     found = sorted(directory.glob(f"*{PACKED_SUFFIX}"))
@@ -136,7 +140,7 @@ def packed_file(directory: Path) -> Path | None:
 
 
 def weight_files(directory: Path) -> list[Path]:
-    """Return the files that weights lie in."""
+    """Return the files that contain weights."""
     return sorted([*directory.glob("*.safetensors"), *directory.glob(GGUF_FILE)])
 
 
@@ -169,21 +173,24 @@ def _weight_map(index_file: Path) -> dict[str, str]:
         weight_map = json.loads(read_bytes(index_file))["weight_map"]
         files = {str(name): str(file) for name, file in weight_map.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise CheckpointError(f"{index_file} is no safetensors index: {error}") from error
+        raise CheckpointError(f"{index_file} is not a safetensors index: {error}") from error
     if any(Path(file).name != file for file in files.values()):
         raise CheckpointError(f"{index_file} points outside its directory")
     return files
 
 
 def read_header(file: Path, most_bytes: int = _MAX_HEADER_BYTES) -> dict[str, StoredTensor]:
-    """Return a file's tensors, which fill it without holes. Raises CheckpointError, also for a header of more than `most_bytes`."""
+    """Return a file's tensors, which fill it without holes.
+
+    Raises CheckpointError, also for a header of more than `most_bytes`.
+    """
     try:
         with open_file(file) as opened:
             size = os.fstat(opened.fileno()).st_size
             header_bytes = int.from_bytes(opened.read(8), "little")
             if size < 8 or header_bytes > min(size - 8, most_bytes):
                 raise CheckpointError(
-                    f"{file.name} is truncated or no safetensors file: {size} bytes cannot hold its header, or it is one of more than "
+                    f"{file.name} is truncated or not a safetensors file: {size} bytes cannot hold its header, or the header has more than "
                     f"{most_bytes >> 20} MiB"
                 )
             header = json.loads(opened.read(header_bytes), object_pairs_hook=_without_doubles)
@@ -192,7 +199,7 @@ def read_header(file: Path, most_bytes: int = _MAX_HEADER_BYTES) -> dict[str, St
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{file.name} has a damaged safetensors header: {error}") from error
     if not isinstance(header, dict):
-        raise CheckpointError(f"{file.name} has a damaged safetensors header: it is no table of tensors")
+        raise CheckpointError(f"{file.name} has a damaged safetensors header: it is not a table of tensors")
     header.pop("__metadata__", None)
     stored = {name: _stored_tensor(file, name, entry, 8 + header_bytes, size) for name, entry in header.items()}
     _check_filled(file, stored, 8 + header_bytes, size)
@@ -208,7 +215,10 @@ def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _check_filled(file: Path, stored: Mapping[str, StoredTensor], data_start: int, size: int) -> None:
-    """Raise CheckpointError where two tensors overlap, or bytes are no tensor's: other readers refuse such a file, or read something else."""
+    """Raise CheckpointError for overlapping tensors, or bytes that belong to none.
+
+    Other readers refuse such a file, or read something else.
+    """
     end = data_start
     for name, tensor in sorted(stored.items(), key=lambda item: item[1][3:5]):
         if tensor.start != end:
@@ -218,7 +228,9 @@ def _check_filled(file: Path, stored: Mapping[str, StoredTensor], data_start: in
             )
         end = tensor.end
     if end != size:
-        raise CheckpointError(f"the last {size - end} bytes of {file.name} are no tensor's; write the checkpoint again")
+        raise CheckpointError(
+            f"the last {size - end} bytes of {file.name} belong to no tensor; write the checkpoint again"
+        )
 
 
 def _stored_tensor(file: Path, name: str, entry: Any, data_start: int, file_size: int) -> StoredTensor:
@@ -247,7 +259,7 @@ def _stored_tensor(file: Path, name: str, entry: Any, data_start: int, file_size
 
 
 def read_json(directory: Path, name: str, wanted: Collection[str] = ()) -> dict[str, Any]:
-    """Read a JSON object beside the weights, which must have the keys `wanted`. Raises CheckpointError."""
+    """Read a JSON object beside the weights, with the keys `wanted`. Raises CheckpointError."""
     file = directory / name
     try:
         content = json.loads(read_bytes(file))
@@ -264,8 +276,10 @@ def read_json(directory: Path, name: str, wanted: Collection[str] = ()) -> dict[
 
 
 def is_local(path: Path, mounts: Path = Path("/proc/self/mountinfo")) -> bool:
-    """Whether a file lies on a disk of this machine, as far as the system tells. A page of a mapped file may be asked for at any time: over a network
-    it may come late or not at all, and then a step hangs or the process ends."""
+    """True if a file is on a disk of this machine, as far as the system knows.
+
+    A page of a mapped file may be needed at any time: over a network it may arrive late or not at all, and then a step hangs or the process ends.
+    """
     if not sys.platform.startswith("linux"):
         return False
     try:
@@ -276,7 +290,7 @@ def is_local(path: Path, mounts: Path = Path("/proc/self/mountinfo")) -> bool:
 
 
 def _kind(path: bytes, mounts: bytes) -> str | None:
-    """Return the kind of the file system that is mounted deepest above `path`; of two at one place the later one hides the other."""
+    """Return the type of the file system mounted deepest above `path`; later mounts hide earlier ones."""
     deepest, kind = -1, None
     for line in mounts.splitlines():
         before, _, after = line.partition(b" - ")

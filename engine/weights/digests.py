@@ -1,12 +1,12 @@
-"""What tells a checkpoint's bytes from others without trusting its files: a fingerprint for caches, and digests of the first load for later ones.
+"""The identity of a checkpoint's bytes: a fingerprint for caches, and digests for later loads.
 
-Keys and values may be used again only with the very weights that computed them. The fingerprint covers config.json, and of every file of weights
-its name, size, time of change, header and a sample of its data: tens of milliseconds where a full digest would take as long as loading. The time of
-change catches an edit between the samples; files that were merely copied anew cost a cold cache, not a wrong answer.
+Keys and values may be reused only with the very weights that computed them. The fingerprint covers config.json, and of every file of weights its
+name, size, time of change, header and a sample of its data: tens of milliseconds, while a full digest would take as long as loading. The time of
+change catches an edit between the samples; files that were merely copied again cost a cold cache, not a wrong answer.
 
-A load reads no byte only to check it, and most files name no digest: later loads are held to the bytes of the first. A file that was written into is
-read once more before it is loaded; one that has not been written since, in the background. Other bytes are damage, and refused by name. A file that
-was put in the other's place by renaming is another one, and the log says so. Knows files; refuses to know tensors.
+A load reads no byte only to check it, and most files come with no digest: later loads are compared with the bytes of the first. A file that was
+modified in place is read once more before it is loaded; an unmodified one in the background. Different bytes are damage, and refused by name. A file
+that replaced another by a rename is a new one, and logged. Knows files; does not know tensors.
 """
 
 import json
@@ -35,11 +35,11 @@ _STEP_BYTES = 4 << 20
 _SHARE = 0.25  # of a core's time, at most
 _SAMPLES = 16  # of each file, evenly spread
 _SAMPLE_BYTES = 4096
-_MAX_HEADER_BYTES = 1 << 20  # of a header of a hundred thousand tensors this much is telling enough
+_MAX_HEADER_BYTES = 1 << 20  # a header of a hundred thousand tensors is sufficiently identified by this much
 
 
 def folder() -> Path | None:
-    """Return where the digests of first loads are kept; None: nowhere."""
+    """Return the directory of the digests of first loads, or None if they are not kept."""
     own = os.environ.get(SWITCH)
     if own == "0":
         return None
@@ -50,12 +50,12 @@ def folder() -> Path | None:
 
 
 def fingerprint(directory: Path) -> bytes:
-    """Return the 32 bytes that name a checkpoint's weights. Raises OSError where the directory holds none that can be read."""
+    """Return the 32 bytes that identify a checkpoint's weights. Raises OSError if none can be read."""
     return _of_directory(directory, is_dated=True)
 
 
 def content_fingerprint(directory: Path) -> bytes:
-    """Return the same without times of change, by which copies on several machines differ. Raises OSError."""
+    """Return the fingerprint without times of change, which differ between copies. Raises OSError."""
     return _of_directory(directory, is_dated=False)
 
 
@@ -80,7 +80,7 @@ def _of_file(file: Path, is_dated: bool) -> bytes:
 
 
 class _Found(NamedTuple):
-    """A file as a load found it."""
+    """A file's state at a load."""
 
     size: int
     written_at: int  # ns
@@ -93,7 +93,10 @@ class _Found(NamedTuple):
 
 
 def check_sound(directory: Path, folder: Path) -> None:
-    """Raise CheckpointError for a checkpoint in which damage was found, or that was written into. `folder`: of the records of first loads."""
+    """Raise CheckpointError for a checkpoint that is known to be damaged or was modified in place.
+
+    `folder`: of the records of first loads.
+    """
     record = _record_of(directory, folder)
     for name, found in _read(record).items():
         file = directory / name
@@ -101,24 +104,27 @@ def check_sound(directory: Path, folder: Path) -> None:
             continue
         status = file.stat()
         is_damaged = found.is_of(status) and found.is_damaged
-        if not found.is_of(status) and found.inode == status.st_ino:  # it was written into
+        if not found.is_of(status) and found.inode == status.st_ino:  # it was modified in place
             is_damaged = _checksum(file, lambda _: None) != found.checksum
         if is_damaged:
             raise CheckpointError(
-                f"{file} is damaged: its bytes are not those of its first load; fetch the checkpoint again. If they are meant, put the file there by "
+                f"{file} is damaged: its bytes are not those of its first load; fetch the checkpoint again. If it should differ, put it there by "
                 f"renaming, or remove {record}"
             )
 
 
 def verify(directory: Path, folder: Path, pause: Callable[[float], None] = time.sleep) -> bool:
-    """Compare files with the record of their first load, or make one. False: a file is damaged, and the log says which. Raises OSError."""
+    """Compare files with the record of their first load, or make one; return False if one is damaged.
+
+    The log names the damaged file. Raises OSError.
+    """
     path = _record_of(directory, folder)
     before, now = _read(path), {}
     for file in weight_files(directory):
         known, status = before.get(file.name), file.stat()
         found = _Found(status.st_size, status.st_mtime_ns, _checksum(file, pause), status.st_ino)
         if not found.is_of(file.stat()):
-            return True  # it is being written: its next load looks again
+            return True  # it is being written: its next load checks again
         if known is not None and known.checksum != found.checksum:
             if known.is_of(status) or known.inode == status.st_ino:
                 found = found._replace(checksum=known.checksum, is_damaged=True)
@@ -136,7 +142,7 @@ def verify(directory: Path, folder: Path, pause: Callable[[float], None] = time.
 def verify_in_background(
     directory: Path, folder: Path, on_damage: Callable[[], None], first_after_s: float = _FIRST_AFTER_S
 ) -> None:
-    """Verify in a thread, once in a process for each state of the files."""
+    """Verify in a thread, once per process for each state of the files."""
     key = (directory, *((file.name, file.stat().st_mtime_ns) for file in weight_files(directory)))
     if key in _begun:
         return
@@ -174,5 +180,5 @@ def _record_of(directory: Path, folder: Path) -> Path:
 def _read(path: Path) -> dict[str, _Found]:
     try:
         return {name: _Found(*found) for name, found in json.loads(path.read_text()).items()}
-    except (OSError, ValueError, TypeError, AttributeError):  # there is none, or none that is whole
+    except (OSError, ValueError, TypeError, AttributeError):  # no record, or an incomplete one
         return {}

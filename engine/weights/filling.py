@@ -1,8 +1,7 @@
-"""Reads a checkpoint into tensors that the model has already laid out: from the file into the final place, by several threads.
+"""Reads a checkpoint into tensors that the model has laid out, with several threads.
 
-What is stored as the engine holds it goes there without a copy in between; what is converted, turned or unpacked passes through a thread's own
-buffer, a chunk at a time, so that a load takes the weights' memory and a few buffers. Knows byte ranges and chunks; refuses to know what a tensor
-is for.
+Data stored in the engine's form is read without a copy; data that is converted, transposed or unpacked passes through a thread's buffer, a chunk at a
+time, so that a load takes the weights' memory and a few buffers. Knows byte ranges and chunks; does not know what a tensor is for.
 """
 
 import ctypes
@@ -23,19 +22,19 @@ from pilotlight.kernels.cpu.finite import is_finite, total_of
 from pilotlight.kernels.cpu.mapped_file import opened
 
 ReadingProgress = Callable[[int, int], None]  # (bytes done, bytes in total)
-Write = Callable[[int, memoryview], None]  # bytes, and where they begin
+Write = Callable[[int, memoryview], None]  # writes bytes at an offset
 
 DTYPES = {
     "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "F8_E4M3": torch.float8_e4m3fn,
     "U8": torch.uint8, "I8": torch.int8, "I32": torch.int32, "I64": torch.int64,
 }  # fmt: skip
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
-# As much as a core's share of the last cache, where a chunk still is when its values are checked.
+# A core's share of the last-level cache, in which a chunk still is when its values are checked.
 CHUNK_BYTES = 4 << 20
-_MAPPED_CHUNKS = 8  # make one of what is only checked, and need be in no cache
-# Make one of what a device copies: each takes the interpreter some 80 us, in which a bus moves 4 MiB.
+_MAPPED_CHUNKS = 8  # chunks joined if they are only checked, and need not be in a cache
+# Chunks joined for a device's copy: each copy takes the interpreter some 80 us, in which a bus moves 4 MiB.
 _COPIED_CHUNKS = 4
-# Of memory that is only checked: what comes more slowly comes from a disk.
+# Below this rate, memory that is only checked is being read from a disk.
 _DISK_BYTES_PER_S = 1 << 30
 _MOST_THREADS = 8  # a disk is as fast as it gets, and memory nearly so
 
@@ -43,11 +42,11 @@ _MOST_THREADS = 8  # a disk is as fast as it gets, and memory nearly so
 class Job(NamedTuple):
     """One tensor of a model, or a part of one, to be filled from stored tensors."""
 
-    name: str  # for complaints
+    name: str  # for error messages
     stored: tuple[StoredTensor, ...]
     into: torch.Tensor
-    make: Make | None = None  # None: copied, with its type converted
-    is_row_wise: bool = True  # rows of `into` come from the same rows of what is stored
+    make: Make | None = None  # None for a copy, with its type converted
+    is_row_wise: bool = True  # rows of `into` come from the same rows of the stored tensors
     is_mapped: bool = False  # `into` is the file's own memory: its values are only checked
 
     @property
@@ -84,8 +83,11 @@ def fill(
     write: Write | None = None,
     copier: Copier | None = None,
 ) -> None:
-    """Do all jobs, and `tasks` beside them. With `write` the jobs' tensors are only places (on `meta`), whose bytes are handed over instead. Raises
-    CheckpointError for NaN or infinity and for files that change meanwhile; OSError where `write` does."""
+    """Do all jobs, and `tasks` beside them.
+
+    With `write` the jobs' tensors are only places (on `meta`), whose bytes are passed to it. Raises CheckpointError for NaN or infinity and for files
+    that change meanwhile; OSError if `write` does.
+    """
     chunks = sorted((chunk for job in jobs for chunk in _cut(job)), key=_place_in_files)
     _Filler(chunks, tasks, on_progress, write, copier).run()
 
@@ -156,11 +158,11 @@ class _Filler:
             return None if self._failure is not None else next(self._tasks, None)
 
     def _read(self, chunk: WeightChunk, staging: Staging) -> torch.Tensor:
-        """Read a chunk and return it as the model has it."""
+        """Read a chunk and return it in the model's form."""
         into, job = chunk.into, chunk.job
         ranges = [chunk.range_of(stored) for stored in job.stored]
         if job.is_mapped:
-            if self._is_from_disk:  # of gigabytes in memory, it would take a tenth of a second to find that out
+            if self._is_from_disk:  # for gigabytes in memory, this check would take a tenth of a second
                 self._announce(job.stored[0].file, *ranges[0])
             return into
         if (
@@ -195,7 +197,7 @@ class _Filler:
     ) -> torch.Tensor:
         if make is None and into.is_contiguous() and staged[0].is_contiguous() and staged[0].dtype == into.dtype:
             made = staged[0]
-        else:  # with the strides of its place, whose bytes lie together
+        else:  # with the strides of its place, whose bytes are contiguous
             made = torch.empty_strided(into.shape, into.stride(), dtype=into.dtype)
             (make or copy)(made, *staged)
         flat = made.as_strided((made.numel(),), (1,))
@@ -217,7 +219,7 @@ class _Filler:
             raise CheckpointError(f"chunk {name} cannot be used: {error}; fetch or pack it again") from None
 
     def _announce(self, file: Path, start: int, end: int) -> None:
-        """Tell the system that these bytes are about to be checked: from a disk they come in one piece then, not page by page."""
+        """Announce to the system that these bytes are about to be checked, for a sequential read from disk."""
         if hasattr(os, "posix_fadvise"):
             os.posix_fadvise(self._open(file), start, end - start, os.POSIX_FADV_WILLNEED)
 
@@ -244,7 +246,7 @@ class _Written(NamedTuple):
 
 
 def _check_written(chunks: Sequence[_Written]) -> None:
-    """Check all at once: each look at a number on a device waits for it. Raises CheckpointError."""
+    """Check all at once, because reading a number from a device waits for it. Raises CheckpointError."""
     if chunks:
         totals = torch.stack([chunk.total for chunk in chunks]).isfinite().tolist()
         for chunk, is_sure in zip(chunks, totals, strict=True):
@@ -258,7 +260,7 @@ def check_finite(name: str, is_finite: bool) -> None:
 
 
 def read_into(fd: int, file: Path, start: int, memory: memoryview) -> None:
-    """Fill `memory` from `start` of a file. Raises CheckpointError where the file ends before."""
+    """Fill `memory` from offset `start` of a file. Raises CheckpointError if the file is too short."""
     at = 0
     while at < len(memory):
         count = os.preadv(fd, [memory[at:]], start + at)
@@ -268,7 +270,7 @@ def read_into(fd: int, file: Path, start: int, memory: memoryview) -> None:
 
 
 def read_stored(stored: StoredTensor) -> torch.Tensor:
-    """Read a tensor, or a part of one, at once. Raises CheckpointError for a type that is not known here."""
+    """Read a tensor, or a part of one, at once. Raises CheckpointError for an unknown type."""
     if stored.dtype not in DTYPES:
         raise CheckpointError(f"{stored.file.name} holds tensors of type {stored.dtype}; known are {', '.join(DTYPES)}")
     memory = torch.empty(stored.end - stored.start, dtype=torch.uint8)
@@ -279,13 +281,13 @@ def read_stored(stored: StoredTensor) -> torch.Tensor:
 
 
 def as_bytes(memory: torch.Tensor) -> memoryview:
-    """Return the bytes of a contiguous tensor on the host, bf16 included, which numpy does not know."""
+    """Return the bytes of a contiguous tensor on the host, also for bf16, which numpy does not support."""
     assert memory.is_contiguous()
     assert memory.is_cpu
     if memory.nbytes == 0:
         return memoryview(b"")
     content = (ctypes.c_char * memory.nbytes).from_address(memory.data_ptr())
-    content.owner = memory  # type: ignore[attr-defined]  # which it must not outlive
+    content.owner = memory  # the memory must live as long as the view
     return memoryview(content).cast("B")
 
 
@@ -308,5 +310,5 @@ def _place_in_files(chunk: WeightChunk) -> tuple[str, int]:
 
 
 def is_stored_as(into: torch.Tensor, stored: StoredTensor) -> bool:
-    """Tell whether the stored bytes, in their order, are the tensor's."""
+    """True if the stored bytes, in their order, are the tensor's."""
     return DTYPES[stored.dtype] == into.dtype and not stored.inner

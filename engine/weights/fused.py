@@ -1,6 +1,6 @@
-"""Tensors of a checkpoint that hold several matrices one below the other, under the names of their parts.
+"""Tensors of a checkpoint that contain several stacked matrices, under the names of their parts.
 
-Parts of a tensor's rows are runs of its bytes: nothing is read or copied to divide it, and whatever asks for tensors by name finds the parts.
+A part is a run of the tensor's bytes: dividing it reads and copies nothing, and requests by name find the parts.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,19 +11,23 @@ from typing import NamedTuple
 from pilotlight.engine.api.errors import CheckpointError
 from pilotlight.engine.weights.checkpoint import Checkpoint, StoredTensor, index_checkpoint
 
-_OF_ALL = ("input_scale", "weight_shape")  # what is said of every row alike
-_TURNED = ("qweight", "qzeros", "scales", "g_idx")  # GPTQ's and AWQ's, whose rows are a matrix's columns
+_OF_ALL = ("input_scale", "weight_shape")  # valid for every row alike
+_TURNED = ("qweight", "qzeros", "scales", "g_idx")  # of GPTQ and AWQ: their rows are a matrix's columns
 
 
 class FusedRows(NamedTuple):
     """Matrices that are one tensor in the checkpoint."""
 
-    name: str  # behind the layer's
-    parts: Mapping[str, int]  # what the parts are called elsewhere, and the rows of each, in their order
-    experts: int = 0  # the tensor is a stack of so many, each with these rows: `{expert}` stands in the parts' names; 0: it is none
+    name: str  # after the layer's name
+    parts: Mapping[str, int]  # the parts' usual names, and the rows of each, in order
+    # a stack of so many experts, each with these rows: `{expert}` in the parts' names is the number; 0 if it is not a stack
+    experts: int = 0
 
     def holds(self, name: str, shape: Sequence[int]) -> bool:
-        """Tell whether a tensor is to be divided. A stack whose rows are its matrices' columns is not: it is turned while it is read."""
+        """True if a tensor must be divided.
+
+        A stack whose rows are its matrices' columns is not: it is transposed when it is read.
+        """
         if f".{self.name}." in name:
             return True
         return name.endswith(f".{self.name}") and len(shape) == 3 and shape[1] == sum(self.parts.values())
@@ -35,7 +39,10 @@ def open_divided(directory: Path, fused: tuple[FusedRows, ...]) -> Checkpoint:
 
 
 def divide(tensors: Mapping[str, StoredTensor], fused: tuple[FusedRows, ...]) -> dict[str, StoredTensor]:
-    """Return the tensors with the parts of the `fused` ones in their place. Raises CheckpointError where rows cannot be told apart."""
+    """Return the tensors with the parts of the `fused` ones in their place.
+
+    Raises CheckpointError if rows cannot be assigned to parts.
+    """
     if not fused:
         return dict(tensors)
     divided: dict[str, StoredTensor] = {}
@@ -69,7 +76,7 @@ def _parts(name: str, stored: StoredTensor, fused: FusedRows, kind: str) -> list
 
 
 def _runs(name: str, stored: StoredTensor, parts: Mapping[str, int]) -> list[tuple[str, StoredTensor]]:
-    """Divide the rows, or rows of what is kept for several of them at once: scales."""
+    """Divide the rows, or the rows of a tensor with one row for several of them: scales."""
     total = sum(parts.values())
     num_rows = stored.shape[0] if stored.shape and name.rpartition(".")[2] not in _TURNED else 0
     each = -(-total // num_rows) if num_rows else 0

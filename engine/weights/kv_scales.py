@@ -1,6 +1,6 @@
-"""The scales that a checkpoint brings for a KV cache in FP8: of each layer one for keys and one for values, as calibration left them.
+"""A checkpoint's scales for a KV cache in FP8, from calibration: for keys and values of each layer.
 
-Knows their names (`self_attn.k_scale`, as compressed-tensors writes them; `self_attn.k_proj.k_scale`, as ModelOpt does); refuses to know the cache.
+Knows their names (`self_attn.k_scale` from compressed-tensors; `self_attn.k_proj.k_scale` from ModelOpt); does not know the cache.
 """
 
 import re
@@ -16,8 +16,10 @@ _NAME = re.compile(r"(?:.*\.)?layers\.(\d+)\.self_attn\.(?:[kv]_proj\.)?([kv])_s
 
 
 def read_kv_scales(directory: Path) -> dict[int, tuple[float, float]]:
-    """Return the scales of keys and values by layer; of a layer without any, none. A packed directory has lost them. Raises CheckpointError for what
-    is no scale."""
+    """Return the scales of keys and values of each layer that has any.
+
+    A packed directory has lost them. Raises CheckpointError for an invalid scale.
+    """
     if packed_file(directory) is not None:
         return {}
     found: dict[int, dict[str, float]] = {}
@@ -30,16 +32,16 @@ def read_kv_scales(directory: Path) -> dict[int, tuple[float, float]]:
 def _scale(name: str, stored: StoredTensor) -> float:
     if stored.shape not in ((), (1,)):
         raise CheckpointError(
-            f"{name} has shape {list(stored.shape)}: one scale for all heads of a layer is what FP8 takes here"
+            f"{name} has shape {list(stored.shape)}: FP8 needs one scale for all heads of a layer here"
         )
     if stored.dtype not in DTYPES:
-        raise CheckpointError(f"{name} has type {stored.dtype}, in which there is no scale")
+        raise CheckpointError(f"{name} has type {stored.dtype}, which is not a type of scales")
     with stored.file.open("rb") as file:
         file.seek(stored.start)
         content = bytearray(file.read(stored.end - stored.start))
     scale = float(torch.frombuffer(content, dtype=DTYPES[stored.dtype])[0])
     if not 0 < scale < float("inf"):
         raise CheckpointError(
-            f"{name} is {scale}, and a scale is a positive number: leave kv_dtype at auto, or mend the checkpoint"
+            f"{name} is {scale}, but a scale must be positive: leave kv_dtype at auto, or repair the checkpoint"
         )
     return scale

@@ -1,6 +1,7 @@
-"""One load of one model's weights: into memory that is shared with later loads, onto the checkpoint's own pages, or into memory of the process's own.
+"""One load of one model's weights: into shared memory, onto the checkpoint's pages, or private memory.
 
-Knows the order of preference and what follows when a bundle cannot be used. Refuses to know families (its caller lays the model out) and KV caches.
+Shared memory serves later loads, too. Knows the order of preference and the fallbacks if a bundle cannot be used. Does not know families (its caller
+lays the model out) and KV caches.
 """
 
 import logging
@@ -42,8 +43,8 @@ from pilotlight.kernels.matrices import lossless_speed
 
 log = logging.getLogger(__name__)
 
-# From here on a checkpoint's own pages are used, where it has them as the model wants them. Less is copied in a tenth of a second, and is then in
-# the memory it will stay in.
+# From this size on a checkpoint's own pages are used, if they have the model's form. A smaller one is copied in a tenth of a second, and is then in
+# its final memory.
 IN_PLACE_FROM_BYTES = 128 << 20
 IN_PLACE_SHARE = 0.5  # of the bytes, at least
 
@@ -62,9 +63,9 @@ class FilledModel(Generic[ModelT]):
     """A model with its weights."""
 
     model: ModelT
-    is_mapped: bool  # from a bundle that was there
-    memory: torch.Tensor | None  # all of them, on a CPU, where they stay
-    pending: PendingRelocation[ModelT] | None = None  # they lie in the checkpoint, and may move
+    is_mapped: bool  # from an existing bundle
+    memory: torch.Tensor | None  # all weights, on a CPU, where they stay
+    pending: PendingRelocation[ModelT] | None = None  # they are in the checkpoint, and may move
     is_proved: bool = False  # an earlier load has computed with these bytes
     tensors: Mapping[str, torch.Tensor] = field(default_factory=dict)  # by name, all of them
     saved_bytes: int = 0  # by matrices in 12 bits
@@ -84,13 +85,13 @@ class WeightLoad(Generic[ModelT]):
         shard: Shard = WHOLE,
         lossless: Lossless = "off",
     ) -> None:
-        """`lossless`: whether matrices are kept in 12 bits, where they can be."""
+        """`lossless`: whether matrices are kept in 12 bits, if possible."""
         self._source = source
         self._shard = shard
         self._matrices: Mapping[str, Matrix] = {}
-        # Of a plain bundle the file's own pages are used.
+        # A plain bundle is used through the file's own pages.
         is_mapped = source.packed is not None and not source.packed.bundle.coded
-        # On a GPU they come from a bundle in host memory, and only where they are asked for: products of many rows are not measured there.
+        # On a GPU they come from a bundle in host memory, and only on request: products of many rows are not measured there.
         has_products = device.type == "cpu" or (
             lossless == "always" and source.shared_path is not None and takes_triton()
         )
@@ -111,7 +112,7 @@ class WeightLoad(Generic[ModelT]):
     def run(self) -> FilledModel[ModelT]:
         """Lay the model out and fill it. Raises CheckpointError."""
         source = self._source
-        if source.lies_as_stored(self._device):  # the file itself is what outlives this process
+        if source.lies_as_stored(self._device):  # the file itself outlives this process
             return self._load_in_place(None) or self._load_own(source.checkpoint)
         if source.shared_path is not None:
             try:
@@ -128,7 +129,7 @@ class WeightLoad(Generic[ModelT]):
         try:
             if source.packed.bundle.coded:
                 return self._load_chunks(source.packed, None)
-            # On a CPU from the system's own cache of the file: 0.1 s instead of 0.5 for a GiB, and decode steps at most 3 % slower.
+            # On a CPU from the system's page cache: 0.1 s instead of 0.5 for a GiB, and decode steps at most 3 % slower.
             return self._load_bundle(source.packed)
         except WeightBundleError as error:
             raise CheckpointError(f"{source.directory}: {error}; pack the model again") from error
@@ -168,7 +169,7 @@ class WeightLoad(Generic[ModelT]):
         self._phases.end("weights")
 
     def _write_coded(self, path: Path) -> None:
-        """Code matrices on their way into the bundle: of what is too small to be served from its own pages, and for a GPU."""
+        """Code matrices while writing the bundle: for models too small to serve from files, and for a GPU."""
         source = self._source
         storage = self._lay_out_stored(self._private(self._wanted)[1], torch.device("cpu"))
         fill(storage.jobs, storage.tasks, self._report)
@@ -217,8 +218,10 @@ class WeightLoad(Generic[ModelT]):
         return FilledModel(model, True, memory, tensors=storage.tensors, saved_bytes=saved)
 
     def _load_copied(self, path: Path) -> FilledModel[ModelT]:
-        """Load packed weights whose layout depends on their content. The bundle in memory is a copy of the checkpoint: no disk is read again, but
-        they are arranged again."""
+        """Load packed weights whose layout depends on their content.
+
+        The bundle in memory is a copy of the checkpoint: no disk is read again, but they are rearranged.
+        """
         identity = self._source.identity(None)
         shared = self._source.shared(identity)
         is_mapped = shared is not None
@@ -245,7 +248,7 @@ class WeightLoad(Generic[ModelT]):
             source.check_unchanged()
         self._phases.end("weights")
 
-    # Memory of the process's own
+    # Private memory
 
     def _load_own(self, checkpoint: Checkpoint) -> FilledModel[ModelT]:
         memory: torch.Tensor | None = None
@@ -261,8 +264,11 @@ class WeightLoad(Generic[ModelT]):
         return FilledModel(model, False, memory, tensors=storage.tensors)
 
     def _load_chunks(self, packed: BundleFile, path: Path | None) -> FilledModel[ModelT]:
-        """Decode what `pack --lossless` has written. `path`: of the bundle that the weights move to where they are to be in 12 bits: which of them
-        are worth that is known when they are plain."""
+        """Decode the output of `pack --lossless`.
+
+        `path`: of the bundle to which the weights move if they are kept in 12 bits: it is only known from the plain weights which of them are worth
+        that.
+        """
         memory: torch.Tensor | None = None
         allocate = on_device(self._device)
         if self._device.type == "cpu":
@@ -280,8 +286,10 @@ class WeightLoad(Generic[ModelT]):
     # The checkpoint's own pages
 
     def _load_in_place(self, path: Path | None) -> FilledModel[ModelT] | None:
-        """Map what is stored as the model wants it; None where the model is small, or that is too little of it. `path`: of the bundle that the
-        weights move to."""
+        """Map what is stored in the model's form; return None if the model is small, or too little of it is.
+
+        `path`: of the bundle to which the weights move.
+        """
         source = self._source
         if (
             self._device.type != "cpu"
@@ -318,7 +326,7 @@ class WeightLoad(Generic[ModelT]):
 
         def rebuild(memory: torch.Tensor, bundle: Bundle) -> ModelT:
             allocate = BundleMemory(memory, bundle).take
-            # which kind of packed matrix a tensor is, the checkpoint's names say
+            # the checkpoint's names identify the kind of packed matrix
             is_packed = source.stays_packed(self._device)
             moved = FilledStorage(source.checkpoint.tensors, allocate) if is_packed else BundleStorage(bundle, allocate)
             rebuilt = self._lay_out(moved)
@@ -331,7 +339,7 @@ class WeightLoad(Generic[ModelT]):
     # All of them
 
     def _codes(self) -> bool | None:
-        """Whether matrices are to be in 12 bits; None: nobody has measured it yet."""
+        """Return whether matrices are kept in 12 bits; None if the speed has not been measured yet."""
         return lossless_speed.known() if self._lossless == "auto" else self._lossless == "always"
 
     def _measured(self) -> bool:

@@ -1,8 +1,8 @@
-"""How a layer gets its weights: it asks for a tensor by name and shape and receives storage, which is filled when the whole model has been laid out.
+"""The requests of a layer for its weights: by name and shape, for storage that is filled later.
 
-Until then nothing may be computed from it: what is to be done to a tensor goes along with the request for it. Fused projections are one matrix whose
-rows come from several tensors, so that a step does one matmul instead of three. Where several ranks share a model, a request says how (`split`), and
-each is given its own rows or columns.
+It is filled after the whole model has been laid out. Until then nothing may be computed from it: a conversion is part of the request. Fused
+projections are one matrix whose rows come from several tensors, so that a step does one matmul instead of three. If several ranks share a model, a
+request describes how (`split`), and each rank gets its rows or columns.
 """
 
 import re
@@ -25,12 +25,14 @@ from pilotlight.kernels.matrices.lossless import PALETTE, LosslessWeight, num_pa
 from pilotlight.kernels.matrices.plain import PlainWeight
 from pilotlight.kernels.matrices.weight import Weight
 
-Arrange = Callable[[torch.Tensor], torch.Tensor]  # the stored tensor to the one that the model wants
+Arrange = Callable[[torch.Tensor], torch.Tensor]  # converts the stored tensor to the model's
 
 
 class WeightLoader:
-    """The requests of a model that is laid out in one storage and one type, or of one of its ranks. With `keeps_packed`, what is stored in `format`
-    stays packed, for kernels that decode weights while they read them; without, it is unpacked once, in `dtype`."""
+    """The requests of a model, or of one of its ranks, in one storage and one type.
+
+    With `keeps_packed`, weights stored in `format` stay packed, for kernels that decode them; without, they are unpacked once, in `dtype`.
+    """
 
     def __init__(
         self,
@@ -43,9 +45,9 @@ class WeightLoader:
         reads_codes: bool = False,
     ) -> None:
         """`reads_codes`: the storage is a bundle's, in which matrices may be coded in 12 bits."""
-        self.matrices: dict[str, Matrix] = {}  # that are plain or could be, by their tensors' names
+        self.matrices: dict[str, Matrix] = {}  # those that are plain or could be, by their tensors' names
         self._reads_codes = reads_codes
-        # That adapters may change, in the order in which they were laid out. None: of a loader that was made of another, adapters change nothing.
+        # Those that adapters may change, in layout order. None for a derived loader, whose matrices adapters do not change.
         self.projections: list[MatrixPart] | None = []
         self._storage = storage
         self.dtype = dtype
@@ -66,7 +68,10 @@ class WeightLoader:
         return DTYPES[self._storage.dtype(name)]
 
     def look(self, expected: ExpectedTensor) -> torch.Tensor | None:
-        """Read a small tensor at once, on whose content the layout depends; None where there is nothing to read: config.json is believed then."""
+        """Read a small tensor, on whose content the layout depends, at once.
+
+        Returns None if there is nothing to read: config.json then decides.
+        """
         return self._storage.look(expected)
 
     def with_dtype(self, dtype: torch.dtype) -> "WeightLoader":
@@ -77,7 +82,7 @@ class WeightLoader:
         return self._changed(shard=WHOLE)
 
     def unpacked(self) -> "WeightLoader":
-        """Return a loader of the same model whose matrices are plain, whatever their format."""
+        """Return a loader of the same model whose matrices are plain, in any format."""
         return self._changed(_keeps_packed=False)
 
     def _changed(self, **attributes: object) -> "WeightLoader":
@@ -86,7 +91,7 @@ class WeightLoader:
         return loader
 
     def has_rows(self, names: Sequence[str]) -> bool:
-        """Tell whether the checkpoint has the tensors that `rows` would ask for."""
+        """True if the checkpoint has the tensors that `rows` would request."""
         return stacked_name(names) in self._storage or all(name in self._storage for name in names)
 
     @property
@@ -129,9 +134,11 @@ class WeightLoader:
         unit: int = 1,
         repeats: bool = False,
     ) -> Weight:
-        """Return the projections called `names`, one below the other, [sum(rows), columns]: packed where they are stored so and kernels take them.
-        `experts`: they are so many experts', [experts, rows, columns]. `split`: ranks share each one's rows, or its columns, in multiples of
-        `unit`; of several matrices that are fused one with fewer units than ranks is held by several, and a single one if it `repeats`."""
+        """Return the projections `names`, stacked, [sum(rows), columns], packed if stored so and supported.
+
+        `experts`: they belong to so many experts, [experts, rows, columns]. `split`: ranks share each one's rows, or its columns, in multiples of
+        `unit`; among fused matrices, one with fewer units than ranks is held by several ranks, and a single one if it `repeats`.
+        """
         parts = self._parts(names, rows, columns, split, unit, repeats)
         of_parts = [self._format_of(name) for name in names]
         packed = PLAIN if PLAIN in of_parts else of_parts[0]
@@ -159,8 +166,10 @@ class WeightLoader:
         unit: int,
         repeats: bool = False,
     ) -> tuple[int, tuple[int, ...]]:
-        """Number the projections of a matrix, for adapters that change them. Return the first one's number, and the last row of each on this
-        rank; of those that no adapter may change, none."""
+        """Number the projections of a matrix, for adapters that change them.
+
+        Returns the first one's number, and the last row of each on this rank; no rows if no adapter may change them.
+        """
         if self.projections is None:
             return 0, ()
         first, parts = len(self.projections), self._parts(names, rows, columns, split, unit, repeats)
@@ -178,12 +187,14 @@ class WeightLoader:
         are_pairs: bool = False,
         num_parts: int = 1,
     ) -> Weight:
-        """Return the matrices of all experts, [experts, rows, columns], that the checkpoint keeps in one tensor. With `are_pairs`, gate and up rows
-        take turns there; here gates are above ups. `num_parts`: so many matrices lie there one below the other, and ranks share each. Raises
-        CheckpointError where each rank is to have some of the experts."""
+        """Return the matrices of all experts, [experts, rows, columns], from one stored tensor.
+
+        With `are_pairs`, gate and up rows alternate there; here gates come first. `num_parts`: number of matrices stacked there, each of which ranks
+        share. Raises CheckpointError if each rank should have some of the experts.
+        """
         if self.shard.experts is not None:
             raise CheckpointError(
-                f"{name} keeps all experts in one tensor, of which ranks have a part each: drop expert_parallel"
+                f"{name} contains all experts in one tensor, which ranks can only share in parts: unset expert_parallel"
             )
         of_columns = self.shard.span(columns, 1, name, split == "columns")
         part = self.shard.span(rows // num_parts, 2 if are_pairs else 1, name, split == "rows")
@@ -205,18 +216,20 @@ class WeightLoader:
         return PlainWeight(into)
 
     def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """Return storage of any type, that the caller fills."""
+        """Return storage of any type, which the caller fills."""
         return self._storage.take(name, shape, dtype)
 
     def empty(self, name: str, *shape: int) -> torch.Tensor:
-        """Return storage that the caller fills in parts: by `read` or `fill`."""
+        """Return storage that the caller fills in parts, with `read` or `fill`."""
         return self._storage.take(name, shape, self.dtype)
 
     def read(
         self, name: str, into: torch.Tensor, stored_shape: tuple[int, ...] | None = None, arrange: Arrange | None = None
     ) -> None:
-        """Fill `into` from tensor `name`, its type converted. The shape must agree exactly: with into's, or with `stored_shape`, from which
-        `arrange` makes into's."""
+        """Fill `into` from tensor `name`, its type converted.
+
+        The shape must be exactly that of `into`, or `stored_shape`, which `arrange` converts.
+        """
         stored = ExpectedTensor(name, stored_shape or tuple(into.shape), FLOATS)
         if arrange is None:
             self.fill(into, [stored], None)
@@ -226,25 +239,27 @@ class WeightLoader:
     def fill(
         self, into: torch.Tensor, stored: Sequence[ExpectedTensor], make: Make | None, is_row_wise: bool = True
     ) -> None:
-        """Call make(into, *stored) once the storage is there, from any thread; where rows of `into` come from the same rows of the stored tensors
-        (`is_row_wise`), for one run of rows after another."""
+        """Call make(into, *stored), from any thread, after the storage is allocated.
+
+        If rows of `into` come from the same rows of the stored tensors (`is_row_wise`), it is called for one run of rows after another.
+        """
         self._storage.fill(into, stored, make, is_row_wise)
 
     def compute(self, task: Callable[[], None]) -> None:
-        """Compute something that no checkpoint holds, while the weights are read."""
+        """Compute something that is in no checkpoint, while the weights are read."""
         self._storage.compute(task)
 
     def skip(self, pattern: str) -> None:
-        """Let redundant tensors, whose names match, stay unread."""
+        """Ignore redundant tensors, whose names match."""
         self._storage.skip(pattern)
 
     def skip_tensors(self, names: Sequence[str]) -> None:
-        """Let tensors stay unread that another rank has."""
+        """Ignore tensors that another rank has."""
         for name in names:
             self.skip(re.escape(name))
 
     def _coded(self, name: str, rows: int, matrix: Matrix) -> LosslessWeight | None:
-        """Return a matrix that the bundle has in 12 bits; None where it is to be plain."""
+        """Return a matrix that the bundle has in 12 bits; None if it must be plain."""
         self.matrices[name] = matrix
         if not self._reads_codes or name + CODES not in self._storage:
             return None

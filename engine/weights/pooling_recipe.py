@@ -1,8 +1,7 @@
-"""What makes a checkpoint a model of whole texts instead of one that generates: a recipe by which the hidden states of a text become an embedding,
-or the scores of its classes.
+"""The recipe of a model of whole texts: from hidden states to an embedding or class scores.
 
-It is read from config.json and from the files that sentence-transformers writes (modules.json, 1_Pooling/config.json, 2_Dense/config.json,
-config_sentence_transformers.json, sentence_bert_config.json). Every step they describe that the engine does not compute is refused by name.
+It is read from config.json and from sentence-transformers' files (modules.json, 1_Pooling/config.json, 2_Dense/config.json,
+config_sentence_transformers.json, sentence_bert_config.json). Steps in them that the engine does not support are refused by name.
 """
 
 import json
@@ -27,12 +26,12 @@ _SCORE_ACTIVATIONS: dict[str, Activation] = {"Sigmoid": "sigmoid", "Identity": "
 _DENSE_ACTIVATIONS = ("Identity", "Tanh", "ReLU", "GELU", "SiLU")
 # By the first word of their class; all others are decoders, whose last token has seen all others.
 _POOLED_FIRST = ("Bert", "Roberta", "XLMRoberta")
-# Of a tokenizer's call, what changes no token of a text that is encoded alone.
+# Arguments of a tokenizer's call that change no token of a single text.
 _HARMLESS_CALL = frozenset({"padding", "padding_side", "truncation", "return_tensors", "pad_to_multiple_of"})
 
 
 class DenseModule(NamedTuple):
-    """A linear layer behind the pooling, [outputs, inputs], in a folder of its own."""
+    """A linear layer after the pooling, [outputs, inputs], in a separate folder."""
 
     directory: Path
     inputs: int
@@ -45,8 +44,8 @@ class Classes(NamedTuple):
     """The classes that a classifier or reranker scores."""
 
     labels: tuple[str, ...]
-    activation: Activation  # from logits to the scores that clients are given
-    # of a model that answers by a token: the ids whose logits are compared, (yes, no), or (yes,) alone; empty: it has a head of its own
+    activation: Activation  # from logits to the scores for clients
+    # of a model that answers by a token: the ids whose logits are compared, (yes, no), or only (yes,); empty if it has a head
     tokens: tuple[int, ...] = ()
 
 
@@ -55,26 +54,29 @@ class PoolingRecipe(NamedTuple):
 
     pooling: Pooling
     is_normalized: bool = False  # to length 1
-    max_tokens: int | None = None  # of a text, where the checkpoint says less than its positions allow
-    prompt: str = ""  # that every text begins with, where a request names no other
-    prompts: tuple[tuple[str, str], ...] = ()  # that a request may choose, by name
+    max_tokens: int | None = None  # of a text, if the checkpoint's limit is lower than its positions allow
+    prompt: str = ""  # prefix of every text, if a request names no other
+    prompts: tuple[tuple[str, str], ...] = ()  # prefixes that a request may choose, by name
     dense: tuple[DenseModule, ...] = ()
-    classes: Classes | None = None  # None: it makes embeddings
+    classes: Classes | None = None  # None for embeddings
 
     def vector_size(self, hidden_size: int) -> int:
-        """Return the numbers of a text's vector."""
+        """Return the size of a text's vector."""
         if self.classes is not None:
             return len(self.classes.labels)
         return self.dense[-1].outputs if self.dense else hidden_size
 
     @property
     def keeps_head(self) -> bool:
-        """Tell whether the model's own output head is used."""
+        """True if the model's own output head is used."""
         return self.classes is not None and bool(self.classes.tokens)
 
 
 def read_recipe(directory: Path, config: Mapping[str, Any]) -> PoolingRecipe | None:
-    """Return the recipe of a model of whole texts; None for a model that generates. Raises CheckpointError."""
+    """Return the recipe of a model of whole texts; None for a model that generates.
+
+    Raises CheckpointError.
+    """
     names = [str(name) for name in config.get("architectures") or []]
     modules_file = directory / "modules.json"
     modules = _modules(modules_file) if modules_file.exists() else []
@@ -106,15 +108,15 @@ def _embedder(directory: Path, modules: list[tuple[str, str]]) -> PoolingRecipe:
         )
     if modules[0][1]:
         raise CheckpointError(
-            f"modules.json has the transformer in {modules[0][1]!r}; it must lie in the directory itself"
+            f"modules.json has the transformer in {modules[0][1]!r}; it must be in the directory itself"
         )
     pooling = directory / modules[1][1]
     prompt, prompts = _prompts(directory)
     if flag(read_json(pooling, "config.json"), "include_prompt", True) is False:
         if prompt:
             raise CheckpointError(
-                f"{pooling / 'config.json'} leaves the prompt {prompt!r} out of the pooling (include_prompt), which is not computed; "
-                f"remove default_prompt_name from {_SENTENCES}, and send the prompt with the texts if it is to be pooled"
+                f"{pooling / 'config.json'} excludes the prompt {prompt!r} from the pooling (include_prompt), which is not supported; "
+                f"remove default_prompt_name from {_SENTENCES}, and send the prompt with the texts to pool it, too"
             )
         prompts = ()
     return PoolingRecipe(
@@ -132,7 +134,7 @@ def _classifier(directory: Path, config: Mapping[str, Any], kinds: list[str]) ->
     architecture = str(config["architectures"][0])
     if kinds not in ([], ["Transformer"]):
         raise CheckpointError(
-            f"modules.json lists {', '.join(kinds)} behind {architecture}, which scores classes by a head of its own: "
+            f"modules.json lists {', '.join(kinds)} after {architecture}, which scores classes with its own head: "
             "supported is Transformer alone, or no modules.json"
         )
     labels = class_labels(config)
@@ -154,7 +156,10 @@ def _classifier(directory: Path, config: Mapping[str, Any], kinds: list[str]) ->
 
 
 def _judge(directory: Path, config: Mapping[str, Any], tokens: tuple[int, ...]) -> PoolingRecipe:
-    """Read a model that generates, and whose next token says whether a document answers a query (Qwen3-Reranker)."""
+    """Read a model that generates and judges by its next token whether a document answers a query.
+
+    An example is Qwen3-Reranker.
+    """
     vocab_size = positive_int(config, "vocab_size")
     if any(not 0 <= token < vocab_size for token in tokens):
         raise CheckpointError(f"{directory} scores by the tokens {list(tokens)}, and its vocabulary has {vocab_size}")
@@ -197,7 +202,10 @@ def _tokens_of(directory: Path, words: Any) -> tuple[int, ...]:
 
 
 def _activation(directory: Path, config: Mapping[str, Any], num_labels: int) -> Activation:
-    """Return what makes scores of logits: the function that sentence-transformers saved, or else a sigmoid of one class and a softmax of several."""
+    """Return the function from logits to scores.
+
+    It is the one that sentence-transformers saved, or else a sigmoid for one class and a softmax for several.
+    """
     own = config.get("sentence_transformers")
     places = (
         (_SENTENCES, _sentences(directory).get("activation_fn")),
@@ -227,14 +235,14 @@ def _modules(file: Path) -> list[tuple[str, str]]:
         listed = json.loads(read_bytes(file))
         found = [(str(module["type"]).rpartition(".")[2], str(module["path"])) for module in listed]
     except (OSError, ValueError, TypeError, KeyError) as error:
-        raise CheckpointError(f"{file} is no list of modules, each with its type and path: {error!r}") from error
+        raise CheckpointError(f"{file} is not a list of modules, each with its type and path: {error!r}") from error
     if not found:
         raise CheckpointError(f"{file} lists no module")
     return found
 
 
 def _pooling(directory: Path) -> Pooling:
-    """Read the one mode: older files have a flag for every mode, newer ones name it."""
+    """Read the pooling mode: older files have a flag for every mode, newer ones name it."""
     config = read_json(directory, "config.json")
     named = config.get("pooling_mode")
     modes = [named] if isinstance(named, str) else list(named or [])
@@ -266,7 +274,7 @@ def _dense(directory: Path) -> DenseModule:
 
 
 def _prompts(directory: Path) -> tuple[str, tuple[tuple[str, str], ...]]:
-    """Return the prompt that `encode` puts before every text where its caller names none, and all that a caller may name."""
+    """Return the prompt that `encode` puts before texts by default, and all named prompts."""
     config = _sentences(directory)
     name, prompts = config.get("default_prompt_name"), config.get("prompts") or {}
     if not isinstance(prompts, dict) or not all(isinstance(prompt, str) for prompt in prompts.values()):
@@ -287,7 +295,10 @@ def _sentences(directory: Path) -> dict[str, Any]:
 
 
 def _max_tokens(directory: Path) -> int | None:
-    """Return the most tokens of a text by sentence_bert_config.json. Raises CheckpointError for steps in it that are not computed."""
+    """Return the most tokens of a text from sentence_bert_config.json.
+
+    Raises CheckpointError for unsupported steps in it.
+    """
     try:
         config = read_sentence_config(directory)
     except TokenizerError as error:

@@ -1,8 +1,8 @@
-"""Moves a serving model's weights into huge pages: products of a few rows read them a third faster from there (60 GB/s instead of 44 on two cores).
+"""Moves a serving model's weights to huge pages, from which products of few rows read a third faster.
 
-Relocation writes a bundle of a model that serves from its checkpoint's own pages, and lays the model out again there: the same numbers in the same
-order, so that one may take the other's place at any time. HugePages moves memory of the process's own where it is. Both take a share of one core,
-and no request waits for them. Knows tensors, pauses and files; refuses to know models.
+That is 60 GB/s instead of 44 on two cores. Relocation writes a bundle of a model that serves from its checkpoint's own pages, and lays the model out
+again there: the same numbers in the same order, so that one may replace the other at any time. HugePages moves private memory in place. Both take a
+share of one core, and no request waits for them. Knows tensors, pauses and files; does not know models.
 """
 
 import logging
@@ -31,7 +31,7 @@ _MOVE_BYTES = 32 << 20
 _SHARE = 0.25  # of a core's time, at most
 _FIRST_AFTER_S = 0.5  # the request that woke the model comes first
 _LOOK_S = 0.05  # between two looks at whether the process ends
-_LAST_STEP_S = 2.0  # then no step computes on the old pages any more, and it is this thread that unmaps them
+_LAST_STEP_S = 2.0  # by then no step computes on the old pages, and this thread unmaps them
 
 ModelT = TypeVar("ModelT")
 T = TypeVar("T")
@@ -47,19 +47,21 @@ class Coding(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PendingRelocation(Generic[ModelT]):
-    """A model on its checkpoint's own pages, and what it takes to lay it out elsewhere."""
+    """A model on its checkpoint's own pages, and the data needed to lay it out elsewhere."""
 
-    path: Path | None  # of the bundle; None: in memory of the process's own
+    path: Path | None  # of the bundle; None for private memory
     bundle: Bundle
-    tensors: Mapping[str, torch.Tensor]  # by name, as the bundle has them
-    check_unchanged: Callable[[], None]  # raises CheckpointError when the checkpoint's files are not what they were
-    rebuild: Callable[[torch.Tensor, Bundle], ModelT]  # on memory that holds the bundle's bytes
-    coding: Coding | None = None  # None: matrices stay plain
+    tensors: Mapping[str, torch.Tensor]  # by name, in the bundle's form
+    check_unchanged: Callable[[], None]  # raises CheckpointError if the checkpoint's files have changed
+    rebuild: Callable[[torch.Tensor, Bundle], ModelT]  # on memory that contains the bundle's bytes
+    coding: Coding | None = None  # None if matrices stay plain
 
 
 class Relocation(Generic[ModelT]):
-    """A thread that ends by itself when the model has moved, or cannot. A bundle it finishes even when the model has been closed meanwhile, since
-    the model will wake from it."""
+    """A thread that ends by itself after the model has moved, or cannot.
+
+    It finishes a bundle even if the model is closed meanwhile, because the model will wake from it.
+    """
 
     def __init__(
         self,
@@ -68,18 +70,18 @@ class Relocation(Generic[ModelT]):
         first_after_s: float = _FIRST_AFTER_S,
         share: float = _SHARE,
     ) -> None:
-        """`adopt` takes the new model, in the old one's place."""
+        """`adopt` receives the new model, in place of the old one."""
         self.is_done = False
         self._pending: PendingRelocation[ModelT] | None = pending
         self._adopt: Callable[[ModelT], None] | None = adopt
         self._share = share
         self._is_closed = threading.Event()
-        # No daemon: it holds tensors, and freeing one while the interpreter ends aborts the process.
+        # Not a daemon: it holds tensors, and freeing one while the interpreter ends aborts the process.
         self._thread = threading.Thread(target=self._run, args=(first_after_s,), name="relocation")
         self._thread.start()
 
     def close(self) -> None:
-        """Stop moving a model that is no longer used. A bundle that has been begun will be finished, and is not waited for."""
+        """Stop moving a model that is no longer used; a started bundle is finished without waiting for it."""
         self._is_closed.set()
 
     def wait(self, timeout_s: float) -> bool:
@@ -134,7 +136,7 @@ class Relocation(Generic[ModelT]):
         return memory
 
     def _share_bundle(self, bundle: Bundle, path: Path, copy: Callable[[Write], None]) -> torch.Tensor:
-        """Map the bundle at `path`, once this process or another one has written it."""
+        """Map the bundle at `path`, after this process or another one has written it."""
         while is_being_written(path):
             self._check_needed()
             self._pause(_LOOK_S)
@@ -145,7 +147,7 @@ class Relocation(Generic[ModelT]):
 
             def write(start: int, content: memoryview) -> None:
                 if not new.is_linked:
-                    raise WeightBundleError("its place was given to another")
+                    raise WeightBundleError("its place was taken by another bundle")
                 new.write_huge(start, content)
 
             copy(write)
@@ -159,9 +161,9 @@ class Relocation(Generic[ModelT]):
         pending.check_unchanged()
 
     def _slowly(self, steps: Iterator[T]) -> Iterator[T]:
-        """Take the steps with pauses between them."""
+        """Run the steps with pauses between them."""
         while True:
-            began = time.thread_time()  # by the clock, a machine that is busy would make it slower twice
+            began = time.thread_time()  # by wall time, a busy machine would slow it down twice
             step = next(steps, None)
             if step is None:
                 return
@@ -185,11 +187,11 @@ class Relocation(Generic[ModelT]):
 
 
 class _NotNeeded(Exception):
-    """The model was closed, or the process ends."""
+    """The model was closed, or the process is ending."""
 
 
 def _map(path: Path, bundle: Bundle) -> torch.Tensor | None:
-    """Map the bundle at `path`; None where it is another one, or none."""
+    """Map the bundle at `path`; return None if it is another one, or missing."""
     try:
         with BundleFile.open(path) as file:
             is_same = (file.bundle.identity, file.bundle.tensors) == (bundle.identity, bundle.tensors)
@@ -199,27 +201,28 @@ def _map(path: Path, bundle: Bundle) -> torch.Tensor | None:
 
 
 class HugePages:
-    """A thread that ends by itself when all of `memory` has been moved, or with `close`.
+    """A thread that ends by itself when all of `memory` has been moved, or on `close`.
 
     Weights are read into small pages first, since a system that has to find huge pages takes longer to fill them: seconds per GiB in a virtual
-    machine whose free memory belongs to its host, where small ones take 0.4 s."""
+    machine whose free memory belongs to its host, and 0.4 s with small ones.
+    """
 
     def __init__(self, memory: torch.Tensor, first_after_s: float = _FIRST_AFTER_S, share: float = _SHARE) -> None:
         self.moved_bytes = 0
         self._memory = memory
         self._share = share
         self._closing = threading.Event()
-        # No daemon: it holds a tensor, and freeing one while the interpreter ends aborts the process.
+        # Not a daemon: it holds a tensor, and freeing one while the interpreter ends aborts the process.
         self._thread = threading.Thread(target=self._run, args=(first_after_s,), name="huge-pages")
         self._thread.start()
 
     @classmethod
     def start(cls, memory: torch.Tensor | None) -> "HugePages | None":
-        """Move `memory`; None where there is nothing to move, or the system cannot."""
+        """Move `memory`; return None if there is nothing to move, or the system cannot."""
         return cls(memory) if memory is not None and memory.nbytes >= HUGE_PAGE and pages.can_make_huge() else None
 
     def close(self) -> None:
-        """Stop after the step under way, without waiting for it: its memory goes when it ends."""
+        """Stop after the current step, without waiting for it: its memory is freed when it ends."""
         self._closing.set()
 
     def wait(self, timeout_s: float) -> bool:

@@ -1,7 +1,7 @@
-"""Parts of a model's weights: the runs of rows and columns that one of several ranks holds.
+"""Shards of a model's weights: the runs of rows and columns that each of several ranks holds.
 
-What is divided by rows (output features: attention heads, feed-forward channels, a vocabulary) is joined again by whoever collects it; what is
-divided by columns (input features) is summed. Knows numbers; refuses to know tensors.
+A division by rows (output features: attention heads, feed-forward channels, a vocabulary) is joined by concatenation, one by columns (input features)
+by a sum. Knows numbers; does not know tensors.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ Split = Literal["rows", "columns"]
 
 
 class AxisRange(NamedTuple):
-    """A run of one dimension: all of it, or what a rank holds."""
+    """A run of one dimension: all of it, or a rank's part."""
 
     total: int
     start: int
@@ -28,11 +28,11 @@ class AxisRange(NamedTuple):
         return self.end - self.start == self.total
 
     def over(self, unit: int) -> "AxisRange":
-        """Return the run in units of so many: all that it touches."""
+        """Return the run in units of so many, including partial ones."""
         return AxisRange(*(-(-n // unit) for n in (self.total, self.start - self.start % unit, self.end)))
 
     def require_units(self, unit: int, name: str, of: str) -> None:
-        """Raise CheckpointError where the run begins or ends within a unit."""
+        """Raise CheckpointError if the run starts or ends within a unit."""
         if self.start % unit or (self.end % unit and self.end != self.total):
             raise CheckpointError(
                 f"{name}: this rank's part, {self.start} to {self.end} of {self.total}, cuts {unit} {of}"
@@ -40,15 +40,17 @@ class AxisRange(NamedTuple):
 
 
 class MatrixPart(NamedTuple):
-    """One stored matrix, or the run of its rows and columns that is wanted."""
+    """One stored matrix, or the needed run of its rows and columns."""
 
     name: str
     rows: AxisRange
     columns: AxisRange
 
     def group(self, num_columns: int | None, block: int) -> int:
-        """Return how many columns are under one scale: so many; None: all of a row. Raises CheckpointError where kernels, which read in
-        blocks, cannot have that, or this part begins or ends within a group."""
+        """Return how many columns share a scale: `num_columns`, or all of a row for None.
+
+        Raises CheckpointError if kernels, which read in blocks, do not support that, or this part starts or ends within a group.
+        """
         total = self.columns.total
         group = num_columns or total
         if total % group or (group % block and group != total):
@@ -61,7 +63,7 @@ class MatrixPart(NamedTuple):
 
 
 class ExpertStack(NamedTuple):
-    """The matrices of all experts in one stored tensor. With `are_pairs`, gate and up rows take turns in it."""
+    """The matrices of all experts in one stored tensor; with `are_pairs`, gate and up rows alternate."""
 
     name: str
     experts: int
@@ -71,8 +73,10 @@ class ExpertStack(NamedTuple):
 
 
 class Stage(NamedTuple):
-    """A run of a model's layers, one of several that ranks compute one behind another. The first has the embedding and the head, too, and the last
-    the norm between."""
+    """A run of a model's layers, one of several that ranks compute in sequence.
+
+    The first stage has the embedding and the head, too, and the last the norm between.
+    """
 
     number: int
     num_stages: int
@@ -88,20 +92,20 @@ class Stage(NamedTuple):
 
 
 class ExpertShard(NamedTuple):
-    """One of `size` ranks that have some of a layer's experts each, whole."""
+    """One of `size` ranks that each have some of a layer's experts, whole."""
 
     rank: int
     size: int
-    spare: int = 0  # experts that it has besides, copies of others'
+    spare: int = 0  # additional experts, copies of others'
 
 
 class Shard(NamedTuple):
-    """One of `size` ranks that share matrices, of a stage where the model has several."""
+    """One of `size` ranks that share matrices, of one stage if the model has several."""
 
     rank: int = 0
     size: int = 1
-    stage: Stage | None = None  # None: all layers
-    experts: ExpertShard | None = None  # None: a part of each, as of other matrices
+    stage: Stage | None = None  # None for all layers
+    experts: ExpertShard | None = None  # None for a part of each expert, as of other matrices
 
     def stage_of(self, num_layers: int) -> Stage:
         return self.stage or Stage(0, 1, range(num_layers))
@@ -109,8 +113,11 @@ class Shard(NamedTuple):
     def span(
         self, total: int, unit: int = 1, name: str = "", is_split: bool = True, may_repeat: bool = False
     ) -> AxisRange:
-        """Return this rank's run of `total`, all of it unless `is_split`, in whole units, which differ by one between ranks where they do not divide
-        evenly. Where there are fewer units than ranks several hold each, if they `may_repeat`: KV heads. Raises CheckpointError."""
+        """Return this rank's run of `total`, all of it unless `is_split`, in whole units.
+
+        Numbers of units differ by one between ranks if they do not divide evenly. If there are fewer units than ranks, several ranks hold each, if
+        they `may_repeat`: KV heads. Raises CheckpointError.
+        """
         if self.size == 1 or not is_split:
             return AxisRange(total, 0, total)
         units = -(-total // unit)
@@ -121,7 +128,10 @@ class Shard(NamedTuple):
         return AxisRange(total, start * unit, min(end * unit, total))
 
     def heads(self, heads: Sequence[int], name: str) -> list[int]:
-        """Return how many of the query heads and of the KV heads this rank holds. Raises CheckpointError where they do not divide evenly."""
+        """Return how many of the query heads and of the KV heads this rank holds.
+
+        Raises CheckpointError if they do not divide evenly.
+        """
         num_heads, num_kv_heads = heads
         if num_heads % self.size or (num_kv_heads % self.size and self.size % num_kv_heads):
             raise CheckpointError(

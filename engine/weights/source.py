@@ -1,7 +1,6 @@
-"""What a model's weights are read from: a directory's checkpoint, the bundle that `pilotlight pack` made of it, or a bundle in memory that an earlier
-load wrote.
+"""The source of a model's weights: a checkpoint, a packed bundle, or an earlier load's bundle.
 
-Knows what is stored, in which types, and whether it is what it was; refuses to know families and where a load puts the weights (load.py).
+Knows what is stored, in which types, and whether it has changed; does not know families, or where a load puts the weights (load.py).
 """
 
 import logging
@@ -30,12 +29,15 @@ from pilotlight.engine.weights.fused import FusedRows, open_divided
 log = logging.getLogger(__name__)
 
 DTYPE_NAMES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-CHUNKED = ", in coded chunks"  # behind the type, of what `pack --lossless` has made
-_AS_STORED = "tensors as the checkpoint has them"  # where other bundles name the type of theirs
+CHUNKED = ", in coded chunks"  # suffix of the type of `pack --lossless` output
+_AS_STORED = "tensors as the checkpoint has them"  # in place of the type that other bundles name
 
 
 class WeightSource:
-    """One directory's weights. Its `facts` and its fingerprint come first, since types and caches depend on them. `close` it."""
+    """One directory's weights; `close` it.
+
+    Its `facts` and its fingerprint are available first, since types and caches depend on them.
+    """
 
     def __init__(
         self,
@@ -45,8 +47,10 @@ class WeightSource:
         format: WeightFormat | None = None,
         fused: tuple[FusedRows, ...] = (),
     ) -> None:
-        """`shared_path`: where a bundle in memory is, or may be written. `fused`: tensors that hold several of the model's matrices. Raises
-        CheckpointError where the directory holds no weights."""
+        """`shared_path`: where a bundle in memory is, or may be written.
+
+        `fused`: tensors that contain several of the model's matrices. Raises CheckpointError if the directory has no weights.
+        """
         self.directory = directory
         self.format = format
         self.shared_path = shared_path
@@ -69,12 +73,12 @@ class WeightSource:
 
     @cached_property
     def checkpoint(self) -> Checkpoint:
-        """The directory's own tensors, where it is not a packed one."""
+        """The directory's own tensors, if it is not a packed one."""
         return open_divided(self.directory, self.fused)
 
     @property
     def packed_dtype(self) -> torch.dtype | None:
-        """The one type that the checkpoint was packed for."""
+        """The one type for which the checkpoint was packed."""
         return None if self.packed is None else DTYPE_NAMES[self.packed.bundle.identity.dtype.removesuffix(CHUNKED)]
 
     @property
@@ -85,51 +89,56 @@ class WeightSource:
         return self.checkpoint.facts
 
     def stays_packed(self, device: torch.device) -> bool:
-        """Tell whether weights are loaded as they are stored, for kernels that decode them."""
+        """True if weights are loaded in their stored form, for kernels that decode them."""
         return self.packed is None and self.format is not None and self.format.stays_packed(device)
 
     def lies_as_stored(self, device: torch.device) -> bool:
-        """Tell whether weights that stay packed have the stored bytes, for the most part. Others are laid out by what they hold, at every load anew,
-        and a bundle of them in memory is a copy of the checkpoint."""
+        """True if weights that stay packed mostly have the stored bytes.
+
+        Others are laid out by their content, at every load, and a bundle of them in memory is a copy of the checkpoint.
+        """
         return self.stays_packed(device) and self.format is not None and self.format.lies_as_stored()
 
     def identity(self, dtype: torch.dtype | None, is_coded: bool = False) -> BundleIdentity:
-        """Return the identity of a bundle in one type; None: of a copy of the checkpoint. `is_coded`: its matrices are in 12 bits."""
+        """Return the identity of a bundle in one type, or of a copy of the checkpoint for None.
+
+        `is_coded`: its matrices are in 12 bits.
+        """
         name = _AS_STORED if dtype is None else str(dtype).removeprefix("torch.") + (CODED if is_coded else "")
         return BundleIdentity(self._architecture, name, self._config, self.fingerprint.hex())
 
     def check_unchanged(self) -> None:
-        """Raise CheckpointError when the directory's files are not what they were."""
+        """Raise CheckpointError if the directory's files have changed."""
         if fingerprint(self.directory) != self.fingerprint:
             raise CheckpointError(f"{self.directory} was changed while it was read; load it again")
 
     @property
     def shared_file(self) -> BundleFile | None:
-        """The bundle in memory of this checkpoint, in whatever type."""
+        """The bundle in memory of this checkpoint, in any type."""
         return self._shared
 
     def shared(self, identity: BundleIdentity) -> BundleFile | None:
-        """Return the bundle in memory. One of another identity is removed."""
+        """Return the bundle in memory; remove one of another identity."""
         if self._shared is not None and (wrong := difference(self._shared.bundle.identity, identity)) is not None:
             self.refuse_shared(wrong)
         return self._shared
 
     def reopen_shared(self) -> BundleFile:
-        """Return the bundle that has been written to `shared_path`."""
+        """Return the bundle that was written to `shared_path`."""
         assert self.shared_path is not None
         self._shared = self._open.enter_context(BundleFile.open(self.shared_path))
         return self._shared
 
     def refuse_shared(self, why: str) -> None:
-        """Remove the bundle in memory: it is written again, and until then its memory is free."""
+        """Remove the bundle in memory: it will be written again, and until then its memory is free."""
         assert self.shared_path is not None
-        log.warning("the bundle %s is not used and is made again: %s", self.shared_path, why)
+        log.warning("the bundle %s is not used and will be made again: %s", self.shared_path, why)
         self._shared = None
         with suppress(OSError):
             self.shared_path.unlink()
 
     def discard_shared(self) -> None:
-        """Remove the bundle in memory because the model computes NaN or infinity: no later load shall trust it."""
+        """Remove the bundle in memory because the model computes NaN or infinity: no later load may use it."""
         if self.shared_path is not None:
             self.shared_path.unlink(missing_ok=True)
 

@@ -1,7 +1,7 @@
-"""Moves a chunk of weights from the thread that has read it to where it stays.
+"""Moves a chunk of weights from the thread that has read it to its final place.
 
-On a CPU a thread has one buffer, and making the final tensor from it is the whole way. On CUDA two pinned buffers take turns: while the device copies
-one, the next chunk is read into the other, and the thread waits only for the copy before last. Knows buffers and marks; refuses to know files.
+On a CPU a thread has one buffer, from which the final tensor is made directly. On CUDA two pinned buffers alternate: while the device copies one, the
+next chunk is read into the other, and the thread waits only for the copy before last. Knows buffers and marks; does not know files.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,7 +24,7 @@ class Copier(Protocol):
 
     @property
     def num_buffers(self) -> int:
-        """Buffers of a thread: 2 where it may read on while a copy is under way."""
+        """Buffers of a thread: 2 if it may read on during a copy."""
 
     def in_thread(self) -> AbstractContextManager[object]:
         """Return the context of a thread's work."""
@@ -33,11 +33,14 @@ class Copier(Protocol):
         """Allocate bytes on the host."""
 
     def begin(self, into: torch.Tensor, staged: Sequence[torch.Tensor], make: Make) -> Waitable | None:
-        """Call make(into, *staged), perhaps later, and return what waits until `staged` may be written again; None: it may at once."""
+        """Call make(into, *staged), perhaps later; return the event after which `staged` may be overwritten.
+
+        None if it may be overwritten at once.
+        """
 
 
 class Staging:
-    """A thread's own buffers: `next`, then `send` what was made of it, in turns; `wait` at the end."""
+    """A thread's buffers: `next`, then `send` its content, in turns; `wait` at the end."""
 
     def __init__(self, copier: Copier) -> None:
         self._copier = copier
@@ -46,7 +49,7 @@ class Staging:
         self._turn = 0
 
     def next(self, num_bytes: int) -> torch.Tensor:
-        """Return at least so many bytes that are no longer read."""
+        """Return at least so many bytes that are no longer being read."""
         self._turn = (self._turn + 1) % len(self._buffers)
         if (mark := self._marks[self._turn]) is not None:
             mark.wait()
@@ -57,7 +60,7 @@ class Staging:
         return buffer
 
     def send(self, into: torch.Tensor, staged: Sequence[torch.Tensor], make: Make) -> None:
-        """Begin to copy views of the buffer that `next` returned last."""
+        """Start to copy views of the buffer that `next` returned last."""
         self._marks[self._turn] = self._copier.begin(into, staged, make)
 
     def wait(self) -> None:
@@ -71,7 +74,7 @@ def make_copier(device: torch.device) -> Copier:
 
 
 def copy(into: torch.Tensor, staged: torch.Tensor) -> None:
-    """Convert and copy, as most tensors are filled."""
+    """Convert and copy: the usual way to fill a tensor."""
     into.copy_(staged)
 
 
@@ -89,7 +92,10 @@ class CpuCopier:
 
 
 class CudaCopier:
-    """Each thread has a stream of its own, behind what the creating thread has launched: the memory it writes to may just have been freed there."""
+    """A copier with one stream per thread, ordered after the creating thread's launches.
+
+    The memory that it writes to may just have been freed there.
+    """
 
     num_buffers = 2
 
@@ -109,6 +115,6 @@ class CudaCopier:
     def begin(self, into: torch.Tensor, staged: Sequence[torch.Tensor], make: Make) -> Waitable:
         if make is copy and staged[0].dtype == into.dtype and into.is_contiguous():
             into.copy_(staged[0], non_blocking=True)
-        else:  # a copy that converts would wait for the device; there, conversion and unpacking are quick
+        else:  # a copy that converts would wait for the device, where conversion and unpacking are quick
             make(into, *(part.to(self._device, non_blocking=True) for part in staged))
         return Mark(self._device)

@@ -1,7 +1,7 @@
-"""Where a model's tensors lie while it is laid out, and how their bytes get there.
+"""The memory of a model's tensors during layout, and how their bytes are loaded.
 
-A model is laid out twice where memory must be allocated first: once on a `LayoutPlan`, to learn what it asks for, once for good. Storage notes
-jobs; filling.py does them.
+A model is laid out twice if memory must be allocated first: once on a `LayoutPlan`, to learn its requests, and once for real. Storage records jobs;
+filling.py does them.
 """
 
 import os
@@ -36,7 +36,7 @@ from pilotlight.kernels.cpu.mapped_file import can_join, map_parts, opened
 
 Allocate = Callable[[str, tuple[int, ...], torch.dtype], torch.Tensor]
 META = torch.device("meta")
-_LEAST_PART = 64 << 10  # below, several maps cost more than a copy
+_LEAST_PART = 64 << 10  # below it, several maps cost more than a copy
 _LARGEST_ITEM = max(ITEM_BYTES.values())
 
 
@@ -49,15 +49,20 @@ class StoredRange(NamedTuple):
 
 
 class WeightStorage:
-    """The place of a model's tensors, and the way of their bytes to it. By itself it knows the names, shapes and types of what is stored: what a
-    model asks for besides is neither read nor noted, unless a storage does more."""
+    """The memory of a model's tensors, and the way of their bytes into it.
+
+    The base class knows the names, shapes and types of stored tensors; it neither reads nor records other requests, unless a subclass does.
+    """
 
     def __init__(self, stored: Mapping[str, StoredTensor] | Mapping[str, TensorSpec]) -> None:
         self._stored = stored
 
     def __contains__(self, name: str) -> bool:
-        """Tell whether the checkpoint has a tensor of that name. Asked only of tensors that are loaded alone, by `tensor`, and of those that only a
-        quantized checkpoint has: a bundle holds none of the latter, so a storage filled from it is not asked how."""
+        """True if the checkpoint has a tensor of that name.
+
+        Only for tensors that are loaded alone, by `tensor`, and those that only a quantized checkpoint has: a bundle has none of the latter, so a
+        storage filled from one reports plain matrices.
+        """
         return name in self._stored
 
     def shape(self, name: str) -> tuple[int, ...]:
@@ -67,7 +72,7 @@ class WeightStorage:
         return self._stored[name].dtype
 
     def look(self, expected: ExpectedTensor) -> torch.Tensor | None:
-        """Read a small tensor at once, on whose content the layout depends; None where there is nothing to read."""
+        """Read a small tensor, on whose content the layout depends, at once; None if there is nothing to read."""
         return None
 
     def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -75,24 +80,29 @@ class WeightStorage:
         raise NotImplementedError
 
     def fill(self, into: torch.Tensor, stored: Sequence[ExpectedTensor], make: Make | None, is_row_wise: bool) -> None:
-        """Note that `make(into, *stored)` fills a taken tensor, or a part of it. None: copied, with its type converted."""
+        """Record that `make(into, *stored)` fills a taken tensor, or a part of it.
+
+        None for a copy, with its type converted.
+        """
 
     def compute(self, task: Callable[[], None]) -> None:
-        """Note a task to be done while the weights are read."""
+        """Record a task to be done while the weights are read."""
 
     def skip(self, pattern: str) -> None:
-        """Let tensors whose names match stay unread."""
+        """Ignore tensors whose names match."""
 
 
 class LayoutPlan(WeightStorage):
-    """Storage on `meta`, without memory: `tensors` are those that the model asks for, in order, and `in_files` says which of them a file holds
-    byte for byte."""
+    """Storage on `meta`, without memory, that records requests.
+
+    `tensors` are the requested ones, in order, and `in_files` has those that a file contains byte for byte.
+    """
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         super().__init__(checkpoint.tensors)
         self.tensors: list[TensorSpec] = []
         self._checkpoint = checkpoint
-        # Each tensor has its own range of addresses, by which `fill` recognizes its parts.
+        # Each tensor has a separate range of addresses, by which `fill` recognises its parts.
         self._addresses = torch.empty(1 << 60, dtype=torch.uint8, device=META)
         self._starts: list[int] = []
         self._end = 0
@@ -120,7 +130,7 @@ class LayoutPlan(WeightStorage):
 
     @property
     def in_files(self) -> dict[str, tuple[StoredRange, ...]]:
-        """The ranges of the tensors that can be mapped from files, by the tensor's name: mostly one each."""
+        """The ranges of the tensors that can be mapped from files, by the tensor's name: usually one each."""
         found = {}
         for index, wanted in enumerate(self.tensors):
             parts = _in_files(self._fills.get(index, []), wanted)
@@ -134,11 +144,14 @@ class _Fill(NamedTuple):
 
     start: int  # in the tensor's bytes
     num_bytes: int
-    stored: StoredTensor | None  # whose bytes it has unchanged; None: they are converted
+    stored: StoredTensor | None  # its bytes are unchanged; None if they are converted
 
 
 def _in_files(fills: list[_Fill], wanted: TensorSpec) -> list[StoredRange]:
-    """Return the ranges that hold the tensor; none where a part is converted, or begins at another offset in its page than it would in memory."""
+    """Return the ranges that contain the tensor.
+
+    None if a part is converted, or has another offset in its page than it would have in memory.
+    """
     parts: list[StoredRange] = []
     done = 0
     for fill in sorted(fills, key=lambda fill: fill.start):
@@ -159,8 +172,10 @@ def _in_files(fills: list[_Fill], wanted: TensorSpec) -> list[StoredRange]:
 
 
 class FilledStorage(WeightStorage):
-    """Tensors that `allocate` makes, by name, with the `jobs` that fill them and the `tasks` to be done besides. By itself it fills none: `allocate`
-    returns memory that holds them."""
+    """Tensors that `allocate` makes, by name, with the `jobs` that fill them and further `tasks`.
+
+    The base class fills none: `allocate` returns memory that is already filled.
+    """
 
     def __init__(self, stored: Mapping[str, StoredTensor] | Mapping[str, TensorSpec], allocate: Allocate) -> None:
         super().__init__(stored)
@@ -178,7 +193,10 @@ class FilledStorage(WeightStorage):
 
 
 class CheckpointStorage(FilledStorage):
-    """Tensors to be filled from a checkpoint. Those that `mapped` has made are its files' own pages, and are only checked."""
+    """Tensors to be filled from a checkpoint.
+
+    Those made by `mapped` are its files' pages, and only checked.
+    """
 
     def __init__(self, checkpoint: Checkpoint, allocate: Allocate, mapped: "MappedTensors | None" = None) -> None:
         super().__init__(checkpoint.tensors, allocate)
@@ -190,7 +208,7 @@ class CheckpointStorage(FilledStorage):
 
     def fill(self, into: torch.Tensor, stored: Sequence[ExpectedTensor], make: Make | None, is_row_wise: bool) -> None:
         found = tuple(self._checkpoint.find(one) for one in stored)
-        # The last: of packed weights the scales, which alone can hold NaN or infinity.
+        # The last: among packed weights the scales, which alone can contain NaN or infinity.
         name = f"{stored[-1].name} in {found[-1].file.name}"
         is_mapped = self._mapped is not None and self._mapped.holds(into)
         self.jobs.append(Job(name, found, into, make, is_row_wise, is_mapped))
@@ -200,7 +218,7 @@ class CheckpointStorage(FilledStorage):
 
 
 class BundleStorage(FilledStorage):
-    """A bundle's tensors: to be filled from the `file`, or, without one, where `allocate` returns memory that holds them."""
+    """A bundle's tensors, filled from the `file`, or without one already filled by `allocate`."""
 
     def __init__(self, bundle: Bundle, allocate: Allocate, file: Path | None = None) -> None:
         super().__init__({spec.name: spec for spec in bundle.specs}, allocate)
@@ -209,10 +227,10 @@ class BundleStorage(FilledStorage):
         self._placed = {placed.spec.name: placed for placed in bundle.tensors}
 
     def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """Return the tensor `name`. Raises WeightBundleError where the bundle has another tensor of this name, or none."""
+        """Return the tensor `name`. Raises WeightBundleError if the bundle lacks it or has another one."""
         wanted, found = TensorSpec(name, NAMES[dtype], shape), self._stored.get(name)
         if found != wanted:
-            raise WeightBundleError(f"it holds {found} where the model wants {wanted}")
+            raise WeightBundleError(f"it has {found} but the model needs {wanted}")
         into = super().take(name, shape, dtype)
         if self._file is not None and name in self._coded:
             for i, part in enumerate(torch.split(into.view(-1), CHUNK_VALUES)):
@@ -231,7 +249,7 @@ class BundleStorage(FilledStorage):
 
 
 class MetaStorage(WeightStorage):
-    """Storage on `meta` of a checkpoint that is never read, only its tensors' names, types and shapes: for a dry run."""
+    """Storage on `meta` for a dry run, with only the names, types and shapes of a checkpoint's tensors."""
 
     def __init__(self, tensors: Iterable[TensorSpec]) -> None:
         super().__init__({spec.name: spec for spec in tensors})
@@ -250,10 +268,10 @@ class MetaStorage(WeightStorage):
 
 
 class MappedTensors:
-    """An allocator: the tensors that `in_files` names are their files' own pages, mapped; `allocate` makes the others."""
+    """An allocator that maps the tensors in `in_files` from their files; `allocate` makes the others."""
 
     def __init__(self, in_files: Mapping[str, Sequence[StoredRange]], allocate: Allocate) -> None:
-        self.tasks: list[Callable[[], None]] = []  # that make page tables of joined maps ahead of their first use
+        self.tasks: list[Callable[[], None]] = []  # make page tables of joined maps before their first use
         self._in_files = in_files
         self._allocate = allocate
         files = sorted({part.file for parts in in_files.values() for part in parts})
@@ -268,7 +286,7 @@ class MappedTensors:
         return memory.view(dtype).view(shape)
 
     def holds(self, tensor: torch.Tensor) -> bool:
-        """Tell whether the tensor lies in a file's own pages."""
+        """True if the tensor is in a file's own pages."""
         return any(start <= tensor.data_ptr() < end for start, end in self._mapped)
 
     def _part(self, part: StoredRange) -> torch.Tensor:
@@ -292,7 +310,7 @@ def _map(file: Path) -> torch.Tensor:
 
 
 class BundleMemory:
-    """An allocator: views of `memory`, which is laid out as `bundle`."""
+    """An allocator of views of `memory`, which is laid out like `bundle`."""
 
     def __init__(self, memory: torch.Tensor, bundle: Bundle) -> None:
         self._memory = memory
@@ -308,5 +326,5 @@ class BundleMemory:
 
 
 def on_device(device: torch.device) -> Allocate:
-    """An allocator: every tensor by the device's own."""
+    """Return an allocator that allocates every tensor on the device."""
     return lambda name, shape, dtype: torch.empty(shape, dtype=dtype, device=device)

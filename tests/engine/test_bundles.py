@@ -169,7 +169,7 @@ def test_another_version_and_another_format_are_refused_by_name(tmp_path: Path) 
 def test_a_plain_safetensors_file_is_no_bundle(tmp_path: Path) -> None:
     header = json.dumps({"a": {"dtype": "U8", "shape": [40], "data_offsets": [0, 40]}}).encode()
     (tmp_path / "a").write_bytes(len(header).to_bytes(8, "little") + header + bytes(40))
-    with pytest.raises(WeightBundleError, match=r"its header is damaged or no bundle's: it has no '__metadata__'$"):
+    with pytest.raises(WeightBundleError, match=r"its header is damaged or not a bundle's: it has no '__metadata__'$"):
         BundleFile.open(tmp_path / "a")
 
 

@@ -258,7 +258,7 @@ def test_a_head_without_what_it_promises_is_refused(tmp_path: Path, change: Call
     [
         ("mtp", "config.json names none"),
         ("draft:/nowhere", "/nowhere is not a directory"),
-        (f"eagle3:{MINI}", "it is no EAGLE-3 head"),
+        (f"eagle3:{MINI}", "it is not an EAGLE-3 head"),
     ],
 )
 def test_a_drafter_that_is_not_there_is_refused(words: str, why: str) -> None:

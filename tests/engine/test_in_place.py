@@ -471,7 +471,7 @@ def test_a_bundle_whose_place_is_given_away_is_not_finished(
         path.unlink()
     held.set()
     assert not has_moved(loaded)
-    assert "its place was given to another" in caplog.text
+    assert "its place was taken by another bundle" in caplog.text
     assert list(kept_at.parent.iterdir()) == []
     assert_same(answers(loaded, close=True), expected)
 

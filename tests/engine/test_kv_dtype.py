@@ -176,5 +176,5 @@ def test_what_is_no_scale_is_refused_where_it_is_needed(tmp_path: Path, scale: t
 
 def test_a_model_that_keeps_latent_vectors_refuses_it_by_name(tmp_path: Path) -> None:
     write_family(tmp_path, "deepseek-v3, three experts in two of four groups, yarn")
-    with pytest.raises(CheckpointError, match="layer 0 caches latent, of which there is no form in FP8"):
+    with pytest.raises(CheckpointError, match="layer 0 caches latent, which FP8 does not support"):
         load_engine(tmp_path, kv_dtype="fp8")

@@ -270,7 +270,7 @@ def test_a_bundle_in_memory_whose_starts_were_spoilt_is_made_again(
     again = load(tmp_path, kept_at, memory, "always")
     assert not again.engine.info.mapped
     assert_same(answers(again, close=True), expected)
-    assert any("do not fit each other" in message for message in caplog.messages)
+    assert any("do not match" in message for message in caplog.messages)
 
 
 def test_only_a_bundle_is_looked_at_for_codes() -> None:

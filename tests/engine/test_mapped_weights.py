@@ -154,7 +154,7 @@ def make_version_2(path: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
-        (damage_header, "its seal does not fit"),
+        (damage_header, "its seal does not match"),
         (cut_off, "cut off"),
         (make_version_2, "it has version 2; this engine reads 1"),
         (lambda path: path.write_bytes(b""), "cannot hold its header"),
@@ -237,7 +237,7 @@ def test_a_bundle_with_other_tensors_than_the_model_wants_is_made_again(
     info, heard = answer(directory, kept_at, memory)
     assert heard.logprobs == expected.logprobs
     assert not info.mapped
-    assert "where the model wants TensorSpec(name='model.layers.0.input_layernorm.weight'" in caplog.text
+    assert "but the model needs TensorSpec(name='model.layers.0.input_layernorm.weight'" in caplog.text
 
 
 def test_a_full_file_system_costs_the_file_and_not_the_answer(

@@ -93,8 +93,8 @@ def entry(start: int, end: int, shape: list[Any] | None = None, dtype: Any = "U8
         (header_of(a=entry(0, 6), b=entry(4, 8)), 8, "tensor b .* begins at byte 4 .* end at 6"),
         (header_of(a=entry(0, 4), b=entry(6, 8)), 8, "tensor b .* begins at byte 6 .* end at 4"),
         (header_of(a=entry(2, 8)), 8, "tensor a .* begins at byte 2 .* end at 0"),
-        (header_of(a=entry(0, 4)), 8, "the last 4 bytes of model.safetensors are no tensor's"),
-        (header_of(), 8, "the last 8 bytes of model.safetensors are no tensor's"),
+        (header_of(a=entry(0, 4)), 8, "the last 4 bytes of model.safetensors belong to no tensor"),
+        (header_of(), 8, "the last 8 bytes of model.safetensors belong to no tensor"),
         (header_of(a=entry(0, 8, dtype="F99")), 8, "tensor a .* has the unknown type F99"),
         (header_of(a=entry(0, 8, dtype=["U8"])), 8, "tensor a .* is described wrongly"),
         (header_of(a=entry(0, 1, [True])), 1, "tensor a .* is described wrongly"),
@@ -181,7 +181,7 @@ def test_an_index_cannot_reach_outside_its_directory(tmp_path: Path) -> None:
     [
         (
             {"architectures": ["MambaForCausalLM"]},
-            "MambaForCausalLM, which is not computed here; the nearest is LlamaForCausalLM",
+            "MambaForCausalLM, which is not supported here; the nearest is LlamaForCausalLM",
         ),
         ({"hidden_act": "gelu"}, "hidden_act = 'gelu'; supported for LlamaForCausalLM is 'silu'"),
         ({"num_hidden_layers": 0}, "num_hidden_layers = 0"),
@@ -258,7 +258,7 @@ def test_ends_of_turns_outside_the_vocabulary_end_nothing(directory: Path) -> No
 
 
 def test_a_cache_for_less_than_two_tokens_is_refused(directory: Path) -> None:
-    with pytest.raises(CheckpointError, match="has room for 1 token"):
+    with pytest.raises(CheckpointError, match="has room for only 1 token"):
         load_engine(directory, kv_tokens=1, block_size=1)
 
 

@@ -1,4 +1,4 @@
-"""BERT's config: a bidirectional encoder, which caches nothing, with or without a head that scores classes."""
+"""BERT's config: a bidirectional encoder without cache, optionally with a head that scores classes."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ class BertConfig:
     num_token_types: int
     eps: float
     first_position: int = 0  # in the table of positions
-    num_classes: int = 0  # that a head scores; 0: there is none
+    num_classes: int = 0  # classes of the head; 0 without one
     cached_layers: tuple[CachedLayer, ...] = ()
 
     @property

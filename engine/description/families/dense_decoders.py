@@ -1,6 +1,6 @@
-"""The families of plain decoders: what each one's config.json says, and what it means where it says nothing, by transformers' configuration classes.
+"""The families of plain decoders: the keys of their config.json, with transformers' defaults.
 
-A family is a function here and a row of config_registry.py. What differs between them is a field of DenseConfig.
+A family is a function here and a row of config_registry.py. Families differ in the fields of DenseConfig.
 """
 
 from collections.abc import Mapping
@@ -26,7 +26,7 @@ _BEHIND = NormNames(None, "post_attention_layernorm", None, "post_feedforward_la
 _AROUND_IN_GLM = NormNames(
     "input_layernorm", "post_self_attn_layernorm", "post_attention_layernorm", "post_mlp_layernorm"
 )
-# What a config.json that keeps a decoder's keys under text_config leaves out, where they are the family's own.
+# Defaults of a family for keys under text_config that a config.json omits.
 _MINISTRAL3 = {
     "sliding_window": None, "rms_norm_eps": 1e-5, "head_dim": 128,
     "rope_parameters": {
@@ -49,14 +49,17 @@ _GEMMA3 = {
 
 
 def llama(config: Mapping[str, Any], **own: Any) -> DenseConfig:
-    """Llama 2 and 3: the plain decoder. `own`: what another family has in place of its fields."""
+    """Llama 2 and 3: the plain decoder. `own`: fields with other values in another family."""
     bias = flag(config, "attention_bias", False)
     fields = {"qkv_bias": bias, "o_bias": bias, "mlp_bias": flag(config, "mlp_bias", False)}
     return DenseConfig.read(config, intermediate_size=positive_int(config, "intermediate_size"), **{**fields, **own})
 
 
 def mistral(config: Mapping[str, Any]) -> DenseConfig:
-    """Mistral, Mistral 3 and Ministral 3 (text): a window in each layer, or none; queries that grow with their position in the newest."""
+    """Mistral, Mistral 3 and Ministral 3 (text): a window in each layer, or none.
+
+    In the newest, queries grow with their position.
+    """
     text = text_keys(config)
     if text.get("model_type") == "ministral3":
         text = {**_MINISTRAL3, **text}
@@ -69,7 +72,10 @@ def mistral(config: Mapping[str, Any]) -> DenseConfig:
 
 
 def growing_queries(config: Mapping[str, Any]) -> tuple[float, float, float] | None:
-    """Read by what queries are multiplied as their positions grow, as Ministral 3 and Mistral 4 have it; None: by nothing."""
+    """Read the factor of queries that grows with their position, in Ministral 3 and Mistral 4.
+
+    None if there is none.
+    """
     described = rotary_parameters(config)
     if not described.get("llama_4_scaling_beta"):
         return None
@@ -90,7 +96,7 @@ def qwen3(config: Mapping[str, Any]) -> DenseConfig:
 
 
 def qwen_layers(config: Mapping[str, Any]) -> tuple[LayerKind, ...]:
-    """Layers from `max_window_layers` on see a window, if windows are asked for at all."""
+    """Return the layers; those from `max_window_layers` on have a window, if windows are enabled."""
     num_layers = positive_int(config, "num_hidden_layers")
     window = sliding_window(config, 4096) if flag(config, "use_sliding_window", False) else None
     full = min(num_layers, int(config.get("max_window_layers", 28)) if window else num_layers)
@@ -99,7 +105,7 @@ def qwen_layers(config: Mapping[str, Any]) -> tuple[LayerKind, ...]:
 
 
 def phi3(config: Mapping[str, Any]) -> DenseConfig:
-    """Phi 3 and 4: Llama's with fused tensors; a part of each head turns in Phi 4 mini."""
+    """Phi 3 and 4: Llama's with fused tensors; Phi 4 mini rotates a part of each head."""
     return llama(
         config,
         layers=uniform_layers(config, sliding_window(config, None)),
@@ -112,7 +118,7 @@ def phi3(config: Mapping[str, Any]) -> DenseConfig:
 
 
 def granite(config: Mapping[str, Any]) -> DenseConfig:
-    """Granite 3: Llama's with a multiplier at each seam."""
+    """Granite 3: Llama's with a multiplier at each junction."""
     return llama(config, **granite_scales(config))
 
 
@@ -127,12 +133,12 @@ def granite_scales(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def olmo2(config: Mapping[str, Any]) -> DenseConfig:
-    """OLMo 2: norms behind attention and feed-forward alone, all queries of a token normalised at once, and all keys."""
+    """OLMo 2: norms only after attention and feed-forward; joint norms of queries and of keys."""
     return llama(config, default_eps=1e-5, mlp_bias=False, norms=_BEHIND, joint_qk_norm=True)
 
 
 def olmo3(config: Mapping[str, Any]) -> DenseConfig:
-    """OLMo 3: OLMo 2's, three layers of four looking through a window, which turn without scaling."""
+    """OLMo 3: OLMo 2's with a window in three of four layers, which are rotated without scaling."""
     theta = number(config, "rope_theta", 500_000.0)
     return llama(
         config,
@@ -146,12 +152,15 @@ def olmo3(config: Mapping[str, Any]) -> DenseConfig:
 
 
 def exaone4(config: Mapping[str, Any]) -> DenseConfig:
-    """EXAONE 4: norms behind attention and feed-forward alone, heads normalised; where some layers look through a window, the others do not turn."""
+    """EXAONE 4: norms only after attention and feed-forward, heads normalised.
+
+    If some layers have a window, the others are not rotated.
+    """
     pattern = config.get("sliding_window_pattern", 4)
-    if isinstance(pattern, str):  # a letter for each layer of a period: L looks through a window, G sees everything
+    if isinstance(pattern, str):  # a letter per layer of a period: L for a window, G for full attention
         if pattern.strip("L") != "G":
             raise CheckpointError(
-                f"config.json has sliding_window_pattern = {pattern!r}; it must be L's and one G behind"
+                f"config.json has sliding_window_pattern = {pattern!r}; it must be L's and then one G"
             )
         pattern = len(pattern)
     window = sliding_window(config, 4096)
@@ -170,7 +179,7 @@ def exaone4(config: Mapping[str, Any]) -> DenseConfig:
 
 
 def smollm3(config: Mapping[str, Any]) -> DenseConfig:
-    """SmolLM 3: Llama's, of whose layers every fourth does not turn."""
+    """SmolLM 3: Llama's, without rotation in every fourth layer."""
     num_layers = positive_int(config, "num_hidden_layers")
     turns = layers_that_turn(config, num_layers)
     window = sliding_window(config, None) if flag(config, "use_sliding_window", False) else None
@@ -187,7 +196,7 @@ def smollm3(config: Mapping[str, Any]) -> DenseConfig:
 
 
 def layers_that_turn(config: Mapping[str, Any], num_layers: int) -> list[bool]:
-    """Read which layers turn queries and keys: those with a 1 in `no_rope_layers`, or all but every so many'th."""
+    """Read which layers rotate queries and keys: those with a 1 in `no_rope_layers`, or most."""
     interval = positive_int(config, "no_rope_layer_interval", 4)
     turns = config.get("no_rope_layers") or [int((i + 1) % interval != 0) for i in range(num_layers)]
     if not isinstance(turns, list) or len(turns) < num_layers:
@@ -198,7 +207,7 @@ def layers_that_turn(config: Mapping[str, Any], num_layers: int) -> list[bool]:
 
 
 def seed_oss(config: Mapping[str, Any]) -> DenseConfig:
-    """Seed-OSS: Llama's with a bias in front of attention, and another behind it if it is asked for."""
+    """Seed-OSS: Llama's with a bias before attention, and optionally another one after it."""
     return llama(
         config,
         default_head_dim=128,
@@ -208,7 +217,10 @@ def seed_oss(config: Mapping[str, Any]) -> DenseConfig:
 
 
 def glm4(config: Mapping[str, Any]) -> DenseConfig:
-    """GLM-4: half of each head turns, in pairs of neighbours; norms on both sides of attention and feed-forward; gates and ups in one tensor."""
+    """GLM-4: rotation of half of each head, in adjacent pairs; norms before and after.
+
+    Gates and ups in one tensor.
+    """
     return llama(
         config,
         default_head_dim=128,
@@ -224,7 +236,7 @@ def glm4(config: Mapping[str, Any]) -> DenseConfig:
 
 
 def ernie(config: Mapping[str, Any]) -> DenseConfig:
-    """Ernie 4.5: Llama's, turning pairs of neighbours."""
+    """Ernie 4.5: Llama's, with rotation of adjacent pairs."""
     bias = flag(config, "use_bias", False)
     return llama(
         config,
@@ -240,7 +252,7 @@ def ernie(config: Mapping[str, Any]) -> DenseConfig:
 
 
 def gemma2(config: Mapping[str, Any]) -> DenseConfig:
-    """Gemma 2: norms on both sides of attention and feed-forward, every second layer looking through a window, scores and logits capped."""
+    """Gemma 2: norms before and after attention and feed-forward, alternating windows, soft caps."""
     refuse_unless(config, "use_bidirectional_attention", False, None)
     return _gemma(
         config,
@@ -252,7 +264,10 @@ def gemma2(config: Mapping[str, Any]) -> DenseConfig:
 
 
 def gemma3(config: Mapping[str, Any]) -> DenseConfig:
-    """Gemma 3 (text): Gemma 2's without caps, heads normalised, most layers looking through a window and turning by a rotary base of their own."""
+    """Gemma 3 (text): Gemma 2's without caps, with normalised heads and windows in most layers.
+
+    Layers with a window have a separate rotary base.
+    """
     text = text_keys(config)
     if text is not config:
         text = {**_GEMMA3, **text}
@@ -262,7 +277,7 @@ def gemma3(config: Mapping[str, Any]) -> DenseConfig:
     window = sliding_window(text, 4096)
     if is_bidirectional and window is not None:  # half of it on each side, as transformers reads it
         window = window // 2 + 1
-    period = positive_int(text, "sliding_window_pattern", 6)  # every sixth layer sees everything
+    period = positive_int(text, "sliding_window_pattern", 6)  # every sixth layer has full attention
     thetas = number(text, "rope_theta", 1_000_000.0), number(text, "rope_local_base_freq", 10_000.0)
     return _gemma(
         text,
@@ -274,13 +289,16 @@ def gemma3(config: Mapping[str, Any]) -> DenseConfig:
 
 
 def gemma4(config: Mapping[str, Any]) -> DenseConfig:
-    """Gemma 4's large dense model (text): layers that see everything have wider heads, fewer key-value heads, values that are their keys, and turn a
-    part of their pairs; values are normalised. What the small models and the one of experts have besides is refused by name."""
+    """Gemma 4's large dense model (text).
+
+    Layers with full attention have wider heads, fewer key-value heads, values that equal their keys, and rotate a part of their pairs; values are
+    normalised. Further features of the small models and of the one with experts are refused by name.
+    """
     text = {**_GEMMA4, **text_keys(config)}
     refuse_unless(text, "hidden_size_per_layer_input", 0, None)
     refuse_unless(text, "num_kv_shared_layers", 0, None)
     refuse_unless(text, "enable_moe_block", False, None)
-    refuse_unless(text, "use_bidirectional_attention", None, "vision")  # which is for the tokens of pictures alone
+    refuse_unless(text, "use_bidirectional_attention", None, "vision")  # which only applies to the tokens of images
     shares = flag(text, "attention_k_eq_v", False)
     types = list(text.get("layer_types") or every_nth(text, 6))
     types[-1] = "full_attention"
@@ -302,8 +320,10 @@ def gemma4(config: Mapping[str, Any]) -> DenseConfig:
 
 
 def _with_own_heads(kind: LayerKind, config: Mapping[str, Any], layer: int) -> LayerKind:
-    """Return a layer of Gemma 4 that sees everything with its own heads: these are said of all such layers in published checkpoints, and of each in
-    those that transformers writes."""
+    """Return a full-attention layer of Gemma 4 with its own heads.
+
+    Published checkpoints describe them once for all such layers, those written by transformers per layer.
+    """
     head_dim, few = config.get("global_head_dim", 512), config.get("num_global_key_value_heads")
     listed = config.get("per_layer_config")
     if listed is not None:
@@ -341,5 +361,5 @@ def _gemma(config: Mapping[str, Any], **own: Any) -> DenseConfig:
 
 
 def _cap(config: Mapping[str, Any], key: str, default: float | None) -> float | None:
-    """Read a cap; null means that there is none."""
+    """Read a cap; null means no cap."""
     return None if config.get(key, default) is None else positive_number(config, key, default)

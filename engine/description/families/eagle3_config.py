@@ -1,5 +1,7 @@
-"""The config of an EAGLE-3 head (arXiv:2503.01840), as SafeAILab/EAGLE publishes them: one layer of Llama's kind, which reads each token beside three
-of the model's hidden states, and a vocabulary of the commonest tokens."""
+"""The config of an EAGLE-3 head (arXiv:2503.01840), in the form that SafeAILab/EAGLE publishes.
+
+It is one layer of Llama's kind, which reads each token beside three of the model's hidden states, with a vocabulary of the most frequent tokens.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,20 +19,20 @@ NUM_TAPS = 3
 class Eagle3Config(DenseConfig):
     draft_vocab_size: int
     model_hidden_size: int
-    taps: tuple[int, ...]  # layers of the model behind which its hidden states are taken
-    adds_normed: bool  # what the layer's output is added to was normalised before
+    taps: tuple[int, ...]  # layers of the model after which its hidden states are taken
+    adds_normed: bool  # the residual of the layer's output was normalised before
 
     @property
     def head_layers(self) -> tuple[CachedLayer, ...]:
-        """The caches of the layer and of what it is given of each token."""
+        """The caches of the layer and of its input per token."""
         features = CacheSegment("features", 1, self.hidden_size)
         return CachedLayer(keys_and_values(self.num_kv_heads, self.head_dim)), CachedLayer((features,))
 
 
 def parse_config(config: Mapping[str, Any], vocab_size: int, hidden_size: int, num_layers: int) -> Eagle3Config:
-    """Read a head's config.json. The rest is the model's, for which it must have been trained."""
+    """Read a head's config.json. The other arguments are those of the model, for which it must be trained."""
     if "draft_vocab_size" not in config:
-        raise CheckpointError("its config.json has no draft_vocab_size: it is no EAGLE-3 head")
+        raise CheckpointError("its config.json has no draft_vocab_size: it is not an EAGLE-3 head")
     own = config.get("eagle_config") or {}
     key = "eagle_aux_hidden_state_layer_ids"  # counted by the layers that they enter
     entered = layer_numbers({**config, **own}, key, num_layers + 1) or [2, num_layers // 2, num_layers - 3]

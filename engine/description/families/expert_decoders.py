@@ -1,7 +1,6 @@
-"""The families whose feed-forwards are experts, over attention of the plain ones': what each one's config.json says, and what it means where it says
-nothing, by transformers' configuration classes.
+"""The families of decoders with experts: the keys of their config.json, with transformers' defaults.
 
-A family is a function here and a row of config_registry.py. What differs between them is a field of SparseConfig.
+Attention is that of plain decoders. A family is a function here and a row of config_registry.py. Families differ in the fields of SparseConfig.
 """
 
 from collections.abc import Mapping
@@ -53,7 +52,7 @@ def mixtral(config: Mapping[str, Any]) -> SparseConfig:
 
 
 def qwen2_moe(config: Mapping[str, Any]) -> SparseConfig:
-    """Qwen 1.5 and 2 MoE: Qwen 2's attention, experts, and one of all tokens that a sigmoid weighs."""
+    """Qwen 1.5 and 2 MoE: Qwen 2's attention, experts, and a shared one weighed by a sigmoid."""
     return SparseConfig.read(
         config,
         layers=qwen_layers(config),
@@ -97,7 +96,7 @@ def qwen3_moe(config: Mapping[str, Any]) -> SparseConfig:
 
 
 def olmoe(config: Mapping[str, Any]) -> SparseConfig:
-    """OLMoE: all queries of a token normalised at once, and all keys; experts in every layer."""
+    """OLMoE: joint norms of a token's queries and of its keys; experts in every layer."""
     refuse_unless(config, "clip_qkv", None)
     bias = flag(config, "attention_bias", False)
     return SparseConfig.read(
@@ -115,7 +114,7 @@ def olmoe(config: Mapping[str, Any]) -> SparseConfig:
 
 
 class GraniteMoeConfig(SparseConfig):
-    """A config whose checkpoint keeps gates and ups of all experts in one stack, and downs in another."""
+    """A config whose checkpoint has gates and ups of all experts in one stack, and downs in another."""
 
     __slots__ = ()
 
@@ -146,9 +145,9 @@ def granite_moe(config: Mapping[str, Any]) -> SparseConfig:
 
 
 def minimax_m2(config: Mapping[str, Any]) -> SparseConfig:
-    """MiniMax-M2: all queries of a token normalised at once, and all keys; part of each head turns; sigmoids with a balancing bias choose experts."""
+    """MiniMax-M2: joint norms, partial rotation, experts chosen by sigmoids with a balancing bias."""
     head_dim = positive_int(config, "head_dim", 128)
-    # Published checkpoints say how many numbers turn, and not which share of a head they are.
+    # Published checkpoints have the number of rotated values, not their share of a head.
     share = positive_int(config, "rotary_dim", head_dim) / head_dim
     num_experts = positive_int(config, "num_local_experts", 256)
     shape = ExpertsShape(
@@ -171,7 +170,7 @@ def minimax_m2(config: Mapping[str, Any]) -> SparseConfig:
 
 
 def ernie_moe(config: Mapping[str, Any]) -> SparseConfig:
-    """Ernie 4.5 MoE: turning pairs of neighbours; a softmax with a balancing bias chooses experts, shared ones beside them."""
+    """Ernie 4.5 MoE: rotation of adjacent pairs, a softmax with a balancing bias, shared experts."""
     refuse_unless(config, "use_bias", False, None)  # the head has one, too
     num_layers = positive_int(config, "num_hidden_layers")
     num_experts = positive_int(config, "moe_num_experts", 64)
@@ -199,7 +198,7 @@ def ernie_moe(config: Mapping[str, Any]) -> SparseConfig:
 
 
 def glm4_moe(config: Mapping[str, Any]) -> SparseConfig:
-    """GLM-4.5, 4.6 and 4.7: attention of whose heads a half turns, and DeepSeek-V3's experts."""
+    """GLM-4.5, 4.6 and 4.7: attention with rotation of half of each head, and DeepSeek-V3's experts."""
     return SparseConfig.read(
         config,
         rotary=(read_rotary_rule(config, default_share=0.5),),
@@ -211,8 +210,10 @@ def glm4_moe(config: Mapping[str, Any]) -> SparseConfig:
 
 
 def mimo_v2(config: Mapping[str, Any]) -> SparseConfig:
-    """MiMo-V2-Flash: most layers look through a window, with twice the key-value heads, and sinks; values have fewer numbers than keys; a third of
-    each head turns; sigmoids with a balancing bias choose experts."""
+    """MiMo-V2-Flash: windows in most layers, with twice the key-value heads, and sinks.
+
+    Values are smaller than keys; a third of each head is rotated; sigmoids with a balancing bias choose experts.
+    """
     num_layers, kv_heads = positive_int(config, "num_hidden_layers"), positive_int(config, "num_key_value_heads")
     default = tuple("full_attention" if i == 0 or (i + 1) % 6 == 0 else "sliding_attention" for i in range(num_layers))
     window = sliding_window(config, 129)
@@ -240,7 +241,7 @@ def mimo_v2(config: Mapping[str, Any]) -> SparseConfig:
 
 
 def glm_v(config: Mapping[str, Any]) -> DenseConfig:
-    """GLM-4.1V, 4.5V and 4.6V (text): GLM-4's or GLM-4.5's decoder, by whether there are experts."""
+    """GLM-4.1V, 4.5V and 4.6V (text): GLM-4's or, with experts, GLM-4.5's decoder."""
     text = text_keys(config)
     if text.get("n_routed_experts") is not None:
         return glm4_moe(text)
@@ -256,7 +257,7 @@ def _all_layers(config: Mapping[str, Any]) -> frozenset[int]:
 
 
 def _every_step(config: Mapping[str, Any]) -> frozenset[int]:
-    """Every so many'th layer has experts, but for those that are named as dense."""
+    """Return the layers with experts: every n-th, except those listed as dense."""
     num_layers = positive_int(config, "num_hidden_layers")
     step, dense = positive_int(config, "decoder_sparse_step", 1), layer_numbers(config, "mlp_only_layers", num_layers)
     return frozenset(i for i in range(num_layers) if (i + 1) % step == 0 and i not in dense)

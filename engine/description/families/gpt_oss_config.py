@@ -1,4 +1,7 @@
-"""gpt-oss' config: attention with sinks, every second layer looking through a window, experts with biases, their weights plain or in MXFP4."""
+"""gpt-oss' config: attention with sinks, a window in every second layer, experts with biases.
+
+Weights of experts are plain or in MXFP4.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,8 +20,8 @@ from pilotlight.engine.description.shapes import ExpertsShape
 from pilotlight.engine.description.tensor_sizes import WeightShape, router
 from pilotlight.engine.weights.config import flag, number, positive_int, quantization_method
 
-_BLOCK = 32  # values under one scale in MXFP4
-# What a config.json without rotary parameters means.
+_BLOCK = 32  # values per scale in MXFP4
+# The default rotary parameters.
 _YARN = {
     "rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
     "original_max_position_embeddings": 4096,

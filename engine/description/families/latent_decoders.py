@@ -1,8 +1,8 @@
-"""The families of latent attention, whose keys and values are one short vector of a token in each layer, with experts behind a few dense layers:
-DeepSeek-V2, V3, Kimi K2 and K2.5, GLM-4.7-Flash, Mistral Small 4.
+"""Families with latent attention: DeepSeek-V2, V3, Kimi K2 and K2.5, GLM-4.7-Flash, Mistral Small 4.
 
-A family is a function here and a row of config_registry.py. Defaults are those of transformers' configuration classes, and for DeepSeek-V3 those of
-deepseek-ai/DeepSeek-V3's configuration_deepseek.py.
+Keys and values are one short vector per token and layer; experts come after a few dense layers. A family is a function here and a row of
+config_registry.py. Defaults are those of transformers' configuration classes, and for DeepSeek-V3 those of deepseek-ai/DeepSeek-V3's
+configuration_deepseek.py.
 """
 
 from collections.abc import Mapping
@@ -25,16 +25,19 @@ from pilotlight.engine.description.vision_config import ENCODED_BYTES, PatchedVi
 from pilotlight.engine.kv.pool.layout import CachedLayer, CacheSegment
 from pilotlight.engine.weights.config import flag, number, positive_int, positive_number, whole_number
 
-# The most keys and values that are made of a context's vectors (engine/layers/expanded_attention.py): in bf16 those of 10,900 tokens in 16 heads
-# of DeepSeek-V3's. Every rank holds as much back from its cache.
+# Upper bound of the keys and values that are expanded from a context's vectors (engine/layers/expanded_attention.py): in bf16 those of 10,900 tokens
+# in 16 heads of DeepSeek-V3's. Every rank reserves as much beside its cache.
 EXPANDED_BYTES = 128 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatentConfig(SparseConfig):
-    """`head_dim` is what turns of each head; `num_kv_heads` 0: all heads read the same, so that ranks cannot share it."""
+    """The config of a decoder with latent attention.
 
-    q_rank: int | None  # None: queries are projected at once
+    `head_dim` is the rotated part of each head; `num_kv_heads` is 0, because all heads read the same cache, which ranks cannot divide.
+    """
+
+    q_rank: int | None  # None if queries are projected directly
     kv_rank: int
     nope_dim: int
     value_dim: int
@@ -49,7 +52,7 @@ class LatentConfig(SparseConfig):
         return self.num_heads * (2 * self.kv_rank + self.head_dim)
 
     def attention_bytes(self, tokens: int, ranks: int, item_bytes: int) -> int:
-        """Queries and what they give in absorbed form; or keys and values of a context, made and then laid side by side."""
+        """Return the larger of the absorbed form's queries and results, and of expanded keys and values."""
         absorbed = 2 * tokens * self.num_heads // ranks * self.kv_rank * item_bytes
         width = max(self.nope_dim + self.head_dim, self.value_dim)
         return max(absorbed, EXPANDED_BYTES + EXPANDED_BYTES * (self.nope_dim + self.value_dim) // (2 * width))
@@ -105,7 +108,7 @@ def deepseek_v3(config: Mapping[str, Any]) -> LatentConfig:
 
 
 def glm4_moe_lite(config: Mapping[str, Any]) -> LatentConfig:
-    """GLM-4.7-Flash: DeepSeek-V3's with one group of experts, its first layer dense."""
+    """GLM-4.7-Flash: DeepSeek-V3's with one group of experts and a dense first layer."""
     num_layers = positive_int(config, "num_hidden_layers")
     dense = whole_number({"first_k_dense_replace": 1, **config}, "first_k_dense_replace", num_layers)
     kinds = config.get("mlp_layer_types") or ["dense"] * dense + ["sparse"] * (num_layers - dense)
@@ -114,12 +117,10 @@ def glm4_moe_lite(config: Mapping[str, Any]) -> LatentConfig:
 
 
 def deepseek_v2(config: Mapping[str, Any]) -> LatentConfig:
-    """DeepSeek-V2 and V2-Lite: a softmax chooses experts, in the larger one out of groups that their best expert ranks."""
+    """DeepSeek-V2 and V2-Lite: a softmax chooses experts; in V2 from the groups with the best experts."""
     refuse_unless(config, "scoring_func", "softmax", None)
     refuse_unless(config, "topk_method", "greedy", "group_limited_greedy", None)
-    refuse_unless(
-        config, "norm_topk_prob", False, None
-    )  # what the published code does with true is not what transformers does
+    refuse_unless(config, "norm_topk_prob", False, None)  # the published code and transformers treat true differently
     is_grouped = config.get("topk_method") == "group_limited_greedy"
     rule = Routing(
         0,
@@ -133,7 +134,7 @@ def deepseek_v2(config: Mapping[str, Any]) -> LatentConfig:
 
 
 def mistral4(config: Mapping[str, Any]) -> LatentConfig:
-    """Mistral Small 4 (text): DeepSeek's attention with queries that grow with their position; a softmax chooses experts."""
+    """Mistral Small 4 (text): DeepSeek's attention with growing queries; a softmax chooses experts."""
     text = text_keys(config)
     if not rotary_parameters(text):
         text = {**text, "rope_parameters": _MISTRAL4}
@@ -151,11 +152,11 @@ def mistral4(config: Mapping[str, Any]) -> LatentConfig:
 
 
 def mistral3(config: Mapping[str, Any]) -> DenseConfig:
-    """Mistral Small 3 and 4, Ministral 3 and Devstral behind one name: which of them it is, the text's own type says."""
+    """Mistral Small 3 and 4, Ministral 3 and Devstral, which share one name and differ in the text's type."""
     return mistral4(config) if text_keys(config).get("model_type") == "mistral4" else mistral(config)
 
 
-# What a config.json of Mistral Small 4 without rotary parameters means.
+# The default rotary parameters of Mistral Small 4.
 _MISTRAL4 = {
     "rope_type": "yarn", "rope_theta": 10_000.0, "factor": 128.0, "original_max_position_embeddings": 8192, "beta_fast": 32.0, "beta_slow": 1.0,
     "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1,
@@ -163,11 +164,11 @@ _MISTRAL4 = {
 
 
 def _latent(config: Mapping[str, Any], text: Mapping[str, Any], fields: Mapping[str, Any]) -> LatentConfig:
-    """Read what all of them have. One with a vision tower keeps the decoder's keys, `text`, under text_config."""
+    """Read the common fields. With a vision tower the decoder's keys, `text`, are under text_config."""
     refuse_unless(text, "attention_bias", False)
     refuse_unless(text, "rope_interleave", True, None)
     nope_dim, rope_dim = positive_int(text, "qk_nope_head_dim"), positive_int(text, "qk_rope_head_dim")
-    # The share of a head that turns is said by the sizes.
+    # The rotated share of a head follows from the sizes.
     rule = read_rotary_rule(text)._replace(share=1.0)
     read = LatentConfig.read(
         {**text, "head_dim": rope_dim},
@@ -185,11 +186,11 @@ def _latent(config: Mapping[str, Any], text: Mapping[str, Any], fields: Mapping[
 
 
 def _has_tower(config: Mapping[str, Any]) -> bool:
-    """Tell whether there is a vision tower of a kind that is computed."""
+    """True if there is a vision tower of a supported kind."""
     return bool(config.get("vision_config")) and "KimiK25ForConditionalGeneration" in config["architectures"]
 
 
 def _sharpened(config: Mapping[str, Any], rule: RotaryRule) -> float:
-    """Return what YaRN multiplies scores with. The part of it that `rule` has is in the queries and keys."""
+    """Return YaRN's factor of scores. The part of it in `rule` is already in queries and keys."""
     weight = number(rotary_parameters(config), "mscale_all_dim", 0.0)
     return sharpening(rule.values["factor"], weight) ** 2 if rule.rope_type == "yarn" and weight else 1.0

@@ -1,4 +1,4 @@
-"""ModernBERT's config (Warner et al., arXiv 2412.13663): an encoder with rotary positions, gated feed-forwards and windows in two layers of three."""
+"""ModernBERT's config (Warner et al., arXiv 2412.13663): rotary positions, windows in most layers."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ class ModernBertConfig:
     attention_bias: bool
     mlp_bias: bool
     head_bias: bool  # of the head's first layer
-    num_classes: int = 0  # that a head scores; 0: there is none
+    num_classes: int = 0  # classes of the head; 0 without one
     cached_layers: tuple[CachedLayer, ...] = ()
 
     @property
@@ -119,7 +119,7 @@ def parse_config(config: Mapping[str, Any]) -> ModernBertConfig:
 
 
 def _layers(config: Mapping[str, Any]) -> tuple[LayerKind, ...]:
-    period = positive_int(config, "global_attn_every_n_layers", 3)  # the first of every three sees everything
+    period = positive_int(config, "global_attn_every_n_layers", 3)  # the first of every three has full attention
     default = tuple(
         "sliding_attention" if i % period else "full_attention"
         for i in range(positive_int(config, "num_hidden_layers"))
@@ -129,7 +129,10 @@ def _layers(config: Mapping[str, Any]) -> tuple[LayerKind, ...]:
 
 
 def _rotary(config: Mapping[str, Any]) -> tuple[RotaryRule, ...]:
-    """Return the rules of layers that see everything and of those with a window; older checkpoints have a base for each and nothing else."""
+    """Return the rules of layers with full attention and with a window.
+
+    Older checkpoints only have a base each.
+    """
     nested = config.get("rope_parameters") or {}
     if not isinstance(nested, dict) or not nested.keys() <= set(LAYER_TYPES):
         raise CheckpointError(

@@ -1,4 +1,4 @@
-"""RoBERTa and XLM-RoBERTa: BERT, but for positions that are counted from behind the padding token's id."""
+"""RoBERTa and XLM-RoBERTa: BERT, with positions counted from after the padding token's id."""
 
 from collections.abc import Mapping
 from dataclasses import replace

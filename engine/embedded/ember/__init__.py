@@ -1,1 +1,1 @@
-"""Ember, the model that ships with Pilotlight: its weights, and all that made them. Imports nothing by itself."""
+"""Ember, the model that ships with Pilotlight: its weights and their sources. Imports nothing itself."""

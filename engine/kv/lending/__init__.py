@@ -1,1 +1,1 @@
-"""How models share one arena."""
+"""The sharing of one arena among models."""

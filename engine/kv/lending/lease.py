@@ -1,7 +1,7 @@
-"""The arena lent among models, slab by slab: who has each slab, how one changes hands, and which one a model gives up when another lacks blocks.
+"""The lending of an arena's slabs among models: owners, transfers, and the choice of a slab.
 
-A `Lease` is what one model borrows, yields and reclaims; a `Reservation` a run of slabs that is one model's own; `SlabMap` knows the owner of each
-slab; `SlabPolicy` chooses, and moves nothing. Refuses to know tensors, tokens and time.
+A `Lease` is what one model borrows, yields and reclaims; a `Reservation` is a run of slabs for one model only; `SlabMap` knows the owner of each
+slab; `SlabPolicy` chooses, and moves nothing. Does not know tensors, tokens and time.
 """
 
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -14,27 +14,27 @@ from pilotlight.engine.kv.pool.block_pool import BlockPool
 
 
 class Oldest(NamedTuple):
-    """A model's oldest running sequence, or the one that is next to run when none does."""
+    """A model's oldest running sequence, or the next to run if none does."""
 
     arrival: int
-    blocks: Sequence[int]  # that it holds
-    num_missing: int  # blocks until all its tokens have a place
+    blocks: Sequence[int]  # blocks that it holds
+    num_missing: int  # further blocks for all of its tokens
 
 
 class SlabUser(Protocol):
-    """A model's scheduler as its lease knows it."""
+    """A model's scheduler from the view of its lease."""
 
     @property
     def has_work(self) -> bool: ...
 
     @property
     def is_alone(self) -> bool:
-        """Tell whether no sequence runs beside the oldest."""
+        """True if no sequence runs beside the oldest."""
 
     def oldest(self) -> Oldest | None: ...
 
     def preempt_youngest(self, keep_oldest: bool) -> bool:
-        """False if there is none to preempt."""
+        """Preempt the youngest sequence; return False if there is none to preempt."""
 
     def preempt_holders(self, blocks: range) -> None: ...
 
@@ -42,7 +42,7 @@ class SlabUser(Protocol):
 class Capacity(NamedTuple):
     """The blocks of one model."""
 
-    free_blocks: int  # that a new sequence could take
+    free_blocks: int  # blocks that a new sequence could take
     total_blocks: int
 
 
@@ -54,7 +54,7 @@ class Lease:
         self.grid = grid
         self.arrivals = slabs.arrivals  # numbers sequences across all models
         self.slabs: set[int] = set()
-        self.max_blocks = 0  # it could ever have: in all slabs that are not reserved
+        self.max_blocks = 0  # the most blocks it could have: those in all unreserved slabs
         self.user: SlabUser | None = None
         self.num_short = 0  # blocks that it lacked when it last scheduled
         self.last_used = 0
@@ -68,17 +68,17 @@ class Lease:
         return self.user is not None and self.user.has_work
 
     def serve(self, user: SlabUser) -> None:
-        """Ask this scheduler from now on, when slabs are due to another model."""
+        """Ask this scheduler for slabs that are due to other models from now on."""
         self.user = user
 
     def new_pool(self, on_forget: Callable[[int], None] = lambda block: None) -> BlockPool:
-        """Give back every slab, whatever is in it, and return the pool of a new scheduler."""
+        """Return every slab, with any content, and return the pool of a new scheduler."""
         self._release_all()
         self.pool = BlockPool(0, self.grid.capacity, self._borrow, on_forget, num_shares=self.grid.copies)
         return self.pool
 
     def begin_schedule(self) -> None:
-        """Hand over what other models are due."""
+        """Hand over slabs that are due to other models."""
         slabs = self._map
         self._is_refused, self.num_short, self.last_used = False, 0, next(slabs.schedules)
         if not slabs.recalled and len(slabs.leases) < 2:
@@ -88,20 +88,22 @@ class Lease:
                 assert self.user is not None
                 blocks = self.grid.blocks_in(slab)
                 self.user.preempt_holders(blocks)
-                if not self.pool.is_held(blocks):  # else by a copy under way: next time
+                if not self.pool.is_held(blocks):  # else a running copy holds them: next time
                     slabs.move(slab, slabs.recalled[slab])
             while (claimant := self._policy.claimant_on(self)) is not None and self._yield_slab(claimant):
                 pass
 
     def reclaim(self, num_blocks: int) -> bool:
-        """Note that so many blocks are missing, of one share. True if another model yields slabs at its next schedule, for which it is worth
-        waiting."""
+        """Record that so many blocks of one share are missing.
+
+        Returns True if another model yields slabs at its next schedule, so that waiting pays off.
+        """
         self.num_short += num_blocks * self.grid.copies
         with self._map.lock:
             return self._policy.borrower(self) is not None
 
     def capacity(self) -> Capacity:
-        """Return how many blocks a new sequence could take, and how many this model could have as things are."""
+        """Return how many blocks a new sequence could take, and how many this model could have now."""
         total = max(self.max_blocks, self.pool.num_blocks)
         if any(other.slabs for other in self._map.leases if other is not self):
             with self._map.lock:
@@ -114,11 +116,11 @@ class Lease:
             self._map.leases.remove(self)
 
     def unheld(self, without: Collection[int] = ()) -> list[int]:
-        """Return the slabs that could go at once, since no sequence holds a block of them."""
+        """Return the slabs of which no sequence holds a block."""
         return [s for s in self.slabs if s not in without and not self.pool.is_held(self.grid.blocks_in(s))]
 
     def gain(self, slab: int) -> int:
-        """Take a slab and return how many blocks it brings."""
+        """Take a slab and return how many blocks it adds."""
         blocks = self.grid.completed_by(slab, self.slabs)
         self.slabs.add(slab)
         self.pool.add_blocks(blocks)
@@ -129,7 +131,7 @@ class Lease:
         self.pool.remove_blocks(self.grid.blocks_in(slab))
 
     def _borrow(self) -> bool:
-        """Add a slab without disturbing any sequence; False if there is none."""
+        """Add a slab without affecting any sequence; return False if there is none."""
         if self._is_refused:
             return False
         with self._map.lock:
@@ -140,7 +142,7 @@ class Lease:
         return slab is not None
 
     def _yield_slab(self, claimant: "Lease") -> bool:
-        """Move one slab, if sequences must be preempted for it. False if nothing helps."""
+        """Give up one slab, with preemptions if needed; return False if that is impossible."""
         assert self.user is not None
         is_senior = self._policy.senior() is self
         while (slab := self._policy.cheapest(self, claimant)) is None:
@@ -150,7 +152,7 @@ class Lease:
         return True
 
     def _release_all(self) -> None:
-        """Free every slab, or hand it to the reservation that waits for it; the blocks' content is lost."""
+        """Free every slab, or give it to a waiting reservation; the blocks' content is lost."""
         with self._map.lock:
             self.pool = BlockPool(0, self.grid.capacity, num_shares=self.grid.copies)
             for slab in list(self.slabs):
@@ -158,7 +160,7 @@ class Lease:
 
 
 class Reservation:
-    """A run of slabs that one model has for itself from its load to its unload."""
+    """A run of slabs for one model only, from its load to its unload."""
 
     def __init__(self, slabs: "SlabMap", name: str, run: range) -> None:
         self.name = name
@@ -166,7 +168,7 @@ class Reservation:
         self._map = slabs
 
     def is_complete(self) -> bool:
-        """Tell whether other models have left all of its slabs. Unheld ones are taken by asking."""
+        """True if other models have returned all of its slabs; takes free and unheld ones now."""
         slabs = self._map
         with slabs.lock:
             for slab in [slab for slab, caller in slabs.recalled.items() if caller is self]:
@@ -191,13 +193,13 @@ class SlabMap:
         """`clear` zeroes a slab; free slabs hold zeros."""
         self.num_slabs = num_slabs
         self.slab_bytes = slab_bytes
-        # models are opened and closed by the loader's thread, everything else happens in the host's
+        # the loader's thread opens and closes models, the host's thread does everything else
         self.lock = RLock()
         self.arrivals = count()  # numbers sequences across all models
-        self.schedules = count(1)  # likewise schedules
+        self.schedules = count(1)  # numbers schedules, too
         self.owners: list[Lease | Reservation | None] = [None] * num_slabs
-        self.recalled: dict[int, Reservation] = {}  # slabs that their owner must leave for a reservation
-        self.reserved: set[int] = set()  # these, and those that reservations have
+        self.recalled: dict[int, Reservation] = {}  # slabs that their owner must return for a reservation
+        self.reserved: set[int] = set()  # these, and slabs of reservations
         self.leases: list[Lease] = []
         self._clear = clear
 
@@ -222,7 +224,7 @@ class SlabMap:
             start = end + 1
 
     def move(self, slab: int, to: Lease | Reservation | None) -> int:
-        """Hand over a slab, emptied, and return how many blocks that brings. The caller has the lock."""
+        """Hand over a slab, zeroed, and return how many blocks it adds. The caller has the lock."""
         owner = self.owners[slab]
         if isinstance(owner, Lease):
             owner.lose(slab)
@@ -233,7 +235,10 @@ class SlabMap:
         return to.gain(slab) if isinstance(to, Lease) else 0
 
     def set_limits(self) -> None:
-        """Tell every model how many blocks it could ever have. The caller has the lock, and has changed what is reserved."""
+        """Update the most blocks that every model could have, after a change of reservations.
+
+        The caller has the lock.
+        """
         lendable = set(range(self.num_slabs)) - self.reserved
         for lease in self.leases:
             lease.max_blocks = lease.grid.num_blocks(lendable)
@@ -249,17 +254,20 @@ class SlabMap:
 
 
 class SlabPolicy:
-    """A model that needs a block takes, in this order: one of its own free ones, a free slab, an unheld slab of an *idle* model (the one unused for
-    longest first), an unheld slab of a busy model that has more than its fair share while this one has less, and only then its own cached blocks.
-    When all of those are held by sequences, it *reclaims*: from a model above its share while it is below its own; or, when its oldest sequence is
-    the oldest of the whole host and runs alone, from any. The borrower yields at its next schedule, by preempting its youngest sequences. So every
-    model has its share when it has work, and the oldest sequence of the host always advances, be it as long as the arena: every sequence ends."""
+    """The choice of slabs.
+
+    A model that needs a block takes, in this order: a free block, a free slab, an unheld slab of an *idle* model (the least recently used first), an
+    unheld slab of a busy model that has more than its fair share while this one has less, and only then its cached blocks. If sequences hold all of
+    those, it *reclaims*: from a model above its share while it is below its share; or, if its oldest sequence is the oldest of the whole host and
+    runs alone, from any. The borrower yields at its next schedule, by preempting its youngest sequences. So every model has its share when it has
+    work, and the oldest sequence of the host always advances, even one as long as the arena: every sequence ends.
+    """
 
     def __init__(self, slabs: SlabMap) -> None:
         self._map = slabs
 
     def slab_for(self, lease: Lease) -> int | None:
-        """Choose a slab that the model may have without disturbing any sequence."""
+        """Choose a slab that the model may have without affecting any sequence."""
         if free := self._map.free_slabs():
             return min(free, key=lambda slab: (-len(lease.grid.completed_by(slab, lease.slabs)), slab))
         others = [a for a in self._map.leases if a is not lease and a.slabs]
@@ -276,7 +284,7 @@ class SlabPolicy:
         return None
 
     def cheapest(self, owner: Lease, taker: Lease) -> int | None:
-        """Choose, of the owner's unheld slabs, the one with the fewest cached blocks; of equals the one that brings most."""
+        """Choose the owner's unheld slab with the fewest cached blocks; of equals the one that adds most."""
         slabs = owner.unheld(self._map.recalled)
 
         def cost(slab: int) -> tuple[int, int, int]:
@@ -298,7 +306,7 @@ class SlabPolicy:
         return None
 
     def claimant_on(self, lease: Lease) -> Lease | None:
-        """Choose the model that this one must yield to."""
+        """Choose the model to which this one must yield."""
         claimants = [a for a in self._map.busy if a.num_short > 0 and self.borrower(a) is lease]
         return min(claimants, key=lambda a: len(a.slabs)) if claimants else None
 
@@ -312,7 +320,7 @@ class SlabPolicy:
         return min(oldest, key=lambda pair: pair[0])[1] if oldest else None
 
     def num_within_reach(self, lease: Lease) -> int:
-        """Count the blocks that the model could have now: its own, those it could borrow, and those of its share at least."""
+        """Return how many blocks the model could have now: its own, those to borrow, and at least its share's."""
         share = self._share(lease)
         reach = lease.slabs | set(self._map.free_slabs())
         for other in self._map.leases:
@@ -325,13 +333,13 @@ class SlabPolicy:
         return max(min(lease.grid.num_blocks(reach) + reclaimable, lease.max_blocks), lease.pool.num_blocks)
 
     def place_for(self, num_slabs: int) -> range:
-        """Choose the run to reserve that disturbs others least, as far up as possible: models borrow from below."""
+        """Choose the run to reserve that affects others least, as high as possible: models borrow low slabs."""
         starts = [i for run in self._map.unreserved_runs() for i in range(run.start, run.stop - num_slabs + 1)]
         first = min(starts, key=lambda i: (num_slabs - self._map.owners[i : i + num_slabs].count(None), -i))
         return range(first, first + num_slabs)
 
     def _share(self, lease: Lease) -> int:
-        """Count the slabs that each model with work has a right to."""
+        """Return the share of slabs of each model with work."""
         return self._map.num_lendable // len({lease, *self._map.busy})
 
     def _can_yield(self, lease: Lease) -> bool:
@@ -339,7 +347,7 @@ class SlabPolicy:
         return len(lease.slabs - pinned - self._map.recalled.keys()) > needed
 
     def _pinned(self, lease: Lease) -> tuple[set[int], int]:
-        """Return the senior model's slabs in which its oldest sequence lies, and how many more it will need."""
+        """Return the senior model's slabs with its oldest sequence, and how many more it will need."""
         oldest = lease.user.oldest() if lease.user is not None and self.senior() is lease else None
         if oldest is None:
             return set(), 0

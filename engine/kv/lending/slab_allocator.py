@@ -1,6 +1,6 @@
-"""Gives a model its part of the arena when it is opened: a lease, by which models borrow slabs from each other, or a reservation, a run of its own.
+"""The allocation of a model's part of the arena: a lease on slabs that models share, or a reservation.
 
-How slabs move from then on is lease.py's; and who has which.
+A reservation is a run of slabs for one model. lease.py moves slabs later, and knows their owners.
 """
 
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from pilotlight.engine.kv.lending.slabs import SlabGrid
 
 
 class NoSlabsError(Exception):
-    """The arena has no room for another model."""
+    """The arena has no memory for another model."""
 
 
 class SlabAllocator:
@@ -32,17 +32,17 @@ class SlabAllocator:
 
     @property
     def largest_run(self) -> int:
-        """Slabs side by side that a reservation could have. One is left where models borrow."""
+        """The longest run of slabs for a reservation; one slab remains if models borrow."""
         with self._map.lock:
             longest = max((len(run) for run in self._map.unreserved_runs()), default=0)
             return min(longest, self._map.num_lendable - bool(self._map.leases))
 
     def open(self, name: str, block_bytes: int, copies: int = 1) -> Lease:
-        """Let a model borrow. `copies`: ranks that have blocks of their own in each slab. Raises NoSlabsError."""
+        """Let a model borrow. `copies`: ranks with separate blocks in each slab. Raises NoSlabsError."""
         grid = SlabGrid(self.num_slabs, self.slab_bytes, block_bytes, copies)
         with self._map.lock:
             if self._map.num_lendable == 0:
-                raise NoSlabsError("nothing of it is left to borrow")
+                raise NoSlabsError("no slab is left to borrow")
             if not grid.fits:
                 raise NoSlabsError(
                     f"one block takes {block_bytes} bytes, more than half of a slab ({self.slab_bytes} bytes)"
@@ -53,11 +53,11 @@ class SlabAllocator:
         return lease
 
     def reserve(self, name: str, num_slabs: int) -> Reservation:
-        """Give a model a run of slabs of its own. Raises NoSlabsError."""
+        """Give a model its own run of slabs. Raises NoSlabsError."""
         slabs = self._map
         with slabs.lock:
             if num_slabs > self.largest_run:
-                raise NoSlabsError(f"{num_slabs} slabs side by side are wanted, {self.largest_run} can be had")
+                raise NoSlabsError(f"{num_slabs} contiguous slabs are needed, {self.largest_run} are available")
             reservation = Reservation(slabs, name, self._policy.place_for(num_slabs))
             for slab in reservation.slabs:
                 slabs.reserved.add(slab)

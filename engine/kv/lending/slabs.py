@@ -1,9 +1,9 @@
-"""How the blocks of one model lie over the slabs of an arena: arithmetic, nothing else.
+"""The arithmetic of one model's blocks over the slabs of an arena.
 
-Every model sees the whole arena as an array of its own blocks: block b is the bytes b * block_bytes to (b + 1) * block_bytes. It may use the
-blocks that lie wholly in slabs it has. A block is at most half a slab, so that every slab alone brings at least one, and touches at most two.
+Every model sees the whole arena as an array of its blocks: block b is the bytes b * block_bytes to (b + 1) * block_bytes. It may use the blocks that
+lie entirely in slabs it has. A block is at most half a slab, so that every slab alone adds at least one, and touches at most two.
 
-Ranks with sequences of their own (`copies`) have an arena each, of which a slab is the same bytes: block b is rank b % copies', and there the block
+Ranks with separate sequences (`copies`) have an arena each, in which a slab is the same bytes: block b belongs to rank b % copies, where it is block
 b // copies.
 """
 
@@ -27,12 +27,14 @@ class SlabGrid(NamedTuple):
         return 2 * self.block_bytes <= self.slab_bytes
 
     def blocks_in(self, slab: int) -> range:
-        """Return the blocks that have a byte in the slab, of those that lie inside the arena."""
+        """Return the blocks inside the arena that have a byte in the slab."""
         return self._of_all(self._blocks_in(slab))
 
     def completed_by(self, slab: int, owned: Collection[int]) -> range:
-        """Return the blocks that the slab completes for a model that has `owned` already: its own, and those that straddle into a neighbour which is
-        there."""
+        """Return the blocks that the slab completes for a model that has `owned` already.
+
+        These include those that straddle into an owned neighbour.
+        """
         blocks = self._blocks_in(slab)
         start, end = slab * self.slab_bytes, (slab + 1) * self.slab_bytes
         lacks_left = blocks.start * self.block_bytes < start and slab - 1 not in owned
@@ -48,7 +50,7 @@ class SlabGrid(NamedTuple):
         return slabs
 
     def num_blocks(self, slabs: Collection[int]) -> int:
-        """Count the blocks that lie wholly in `slabs`."""
+        """Return the number of blocks entirely in `slabs`."""
         total = 0
         for first, end in runs(sorted(slabs)):
             total += end * self.slab_bytes // self.block_bytes - -(-first * self.slab_bytes // self.block_bytes)
@@ -63,12 +65,12 @@ class SlabGrid(NamedTuple):
         return range(first, min(-(-(slab + 1) * self.slab_bytes // self.block_bytes), self._capacity))
 
     def _of_all(self, blocks: range) -> range:
-        """Return the numbers of these blocks of every copy."""
+        """Return the numbers of these blocks in every copy."""
         return range(self.copies * blocks.start, self.copies * blocks.stop)
 
 
 def runs(numbers: Iterable[int]) -> list[tuple[int, int]]:
-    """[1, 2, 3, 7] -> [(1, 4), (7, 8)]"""
+    """Group sorted numbers into runs: [1, 2, 3, 7] -> [(1, 4), (7, 8)]."""
     found: list[tuple[int, int]] = []
     for number in numbers:
         if found and found[-1][1] == number:

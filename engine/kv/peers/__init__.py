@@ -1,1 +1,1 @@
-"""Blocks that go from one engine host's host tier to another's, by name, while they are computed."""
+"""Transfers of blocks from one engine host's tier to another's, by name, while they are computed."""

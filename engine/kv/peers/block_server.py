@@ -1,8 +1,8 @@
-"""Serves the blocks of one host tier to other engine hosts, by name: at once what is there, the rest as soon as it is computed.
+"""Serves the blocks of a host tier to other engine hosts, by name, existing ones and future ones.
 
-A block that a reader was told of stays as it is until the reader has copied it, or has been silent for a lease. A sequence that computes for a
-reader is *open* from its submission to its end; what is missing a moment after that never comes, and the reader is told so. Knows names, pins and
-readers; refuses to know how a reader copies and what a block holds. Has a thread of its own.
+An announced block is kept unchanged until the reader has copied it, or has been silent for a lease. A sequence that computes for a reader is *open*
+from its submission to its end; blocks still missing shortly after that never come, and the reader gets a message. Knows names, pins and readers; does
+not know how a reader copies or what a block contains. Has its own thread.
 """
 
 import logging
@@ -46,17 +46,17 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_LOOK_S = 0.003  # between two looks for blocks that are being computed
+_LOOK_S = 0.003  # between two checks for newly computed blocks
 _BATCH_BYTES = 4 << 20  # announced at once
 _WINDOW_BYTES = 32 << 20  # announced to one reader and not copied yet
-# The same where the bytes are sent along, at most: at a distance of 50 ms the window moves 160 MB/s
+# The same for blocks sent inline, at most: at a round trip of 50 ms the window moves 160 MB/s
 _SENT_BATCH_BYTES, _SENT_WINDOW_BYTES = 1 << 20, 8 << 20
-# and by measured rate: a batch must take less than a reader's patience, SILENCE_S
+# and by measured rate: a batch must take less than SILENCE_S, a reader's timeout
 _SENT_BATCH_S, _SENT_WINDOW_S = 0.5, 2.0
-_FIRST_SENT_BYTES = 128 << 10  # at once, before there is a measurement: half a second at 2 Mbit/s
-_LATE_S = 1.0  # by which a sequence may begin after its reader, and its last blocks be stored after its end
-_REMEMBERED = 1024  # sequences that have ended
-_FORGOTTEN_S = 300.0  # of silence, after which a reader has closed its socket
+_FIRST_SENT_BYTES = 128 << 10  # per batch, before there is a measurement: half a second at 2 Mbit/s
+_LATE_S = 1.0  # by which a sequence may start after its reader, and its last blocks be stored after its end
+_REMEMBERED = 1024  # number of ended sequences
+_FORGOTTEN_S = 300.0  # of silence, after which a reader has certainly closed its socket
 
 
 class BlockServer:
@@ -69,20 +69,23 @@ class BlockServer:
         *,
         lend_address: str | None = None,
     ) -> None:
-        """`keys`: only who has the same is heard. `engine`: by which blocks may be read, too. `lend_address`: where other sites' hosts come. Raises
-        zmq.ZMQError where an address cannot be had."""
+        """Open the server's sockets and thread.
+
+        `keys`: only readers with the same keys are accepted. `engine`: an additional way to read blocks. `lend_address`: for other sites' hosts.
+        Raises zmq.ZMQError if an address is not available.
+        """
         self.rate = TransferRate()  # to this site's hosts
         self.num_expired = 0  # leases of readers that fell silent
         self._host = host
         self._lock = threading.Lock()
         self._caches: set[CacheIdentity] = set()
-        self._hand_overs: dict[str, float | None] = {}  # when each ended, the oldest first; None: it is open
+        self._hand_overs: dict[str, float | None] = {}  # time of each end, the oldest first; None while open
         self._grants: dict[tuple[bytes, int], _Grant] = {}
         offers = [Offer(SHARED_MEMORY, str(host.directory)), Offer(INLINE)]
         if engine is not None:
             offers.append(Offer(MOONCAKE, engine.session, engine))
         self._offers = {offer.kind: offer for offer in offers}
-        self._readers: dict[bytes, _KnownReader] = {}  # that have greeted
+        self._readers: dict[bytes, _KnownReader] = {}  # readers that have greeted
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.LINGER, 0)
@@ -100,11 +103,11 @@ class BlockServer:
 
     @property
     def num_leased(self) -> int:
-        """Blocks that readers were told of and have not copied yet."""
+        """Return the number of announced blocks that readers have not copied yet."""
         return sum(len(grant.leased) for grant in list(self._grants.values()))
 
     def add_cache(self, identity: CacheIdentity) -> None:
-        """Let blocks of this cache be asked for."""
+        """Serve blocks of this cache."""
         with self._lock:
             self._caches.add(identity)
 
@@ -113,14 +116,14 @@ class BlockServer:
             self._caches.discard(identity)
 
     def begin(self, hand_over: str) -> None:
-        """Note that a sequence will compute blocks for a reader."""
+        """Record that a sequence will compute blocks for a reader."""
         with self._lock:
             self._hand_overs[hand_over] = None
             for ended in [name for name, at in self._hand_overs.items() if at is not None][:-_REMEMBERED]:
                 del self._hand_overs[ended]
 
     def end(self, hand_over: str) -> None:
-        """Note that it computes no more."""
+        """Record that it computes no more."""
         with self._lock:
             if hand_over in self._hand_overs:
                 self._hand_overs[hand_over] = time.monotonic()
@@ -155,7 +158,7 @@ class BlockServer:
                     self._hear(reader, frame)
                 for grant in list(self._grants.values()):
                     self._advance(grant)
-            except Exception:  # without this thread every reader would wait for its silence
+            except Exception:  # without this thread every reader would wait for its timeout
                 log.exception("serving blocks to other hosts failed")
 
     def _hear(self, reader: bytes, frame: bytes) -> None:
@@ -193,7 +196,7 @@ class BlockServer:
             return
         kind = next((kind for kind in hello.transports if kind in self._offers), None)
         if kind is None:
-            self._send(reader, PeerRefused(f"none of {', '.join(hello.transports)} leads to this host's blocks"))
+            self._send(reader, PeerRefused(f"this host's blocks cannot be read by {', '.join(hello.transports)}"))
             return
         offer, now = self._offers[kind], time.monotonic()
         for gone in [name for name, known in self._readers.items() if now - known.heard_at > _FORGOTTEN_S]:
@@ -209,16 +212,16 @@ class BlockServer:
         elif message.identity not in caches:
             self._send(reader, NoMoreBlocks(message.read, _difference(message.identity, caches)))
         elif message.block_bytes < 1:
-            self._send(reader, NoMoreBlocks(message.read, f"a block has no {message.block_bytes} bytes"))
+            self._send(reader, NoMoreBlocks(message.read, f"blocks do not have {message.block_bytes} bytes"))
         elif (reader, message.read) in self._grants:
-            self._send(reader, NoMoreBlocks(message.read, "a read of this number is open"))
+            self._send(reader, NoMoreBlocks(message.read, "a read with this number is already open"))
         else:
             self._grants[reader, message.read] = _Grant(reader, message, time.monotonic())
 
     def _note_copied(self, grant: "_Grant", num_blocks: int) -> None:
         while grant.batches and grant.batches[0].end <= num_blocks:
             batch, now, reader = grant.batches.popleft(), time.monotonic(), self._readers[grant.reader]
-            # One batch behind another: what it waited for those before it is not its own time.
+            # Consecutive batches: time spent waiting for earlier ones does not count.
             reader.rate.add(batch.num_blocks * grant.block_bytes, now - max(batch.sent_at, reader.copied_at))
             reader.copied_at = now
             grant.release(self._host, batch.num_blocks)
@@ -226,7 +229,7 @@ class BlockServer:
             self._end(grant.reader, grant.read)
 
     def _advance(self, grant: "_Grant") -> None:
-        """Tell a reader of the blocks that are there by now, or that no more come."""
+        """Announce newly available blocks to a reader, or the end of the read."""
         now = time.monotonic()
         if now - grant.heard_at > LEASE_S:
             self.num_expired += 1
@@ -263,7 +266,7 @@ class BlockServer:
         return slots
 
     def _has_ended(self, grant: "_Grant", now: float) -> bool:
-        """Tell whether what is missing never comes: its sequence has ended, or never began, and its last blocks had their time to be stored."""
+        """True if missing blocks never come: their sequence has ended or never started, some time ago."""
         with self._lock:
             ended_at = self._hand_overs.get(grant.hand_over, grant.began_at)
         return ended_at is not None and now - max(ended_at, grant.moved_at) > _LATE_S
@@ -286,7 +289,7 @@ class BlockServer:
 
 
 class _KnownReader:
-    """Another host that has greeted: how it copies, and how fast it does."""
+    """Another host that has greeted: its transport and measured rate."""
 
     def __init__(self, offer: Offer, rate: TransferRate, now: float) -> None:
         self.offer = offer
@@ -295,7 +298,7 @@ class _KnownReader:
         self.copied_at = 0.0
 
     def most_bytes(self) -> tuple[int, int]:
-        """Return how much is announced to it at once, and how much before it has copied any."""
+        """Return the most bytes per announcement, and the most announced but not copied."""
         if self.offer.kind != INLINE:
             return _BATCH_BYTES, _WINDOW_BYTES
         rate = self.rate.bytes_per_s or _FIRST_SENT_BYTES / _SENT_BATCH_S
@@ -309,14 +312,14 @@ class _Batch(NamedTuple):
 
 
 class _Grant:
-    """One read of one reader: what it still waits for, and what is kept for it."""
+    """One read of one reader: names not announced yet, and blocks kept for it."""
 
     def __init__(self, reader: bytes, message: ReadBlocks, now: float) -> None:
         self.reader = reader
         self.read = message.read
         self.hand_over = message.hand_over
         self.block_bytes = message.block_bytes
-        self.names = deque(message.names)  # that the reader was not told of
+        self.names = deque(message.names)  # not announced yet
         self.num_told = 0
         self.leased: deque[HostSlot] = deque()
         self.batches: deque[_Batch] = deque()
@@ -335,9 +338,9 @@ class _Grant:
 
 
 def _difference(wanted: CacheIdentity, caches: "set[CacheIdentity]") -> str:
-    """Return why none of this host's caches is the reader's, in a sentence."""
+    """Return, in a sentence, why none of this host's caches matches the reader's."""
     same = next((cache for cache in caches if cache.model == wanted.model), None)
     if same is None:
-        return f"this host holds no {wanted.model!r}"
+        return f"this host does not have {wanted.model!r}"
     facts = [name for name in wanted._fields if getattr(wanted, name) != getattr(same, name)]
     return f"this host's {wanted.model!r} differs from the reader's in {', '.join(facts)}"

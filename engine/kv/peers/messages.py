@@ -1,8 +1,8 @@
-"""What two engine hosts say about blocks that one computes and the other fetches: every message, and its byte form.
+"""The messages of two engine hosts about blocks that one computes and the other fetches.
 
-A reader greets (`PeerHello`, answered by `PeerReady` or `PeerRefused`), then asks for blocks by name (`ReadBlocks`). The server says of each
-batch where it lies, as soon as it is complete (`BlocksReady`, with the bytes behind it where both share no memory), and keeps it there until the
-reader says that it has copied it (`BlocksCopied`), or is silent for a lease. Refuses to know sockets and threads.
+A reader greets (`PeerHello`, answered by `PeerReady` or `PeerRefused`), then requests blocks by name (`ReadBlocks`). The server announces each
+complete batch (`BlocksReady`, followed by the bytes if they share no memory), and keeps it until the reader confirms its copy (`BlocksCopied`), or is
+silent for a lease. Does not know sockets and threads.
 """
 
 from typing import NamedTuple
@@ -13,22 +13,22 @@ from pilotlight.engine.kv.pool.prefix_index import CacheIdentity
 
 PEER_VERSION = 1  # of these messages; peers of two versions refuse each other
 LEASE_S = 5.0  # of silence, after which a reader's blocks may be overwritten
-HEARTBEAT_S = 0.25  # of a server that computes what a reader waits for, and of a reader that waits
-SILENCE_S = 2.0  # of a server, after which a reader computes by itself
+HEARTBEAT_S = 0.25  # of a server that is computing for a reader, and of a waiting reader
+SILENCE_S = 2.0  # of a server, after which a reader computes itself
 
 
 class PeerError(Exception):
-    """What a peer says cannot be used; the message says why."""
+    """A message of a peer that cannot be used; the text gives the reason."""
 
 
 class TransportLostError(PeerError):
-    """A way to a peer's blocks leads there no more; another one may."""
+    """A transport to a peer's blocks that no longer works; another one may."""
 
 
 class PeerHello(msgspec.Struct, frozen=True, tag=True):
     version: int
-    transports: tuple[str, ...]  # that the reader could use, the best first
-    borrows: bool = False  # it is another site's: how fast it copies says nothing about this site's hosts
+    transports: tuple[str, ...]  # transports that the reader supports, in order of preference
+    borrows: bool = False  # the reader belongs to another site: its rate is irrelevant for this site's hosts
 
 
 class PeerReady(msgspec.Struct, frozen=True, tag=True):
@@ -42,9 +42,9 @@ class PeerRefused(msgspec.Struct, frozen=True, tag=True):
 
 
 class ReadBlocks(msgspec.Struct, frozen=True, tag=True):
-    """Ask for blocks, which may still have to be computed."""
+    """A request for blocks, which may still have to be computed."""
 
-    read: int  # chosen by the reader; no two of its open ones are equal
+    read: int  # chosen by the reader; different for all its open reads
     hand_over: str  # the sequence that computes them
     identity: CacheIdentity
     block_bytes: int
@@ -52,38 +52,38 @@ class ReadBlocks(msgspec.Struct, frozen=True, tag=True):
 
 
 class ReadyBlock(NamedTuple):
-    """A block at the server, in the order asked for."""
+    """A block at the server, in the order of the request."""
 
-    place: int  # as the transport understands it
+    place: int  # interpreted by the transport
     checksum: int
 
 
 class BlocksReady(msgspec.Struct, frozen=True, tag=True):
-    """The next blocks of a read. Where the transport is "inline", as many frames follow with their bytes."""
+    """The next blocks of a read; with the transport "inline", their bytes follow in as many frames."""
 
     read: int
     blocks: tuple[ReadyBlock, ...]
-    # at which this reader has copied what came before, in this read and others; 0: not measured yet
+    # the reader's measured rate, over this read and others; 0: not measured yet
     bytes_per_s: float = 0.0
 
 
 class BlocksCopied(msgspec.Struct, frozen=True, tag=True):
     read: int
-    num_blocks: int  # from the first on
+    num_blocks: int  # counted from the first
 
 
 class StopReading(msgspec.Struct, frozen=True, tag=True):
-    """Nobody waits for the rest."""
+    """The reader no longer needs the rest."""
 
     read: int
 
 
 class StillThere(msgspec.Struct, frozen=True, tag=True):
-    """Of a server: what is asked for is being computed. Of a reader: it still waits."""
+    """A heartbeat: the server is still computing, or the reader is still waiting."""
 
 
 class NoMoreBlocks(msgspec.Struct, frozen=True, tag=True):
-    """The rest of a read never comes."""
+    """The end of a read whose rest never comes."""
 
     read: int
     reason: str
@@ -102,16 +102,16 @@ def encode(message: FromReader | FromServer) -> bytes:
 
 
 def decode_from_reader(frame: bytes) -> FromReader:
-    """Raises PeerError."""
+    """Decode a reader's message. Raises PeerError."""
     try:
         return _from_reader.decode(frame)
     except msgspec.DecodeError as error:
-        raise PeerError(f"a frame of {len(frame)} bytes is no message of a reader of blocks: {error}") from None
+        raise PeerError(f"a frame of {len(frame)} bytes is not a message of a reader of blocks: {error}") from None
 
 
 def decode_from_server(frame: bytes) -> FromServer:
-    """Raises PeerError."""
+    """Decode a server's message. Raises PeerError."""
     try:
         return _from_server.decode(frame)
     except msgspec.DecodeError as error:
-        raise PeerError(f"a frame of {len(frame)} bytes is no message of a server of blocks: {error}") from None
+        raise PeerError(f"a frame of {len(frame)} bytes is not a message of a server of blocks: {error}") from None

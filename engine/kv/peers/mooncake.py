@@ -1,7 +1,7 @@
 """Mooncake's transfer engine: reads of one host's registered memory by another, over TCP or RDMA.
 
-Its own connections ask nobody who he is: whoever reaches the port of a host that uses it can read the KV blocks of that host's tier. So it is used
-where a site file says so, between machines whose network is theirs alone. Refuses to know which blocks are read.
+Its connections are not authenticated: any machine that reaches the port of a host that uses it can read the KV blocks of that host's tier. So it is
+used only if a site file enables it, between machines on a private network. Does not know which blocks are read.
 """
 
 import ctypes
@@ -17,7 +17,7 @@ from pilotlight.engine.kv.tiers.slot_file import SlotFile
 
 class TransferEngine:
     def __init__(self, host: str) -> None:
-        """`host`: this machine's address towards its peers. Raises PeerError where Mooncake is not installed."""
+        """`host`: this machine's address for its peers. Raises PeerError if Mooncake is not installed."""
         bound_waits()
         try:
             from mooncake.engine import TransferEngine as Engine
@@ -39,7 +39,7 @@ class TransferEngine:
         return start + slot.file.offset_of(slot.index)
 
     def read(self, session: str, addresses: Sequence[int], into: Sequence[HostSlot]) -> None:
-        """Fill slots from a peer's memory. Raises TransportLostError where the peer cannot be reached."""
+        """Fill slots from a peer's memory. Raises TransportLostError if the peer is unreachable."""
         own = [self.address_of(slot) for slot in into]
         sizes = [slot.file.slot_bytes for slot in into]
         if into and self._engine.batch_transfer_sync_read(session, own, list(addresses), sizes):

@@ -1,4 +1,7 @@
-"""An engine host's two ends towards other hosts: what serves its blocks, and what fetches theirs. Opened with the host tier, closed before it."""
+"""An engine host's links to other hosts: a server of blocks, and a reader of other hosts' blocks.
+
+Opened after the host tier, closed before it.
+"""
 
 import logging
 from pathlib import Path
@@ -20,7 +23,7 @@ log = logging.getLogger(__name__)
 
 
 class PeerLink(NamedTuple):
-    """One model's part of both ends."""
+    """One model's view of both ends."""
 
     server: BlockServer
     reader: PeerThread
@@ -44,7 +47,7 @@ class HostPeers(NamedTuple):
 
 
 def open_peers(config: HostConfig, host: HostTier) -> HostPeers | None:
-    """None, and a sentence in the log, where it cannot be done: other hosts then compute by themselves."""
+    """Open both ends; return None, with a log message, on failure: other hosts then compute themselves."""
     assert config.peer_address is not None
     transports: tuple[str, ...] = (SHARED_MEMORY, INLINE)
     try:
@@ -60,5 +63,5 @@ def open_peers(config: HostConfig, host: HostTier) -> HostPeers | None:
 
 
 def _own_host(address: str) -> str:
-    """Return by what name peers reach this machine: what a socket file is seen by does not leave it."""
+    """Return the name under which peers reach this machine; a socket file is only visible on it."""
     return address.removeprefix("tcp://").rpartition(":")[0] if address.startswith("tcp://") else "127.0.0.1"

@@ -1,8 +1,8 @@
-"""Fetches blocks that other engine hosts compute into this one's host tier, where the sequence that waits for them finds them.
+"""Fetches blocks that other engine hosts compute into this host's tier, for waiting sequences.
 
-Whatever a peer says is checked: names by what was asked for, bytes by their checksum, liveness by its heartbeats and its socket. A peer that
-refuses, is silent, gone or wrong ends its reads with what has come, and the rest is computed here. Knows peers and messages; refuses to know who
-waits, and how bytes are copied (transports.py). Has a thread of its own.
+All messages of a peer are checked: names against the request, bytes by their checksum, liveness by heartbeats and socket. If a peer refuses, is
+silent, gone or wrong, its reads end with the blocks received so far, and the rest is computed here. Knows peers and messages; does not know which
+sequences wait, or how bytes are copied (transports.py). Has its own thread.
 """
 
 import logging
@@ -52,12 +52,12 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_IDLE_S = 60.0  # after which the socket of a peer that nothing is read from is closed
-_AVOIDED_S = 60.0  # for which no way is tried that a peer's blocks were lost on
+_IDLE_S = 60.0  # after which an unused peer's socket is closed
+_AVOIDED_S = 60.0  # for which a transport is avoided after a peer's blocks were lost on it
 
 
 class PeerRead(TierRead):
-    """A chain that another host computes, on its way from there."""
+    """A chain that another host computes, in transfer."""
 
     def __init__(
         self, host: HostTier, hashes: Sequence[bytes], block_bytes: int, source: BlockSource, identity: CacheIdentity
@@ -65,7 +65,7 @@ class PeerRead(TierRead):
         super().__init__(host, hashes, block_bytes)
         self.source = source
         self.identity = identity
-        self.bytes_per_s = 0.0  # at which the host's blocks come here, as it says; 0: it has not
+        self.bytes_per_s = 0.0  # rate of the host's blocks, measured by that host; 0: unknown
 
 
 class PeerThread:
@@ -76,10 +76,10 @@ class PeerThread:
         transports: Sequence[str] = (SHARED_MEMORY, INLINE),
         engine: "TransferEngine | None" = None,
     ) -> None:
-        """`transports`: to be used, the best first. `engine`: of Mooncake's."""
+        """`transports`: in order of preference. `engine`: Mooncake's."""
         self.num_heard = 0  # messages of peers
-        self.num_lost = 0  # reads that ended before all had come
-        self.num_corrupt = 0  # blocks that came whole and do not agree with their checksums
+        self.num_lost = 0  # reads that ended early
+        self.num_corrupt = 0  # blocks that arrived whole and do not match their checksums
         self._host = host
         self._keys = keys
         self._transports = tuple(transports)
@@ -153,7 +153,7 @@ class PeerThread:
             peer.ask(number)
 
     def _ways_to(self, source: BlockSource) -> tuple[str, ...]:
-        """Return the transports to be offered to a peer: all, if each has lost its blocks lately."""
+        """Return the transports to offer to a peer: all of them, if each has recently lost its blocks."""
         if source.is_lent:
             return (INLINE,)
         oldest = time.monotonic() - _AVOIDED_S
@@ -161,18 +161,18 @@ class PeerThread:
         return tuple(sound) or self._transports
 
     def _serve(self, peer: "_Peer", found: "dict[object, int]") -> None:
-        """Take what a peer has said, and see whether it is still there and wanted."""
+        """Handle a peer's messages, and check whether it is still alive and needed."""
         try:
             while peer.socket in found and peer.socket.poll(0):
                 frame, *payload = peer.socket.recv_multipart()
                 peer.heard_at = time.monotonic()
                 self.num_heard += 1
                 self._hear(peer, decode_from_server(frame), payload)
-            if peer.monitor in found:  # behind what it said before it went
-                raise PeerError("it went away, or does not take this host's keys")
+            if peer.monitor in found:  # after its last messages
+                raise PeerError("it is gone, or does not accept this host's keys")
             now = time.monotonic()
             if peer.reads and now - peer.heard_at > SILENCE_S:
-                raise PeerError(f"nothing was heard of it for {SILENCE_S:g} s")
+                raise PeerError(f"it sent nothing for {SILENCE_S:g} s")
         except PeerError as error:
             self._drop(peer, str(error))
             return
@@ -221,10 +221,10 @@ class PeerThread:
     def _copy(
         self, peer: "_Peer", number: int, read: PeerRead, blocks: Sequence[ReadyBlock], payload: list[bytes]
     ) -> bool:
-        """Copy what has been announced. False where the read cannot go on."""
+        """Copy announced blocks; return False if the read cannot continue."""
         names = read.hashes[len(read.slots) : len(read.slots) + len(blocks)]
         if len(names) < len(blocks) or (payload and len(payload) != len(blocks)) or peer.transport is None:
-            log.warning("%s announced blocks that nobody asked for", peer.address)
+            log.warning("%s announced blocks that were not requested", peer.address)
             return False
         frames: list[bytes | None] = [*payload] or [None] * len(blocks)
         ready = {
@@ -247,7 +247,7 @@ class PeerThread:
         slots: Sequence[HostSlot],
         checksums: dict[bytes, int],
     ) -> None:
-        """Fill slots with blocks that are ready there, up to the first that is not what its checksum says. Raises TransportLostError."""
+        """Fill slots with ready blocks, up to the first with a wrong checksum. Raises TransportLostError."""
         assert peer.transport is not None
         is_whole = False
         try:
@@ -258,7 +258,7 @@ class PeerThread:
             raise
         except PeerError as error:
             log.warning("%s: %s", peer.address, error)
-        finally:  # what was copied before an error is told by its checksum
+        finally:  # checksums show what was copied before an error
             for slot in slots:
                 _, checksum = ready[slot.block_hash]
                 if crc32(slot.memory) != checksum:
@@ -284,14 +284,14 @@ class PeerThread:
 
 
 class _Peer:
-    """A host that blocks are read from, and the reads that are open."""
+    """A host from which blocks are read, and its open reads."""
 
     def __init__(
         self, context: "zmq.Context[zmq.Socket[bytes]]", address: str, keys: "Keys | None", now: float
     ) -> None:
         self.address = address
         self.reads: dict[int, PeerRead] = {}
-        self.transport: Transport | None = None  # None: it has not answered the greeting
+        self.transport: Transport | None = None  # None until it has answered the greeting
         self.kind = ""  # of the transport
         self.heard_at = self.said_at = now
         self.socket = context.socket(zmq.DEALER)
@@ -306,7 +306,7 @@ class _Peer:
         try:
             self.socket.connect(address)
         except zmq.ZMQError:
-            self.close()  # an open socket would keep the context from ending
+            self.close()  # an open socket would block the end of the context
             raise
 
     def send(self, message: FromReader) -> None:
@@ -314,7 +314,7 @@ class _Peer:
         self.socket.send(encode(message))
 
     def ask(self, number: int) -> None:
-        """Ask for all that a read still lacks."""
+        """Request all blocks that a read still lacks."""
         read = self.reads[number]
         names = tuple(read.hashes)
         self.send(ReadBlocks(number, read.source.hand_over, read.identity, read.block_bytes, names))

@@ -1,7 +1,7 @@
-"""How the bytes of a peer's block come into this host's memory: from its file in shared memory, over the socket, or by Mooncake's transfer engine.
+"""The transports of a peer's blocks: its file in shared memory, the socket, or Mooncake's engine.
 
-Each way has two ends: the *offer* of the host that has the blocks, and the *transport* of the one that copies them. Whether a copy is what was
-announced, its reader checks (peer_thread.py). Refuses to know messages and threads.
+Each has two ends: the *offer* of the host that has the blocks, and the *transport* of the one that copies them. The reader verifies copies
+(peer_thread.py). Does not know messages and threads.
 """
 
 from collections.abc import Sequence
@@ -20,35 +20,35 @@ INLINE, SHARED_MEMORY, MOONCAKE = "inline", "shared_memory", "mooncake"
 
 class RemoteBlock(NamedTuple):
     name: bytes
-    place: int  # at the peer, as its offer says it
-    frame: bytes | None  # its bytes, where they came with the message
+    place: int  # its place at the peer, as given by the offer
+    frame: bytes | None  # its bytes, if they came with the message
 
 
 class Offer(NamedTuple):
-    """One way to a host's blocks."""
+    """One way to read a host's blocks."""
 
     kind: str
-    address: str = ""  # by which a reader finds them all
+    address: str = ""  # by which a reader finds the memory
     engine: "TransferEngine | None" = None
 
     def place_of(self, slot: HostSlot) -> int:
-        """Return where a reader finds one of them."""
+        """Return a block's place for a reader."""
         return slot.index if self.engine is None else self.engine.address_of(slot)
 
     def frame_of(self, slot: HostSlot) -> list[bytes]:
-        """Return what is sent with its announcement."""
+        """Return the frames to send with its announcement."""
         return [bytes(slot.memory)] if self.kind == INLINE else []
 
 
 class Transport(Protocol):
     def read(self, blocks: Sequence[RemoteBlock], into: Sequence[HostSlot]) -> None:
-        """Copy blocks, all of one size. Raises PeerError where one of them is not there, or not whole."""
+        """Copy blocks of one size. Raises PeerError if one of them is missing or incomplete."""
 
     def close(self) -> None: ...
 
 
 class InlineTransport:
-    """Blocks that come over the socket itself: slower than any other, and possible wherever two hosts reach each other."""
+    """Blocks sent over the socket: the slowest way, but available wherever two hosts are connected."""
 
     def read(self, blocks: Sequence[RemoteBlock], into: Sequence[HostSlot]) -> None:
         for block, slot in zip(blocks, into, strict=True):
@@ -63,10 +63,13 @@ class InlineTransport:
 
 
 class SharedMemoryTransport:
-    """Blocks that lie in the file of a host on this machine. They are read, not mapped: a file that is cut would end this process."""
+    """Blocks in the file of a host on this machine.
+
+    They are read, not mapped: a truncated file would end this process.
+    """
 
     def __init__(self, directory: Path) -> None:
-        """Raises PeerError where this host cannot see the directory."""
+        """Raises PeerError if this host cannot see the directory."""
         if not directory.is_dir():
             raise PeerError(f"{directory} cannot be seen from here")
         self._directory = directory
@@ -92,7 +95,7 @@ class SharedMemoryTransport:
 
 
 class MooncakeTransport:
-    """Blocks that Mooncake's transfer engine reads out of the peer's memory: over TCP, or RDMA where there is some."""
+    """Blocks that Mooncake's transfer engine reads from the peer's memory, over TCP or RDMA."""
 
     def __init__(self, engine: "TransferEngine", session: str) -> None:
         self._engine = engine
@@ -106,7 +109,7 @@ class MooncakeTransport:
 
 
 def open_transport(kind: str, address: str, engine: "TransferEngine | None" = None) -> Transport:
-    """Return the transport that a server has chosen. Raises PeerError where it cannot be used here."""
+    """Return the transport that a server has chosen. Raises PeerError if it is not available here."""
     if kind == INLINE:
         return InlineTransport()
     if kind == SHARED_MEMORY:

@@ -1,8 +1,8 @@
-"""Which bytes of a block each rank of a group keeps.
+"""The bytes of a block that each rank of a group keeps.
 
-Behind the device a block is *whole*: as one rank alone would keep it, whatever number of ranks has computed it. So what a host of two ranks has in a
-tier, or hands over, is what a host of one or four looks for. A rank's part has its heads of every segment; where heads are fewer than ranks, and of
-latent vectors, several ranks have the same. Stages stay apart, one behind another. Knows layouts; refuses to know how bytes are moved.
+Outside of the device a block is *whole*: as a single rank would keep it, for any number of ranks. So blocks in the tiers or in transfers of a host of
+two ranks are valid for a host of one or four. A rank's part has its heads of every segment; if there are fewer heads than ranks, and for latent
+vectors, several ranks have the same. The parts of stages stay separate, one after the other. Knows layouts; does not know how bytes are moved.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,7 +13,7 @@ from pilotlight.engine.weights.shard import Shard
 
 
 class Piece(NamedTuple):
-    """A run of bytes that lies in a whole block and in a rank's part of it."""
+    """A run of bytes in a whole block and in a rank's part of it."""
 
     whole: int
     part: int
@@ -21,16 +21,16 @@ class Piece(NamedTuple):
 
 
 class BlockParts(NamedTuple):
-    """The pieces of all ranks, in their order."""
+    """The pieces of all ranks, in order."""
 
     pieces: tuple[tuple[Piece, ...], ...]
     whole_bytes: int
     part_bytes: int
-    is_whole: bool  # False: parts lie one behind another, and mean something to as many ranks alone
+    is_whole: bool  # False: parts are concatenated, and only valid for the same number of ranks
 
     @classmethod
     def of(cls, wholes: Sequence[CacheLayout], parts: Sequence[CacheLayout], per_stage: int) -> "BlockParts":
-        """`wholes`, `parts`: the layouts of each stage, as one rank would have them all and as each of its ranks has them."""
+        """`wholes`, `parts`: the layouts of each stage for a single rank, and for each of its ranks."""
         whole_bytes, part_bytes = wholes[0].block_bytes, parts[0].block_bytes
         found = []
         for stage, (whole, part) in enumerate(zip(wholes, parts, strict=True)):
@@ -51,7 +51,7 @@ class BlockParts(NamedTuple):
         return cls(tuple(pieces), size * part_bytes, part_bytes, is_whole=False)
 
     def put(self, rank: int, part: memoryview, whole: memoryview) -> None:
-        """Copy a rank's part of a block to where it lies in the whole one."""
+        """Copy a rank's part of a block to its place in the whole one."""
         for at, start, size in self.pieces[rank]:
             whole[at : at + size] = part[start : start + size]
 
@@ -62,7 +62,7 @@ class BlockParts(NamedTuple):
 
 
 def _pieces(whole: CacheLayout, part: CacheLayout, shard: Shard) -> tuple[Piece, ...] | None:
-    """Return the pieces of any block. None: they are others in blocks of other groups of layers, or the groups are."""
+    """Return the pieces of any block; None if they differ between groups of layers, or the groups do."""
     if whole.groups != part.groups:
         return None
     of_groups = [tuple(_pieces_of(whole, part, group.layers, shard)) for group in whole.groups]

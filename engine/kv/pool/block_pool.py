@@ -1,11 +1,11 @@
-"""The KV blocks of one model: which are held, which are cached, which go first.
+"""The KV blocks of one model: held, cached or free, and the order of eviction.
 
-Knows block numbers and reference counts; refuses to know tensors, sequences and hashes' meaning. A block that the pool
-has is in exactly one of three states: held (count > 0), evictable (count 0, its content findable by hash) or free
-(count 0, content worthless). Blocks come and go while the model lives: lease.py says when.
+Knows block numbers and reference counts; does not know tensors, sequences and hashes' meaning. A block in the pool is in exactly one of three states:
+held (count > 0), evictable (count 0, its content findable by hash) or free (count 0, content worthless). Blocks come and go while the model lives, as
+lease.py decides.
 
-Ranks with sequences of their own have a *share* of the blocks each: block b is of share b % num_shares. A sequence takes blocks of one share, and
-finds those alone.
+Ranks with separate sequences have a *share* of the blocks each: block b belongs to share b % num_shares. A sequence takes and finds blocks of one
+share only.
 """
 
 from array import array
@@ -16,10 +16,10 @@ from pilotlight.engine.kv.pool.eviction import EvictionOrder
 
 
 class _Share:
-    """The blocks of one share that nobody holds, and all that can be found."""
+    """The unheld blocks of one share, and all its findable ones."""
 
     def __init__(self, blocks: Iterable[int], num_blocks: int) -> None:
-        # A heap: low numbers are handed out first, so that held blocks stay close and whole slabs can go back.
+        # A heap: low numbers are handed out first, so that held blocks stay close and whole slabs can be returned.
         self.free = list(blocks)
         self.evictable = EvictionOrder(num_blocks)
         self.block_by_hash: dict[bytes, int] = {}
@@ -38,12 +38,14 @@ class BlockPool:
         on_forget: Callable[[int], None] = lambda block: None,
         num_shares: int = 1,
     ) -> None:
-        """`capacity`: block numbers are below it, however many blocks are added later. `borrow` is asked for more when none is free, before any is
-        evicted: it adds some and returns True, or False. `on_forget` is told every cached block whose content is about to be overwritten or is known
-        to be bad."""
+        """Make a pool.
+
+        `capacity`: upper bound of block numbers, for later additions. `borrow` is called when no block is free, before any is evicted: it adds some
+        and returns True, or returns False. `on_forget` is called for every cached block whose content will be overwritten or is bad.
+        """
         capacity = num_blocks if capacity is None else capacity
         self.num_blocks = num_blocks
-        # How often each block was handed out anew. A holder keeps the number, by which it knows its content later.
+        # How often each block was handed out anew. A holder keeps the number, to recognise its content later.
         self.generations = array("q", bytes(8 * capacity))
         self._borrow = borrow
         self._on_forget = on_forget
@@ -61,7 +63,7 @@ class BlockPool:
 
     @property
     def num_available(self) -> int:
-        """Blocks that new holders could take: free or evictable."""
+        """Return the number of blocks that new holders could take: free or evictable."""
         return sum([share.num_available for share in self._shares])
 
     @property
@@ -69,7 +71,7 @@ class BlockPool:
         return self.num_blocks - self.num_available
 
     def num_available_in(self, share: int) -> int:
-        """Count the blocks that a new holder could take of a share."""
+        """Return the number of blocks that a new holder could take of a share."""
         return self._shares[share].num_available
 
     def num_held_in(self, share: int) -> int:
@@ -84,7 +86,7 @@ class BlockPool:
         self._resize()
 
     def remove_blocks(self, blocks: Iterable[int]) -> None:
-        """Remove blocks that no sequence holds, cached content and all; those that are not there are passed over."""
+        """Remove blocks that no sequence holds, with cached content; ignore missing ones."""
         gone = {block for block in blocks if self._is_present[block]}
         for block in gone:
             assert self._references[block] == 0, f"block {block} was removed while it is held"
@@ -101,20 +103,20 @@ class BlockPool:
         self._resize()
 
     def is_held(self, blocks: range) -> bool:
-        """Tell whether one of them is held."""
+        """True if one of them is held."""
         return any(self._references[blocks.start : blocks.stop])
 
     def num_cached(self, blocks: range) -> int:
         return sum(block in self._hash_by_block for block in blocks)
 
     def make_room(self, num_blocks: int, share: int = 0) -> None:
-        """Borrow until so many blocks of a share are free, or until there is nothing to borrow."""
+        """Borrow until so many blocks of a share are free, or nothing is left to borrow."""
         of = self._shares[share]
         while len(of.free) < num_blocks and self._borrow():
             pass
 
     def allocate(self, share: int = 0) -> int | None:
-        """Take a block of a share that is not held and forget its content; None when every one is held."""
+        """Take an unheld block of a share and drop its content; return None if all are held."""
         self.make_room(1, share)
         of = self._shares[share]
         if of.free:
@@ -133,22 +135,22 @@ class BlockPool:
         return block_name in self._shares[share].block_by_hash
 
     def find(self, block_name: bytes, default: int, share: int = 0) -> int:
-        """Return the block of a share that is cached under a name. Only `hold` makes it safe from eviction."""
+        """Return the cached block of a share with a name. Only `hold` protects it from eviction."""
         return self._shares[share].block_by_hash.get(block_name, default)
 
     def is_found(self, block: int, block_name: bytes) -> bool:
-        """Tell whether it is this block that holders of its share find under a name."""
+        """True if holders of its share find this block under a name."""
         return self._share_of(block).block_by_hash.get(block_name) == block
 
     def num_evictable(self, blocks: Iterable[int]) -> int:
-        """Count those of `blocks` that would cease to be available if they were held."""
+        """Return how many of `blocks` would no longer be available if they were held."""
         return sum(self._references[block] == 0 for block in blocks)
 
     def num_holders(self, block: int) -> int:
         return self._references[block]
 
     def hold(self, blocks: Iterable[int]) -> None:
-        """Hold blocks that were found, which are worth more than those that were not."""
+        """Hold blocks that were found, which are evicted after those that were not."""
         for block in blocks:
             if self._references[block] == 0:
                 self._share_of(block).evictable.remove(block)
@@ -156,8 +158,10 @@ class BlockPool:
             self._is_reused[block] = 1
 
     def release(self, blocks: Sequence[int]) -> None:
-        """Give back one hold on each block. A sequence's tail becomes evictable before its head: a chain is useless
-        without its start."""
+        """Release one hold on each block.
+
+        A sequence's tail becomes evictable before its head: a chain is useless without its start.
+        """
         for block in reversed(blocks):
             assert self._references[block] > 0, f"block {block} released more often than it was held"
             self._references[block] -= 1
@@ -165,8 +169,10 @@ class BlockPool:
                 self._settle(block)
 
     def register(self, block: int, block_hash: bytes) -> bool:
-        """Let a block whose content is complete be found. The first block of a hash stays; a later twin of its share remains
-        private to its holder, which is answered with False."""
+        """Publish a block whose content is complete; return False for a twin.
+
+        The first block of a hash stays; a later twin of its share remains private to its holder.
+        """
         assert self._references[block] > 0, f"block {block} registered while it is not held"
         share = self._share_of(block)
         if block_hash not in share.block_by_hash and block not in self._hash_by_block:
@@ -177,13 +183,13 @@ class BlockPool:
         return False
 
     def forget(self, blocks: Iterable[int]) -> None:
-        """Make the content of held blocks unfindable (it is known to be bad)."""
+        """Make the content of held blocks unfindable, because it is bad."""
         for block in blocks:
             assert self._references[block] > 0, f"block {block} forgotten while it is not held"
             self._forget(block)
 
     def discard(self, block_names: Iterable[bytes]) -> list[int]:
-        """Forget content that is known to be bad, held or not, and return the blocks that nobody holds."""
+        """Drop bad content, held or not, and return the unheld blocks."""
         found = []
         names = list(block_names)
         for share in self._shares:
@@ -196,7 +202,10 @@ class BlockPool:
         return found
 
     def recount(self, block: int, num_holders: int) -> None:
-        """Correct a reference count that is in doubt: so many are known to hold the block. Its content is forgotten when none does."""
+        """Correct an unreliable reference count to the known number of holders.
+
+        The content is dropped if there are none.
+        """
         if self._references[block] > 0:
             self._references[block] = num_holders
             if num_holders == 0:
@@ -218,7 +227,7 @@ class BlockPool:
             assert {name: block for block, name in found.items()} == share.block_by_hash
 
     def _settle(self, block: int) -> None:
-        """Make a block that is no longer held free or evictable."""
+        """Make a block without holders free or evictable."""
         share = self._share_of(block)
         if block in self._hash_by_block:
             share.evictable.add(block, 1, protected=bool(self._is_reused[block]))

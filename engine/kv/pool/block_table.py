@@ -1,7 +1,7 @@
 """The blocks of one sequence in one group of layers, by position.
 
-Blocks that were given back leave an entry that points at a block of the sequence's own: a kernel may read it, whatever it holds is finite, and
-attention masks it. Knows numbers; refuses to know the pool they come from.
+Released blocks leave an entry that points at another block of the sequence: a kernel may read it, its content is finite, and attention masks it.
+Knows numbers; does not know the pool they come from.
 """
 
 from array import array
@@ -12,11 +12,14 @@ class BlockTable:
     __slots__ = ("blocks", "first", "generations")
 
     def __init__(self, blocks: Iterable[int] = (), generations: Iterable[int] = (), first: int = 0) -> None:
-        """`blocks`: those from position `first` on, at least one if that is not 0; `generations`: each one's when it was taken."""
+        """`blocks`: those from position `first` on, at least one if that is not 0.
+
+        `generations`: each one's when it was taken.
+        """
         # Arrays, not lists: a step copies whole tables into its tensors, 64 of 250 blocks in 0.02 ms instead of 0.3.
         self.blocks = array("q", blocks)
         self.generations = array("q", generations)
-        self.first = 0  # the entries before it are no blocks of their own
+        self.first = 0  # earlier entries are released blocks
         if first:
             self.blocks = array("q", [self.blocks[0]]) * first + self.blocks
             self.generations = array("q", [self.generations[0]]) * first + self.generations
@@ -46,12 +49,12 @@ class BlockTable:
         self.generations.append(generation)
 
     def before(self, place: int) -> list[tuple[int, int]]:
-        """Return the held blocks before a position, and their generations. The last block of all is never among them."""
+        """Return the held blocks before a position, except the last block of all, with their generations."""
         end = min(place, len(self.blocks) - 1)
         return list(zip(self.blocks[self.first : end], self.generations[self.first : end], strict=True))
 
     def drop(self, num_blocks: int) -> None:
-        """Forget the first blocks that are held: their entries point at the first that stays."""
+        """Drop the first held blocks: their entries point at the first remaining one."""
         if num_blocks:
             self.first = first = self.first + num_blocks
             self.blocks[:first] = self.blocks[first : first + 1] * first

@@ -1,6 +1,6 @@
-"""The longest prefix of a sequence that need not be computed: on the device, or with the tiers behind it.
+"""The longest prefix of a sequence that need not be computed, because device or tiers have it.
 
-Knows names and groups; refuses to know who holds blocks and who takes them (manager.py).
+Knows names and groups; does not know which sequences hold or take blocks (manager.py).
 """
 
 from collections import Counter
@@ -16,51 +16,53 @@ from pilotlight.engine.kv.pool.prefix_index import block_name, extend_chain
 from pilotlight.engine.kv.tier_protocol import Tiers
 
 _MISSING = -1
-_PLACES = (("host", "disk", "store"), ("host", "disk"), ("host",))  # in which a prefix may lie, the longest first
+_PLACES = (("host", "disk", "store"), ("host", "disk"), ("host",))  # possible places of a prefix, the longest first
 
 
 class CachedPrefix(NamedTuple):
-    """The beginning of a sequence that need not be computed, and the blocks of it that the tokens behind it see."""
+    """The prefix of a sequence that need not be computed, and the blocks of it that later tokens see."""
 
     num_blocks: int  # complete blocks of tokens
-    tables: list[list[int]]  # of each group, those that are seen; _MISSING: it comes from a tier
-    cached: list[int]  # of all groups, those on the device
-    num_cached: int  # complete blocks of tokens for which the device suffices
+    tables: list[list[int]]  # per group, the visible blocks; _MISSING for one that comes from a tier
+    cached: list[int]  # of all groups, blocks on the device
+    num_cached: int  # complete blocks of tokens that the device alone provides
     missing: tuple[Place, ...] = ()  # the head of the prefix first
     names: tuple[bytes, ...] = ()  # of those
-    num_behind: int = 0  # of those, the ones that have to be read into the host tier first
-    num_in_store: int = 0  # and of these, those in the store
+    num_behind: int = 0  # of those, the ones that must first be read into the host tier
+    num_in_store: int = 0  # of these, the ones in the store
 
 
 class PrefixLookup:
     def __init__(self, pool: BlockPool, tiers: Tiers, groups: CacheGroups, shares_prefixes: bool) -> None:
-        """`shares_prefixes`: False where no sequence finds another's blocks, since all tokens of a prompt see each other."""
+        """`shares_prefixes`: False if sequences cannot share blocks, because attention is bidirectional."""
         self._pool = pool
         self._tiers = tiers
         self._groups = groups
         self._shares_prefixes = shares_prefixes
 
     def num_sharable(self, sequence: Sequence) -> int:
-        """Count the blocks that may be another sequence's, short of the tokens whose logits are needed, at least the last: these are computed even
-        when their blocks are cached."""
+        """Return how many blocks may come from other sequences.
+
+        Excludes tokens whose logits are needed, at least the last: these are computed even if their blocks are cached.
+        """
         last, needed = len(sequence.token_ids) - 1, sequence.first_needed_token
         return (last if needed is None else min(last, needed)) // self._groups.block_size
 
     def names_elsewhere(self, sequence: Sequence) -> list[bytes]:
-        """Return the names of what the sequence's last token sees and neither the device nor the host tier has, the head of the chain first."""
+        """Return the names of visible blocks that neither the device nor the host tier has, head first."""
         hashes = self._sharable(sequence)
         names = [block_name(hashes[i], group) for i, group in self._groups.seen(len(hashes))]
         is_here = partial(self._pool.has, share=sequence.share)
         return [name for name in names if not is_here(name) and self._tiers.place_of(name) != "host"]
 
     def find_cached(self, sequence: Sequence) -> CachedPrefix:
-        """Return the sequence's longest prefix that is on the device, in the share that it takes its blocks of."""
+        """Return the sequence's longest prefix on the device, in its share."""
         hashes, share = self._sharable(sequence), sequence.share
         found = self._longest(hashes, 0, partial(self._pool.has, share=share))
         return self._prefix(hashes, found, found, share)
 
     def find_in_tiers(self, sequence: Sequence, cached: CachedPrefix) -> CachedPrefix:
-        """Return a longer prefix, part of which is in the tiers, if fetching that is worth the time; else `cached`."""
+        """Return a longer prefix with parts from the tiers, if fetching them pays off; else `cached`."""
         hashes = self._sharable(sequence)
         was_read = sequence.num_disk_blocks is not None or sequence.num_store_blocks is not None
         refused = -1
@@ -68,7 +70,7 @@ class PrefixLookup:
             found = self._longest(hashes, cached.num_blocks, self._has_in(places, sequence.share))
             if found == cached.num_blocks:
                 return cached
-            if found == refused:  # nothing of it lies in the tier that is left out now
+            if found == refused:  # the excluded tier has no part of it
                 continue
             prefix = self._prefix(hashes, found, cached.num_blocks, sequence.share)
             num_tokens = (found - cached.num_blocks) * self._groups.block_size
@@ -85,7 +87,7 @@ class PrefixLookup:
         return [name for name in names if not is_here(name) and self._tiers.place_of(name) is None]
 
     def _sharable(self, sequence: Sequence) -> list[bytes]:
-        """Return the hashes of the blocks in which a prefix may lie."""
+        """Return the hashes of the blocks that a prefix may contain."""
         if not self._shares_prefixes or not self.num_sharable(sequence):
             return []
         size = self._groups.block_size
@@ -96,14 +98,17 @@ class PrefixLookup:
         return lambda name: self._pool.has(name, share) or self._tiers.place_of(name) in places
 
     def _longest(self, hashes: list[bytes], known: int, has: Callable[[bytes], bool]) -> int:
-        """Return how many blocks of tokens need not be computed, since all that the tokens behind them see can be had; of `known` it is known."""
+        """Return how many blocks of tokens need not be computed, because all that later ones see is there.
+
+        `known`: the number for which that is already known.
+        """
         longest = len(hashes)
         for group, window in enumerate(self._groups.windows):
             if window is None:
                 names = self._names(hashes[known:longest], group)
                 longest = known + sum([1 for _ in takewhile(has, names)])
         while longest > known:
-            # Backwards: a block that is missing rules out every prefix behind which it is seen.
+            # Backwards: a missing block rules out every prefix from which it is visible.
             gaps = [
                 gap
                 for group in range(len(self._groups.windows))
@@ -115,7 +120,7 @@ class PrefixLookup:
         return longest
 
     def _gap(self, hashes: list[bytes], num_blocks: int, group: int, has: Callable[[bytes], bool]) -> int:
-        """Return the last block that is missing of those that a window behind so many blocks sees; -1: none is."""
+        """Return the last missing block in the window before block `num_blocks`, or -1."""
         if self._groups.windows[group] is None:
             return -1
         seen = range(self._groups.first_seen(group, num_blocks), num_blocks)

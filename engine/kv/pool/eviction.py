@@ -1,20 +1,20 @@
-"""Which cached block goes first: the order of recency.py, with a memory of what went (ghosts, as in 2Q: Johnson and Shasha, VLDB 1994).
+"""The order of eviction of cached blocks: recency.py's, with ghosts (2Q, Johnson and Shasha, 1994).
 
-A block that was found again after it was cached is *protected*; the others are on *probation* and go first. So a pass over thousands
-of blocks that are not asked for again pushes out its own kind only. Knows block numbers and hashes; refuses to know references and holders.
+A block that was found again after it was cached is *protected*; the others are on *probation* and are evicted first. So a scan of thousands of blocks
+that are used once evicts only its own kind. Knows block numbers and hashes; does not know references and holders.
 """
 
 from collections import OrderedDict
 
 from pilotlight.engine.kv.recency import SegmentedOrder
 
-# Evicted hashes remembered: a set that returns behind a scan of up to so many times the cache is known again. Each takes some 200 bytes, where
-# its block took from 10 KB to 4 MB.
+# Number of remembered hashes of evicted blocks (ghosts): a set that returns after a scan of up to this many times the cache is recognised. Each takes
+# some 200 bytes, its block took from 10 KB to 4 MB.
 GHOSTS_PER_BLOCK = 4
 
 
 class EvictionOrder(SegmentedOrder[int]):
-    """The evictable blocks of a cache. A block weighs 1: its protected share is one of their number."""
+    """The evictable blocks of a cache. Each weighs 1: the protected share is a share of their number."""
 
     def __init__(self, num_blocks: int) -> None:
         super().__init__(num_blocks)
@@ -33,12 +33,12 @@ class EvictionOrder(SegmentedOrder[int]):
         return block
 
     def remember(self, block_hash: bytes) -> None:
-        """Note that the hash's block was evicted."""
+        """Record that the hash's block was evicted."""
         self._ghosts[block_hash] = None
         self._trim_ghosts()
 
     def recall(self, block_hash: bytes) -> bool:
-        """Tell whether the hash was evicted lately: what is cached a second time was needed twice."""
+        """True if the hash was evicted recently: a block that is cached again was needed twice."""
         return self._ghosts.pop(block_hash, _ABSENT) is not _ABSENT
 
     def _trim_ghosts(self) -> None:

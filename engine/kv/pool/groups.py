@@ -1,14 +1,14 @@
-"""How many blocks the groups of a model's layers need: arithmetic, nothing else.
+"""The arithmetic of the blocks that the groups of a model's layers need.
 
-Every group has a block table of its own, and all take their blocks from one pool. Layers that see everything before a token need the blocks of all
-tokens; those that look through a window need the last ones alone, and give the others back.
+Every group has a separate block table, and all take their blocks from one pool. Layers with full attention need the blocks of all tokens; those with
+a window only need the last ones, and release the others.
 """
 
 from bisect import bisect_right
 from typing import NamedTuple
 
 Place = tuple[int, int]  # (position in a table, group)
-Windows = tuple[int | None, ...]  # of each group: tokens that a query sees, itself included; None: all before it
+Windows = tuple[int | None, ...]  # per group, tokens that a query sees, itself included; None for all before it
 
 
 class CacheGroups(NamedTuple):
@@ -17,21 +17,21 @@ class CacheGroups(NamedTuple):
     windows: Windows = (None,)
 
     def num_blocks(self, num_tokens: int) -> int:
-        """Count the blocks that tokens fill in one group."""
+        """Return the number of blocks that tokens fill in one group."""
         return -(-num_tokens // self.block_size)
 
     def first_seen(self, group: int, num_blocks: int) -> int:
-        """Return the first block that tokens behind so many complete blocks see."""
+        """Return the first block that tokens after `num_blocks` complete blocks see."""
         window = self.windows[group]
         return 0 if window is None else max(0, num_blocks - self._window_blocks(window))
 
     def seen(self, num_blocks: int) -> list[Place]:
-        """Return the places of all blocks that tokens behind so many complete blocks see, from the first position on."""
+        """Return the places of all blocks that tokens after `num_blocks` complete blocks see, by position."""
         firsts = [self.first_seen(group, num_blocks) for group in range(len(self.windows))]
         return [(i, group) for i in range(min(firsts), num_blocks) for group, first in enumerate(firsts) if i >= first]
 
     def most_blocks(self, num_tokens: int, num_uncomputed: int) -> int:
-        """Count the blocks that a sequence of so many tokens holds at most until all are computed, in all groups together."""
+        """Return the most blocks that a sequence holds until all its tokens are computed, over all groups."""
         filled, chunk = self.num_blocks(num_tokens), self.num_blocks(min(num_uncomputed, self.max_chunk))
         return sum(
             filled if window is None else min(filled, self._window_blocks(window) + chunk + 1)
@@ -45,5 +45,5 @@ class CacheGroups(NamedTuple):
         return min(longest, at_most)
 
     def _window_blocks(self, window: int) -> int:
-        """Count the blocks behind which a token sees a window's other tokens. One at least: a table points somewhere."""
+        """Return the number of blocks of a window without its newest token, at least one."""
         return max(1, self.num_blocks(window - 1))

@@ -1,8 +1,8 @@
-"""What a block of a model's KV cache holds, said once: *segments* per layer, and *groups* of layers that have a block table each.
+"""The layout of a KV cache block: *segments* per layer, and *groups* of layers with one block table.
 
-A block holds the keys and values (or whatever the layers' segments are) of `block_size` tokens in the layers of one group, contiguously, so that one
-copy moves it between tiers and machines. A segment lies head by head, [num_heads, block_size, head_dim], so that a rank's heads are few pieces of it.
-Blocks of all groups have the same size and come from one pool. Knows bytes and shapes; refuses to know which block holds which tokens.
+A block contains the keys and values (or other segments) of `block_size` tokens in the layers of one group, contiguously, so that one copy moves it
+between tiers and machines. A segment is stored head by head, [num_heads, block_size, head_dim], so that a rank's heads are few pieces of it. Blocks
+of all groups have the same size and come from one pool. Knows bytes and shapes; does not know which block has which tokens.
 """
 
 from collections import defaultdict
@@ -18,29 +18,29 @@ from pilotlight.engine.weights.shard import Shard
 if TYPE_CHECKING:
     import torch
 
-# Raise it when the bytes of a block come to mean something else, so that no tier gives out the old ones.
+# Increment it when the meaning of a block's bytes changes, so that no tier returns old ones.
 _VERSION = 2
-_ALIGNMENT = 16  # bytes: a kernel is compiled anew for what starts at no multiple of them
-# A group is one more table to fill and copy in every step: fewer are taken where they cost a full context no more than this.
+_ALIGNMENT = 16  # bytes: a kernel is compiled again for unaligned arguments
+# A group is one more table to fill and copy in every step: use fewer groups if a full context needs at most this factor more memory.
 _WASTE = 1.02
 
 
 class CacheSegment(NamedTuple):
-    """What one layer keeps of each token under one name: `num_heads` vectors of `head_dim` numbers."""
+    """One layer's cached values per token under one name: `num_heads` vectors of `head_dim` numbers."""
 
     name: str
     num_heads: int
     head_dim: int
-    dtype: "torch.dtype | None" = None  # None: the cache's
-    scale: float = 1.0  # of FP8: what a stored number is multiplied by
+    dtype: "torch.dtype | None" = None  # None for the cache's
+    scale: float = 1.0  # of FP8: the factor for stored numbers
 
 
 class CachedLayer(NamedTuple):
     segments: tuple[CacheSegment, ...]
-    window: int | None = None  # tokens that a query sees, itself included; None: all before it
+    window: int | None = None  # tokens that a query sees, itself included; None for all before it
 
     def part_of(self, shard: Shard) -> "CachedLayer":
-        """Return what one of several ranks keeps: its heads of each segment; where there are fewer than ranks, several keep the same."""
+        """Return one rank's part: its heads of each segment, shared if there are fewer than ranks."""
         parts = tuple(
             [segment._replace(num_heads=max(1, segment.num_heads // shard.size)) for segment in self.segments]
         )
@@ -52,14 +52,16 @@ def in_fp8(
     dtype: "torch.dtype",
     scales: Mapping[int, tuple[float, float]] = MappingProxyType({}),
 ) -> tuple[CachedLayer, ...]:
-    """Return the layers with their keys and values in FP8, whose type is `dtype`. `scales`: of keys and of values, by layer; 1 where there are none.
-    Raises CheckpointError for layers that keep something else."""
+    """Return the layers with keys and values in FP8, of type `dtype`.
+
+    `scales`: of keys and of values, by layer; 1 by default. Raises CheckpointError for layers that cache something else.
+    """
     found = []
     for i, layer in enumerate(layers):
         names = tuple(segment.name for segment in layer.segments)
         if names != ("k", "v"):
             raise CheckpointError(
-                f"layer {i} caches {', '.join(names)}, of which there is no form in FP8: leave kv_dtype at auto"
+                f"layer {i} caches {', '.join(names)}, which FP8 does not support: leave kv_dtype at auto"
             )
         of_both = zip(layer.segments, scales.get(i, (1.0, 1.0)), strict=True)
         found.append(
@@ -77,8 +79,8 @@ class LayerCache(NamedTuple):
     """One layer's view of the blocks."""
 
     segments: "tuple[torch.Tensor, ...]"  # each [num_blocks, block_size, num_heads, head_dim], stored head by head
-    group: int  # whose block table leads to its blocks
-    scales: "torch.Tensor | None" = None  # [len(segments)] fp32, where they are in FP8
+    group: int  # number of the group whose block table locates its blocks
+    scales: "torch.Tensor | None" = None  # [len(segments)] fp32, if they are in FP8
 
 
 class CacheLayout:
@@ -91,8 +93,11 @@ class CacheLayout:
         stages: Sequence[range] = (),
         stage: int = 0,
     ) -> None:
-        """`dtype`: of the segments that name none; `context_length`: for which the size of a block is chosen. `stages`: the runs of layers that ranks
-        keep, of which this one has `stage`; blocks and groups are the same everywhere."""
+        """Choose groups and block size.
+
+        `dtype`: of segments without a type; `context_length`: for which the block size is optimised. `stages`: the ranks' runs of layers, of which
+        this one has `stage`; blocks and groups are the same on all.
+        """
         self.layers = tuple(layers)
         self.block_size = block_size
         self.dtype = dtype
@@ -108,14 +113,14 @@ class CacheLayout:
 
     @property
     def identity(self) -> str:
-        """All that the meaning of a block's bytes depends on."""
+        """All that determines the meaning of a block's bytes."""
         groups = [(group.window, [self.layers[i].segments for i in group.layers]) for group in self.groups]
         cut = f":{[len(stage) for stage in self._stages]}" if len(self._stages) > 1 else ""
         return f"{_VERSION}:{self.block_size}:{self.dtype}:{groups}{cut}"
 
     @property
     def description(self) -> str:
-        """The arithmetic of a block's size."""
+        """The arithmetic of a block's size, as a sentence."""
         group = max(self.groups, key=lambda group: self._bytes_of_layers(group.layers, self._own))
         segments = self.layers[group.layers[0]].segments if group.layers else ()
         parts = " + ".join(
@@ -128,13 +133,16 @@ class CacheLayout:
         return memory.view(-1, self.block_bytes)
 
     def new_blocks(self, num_blocks: int, device: "torch.device") -> "torch.Tensor":
-        """Return blocks of their own, which hold zeros: [num_blocks, block_bytes] uint8."""
-        import torch  # the arithmetic of a plan needs none
+        """Return new zeroed blocks: [num_blocks, block_bytes] uint8."""
+        import torch  # the arithmetic of a plan needs no torch
 
         return torch.zeros(num_blocks, self.block_bytes, dtype=torch.uint8, device=device)
 
     def views(self, blocks: "torch.Tensor") -> list[LayerCache]:
-        """Return each layer's view of blocks, [num_blocks, block_bytes] uint8; of another stage's, an empty one."""
+        """Return each layer's view of blocks, [num_blocks, block_bytes] uint8.
+
+        Empty for another stage's layer.
+        """
         views = dict.fromkeys(range(len(self.layers)), LayerCache((), 0))
         for number, group in enumerate(self.groups):
             placed = self.placed(group.layers)
@@ -147,7 +155,7 @@ class CacheLayout:
         return [views[i] for i in range(len(self.layers))]
 
     def placed(self, layers: Sequence[int]) -> Iterator[tuple[int, CacheSegment]]:
-        """Yield the segments of these layers, and the byte at which each begins in a block of theirs."""
+        """Yield the segments of these layers with their offsets in a block."""
         start = 0
         for i in layers:
             for segment in self.layers[i].segments:
@@ -159,10 +167,10 @@ class CacheLayout:
         return self.block_size * segment.head_dim * self._dtype_of(segment).itemsize
 
     def _view(self, segment: CacheSegment, blocks: "torch.Tensor", start: int) -> "torch.Tensor":
-        """Return the segment that begins at byte `start` of each block."""
+        """Return the segment at byte `start` of each block."""
         numbers = blocks.view(self._dtype_of(segment))
         shape = (len(blocks), self.block_size, segment.num_heads, segment.head_dim)
-        # Said outright: torch takes the stride between blocks for free to choose where there is one alone.
+        # Explicit: with a single block torch would choose the stride between blocks freely.
         strides = (numbers.shape[1], segment.head_dim, self.block_size * segment.head_dim, 1)
         return numbers.as_strided(shape, strides, numbers.storage_offset() + start // numbers.itemsize)
 
@@ -196,8 +204,11 @@ def _scales_of(layer: CachedLayer, blocks: "torch.Tensor") -> "torch.Tensor | No
 def _groups(
     layers: Sequence[CachedLayer], sizes: Sequence[int], context_length: int, stages: Sequence[range]
 ) -> tuple[LayerGroup, ...]:
-    """Group layers of one window, in order: by the largest size of block that costs a full context little more than the one that costs it least.
-    Stages take turns, so that each has as much of every group."""
+    """Group layers of one window, in order.
+
+    Chooses the largest block size whose cost for a full context is close to the minimum. Stages alternate, so that each has equally much of every
+    group.
+    """
     kinds: dict[int | None, list[int]] = defaultdict(list)
     in_turns = [i for at_once in zip_longest(*stages) for i in at_once if i is not None]
     for i in in_turns:
@@ -205,7 +216,7 @@ def _groups(
         kinds[layer.window if layer.window is not None and layer.window < context_length else None].append(i)
     if len(kinds) < 2:
         return tuple(LayerGroup(tuple(kind), window) for window, kind in kinds.items()) or (LayerGroup((), None),)
-    windows = sorted(kinds, key=lambda window: window or 0)  # what sees everything comes first
+    windows = sorted(kinds, key=lambda window: window or 0)  # full attention comes first
     candidates = {sum(sizes[i] for i in kind[:length]) for kind in kinds.values() for length in range(1, len(kind) + 1)}
     costs = {}
     for block_bytes in candidates:
@@ -218,7 +229,7 @@ def _groups(
 
 
 def _cut(layers: Sequence[int], sizes: Sequence[int], block_bytes: int) -> list[tuple[int, ...]]:
-    """Cut layers into groups that fit a block; none where one of them does not."""
+    """Cut layers into groups that fit a block; return none if a layer does not."""
     groups: list[list[int]] = []
     room = 0
     for i in layers:

@@ -1,8 +1,8 @@
-"""The hash chain that names a block's content: everything a key or value depends on, and nothing else.
+"""The hash chain that names a block's content: all that a key or value depends on, and nothing else.
 
-A block's hash covers its tokens, the images that some of them stand for and, through the chain, all before it; the chain starts from (tenant salt,
-identity of the cache, adapter), so that no hit crosses tenants, models, weights, arithmetic or layouts. The names outlive the
-process that made them: blocks wait under them in the tiers for the next one. Refuses to know where a block lies.
+A block's hash covers its tokens, the images that some of them represent and, through the chain, everything before it; the chain starts from (tenant
+salt, identity of the cache, adapter), so that no hit crosses tenants, models, weights, arithmetic or layouts. The names outlive the process that made
+them: the tiers keep blocks under them for the next one. Does not know where a block is.
 """
 
 from array import array
@@ -16,17 +16,17 @@ _DIGEST_BYTES = 32  # a collision would show one conversation's cache to another
 
 
 class CacheIdentity(NamedTuple):
-    """All that must agree before the bytes of one cache mean anything to another."""
+    """The properties that two caches must share to exchange blocks."""
 
     model: str
     dtype: str
     block_size: int
-    layout: str = ""  # how the bytes of a block are ordered, and which device's arithmetic made them
+    layout: str = ""  # the byte order of a block, and the device whose arithmetic computed it
     weights: bytes = b""  # the checkpoint's fingerprint
 
 
 def chain_root(salt: bytes, identity: CacheIdentity, adapter: str = "") -> bytes:
-    """Return where a chain begins. `adapter`: the digest of the one that changes the weights; "": none does."""
+    """Return the start of a chain. `adapter`: the digest of the one that changes the weights, or ""."""
     model, dtype, block_size, layout, weights = identity
     root = blake2b(digest_size=_DIGEST_BYTES)
     parts = (salt, model.encode(), dtype.encode(), str(block_size).encode(), layout.encode(), weights)
@@ -37,14 +37,17 @@ def chain_root(salt: bytes, identity: CacheIdentity, adapter: str = "") -> bytes
 
 
 def block_name(block_hash: bytes, group: int) -> bytes:
-    """Return the name of the block that one group of layers has for the tokens of a hash: the hash itself for the first."""
+    """Return the name of one layer group's block for the tokens of a hash: the hash itself for group 0."""
     return block_hash if group == 0 else block_hash[:-1] + bytes([block_hash[-1] ^ group])
 
 
 def extend_chain(
     chain: list[bytes], root: bytes, token_ids: Sequence[int], block_size: int, images: Sequence[SequenceImage] = ()
 ) -> None:
-    """Append to `chain` the hash of every full block of `token_ids` that it lacks. `images`: that some of them stand for."""
+    """Append the missing hashes of all full blocks of `token_ids` to `chain`.
+
+    `images`: those that some tokens represent.
+    """
     parent = chain[-1] if chain else root
     for start in range(len(chain) * block_size, len(token_ids) - block_size + 1, block_size):
         tokens = array("q", token_ids[start : start + block_size])

@@ -1,8 +1,8 @@
-"""A cluster's store as a process of its own: Mooncake's master, and memory that outlives engine hosts and sites.
+"""A cluster's store as a separate process: Mooncake's master, and memory that outlives hosts.
 
-    python -m pilotlight.engine.kv.store.store_node --address 127.0.0.1:50051 --gib 8
+python -m pilotlight.engine.kv.store.store_node --address 127.0.0.1:50051 --gib 8
 
-The master is a child, and started again when it exits; it comes back empty, since what it knew of the memory is lost with it. Refuses to know blocks.
+The master is a child, and restarted when it exits; it is then empty, since its index of the memory is lost. Does not know blocks.
 """
 
 import argparse
@@ -37,7 +37,7 @@ def main() -> None:
 
 
 def serve(address: str, segment_bytes: int) -> None:
-    """Run until SIGTERM or SIGINT. Raises StoreError where it cannot begin."""
+    """Run until SIGTERM or SIGINT. Raises StoreError if it cannot start."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit())
     own = own_address(address)
     with contextlib.ExitStack() as stack:
@@ -54,11 +54,11 @@ def serve(address: str, segment_bytes: int) -> None:
                     master = _start_master(address)
         except (KeyboardInterrupt, SystemExit):
             notify_stopping()
-            store.close()  # while there is a master that wants to know
+            store.close()  # while there is a master to leave
 
 
 def _start_master(address: str) -> "subprocess.Popen[bytes]":
-    """Start the master, listening at its address alone, and wait until it does. Raises StoreError."""
+    """Start the master, listening only at its address, and wait until it does. Raises StoreError."""
     host, _, port = address.rpartition(":")
     if _answers(host, int(port)):
         raise StoreError(f"{address} is taken: stop what listens there, or name another port")
@@ -66,7 +66,7 @@ def _start_master(address: str) -> "subprocess.Popen[bytes]":
         str(_master_path()), f"--rpc_address={host}", f"--rpc_port={port}", "--metrics_host=127.0.0.1", "--metrics_port=0",
         "--enable_metric_reporting=false", "--logtostderr", "--minloglevel=2",
     ]  # fmt: skip
-    # In a session of its own: Ctrl-C reaches us alone, and the memory is taken leave of while there is a master.
+    # In its own session: Ctrl-C then only reaches this process, which can leave the store while the master runs.
     master = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=_die_with_parent)
     deadline = time.monotonic() + _START_S
     while not _answers(host, int(port)):
@@ -90,7 +90,7 @@ def _master_path() -> Path:
     if spec is None or not spec.submodule_search_locations:
         raise StoreError(f"Mooncake is not installed: {_PACKAGE}")
     path = Path(spec.submodule_search_locations[0]) / "mooncake_master"
-    if not os.access(path, os.X_OK):  # as wheels are unpacked
+    if not os.access(path, os.X_OK):  # wheels may be unpacked without this permission
         path.chmod(path.stat().st_mode | 0o111)
     return path
 

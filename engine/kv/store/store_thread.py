@@ -1,7 +1,7 @@
-"""The thread between a cluster's store and the host tier: it becomes a member, asks what is stored, and reads what a waiting sequence wants.
+"""The thread between a cluster's store and the host tier: it joins the store and reads blocks.
 
-A store that keeps failing is left alone for a while, and one that hangs is asked nothing more until it answers: this is a cache. Knows which names
-were found; refuses to know how the store keeps blocks (store_tier.py), and what is written to it (store_writer.py).
+A failing store is not used for a while, and a hanging one gets no requests until it answers: this is a cache. Knows which names were found; does not
+know how the store keeps blocks (store_tier.py), or what is written to it (store_writer.py).
 """
 
 import logging
@@ -26,12 +26,12 @@ log = logging.getLogger(__name__)
 
 _MAX_FOUND = 1 << 16  # names, of 100 bytes or so
 _LAST_JOB_S = 1.0
-_RETRY_S = 1.0  # to become a member
-_IDENTITY_S = 60.0  # a master that came back empty has another store's name
+_RETRY_S = 1.0  # between attempts to join
+_IDENTITY_S = 60.0  # a restarted, empty master has another store's name
 
 
 class StoreLookup:
-    """Names that the store is asked for: what it has of them can be read afterwards."""
+    """A lookup of names in the store; found ones can be read afterwards."""
 
     num_blocks = 0
 
@@ -51,11 +51,11 @@ class StoreThread:
     def __init__(
         self, master: str, host: HostTier, disk: DiskTier | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """`disk`: nearer than the store; a chain may lie in both."""
+        """`disk`: closer than the store; a chain may have blocks in both."""
         self.rate = TransferRate()
         self.num_corrupt = 0
-        self.identity = ""  # the store's own name; "": it has not said it
-        self._identity_at = -math.inf  # when it was asked for that last
+        self.identity = ""  # the store's own name; empty until known
+        self._identity_at = -math.inf  # when it was last requested
         self.writer = StoreWriter(host, f"the KV store of {master}", clock)
         self._host = host
         self._disk = disk
@@ -64,7 +64,7 @@ class StoreThread:
         self._condition = threading.Condition()
         self._jobs: deque[StoreLookup | TierRead] = deque()
         self._job: StoreLookup | TierRead | None = None
-        self._found: OrderedDict[bytes, None] = OrderedDict()  # names that the store said it has, the last of them last
+        self._found: OrderedDict[bytes, None] = OrderedDict()  # names that the store has, the latest last
         self._closing = False
         self._thread = threading.Thread(target=self._run, args=(master,), name="kv-store", daemon=True)
         self._thread.start()
@@ -78,7 +78,7 @@ class StoreThread:
 
     @property
     def is_usable(self) -> bool:
-        """Tell whether a sequence may wait for the store: it does not fail, and nothing that it was asked for is overdue."""
+        """True if a sequence may wait for the store: it does not fail, and no request is overdue."""
         with self._condition:
             oldest = self._job or (self._jobs[0] if self._jobs else None)
         is_stuck = oldest is not None and self._clock() > oldest.deadline
@@ -100,10 +100,10 @@ class StoreThread:
             self.writer.offer(block_hash)
 
     def note_reuse(self, names: Sequence[bytes]) -> None:
-        """Do nothing: what is written there once is kept for as long as the store likes."""
+        """Do nothing: the store alone decides how long it keeps blocks."""
 
     def forget(self, names: Sequence[bytes]) -> None:
-        """Forget bad content, here and for all other hosts."""
+        """Drop bad content, here and for all other hosts."""
         for name in names:
             self._found.pop(name, None)
         self.writer.forget(names)
@@ -114,7 +114,7 @@ class StoreThread:
         return idle and self.writer.wait_until_idle(timeout_s)
 
     def close(self) -> None:
-        """End. A thread whom the store does not answer is left behind."""
+        """End. A thread that waits for the store is abandoned."""
         self.writer.close()
         with self._condition:
             self._closing = True
@@ -153,7 +153,7 @@ class StoreThread:
             store.close()
 
     def _open(self, master: str) -> StoreTier | None:
-        """Become a member, as soon as the master is there."""
+        """Join the store, as soon as the master is there."""
         while True:
             if not self._backoff.is_exhausted:
                 try:

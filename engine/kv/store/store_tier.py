@@ -1,8 +1,8 @@
-"""The store tier: KV blocks of all hosts and sites of a cluster, in a Mooncake Store, found by name and trusted by checksum alone.
+"""The store tier: KV blocks of all hosts and sites of a cluster, in a Mooncake Store, by name.
 
-A stored block is a header (magic, checksum, name, size) and its bytes. The store never overwrites: a block that turns out to be bad is removed, so
-that a sound one can take its place. Its connections know no keys: whoever reaches a member's port can read and write all blocks, so it is used
-between machines whose network is theirs alone. Refuses to know who waits, and when a block is worth fetching (store_thread.py).
+Checksums verify them. A stored block is a header (magic, checksum, name, size) and its bytes. The store never overwrites: a bad block is removed, so
+that a good one can replace it. Its connections are not authenticated: any machine that reaches a member's port can read and write all blocks, so it
+is used between machines on a private network. Does not know which sequences wait, or when a block is worth fetching (store_thread.py).
 """
 
 import ctypes
@@ -20,18 +20,18 @@ from pilotlight.engine.kv.store.mooncake_package import bound_waits
 
 log = logging.getLogger(__name__)
 
-BATCH_BYTES = 8 << 20  # in one call: what a sequence that is cancelled may still have to wait for
+BATCH_BYTES = 8 << 20  # per call: the most for which a cancelled sequence may still have to wait
 _HEADER = struct.Struct("<8sI32sQ")  # magic, checksum of the block, its name, its bytes
 _MAGIC = b"PLkvblk1"
 _KEY = "pilotlight/"
 _IDENTITY = _KEY + "identity"
 _NO_SUCH_KEY, _LARGER_THAN_ASKED = -704, -600
-_ANSWER_S = 10.0  # for a master, with the second that importing the package takes on a busy machine
-_PACKAGE_BUFFER_BYTES = 16 << 20  # the least that the package allows for what has no buffer of ours
+_ANSWER_S = 10.0  # for a master, including the second that importing the package takes on a busy machine
+_PACKAGE_BUFFER_BYTES = 16 << 20  # the package's minimum for transfers without our buffers
 
 
 class StoreError(Exception):
-    """The store did not do what it was asked; the message says what."""
+    """A failed operation of the store; the message names it."""
 
 
 class StoredBlock(NamedTuple):
@@ -41,31 +41,39 @@ class StoredBlock(NamedTuple):
 
 
 class StoreTier:
-    """A member without memory of its own. One thread reads and one writes, beside each other."""
+    """A member of the store without memory for it; one thread may read while one writes."""
 
     def __init__(self, master: str) -> None:
-        """`master`: HOST:PORT of Mooncake's master. Raises StoreError where it does not answer, or Mooncake is not installed."""
+        """`master`: HOST:PORT of Mooncake's master.
+
+        Raises StoreError if it does not answer, or Mooncake is not installed.
+        """
         self.num_corrupt = 0
         self._store = open_member(master, own_address(master), segment_bytes=0)
         self._reads = _Buffer(self._store)
         self._writes = _Buffer(self._store)
 
     def identity(self) -> str:
-        """Return the name of the store itself, whichever address it is reached by: what its first member put there, since what is put first stays.
-        "": it is full, and has none. A store that lost its content has another one."""
+        """Return the store's own name, independent of its address; empty if it is full and has none.
+
+        Its first member has put it there; later puts have no effect. A store that lost its content gets another one.
+        """
         self._store.put(_IDENTITY, secrets.token_hex(8).encode())
         found: bytes = self._store.get(_IDENTITY)
         return found.decode("ascii", "replace") if len(found) == 16 else ""
 
     def find(self, names: Sequence[bytes]) -> list[bytes]:
-        """Return those of the names that are stored, as far as the master knows: it forgets a lost member after some seconds."""
+        """Return the stored names among `names`, as far as the master knows.
+
+        It drops a lost member after seconds.
+        """
         answers = self._store.batch_is_exist([_key(name) for name in names])
         if len(answers) != len(names) or any(answer < 0 for answer in answers):
-            raise StoreError(f"its master does not say what is stored (error {min(answers, default=0)})")
+            raise StoreError(f"its master cannot list what is stored (error {min(answers, default=0)})")
         return [name for name, answer in zip(names, answers, strict=True) if answer]
 
     def read(self, names: Sequence[bytes], into: Sequence[memoryview]) -> list[int | None]:
-        """Fill memory with blocks, and return each one's checksum; None where it is not there any more, or not what was written."""
+        """Fill memory with blocks; return each one's checksum, None if it is gone or damaged."""
         views = self._reads.views([_HEADER.size + len(memory) for memory in into])
         addresses, sizes = [view.address for view in views], [len(view.memory) for view in views]
         answers = self._store.batch_get_into([_key(name) for name in names], addresses, sizes)
@@ -78,7 +86,7 @@ class StoreTier:
         return found
 
     def write(self, blocks: Sequence[StoredBlock]) -> None:
-        """Store blocks; those that are there stay as they are. Raises StoreError where one of them could not be stored."""
+        """Store blocks; existing ones stay unchanged. Raises StoreError if one could not be stored."""
         views = self._writes.views([_HEADER.size + len(block.memory) for block in blocks])
         for block, view in zip(blocks, views, strict=True):
             _HEADER.pack_into(view.memory, 0, _MAGIC, block.checksum, block.name, len(block.memory))
@@ -98,7 +106,7 @@ class StoreTier:
         self._store.close()
 
     def _checked(self, name: bytes, memory: memoryview, stored: memoryview) -> int | None:
-        """Copy a stored block's bytes to `memory` and return their checksum; None, and remove it, where it is not what its name says."""
+        """Copy a stored block's bytes to `memory` and return their checksum; remove a bad one and return None."""
         if len(stored) == _HEADER.size + len(memory):
             magic, checksum, of, num_bytes = _HEADER.unpack_from(stored)
             body = stored[_HEADER.size :]
@@ -106,13 +114,16 @@ class StoreTier:
                 memory[:] = body
                 return int(checksum)
         self.num_corrupt += 1
-        log.warning("a block of the KV store is not what its name says; it is removed and recomputed")
+        log.warning("a block of the KV store does not match its name; it is removed and recomputed")
         self.remove([name])
         return None
 
 
 def open_member(master: str, own: str, segment_bytes: int) -> Any:
-    """Return the package's store, of which this process becomes a member, with memory of so many bytes. Raises StoreError."""
+    """Return the package's store after this process has joined it with `segment_bytes` of memory.
+
+    Raises StoreError.
+    """
     bound_waits()
     try:
         from mooncake.store import MooncakeDistributedStore
@@ -121,13 +132,15 @@ def open_member(master: str, own: str, segment_bytes: int) -> Any:
     _require_answer(master, own)
     store = MooncakeDistributedStore()
     if code := store.setup(own, "P2PHANDSHAKE", segment_bytes, _PACKAGE_BUFFER_BYTES, "tcp", "", master):
-        raise StoreError(f"Mooncake's master at {master} does not take this process as a member (error {code})")
+        raise StoreError(f"Mooncake's master at {master} does not accept this process as a member (error {code})")
     return store
 
 
 def _require_answer(master: str, own: str) -> None:
-    """Raise StoreError for a master that takes no member now. Another process asks: becoming a member holds Python's lock until the master answers,
-    without end where its name is none, and an engine would stand still."""
+    """Raise StoreError if the master accepts no member now; another process asks it.
+
+    Joining holds Python's lock until the master answers, forever if its name is wrong, and an engine would stand still.
+    """
     script = (
         "import os, sys; from mooncake.store import MooncakeDistributedStore as Store; "
         f'os._exit(abs(Store().setup(sys.argv[1], "P2PHANDSHAKE", 0, {_PACKAGE_BUFFER_BYTES}, "tcp", "", sys.argv[2])) % 255)'
@@ -141,11 +154,11 @@ def _require_answer(master: str, own: str) -> None:
     except OSError as error:
         raise StoreError(f"Mooncake's master at {master} cannot be asked: {error}") from None
     if done.returncode:
-        raise StoreError(f"Mooncake's master at {master} takes no members (status {done.returncode})")
+        raise StoreError(f"Mooncake's master at {master} accepts no members (status {done.returncode})")
 
 
 def own_address(master: str) -> str:
-    """Return this machine's address as the master's network sees it: loopback towards loopback. Raises StoreError."""
+    """Return this machine's address on the master's network; loopback for loopback. Raises StoreError."""
     host, _, port = master.rpartition(":")
     try:
         family, kind, *_, address = socket.getaddrinfo(host, int(port), type=socket.SOCK_DGRAM)[0]
@@ -153,7 +166,7 @@ def own_address(master: str) -> str:
             probe.connect(address)
             return str(probe.getsockname()[0])
     except (OSError, ValueError) as error:
-        raise StoreError(f"{master} is no address of Mooncake's master: {error}") from None
+        raise StoreError(f"{master} is not an address of Mooncake's master: {error}") from None
 
 
 class _View(NamedTuple):
@@ -169,7 +182,7 @@ class _Buffer:
         self._bytes = bytearray()  # registered
 
     def views(self, sizes: Sequence[int]) -> list[_View]:
-        """Return memory for blocks of such sizes, one behind the other, until the next call."""
+        """Return memory for blocks of these sizes, consecutively, until the next call."""
         if sum(sizes) > len(self._bytes):
             self._grow(max(sum(sizes), BATCH_BYTES))
         memory, views, start = memoryview(self._bytes), [], 0

@@ -1,7 +1,7 @@
-"""The thread that writes what was computed lately to a cluster's store.
+"""The thread that writes recently computed blocks to a cluster's store.
 
-Writes wait in a bounded queue and are dropped when it is full, or when the store has taken none for a while: this is a cache. Knows the host
-tier's blocks; refuses to know how the store keeps them (store_tier.py).
+Writes wait in a bounded queue and are dropped when it is full, or when the store has accepted none for a while: this is a cache. Knows the host
+tier's blocks; does not know how the store keeps them (store_tier.py).
 """
 
 import logging
@@ -43,7 +43,7 @@ class StoreWriter:
         return self._backoff.num_errors
 
     def start(self, store: StoreTier) -> None:
-        """Begin to write, now that there is a store."""
+        """Start to write, now that there is a store."""
         thread = threading.Thread(target=self._run, args=(store,), name="kv-store-writer", daemon=True)
         thread.start()
         self._thread = thread  # started: `close` may wait for it
@@ -57,7 +57,7 @@ class StoreWriter:
                 self._condition.notify_all()
 
     def forget(self, names: Sequence[bytes]) -> None:
-        """Remove bad content: what is stored, waits to be written, or is being written now."""
+        """Remove bad content: stored, waiting to be written, or being written now."""
         with self._condition:
             self._writes = deque(name for name in self._writes if name not in names)
             self._unwanted.update(names)
@@ -68,7 +68,7 @@ class StoreWriter:
             return self._condition.wait_for(lambda: not (self._writes or self._writing or self._unwanted), timeout_s)
 
     def close(self) -> None:
-        """Write for a moment what has been offered, and end."""
+        """Write offered blocks for a moment, and end."""
         self.wait_until_idle(_LAST_WRITE_S)
         with self._condition:
             self._closing = True
@@ -90,11 +90,11 @@ class StoreWriter:
                 self._write(store, slots)
             except StoreError as error:
                 self._backoff.fail(str(error))
-            except Exception:  # without this thread nothing would be kept any more, and nobody would know
+            except Exception:  # without this thread nothing would be stored any more, without notice
                 log.exception("writing to the KV store failed")
 
     def _next_slots(self) -> list[HostSlot]:
-        """Pin the next blocks to be written; what has given way already, or waits while the store takes nothing, is left out."""
+        """Pin the next blocks to be written; skip evicted ones, and all while the store accepts nothing."""
         slots: list[HostSlot] = []
         while self._writes and sum(slot.file.slot_bytes for slot in slots) < BATCH_BYTES // 2:
             name = self._writes.popleft()

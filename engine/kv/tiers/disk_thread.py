@@ -1,9 +1,8 @@
-"""The thread between the host tier and the disk: writes what was stored lately, reads what a waiting sequence asks for.
+"""The thread between the host tier and the disk: writes recent stores, reads for waiting sequences.
 
-Reads go first. Writes wait in bounded queues and are dropped when these are full: this is a cache, and a disk that is slower
-than the engine must not hold it up. What was used again goes before what was used once, and is offered anew where it was
-dropped; so where more is computed than may be written, the disk has what is likely to be wanted. Knows queues; refuses to
-know how either tier keeps its blocks.
+Reads go first. Writes wait in bounded queues and are dropped when these are full: this is a cache, and a disk that is slower than the engine must not
+delay it. Reused blocks are written before those used once, and are offered again if they were dropped; so if more is computed than may be written,
+the disk has the blocks that are likely to be needed. Knows queues; does not know how either tier keeps its blocks.
 """
 
 import logging
@@ -22,8 +21,8 @@ from pilotlight.engine.kv.tiers.tier_read import TierRead
 
 log = logging.getLogger(__name__)
 
-_MAX_WRITES = 512  # waiting of either kind: at 2 MiB a block, a second's worth of a fast disk
-_BURST_S = 1.0  # of unused bandwidth, which may be written at once
+_MAX_WRITES = 512  # in each queue: at 2 MiB a block, a second of a fast disk
+_BURST_S = 1.0  # of unused bandwidth that may be used at once
 _LAST_WRITE_S = 1.0
 
 
@@ -38,10 +37,10 @@ class DiskThread:
         *,
         write_bytes_per_s: float = math.inf,
     ) -> None:
-        """`write_bytes_per_s`: at most, so that the disk is there for others, and lasts."""
+        """`write_bytes_per_s`: upper bound, to leave bandwidth to others and to spare the disk."""
         self.disk = disk
         self.rate = TransferRate()
-        self.num_dropped = 0  # writes that found the queue full
+        self.num_dropped = 0  # writes dropped because the queue was full
         self._host = host
         self._clock = clock
         self._condition = threading.Condition()
@@ -52,7 +51,7 @@ class DiskThread:
         self._reads: deque[TierRead] = deque()
         self._reading: TierRead | None = None
         self._writing = b""
-        self._is_unwanted = False  # what is being written now
+        self._is_unwanted = False  # whether the block that is being written has become bad
         self._is_busy = True  # with the scan
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="kv-disk", daemon=True)
@@ -63,7 +62,7 @@ class DiskThread:
 
     @property
     def is_usable(self) -> bool:
-        """Tell whether a sequence may wait for the disk: no read is overdue."""
+        """True if a sequence may wait for the disk: no read is overdue."""
         with self._condition:
             oldest = self._reading or (self._reads[0] if self._reads else None)
         return oldest is None or self._clock() <= oldest.deadline
@@ -81,7 +80,7 @@ class DiskThread:
             self._condition.notify_all()
 
     def note_reuse(self, hashes: Sequence[bytes]) -> None:
-        """Offer blocks that were used again, those that the disk lacks."""
+        """Offer reused blocks that the disk lacks."""
         missing = [block_hash for block_hash in hashes if block_hash not in self.disk]
         if not missing or not self.disk.is_writable:
             return
@@ -92,7 +91,7 @@ class DiskThread:
             self._condition.notify_all()
 
     def forget(self, hashes: Sequence[bytes]) -> None:
-        """Forget bad content: what is on the disk, waits to be written, or is being written now."""
+        """Drop bad content: on the disk, waiting to be written, or being written now."""
         with self._condition:
             for block_hash in hashes:
                 self._writes.pop(block_hash, None)
@@ -114,7 +113,7 @@ class DiskThread:
             )
 
     def close(self) -> None:
-        """Write for a moment what has been offered, however much that is, and end."""
+        """Write offered blocks for a moment, even if many remain, and end."""
         with self._condition:
             self._write_bytes_per_s, self._may_write_at = math.inf, -math.inf
             self._condition.notify_all()
@@ -130,7 +129,7 @@ class DiskThread:
         try:
             self.disk.scan()
         except Exception:
-            log.exception("what the disk KV tier holds cannot be found out")
+            log.exception("the content of the disk KV tier cannot be read")
         while True:
             with self._condition:
                 if self._is_unwanted:
@@ -168,7 +167,7 @@ class DiskThread:
     def _write(self, block_hash: bytes) -> None:
         slot = self._host.pin(block_hash, is_hit=False)
         if slot is None:
-            return  # it has given way already
+            return  # it has been evicted already
         try:
             if self._host.is_sound(slot) and self.disk.write(block_hash, slot.memory, slot.checksum):
                 began = max(self._may_write_at, self._clock() - _BURST_S)
@@ -178,7 +177,7 @@ class DiskThread:
 
 
 def fill_from_disk(disk: DiskTier, slots: Sequence[HostSlot], checksums: dict[bytes, int]) -> None:
-    """Fill what the disk has of these blocks (tier_read.py's Fill)."""
+    """Fill slots with blocks from the disk (tier_read.py's Fill)."""
     for slot in slots:
         checksum = disk.read(slot.block_hash, slot.memory)
         if checksum is not None:

@@ -1,8 +1,8 @@
-"""The disk tier: KV blocks in append-only segments of one directory, found by the hash of their content's chain, trusted by checksum alone.
+"""The disk tier: KV blocks in append-only segments of one directory, by hash, with checksums.
 
-The segment unused for longest gives way as a whole. A block that a crash has torn is computed again. A disk that keeps refusing is left alone, and
-tried again from time to time. Knows files and errors; refuses to know models, tokens and threads (disk_thread.py keeps disks out of the engine's
-way). Safe to use from several threads.
+The least recently used segment is evicted as a whole. A block that a crash has torn is computed again. A disk that keeps failing is not used for a
+while, and then tried again. Knows files and errors; does not know models, tokens and threads (disk_thread.py keeps disks out of the engine's way).
+Thread-safe.
 """
 
 import errno
@@ -22,12 +22,12 @@ from pilotlight.engine.kv.tiers.slot_file import lock_directory
 
 log = logging.getLogger(__name__)
 
-_SEGMENTS = 16  # a limit's worth: what gives way at once is no more than this part of the cache
+_SEGMENTS = 16  # per limit: the largest part of the cache that is evicted at once
 _MAX_SEGMENT_BYTES = 256 << 20
 
 
 class DiskTier:
-    """Use as `DiskTier.open(directory, limit_bytes)`; nothing is found until `scan` has looked through what an earlier process left."""
+    """Use as `DiskTier.open(directory, limit_bytes)`; `scan` then finds the blocks of an earlier process."""
 
     def __init__(
         self, directory: Path, limit_bytes: int, lock_fd: int, clock: Callable[[], float] = time.monotonic
@@ -38,7 +38,7 @@ class DiskTier:
         self._lock_fd = lock_fd
         self._lock = threading.Lock()
         self._segment_bytes = min(_MAX_SEGMENT_BYTES, limit_bytes // _SEGMENTS)
-        self._segments: OrderedDict[Segment, None] = OrderedDict()  # unused for longest first
+        self._segments: OrderedDict[Segment, None] = OrderedDict()  # the least recently used first
         self._records: dict[bytes, BlockRecord] = {}
         self._active: Segment | None = None  # written to by one thread
         self._next_number = 0
@@ -74,7 +74,7 @@ class DiskTier:
         return block_hash in self._records
 
     def scan(self) -> None:
-        """Index what is there. Headers alone are read: a second or so for a hundred thousand blocks."""
+        """Index existing blocks, reading only headers: about a second for a hundred thousand blocks."""
         for path in sorted(self._directory.glob("segment-*.kv")):
             number = path.stem.removeprefix("segment-")
             if number.isdecimal():
@@ -89,7 +89,7 @@ class DiskTier:
             log.info("the disk KV tier holds %d blocks (%.1f MiB)", len(self), self.used_bytes / 2**20)
 
     def write(self, block_hash: bytes, block: memoryview, checksum: int) -> bool:
-        """Append a block. False where it is there already, or cannot be written. One thread at a time."""
+        """Append a block; return False if it exists already or cannot be written. For one thread at a time."""
         size = HEADER_BYTES + len(block)
         if block_hash in self._records or not self.is_writable or size > self.limit_bytes:
             return False
@@ -99,10 +99,11 @@ class DiskTier:
                 record = segment.append(block_hash, block, checksum)
             except OSError as error:
                 segment.drop_torn()
-                # A try after a pause costs nothing that is still good: others would have it.
+                # A try after a pause must not evict valid blocks: other users of the disk would take their space.
                 if error.errno != errno.ENOSPC or self._write_errors.is_trying or not self._give_up_oldest():
                     raise
-                record = segment.append(block_hash, block, checksum)  # others fill the disk: this much less is ours
+                # others are filling the disk: its limit becomes lower
+                record = segment.append(block_hash, block, checksum)
         except OSError as error:
             self._write_errors.fail(error.strerror or str(error))
             return False
@@ -114,7 +115,10 @@ class DiskTier:
         return True
 
     def read(self, block_hash: bytes, into: memoryview) -> int | None:
-        """Fill `into` with the block's bytes and return their checksum. None where they are not what was written: then the block is forgotten."""
+        """Fill `into` with the block's bytes; return their checksum, or None if they are damaged.
+
+        A damaged block is dropped.
+        """
         with self._lock:
             record = self._records.get(block_hash)
             if record is not None:
@@ -146,7 +150,7 @@ class DiskTier:
                 try:
                     record.blot_out()
                 except OSError as error:
-                    log.warning("a bad block cannot be blotted out of %s: %s", record.segment.path, error.strerror)
+                    log.warning("a bad block cannot be marked in %s: %s", record.segment.path, error.strerror)
 
     def close(self) -> None:
         if self._active is not None:
@@ -156,7 +160,7 @@ class DiskTier:
 
     def _scan_segment(self, path: Path) -> None:
         segment = Segment(path)
-        # at once: what is found in it may be read before the rest, which may not be readable
+        # at once, so that its blocks can be read before the rest, which may be unreadable
         self._segments[segment] = None
         try:
             for found in segment.scan():
@@ -173,7 +177,7 @@ class DiskTier:
                 del self._segments[segment]
 
     def _segment_for(self, size: int) -> Segment:
-        """Return the segment that the next record of `size` bytes goes to."""
+        """Return the segment for the next record of `size` bytes."""
         with self._lock:
             if self._active is None or self._active.num_bytes + size > max(self._segment_bytes, size):
                 self._begin_segment()

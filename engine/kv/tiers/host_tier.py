@@ -1,7 +1,7 @@
-"""The host tier: finished KV blocks in shared memory that outlives the engine process, found by the hash of their content's chain.
+"""The host tier: finished KV blocks in shared memory that outlives the engine process, found by hash.
 
-All models of a host share one limit; a block takes a slot in the file of its size. The opener decides where the tier lies and unlinks it; a
-second owner is refused. Knows names, bytes, pins and ages; refuses to know models and tokens. Safe to use from several threads.
+All models of a host share one limit; a block takes a slot in the file of its size. The opener chooses the place of the tier and removes it; a second
+owner is refused. Knows names, bytes, pins and ages; does not know models and tokens. Thread-safe.
 """
 
 import logging
@@ -28,17 +28,17 @@ _CPU = torch.device("cpu")
 
 @dataclass(eq=False, slots=True)
 class HostSlot:
-    """A block's place. Its bytes stay as they are while it is pinned."""
+    """A block's place. Its bytes do not change while it is pinned."""
 
     file: SlotFile
     index: int
     block_hash: bytes
     checksum: int = 0
     pins: int = 0
-    is_written: bool = False  # findable; until then only its maker knows it
-    is_verified: bool = False  # written by this process, or read and found to agree with its checksum
-    is_protected: bool = False  # while it is pinned: the segment it goes back to
-    is_forgotten: bool = False  # while it is pinned: it is free once it no longer is
+    is_written: bool = False  # findable; until then only its writer knows it
+    is_verified: bool = False  # written by this process, or verified by its checksum
+    is_protected: bool = False  # while it is pinned: the segment to which it returns
+    is_forgotten: bool = False  # while it is pinned: it will be freed when unpinned
 
     @property
     def memory(self) -> memoryview:
@@ -71,7 +71,10 @@ class HostTier:
         patience_s: float = 0.0,
         device: torch.device = _CPU,
     ) -> "HostTier":
-        """Find again what an earlier process of the same owner left. `device`: with which the slots are registered. Raises TierError."""
+        """Open the tier with the blocks of an earlier process of the same owner. Raises TierError.
+
+        `device`: with which the slots are registered.
+        """
         try:
             lock_fd = lock_directory(directory, patience_s)
         except OSError as error:
@@ -89,7 +92,7 @@ class HostTier:
 
     @property
     def num_pinned(self) -> int:
-        """Blocks that are being filled, or kept as they are for somebody."""
+        """Return the number of blocks that are being filled, or pinned."""
         with self._lock:
             return len(self._slots) - len(self._order)
 
@@ -98,7 +101,7 @@ class HostTier:
         return slot is not None and slot.is_written
 
     def add_size(self, block_bytes: int) -> RegisteredMemory:
-        """Make room for blocks of this size, and return where they lie. Raises TierError where not one of them fits."""
+        """Make slots for blocks of this size, and return their memory. Raises TierError if none fits."""
         with self._lock:
             try:
                 return self.space.file_of(block_bytes).registered
@@ -106,7 +109,10 @@ class HostTier:
                 raise TierError(f"the host KV tier at {self.directory} cannot grow: {error.strerror}") from error
 
     def reserve(self, block_hash: bytes, block_bytes: int) -> HostSlot | None:
-        """Return a pinned slot to be filled, then committed or abandoned. None: the block is here already, or nothing can give way to it."""
+        """Return a pinned slot to be filled, then committed or abandoned.
+
+        None if the block exists already, or nothing can be evicted for it.
+        """
         with self._lock:
             if block_hash in self._slots:
                 return None
@@ -119,7 +125,7 @@ class HostTier:
             return slot
 
     def commit(self, slot: HostSlot, checksum: int) -> None:
-        """Let others find a slot whose bytes are whole. The pin stays."""
+        """Publish a slot whose bytes are complete. The pin stays."""
         with self._lock:
             self._num_filling -= 1
             slot.checksum = checksum
@@ -136,7 +142,7 @@ class HostTier:
             self._unpin(slot)
 
     def pin(self, block_hash: bytes, *, is_hit: bool) -> HostSlot | None:
-        """Return the block's slot, kept as it is until it is unpinned. `is_hit`: its content is used again."""
+        """Return the block's slot, unchanged until it is unpinned. `is_hit`: its content is used again."""
         with self._lock:
             slot = self._slots.get(block_hash)
             if slot is None or not slot.is_written:
@@ -166,7 +172,7 @@ class HostTier:
                 self._unpin(slot)
 
     def is_sound(self, slot: HostSlot) -> bool:
-        """Tell whether the pinned slot holds what was written. It is checked once; one that does not is forgotten."""
+        """True if the pinned slot matches its checksum; checked once, and dropped if it does not."""
         if slot.is_verified:
             return True
         sound = crc32(slot.memory) == slot.checksum
@@ -179,14 +185,14 @@ class HostTier:
         return sound
 
     def refresh(self, hashes: Sequence[bytes]) -> None:
-        """Make the tail of a chain, which was written head first, older than its head. No hit."""
+        """Make the tail of a chain, which was written head first, older than its head; not a hit."""
         with self._lock:
             for block_hash in reversed(hashes):
                 if block_hash in self._order:
                     self._order.refresh(block_hash)
 
     def touch(self, hashes: Sequence[bytes]) -> None:
-        """Note that a chain was used on the device, where it also lies: what is hot there must not grow cold here."""
+        """Record that a chain was used on the device, so that it does not age here."""
         with self._lock:
             now = self._clock()
             for block_hash in reversed(hashes):
@@ -197,25 +203,28 @@ class HostTier:
                     self._order.add(block_hash, slot.file.stride, protected=True)
 
     def forget(self, hashes: Iterable[bytes]) -> None:
-        """Forget blocks whose content is known to be bad."""
+        """Drop blocks whose content is bad."""
         with self._lock:
             for block_hash in hashes:
                 if slot := self._slots.get(block_hash):
                     self._forget(slot)
 
     def close(self) -> None:
-        """Close the files, which stay for the next owner: once this process has ended, where a thread that hangs may still write to them."""
+        """Close the files, which stay for the next owner.
+
+        If a hanging thread may still write to them, they are closed by the process's end.
+        """
         with self._lock:
             if self._num_filling:
                 log.warning("%d blocks of the host KV tier are still being filled", self._num_filling)
             else:
-                os.close(self._lock_fd)  # first: to unregister 64 GiB takes a second
+                os.close(self._lock_fd)  # first: unregistering 64 GiB takes a second
             self._slots.clear()
             self.space.close()
 
     def _recover(self) -> None:
         for (index, block_hash, checksum, _), file in sorted(self.space.find(), key=lambda pair: pair[0].last_use):
-            if block_hash in self._slots:  # of two sizes: one of them is no block any model would ask for
+            if block_hash in self._slots:  # of two sizes: no model would use one of them
                 self.space.release(file, index)
                 continue
             self._slots[block_hash] = HostSlot(file, index, block_hash, checksum, is_written=True)
@@ -228,7 +237,7 @@ class HostTier:
             log.info("the host KV tier holds %d blocks (%.1f MiB) of an earlier process", len(self), used_mib)
 
     def _take_slot(self, file: SlotFile) -> int | None:
-        """Return an empty slot of `file`, for which others give way."""
+        """Return an empty slot of `file`, evicting others if needed."""
         while not self.space.has_room(file):
             if not self._evict(file):
                 return None

@@ -1,6 +1,6 @@
-"""Segments: append-only files of records, each a header and one block, trusted by checksum alone.
+"""Segments: append-only files of records, each a header and one block, verified by checksum.
 
-Nothing is flushed: what a crash tears is cut off or fails its checksum. Knows the byte format; refuses to know which blocks are worth keeping.
+Nothing is flushed: a record torn by a crash is truncated or fails its checksum. Knows the byte format; does not know which blocks are worth keeping.
 """
 
 import errno
@@ -30,7 +30,7 @@ class BlockRecord(NamedTuple):
     checksum: int
 
     def read(self, into: memoryview) -> int:
-        """Fill `into` and return how many bytes were read: fewer where the file has been cut."""
+        """Fill `into` and return how many bytes were read: fewer if the file was truncated."""
         fd = os.open(self.segment.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
             return os.preadv(fd, [into], self.offset)
@@ -38,7 +38,7 @@ class BlockRecord(NamedTuple):
             os.close(fd)
 
     def blot_out(self) -> None:
-        """Mark the record as bad. It keeps its place, so that those behind it are still found."""
+        """Mark the record as bad; it keeps its place, so that later records are still found."""
         fd = os.open(self.segment.path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
             os.pwrite(fd, _BLOTTED, self.offset - HEADER_BYTES)
@@ -55,7 +55,7 @@ class Segment:
 
     @classmethod
     def create(cls, path: Path) -> "Segment":
-        """Begin a new segment, to be written to."""
+        """Create a new segment for writing."""
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         return cls(path, fd=os.open(path, flags, 0o600))
 
@@ -65,7 +65,10 @@ class Segment:
         self.fd = -1
 
     def append(self, block_hash: bytes, block: memoryview, checksum: int) -> BlockRecord:
-        """Write a record behind the last that counts, and return it; it counts when `num_bytes` has grown by it. Raises OSError."""
+        """Write a record after the last valid one, and return it. Raises OSError.
+
+        It becomes valid when `num_bytes` includes it.
+        """
         header = _HEADER.pack(
             _MAGIC, crc32(_NAME.pack(block_hash, len(block), checksum)), block_hash, len(block), checksum
         )
@@ -75,11 +78,14 @@ class Segment:
         return BlockRecord(self, self.num_bytes + HEADER_BYTES, len(block), checksum)
 
     def drop_torn(self) -> None:
-        """Cut off what is left of a record that could not be written."""
-        os.ftruncate(self.fd, self.num_bytes)  # no half a record before the next one
+        """Truncate an incomplete record."""
+        os.ftruncate(self.fd, self.num_bytes)  # no partial record before the next one
 
     def scan(self) -> Iterator[tuple[bytes, BlockRecord] | None]:
-        """Yield the hash and record of each block of an earlier process, None for each damaged run of bytes. A damaged end is cut off."""
+        """Yield hash and record of each block of an earlier process, None per damaged run of bytes.
+
+        A damaged end is truncated.
+        """
         with self.path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
             while self.num_bytes < size:
@@ -111,7 +117,7 @@ class _Header(NamedTuple):
     block_hash: bytes
     num_bytes: int
     checksum: int
-    is_good: bool  # False: blotted out
+    is_good: bool  # False for a record marked as bad
 
 
 def _read_header(header: bytes) -> _Header | None:
@@ -124,7 +130,7 @@ def _read_header(header: bytes) -> _Header | None:
 
 
 def _find_record(fd: int, start: int, size: int) -> int | None:
-    """Return where the next whole record begins, from `start` on."""
+    """Return where the next whole record starts, from `start` on."""
     with mmap.mmap(fd, size, prot=mmap.PROT_READ) as content:
         while (start := content.find(_MAGIC, start)) >= 0:
             if _read_header(content[start : start + HEADER_BYTES]) is not None:

@@ -1,11 +1,11 @@
-"""One file of fixed-size slots under a shared map: the byte format of the host tier, and how it survives a kill in mid-write.
+"""One file of fixed-size slots under a shared map: the host tier's byte format, safe against kills.
 
-A slot holds one KV block. Its header says so only once the body is whole: mark cleared, body written, header written, mark set, in program
-order, which is the order a killed process leaves behind. Opening reads headers alone; a body is checked against its checksum when it is first
-read. Bodies are registered with the host's device in groups of slots, as soon as all of a group have pages: what is registered is allocated, and
-what is given back must not be. Knows offsets and pages; refuses to know which slots are worth keeping.
+A slot contains one KV block. Its header marks it as valid only after the body is complete: mark cleared, body written, header written, mark set, in
+program order, which a killed process preserves. Opening reads only headers; a body is verified by its checksum when it is first read. Bodies are
+registered with the host's device in groups of slots, as soon as all of a group have pages: registered memory is allocated, and freed memory must not
+be registered. Knows offsets and pages; does not know which slots are worth keeping.
 
-    file header | slot header * num_slots | body * num_slots        each part begins on a page, so does each body
+file header | slot header * num_slots | body * num_slots        each part begins on a page, so does each body
 """
 
 import errno
@@ -32,9 +32,9 @@ _FILE_HEADER = struct.Struct("<8sIQQ")  # magic, version, slot bytes, slots
 _MAGIC, _VERSION = b"PLkvslot", 1
 _MARK = 0x4B56_4F4B
 _MARK_STRUCT = struct.Struct("<I")
-# The mark stands first and is written last: mark, checksum of the next two, hash, checksum of the body, unused, time of last use.
+# The mark comes first and is written last: mark, checksum of the next two, hash, checksum of the body, unused, time of last use.
 _SLOT_HEADER = struct.Struct("<II32sI4xd8x")
-_NAME = struct.Struct("<32sI")  # what the header's own checksum covers
+_NAME = struct.Struct("<32sI")  # covered by the header's own checksum
 _LAST_USE = struct.Struct("<d")
 _NAME_OFFSET, _LAST_USE_OFFSET = 8, 48
 
@@ -51,7 +51,7 @@ def slot_file_path(directory: Path, slot_bytes: int) -> Path:
 
 
 class SlotFile:
-    """`path` is opened where it has the same geometry, else made anew."""
+    """The file at `path`, opened if it has the same geometry, else created."""
 
     def __init__(self, path: Path, slot_bytes: int, num_slots: int, device: torch.device) -> None:
         assert _SLOT_HEADER.size == 64
@@ -78,7 +78,7 @@ class SlotFile:
         self.registered = RegisteredMemory(bodies, device, self._group * self.stride)
 
     def find(self) -> list[FoundSlot]:
-        """Return the slots whose headers are whole. The pages of all others go back to the system."""
+        """Return the slots with valid headers; the pages of all others are returned to the system."""
         found, worthless = [], []
         for index in range(self.num_slots):
             at = self._header_at(index)
@@ -100,7 +100,7 @@ class SlotFile:
         return memoryview(self._map)[start : start + self.slot_bytes]
 
     def offset_of(self, index: int) -> int:
-        """Return where the body begins in the file."""
+        """Return the offset of the body in the file."""
         return self._bodies + index * self.stride
 
     @property
@@ -109,7 +109,10 @@ class SlotFile:
         return memoryview(self._map)
 
     def provide(self, index: int) -> None:
-        """Allocate pages for the body. Raises OSError where the file system is full: writing to the map would be a SIGBUS."""
+        """Allocate pages for the body.
+
+        Raises OSError if the file system is full: a write to the map would be a SIGBUS.
+        """
         if self._has_pages[index]:
             return
         if hasattr(os, "posix_fallocate"):
@@ -122,7 +125,7 @@ class SlotFile:
         _MARK_STRUCT.pack_into(self._map, self._header_at(index), 0)
 
     def commit(self, index: int, block_hash: bytes, checksum: int, last_use: float) -> None:
-        """Write the header of a slot whose body is whole."""
+        """Write the header of a slot whose body is complete."""
         at = self._header_at(index)
         _SLOT_HEADER.pack_into(
             self._map, at, 0, crc32(_NAME.pack(block_hash, checksum)), block_hash, checksum, last_use
@@ -133,10 +136,10 @@ class SlotFile:
         _LAST_USE.pack_into(self._map, self._header_at(index) + _LAST_USE_OFFSET, last_use)
 
     def give_back(self, index: int) -> None:
-        """Empty a slot and give its memory back."""
+        """Empty a slot and return its memory to the system."""
         self.clear(index)
         self._has_pages[index] = False
-        # Before: a device goes on with the pages that it was given.
+        # First: a device keeps using the pages that were registered.
         self.registered.release(index * self.stride, (index + 1) * self.stride)
         self._discard_pages(index, index)
 
@@ -166,7 +169,7 @@ class SlotFile:
 
     def _make_anew(self) -> None:
         os.ftruncate(self._fd, 0)
-        os.ftruncate(self._fd, self._size)  # sparse: a body costs memory once it is provided for
+        os.ftruncate(self._fd, self._size)  # sparse: a body costs memory after `provide`
         if hasattr(os, "posix_fallocate"):
             os.posix_fallocate(self._fd, 0, self._bodies)
         os.pwrite(self._fd, self._file_header(), 0)
@@ -175,7 +178,7 @@ class SlotFile:
         return _FILE_HEADER.pack(_MAGIC, _VERSION, self.slot_bytes, self.num_slots)
 
     def _register_group(self, index: int) -> None:
-        """Let the device reach the group of a slot, if none of it lacks pages."""
+        """Register the slot's group with the device if all of it has pages."""
         first = index // self._group * self._group
         last = min(first + self._group, self.num_slots)
         if self._has_pages.find(False, first, last) < 0:
@@ -183,28 +186,32 @@ class SlotFile:
 
     def _discard_pages(self, first: int, last: int) -> None:
         if hasattr(mmap, "MADV_REMOVE"):
-            with suppress(OSError):  # a file system without holes keeps the pages: they are used again before others
+            with suppress(OSError):  # a file system without holes keeps the pages: they are reused first
                 start = self._bodies + first * self.stride
                 self._map.madvise(mmap.MADV_REMOVE, start, (last + 1 - first) * self.stride)
 
 
 class SlotFileReader:
-    """Another process's file, read slot by slot while that process goes on with it."""
+    """Another process's file, read slot by slot while that process uses it."""
 
     def __init__(self, directory: Path, slot_bytes: int) -> None:
-        """Raises OSError."""
+        """Open the file. Raises OSError."""
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
         self._fd = os.open(slot_file_path(directory, slot_bytes), flags)
         self._slot_bytes = slot_bytes
-        header = os.pread(self._fd, _FILE_HEADER.size, 0).ljust(_FILE_HEADER.size, b"\0")  # its owner may be making it
+        # its owner may be creating it
+        header = os.pread(self._fd, _FILE_HEADER.size, 0).ljust(_FILE_HEADER.size, b"\0")
         magic, version, size, self._num_slots = _FILE_HEADER.unpack(header)
         if (magic, version, size) != (_MAGIC, _VERSION, slot_bytes):
             os.close(self._fd)
-            raise OSError(errno.EINVAL, "it is no file of such slots")
+            raise OSError(errno.EINVAL, "it is not a file of such slots")
         self._bodies = PAGE + _whole_pages(self._num_slots * _SLOT_HEADER.size)
 
     def read(self, index: int, block_hash: bytes, into: memoryview) -> bool:
-        """Fill `into` with a slot's body. False where the slot did not hold this block all the while: a header is cleared before its body changes."""
+        """Fill `into` with a slot's body; return False if the slot did not have this block all the time.
+
+        A header is cleared before its body changes.
+        """
         if not 0 <= index < self._num_slots or not self._holds(index, block_hash):
             return False
         start = self._bodies + index * _whole_pages(self._slot_bytes)
@@ -223,12 +230,14 @@ class SlotFileReader:
 
 
 def lock_directory(directory: Path, patience_s: float = 0.0) -> int:
-    """Become its only owner until the returned descriptor is closed or the process ends. Raises OSError, with a sentence where it is somebody
-    else's, and stays so for `patience_s`."""
+    """Lock a directory until the returned descriptor is closed or the process ends.
+
+    Raises OSError with a reason if another process has it for all of `patience_s`.
+    """
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     state = os.lstat(directory)
     if not os.path.isdir(directory) or os.path.islink(directory) or state.st_uid != os.geteuid():
-        raise PermissionError(errno.EPERM, "it is no directory of this user's own", str(directory))
+        raise PermissionError(errno.EPERM, "it is not a directory owned by this user", str(directory))
     if state.st_mode & 0o077:
         os.chmod(directory, 0o700)
     fd = os.open(directory / "owner.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)

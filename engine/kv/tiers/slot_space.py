@@ -1,6 +1,6 @@
-"""The room of the host tier: slots of all sizes, in a file for each, within one limit of bytes.
+"""The space of the host tier: slots of all sizes, in a file per size, within one limit of bytes.
 
-Knows which slots are free, and counts whole pages; refuses to know what lies in the others, and what gives way. Used by one thread at a time.
+Knows which slots are free, and counts whole pages; does not know the content of the others, or what is evicted. Used by one thread at a time.
 """
 
 import logging
@@ -22,7 +22,7 @@ class SlotSpace:
         self._directory = directory
         self._device = device
         self._files: dict[int, SlotFile] = {}  # by slot bytes
-        self._free: dict[int, list[int]] = {}  # slots of each that are empty: no header names them
+        self._free: dict[int, list[int]] = {}  # empty slots of each file, which no header names
 
     @property
     def num_corrupt(self) -> int:
@@ -46,7 +46,7 @@ class SlotSpace:
         return found
 
     def file_of(self, block_bytes: int) -> SlotFile:
-        """Return the file of slots for blocks of this size. Raises TierError where not one of them fits, and OSError."""
+        """Return the file of slots for blocks of this size. Raises TierError if none fits, and OSError."""
         if block_bytes not in self._files:
             num_slots = self._num_slots(block_bytes)
             if num_slots == 0:
@@ -62,7 +62,10 @@ class SlotSpace:
         return bool(self._free[file.slot_bytes]) and self.used_bytes + file.stride <= self.limit_bytes
 
     def take(self, file: SlotFile) -> int | None:
-        """Take an empty slot, of which there is one, with pages under it. None: the file system has none, and the limit is lowered."""
+        """Take an empty slot, of which there must be one, and allocate its pages.
+
+        None if the file system has no pages; the limit is then lowered.
+        """
         free = self._free[file.slot_bytes]
         try:
             file.provide(free[-1])
@@ -73,7 +76,7 @@ class SlotSpace:
         return free.pop()
 
     def release(self, file: SlotFile, index: int, *, keeps_pages: bool = False) -> None:
-        """Empty a slot. `keeps_pages`: it is filled again at once."""
+        """Empty a slot. `keeps_pages`: it will be filled again at once."""
         if keeps_pages:
             file.clear(index)
         else:
@@ -90,7 +93,7 @@ class SlotSpace:
         return self.limit_bytes // (-(-block_bytes // PAGE) * PAGE) if block_bytes else 0
 
     def _shrink(self, limit_bytes: int, error: OSError) -> None:
-        """Lower the limit: a container's /dev/shm has often 64 MiB, whatever the configuration says."""
+        """Lower the limit: a container's /dev/shm often has only 64 MiB, despite the configuration."""
         if limit_bytes < self.limit_bytes:
             log.warning(
                 "%s: %s; the host KV tier makes do with %.1f MiB instead of %.1f",

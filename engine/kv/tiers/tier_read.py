@@ -1,6 +1,6 @@
-"""A chain's blocks on their way into the host tier from somewhere behind it, a disk, a store or another host, carried by a thread.
+"""A chain's blocks in transfer from a disk, a store or another host into the host tier.
 
-Knows slots, and who is to unpin what has come; refuses to know where it comes from (disk_thread.py, store_thread.py, peers/peer_thread.py).
+Knows slots, and their later unpinning; does not know the source (disk_thread.py, store_thread.py, peers/peer_thread.py).
 """
 
 import math
@@ -12,12 +12,12 @@ from pilotlight.engine.core.rates import TransferRate
 from pilotlight.engine.kv.tier_protocol import Tier
 from pilotlight.engine.kv.tiers.host_tier import HostSlot, HostTier
 
-# Fills slots, and says in a dictionary, by name, the checksum of each that holds its block then.
+# Fills slots, and adds to a dictionary, by name, the checksum of each slot that then has its block.
 Fill = Callable[[Sequence[HostSlot], dict[bytes, int]], None]
 
 
 class TierBehind(Protocol):
-    """A tier behind the host tier: a disk, or a store."""
+    """A tier beyond the host tier: a disk, or a store."""
 
     @property
     def kind(self) -> Tier: ...
@@ -27,35 +27,35 @@ class TierBehind(Protocol):
 
     @property
     def is_usable(self) -> bool:
-        """Tell whether a sequence may wait for it: it does not fail, and nothing that it was asked for is overdue."""
+        """True if a sequence may wait for the tier: it does not fail, and no request is overdue."""
 
     def __contains__(self, name: bytes) -> bool: ...
 
     def offer(self, name: bytes) -> None:
-        """Keep a block of the host tier as well, when there is time."""
+        """Copy a block of the host tier, when there is time."""
 
     def note_reuse(self, names: Sequence[bytes]) -> None:
-        """Note that blocks were used again."""
+        """Record that blocks were used again."""
 
     def forget(self, names: Sequence[bytes]) -> None:
-        """Forget bad content: what is kept, waits to be written, or is being written now."""
+        """Drop bad content: stored, waiting to be written, or being written now."""
 
     def read(self, names: Sequence[bytes], block_bytes: int) -> "TierRead":
-        """Begin to read a chain to the host tier."""
+        """Start to read a chain to the host tier."""
 
     def wait_until_idle(self, timeout_s: float) -> bool: ...
 
 
 class TierRead:
-    """Blocks are pinned in the host tier as they come; whoever takes them unpins them."""
+    """A read of a chain. Blocks are pinned in the host tier as they arrive; the taker unpins them."""
 
     def __init__(self, host: HostTier, hashes: Sequence[bytes], block_bytes: int, deadline: float = math.inf) -> None:
-        """`deadline`: behind which whoever carries it is taken to be stuck."""
+        """`deadline`: after which the reading thread counts as stuck."""
         self.hashes = list(hashes)
         self.deadline = deadline
         self.block_bytes = block_bytes
         self.slots: list[HostSlot] = []
-        self.num_read = 0  # of these, those that were not in the host tier before
+        self.num_read = 0  # of these, slots that were not in the host tier before
         self.is_done = False
         self.is_cancelled = False  # or taken
         self._host = host
@@ -66,7 +66,10 @@ class TierRead:
         return len(self.slots) if self.is_done else 0
 
     def bring(self, fill: Fill, num_at_once: int, rate: TransferRate, clock: Callable[[], float]) -> None:
-        """Add the whole chain, so many blocks at once, up to the first that cannot be had or until the read is cancelled; then finish."""
+        """Add the whole chain, `num_at_once` blocks at a time, up to the first failure or a cancel.
+
+        Then finish.
+        """
         started = clock()
         try:
             for start in range(0, len(self.hashes), num_at_once):
@@ -78,14 +81,16 @@ class TierRead:
             self.finish()
 
     def add_next(self, names: Sequence[bytes], fill: Fill) -> bool:
-        """Add the next blocks of the chain, those that the host tier lacks filled, up to the first that cannot be had. False if there is one.
-        Whatever `fill` raises, no slot stays reserved."""
-        slots: list[tuple[HostSlot, bool]] = []  # pinned, and whether it is to be filled
+        """Add the chain's next blocks, filling missing ones, up to the first that is not available.
+
+        Returns False if there is such a block. No slot stays reserved, even if `fill` raises.
+        """
+        slots: list[tuple[HostSlot, bool]] = []  # pinned, and whether it must be filled
         for name in names:
             slot = self._host.pin(name, is_hit=True)
             is_new = slot is None
             slot = slot or self._host.reserve(name, self.block_bytes)
-            if slot is None:  # the tier is full of what is pinned, or another thread fills it just now
+            if slot is None:  # the tier is full of pinned blocks, or another thread is filling this one
                 break
             slots.append((slot, is_new))
         checksums: dict[bytes, int] = {}
@@ -97,19 +102,19 @@ class TierRead:
         return num_added == len(names)
 
     def add(self, slot: HostSlot, *, is_new: bool) -> None:
-        """Add a pinned slot, the next of the chain. From the thread that reads, before `finish`."""
+        """Add a pinned slot, the next of the chain. For the reading thread, before `finish`."""
         self.slots.append(slot)
         self.num_read += is_new
 
     def finish(self) -> None:
-        """Note that no more comes."""
+        """Record that no more blocks come."""
         with self._lock:
             self.is_done = True
             if self.is_cancelled:
                 self._host.unpin(self.slots)
 
     def cancel(self) -> None:
-        """End the read: what it has pinned, or still pins, is unpinned."""
+        """End the read and unpin its blocks, including later ones."""
         with self._lock:
             if self.is_cancelled:
                 return
@@ -118,7 +123,7 @@ class TierRead:
                 self._host.unpin(self.slots)
 
     def take(self) -> list[HostSlot]:
-        """Return the pinned slots, which the caller unpins; of a read that is late, none."""
+        """Return the pinned slots, which the caller unpins; none for a late read."""
         with self._lock:
             if self.is_done and not self.is_cancelled:
                 self.is_cancelled = True
@@ -127,7 +132,7 @@ class TierRead:
         return []
 
     def _settle(self, slots: Sequence[tuple[HostSlot, bool]], checksums: dict[bytes, int]) -> int:
-        """Commit what has come, and add it up to the first that has not; return how much that is."""
+        """Commit filled slots and add them up to the first that was not filled; return how many were added."""
         num_added, is_whole = 0, True
         for slot, is_new in slots:
             checksum = checksums.get(slot.block_hash)

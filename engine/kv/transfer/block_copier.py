@@ -1,7 +1,7 @@
 """Moves blocks between a device's KV cache and host memory.
 
-On a CPU a block is moved by one memmove. On CUDA the copy engines do it beside the computation, straight from and to memory that is registered
-with the device; what is not goes through pinned staging. Knows addresses; refuses to know what a block holds. Safe to use from several threads.
+On a CPU a block is moved by one memmove. On CUDA the copy engines work beside the computation, directly from and to memory that is registered with
+the device; other memory goes through pinned staging. Knows addresses; does not know what a block contains. Thread-safe.
 """
 
 import ctypes
@@ -22,25 +22,30 @@ R = TypeVar("R")
 
 
 class BlockCopier(Protocol):
-    store_bytes: int  # at once: what an overwriting, or a fetch that comes next, may have to wait for
-    fetch_bytes: int  # at once: what an abort may have to wait for
+    store_bytes: int  # per batch: the longest that an overwrite, or a following fetch, may have to wait for
+    fetch_bytes: int  # per batch: the longest that an abort may have to wait for
 
     def mark(self) -> object:
-        """Return a point in the device's work: what was launched before it has to be done before blocks are copied. From the
-        thread that launches."""
+        """Return a point in the device's work: copies wait for everything launched before it.
+
+        For the launching thread.
+        """
 
     def store(self, blocks: Sequence[int], into: Sequence[memoryview], mark: object) -> None:
-        """Copy from device to host; returns when the bytes are there."""
+        """Copy from device to host; return when the bytes are there."""
 
     def fetch(self, blocks: Sequence[int], source: Sequence[memoryview], mark: object) -> None:
-        """Copy from host to device; returns when the bytes are there."""
+        """Copy from host to device; return when the bytes are there."""
 
     def map(self, function: Callable[[T], R], items: Iterable[T]) -> Iterable[R]:
-        """Call a function that looks at blocks in host memory, by as many threads as the device leaves it."""
+        """Call a function on blocks in host memory, with as many threads as the device leaves for that."""
 
 
 def make_copier(blocks: torch.Tensor, registered: RegisteredMemory | None = None) -> BlockCopier:
-    """Return the copier of a cache's blocks, [num_blocks, block_bytes] uint8. `registered`: memory of the host that a CUDA device reaches."""
+    """Return the copier of a cache's blocks, [num_blocks, block_bytes] uint8.
+
+    `registered`: host memory that a CUDA device can access.
+    """
     assert blocks.is_contiguous()
     if blocks.device.type == "cuda":
         return CudaBlockCopier(blocks, registered, CudaCopyStream(blocks.device))
@@ -48,7 +53,7 @@ def make_copier(blocks: torch.Tensor, registered: RegisteredMemory | None = None
 
 
 class CpuBlockCopier:
-    """ctypes lets go of the interpreter during a memmove; torch's copy would start a team of threads beside the model's."""
+    """A copier by memmove: ctypes releases Python's lock; torch's copy would start more threads."""
 
     store_bytes = fetch_bytes = 4 << 20  # a millisecond
 
@@ -73,8 +78,8 @@ class CpuBlockCopier:
 
 
 class CudaBlockCopier:
-    store_bytes = 16 << 20  # on a bus of 47 GB/s 0.4 ms, 1.6 of checksums, and 2.8 in slots that had no pages
-    fetch_bytes = 64 << 20  # 1.4 ms, and 5 through staging; 4 MiB at once would come at 38 GB/s
+    store_bytes = 16 << 20  # 0.4 ms on a bus of 47 GB/s, 1.6 for checksums, and 2.8 in slots without pages
+    fetch_bytes = 64 << 20  # 1.4 ms, and 5 through staging; 4 MiB at a time would reach 38 GB/s
 
     def __init__(self, blocks: torch.Tensor, registered: RegisteredMemory | None, stream: CopyStream) -> None:
         self._blocks = blocks  # kept alive with its address
@@ -97,25 +102,27 @@ class CudaBlockCopier:
             self._staging.store(staged)
 
     def fetch(self, blocks: Sequence[int], source: Sequence[memoryview], mark: object) -> None:
-        with self._turn(mark):  # steps under way may still read what these blocks held before
+        with self._turn(mark):  # running steps may still read the former content of these blocks
             staged: list[BlockMove] = []
             for run in self._runs(blocks, source, staged):
                 self._stream.begin_copy(run.device, run.host, run.num_bytes)
             self._staging.fetch(staged)
 
     def map(self, function: Callable[[T], R], items: Iterable[T]) -> Iterable[R]:
-        return list(self._movers.map(function, items))  # all of it: what is looked at may change afterwards
+        return list(self._movers.map(function, items))  # a list, because the items may change afterwards
 
     @contextmanager
     def _turn(self, mark: object) -> Iterator[None]:
-        """Begin copies behind the mark and wait for them, while what is registered stays so."""
+        """Start copies after the mark and wait for them, while registered memory stays registered."""
         in_use = nullcontext() if self._registered is None else self._registered.in_use()
         with self._lock, in_use, copying(self._stream, mark):
             yield
 
     def _runs(self, blocks: Sequence[int], views: Sequence[memoryview], staged: list[BlockMove]) -> Iterator[BlockMove]:
-        """Yield the blocks whose place in host memory the device reaches, neighbours on both sides as one move: a call takes 2 to 9 us. Add the
-        others to `staged`."""
+        """Yield blocks in memory that the device can access, with neighbours merged: a call takes 2 to 9 us.
+
+        Adds the others to `staged`.
+        """
         size = self._block_bytes
         device, host, length = 0, 0, 0  # of the run
         for block, view in zip(blocks, views, strict=True):

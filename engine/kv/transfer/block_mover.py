@@ -1,6 +1,6 @@
-"""Copies of blocks between one model's device cache and the host tier, and how fast they are.
+"""Copies of blocks between one model's device cache and the host tier, and their measured rates.
 
-Knows slots, checksums and rates; refuses to know threads and when a copy is due (host_thread.py).
+Knows slots, checksums and rates; does not know threads and when a copy is due (host_thread.py).
 """
 
 import threading
@@ -17,7 +17,7 @@ from pilotlight.engine.kv.transfer.block_copier import BlockCopier
 
 
 class KeptSlots:
-    """Slots that stay pinned for one owner until it is done, those among them that are still to be filled. Safe to use from several threads."""
+    """Slots pinned for one owner until it is done, including those to be filled later. Thread-safe."""
 
     def __init__(self, host: HostTier) -> None:
         self._host = host
@@ -26,7 +26,7 @@ class KeptSlots:
         self._is_done = False
 
     def add(self, slots: Sequence[HostSlot]) -> None:
-        """Keep pinned slots; unpin them where the owner is done already."""
+        """Keep pinned slots; unpin them if the owner is done already."""
         with self._lock:
             if not self._is_done:
                 self._slots += slots
@@ -34,7 +34,7 @@ class KeptSlots:
         self._host.unpin(slots)
 
     def unpin(self) -> None:
-        """Unpin all, and whatever comes later."""
+        """Unpin all, including later ones."""
         with self._lock:
             self._is_done = True
             slots, self._slots = self._slots, []
@@ -42,16 +42,16 @@ class KeptSlots:
 
 
 class BlockStore(NamedTuple):
-    """A block of the device that the host tier is to keep."""
+    """A block of the device to be copied to the host tier."""
 
     block: int
     block_hash: bytes
     mark: object  # when its content is complete
-    kept: KeptSlots | None = None  # for whom it stays pinned
+    kept: KeptSlots | None = None  # the owner for whom it stays pinned
 
 
 class HostFetch:
-    """A run of a chain on its way from the host tier to the device."""
+    """A run of a chain in transfer from the host tier to the device."""
 
     def __init__(self, slots: list[HostSlot], blocks: Sequence[int], mark: object, started: float) -> None:
         self.slots = slots  # pinned until it is done
@@ -65,7 +65,10 @@ class HostFetch:
 
 class BlockMover:
     def __init__(self, host: HostTier, behind: Sequence[TierBehind], copier: BlockCopier, block_bytes: int) -> None:
-        """`behind`: tiers that are offered what is stored. Raises TierError where a block does not fit the host tier."""
+        """`behind`: tiers to which stored blocks are offered.
+
+        Raises TierError if a block does not fit the host tier.
+        """
         host.add_size(block_bytes)
         self.store_rate = TransferRate()
         self.fetch_rate = TransferRate()
@@ -78,7 +81,7 @@ class BlockMover:
         self._block_bytes = block_bytes
 
     def mark(self) -> object:
-        """Return when all that is launched now will be complete."""
+        """Return the point at which all work launched until now is complete."""
         return self._copier.mark()
 
     def begin_fetch(self, hashes: Sequence[bytes], blocks: Sequence[int]) -> HostFetch:
@@ -89,7 +92,7 @@ class BlockMover:
         fetch.is_done = True
 
     def fetch(self, fetch: HostFetch) -> None:
-        """Fill the device's blocks, up to the first that is not sound or until the fetch is cancelled."""
+        """Fill the device's blocks, up to the first damaged one or until the fetch is cancelled."""
         for start in range(0, len(fetch.slots), self.fetch_batch):
             if fetch.is_cancelled:
                 return
@@ -104,7 +107,10 @@ class BlockMover:
         self.fetch_rate.add(fetch.num_blocks * self._block_bytes, time.monotonic() - fetch.started)
 
     def store(self, stores: Sequence[BlockStore], on_copied: Callable[[], None] = lambda: None) -> None:
-        """Copy blocks into the host tier and offer them to the tiers behind it. `on_copied`: from then on they may be overwritten."""
+        """Copy blocks to the host tier and offer them to further tiers.
+
+        `on_copied`: called when they may be overwritten.
+        """
         started = time.monotonic()
         reserved = [(one, self._host.reserve(one.block_hash, self._block_bytes)) for one in stores]
         wanted = [(one, slot) for one, slot in reserved if slot is not None]
@@ -113,7 +119,7 @@ class BlockMover:
         try:
             if wanted:
                 blocks = [one.block for one, _ in wanted]
-                last = wanted[-1][0]  # whose mark is the latest
+                last = wanted[-1][0]  # its mark is the latest
                 self._copier.store(blocks, [slot.memory for slot in slots], last.mark)
             copied = True
         finally:
@@ -133,7 +139,7 @@ class BlockMover:
             self.store_rate.add(len(slots) * self._block_bytes, time.monotonic() - started)
 
     def _num_sound(self, slots: Sequence[HostSlot]) -> int:
-        """Count the slots before the first that is not sound."""
+        """Return the number of slots before the first damaged one."""
         unread = [slot for slot in slots if not slot.is_verified]
         all(self._copier.map(self._host.is_sound, unread))
         return sum(1 for _ in takewhile(lambda slot: slot.is_verified, slots))

@@ -1,6 +1,6 @@
-"""Two pinned buffers, by which blocks go between a CUDA device and memory of the host that the device does not reach.
+"""Two pinned buffers for blocks between a CUDA device and host memory that it cannot access.
 
-Threads move bytes between that memory and one buffer while the device copies the other. Knows addresses; refuses to know what a block holds.
+Threads move bytes between that memory and one buffer while the device copies the other. Knows addresses; does not know what a block contains.
 """
 
 import ctypes
@@ -31,7 +31,7 @@ class BlockStaging:
         self._buffers = [stream.allocate(self._num_rows * block_bytes) for _ in range(2)]
 
     def store(self, moves: Sequence[BlockMove]) -> None:
-        """Copy from device to host; returns when the bytes are there."""
+        """Copy from device to host; return when the bytes are there."""
         waiting: list[tuple[BegunCopies, list[tuple[int, int]]]] = []
         for part in self._parts(moves):
             for row, move in part:
@@ -43,7 +43,7 @@ class BlockStaging:
             self._empty(filled, moved)
 
     def fetch(self, moves: Sequence[BlockMove]) -> None:
-        """Begin to copy from host to device; returns when all is in the buffers."""
+        """Start to copy from host to device; return when everything is in the buffers."""
         copied: list[BegunCopies] = []
         for i, part in enumerate(self._parts(moves)):
             if i >= 2:
@@ -54,7 +54,7 @@ class BlockStaging:
             copied.append(self._stream.begun())
 
     def _parts(self, moves: Sequence[BlockMove]) -> Iterator[list[tuple[int, BlockMove]]]:
-        """Yield as many moves at once as a buffer has rows, each with the address of its row: of the buffers in turns."""
+        """Yield as many moves as a buffer has rows, with the addresses of rows in alternating buffers."""
         for i, start in enumerate(range(0, len(moves), self._num_rows)):
             address = self._buffers[i % 2].data_ptr()
             part = moves[start : start + self._num_rows]
@@ -65,7 +65,7 @@ class BlockStaging:
         self._move(moves)
 
     def _move(self, moves: Sequence[tuple[int, int]]) -> None:
-        """Move blocks (into, source) in host memory, by several threads: ctypes lets go of the interpreter meanwhile."""
+        """Move blocks (into, source) in host memory with several threads: ctypes releases Python's lock."""
         parts = [moves[i::NUM_MOVERS] for i in range(min(NUM_MOVERS, len(moves)))]
         for _ in self._movers.map(self._move_part, parts):
             pass

@@ -1,8 +1,8 @@
 """The thread between one model's device cache and the host tier: fetches go before stores.
 
-Nothing is held for a store: a block that is reused before its turn comes is simply not kept, so stores can neither leak blocks nor exhaust them. The
-engine's thread waits for nothing but the end of the one small copy that is under way when a block of it is to be overwritten. Knows queues; refuses
-to know what a copy is (block_mover.py) and whether it pays (tiered_cache.py).
+A queued store holds nothing: a block that is reused before its turn is simply not stored, so stores can neither leak blocks nor exhaust them. The
+engine's thread only waits for the end of one small running copy when a block of it must be overwritten. Knows queues; does not know what a copy is
+(block_mover.py) or whether it pays off (tiered_cache.py).
 """
 
 import logging
@@ -14,7 +14,7 @@ from pilotlight.engine.kv.transfer.block_mover import BlockMover, BlockStore, Ho
 
 log = logging.getLogger(__name__)
 
-_LAST_STORES_S = 2.0  # 20 GiB of blocks from a device, 4 on a CPU; the other models of the host wait meanwhile
+_LAST_STORES_S = 2.0  # 20 GiB of blocks from a device, 4 on a CPU; the host's other models wait meanwhile
 _LAST_COPY_S = 10.0
 
 
@@ -42,7 +42,7 @@ class HostThread:
             self._condition.notify_all()
 
     def drop(self, block: int) -> None:
-        """Forget a queued block, or wait until it has been copied."""
+        """Drop a queued block, or wait until it has been copied."""
         with self._condition:
             self._stores.pop(block, None)
             while block in self._copying:
@@ -64,13 +64,13 @@ class HostThread:
                 self._condition.wait()
 
     def wait_for_batch(self) -> None:
-        """Wait until the stores that are under way now, if any, are committed."""
+        """Wait until running stores, if any, are committed."""
         with self._condition:
             batch = self._num_batches
             self._condition.wait_for(lambda: not self._is_storing or self._num_batches > batch)
 
     def wait_for_stores(self) -> None:
-        """Wait a moment until nothing is left to store."""
+        """Wait for a moment until all stores are done."""
         with self._condition:
             self._condition.wait_for(lambda: not (self._stores or self._is_storing) or self.is_broken, _LAST_STORES_S)
 
@@ -81,7 +81,7 @@ class HostThread:
             )
 
     def reset(self) -> None:
-        """Forget all that is queued and wait for the copy under way."""
+        """Drop everything queued and wait for the running copy."""
         with self._condition:
             self._stores.clear()
             for fetch in self._fetches:
@@ -118,14 +118,14 @@ class HostThread:
                     self._mover.fetch(self._fetching)
                 else:
                     self._mover.store(batch, self._release_blocks)
-            except Exception:  # a device that fails ends the steps as well; without this thread its callers would wait
-                log.exception("the copies between device and host tier failed; the engine goes on without tiers")
+            except Exception:  # a failing device ends the steps as well; without this thread its callers would wait
+                log.exception("the copies between device and host tier failed; the engine continues without tiers")
                 self.is_broken = True
             finally:
                 self._end_copy()
 
     def _release_blocks(self) -> None:
-        """Let the device's blocks change: what follows is between host and host."""
+        """Let the device's blocks change: the rest is between host and host."""
         with self._condition:
             self._copying = frozenset()
             self._condition.notify_all()

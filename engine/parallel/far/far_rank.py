@@ -1,6 +1,6 @@
-"""A rank on another machine: there a process of Ray's does what a child of the first rank does on its own.
+"""A rank on another machine: a Ray process that does the work of a child of the first rank.
 
-Imports no Ray, which has made the process.
+Imports no Ray, which has started the process.
 """
 
 import os
@@ -12,10 +12,10 @@ from pilotlight.engine.parallel.release import difference
 
 
 class FarRank:
-    """Ray's actor."""
+    """The Ray actor of a rank."""
 
     def follow(self, start: FarStart) -> str:
-        """Do what the first rank says, and end with it. Return why it cannot begin."""
+        """Follow the first rank until it ends. Return why the rank cannot start."""
         if problem := difference(start.release):
             return problem
         from pilotlight.engine.parallel import follower
@@ -36,8 +36,8 @@ class FarRank:
 
 
 def _own_address(other: str) -> str:
-    """Return this machine's address on the way to another."""
+    """Return the address of this machine that another one sees."""
     with socket.socket(socket.AF_INET6 if ":" in other else socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((other, 9))  # which sends nothing
+        probe.connect((other, 9))  # a UDP connect, which sends nothing
         address: str = probe.getsockname()[0]
         return address

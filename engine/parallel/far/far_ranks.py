@@ -1,6 +1,6 @@
-"""The ranks of a group that lie on other machines, as the first rank sees them: it waits for room, starts them, and hears of their end.
+"""The remote ranks of a group as seen by the first rank, which places, starts and watches them.
 
-Ray is asked by a process beside this one (ray_placement.py). Refuses to know what ranks are told.
+A separate process talks to Ray (ray_placement.py). Does not know the orders of ranks.
 """
 
 import os
@@ -31,8 +31,10 @@ _END_GRACE_S = 2.0
 
 class FarRanks:
     def __init__(self, config: HostConfig, on_wait: Callable[[str], None]) -> None:
-        """Find room for them, however long that takes. `on_wait`: told every second why there is none. Raises CheckpointError where there cannot be
-        any."""
+        """Find places for the ranks, however long that takes.
+
+        `on_wait`: called every second with the reason for the wait. Raises CheckpointError if there cannot be places.
+        """
         self._config = config
         self.ranks = config.far_ranks
         self._placing, other = RankChannel.pair()
@@ -62,7 +64,7 @@ class FarRanks:
         self.machines = dict(zip(self.ranks, said.machines, strict=True))
 
     def start(self, store_port: int) -> dict[int, tuple[RankChannel, ...]]:
-        """Start them; return each one's channels when all are connected. Raises CheckpointError."""
+        """Start the ranks; return each one's channels when all are connected. Raises CheckpointError."""
         key, described = new_group_key(), msgspec.json.encode(self._config).decode()
         found: dict[ChannelOf, RankChannel] = {}
         with RankListener(self.address, key) as listener:
@@ -88,8 +90,8 @@ class FarRanks:
         return said.reason
 
     def close(self) -> None:
-        """End them."""
-        self._placing.close()  # by which the process ends, and Ray then its ranks
+        """End the ranks."""
+        self._placing.close()  # which ends the process, after which Ray ends its ranks
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(_END_GRACE_S)
         if self._process.poll() is None:
@@ -101,4 +103,4 @@ class FarRanks:
             said: StillWaiting | RanksPlaced | PlacingFailed = self._placing.receive()
             return said
         except EOFError:
-            return PlacingFailed(f"what places ranks by Ray ended with status {self._process.wait()}")
+            return PlacingFailed(f"the process that places ranks with Ray ended with status {self._process.wait()}")

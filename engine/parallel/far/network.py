@@ -1,7 +1,7 @@
-"""Channels between ranks of several machines: TCP under TLS, on which each side proves that it has the key of this group.
+"""Channels between ranks on several machines: TCP under TLS.
 
-The first rank makes the key, and hands it to whoever starts the others: so nobody else gives orders to a rank, is taken for one, or reads what goes
-between them. Refuses to know what is said.
+Each side proves that it has the group's key. The first rank makes the key, and passes it to the starter of the other ranks, so that no third party
+can give orders to a rank, pose as one, or read their traffic. Does not know the messages.
 """
 
 import datetime
@@ -17,8 +17,8 @@ from cryptography.x509.oid import NameOID
 
 from pilotlight.engine.parallel.channel import RankChannel
 
-_HANDSHAKE_S = 10.0  # of another machine at work; a stranger who says nothing holds a group's start up for as long
-# A certificate lives as long as its group, whatever clocks say.
+_HANDSHAKE_S = 10.0  # for a busy machine; a stranger that sends nothing delays a group's start by as long
+# A certificate is valid as long as its group, whatever the clocks show.
 _ALWAYS = (datetime.datetime(2000, 1, 1), datetime.datetime(2200, 1, 1))
 
 
@@ -34,10 +34,10 @@ def new_group_key() -> bytes:
 
 
 class RankListener:
-    """The port at which further ranks reach the first one. Use as `with`."""
+    """The port at which other ranks reach the first one; a context manager."""
 
     def __init__(self, address: str, key: bytes) -> None:
-        """`address`: of this machine, as the others know it."""
+        """`address`: of this machine, as seen by the others."""
         self._context = _context(ssl.PROTOCOL_TLS_SERVER, key)
         self._listener = socket.create_server(
             (address, 0), family=socket.AF_INET6 if ":" in address else socket.AF_INET
@@ -51,7 +51,7 @@ class RankListener:
         self._listener.close()
 
     def accept(self, within_s: float) -> RankChannel | None:
-        """Return the next channel to one who has the key. None: nobody came who has, so far."""
+        """Return the next channel to a holder of the key, or None if none has connected within the time."""
         self._listener.settimeout(within_s)
         try:
             end, _ = self._listener.accept()
@@ -59,35 +59,35 @@ class RankListener:
             return None
         try:
             return _secured(self._context, end, is_server=True)
-        except OSError:  # of a stranger
+        except OSError:  # from a stranger
             end.close()
             return None
 
 
 def connect(address: str, port: int, key: bytes) -> RankChannel:
-    """Return a channel to the first rank. Raises OSError where it is not there, or has another key."""
+    """Return a channel to the first rank. Raises OSError if it is unreachable, or has another key."""
     end = socket.create_connection((address, port), timeout=_HANDSHAKE_S)
     return _secured(_context(ssl.PROTOCOL_TLS_CLIENT, key), end, is_server=False)
 
 
 def _secured(context: ssl.SSLContext, end: socket.socket, is_server: bool) -> RankChannel:
     end.settimeout(_HANDSHAKE_S)
-    end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # a step's values are small, and waited for
+    end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # a step's values are small, and urgent
     secured = context.wrap_socket(end, server_side=is_server)
     secured.settimeout(None)
     return RankChannel(secured)
 
 
 def _context(protocol: "ssl._SSLMethod", key: bytes) -> ssl.SSLContext:
-    """Return what trusts the one certificate that it shows."""
+    """Return a context that trusts only the certificate that it presents."""
     context = ssl.SSLContext(protocol)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.check_hostname = False
     context.verify_mode = ssl.CERT_REQUIRED
     if protocol is ssl.PROTOCOL_TLS_SERVER:
-        context.num_tickets = 0  # nothing is resumed, and the other side of a channel may never read
+        context.num_tickets = 0  # sessions are not resumed, and the other side of a channel may never read
     context.load_verify_locations(cadata=key[key.index(b"-----BEGIN CERTIFICATE") :].decode())
-    with tempfile.NamedTemporaryFile() as file:  # this user's alone; no other way leads there
+    with tempfile.NamedTemporaryFile() as file:  # readable only by this user, and for no other purpose
         file.write(key)
         file.flush()
         context.load_cert_chain(file.name)

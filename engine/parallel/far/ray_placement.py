@@ -1,9 +1,9 @@
-"""Places ranks on other machines by Ray, and says when one of them has ended: a process beside the first rank, for as long as the group lives.
+"""Placement of ranks on other machines with Ray, in a process that reports their end.
 
-An engine host never imports Ray. What this process does is undone by its end, however it ends: Ray then ends the ranks, and gives their places back.
-Knows Ray; refuses to know what ranks do.
+An engine host never imports Ray. The end of this process, however it happens, undoes its work: Ray then ends the ranks and releases their places.
+Knows Ray; does not know what ranks do.
 
-    python -m pilotlight.engine.parallel.far.ray_placement FD PARENT     started by engine/parallel/far/far_ranks.py alone
+python -m pilotlight.engine.parallel.far.ray_placement FD PARENT     started only by engine/parallel/far/far_ranks.py
 """
 
 import logging
@@ -54,7 +54,7 @@ class RankPlacer:
 
     def _end_with_first(self) -> None:
         with suppress(EOFError):
-            self._channel.receive()  # nothing more comes
+            self._channel.receive()  # blocks until the first rank closes the channel
         os._exit(0)
 
     def _connect(self, ray: Any, address: str) -> None:
@@ -69,7 +69,7 @@ class RankPlacer:
                 time.sleep(_LOOK_S)
 
     def _placed(self, ray: Any, order: PlaceRanks) -> Any:
-        """Return a placement group whose bundles lie on other nodes than this one, when there is room."""
+        """Return a placement group on other nodes than this one, when there is room."""
         bundles = [{"GPU": 1} if device == "cuda" else {"CPU": order.cpus} for device in order.devices]
         elsewhere = {_NODE: f"!{ray.get_runtime_context().get_node_id()}"}
         group = ray.util.placement_group(bundles, "PACK", bundle_label_selector=[elsewhere] * len(bundles))

@@ -1,10 +1,10 @@
-"""A bundle: one model's tensors in one file, exactly as the engine holds them, so that the file can be mapped instead of read.
+"""A bundle: one model's tensors in one file, as the engine holds them, so that it can be mapped.
 
-The container is safetensors: header, then data without holes (padding is a tensor of its own), the last 32 bytes a seal over the header. A tensor
-of 64 KiB and more begins on a page, others on a cache line. Knows the byte format and whose weights they are; refuses to know torch, and where
-the file lies.
+The container is safetensors: header, then data without holes (padding is a separate tensor), and in the last 32 bytes a seal over the header. A
+tensor of at least 64 KiB starts on a page, others on a cache line. Knows the byte format and the identity of weights; does not know torch, or where
+the file is.
 
-    length of the JSON (8) | JSON, spaces up to a page | tensors and their padding | seal
+length of the JSON (8) | JSON, spaces up to a page | tensors and their padding | seal
 """
 
 import json
@@ -15,7 +15,7 @@ from math import prod
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-CHUNK_VALUES = 1 << 20  # of a coded tensor; the last chunk has what is left
+CHUNK_VALUES = 1 << 20  # of a coded tensor; the last chunk has the rest
 VERSION = 1  # of the format, and of what the engine expects in it: raise it when a family fuses or orders its tensors differently
 ITEM_BYTES = {"F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "U8": 1, "I8": 1, "I32": 4, "I64": 8}
 _FORMAT = "pilotlight.bundle"
@@ -27,11 +27,11 @@ _CHECKSUM = "0" * 32  # as long as each of them
 
 
 class WeightBundleError(Exception):
-    """A bundle cannot be used or written here; the message says why."""
+    """A bundle that cannot be used or written here; the message gives the reason."""
 
 
 class TensorSpec(NamedTuple):
-    """A tensor as a model asks for it."""
+    """A tensor as requested by a model."""
 
     name: str
     dtype: str
@@ -43,7 +43,7 @@ class TensorSpec(NamedTuple):
 
 
 class PlacedTensor(NamedTuple):
-    """A tensor and where it begins, from the beginning of the file."""
+    """A tensor and its offset in the file."""
 
     spec: TensorSpec
     start: int
@@ -54,7 +54,7 @@ class PlacedTensor(NamedTuple):
 
 
 class BundleIdentity(NamedTuple):
-    """The model, type and checkpoint of a bundle. Two bundles of the same identity hold the same bytes."""
+    """The model, type and checkpoint of a bundle. Bundles of equal identity contain the same bytes."""
 
     architecture: str
     dtype: str
@@ -63,7 +63,7 @@ class BundleIdentity(NamedTuple):
 
 
 class CheckpointFacts(NamedTuple):
-    """The size and types of a checkpoint, which are known before its weights are read."""
+    """The size and types of a checkpoint, known before its weights are read."""
 
     num_parameters: int
     dtypes: tuple[str, ...]
@@ -76,8 +76,8 @@ class Bundle(NamedTuple):
     facts: CheckpointFacts
     tensors: tuple[PlacedTensor, ...]
     size: int  # of the file
-    checksums: Mapping[str, str]  # by tensor; empty for a bundle in memory, which its writer vouches for
-    # Shapes of the bf16 tensors, by name, that lie in coded chunks (coded_chunks.py), which are tensors of bytes here: NAME~0, NAME~1 ...
+    checksums: Mapping[str, str]  # by tensor; empty for a bundle in memory, whose writer is trusted
+    # Shapes of the bf16 tensors, by name, that are in coded chunks (coded_chunks.py), which are tensors of bytes here: NAME~0, NAME~1 ...
     coded: Mapping[str, tuple[int, ...]] = MappingProxyType({})
 
     @property
@@ -86,7 +86,7 @@ class Bundle(NamedTuple):
 
     @property
     def specs(self) -> list[TensorSpec]:
-        """The tensors that a model asks for, coded ones as they will be when they have been decoded."""
+        """The tensors that a model requests; coded ones in decoded form."""
         found = []
         for placed in self.tensors:
             name, _, number = placed.spec.name.rpartition("~")
@@ -104,11 +104,11 @@ def lay_out(
     with_checksums: bool = False,
     coded: Mapping[str, tuple[int, ...]] = MappingProxyType({}),
 ) -> Bundle:
-    """Return the layout of these tensors, in the order in which a model asks for them."""
+    """Return the layout of these tensors, in the order of the model's requests."""
     specs = tuple(specs)
     checksums = {spec.name: _CHECKSUM for spec in specs} if with_checksums else {}
     tensors, end = _place(specs, 0)
-    # Offsets count from the end of the header, which ends on a page: they are the same whatever its length.
+    # Offsets count from the end of the header, which is at a page boundary: they do not depend on its length.
     start = _whole(8 + len(_json(Bundle(identity, facts, tensors, end + _SEAL_BYTES, checksums, coded), 0)), _PAGE)
     tensors, end = _place(specs, start)
     return Bundle(identity, facts, tensors, end + _SEAL_BYTES, checksums, coded)
@@ -126,11 +126,14 @@ def encode_seal(header: bytes) -> bytes:
 
 
 def read_bundle(fd: int) -> Bundle:
-    """Read header and seal. Raises WeightBundleError for anything but a whole, sealed bundle of this version."""
+    """Read header and seal.
+
+    Raises WeightBundleError for anything but a whole, sealed bundle of this version.
+    """
     size = os.fstat(fd).st_size
     length = int.from_bytes(os.pread(fd, 8, 0), "little")
     if size < 8 + _SEAL_BYTES or length > min(size - 8 - _SEAL_BYTES, _MAX_HEADER_BYTES):
-        raise WeightBundleError(f"it is cut off or no bundle: {size} bytes cannot hold its header")
+        raise WeightBundleError(f"it is cut off or not a bundle: {size} bytes cannot hold its header")
     header = os.pread(fd, 8 + length, 0)
     try:
         described = json.loads(header[8:])
@@ -140,12 +143,12 @@ def read_bundle(fd: int) -> Bundle:
             raise WeightBundleError(f"it is a file of the format {metadata['format']!r}, not {_FORMAT!r}")
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         why = f"it has no {error}" if isinstance(error, KeyError) else str(error)
-        raise WeightBundleError(f"its header is damaged or no bundle's: {why}") from None
+        raise WeightBundleError(f"its header is damaged or not a bundle's: {why}") from None
     if version != str(VERSION):
         raise WeightBundleError(f"it has version {version}; this engine reads {VERSION}")
     if os.pread(fd, _SEAL_BYTES, size - _SEAL_BYTES) != encode_seal(header):
         raise WeightBundleError(
-            f"it is cut off{_at_cut(described, size - 8 - length)}, or its header was changed: its seal does not fit"
+            f"it is cut off{_at_cut(described, size - 8 - length)}, or its header was changed: its seal does not match"
         )
     try:
         return _parse(described, metadata, 8 + length, size)
@@ -154,7 +157,7 @@ def read_bundle(fd: int) -> Bundle:
 
 
 def _at_cut(described: dict[str, Any], data_bytes: int) -> str:
-    """Name the first tensor that a file lacks the end of."""
+    """Name the first tensor whose end is missing from a file."""
     try:
         cut = next((name for name, entry in described.items() if int(entry["data_offsets"][1]) > data_bytes), None)
     except (ValueError, KeyError, TypeError, IndexError, OverflowError):
@@ -163,7 +166,7 @@ def _at_cut(described: dict[str, Any], data_bytes: int) -> str:
 
 
 def content_digest(bundle: Bundle) -> str:
-    """Return the name of a packed file: the same for the same tensors, wherever and from whichever copy of the checkpoint they were packed."""
+    """Return the name of a packed file: the same for the same tensors, from any copy of the checkpoint."""
     identity = bundle.identity
     content: list[Any] = [VERSION, identity.architecture, identity.dtype, identity.config]
     tensors = [[*placed.spec, bundle.checksums[placed.spec.name]] for placed in bundle.tensors]
@@ -177,7 +180,7 @@ def config_digest(config: bytes) -> str:
 
 
 def difference(found: BundleIdentity, expected: BundleIdentity) -> str | None:
-    """Describe the first difference; None where there is none."""
+    """Describe the first difference, or return None."""
     for key, word in (
         ("architecture", "is of architecture"),
         ("dtype", "holds"),

@@ -1,7 +1,7 @@
-"""Bundles as files that several processes share: found, mapped, and written so that a kill at any moment leaves a whole one or none.
+"""Bundles as files that several processes share: found, mapped, and written atomically.
 
-A bundle is written under a name of its own, with a lock held on it, and renamed when it is whole. A free lock tells what a dead writer has left.
-Knows files and locks; refuses to know what is in the tensors.
+A bundle is written under a separate name, with a lock held on it, and renamed when it is whole: a kill at any moment leaves a whole one or none. A
+free lock marks a dead writer's file. Knows files and locks; does not know what the tensors contain.
 """
 
 import errno
@@ -32,7 +32,10 @@ _PARTIAL = ".partial"
 
 
 class BundleFile:
-    """An open bundle. Use as `with BundleFile.open(path) as file:`; what `map` returned stays when it is closed, even when the file is removed."""
+    """An open bundle; a context manager.
+
+    Memory returned by `map` remains valid after it is closed, even if the file is removed.
+    """
 
     def __init__(self, path: Path, fd: int, bundle: Bundle) -> None:
         self.path = path
@@ -41,7 +44,7 @@ class BundleFile:
 
     @classmethod
     def open(cls, path: Path) -> "BundleFile":
-        """Open a bundle. Raises FileNotFoundError, or WeightBundleError for a file that is no whole bundle."""
+        """Open a bundle. Raises FileNotFoundError, or WeightBundleError for a file that is not a whole bundle."""
         fd = open_descriptor(path)
         try:
             return cls(path, fd, read_bundle(fd))
@@ -56,11 +59,14 @@ class BundleFile:
         os.close(self.fd)
 
     def map(self, for_device: bool = False) -> torch.Tensor:
-        """Return the whole file, as bytes that must not be written to. `for_device`: a driver takes no memory that it could not write to. Raises
-        OSError."""
+        """Return the whole file, as bytes that must not be written to. Raises OSError.
+
+        `for_device`: map it writable, because a driver accepts no read-only memory.
+        """
         if not for_device:
             return pages.map_file(self.fd, self.bundle.size)
-        fd = os.open(f"/proc/self/fd/{self.fd}", os.O_RDWR | os.O_CLOEXEC)  # the same file, whatever is at its path now
+        # the same file, even if another is at its path now
+        fd = os.open(f"/proc/self/fd/{self.fd}", os.O_RDWR | os.O_CLOEXEC)
         try:
             return pages.map_file(fd, self.bundle.size, is_writable=True)
         finally:
@@ -68,18 +74,21 @@ class BundleFile:
 
 
 class BundleWriter:
-    """A bundle that is being filled. By writing, not through a map: a file system that is full is an error then, not a SIGBUS, and no page is
-    cleared before it is written (1 GiB in 0.4 s, which took 0.8 through a map)."""
+    """A bundle being written.
+
+    It uses writes, not a map: on a full file system that is an error, not a SIGBUS, and no page is zeroed before it is written (1 GiB in 0.4 s,
+    instead of 0.8 through a map).
+    """
 
     def __init__(self, fd: int, size: int) -> None:
         self._fd = fd
-        self.memory = torch.empty(size, dtype=torch.uint8, device="meta")  # to lay tensors out in: places without bytes
+        self.memory = torch.empty(size, dtype=torch.uint8, device="meta")  # for layouts: places without bytes
         self._mapped: torch.Tensor | None = None
-        self._huge_end: int | None = 0  # None: the system has no more of them
+        self._huge_end: int | None = 0  # None when the system has no more huge pages
 
     @property
     def is_linked(self) -> bool:
-        """False where the unfinished file has been removed: it will never be found."""
+        """False if the unfinished file has been removed: it will never be found."""
         return os.fstat(self._fd).st_nlink > 0
 
     def write(self, start: int, content: memoryview) -> None:
@@ -89,17 +98,19 @@ class BundleWriter:
             content, start = content[count:], start + count
 
     def write_huge(self, start: int, content: memoryview) -> None:
-        """Write bytes in ascending order, into huge pages while there are any: 1 GiB in 0.2 to 0.5 s, and 0.6 to 3 where small pages are made huge
-        afterwards."""
+        """Write bytes in ascending order, into huge pages as long as there are any.
+
+        A GiB takes 0.2 to 0.5 s, and 0.6 to 3 if small pages are made huge afterwards.
+        """
         end = start + len(content)
         while self._huge_end is not None and self._huge_end < end:
-            self.write(max(self._huge_end, start), memoryview(b"\0"))  # there is no huge page of nothing
+            self.write(max(self._huge_end, start), memoryview(b"\0"))  # an unwritten page cannot be made huge
             is_huge = pages.make_huge(self.map(), self._huge_end, HUGE_PAGE)
             self._huge_end = self._huge_end + HUGE_PAGE if is_huge else None
         self.write(start, content)
 
     def map(self) -> torch.Tensor:
-        """Return what is or will be written, as bytes that must not be written to otherwise."""
+        """Return the file's memory, including parts not written yet; it must not be written to otherwise."""
         if self._mapped is None:
             self._mapped = pages.map_file(self._fd, self.memory.nbytes)
         return self._mapped
@@ -107,8 +118,10 @@ class BundleWriter:
 
 @contextmanager
 def new_bundle(path: Path, bundle: Bundle) -> Iterator[BundleWriter]:
-    """Write a bundle inside the `with`; it is at `path` when that has ended without an exception. Raises WeightBundleError where there is no room for
-    it and OSError where the file system refuses."""
+    """Write a bundle inside the `with`; it is at `path` after an end without exception.
+
+    Raises WeightBundleError if there is no room for it and OSError if the file system refuses.
+    """
     remove_partial(path)
     if free_bytes(path.parent) < bundle.size:
         raise _no_room(path.parent, bundle.size)
@@ -142,12 +155,15 @@ def remove_partial(path: Path) -> None:
 
 
 def is_being_written(path: Path) -> bool:
-    """Tell whether a process that lives, perhaps this one, writes the bundle at `path`."""
+    """True if a live process, perhaps this one, is writing the bundle at `path`."""
     return any(is_locked for _, is_locked in _partials(path))
 
 
 def _partials(path: Path) -> Iterator[tuple[Path, bool]]:
-    """Yield what writers of the bundle at `path` have begun, and whether the writer lives; a dead one's is locked until the next is asked for."""
+    """Yield unfinished files of the bundle at `path`, and whether their writer is alive.
+
+    A dead writer's file is locked until the next is requested.
+    """
     for partial in path.parent.glob(f"{path.name}.*{_PARTIAL}"):
         try:
             fd = os.open(partial, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)

@@ -1,9 +1,9 @@
-"""Maps of bundles in memory, which stay while their models sleep: a model that wakes finds its weights where they were.
+"""Maps of bundles in memory, kept while their models sleep: a woken model finds its weights in place.
 
 On a CPU it computes on them, page table entries included. For a GPU they are registered with the device, whose copy engines then read them as fast as
 the bus allows (measured on an H100: 50 GB/s, 15 through buffers). A map takes addresses and page tables, a five-hundredth of the file with small
-pages, and no memory: that is the file's. Of a file that its site has removed, the map is what keeps its memory, so `drop_removed_maps` must be called
-often. Knows files and devices; refuses to know what is in the tensors.
+pages, and no memory, which is the file's. A map keeps the memory of a file that its site has removed, so `drop_removed_maps` must be called often.
+Knows files and devices; does not know what the tensors contain.
 """
 
 import logging
@@ -22,7 +22,7 @@ from pilotlight.engine.weights.bundles.bundle_file import BundleFile
 log = logging.getLogger(__name__)
 
 _MOST_MAPS = 16  # the latest
-# Under way: a call that finds the driver's queue full waits there, and other threads for the interpreter.
+# In flight: a call that finds the driver's queue full waits there, and other threads wait for the interpreter.
 _MOST_COPIES = 256
 
 
@@ -36,7 +36,7 @@ class _Map(NamedTuple):
             self.registered.close()
 
 
-_maps: dict[tuple[int, int], _Map] = {}  # by file: as long as it is mapped, no other has its number
+_maps: dict[tuple[int, int], _Map] = {}  # by file number, which no other file gets as long as it is mapped
 _lock = threading.Lock()
 
 
@@ -55,7 +55,10 @@ def cache_map(path: Path, memory: torch.Tensor) -> None:
 
 
 def register(file: BundleFile, device: torch.device) -> None:
-    """Have the file's memory registered with a device, in the background, where it is not yet. Where it cannot be, it is read as any file."""
+    """Register the file's memory with a device, in the background, unless it is already.
+
+    If that fails, it is read like any file.
+    """
     with _lock:
         is_there = _number(os.fstat(file.fd)) in _maps
     if is_there:
@@ -71,15 +74,17 @@ def register(file: BundleFile, device: torch.device) -> None:
 
 
 def wait_registered(timeout_s: float) -> bool:
-    """Wait until devices reach all files that are to be registered. False: they do not, for lack of time or because they cannot."""
+    """Wait until devices can access all files being registered; False on a timeout or a failure."""
     with _lock:
         found = [one.registered for one in _maps.values() if one.registered is not None]
     return all([registered.wait(timeout_s) for registered in found])
 
 
 def copy_registered(file: BundleFile, tensors: Mapping[str, torch.Tensor], device: torch.device) -> bool:
-    """Copy the file's tensors to where they are wanted on the device, and wait until they are there. False, and nothing is copied, where the file is
-    not registered as a whole."""
+    """Copy the file's tensors to the device and wait for the copies.
+
+    Returns False, without copying, if the file is not registered as a whole.
+    """
     number = _number(os.fstat(file.fd))
     with _lock:
         cached = _maps.get(number)
@@ -87,7 +92,7 @@ def copy_registered(file: BundleFile, tensors: Mapping[str, torch.Tensor], devic
             return False
         if not cached.registered.covers(0, cached.memory.nbytes):
             return False
-        _maps[number] = _maps.pop(number)  # the latest
+        _maps[number] = _maps.pop(number)  # as the most recently used
     stream = CudaCopyStream(device)
     with copying(stream, stream.mark()):
         for i, (into, source, num_bytes) in enumerate(_copies(file, tensors, cached.memory, cached.registered)):
@@ -98,7 +103,7 @@ def copy_registered(file: BundleFile, tensors: Mapping[str, torch.Tensor], devic
 
 
 def drop_removed_maps() -> None:
-    """Forget the maps of files that are no longer where they were. A model that computes on one keeps it."""
+    """Drop the maps of files that were removed. A model that computes on one keeps it."""
     with _lock:
         gone = [number for number, one in _maps.items() if not _is_at(one.path, number)]
         dropped = [_maps.pop(number) for number in gone]
@@ -109,7 +114,7 @@ def drop_removed_maps() -> None:
 def _copies(
     file: BundleFile, tensors: Mapping[str, torch.Tensor], memory: torch.Tensor, registered: RegisteredMemory
 ) -> Iterator[tuple[int, int, int]]:
-    """Yield where to, where from and how many bytes: of one piece each."""
+    """Yield destination, source and number of bytes of each contiguous piece."""
     for placed in file.bundle.tensors:
         if (into := tensors.get(placed.spec.name)) is not None:
             assert into.is_contiguous()

@@ -1,8 +1,8 @@
-"""bf16 values in fewer bytes on disk and on the wire: of each chunk the exponents entropy-coded, signs and mantissas as they are.
+"""bf16 values in fewer bytes on disk and in transfers: exponents entropy-coded, other bytes unchanged.
 
-A chunk is one Zstandard frame with a checksum: the exponents of all its values, then their other bytes. Of trained weights an exponent carries 2.6
-bits or so, and Zstandard's Huffman codes come within 2 % of that; the other bytes look random, and the frame has them unchanged. Knows one chunk's
-bytes; refuses to know which tensor and which file they are of.
+A chunk is one Zstandard frame with a checksum: the exponents of all its values, then signs and mantissas. In trained weights an exponent carries
+about 2.6 bits, and Zstandard's Huffman codes come within 2 % of that; the other bytes look random, and the frame contains them unchanged. Knows one
+chunk's bytes; does not know its tensor and file.
 """
 
 import torch
@@ -11,7 +11,7 @@ import zstandard
 from pilotlight.engine.api.errors import CheckpointError
 from pilotlight.kernels.matrices.planes import join_planes, split_planes
 
-# Literals alone: a table of 64 entries and matches of 7 bytes find none in exponents, which have no order. Each block has a Huffman code of its own
+# Literals only: a table of 64 entries and matches of 7 bytes find no matches in exponents, which have no order. Each block has its own Huffman code
 # and is no longer than the window.
 _PARAMETERS = zstandard.ZstdCompressionParameters(
     window_log=17,
@@ -26,15 +26,19 @@ _PARAMETERS = zstandard.ZstdCompressionParameters(
 
 
 def encode_chunk(values: torch.Tensor) -> bytes:
-    """values [n] bf16, one to CHUNK_VALUES of them -> the chunk."""
+    """Encode values [n] bf16, one to CHUNK_VALUES of them, as a chunk."""
     planes: bytes = split_planes(values).numpy().tobytes()
     return zstandard.ZstdCompressor(compression_params=_PARAMETERS).compress(planes)
 
 
 def decode_chunk(chunk: memoryview, into: torch.Tensor) -> None:
-    """Fill into [n] bf16, on the host. Raises CheckpointError for a chunk that is damaged, or not of n values."""
+    """Decode a chunk into [n] bf16, on the host.
+
+    Raises CheckpointError if it is damaged, or not of n values.
+    """
     try:
-        if zstandard.get_frame_parameters(chunk).content_size != into.nbytes:  # before so much memory is taken
+        # checked before so much memory is allocated
+        if zstandard.get_frame_parameters(chunk).content_size != into.nbytes:
             raise CheckpointError(f"it does not hold {len(into)} values")
         planes = zstandard.ZstdDecompressor().decompress(chunk)
     except zstandard.ZstdError as error:

@@ -1,7 +1,7 @@
-"""A model's matrices in 12 bits, as a bundle has them: four tensors in the place of each, and the way back to a weight.
+"""A model's matrices in 12 bits in a bundle: four tensors each, and their conversion to a weight.
 
-Content decides which matrices are worth it and how long their parts are, so they are coded when the plain weights are there: while a model serves
-from them (relocation.py) or where a checkpoint is packed. A bundle is then laid out as it is found. Knows names and pieces; refuses to know files.
+Content decides which matrices are worth it and how long their parts are, so they are coded after the plain weights are loaded: while a model serves
+from them (relocation.py) or when a checkpoint is packed. The bundle is laid out by the result. Knows names and pieces; does not know files.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -13,16 +13,16 @@ from pilotlight.engine.weights.bundles.bundle import Bundle, TensorSpec, WeightB
 from pilotlight.engine.weights.filling import NAMES, Write, as_bytes
 from pilotlight.kernels.matrices.lossless import MOST_COLUMNS, PALETTE_ROWS, LosslessWeight, Survey, encode_lossless
 
-CODED = ", matrices in 12 bits"  # behind the type in a bundle's identity
+CODED = ", matrices in 12 bits"  # suffix of the type in a bundle's identity
 CODES, PALETTES, STARTS, ESCAPES = PARTS = ("~codes", "~palettes", "~starts", "~escapes")
-_WORTH = 0.9  # of the plain weight's bytes: coded ones take no more
+_WORTH = 0.9  # largest share of the plain weight's bytes at which coding is worth it
 _PIECE_BYTES = 4 << 20
 
 Pieces = Callable[[], Iterator[torch.Tensor]]
 
 
 class Matrix(NamedTuple):
-    """A tensor that can be coded: rows, all experts' one below the other."""
+    """A tensor that can be coded: rows, with those of all experts stacked."""
 
     columns: int
     experts: int = 1
@@ -34,8 +34,10 @@ class Matrix(NamedTuple):
 
 
 class CodedTensors:
-    """A model's tensors, its matrices coded where that is worth it. `survey` first; then `specs` are the bundle's tensors, in order, and `pieces`
-    their bytes, each tensor's codes before its escapes."""
+    """A model's tensors, with matrices coded if that is worth it.
+
+    Call `survey` first; then `specs` are the bundle's tensors, in order, and `pieces` their bytes, each tensor's codes before its escapes.
+    """
 
     def __init__(self, tensors: Mapping[str, torch.Tensor], matrices: Mapping[str, Matrix]) -> None:
         self.specs: list[TensorSpec] = []
@@ -44,7 +46,7 @@ class CodedTensors:
         self._pieces: dict[str, Pieces] = {}
 
     def survey(self) -> Iterator[str]:
-        """Look at one tensor after another; yield their names."""
+        """Survey one tensor after another; yield their names."""
         for name, tensor in self._tensors.items():
             matrix = self._matrices.get(name)
             if matrix is None or not matrix.takes(tensor) or not self._add_coded(name, tensor.view(-1, matrix.columns)):
@@ -52,11 +54,11 @@ class CodedTensors:
             yield name
 
     def pieces(self, name: str) -> Iterator[torch.Tensor]:
-        """Yield a tensor of the bundle in parts that follow one another."""
+        """Yield a tensor of the bundle in consecutive parts."""
         return self._pieces[name]()
 
     def write(self, bundle: Bundle, write: Write) -> Iterator[int]:
-        """Write all tensors to where the bundle has them; yield the end of each piece that has been."""
+        """Write all tensors to their places in the bundle; yield the end of each written piece."""
         for placed in bundle.tensors:
             at = placed.start
             for piece in self.pieces(placed.spec.name):
@@ -82,7 +84,7 @@ class CodedTensors:
 
 
 def plain_bytes(tensors: Mapping[str, torch.Tensor], matrices: Mapping[str, Matrix]) -> int:
-    """Return what the tensors of a bundle would take if none were coded."""
+    """Return the size of a bundle's tensors if none were coded."""
     total = 0
     for name, tensor in tensors.items():
         if name.endswith(CODES):
@@ -93,10 +95,10 @@ def plain_bytes(tensors: Mapping[str, torch.Tensor], matrices: Mapping[str, Matr
 
 
 def check_coded(name: str, weight: LosslessWeight) -> None:
-    """Raise WeightBundleError for starts that would lead C out of a weight's escapes."""
+    """Raise WeightBundleError for offsets that would lead C outside of a weight's escapes."""
     starts = weight.starts
     if int(starts[0]) or int(starts[-1]) > len(weight.escapes) or not bool((starts[1:] >= starts[:-1]).all()):
-        raise WeightBundleError(f"its {name}{STARTS} and {name}{ESCAPES} do not fit each other")
+        raise WeightBundleError(f"its {name}{STARTS} and {name}{ESCAPES} do not match")
 
 
 def _encode(plain: torch.Tensor, survey: Survey, escapes: torch.Tensor) -> Iterator[torch.Tensor]:

@@ -1,7 +1,7 @@
-"""Packs a checkpoint into a bundle on disk: named by its content, checked tensor by tensor, taken up again where an earlier run was cut off.
+"""Packs a checkpoint into a bundle on disk, named by its content and checked tensor by tensor.
 
-A journal beside the unfinished file has a line for every tensor that is on the disk, with its checksum; a run that takes the file up reads those
-again before it believes them. Knows files and checksums; refuses to know families: it is given what a model asks for.
+An interrupted run is resumed: a journal beside the unfinished file has a line with a checksum for every tensor on the disk, and the next run verifies
+those first. Knows files and checksums; does not know families: it receives a model's requests.
 """
 
 import fcntl
@@ -39,15 +39,18 @@ from pilotlight.engine.weights.filling import Job, ReadingProgress, as_bytes, fi
 from pilotlight.engine.weights.storage import BundleMemory
 from pilotlight.kernels.cpu import durable
 
-_GROUP_BYTES = 256 << 20  # written, read back and journalled together: what a cut costs at most
+_GROUP_BYTES = 256 << 20  # written, verified and journalled together: the most that an interruption costs
 _READ_BYTES = 8 << 20
 _LEAST_CODED_BYTES = 64 << 10
 _CODED_TOGETHER = 32  # chunks, of at most 2 MiB each
-_WORTH = 0.95  # of a tensor's bytes: coded ones take no more
+_WORTH = 0.95  # largest share of a tensor's bytes at which coding is worth it
 
 
 def pack(bundle: Bundle, jobs: Sequence[Job], out: Path, on_progress: ReadingProgress) -> Path:
-    """Write a packed bundle and return its path. `jobs` fill places on `meta`, laid out as in `bundle`. Raises CheckpointError."""
+    """Write a packed bundle and return its path. Raises CheckpointError.
+
+    `jobs` fill places on `meta`, laid out as in `bundle`.
+    """
     finished = find_packed(out, bundle.identity)
     if finished is not None:
         on_progress(bundle.data_bytes, bundle.data_bytes)
@@ -60,7 +63,7 @@ def pack(bundle: Bundle, jobs: Sequence[Job], out: Path, on_progress: ReadingPro
             free = free_bytes(out) / 2**20
             raise CheckpointError(
                 f"{partial} cannot be written: {error.strerror}; {bundle.size / 2**20:.0f} MiB are needed in all and {free:.0f} MiB are left: "
-                "make room and run it again, it goes on where it was"
+                "make room and run it again, it continues where it was"
             ) from error
         path = out / f"{content_digest(whole)}{PACKED_SUFFIX}"
         durable.replace(partial, path)
@@ -69,11 +72,14 @@ def pack(bundle: Bundle, jobs: Sequence[Job], out: Path, on_progress: ReadingPro
 
 
 def pack_chunks(plain: BundleFile, identity: BundleIdentity, out: Path, on_progress: ReadingProgress) -> Path:
-    """Write a packed bundle of the tensors of `plain`, in coded chunks where that is worth it, and return its path. Raises CheckpointError."""
+    """Write a packed bundle of the tensors of `plain`, and return its path. Raises CheckpointError.
+
+    Tensors are in coded chunks if that is worth it.
+    """
     partial = out / f".{identity.source[:16]}-lossless.partial"
     with _opened(partial) as fd:
         try:
-            with TemporaryFile(dir=out) as spool:  # how long chunks are is known when they have been made
+            with TemporaryFile(dir=out) as spool:  # the length of chunks is known only after coding
                 specs, coded = _spool(plain, spool, on_progress)
                 bundle = lay_out(identity, plain.bundle.facts, specs, with_checksums=True, coded=coded)
                 os.ftruncate(fd, bundle.size)
@@ -97,7 +103,10 @@ def pack_chunks(plain: BundleFile, identity: BundleIdentity, out: Path, on_progr
 def _spool(
     plain: BundleFile, spool: IO[bytes], on_progress: ReadingProgress
 ) -> tuple[list[TensorSpec], dict[str, tuple[int, ...]]]:
-    """Write the tensors one behind another, coded or as they are; return what each piece is, and the shapes of those that are coded."""
+    """Write the tensors in sequence, coded or unchanged.
+
+    Return the pieces' specs, and coded tensors' shapes.
+    """
     from pilotlight.engine.weights.bundles.coded_chunks import encode_chunk  # few models need Zstandard
 
     memory = BundleMemory(plain.map(), plain.bundle)
@@ -127,8 +136,10 @@ def _spool(
 
 
 def find_packed(out: Path, identity: BundleIdentity) -> Path | None:
-    """Return a whole bundle of the same weights; None where there is none. Raises CheckpointError where the directory holds another one: it can be
-    the source of one model alone."""
+    """Return a whole bundle of the same weights, or None.
+
+    Raises CheckpointError if the directory contains another bundle: it can be the source of only one model.
+    """
     for path in sorted(out.glob(f"*{PACKED_SUFFIX}")):
         try:
             with BundleFile.open(path) as file:
@@ -142,8 +153,10 @@ def find_packed(out: Path, identity: BundleIdentity) -> Path | None:
 
 
 def verify(path: Path, on_progress: ReadingProgress) -> None:
-    """Check every byte of a finished bundle against its checksums and its name, and the config.json beside it. Raises CheckpointError, which names
-    the damaged tensors."""
+    """Check a finished bundle's bytes against its checksums and its name, and the config.json beside it.
+
+    Raises CheckpointError, which names the damaged tensors.
+    """
     try:
         file = BundleFile.open(path)
     except (WeightBundleError, OSError) as error:
@@ -166,12 +179,12 @@ def verify(path: Path, on_progress: ReadingProgress) -> None:
         raise CheckpointError(f"{path} is damaged in {names}; fetch or pack it again")
     if path.name != f"{content_digest(bundle)}{PACKED_SUFFIX}":
         raise CheckpointError(
-            f"{path} is whole, but should be called {content_digest(bundle)}{PACKED_SUFFIX}: it is something else's copy"
+            f"{path} is whole, but should be called {content_digest(bundle)}{PACKED_SUFFIX}: it is a copy of another bundle"
         )
 
 
 def checksums(fd: int, places: Iterable[PlacedTensor]) -> Iterator[tuple[PlacedTensor, str]]:
-    """Yield the checksums of what is on the disk now, in order."""
+    """Yield the checksums of the data on the disk, in order."""
     places = list(places)
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as threads:
         yield from zip(places, threads.map(lambda placed: _checksum(fd, placed), places), strict=True)
@@ -195,7 +208,7 @@ def _write(fd: int, journal: "_Journal", bundle: Bundle, jobs: Sequence[Job], on
 
 
 def _sealed(fd: int, new: BundleWriter, bundle: Bundle, done: Mapping[str, str]) -> Bundle:
-    """Write header and seal behind the tensors, whose checksums are known now."""
+    """Write header and seal around the tensors, whose checksums are known now."""
     whole = bundle._replace(checksums={placed.spec.name: done[placed.spec.name] for placed in bundle.tensors})
     header = encode_header(whole)
     new.write(0, memoryview(header))
@@ -206,7 +219,7 @@ def _sealed(fd: int, new: BundleWriter, bundle: Bundle, done: Mapping[str, str])
 
 
 class _Journal:
-    """Lines of a checksum and a tensor's name, behind one that says which layout they are of."""
+    """A journal: one line that identifies the layout, then a checksum and a name per tensor."""
 
     def __init__(self, partial: Path, bundle: Bundle) -> None:
         self._path = partial.with_suffix(".journal")
@@ -214,7 +227,7 @@ class _Journal:
         self._places = {placed.spec.name: placed for placed in bundle.tensors}
 
     def read(self, fd: int) -> dict[str, str]:
-        """Return the checksums of the tensors that are on the disk as they were journalled."""
+        """Return the checksums of journalled tensors whose data on the disk still match."""
         lines = self._path.read_text().splitlines() if self._path.exists() else []
         if lines[:1] != [self._layout]:
             self._path.write_text(f"{self._layout}\n")
@@ -235,7 +248,7 @@ class _Journal:
 
 @contextmanager
 def _opened(partial: Path) -> Iterator[int]:
-    """Open what an earlier run has left, or a new file, and lock it."""
+    """Open the file of an earlier run, or a new one, and lock it."""
     fd = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         try:

@@ -1,1 +1,1 @@
-"""How checkpoints keep their matrices: one file per format, found by its name in config.json (weight_formats.py)."""
+"""The formats of checkpoints' matrices: one file each, found by its name in config.json."""

@@ -1,4 +1,4 @@
-"""compressed-tensors' description of a checkpoint: integers of four or eight bits or FP8, one way for all matrices."""
+"""compressed-tensors' description of a checkpoint: integers or FP8, for all matrices alike."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,7 +1,7 @@
-"""What a storage format can do: say which matrices a checkpoint keeps in it, and request them, packed as kernels want them or unpacked.
+"""The interface of a storage format: which matrices have it, and requests for them, packed or not.
 
-Both are requests to the loader: nothing is read here but what decides the layout (`WeightRequests.look`). A format whose tensors hold one matrix
-each has `fill` and `lay_out`; one that keeps all experts of a layer together has `fill_stack` and `lay_out_stack`.
+Both are requests to the loader: nothing is read here but what decides the layout (`WeightRequests.look`). A format whose tensors contain one matrix
+each has `fill` and `lay_out`; one with all experts of a layer in one tensor has `fill_stack` and `lay_out_stack`.
 """
 
 from abc import ABC, abstractmethod
@@ -27,7 +27,7 @@ class Index(Protocol):
 
 
 class WeightRequests(Index, Protocol):
-    """The loader (model_loader.py), as a format uses it."""
+    """The loader (model_loader.py) as a format uses it."""
 
     @property
     def device(self) -> torch.device: ...
@@ -35,19 +35,24 @@ class WeightRequests(Index, Protocol):
     def stored_dtype(self, name: str) -> torch.dtype: ...
 
     def look(self, expected: ExpectedTensor) -> torch.Tensor | None:
-        """Read a small tensor at once, on whose content the layout depends; None where there is nothing to read: config.json is believed then."""
+        """Read a small tensor, on whose content the layout depends, at once.
+
+        Returns None if there is nothing to read: config.json then decides.
+        """
 
     def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """Return storage of any type, that the caller fills."""
+        """Return storage of any type, which the caller fills."""
 
     def fill(
         self, into: torch.Tensor, stored: Sequence[ExpectedTensor], make: Make | None, is_row_wise: bool = True
     ) -> None:
-        """Call make(into, *stored) once the storage is there, from any thread; where rows of `into` come from the same rows of the stored tensors
-        (`is_row_wise`), for one run of rows after another."""
+        """Call make(into, *stored), from any thread, after the storage is allocated.
+
+        If rows of `into` come from the same rows of the stored tensors (`is_row_wise`), it is called for one run of rows after another.
+        """
 
     def skip(self, pattern: str) -> None:
-        """Let redundant tensors, whose names match, stay unread."""
+        """Ignore redundant tensors, whose names match."""
 
 
 class WeightFormat(ABC):
@@ -55,26 +60,32 @@ class WeightFormat(ABC):
 
     @abstractmethod
     def stays_packed(self, device: torch.device) -> bool:
-        """Tell whether kernels of the device decode such weights while they read them. Elsewhere they are unpacked once, when they are loaded."""
+        """True if the device's kernels decode such weights; otherwise they are unpacked when they are loaded."""
 
     def lies_as_stored(self) -> bool:
-        """Tell whether what stays packed has the stored bytes, for the most part: a checkpoint's own pages can be it. Else each load arranges it."""
+        """True if packed weights mostly have the stored bytes, so that a checkpoint's own pages can serve.
+
+        Otherwise each load rearranges them.
+        """
         return False
 
     @abstractmethod
     def holds(self, index: Index, name: str) -> bool:
-        """Tell whether the checkpoint has this matrix, or stack of matrices, in the format."""
+        """True if the checkpoint has this matrix, or stack of matrices, in the format."""
 
     def fill(self, loader: WeightRequests, part: MatrixPart, into: torch.Tensor) -> None:
         """Unpack into [rows, columns]."""
         raise NotImplementedError
 
     def joins(self, loader: WeightRequests, parts: Sequence[MatrixPart], experts: int) -> bool:
-        """Tell whether `lay_out` can make one packed weight of the parts. Else they are unpacked."""
+        """True if `lay_out` can make one packed weight of the parts; otherwise they are unpacked."""
         return True
 
     def lay_out(self, loader: WeightRequests, parts: Sequence[MatrixPart], experts: int) -> Weight:
-        """Return the parts, one below the other, packed. `experts`: they will be divided among so many."""
+        """Return the parts, stacked and packed.
+
+        `experts`: the number of experts among which they will be divided.
+        """
         raise NotImplementedError
 
     def fill_stack(self, loader: WeightRequests, stack: ExpertStack, into: torch.Tensor) -> None:
@@ -86,7 +97,10 @@ class WeightFormat(ABC):
 
 
 def as_stored(x: torch.Tensor, are_pairs: bool) -> torch.Tensor:
-    """[experts, rows, n] -> [experts, rows / k, k, n], a view with rows in a stack's order: gate and up taking turns, where they do (k is 2)."""
+    """View [experts, rows, n] as [experts, rows / k, k, n], in a stack's order.
+
+    k is 2 if gate and up rows alternate.
+    """
     return torch.unflatten(x, 1, (2 if are_pairs else 1, -1)).transpose(1, 2)
 
 

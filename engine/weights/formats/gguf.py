@@ -1,8 +1,7 @@
-"""Matrices as GGUF files keep them (engine/gguf names their tensors): blocks of codes under scales of their own, and queries' and keys' rows as
-llama.cpp orders them for Llama's.
+"""Matrices as stored in GGUF files (engine/gguf names their tensors): blocks of codes with scales.
 
-On CPUs blocks stay as they are, on the file's own pages where their rows are in the model's order (kernels/matrices/blocks.py); elsewhere they are
-unpacked.
+Rows of queries and keys are in llama.cpp's order for Llama's. On CPUs blocks stay unchanged, on the file's own pages if their rows are in the model's
+order (kernels/matrices/blocks.py); elsewhere they are unpacked.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -26,7 +25,7 @@ _ROTATED = (".q_proj", ".k_proj")
 
 @dataclass(frozen=True, slots=True)
 class GgufFormat(WeightFormat):
-    turned_head_dim: int | None  # of the heads whose rows are neighbours; None: none are
+    turned_head_dim: int | None  # of the heads whose paired rows are adjacent; None if there are none
 
     def stays_packed(self, device: torch.device) -> bool:
         return device.type == "cpu" and library.takes_codes()
@@ -60,7 +59,7 @@ class GgufFormat(WeightFormat):
     def _blocks(self, loader: WeightRequests, kind: str, parts: Sequence[MatrixPart]) -> torch.Tensor:
         """Request parts of one kind as one tensor of rows of bytes."""
         rows, columns = [part.rows.size for part in parts], parts[0].columns.size
-        stored = [_codes(kind, part) for part in parts]  # which refuses columns that cut a block
+        stored = [_codes(kind, part) for part in parts]  # raises if columns cut a block
         name = f"{stacked_name([part.name for part in parts])}.blocks"
         into = loader.take(name, (sum(rows), row_bytes(kind, columns)), torch.uint8)
         for part, of, place in zip(parts, stored, torch.split(into, rows), strict=True):
@@ -83,8 +82,10 @@ class GgufFormat(WeightFormat):
         stored: ExpectedTensor,
         read: Callable[[torch.Tensor], torch.Tensor] | None,
     ) -> None:
-        """Note that `read` makes rows of `into` of the same rows of what is stored (None: they are those); then their order is undone, where
-        llama.cpp changed it."""
+        """Request that `read` makes rows of `into` from the same stored rows (None: they are equal).
+
+        Afterwards llama.cpp's order of rows is undone, if it was changed.
+        """
         head_dim = self.turned_head_dim if part.name.endswith(_ROTATED) else None
         if head_dim is not None:
             part.rows.require_units(head_dim, part.name, "rows of one head")
@@ -98,16 +99,16 @@ class GgufFormat(WeightFormat):
 
 
 def read_gguf(described: Mapping[str, Any]) -> GgufFormat:
-    """Read what engine/gguf/directory.py wrote."""
+    """Read what engine/gguf/directory.py has written."""
     head_dim, kinds = described.get("turned_head_dim"), described.get("kinds") or []
     unknown = [kind for kind in kinds if kind not in BLOCK_KINDS]
     if unknown or not (head_dim is None or (isinstance(head_dim, int) and head_dim > 0)):
-        raise CheckpointError(f"config.json's quantization_config is none of a GGUF file: {dict(described)!r}")
+        raise CheckpointError(f"config.json's quantization_config does not describe a GGUF file: {dict(described)!r}")
     return GgufFormat(head_dim)
 
 
 def _codes(kind: str, part: MatrixPart) -> ExpectedTensor:
-    """Return the run of bytes that holds the part."""
+    """Return the run of bytes that contains the part."""
     block = BLOCK_KINDS[kind]
     if part.columns.total % block.columns:
         raise CheckpointError(
@@ -119,5 +120,5 @@ def _codes(kind: str, part: MatrixPart) -> ExpectedTensor:
 
 
 def _in_halves(rows: torch.Tensor, head_dim: int) -> torch.Tensor:
-    """Undo llama.cpp's order of a head's rows, in which those that turn together are neighbours: here they are half a head apart."""
+    """Undo llama.cpp's order of a head's rows: paired rows are adjacent there, half a head apart here."""
     return torch.unflatten(rows, 0, (-1, head_dim // 2, 2)).transpose(1, 2).flatten(0, 2)

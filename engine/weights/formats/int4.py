@@ -1,7 +1,7 @@
-"""Matrices in four bits with a scale for a group of columns, in the layouts of compressed-tensors, GPTQ and AWQ.
+"""Matrices in four bits with a scale per group of columns: compressed-tensors, GPTQ and AWQ.
 
-A loader that keeps them packed looks at two small tensors first, because what is in them decides about the layout: whether zero points differ from 8
-at all, and whether columns were sorted by importance (g_idx), which scatters a group's.
+A loader that keeps them packed looks at two small tensors first, because their contents decide about the layout: whether any zero point differs from
+8, and whether columns were sorted by importance (g_idx), which scatters a group.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,9 +26,9 @@ _INDICES = ("I32", "I64")
 @dataclass(frozen=True, slots=True)
 class Int4Format(WeightFormat):
     layout: Int4Layout
-    group: int | None  # columns under one scale; None: all of a row
-    stores_zeros: bool  # GPTQ and AWQ always do, all 8 where they are not needed
-    needs_zeros: bool  # as config.json says
+    group: int | None  # columns per scale; None for all of a row
+    stores_zeros: bool  # GPTQ and AWQ always do, all 8 if they are not needed
+    needs_zeros: bool  # according to config.json
 
     def stays_packed(self, device: torch.device) -> bool:
         return device.type == "cuda" or (device.type == "cpu" and library.takes_codes())
@@ -50,11 +50,11 @@ class Int4Format(WeightFormat):
             codes, scales = matrix.read_codes(order, tensors[0]), matrix.read_scales(tensors[-1])
             into.copy_(Int4Weight(codes, scales, zeros, *matrix.sizes, order).unpack(into.dtype))
 
-        # The scales come last: they alone can hold NaN or infinity.
+        # The scales come last: only they can contain NaN or infinity.
         loader.fill(into, [*stored, matrix.scales], unpack, is_row_wise=False)
 
     def joins(self, loader: WeightRequests, parts: Sequence[MatrixPart], experts: int) -> bool:
-        """Tell whether all parts have their columns in one order; experts, in the model's."""
+        """True if all parts have the same order of columns; for experts, the model's."""
         first, *others = [_look_at_order(loader, self._matrix(part)) for part in parts]
         if first is None:
             return all(order is None for order in others)
@@ -87,14 +87,14 @@ class Int4Format(WeightFormat):
         return _StoredMatrix(name, rows, columns, group, self.layout)
 
     def _differ(self, loader: WeightRequests, matrix: "_StoredMatrix") -> bool:
-        """Tell whether zero points are needed; where there is nothing to look at, config.json is believed."""
+        """True if zero points are needed; if there is nothing to look at, config.json decides."""
         found = loader.look(matrix.zeros) if self.stores_zeros else None
         return self.needs_zeros if found is None else bool((matrix.read_zeros(found) != 8).any())
 
 
 @dataclass(frozen=True, slots=True)
 class _StoredMatrix:
-    """The run of one matrix that is wanted: the tensors that hold it, and how they are read."""
+    """The needed part of one matrix: the tensors that contain it, and how they are read."""
 
     name: str
     rows: AxisRange
@@ -104,7 +104,7 @@ class _StoredMatrix:
 
     @property
     def sizes(self) -> tuple[int, int]:
-        """Columns, and columns under one scale."""
+        """Columns, and columns per scale."""
         return self.columns.size, min(self.group, self.columns.size)
 
     @property
@@ -124,11 +124,11 @@ class _StoredMatrix:
 
     @property
     def g_idx(self) -> ExpectedTensor:
-        """Each column's group: all of it, since it says whether a run of columns is whole."""
+        """Each column's group, for all columns, which shows whether a run of columns is whole."""
         return ExpectedTensor.of(f"{self.name}.{self.layout.g_idx_name}", (self.columns.total,), _INDICES)
 
     def read_codes(self, order: torch.Tensor | None, words: torch.Tensor) -> torch.Tensor:
-        """Return them packed as kernels want them, any run of rows."""
+        """Return the codes of any run of rows, packed for kernels."""
         codes = self.layout.codes(words)[: self.rows.size, : self.columns.size]
         return pack_int4(codes if order is None else codes[:, order.to(codes.device)])
 
@@ -139,7 +139,7 @@ class _StoredMatrix:
         return self.layout.scales(stored)
 
     def order(self, g_idx: torch.Tensor) -> torch.Tensor | None:
-        """Return the columns sorted by group; None where they are already. Raises CheckpointError."""
+        """Return the columns sorted by group; None if they are already. Raises CheckpointError."""
         groups = self.columns.total // self.group
         in_order = torch.arange(self.columns.total, device=g_idx.device) // self.group
         if torch.equal(g_idx.long(), in_order):

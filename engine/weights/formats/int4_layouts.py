@@ -1,6 +1,7 @@
-"""Four-bit weights as quantizers write them, brought into the one layout of kernels/matrices/int4.py when a checkpoint is loaded.
+"""Conversions of quantizers' four-bit weights to the layout of kernels/matrices/int4.py.
 
-Pure functions of tensors; refuses to know files. All three keep eight codes in a 32-bit word, the first in its lowest bits. What differs:
+Pure functions of tensors, called when a checkpoint is loaded; do not know files. All three store eight codes in a 32-bit word, the first in its
+lowest bits. The differences are:
 
 compressed-tensors   words along a row; zero points along a column; signed values, stored with 8 added
 GPTQ                 the matrix transposed, words along its columns; zero points along rows, one too small in the format's first version
@@ -14,30 +15,30 @@ import torch
 from pilotlight.engine.weights.shard import AxisRange
 
 CODES = 8  # in a word
-_AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)  # where in a word of AWQ's a column is
+_AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)  # the place of each column in a word of AWQ
 
 Dims = tuple[AxisRange, AxisRange]
 
 
 class Int4Layout(ABC):
-    """The tensors of a matrix [rows, columns], and what is in them."""
+    """The tensors of a matrix [rows, columns], and how to read them."""
 
     codes_name, zeros_name, scales_name, g_idx_name = "qweight", "qzeros", "scales", "g_idx"
     is_row_wise = False  # whether rows of the matrix are rows of its tensors
 
     @abstractmethod
     def codes_dims(self, rows: AxisRange, columns: AxisRange) -> Dims:
-        """Return the run of words that hold these codes."""
+        """Return the run of words that contains these codes."""
 
     @abstractmethod
     def codes(self, words: torch.Tensor) -> torch.Tensor:
-        """Return [rows, columns] of 0 to 15, perhaps with some more at the end of either."""
+        """Return [rows, columns] of 0 to 15, maybe with extra ones at the end of either."""
 
     def zeros_dims(self, rows: AxisRange, groups: AxisRange) -> Dims:
         return groups, rows.over(CODES)
 
     def zeros(self, words: torch.Tensor) -> torch.Tensor:
-        """Return [rows, groups], perhaps with some more rows."""
+        """Return [rows, groups], maybe with extra rows."""
         return unpack_words(words).T
 
     def scales_dims(self, rows: AxisRange, groups: AxisRange) -> Dims:
@@ -99,6 +100,6 @@ class Awq(Int4Layout):
 
 
 def unpack_words(words: torch.Tensor) -> torch.Tensor:
-    """[rows, words] int32 -> [rows, words * 8] uint8"""
+    """Unpack [rows, words] int32 to [rows, words * 8] uint8."""
     as_bytes = words.contiguous().view(torch.uint8)  # little-endian: the byte with the first two codes comes first
     return torch.stack((as_bytes & 15, as_bytes >> 4), dim=-1).flatten(1)

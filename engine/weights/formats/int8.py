@@ -1,5 +1,7 @@
-"""Matrices in eight bits with a scale for each row or for a group of its columns, as compressed-tensors keeps them: bytes, or four of them, with 128
-added, in a 32-bit word."""
+"""Matrices in eight bits with a scale per row or per group of columns, from compressed-tensors.
+
+Codes are bytes, or four of them, with 128 added, in a 32-bit word.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,7 +19,7 @@ _CODES = 4  # in a word
 
 @dataclass(frozen=True, slots=True)
 class Int8Format(WeightFormat):
-    group: int | None  # columns under one scale; None: all of a row
+    group: int | None  # columns per scale; None for all of a row
     in_words: bool
 
     def stays_packed(self, device: torch.device) -> bool:
@@ -52,14 +54,14 @@ class Int8Format(WeightFormat):
         return Int8Weight(codes, scales, columns, group)
 
     def _codes(self, stored: torch.Tensor, columns: int) -> torch.Tensor:
-        """Return any run of rows as kernels want them."""
+        """Return any run of rows in the kernels' form."""
         if not self.in_words:
             return pad_int8(stored)
         as_bytes = stored.contiguous().view(torch.uint8)[:, :columns]  # little-endian: the first is a word's lowest
         return pad_int8((as_bytes ^ 128).view(torch.int8))
 
     def _sizes(self, part: MatrixPart) -> tuple[int, int]:
-        """Columns, and columns under one scale."""
+        """Columns, and columns per scale."""
         group = self.group or part.columns.total
         return part.columns.size, min(group, part.columns.size)
 

@@ -1,4 +1,4 @@
-"""Plain matrices: a tensor of numbers each, or one for all experts of a layer, turned."""
+"""Plain matrices: a tensor each, or one for all experts of a layer, transposed."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""The formats of weights, by the name that config.json gives them. A new one is one file and one line here."""
+"""The formats of weights, by their names in config.json. A new one is one file and one line here."""
 
 from collections.abc import Mapping
 from importlib import import_module
@@ -9,7 +9,7 @@ from pilotlight.engine.weights.config import quantization
 if TYPE_CHECKING:
     from pilotlight.engine.weights.formats.format import WeightFormat
 
-# Module and function that reads a quantization_config, or refuses it by name; imported for a model that is quantized so.
+# Module and function that reads a quantization_config, or raises for it; imported only for a model that needs it.
 FORMATS = {
     "compressed-tensors": "pilotlight.engine.weights.formats.compressed_tensors:read_compressed_tensors",
     "gptq": "pilotlight.engine.weights.formats.int4:read_gptq",
@@ -18,12 +18,14 @@ FORMATS = {
     "gguf": "pilotlight.engine.weights.formats.gguf:read_gguf",
     "mxfp4": "pilotlight.engine.weights.formats.mxfp4:read_mxfp4",
 }
-OF_STACKS = frozenset({"mxfp4"})  # of all experts in one tensor: only a family that says so has them
+OF_STACKS = frozenset({"mxfp4"})  # of all experts in one tensor: only some families have them
 
 
 def read_format(config: Mapping[str, Any]) -> "WeightFormat | None":
-    """Return the format of a checkpoint's quantized matrices; None where all are plain. One that a checkpoint leaves alone is recognised by its
-    plain tensor, so lists of exceptions need not be read."""
+    """Return the format of a checkpoint's quantized matrices; None if all are plain.
+
+    An unquantized matrix is recognised by its plain tensor, so lists of exceptions need not be read.
+    """
     described = quantization(config)
     place = FORMATS.get(str(described.get("quant_method"))) if isinstance(described, dict) else None
     if place is None:

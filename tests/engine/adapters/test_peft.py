@@ -91,7 +91,7 @@ def test_names_begin_at_the_layer() -> None:
     ("changes", "why"),
     [
         ({"peft_type": "IA3"}, "peft_type is 'IA3'; adapters are of the type LORA"),
-        ({"use_dora": True}, "use_dora is true, which is not computed here"),
+        ({"use_dora": True}, "use_dora is true, which is not supported here"),
         ({"bias": "all"}, 'bias is "all"'),
         ({"modules_to_save": ["lm_head"]}, r'modules_to_save is \["lm_head"\]'),
         ({"fan_in_fan_out": True}, "fan_in_fan_out"),
@@ -103,7 +103,7 @@ def test_names_begin_at_the_layer() -> None:
         ({"r": 5}, "has rank 4 in A and 4 in B, and adapter_config.json says 5"),
         ({"rank_pattern": {"v_proj": 3}}, "v_proj has rank 4"),
         ({"rank_pattern": [1]}, "rank_pattern must be an object"),
-        ({"alpha_pattern": {"(": 1}}, "which is none"),
+        ({"alpha_pattern": {"(": 1}}, "invalid pattern"),
         ({"alpha_pattern": {"(a+)+b": 1}}, "repeats more than one part of it, or a group"),
         ({"rank_pattern": {"(.|.)*b": 1}}, "repeats more than one part of it, or a group"),
         ({"rank_pattern": {"x" * 301: 1}}, "rank_pattern has the pattern 'xxx"),
@@ -127,7 +127,7 @@ def rename(tensors: dict[str, torch.Tensor], name: str) -> None:
         (lambda t: t.update({NAME: t[NAME].flatten()}), "wanted is a matrix"),
         (lambda t: t.update({NAME: t[NAME].int()}), "has type I32"),
         (lambda t: t.update({NAME: torch.ones(3, HIDDEN)}), "has rank 3 in A and 4 in B"),
-        (lambda t: t.update({"base_model.model.lm_head.weight": torch.ones(2, 2)}), "lm_head.weight is no lora_A"),
+        (lambda t: t.update({"base_model.model.lm_head.weight": torch.ones(2, 2)}), "lm_head.weight is not lora_A"),
         (lambda t: rename(t, NAME.replace("lora_A", "lora_embedding_A")), "lora_embedding_A"),
         (lambda t: t.update({NAME.replace("lora_A", "lora_magnitude_vector"): torch.ones(2)}), "magnitude_vector"),
         (lambda t: t.clear(), "holds no tensors"),
@@ -170,8 +170,8 @@ def test_the_door_knows_the_base_the_largest_rank_and_what_would_change_nothing(
             4,
             r"of another model: layers\.1\.mlp.up_proj is \[123, 42\] there",
         ),
-        ({key: base[key] for key in base if "down" not in key}, 4, "down_proj, which this model has not"),
-        (base, 3, "it has rank 4; adapters of ranks up to 3 are taken here"),
+        ({key: base[key] for key in base if "down" not in key}, 4, "down_proj, which this model does not have"),
+        (base, 3, "it has rank 4; ranks up to 3 are supported here"),
     ):
         with pytest.raises(AdapterError, match=why):
             check(adapter, most, base_now)
@@ -247,7 +247,7 @@ def test_an_adapter_of_another_model_is_refused(adapter: Path) -> None:
         AdapterError, match=r"of another model: layers\.1\.mlp.up_proj is \[123, 42\] there, and \[30, 42\]"
     ):
         read_content(source, wrong, torch.float32)
-    with pytest.raises(AdapterError, match=r"it changes layers\.2\.mlp\.down_proj, which this model has not"):
+    with pytest.raises(AdapterError, match=r"it changes layers\.2\.mlp\.down_proj, which this model does not have"):
         read_content(source, parts[:14], torch.float32)
 
 

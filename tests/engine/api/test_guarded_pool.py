@@ -131,7 +131,7 @@ def test_a_panic_is_named_and_its_child_is_replaced(pool: GuardedPool) -> None:
         (recurse_without_end, "crash", "SIGSEGV"),
         (take_memory_natively, "memory", "SIGABRT"),
         (take_memory, "memory", "more than 64 MiB"),
-        (end_from_outside, "lost", "too soon"),
+        (end_from_outside, "lost", "too early"),
     ],
 )
 def test_what_ends_a_job_is_named_and_the_next_job_has_a_new_child(

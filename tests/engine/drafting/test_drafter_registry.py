@@ -31,6 +31,6 @@ def test_one_drafter_may_have_weights() -> None:
 )
 def test_others_are_refused_by_name(words: str) -> None:
     with pytest.raises(
-        CheckpointError, match="is no drafter, or one too many; say auto, off, or some of grammar, suffix"
+        CheckpointError, match="is not a drafter, or one too many; use auto, off, or some of grammar, suffix"
     ):
         DraftWords.read(words)

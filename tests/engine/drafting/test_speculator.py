@@ -123,10 +123,10 @@ def test_drafts_behind_a_wrong_one_say_nothing_of_their_kind() -> None:
     ("propose", "why"),
     [
         (lambda ahead, most: 1 // 0, "division"),
-        (lambda ahead, most: [5] * (most + 1), "asked for 1 to"),
-        (lambda ahead, most: [], "has 0"),
-        (lambda ahead, most: [1000], "1000 is no token"),
-        (lambda ahead, most: [3, -1], "-1 is no token"),
+        (lambda ahead, most: [5] * (most + 1), "were requested"),
+        (lambda ahead, most: [], "returned 0 drafts"),
+        (lambda ahead, most: [1000], "1000 is not one of"),
+        (lambda ahead, most: [3, -1], "-1 is not one of"),
         (lambda ahead, most: ["x"], "not supported"),
         (lambda ahead, most: 3, "has no len"),
     ],
@@ -330,8 +330,8 @@ def test_a_model_guesses_into_blocks_that_the_sequence_holds() -> None:
     ("guess", "why"),
     [
         (lambda length: 1 / 0, "division"),
-        (lambda length: [1000] * length, "1000 is no token of 1000"),
-        (lambda length: [1] * (length + 1), "it was asked for"),
+        (lambda length: [1000] * length, "1000 is not one of 1000 tokens"),
+        (lambda length: [1] * (length + 1), "were requested"),
     ],
     ids=["raises", "no tokens", "too many"],
 )

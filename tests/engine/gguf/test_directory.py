@@ -137,7 +137,10 @@ def test_a_file_has_one_directory_until_it_changes(tmp_path: Path) -> None:
     [
         ({"llama.expert_count": 8}, "a mixture of experts called llama"),
         ({"split.count": 2}, "is a part of several; join them first"),
-        ({"llama.rope.scaling.type": "longrope"}, "rotary scaling 'longrope'; supported are none, linear and yarn"),
+        (
+            {"llama.rope.scaling.type": "longrope"},
+            "rotary scaling 'longrope'; linear and yarn are supported, and none",
+        ),
         ({"llama.rope.dimension_count": 8}, "has 8 as llama.rope.dimension_count and heads of 16"),
         ({"llama.rope.scaling.alpha": 2.0}, "the rotary key llama.rope.scaling.alpha, which is not known"),
         ({"tokenizer.ggml.bos_token_id": 9999}, "has token 9999 as its bos, and 404 tokens"),

@@ -30,7 +30,7 @@ def tensor(name: str = "x", dims: tuple[int, ...] = (4,), kind: int = 0, offset:
 
 ENDLESS = 1 << 60
 DAMAGED = {
-    "another format": (b"PK\x03\x04 and more", "is no GGUF file: it does not begin with GGUF"),
+    "another format": (b"PK\x03\x04 and more", "is not a GGUF file: it does not begin with GGUF"),
     "version 1": (header(version=1), "of version 1; read are 2 and 3"),
     "big-endian": (header(version=3 << 24), "for big-endian machines"),
     "only the magic": (b"GGUF", "claims 4 bytes, and 0 are left"),
@@ -48,16 +48,16 @@ DAMAGED = {
         header([text("k") + struct.pack("<IIQ", 9, 8, (1 << 22) + 1) + bytes(8 * ((1 << 22) + 1))]),
         f"claims {(1 << 22) + 1} items of k",
     ),
-    "lists in lists": (header([text("k") + struct.pack("<IIQ", 9, 9, 1)]), "k is a list of type 9"),
-    "a type that is none": (header([text("k") + struct.pack("<I", 99)]), "k has a value of type 99"),
-    "no UTF-8": (header([struct.pack("<Q", 2) + b"\xff\xfe"]), "is no UTF-8"),
+    "lists in lists": (header([text("k") + struct.pack("<IIQ", 9, 9, 1)]), "k is a list of the unknown type 9"),
+    "a type that is none": (header([text("k") + struct.pack("<I", 99)]), "k has a value of the unknown type 99"),
+    "no UTF-8": (header([struct.pack("<Q", 2) + b"\xff\xfe"]), "is not UTF-8"),
     "no dimensions": (header(tensors=[tensor(dims=())]), "tensor x has 0 dimensions"),
     "an empty tensor": (header(tensors=[tensor(dims=(0,))]), r"has shape \[0\]"),
     "an endless tensor": (header(tensors=[tensor(dims=(ENDLESS,))]), "which F32, in blocks of 1, cannot have"),
     "half a block": (header(tensors=[tensor(dims=(33,), kind=8)]), r"has shape \[33\], which Q8_0, in blocks of 32"),
     "a type that is not read": (header(tensors=[tensor(kind=16)]), "has type IQ2_XXS; supported are F32, F16"),
     "a type that nobody knows": (header(tensors=[tensor(kind=77)]), "has type 77; supported are"),
-    "an offset between": (header(tensors=[tensor(offset=3)]) + bytes(99), "begins at no multiple of 32"),
+    "an offset between": (header(tensors=[tensor(offset=3)]) + bytes(99), "is not aligned to 32 bytes"),
     "a tensor twice": (header(tensors=[tensor(), tensor()]) + bytes(99), "lists tensor x twice"),
     "a tensor behind the end": (header(tensors=[tensor(dims=(1 << 20,))]), "is truncated: tensor x ends at byte"),
     "no alignment": (header([text("general.alignment") + struct.pack("<II", 4, 0)]), "general.alignment = 0"),
@@ -74,7 +74,7 @@ def test_a_damaged_file_is_refused_by_what_is_wrong(name: str, tmp_path: Path) -
 
 def test_an_empty_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "empty.gguf").write_bytes(b"")
-    with pytest.raises(CheckpointError, match="is no GGUF file"):
+    with pytest.raises(CheckpointError, match="is not a GGUF file"):
         GgufFile.open(tmp_path / "empty.gguf")
 
 

@@ -40,5 +40,5 @@ def test_others_borrow_what_is_left_and_where_nothing_is_left_are_refused() -> N
         place(slabs, 1)  # the last is lent
     full = SlabAllocator(1, SLAB, lambda slab: None)
     place(full, 1)
-    with pytest.raises(CheckpointError, match="nothing of it is left to borrow"):
+    with pytest.raises(CheckpointError, match="no slab is left to borrow"):
         place(full, None)

@@ -273,7 +273,7 @@ def test_a_device_that_fails_ends_the_tiers_and_nothing_else(rig: Rig, caplog: p
     assert rig.tiers.wait_until_idle(10)
     assert fetch.is_done
     assert fetch.num_blocks == 0
-    assert "goes on without tiers" in caplog.text
+    assert "continues without tiers" in caplog.text
     assert rig.lookup([name(0)], with_disk=True) == (0, 0)
     rig.store([7])
     assert name(7) not in rig.host

@@ -348,7 +348,7 @@ REFUSED: dict[str, tuple[str, Callable[[], HostConfig], str]] = {
     "experts in one tensor": (
         "scout, chunks of 23, two experts, biased, no norm",
         lambda: dp_of(2),
-        "keeps all experts in one tensor, of which ranks have a part each: drop expert_parallel",
+        "contains all experts in one tensor, which ranks can only share in parts: unset expert_parallel",
     ),
 }
 

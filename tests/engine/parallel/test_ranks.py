@@ -210,7 +210,7 @@ def test_ranks_that_have_some_of_the_experts_compute_the_logits_of_one(
     ("family", "message"),
     [
         (SPARSE, "ep is 2, and the model has 5 experts; leave ep at 1|ep may be 5"),
-        (CHUNKS, "keeps all experts in one tensor, of which ranks have a part each"),
+        (CHUNKS, "contains all experts in one tensor, which ranks can only share in parts"),
     ],
 )
 def test_experts_that_cannot_be_divided_are_refused_by_name(

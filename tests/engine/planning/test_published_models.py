@@ -13,7 +13,7 @@ def test_most_published_models_are_accepted_and_the_others_are_refused_by_name()
     assert len(rows) - len(refused) >= 45
     for refusal in refused.values():
         assert refusal is not None
-        assert refusal.startswith("not computed here")
+        assert refusal.startswith("not supported here")
         assert PAGE in refusal
     assert "the nearest is Qwen3ForCausalLM" in str(refused["Qwen/Qwen3-Next-80B-A3B-Instruct"])
 

@@ -41,7 +41,7 @@ def test_patterns_and_names_are_ignored(pattern: str, is_ignored: bool) -> None:
         (["re:" + ".*a" * 4], "more than 3 parts"),
         (["re:" + ".*=" * 4], "more than 3 parts"),
         (["re:" + "a" * 301], "more than 3 parts"),
-        (["re:["], "which is none"),
+        (["re:["], "invalid pattern"),
         ([f"re:a{i}" for i in range(65)], "65 patterns to ignore, of at most 64"),
     ],
 )

@@ -249,7 +249,7 @@ def test_a_full_disk_is_an_error_that_says_how_to_go_on(
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "pwrite", full)
-        with pytest.raises(CheckpointError, match="make room and run it again, it goes on where it was"):
+        with pytest.raises(CheckpointError, match="make room and run it again, it continues where it was"):
             packed_into(out, directory)
     verify(packed_into(out, directory), lambda done, total: None)
 

@@ -97,5 +97,5 @@ def test_keys_and_values_are_kept_in_fp8_with_the_scales_of_their_layer_and_noth
     assert [(segment.dtype, segment.scale) for segment in first.segments] == [(FP8, 1.0), (FP8, 1.0)]
     assert [(segment.dtype, segment.scale) for segment in second.segments] == [(FP8, 0.5), (FP8, 0.25)]
     assert [segment.num_heads for segment in (*first.segments, *second.segments)] == [2, 2, 1, 1]
-    with pytest.raises(CheckpointError, match="layer 1 caches latent, of which there is no form in FP8"):
+    with pytest.raises(CheckpointError, match="layer 1 caches latent, which FP8 does not support"):
         in_fp8([GROUPED, LATENT], FP8)

@@ -289,5 +289,5 @@ def test_a_host_starts_without_its_store_and_uses_it_when_it_comes(
 
 
 def test_an_address_that_is_none_is_refused_by_name() -> None:
-    with pytest.raises(StoreError, match="nonsense is no address of Mooncake's master"):
+    with pytest.raises(StoreError, match="nonsense is not an address of Mooncake's master"):
         pilotlight.engine.kv.store.store_tier.own_address("nonsense")

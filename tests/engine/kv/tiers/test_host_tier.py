@@ -576,7 +576,7 @@ def test_a_file_of_other_slots_is_not_read_and_not_kept_open(tier: HostTier, tmp
     num_open = len(os.listdir("/proc/self/fd"))
     if left == "another version":
         other.rename(file)
-    with pytest.raises(OSError, match="it is no file of such slots"):
+    with pytest.raises(OSError, match="it is not a file of such slots"):
         SlotFileReader(tmp_path / "tier", SIZE if left == "another version" else PAGE)
     assert len(os.listdir("/proc/self/fd")) == num_open
 
