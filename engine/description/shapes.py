@@ -22,6 +22,7 @@ class AttentionShape(NamedTuple):
     value_dim: int | None = None  # numbers of a head's value, where these are fewer than its key's
     value_scale: float = 1.0  # that values are multiplied with
     keys_are_values: bool = False  # values are what keys are made of, before these are normalised and turn
+    is_gated: bool = False  # what a head gives is multiplied by the sigmoid of a projection as wide as its queries, which lies behind theirs
     value_eps: float | None = None  # by which values are normalised, without weights; None: they are not
 
 

@@ -166,7 +166,10 @@ class ModelRunner:
         self.graphs = self._new_graphs()
 
     def _new_graphs(self) -> DecodeGraphs | None:
-        """Return the graphs of the model as it lies in memory now."""
+        """Return the graphs of the model as it lies in memory now. One with states has none: steps are padded with their first sequence once more,
+        whose state would be changed twice."""
+        if self.layout.has_states:
+            return None
         model, drafts, layers = self.model, self._drafts, self._layers
         device, adapters = self.kv_cache.device, self.adapters
         most_logits = _MOST_RECORDED_LOGITS if self.kv_cache.is_cuda else math.inf

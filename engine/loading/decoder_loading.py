@@ -15,7 +15,6 @@ from pilotlight.engine.bootstrap.bootstrap_store import are_wanted
 from pilotlight.engine.bootstrap.program import FileRange
 from pilotlight.engine.bootstrap.recorder import BackgroundRecorder, TensorLayout, record
 from pilotlight.engine.core.engine import Engine
-from pilotlight.engine.drafting.drafter_registry import DraftWords
 from pilotlight.engine.drafting.model_drafter import ModelDrafter
 from pilotlight.engine.execution.runner import ModelRunner
 from pilotlight.engine.grammar.constraints import Grammars
@@ -27,7 +26,7 @@ from pilotlight.engine.kv.pool.prefix_index import CacheIdentity
 from pilotlight.engine.kv.shared_tiers import SharedTiers
 from pilotlight.engine.kv.tier_protocol import Tiers
 from pilotlight.engine.kv.transfer.block_copier import make_copier
-from pilotlight.engine.loading.draft_loading import LoadedDrafts, identity_of
+from pilotlight.engine.loading.draft_loading import LoadedDrafts, identity_of, read_words
 from pilotlight.engine.loading.kv_memory import KvMemory
 from pilotlight.engine.loading.loaded_model import LoadedModel
 from pilotlight.engine.loading.model_loading import ModelLoading, start_moving
@@ -76,11 +75,11 @@ class _PlacedDecoder(NamedTuple):
         info = self._info(context_length, weights, drafts)
         identity = self._identity(info, tiers)
         drafter = None if drafts is None else self._drafter(drafts, own)
-        words = DraftWords.read(spec.speculate)
+        words = read_words(spec.speculate, loading.config.cached_layers)
         engine = Engine(
             info,
             runner,
-            loading.limits(self.layout.block_size, self.layout.windows),
+            loading.limits(self.layout.block_size, self.layout.windows, has_states=self.layout.has_states),
             self.place if isinstance(self.place, Lease) else None,
             identity=identity,
             tiers=self._tiers(own, info, identity, tiers),
@@ -89,7 +88,8 @@ class _PlacedDecoder(NamedTuple):
             adapters=self._adapters(own),
             images=self._images(own),
         )
-        if records_bootstrap and drafts is None and loading.arena.device.type == "cpu" and spec.kv_dtype == "auto":
+        is_plain = drafts is None and spec.kv_dtype == "auto" and not self.layout.has_states
+        if records_bootstrap and is_plain and loading.arena.device.type == "cpu":
             self._record_bootstrap(weights, info)
         return LoadedModel(spec, engine, self.place, start_moving(weights, own), group)
 

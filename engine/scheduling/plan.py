@@ -22,6 +22,9 @@ class SchedulerLimits(NamedTuple):
     windows: Windows = (None,)
     stages: int = 1  # of a pipeline: so many steps are under way, each with its share of what decodes
     copies: int = 1  # of the attention: ranks that have sequences and blocks of their own
+    has_states: bool = (
+        False  # layers keep what each token changes: it cannot be computed again but from the end of a block
+    )
     whole_prompts: bool = False  # every prompt in one step, nothing cached: an encoder's tokens all see each other
 
     @property

@@ -33,7 +33,7 @@ from pilotlight.engine.weights.fused import FusedRows
 
 _MIXTRAL = ExpertNames("block_sparse_moe", "gate", "e_score_correction_bias", "experts", ("w1", "w3", "w2"))
 _GRANITE = ExpertNames("block_sparse_moe", "router.layer")
-_QWEN2 = ExpertNames(shared="shared_expert", shared_gate="shared_expert_gate")
+QWEN2_EXPERTS = ExpertNames(shared="shared_expert", shared_gate="shared_expert_gate")
 _ERNIE = ExpertNames(bias="moe_statics.e_score_correction_bias")
 
 
@@ -66,10 +66,10 @@ def qwen2_moe(config: Mapping[str, Any]) -> SparseConfig:
             default_experts=60,
             default_top_k=4,
             renormalise=flag(config, "norm_topk_prob", False),
-            names=_QWEN2,
+            names=QWEN2_EXPERTS,
             shared_size=positive_int(config, "shared_expert_intermediate_size", 5632),
         ),
-        sparse_layers=_every_step(config),
+        sparse_layers=every_step(config),
     )
 
 
@@ -92,7 +92,7 @@ def qwen3_moe(config: Mapping[str, Any]) -> SparseConfig:
             default_experts=text.get("num_local_experts", 128),
             renormalise=flag(text, "norm_topk_prob", False),
         ),
-        sparse_layers=_every_step(text),
+        sparse_layers=every_step(text),
     )
 
 
@@ -255,7 +255,7 @@ def _all_layers(config: Mapping[str, Any]) -> frozenset[int]:
     return frozenset(range(positive_int(config, "num_hidden_layers")))
 
 
-def _every_step(config: Mapping[str, Any]) -> frozenset[int]:
+def every_step(config: Mapping[str, Any]) -> frozenset[int]:
     """Every so many'th layer has experts, but for those that are named as dense."""
     num_layers = positive_int(config, "num_hidden_layers")
     step, dense = positive_int(config, "decoder_sparse_step", 1), layer_numbers(config, "mlp_only_layers", num_layers)

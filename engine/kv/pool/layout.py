@@ -2,6 +2,12 @@
 
 A block holds the keys and values (or whatever the layers' segments are) of `block_size` tokens in the layers of one group, contiguously, so that one
 copy moves it between tiers and machines. A segment lies head by head, [num_heads, block_size, head_dim], so that a rank's heads are few pieces of it.
+
+A layer may keep a *state* in place of something of each token: a block then holds the state behind the last of its tokens that is computed. The next
+token reads it there and writes its own, into the same block or, behind a block's last token, into the next one. So a block that is full holds a
+snapshot, which nothing changes any more, and a token needs the block of the one before it: a window of two tokens. Tables, names, prefix hits, tiers
+and peers know no more of states than that.
+
 Blocks of all groups have the same size and come from one pool. Knows bytes and shapes; refuses to know which block holds which tokens.
 """
 
@@ -23,6 +29,11 @@ _VERSION = 2
 _ALIGNMENT = 16  # bytes: a kernel is compiled anew for what starts at no multiple of them
 # A group is one more table to fill and copy in every step: fewer are taken where they cost a full context no more than this.
 _WASTE = 1.02
+STATE_WINDOW = 2  # tokens: the one before is what a state is of
+# Every full block of a state is a snapshot. Where these would take more than so many times the bytes of the keys and values of as many tokens, blocks
+# are longer, up to a length at which a prefix hit still leaves little of a long prompt to compute.
+_SNAPSHOT_SHARE = 3
+_LONGEST_BLOCK = 1024  # tokens
 
 
 class CacheSegment(NamedTuple):
@@ -33,11 +44,21 @@ class CacheSegment(NamedTuple):
     head_dim: int
     dtype: "torch.dtype | None" = None  # None: the cache's
     scale: float = 1.0  # of FP8: what a stored number is multiplied by
+    is_state: bool = False  # one vector for each head of a block, not of each token
+    is_wide: bool = False  # in fp32, whatever the others are
 
 
 class CachedLayer(NamedTuple):
     segments: tuple[CacheSegment, ...]
     window: int | None = None  # tokens that a query sees, itself included; None: all before it
+
+    @classmethod
+    def of_state(cls, *segments: CacheSegment) -> "CachedLayer":
+        return cls(tuple([segment._replace(is_state=True) for segment in segments]), STATE_WINDOW)
+
+    @property
+    def is_state(self) -> bool:
+        return self.segments[0].is_state
 
     def part_of(self, shard: Shard) -> "CachedLayer":
         """Return what one of several ranks keeps: its heads of each segment; where there are fewer than ranks, several keep the same."""
@@ -52,10 +73,13 @@ def in_fp8(
     dtype: "torch.dtype",
     scales: Mapping[int, tuple[float, float]] = MappingProxyType({}),
 ) -> tuple[CachedLayer, ...]:
-    """Return the layers with their keys and values in FP8, whose type is `dtype`. `scales`: of keys and of values, by layer; 1 where there are none.
-    Raises CheckpointError for layers that keep something else."""
+    """Return the layers with their keys and values in FP8, whose type is `dtype`; states stay as they are. `scales`: of keys and of values, by layer;
+    1 where there are none. Raises CheckpointError for layers that keep something else."""
     found = []
     for i, layer in enumerate(layers):
+        if layer.is_state:
+            found.append(layer)
+            continue
         names = tuple(segment.name for segment in layer.segments)
         if names != ("k", "v"):
             raise CheckpointError(
@@ -76,9 +100,11 @@ class LayerGroup(NamedTuple):
 class LayerCache(NamedTuple):
     """One layer's view of the blocks."""
 
-    segments: "tuple[torch.Tensor, ...]"  # each [num_blocks, block_size, num_heads, head_dim], stored head by head
+    segments: "tuple[torch.Tensor, ...]"  # each [num_blocks, block_size, num_heads, head_dim], stored head by head; of a state [num_blocks, 1, ...]
     group: int  # whose block table leads to its blocks
     scales: "torch.Tensor | None" = None  # [len(segments)] fp32, where they are in FP8
+    block_size: int = 0  # tokens
+    is_state: bool = False
 
 
 class CacheLayout:
@@ -91,11 +117,11 @@ class CacheLayout:
         stages: Sequence[range] = (),
         stage: int = 0,
     ) -> None:
-        """`dtype`: of the segments that name none; `context_length`: for which the size of a block is chosen. `stages`: the runs of layers that ranks
-        keep, of which this one has `stage`; blocks and groups are the same everywhere."""
+        """`block_size`: tokens, or more where there are states. `dtype`: of the segments that name none; `context_length`: for which the size of a
+        block is chosen. `stages`: the runs of layers that ranks keep, of which this one has `stage`; blocks and groups are the same everywhere."""
         self.layers = tuple(layers)
-        self.block_size = block_size
         self.dtype = dtype
+        self.block_size = self._length(block_size)
         stages = self._stages = tuple(stages) or (range(len(self.layers)),)
         groups = _groups(self.layers, [self._layer_bytes(layer) for layer in layers], context_length, stages)
         self.block_bytes = max(self._bytes_of_layers(group.layers, of) for group in groups for of in stages)
@@ -105,6 +131,10 @@ class CacheLayout:
     @property
     def windows(self) -> Windows:
         return tuple([group.window for group in self.groups])
+
+    @property
+    def has_states(self) -> bool:
+        return any(layer.is_state for layer in self.layers)
 
     @property
     def identity(self) -> str:
@@ -119,7 +149,7 @@ class CacheLayout:
         group = max(self.groups, key=lambda group: self._bytes_of_layers(group.layers, self._own))
         segments = self.layers[group.layers[0]].segments if group.layers else ()
         parts = " + ".join(
-            f"{one.name} {one.num_heads} x {one.head_dim} x {self._dtype_of(one).itemsize} bytes" for one in segments
+            f"{one.name} {one.num_heads} x {one.head_dim} x {self._item_bytes(one)} bytes" for one in segments
         )
         return f"a block of {self.block_size} tokens takes {self.block_bytes} bytes ({len(group.layers)} layers of {parts})"
 
@@ -143,7 +173,13 @@ class CacheLayout:
                     self._view(segment, blocks, start)
                     for start, segment in islice(placed, len(self.layers[i].segments))
                 ]
-                views[i] = LayerCache(tuple(segments), number, _scales_of(self.layers[i], blocks))
+                views[i] = LayerCache(
+                    tuple(segments),
+                    number,
+                    _scales_of(self.layers[i], blocks),
+                    self.block_size,
+                    self.layers[i].is_state,
+                )
         return [views[i] for i in range(len(self.layers))]
 
     def placed(self, layers: Sequence[int]) -> Iterator[tuple[int, CacheSegment]]:
@@ -154,30 +190,42 @@ class CacheLayout:
                 yield start, segment
                 start += self._bytes_of(segment)
 
-    def head_bytes(self, segment: CacheSegment) -> int:
+    def head_bytes(self, segment: CacheSegment, block_size: int | None = None) -> int:
         """Return the bytes of one head's vectors in a block."""
-        return self.block_size * segment.head_dim * self._dtype_of(segment).itemsize
+        rows = 1 if segment.is_state else block_size or self.block_size
+        return rows * segment.head_dim * self._item_bytes(segment)
+
+    def _length(self, block_size: int) -> int:
+        """Return how many tokens a block holds: so many, or more where there are states."""
+        state = sum(self._layer_bytes(layer, 1) for layer in self.layers if layer.is_state)
+        token = sum(self._layer_bytes(layer, block_size) for layer in self.layers if not layer.is_state) / block_size
+        while block_size < _LONGEST_BLOCK and state > _SNAPSHOT_SHARE * token * block_size:
+            block_size *= 2
+        return block_size
 
     def _view(self, segment: CacheSegment, blocks: "torch.Tensor", start: int) -> "torch.Tensor":
         """Return the segment that begins at byte `start` of each block."""
-        numbers = blocks.view(self._dtype_of(segment))
-        shape = (len(blocks), self.block_size, segment.num_heads, segment.head_dim)
+        import torch
+
+        rows = 1 if segment.is_state else self.block_size
+        numbers = blocks.view(torch.float32 if segment.is_wide else segment.dtype or self.dtype)
+        shape = (len(blocks), rows, segment.num_heads, segment.head_dim)
         # Said outright: torch takes the stride between blocks for free to choose where there is one alone.
-        strides = (numbers.shape[1], segment.head_dim, self.block_size * segment.head_dim, 1)
+        strides = (numbers.shape[1], segment.head_dim, rows * segment.head_dim, 1)
         return numbers.as_strided(shape, strides, numbers.storage_offset() + start // numbers.itemsize)
 
-    def _dtype_of(self, segment: CacheSegment) -> "torch.dtype":
-        return segment.dtype or self.dtype
+    def _item_bytes(self, segment: CacheSegment) -> int:
+        return 4 if segment.is_wide else (segment.dtype or self.dtype).itemsize
 
-    def _bytes_of(self, segment: CacheSegment) -> int:
-        size = segment.num_heads * self.head_bytes(segment)
+    def _bytes_of(self, segment: CacheSegment, block_size: int | None = None) -> int:
+        size = segment.num_heads * self.head_bytes(segment, block_size)
         return -(-size // _ALIGNMENT) * _ALIGNMENT
 
     def _bytes_of_layers(self, layers: Sequence[int], stage: range) -> int:
         return sum(self._layer_bytes(self.layers[i]) for i in layers if i in stage)
 
-    def _layer_bytes(self, layer: CachedLayer) -> int:
-        return sum(map(self._bytes_of, layer.segments))
+    def _layer_bytes(self, layer: CachedLayer, block_size: int | None = None) -> int:
+        return sum([self._bytes_of(segment, block_size) for segment in layer.segments])
 
 
 def keys_and_values(num_heads: int, head_dim: int) -> tuple[CacheSegment, ...]:
@@ -196,8 +244,8 @@ def _scales_of(layer: CachedLayer, blocks: "torch.Tensor") -> "torch.Tensor | No
 def _groups(
     layers: Sequence[CachedLayer], sizes: Sequence[int], context_length: int, stages: Sequence[range]
 ) -> tuple[LayerGroup, ...]:
-    """Group layers of one window, in order: by the largest size of block that costs a full context little more than the one that costs it least.
-    Stages take turns, so that each has as much of every group."""
+    """Group layers of one window, in order: by the largest size of block that costs a full context little more than the one that costs it least, with
+    all snapshots of its states. Stages take turns, so that each has as much of every group."""
     kinds: dict[int | None, list[int]] = defaultdict(list)
     in_turns = [i for at_once in zip_longest(*stages) for i in at_once if i is not None]
     for i in in_turns:
@@ -211,7 +259,10 @@ def _groups(
     for block_bytes in candidates:
         cuts = [_cut(kinds[window], sizes, block_bytes) for window in windows]
         if all(cuts):
-            tokens = sum(len(cut) * (window or context_length) for window, cut in zip(windows, cuts, strict=True))
+            tokens = sum(
+                len(cut) * (context_length if window is None or layers[cut[0][0]].is_state else window)
+                for window, cut in zip(windows, cuts, strict=True)
+            )
             costs[block_bytes] = block_bytes * tokens
     block_bytes = max(size for size, cost in costs.items() if cost <= _WASTE * min(costs.values()))
     return tuple(LayerGroup(part, window) for window in windows for part in _cut(kinds[window], sizes, block_bytes))
