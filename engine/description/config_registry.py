@@ -82,6 +82,7 @@ READERS = {
     "GptOssForCausalLM": "gpt_oss_config",
     "GraniteForCausalLM": "dense_decoders:granite",
     "GraniteMoeForCausalLM": "expert_decoders:granite_moe",
+    "GraniteMoeHybridForCausalLM": "hybrid_decoders:granite_hybrid",
     "KimiK25ForConditionalGeneration": "latent_decoders:deepseek_v3",
     "Lfm2ForCausalLM": "hybrid_decoders:lfm2",
     "Lfm2MoeForCausalLM": "hybrid_decoders:lfm2_moe",

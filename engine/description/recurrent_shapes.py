@@ -86,7 +86,53 @@ class DeltaShape(NamedTuple):
         ]
 
 
-RecurrentShape = ShortConvShape | DeltaShape
+class MambaShape(NamedTuple):
+    """Mamba-2 (arXiv 2405.21060)."""
+
+    name: str
+    layer: int
+    heads: int
+    head_dim: int
+    state: int  # numbers that a head keeps for each of its own
+    groups: int  # of heads, which share what they read and write by, and a norm
+    width: int
+    eps: float
+    has_conv_bias: bool
+    is_biased: bool
+
+    @property
+    def inner(self) -> int:
+        return self.heads * self.head_dim
+
+    @property
+    def channels(self) -> int:
+        """Numbers of a token that the convolution mixes: the heads' inputs, and what each group reads and writes by."""
+        return self.inner + 2 * self.groups * self.state
+
+    @property
+    def projected(self) -> int:
+        return self.inner + self.channels + self.heads
+
+    @property
+    def segments(self) -> tuple[CacheSegment, ...]:
+        matrix = CacheSegment("mamba", self.heads, self.state * self.head_dim, is_wide=True)
+        return matrix, conv_segment(self.channels, self.width)
+
+    def weights(self, layer_name: str, hidden_size: int) -> list[WeightShape]:
+        name = f"{layer_name}.{self.name}"
+        of_heads = [
+            WeightShape("attention", f"{name}.{one}", self.heads, is_wide=True) for one in ("A_log", "dt_bias", "D")
+        ]
+        return [
+            *_projection(f"{name}.in_proj", self.projected, hidden_size, self.is_biased),
+            *_convolution(f"{name}.conv1d", self.channels, self.width, self.has_conv_bias),
+            *of_heads,
+            WeightShape("norms", f"{name}.norm.weight", self.inner),
+            *_projection(f"{name}.out_proj", hidden_size, self.inner, self.is_biased),
+        ]
+
+
+RecurrentShape = ShortConvShape | DeltaShape | MambaShape
 
 
 def conv_segment(channels: int, width: int) -> CacheSegment:

@@ -104,7 +104,7 @@ class FakeRunner:
         copies: int = 1,
         has_states: bool = False,
     ) -> None:
-        """`has_states`: the last group of layers keeps one, in the first slot of a block."""
+        """`has_states`: the last group of layers keeps one, in all slots of a block."""
         self.state_group = len(windows) - 1 if has_states else None
         self.copies = copies
         self.windows = windows
@@ -200,7 +200,8 @@ class FakeRunner:
             assert not start or self.slots[before] == _content(context[:start], self.state_group), "not its state"
         for table, start, context in chunks:
             for place in range(start // size, (len(context) - 1) // size + 1):
-                self.slots[table[place] * size] = _content(context[: (place + 1) * size], self.state_group)
+                block = table[place] * size
+                self.slots[block : block + size] = [_content(context[: (place + 1) * size], self.state_group)] * size
 
     def _read(self, table: SequenceOf[int], context: tuple[int, ...], group: int, first: int) -> None:
         for position in range(first, len(context)):

@@ -24,6 +24,7 @@ from transformers import (
     GptOssConfig,
     GraniteConfig,
     GraniteMoeConfig,
+    GraniteMoeHybridConfig,
     Lfm2Config,
     Lfm2MoeConfig,
     Llama4TextConfig,
@@ -70,6 +71,10 @@ LATENT: dict[str, Any] = {
 _DELTA: dict[str, Any] = {
     "linear_num_key_heads": 1, "linear_num_value_heads": 3, "linear_key_head_dim": 6, "linear_value_head_dim": 5, "linear_conv_kernel_dim": 4,
     "head_dim": 12, "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.5},
+}  # fmt: skip
+
+_MAMBA: dict[str, Any] = {
+    "num_attention_heads": 7, "num_key_value_heads": 1, "mamba_n_heads": 3, "mamba_d_state": 5, "mamba_chunk_size": 16,
 }  # fmt: skip
 
 
@@ -632,6 +637,33 @@ FURTHER: dict[str, PreTrainedConfig] = {
         num_experts_per_tok=2,
         moe_intermediate_size=21,
         shared_expert_intermediate_size=11,
+    ),
+    "granite-4, attention in layer 1": config(
+        GraniteMoeHybridConfig,
+        layer_types=["linear_attention", "full_attention", "linear_attention"],
+        head_dim=None,
+        **_MAMBA | {"num_key_value_heads": 7},
+        num_local_experts=0,
+        shared_intermediate_size=29,
+        residual_multiplier=0.6,
+        attention_multiplier=0.4,
+        embedding_multiplier=1.5,
+        logits_scaling=1.2,
+    ),
+    "granite-4, two groups, biased, turning, two of five experts, tied": config(
+        GraniteMoeHybridConfig,
+        layer_types=["linear_attention", "full_attention", "linear_attention"],
+        **_MAMBA | {"mamba_n_groups": 2, "mamba_n_heads": 4, "num_attention_heads": 2},
+        hidden_size=44,
+        head_dim=None,
+        attention_bias=True,
+        mamba_proj_bias=True,
+        mamba_conv_bias=False,
+        position_embedding_type="rope",
+        num_local_experts=5,
+        num_experts_per_tok=2,
+        shared_intermediate_size=13,
+        tie_word_embeddings=True,
     ),
     "lfm2-moe, two of five experts": config(
         Lfm2MoeConfig,

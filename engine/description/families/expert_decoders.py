@@ -32,7 +32,7 @@ from pilotlight.engine.weights.config import (
 from pilotlight.engine.weights.fused import FusedRows
 
 _MIXTRAL = ExpertNames("block_sparse_moe", "gate", "e_score_correction_bias", "experts", ("w1", "w3", "w2"))
-_GRANITE = ExpertNames("block_sparse_moe", "router.layer")
+GRANITE_EXPERTS = ExpertNames("block_sparse_moe", "router.layer")
 QWEN2_EXPERTS = ExpertNames(shared="shared_expert", shared_gate="shared_expert_gate")
 _ERNIE = ExpertNames(bias="moe_statics.e_score_correction_bias")
 
@@ -121,11 +121,12 @@ class GraniteMoeConfig(SparseConfig):
 
     @property
     def fused(self) -> tuple[FusedRows, ...]:
-        (num_experts, hidden, inner), mlp = self.sparse.experts, _GRANITE.mlp
+        (num_experts, hidden, inner), mlp = self.sparse.experts, GRANITE_EXPERTS.mlp
         each = f"{mlp}.experts.{{expert}}"
         return (
             FusedRows(f"{mlp}.input_linear", {f"{each}.gate_proj": inner, f"{each}.up_proj": inner}, num_experts),
             FusedRows(f"{mlp}.output_linear", {f"{each}.down_proj": hidden}, num_experts),
+            *self.divided,
         )
 
 
@@ -138,7 +139,7 @@ def granite_moe(config: Mapping[str, Any]) -> SparseConfig:
         qkv_bias=bias,
         o_bias=bias,
         sparse=read_softmax_experts(
-            config, "num_local_experts", default_experts=8, default_top_k=2, renormalise=True, names=_GRANITE
+            config, "num_local_experts", default_experts=8, default_top_k=2, renormalise=True, names=GRANITE_EXPERTS
         ),
         sparse_layers=_all_layers(config),
         **granite_scales(config),

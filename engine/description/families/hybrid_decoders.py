@@ -4,14 +4,21 @@ nothing, by transformers' configuration classes.
 A family is a function here and a row of config_registry.py. What mixes tokens in a layer is one of recurrent_shapes.py, or attention.
 """
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
 from pilotlight.engine.api.errors import CheckpointError
 from pilotlight.engine.description.decoder_config import LayerKind, architecture, read_top_k, refuse_unless, text_keys
 from pilotlight.engine.description.dense_config import DenseConfig
-from pilotlight.engine.description.families.expert_decoders import QWEN2_EXPERTS, every_step
-from pilotlight.engine.description.recurrent_shapes import DeltaShape, ShortConvShape
+from pilotlight.engine.description.families.dense_decoders import granite_scales
+from pilotlight.engine.description.families.expert_decoders import (
+    GRANITE_EXPERTS,
+    QWEN2_EXPERTS,
+    GraniteMoeConfig,
+    every_step,
+)
+from pilotlight.engine.description.recurrent_shapes import DeltaShape, MambaShape, ShortConvShape
 from pilotlight.engine.description.rotary_scaling import read_rotary_rule
 from pilotlight.engine.description.shapes import ExpertNames, ExpertsShape, NormNames, Routing, SparseShape
 from pilotlight.engine.description.sparse_config import SparseConfig, read_softmax_experts
@@ -116,6 +123,78 @@ def qwen3_5_moe(config: Mapping[str, Any]) -> SparseConfig:
         sparse=sparse,
         sparse_layers=frozenset(range(num_layers)),
     )
+
+
+def granite_hybrid(config: Mapping[str, Any]) -> DenseConfig:
+    """Granite 4: Mamba-2 in most layers, attention that turns nothing in the others, and Granite 3's multipliers; a feed-forward, beside experts in
+    the larger ones."""
+    shared, hidden = positive_int(config, "shared_intermediate_size", 1024), positive_int(config, "hidden_size")
+    fields = {**_granite_fields(config), **granite_scales(config), "intermediate_size": shared}
+    mlp = "block_sparse_moe.shared_mlp" if config.get("num_local_experts", 8) else "mlp"
+    divided = (
+        FusedRows("shared_mlp.input_linear", {f"{mlp}.gate_proj": shared, f"{mlp}.up_proj": shared}),
+        FusedRows("shared_mlp.output_linear", {f"{mlp}.down_proj": hidden}),
+    )
+    if mlp == "mlp":
+        return DenseConfig.read(**fields, divided=divided)
+    return GraniteMoeConfig.read(
+        **fields,
+        divided=divided,
+        sparse=read_softmax_experts(
+            {"intermediate_size": 11008, **config},
+            "num_local_experts",
+            default_experts=8,
+            default_top_k=2,
+            renormalise=True,
+            names=GRANITE_EXPERTS._replace(shared="shared_mlp"),
+            shared_size=shared,
+        ),
+        sparse_layers=frozenset(range(positive_int(config, "num_hidden_layers"))),
+    )
+
+
+def _granite_fields(config: Mapping[str, Any]) -> dict[str, Any]:
+    num_layers, hidden = positive_int(config, "num_hidden_layers"), positive_int(config, "hidden_size")
+    refuse_unless(config, "position_embedding_type", None, "nope", "rope")
+    if any(one not in (0.0, math.inf, None) for one in _limits(config)):
+        raise CheckpointError(
+            f"config.json has time_step_limit = {config['time_step_limit']!r}; steps are not limited here"
+        )
+    types = _layer_types(config, ["mamba"] * num_layers, ("mamba", "linear_attention", "attention", "full_attention"))
+    heads, inner = positive_int(config, "mamba_n_heads", 128), hidden * positive_int(config, "mamba_expand", 2)
+    shape = MambaShape(
+        "mamba",
+        0,
+        heads,
+        inner // heads,
+        positive_int(config, "mamba_d_state", 256),
+        positive_int(config, "mamba_n_groups", 1),
+        positive_int(config, "mamba_d_conv", 4),
+        number(config, "rms_norm_eps", 1e-6),
+        flag(config, "mamba_conv_bias", True),
+        flag(config, "mamba_proj_bias", False),
+    )
+    if shape.inner != inner or heads % shape.groups or config.get("mamba_d_head") not in (None, "auto", shape.head_dim):
+        raise CheckpointError(
+            f"config.json has mamba_n_heads = {heads} in {shape.groups} groups for {inner} numbers, mamba_d_head = {config.get('mamba_d_head')!r}: "
+            "heads must divide the numbers, and groups the heads"
+        )
+    bias, turns = flag(config, "attention_bias", False), config.get("position_embedding_type") == "rope"
+    return {
+        "config": config,
+        "layers": (LayerKind(rotary=0 if turns else None),) * num_layers,
+        "qkv_bias": bias,
+        "o_bias": bias,
+        "recurrent": tuple(
+            [shape._replace(layer=i) if kind in ("mamba", "linear_attention") else None for i, kind in enumerate(types)]
+        ),
+    }
+
+
+def _limits(config: Mapping[str, Any]) -> list[Any]:
+    """Return the bounds of a step, as transformers writes infinity."""
+    limits = config.get("time_step_limit") or []
+    return [math.inf if one == {"__float__": "Infinity"} else one for one in limits]
 
 
 def _qwen_experts(config: Mapping[str, Any], num_experts: int, top_k: int, renormalise: bool) -> SparseShape:
