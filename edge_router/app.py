@@ -1,13 +1,14 @@
 """The router as an ASGI application, which sends each request to its handler."""
 
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from starlette.applications import Starlette
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from pilotlight.edge_router.assembly import EdgeRouter
 from pilotlight.edge_router.backends.discovery import router_place
@@ -24,7 +25,9 @@ from pilotlight.edge_router.services.finetune_routes import RoutedFinetunes
 from pilotlight.edge_router.services.joining import JoinRoutes
 from pilotlight.edge_router.services.model_lists import ModelLists
 from pilotlight.edge_router.telemetry.activity import Operations, RouterActivity
-from pilotlight.edge_router.telemetry.status_routes import FAILURES, OwnRoutes, own_version
+from pilotlight.edge_router.telemetry.status_routes import FAILURES, OWN_PATHS, OwnRoutes, own_version
+from pilotlight.edge_router.workers.role import WorkerRole
+from pilotlight.edge_router.workers.siblings import FirstWorker, Siblings
 from pilotlight.page.feed import Feed
 from pilotlight.page.routes import PageRoutes
 from pilotlight.page.sessions import Sessions
@@ -32,6 +35,7 @@ from pilotlight.response_store.app import ResponsesApp
 from pilotlight.response_store.response_database import ResponseDatabase, RetentionPolicy
 from pilotlight.sites.network import NetworkConfig
 from pilotlight.support import background
+from pilotlight.wire.http.exchange import Application
 from pilotlight.wire.paths import normalize_path
 
 
@@ -41,18 +45,20 @@ def build_app(
     policy: Policy | None = None,
     clock: Callable[[], float] = time.monotonic,
     file: Path | None = None,
+    role: WorkerRole | None = None,
 ) -> "RouterApp":
-    """`file`: where the network was read, to which machines that join are added. Raises ConfigError."""
-    return RouterApp(EdgeRouter(network, policy or CostPolicy(), clock), file)
+    """`file`: where the network was read, to which machines that join are added; `role`: of one process of several. Raises ConfigError."""
+    return RouterApp(EdgeRouter(network, policy or CostPolicy(), clock, role), file)
 
 
 class RouterApp(Starlette):
     def __init__(self, router: EdgeRouter, file: Path | None = None) -> None:
-        proxy, access = router.proxy, router.admission.access
+        proxy, access, role = router.proxy, router.admission.access, router.role
         self.edge = router
+        self.siblings = None if role is None else Siblings(role, router.metrics.render)
         self.streams = StreamRoutes(router.recordings, router.admission, router.secret, proxy.handle, proxy.record)
         self.batches = BatchRoutes(proxy, router.batches)
-        self.model_lists = ModelLists(proxy)
+        self.model_lists = ModelLists(proxy, router.accounting.prices)
         self.finetunes = RoutedFinetunes(proxy, proxy.selector.finetunes)
         most, keeping = int(router.network.relay.max_body_mib * 2**20), _keeping(router.network)
         self.responses = ResponsesApp(proxy.admitted, access, most, keeping, ResponseDoor(proxy))
@@ -61,7 +67,7 @@ class RouterApp(Starlette):
             "1 if the last attempt to read or write stored responses failed.",
             lambda: float(self.responses.is_failing),
         )
-        self._services: dict[RouterService | None, ASGIApp] = {
+        self._services: dict[RouterService | None, Application] = {
             RouterService.SITES: proxy,
             RouterService.RESPONSES: self.responses,
             RouterService.BATCHES: self.batches,
@@ -72,42 +78,69 @@ class RouterApp(Starlette):
         place, sessions = router_place(router.network), Sessions(access, router.secret)
         self.feed = Feed(RouterActivity(place, own_version(), proxy, router.clock))
         places, hosts = proxy.selector.places, router.hosts
-        deployments = deployment_api(router.backends, access, router.clocks, places, hosts, router.tls)
+        self.deployments = deployment_api(
+            router.backends, access, router.clocks, places, hosts, router.tls, router.tell_workers
+        )
         has_usage = router.accounting.ledger is not None
         operations = Operations(router.backends, router.orders)
         self.page = PageRoutes(
             self.feed,
             sessions,
-            functions=deployments,
+            functions=self.deployments,
             timeline=operations.timeline,
             actions=operations.by_name(),
             has_usage=has_usage,
         )
-        own = OwnRoutes(place, proxy, router.places, sessions)
+        metrics = _rendered_by(router) if self.siblings is None else self.siblings.metrics
+        own = OwnRoutes(place, proxy, router.places, sessions, metrics)
         usage = UsageRoutes(router.accounting, access, sessions)
         super().__init__(
             routes=[
                 *own.routes(),
                 *self.page.routes(),
                 *usage.routes(),
-                *deployments.routes(),
+                *self.deployments.routes(),
                 *JoinRoutes(router, file).routes(),
             ],
             lifespan=_lifespan,
             exception_handlers=FAILURES,
         )
         self.router.redirect_slashes = False  # /v1 is not /v1/: a redirect would turn a client's POST into a GET
+        self._others: Application = super().__call__
+        most_held = int(router.network.door.max_bodies_mib * 2**20)
+        if self.siblings is not None:
+            self._leave_to_first(partial(FirstWorker, proxy=proxy, siblings=self.siblings, max_body_bytes=most_held))
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def _leave_to_first(self, of: Callable[[Application], Application]) -> None:
+        """Let the first worker answer what only one process can keep."""
+        own, first = self._others, of(self._others)
+        for service in (RouterService.RESPONSES, RouterService.BATCHES, RouterService.FINETUNES):
+            self._services[service] = of(self._services[service])
+
+        def others(scope: Scope, receive: Receive, send: Send) -> Coroutine[Any, Any, None]:
+            return (own if scope["type"] == "lifespan" or scope["path"] in OWN_PATHS else first)(scope, receive, send)
+
+        self._others = others
+
+    def become(self, network: NetworkConfig) -> None:
+        """Take over what may change while the router runs, with what another worker has deployed."""
+        self.edge.become(network)
+        if self.siblings is not None and not self.siblings.is_first:
+            self.deployments.read_again()
+
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Coroutine[Any, Any, None]:
         """Dispatch a request: Starlette handles the router's own routes and unknown paths.
         All others bypass its error handling, which would add two `send` calls to each token."""
         normalize_path(scope)
-        app = (
-            self.edge.tunnels
-            if scope["type"] == "websocket"
-            else self._services.get(service_of(scope), super().__call__)
-        )
-        await app(scope, receive, send)
+        app = self.edge.tunnels if scope["type"] == "websocket" else self._services.get(service_of(scope), self._others)
+        return app(scope, receive, send)
+
+
+def _rendered_by(router: EdgeRouter) -> Callable[[], Awaitable[bytes]]:
+    async def render() -> bytes:
+        return router.metrics.render()
+
+    return render
 
 
 def _keeping(network: NetworkConfig) -> RetentionPolicy:
@@ -126,6 +159,15 @@ def _postgres(url: str) -> ResponseDatabase:
 
 @asynccontextmanager
 async def _lifespan(app: RouterApp) -> AsyncIterator[None]:
+    async with AsyncExitStack() as stack:
+        if app.siblings is not None:
+            await stack.enter_async_context(app.siblings)
+        await stack.enter_async_context(_working(app))
+        yield
+
+
+@asynccontextmanager
+async def _working(app: RouterApp) -> AsyncIterator[None]:
     async with app.edge.running(), background.running(app.feed.run, "the page's feed"):
         try:
             async with background.running(app.responses.run, "the sweep of kept responses"):

@@ -1,6 +1,8 @@
 """The parts of a router and their lifetimes. Routes are in app.py."""
 
 import asyncio
+import os
+import signal
 import sqlite3
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -24,6 +26,7 @@ from pilotlight.edge_router.backends.site_control import SiteControl
 from pilotlight.edge_router.backends.wake_hints import WakeHints
 from pilotlight.edge_router.durable.streams import DurableStreams
 from pilotlight.edge_router.forwarding.proxy import Proxy
+from pilotlight.edge_router.forwarding.stages import Stages
 from pilotlight.edge_router.forwarding.upstream import SiteConnections
 from pilotlight.edge_router.forwarding.websockets import WebSocketRelay
 from pilotlight.edge_router.metering.ledger.accounting import Accounting
@@ -43,6 +46,7 @@ from pilotlight.edge_router.services.finetune_registry import SiteFinetunes
 from pilotlight.edge_router.telemetry.metrics import RouterMetrics
 from pilotlight.edge_router.telemetry.status_routes import own_version
 from pilotlight.edge_router.telemetry.tracing import Tracing
+from pilotlight.edge_router.workers.role import WorkerRole
 from pilotlight.sites.config import ConfigError
 from pilotlight.sites.network import NetworkConfig
 from pilotlight.support import background
@@ -57,9 +61,11 @@ FORGET_EVERY_S = 5.0
 class EdgeRouter:
     """Forwards while it is `running()`. `proxy.drain(timeout_s)` and `tunnels.end()` before that ends."""
 
-    def __init__(self, network: NetworkConfig, policy: Policy, clock: Callable[[], float]) -> None:
-        """Raises ConfigError for a file or folder of the configuration that cannot be used."""
-        self.network, self.clock = network, clock
+    def __init__(
+        self, network: NetworkConfig, policy: Policy, clock: Callable[[], float], role: WorkerRole | None = None
+    ) -> None:
+        """`role`: of one process of several. Raises ConfigError for a file or folder of the configuration that cannot be used."""
+        self.network, self.clock, self.role = network, clock, role
         relay = network.relay
         self.secret = hop_secret()
         self.tls = client_context(network.hop.authority)
@@ -80,21 +86,23 @@ class EdgeRouter:
         self._hints = WakeHints(self.orders, self.metrics.registry)
         data = DataPlaces(network)
         finetunes = SiteFinetunes(self.backends, data, self.orders)
+        selector = SiteSelector(self.backends, policy, self.sessions, self.metrics, clock, data, finetunes, self._hints)
+        self._tracing, self.objectives = _tracing(network), _objectives(network)
+        self.stages = Stages(limits, self.accounting, selector, self.objectives, self._tracing)
         self.proxy = Proxy(
             relay,
             self.admission,
             RequestParser(self.secret, relay.max_hops, self.places.place),
-            SiteSelector(self.backends, policy, self.sessions, self.metrics, clock, data, finetunes, self._hints),
+            selector,
             self.recordings,
-            self.accounting,
             self.metrics,
             SiteConnections(relay, self.secret, self.clocks, self.tls),
             clock,
             body_timeout_s=network.door.body_timeout_s,
-            tracing=_tracing(network),
+            stages=self.stages.present(),
         )
-        self.batches = _batches(network, self.proxy)
-        self.objectives = _objectives(network)
+        # Two processes would run the same batch twice while one replaces the other.
+        self.batches = _batches(network, self.proxy) if role is None else None
         if self.objectives is not None:
             self.metrics.judge(self.objectives)
         self.tunnels = WebSocketRelay(self.proxy)
@@ -104,8 +112,8 @@ class EdgeRouter:
     async def running(self) -> AsyncIterator[None]:
         """Probe sites and run background work."""
         async with AsyncExitStack() as stack:
-            if self.proxy.tracing is not None:
-                stack.push_async_callback(asyncio.to_thread, self.proxy.tracing.close)
+            if self._tracing is not None:
+                stack.push_async_callback(asyncio.to_thread, self._tracing.close)
             stores = (
                 ("objectives", self.objectives),
                 ("shared quotas", self.shared),
@@ -129,10 +137,25 @@ class EdgeRouter:
             stack.push_async_callback(self.recordings.close)
             yield
 
+    def become(self, network: NetworkConfig) -> None:
+        """Take over the file's sites, keys, limits, prices, hosts of functions, and where data may go."""
+        self.admission.access.become(access_of(network))
+        self.admission.limits.set(network.door, network.tenant_limits, network.accounts)
+        self.hosts.become(network)
+        self.accounting.prices.become(PriceList(network.prices, self.network.ledger.currency))
+        self.accounting.quotas.set(network.accounts)
+        self.set_sites(network)
+
+    def tell_workers(self) -> None:
+        """Make the other workers, if there are any, read again what this one has changed."""
+        if self.role is not None:
+            os.kill(os.getppid(), signal.SIGHUP)
+
     def set_sites(self, network: NetworkConfig) -> None:
         """Take over the sites of the file, and where data may go."""
         self.discovery.become(network)
         self.proxy.selector.places.become(DataPlaces(network))
+        self.proxy.become(self.stages.present())
         if self._monitor is not None:
             self._monitor.changed()
 

@@ -1,5 +1,6 @@
 """The router as a process: `python -m pilotlight.edge_router.serve NETWORK_FILE`.
-It binds, serves, and on SIGTERM drains before it stops. SIGHUP reads the file again.
+It binds, serves, and on SIGTERM drains before it stops. SIGHUP reads the file again. With `--workers N` it supervises N processes that do so
+(workers/supervisor.py); one of these gives way to its successor at SIGUSR2.
 
 Knows the order of start and stop; routes are in app.py.
 """
@@ -10,18 +11,21 @@ import contextlib
 import gc
 import logging
 import os
+import signal
 import socket
 import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 from pilotlight.edge_router.app import RouterApp, build_app
-from pilotlight.edge_router.assembly import EdgeRouter, access_of
 from pilotlight.edge_router.forwarding.proxy import Proxy
-from pilotlight.edge_router.metering.ledger.prices import PriceList
 from pilotlight.edge_router.requests.function_hosts import FunctionMount
-from pilotlight.edge_router.requests.request import FUNCTIONS
+from pilotlight.edge_router.requests.request import FUNCTIONS, hop_secret
+from pilotlight.edge_router.workers.role import WorkerRole, check_workers
+from pilotlight.edge_router.workers.siblings import PrivateApp, private_listener
+from pilotlight.edge_router.workers.supervisor import supervise
 from pilotlight.sites.config import SERVER_ENV, ConfigError, check_secrets
 from pilotlight.sites.network import DoorConfig, NetworkConfig, load_network
 from pilotlight.sites.reloading import read_again
@@ -51,6 +55,7 @@ from pilotlight.wire.paths import API_PATHS
 
 log = logging.getLogger("pilotlight.router")
 
+RETIRE_LIMIT_S = 3600.0  # for the streams of a worker that was replaced; afterwards it drains like one that is stopped
 SPARE_FILES = 64  # for probes, logs, files of Python, and clients that are being refused
 
 
@@ -58,21 +63,24 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="pilotlight.edge_router.serve", description="Run Pilotlight's edge router.")
     parser.add_argument("network", type=Path, metavar="NETWORK_FILE")
     parser.add_argument("--port", type=int, help="instead of the file's listen.port")
+    parser.add_argument("--workers", type=int, default=1, help="processes that share the port (1)")
     parser.add_argument("--server", choices=SERVERS, help="instead of the file's door.server")
     arguments = parser.parse_args()
     if arguments.server is not None:
         os.environ[SERVER_ENV] = arguments.server
     try:
-        return run(load_network(arguments.network), arguments.port, arguments.network)
+        return run(load_network(arguments.network), arguments.port, arguments.network, arguments.workers)
     except (ConfigError, ListenError) as error:
         print(f"the router cannot start: {error}", file=sys.stderr)
         return 1
 
 
-def run(network: NetworkConfig, port: int | None = None, file: Path | None = None) -> int:
+def run(network: NetworkConfig, port: int | None = None, file: Path | None = None, workers: int = 1) -> int:
     """Serve until a stop signal; return the exit status.
-    The network was read from `file`, which is read again at SIGHUP. Raises ListenError for a port that cannot be opened."""
-    start_logging("router", network.telemetry.log_level, network.telemetry.log_format)
+    The network was read from `file`, which is read again at SIGHUP. Raises ListenError for a port that cannot be opened, and ConfigError."""
+    role = WorkerRole.present()
+    name = "router" if role is None else f"router/{role.index}"
+    start_logging(name, network.telemetry.log_level, network.telemetry.log_format)
     if not follow_parent():
         return 1
     if secret := network.hop.secret():
@@ -80,30 +88,53 @@ def run(network: NetworkConfig, port: int | None = None, file: Path | None = Non
     check_secrets(HOP_SECRET_ENV, DEPLOY_TOKEN_ENV)
     raise_file_limit()
     check_installed(network.door.server_name)
-    listener = bind(network.listen.host, network.listen.port if port is None else port)
+    listen = network.listen
+    port = listen.port if port is None else port
+    check_workers(network, workers, has_secret=bool(hop_secret()))
+    if workers > 1 and role is None and file is not None:
+        arguments = ["pilotlight.edge_router.serve", str(file)]
+        return supervise(arguments, listen.host, port, workers, is_tls=listen.tls_certificate is not None)
+    listener = bind(listen.host, port) if role is None else role.listening()
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
-        runner.run(_serve(network, listener, file))
+        runner.run(_serve(network, listener, file, role))
     return 0
 
 
-async def _serve(network: NetworkConfig, listener: socket.socket, file: Path | None) -> None:
-    app = build_app(network, file=file)
+async def _serve(network: NetworkConfig, listener: socket.socket, file: Path | None, role: WorkerRole | None) -> None:
+    app = build_app(network if role is None else role.configured(network), file=file, role=role)
     url = url_of(listener, is_tls=network.listen.tls_certificate is not None)
-    stop, stop_now = asyncio.Event(), asyncio.Event()
+    stop, stop_now, retiring = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    proxy = app.edge.proxy
 
     def signalled() -> None:
         (stop_now if stop.is_set() else stop).set()
 
-    follow_signals(signalled, lambda: reload(app.edge, network, file))
-    async with serving(app, network, listener):
+    follow_signals(signalled, lambda: reload(app, network, file))
+    async with AsyncExitStack() as stack:
+        server = await stack.enter_async_context(serving(app, network, listener))
+        if role is not None:
+            await stack.enter_async_context(_answering_workers(app, role))
+            asyncio.get_running_loop().add_signal_handler(signal.SIGUSR2, retiring.set)
         gc.collect()
         gc.set_threshold(10_000, 20, 50)  # a request makes some hundred objects, and hardly any in a cycle
         gc.freeze()  # exempt all present objects from garbage collection
         log.info("listening on %s", url)
         notify_ready(f"listening on {url}")
-        await stop.wait()
-        await _drain(app.edge.proxy, network.relay.drain_timeout_s, stop_now)
+        if role is not None:
+            role.ready_file(os.getpid()).touch()
+        await _first_of(stop.wait(), retiring.wait())
+        if not stop.is_set() and isinstance(server, Server):
+            server.retire()
+            await _first_of(stop.wait(), proxy.idle(RETIRE_LIMIT_S))
+        await _drain(proxy, network.relay.drain_timeout_s, stop_now)
         app.edge.tunnels.end()
+
+
+async def _first_of(*waits: Coroutine[Any, Any, object]) -> None:
+    """Wait for one of them, and cancel the others."""
+    tasks = [asyncio.ensure_future(each) for each in waits]
+    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    await background.stop(*tasks)
 
 
 LIVE = (
@@ -120,16 +151,11 @@ LIVE = (
 )
 
 
-def reload(router: EdgeRouter, network: NetworkConfig, file: Path | None) -> None:
+def reload(app: RouterApp, network: NetworkConfig, file: Path | None) -> None:
     """Apply changed sites, keys, limits, prices and data rules. Certificates are checked all the time."""
     found = None if file is None else read_again(network, file, load_network, LIVE)
     if found is not None:
-        router.admission.access.become(access_of(found))
-        router.admission.limits.set(found.door, found.tenant_limits, found.accounts)
-        router.hosts.become(found)
-        router.accounting.prices.become(PriceList(found.prices, network.ledger.currency))
-        router.accounting.quotas.set(found.accounts)
-        router.set_sites(found)
+        app.become(found)
 
 
 @asynccontextmanager
@@ -166,6 +192,20 @@ async def serving(app: RouterApp, network: NetworkConfig, listener: socket.socke
         finally:
             if watch is not None:
                 await background.stop(watch)
+            await server.stop(GRACE_S)
+
+
+@asynccontextmanager
+async def _answering_workers(app: RouterApp, role: WorkerRole) -> AsyncIterator[None]:
+    """Answer the other workers of this router."""
+    server = Server(PrivateApp(app, app.edge.metrics.render), HttpLimits(max_message_bytes=0))
+    async with private_listener(role) as listener:
+        await server.start(listener)
+        assert app.siblings is not None, "it has a role"
+        try:
+            async with background.running(app.siblings.take_over, "the wait for the first worker's end"):
+                yield
+        finally:
             await server.stop(GRACE_S)
 
 

@@ -1,2 +1,4 @@
-"""Every operation of the engine by name: plain torch today, Triton beside it where a GPU wants it. Imports nothing of
-ours."""
+"""All operations of the engine by name: in plain torch, with a Triton form for GPUs.
+
+Imports no other package of the project.
+"""

@@ -1,8 +1,8 @@
-"""Bad arguments get an error that names operation and argument, never a wrong answer.
+"""Errors for bad arguments that name the operation and the argument.
 
-An operation checks its arguments by one combined condition. Only when that fails does `ArgumentCheck`, which takes its time, look for the argument
-that is wrong and say what to change; where none is, the call goes on. Block ids and slots lie on the device: they are checked only when
-PILOTLIGHT_DEBUG=1, because that waits for the device. Knows tensors in general; refuses to know any operation.
+An operation checks its arguments by one combined condition. Only if that fails does `ArgumentCheck`, which is slower, look for the wrong argument and
+report what to change; if it finds none, the call continues. Block ids and slots are on the device: they are checked only when PILOTLIGHT_DEBUG=1,
+because that waits for the device. Knows tensors in general; does not know any operation.
 """
 
 import os
@@ -12,12 +12,12 @@ from torch import Tensor
 
 DEBUG = os.environ.get("PILOTLIGHT_DEBUG") == "1"
 
-FLOATS = (torch.float32, torch.float16, torch.bfloat16)  # what kernels compute with
+FLOATS = (torch.float32, torch.float16, torch.bfloat16)  # types that kernels compute with
 INDICES = (torch.int64, torch.int32)
 
 
 class ArgumentError(ValueError):
-    """A call that an operation cannot take."""
+    """An argument that an operation cannot take."""
 
     def __init__(self, operation: str, argument: str, why: str) -> None:
         super().__init__(f"{operation}: {argument} {why}")
@@ -25,18 +25,24 @@ class ArgumentError(ValueError):
 
 
 class ArgumentCheck:
-    """The arguments of one call, looked at one by one; the first that is wrong raises. Names of sizes mean the same number throughout."""
+    """A check of one call's arguments, one by one; raises for the first that is wrong.
+
+    A size's name means the same number in all arguments of a call.
+    """
 
     def __init__(self, operation: str) -> None:
         self._operation = operation
-        self._sizes: dict[str, tuple[int, str]] = {}  # and who said so
+        self._sizes: dict[str, tuple[int, str]] = {}  # size and the argument that set it
         self._first: tuple[str, Tensor] | None = None
 
     def tensor(
         self, name: str, x: Tensor, shape: str, dtypes: tuple[torch.dtype, ...] = FLOATS, *, dense: int = 0
     ) -> None:
-        """`shape`: a name, number or `_` for each dimension, such as "tokens heads 64". `dense`: how many of the last dimensions lie side by side
-        in memory. What is computed in double precision on a CPU is a reference, and may always be."""
+        """Check an argument's type, shape, dtype, device and layout.
+
+        `shape`: a name, number or `_` for each dimension, such as "tokens heads 64". `dense`: how many of the last dimensions must be contiguous.
+        Double precision on a CPU is always accepted, as a reference.
+        """
         self.require(name, isinstance(x, Tensor), f"is a {type(x).__name__}, where a tensor is wanted")
         if not (FLOATS[0] in dtypes and x.dtype == torch.float64 and not x.is_cuda):
             wanted = " or ".join(sorted({str(dtype).removeprefix("torch.") for dtype in dtypes}))
@@ -78,11 +84,11 @@ class ArgumentCheck:
         return self._sizes[word][0]
 
     def derive(self, word: str, size: int, source: str) -> None:
-        """Note a size that follows from others."""
+        """Record a size that follows from others."""
         self._sizes[word] = size, source
 
     def agree(self, name: str, word: str, size: int) -> None:
-        """Check a size that an argument states, and that another may have stated before."""
+        """Check a size that an argument states against the one that an earlier argument stated."""
         known, source = self._sizes.setdefault(word, (size, name))
         self.require(name, size == known, f"is {size}, and {word} = {known} as {source} has it")
 
@@ -92,8 +98,11 @@ class ArgumentCheck:
 
 
 def placed(x: Tensor, *others: Tensor | None) -> bool:
-    """True if all lie on one device, and on a GPU each from where a number of its type may start, while torch on a CPU reads from anywhere."""
-    if x.is_cpu:  # 0.04 us for each, where devices are compared in 0.2, and a generator begins in 0.3
+    """True if all tensors are on one device and, on a GPU, aligned to their element size.
+
+    On a CPU torch reads from any address.
+    """
+    if x.is_cpu:  # 0.04 us each; comparing devices takes 0.2 us, and starting a generator 0.3
         for other in others:  # noqa: SIM110
             if other is not None and not other.is_cpu:
                 return False
@@ -105,7 +114,10 @@ def placed(x: Tensor, *others: Tensor | None) -> bool:
 
 
 def check_indices(operation: str, argument: str, indices: Tensor, end: int, what: str, begin: int = 0) -> None:
-    """Raise ArgumentError unless every index lies in [begin, end). Waits for the device, which a recorded graph may not: for debug mode."""
+    """Raise ArgumentError unless every index is in [begin, end).
+
+    Waits for the device, which is impossible while a graph is captured: only for debug mode.
+    """
     if indices.numel() and not (indices.is_cuda and torch.cuda.is_current_stream_capturing()):
         low, high = (int(x) for x in torch.aminmax(indices))
         if low < begin or high >= end:

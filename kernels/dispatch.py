@@ -1,7 +1,8 @@
-"""Which form of an operation computes a call: Triton's on a CUDA device, the C library's on a CPU, torch's wherever neither is there or takes it.
+"""The choice of the form that computes an operation: Triton's, the C library's or torch's.
 
-Chosen once for each operation, where `operation` declares it. `PILOTLIGHT_TRITON=0` leaves CUDA devices to torch; `1` has Triton's forms ready on a
-machine without CUDA too, for the traces of kernels/warm_up.py.
+A CUDA device uses Triton, a CPU the C library; torch computes if the form is missing or does not take the arguments. The choice is made once per
+operation, where `operation` declares it. `PILOTLIGHT_TRITON=0` leaves CUDA devices to torch; `1` loads Triton's forms on a machine without CUDA, too,
+for the traces of kernels/warm_up.py.
 """
 
 import os
@@ -25,11 +26,11 @@ T = TypeVar("T")
 def operation(
     check: Callable[..., None], *, triton: str | None = None, native: Callable[..., Any] | None = None
 ) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Declare the decorated function, which computes by torch, as an operation.
+    """Declare the decorated function, which computes with torch, as an operation.
 
-    `native` is the C library's form, called with the loaded library and the arguments where the first of them lies on a CPU; it returns None for what
-    it cannot take. `check` raises ArgumentError for what no form takes, given the operation's name and the arguments; C checks what it takes itself.
-    `triton` names the module of kernels/triton that has a function of the same name and signature. All get their arguments by position.
+    `native` is the C library's form, called with the loaded library and the arguments if the first of them is on a CPU; it returns None for arguments
+    that it cannot take. `check` gets the operation's name and the arguments, and raises ArgumentError for those that no form takes; C checks its own
+    arguments. `triton` names the module of kernels/triton that has a function of the same name and signature. All arguments are passed by position.
     """
 
     def declare(by_torch: Callable[P, T]) -> Callable[P, T]:
@@ -52,7 +53,7 @@ def operation(
                     return result
             check(name, *args)
             if module is not None and x.is_cuda:
-                # by name at each call: the module may import types of the declaring one, and be unfinished at its import
+                # looked up by name at each call: the module may import types of the declaring one, and be incomplete when it is imported
                 return getattr(module, name)(*args)
             return torch_form(*args)
 
@@ -65,11 +66,11 @@ def operation(
 
 @cache
 def takes_triton() -> bool:
-    """True if a CUDA device gets Triton's forms."""
+    """True if CUDA devices use Triton's forms."""
     wanted = os.environ.get(SWITCH)
     return wanted != "0" and (wanted == "1" or torch.cuda.is_available()) and find_spec("triton") is not None
 
 
 def triton_form(name: str) -> Any:
-    """Return a module of kernels/triton; None: torch computes."""
+    """Return a module of kernels/triton, or None if torch computes."""
     return import_module(f"pilotlight.kernels.triton.{name}") if takes_triton() else None

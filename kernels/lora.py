@@ -1,8 +1,8 @@
-"""Low-rank adapters beside a matrix product: y += B (A x), of each token with its own adapter, or none.
+"""Low-rank adapters beside a matrix product: y += B (A x), each token with its own adapter or none.
 
-The adapters that a model holds lie in one tensor; of each slot and each projection a table says where its A and B begin there, and their rank. So
-what is computed follows numbers on the device alone: a recorded step goes on where other adapters have come into the slots. Knows slots; refuses to
-know what is in them, and who waits for one.
+The adapters of a model share one tensor; a table holds, for each slot and projection, the offsets of A and B in it, and their rank. The computation
+so depends only on numbers on the device: a recorded step can be replayed after other adapters were loaded into the slots. Knows slots; does not know
+which adapters they hold.
 """
 
 import torch
@@ -12,25 +12,25 @@ from pilotlight.kernels.checks import FLOATS, ArgumentCheck, ArgumentError, chec
 from pilotlight.kernels.cpu import ops
 from pilotlight.kernels.dispatch import operation
 
-COLUMNS = 64  # of y in a block of B, [blocks, rank, 64]: what a thread adds to them lies side by side
+COLUMNS = 64  # columns of y per block of B, [blocks, rank, 64], so that a thread adds to adjacent columns
 MOST_RANK = 64
-RANKS = (8, 16, 32, MOST_RANK)  # that A and B are padded to with zeros
+RANKS = (8, 16, 32, MOST_RANK)  # ranks to which A and B are padded with zeros
 MOST_PARTS = 3  # projections that are fused into one product: queries, keys and values
 SKIPPED = -1  # the slot of a token without an adapter
 
 
 def padded_rank(rank: int) -> int:
-    """Return the rank that an adapter is kept in."""
+    """Return the padded rank at which an adapter is stored."""
     return next(padded for padded in RANKS if padded >= rank)
 
 
 def num_values(rank: int, rows: int, columns: int) -> tuple[int, int]:
-    """Return how many numbers A and B of a projection [rows, columns] take in a slot, at a padded rank."""
+    """Return the number of values of A and B of a projection [rows, columns] in a slot, at a padded rank."""
     return rank * columns, -(-rows // COLUMNS) * rank * COLUMNS
 
 
 def blocked(b: torch.Tensor) -> torch.Tensor:
-    """b [rows, rank] -> [blocks, rank, 64], zeros behind the last row"""
+    """Return b [rows, rank] as [blocks, rank, 64], padded with zero rows."""
     rows, rank = b.shape
     padded = b.new_zeros(-(-rows // COLUMNS) * COLUMNS, rank)
     padded[:rows] = b
@@ -74,14 +74,17 @@ def _check(
         check.tensor("places", places, "slots parts 3", (torch.int64,), dense=2)
         check.tensor("slots", slots, "tokens", (torch.int64,), dense=1)
     if checks.DEBUG:
-        check_indices(operation, "slots", slots, places.shape[0], "the slots there are, or -1", SKIPPED)
+        check_indices(operation, "slots", slots, places.shape[0], "the existing slots, or -1", SKIPPED)
         _check_places(operation, x.shape[1], adapters.numel(), places, slots, ends)
 
 
 def _check_places(
     operation: str, inputs: int, size: int, places: torch.Tensor, slots: torch.Tensor, ends: tuple[int, ...]
 ) -> None:
-    """Raise ArgumentError unless A and B of the slots in use lie among `size` values. Waits for the device: for debug mode."""
+    """Raise ArgumentError unless A and B of the slots in use are within `size` values.
+
+    Waits for the device: only for debug mode.
+    """
     for slot in set(slots.tolist()) - {SKIPPED}:
         for part, (begin, end) in enumerate(zip((0, *ends), ends, strict=False)):
             a_at, b_at, rank = places[slot, part].tolist()
@@ -100,9 +103,12 @@ def add_lora(
     slots: torch.Tensor,
     ends: tuple[int, ...],
 ) -> torch.Tensor:
-    """y [tokens, outputs], changed in place: the product's parts side by side, the i-th up to column ends[i]; x [tokens, inputs]; adapters [values];
-    places [slots, parts, 3] int64: where A [rank, inputs] and B [blocks, rank, 64] begin, and the rank, a multiple of 8 up to 64, 0: that part has
-    none; slots [tokens] int64, -1: no adapter. Sums are fp32, and rounded once."""
+    """Add each token's adapter to the product y, in place; sums are fp32, rounded once.
+
+    y [tokens, outputs]: the product's parts side by side, the i-th ends at column ends[i]; x [tokens, inputs]; adapters [values]; places [slots,
+    parts, 3] int64: the offsets of A [rank, inputs] and B [blocks, rank, 64], and the rank, a multiple of 8 up to 64, or 0 for a part without
+    adapter; slots [tokens] int64, -1 for a token without adapter.
+    """
     inputs = x.shape[1]
     for slot in set(slots.tolist()):
         if slot == SKIPPED:

@@ -1,9 +1,9 @@
-"""Mixture of experts: which experts a token goes to and with what weight, and the experts' gated feed-forwards.
+"""Mixture of experts: routing of tokens to experts with weights, and the experts' feed-forwards.
 
-Knows one layout for every family: gate rows above up rows in one matrix per expert. Loaders bring checkpoints into it.
-The torch form sorts tokens by expert and takes two matmuls per expert that has any; learning how many each has waits
-for the device, which Triton's form need not. On a CPU nothing that torch offers is faster: one thread of Zen 5, fp32,
-16 experts of 2048 x 768, 8 tokens: 11 ms, torch._grouped_mm 22, a product of gathered weights 440.
+Knows one layout for every family: gate rows, then up rows in one matrix per expert. Loaders convert checkpoints to it. The torch form sorts tokens by
+expert and runs two matmuls per expert that has any; to learn how many each has, it waits for the device, which Triton's form does not. On a CPU
+nothing that torch offers is faster: one thread of Zen 5, fp32, 16 experts of 2048 x 768, 8 tokens: 11 ms, torch._grouped_mm 22, a product of gathered
+weights 440.
 """
 
 from itertools import accumulate
@@ -30,10 +30,10 @@ def _check_route(operation: str, logits: torch.Tensor, top_k: int, _: bool) -> N
 
 @operation(_check_route, triton="routing")
 def route(logits: torch.Tensor, top_k: int, renormalise: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """logits [tokens, experts] -> weights [tokens, top_k] fp32, expert ids [tokens, top_k] int64.
+    """Choose the top experts; return weights [tokens, top_k] fp32 and expert ids [tokens, top_k] int64.
 
-    Weights are probabilities among all experts; renormalised they sum to one, which is a softmax over the chosen
-    logits alone, whichever of the two a family does first.
+    logits [tokens, experts]. Weights are probabilities among all experts; renormalised they sum to one, which equals a softmax over the chosen
+    logits, whichever of the two a family computes first.
     """
     logits = logits.float()
     chosen, expert_ids = logits.topk(top_k, dim=-1)
@@ -75,10 +75,14 @@ def _check_groups(
             "top_groups", 0 < top_groups <= groups, f"is {top_groups}, wanted 1 to {groups}, the number of groups"
         )
         check.require(
-            "groups", size > 1 or top_groups == groups, "has one expert each, and a group is chosen by its two best"
+            "groups",
+            size > 1 or top_groups == groups,
+            "are of one expert each, but groups are chosen by their two best experts",
         )
         check.require(
-            "top_k", 0 < top_k <= top_groups * size, f"is {top_k}, wanted 1 to {top_groups * size}, the experts left"
+            "top_k",
+            0 < top_k <= top_groups * size,
+            f"is {top_k}, wanted 1 to {top_groups * size}, the number of experts in those groups",
         )
 
 
@@ -86,10 +90,11 @@ def _check_groups(
 def route_in_groups(
     logits: torch.Tensor, bias: torch.Tensor, top_k: int, groups: int, top_groups: int, renormalise: bool, scale: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """logits [tokens, experts], bias [experts] -> weights [tokens, top_k] fp32, expert ids [tokens, top_k] int64.
+    """Choose the top experts of the top groups.
 
-    Sigmoids score the experts. Scores with the bias choose: the groups of experts whose two best are largest together, then the best experts in them.
-    Scores without it weigh (DeepSeek-V3 technical report, section 2.1.2), and are multiplied by `scale`.
+    Return weights [tokens, top_k] fp32 and expert ids [tokens, top_k] int64. logits [tokens, experts], bias [experts]. Sigmoids score the experts.
+    Scores with the bias select: first the groups of experts whose two best have the largest sum, then the best experts in them. Weights are the
+    scores without bias (DeepSeek-V3 technical report, section 2.1.2), multiplied by `scale`.
     """
     scores = logits.float().sigmoid()
     biased = scores + bias.float()
@@ -140,7 +145,7 @@ def _check(
         check.tensor("x", x, "tokens hidden")
         gate_up.require(check, "gate_up", "experts 2*intermediate hidden", x.dtype)
         rows = check.size("2*intermediate")
-        check.require("gate_up", rows % 2 == 0, f"has {rows} rows, wanted as many of gates as of ups")
+        check.require("gate_up", rows % 2 == 0, f"has {rows} rows; wanted an even number: half gates, half ups")
         check.derive("intermediate", rows // 2, "gate_up")
         down.require(check, "down", "experts hidden intermediate", x.dtype)
         check.tensor("weights", weights, "tokens top_k", (torch.float32, x.dtype))
@@ -164,15 +169,17 @@ def moe_experts(
     gate_up_bias: torch.Tensor | None = None,
     down_bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """x [tokens, hidden]; weights, expert_ids [tokens, top_k]; gate_up [experts, 2 * intermediate, hidden], down
-    [experts, hidden, intermediate], plain or packed; biases [experts, rows]; activation as of a gated feed-forward ->
-    [tokens, hidden]: each token's weighted sum over its experts, added in fp32 and in the order of expert_ids, so that
-    no other token changes it."""
+    """Return each token's weighted sum over its experts, [tokens, hidden].
+
+    x [tokens, hidden]; weights, expert_ids [tokens, top_k]; gate_up [experts, 2 * intermediate, hidden], down [experts, hidden, intermediate], plain
+    or packed; biases [experts, rows]; activation as in a gated feed-forward. Sums are fp32, in the order of expert_ids, so that no other token
+    affects them.
+    """
     tokens, top_k = expert_ids.shape
     if not tokens:
         return torch.empty_like(x)
     flat_ids = expert_ids.flatten()
-    order = flat_ids.argsort(stable=True)  # pairs of token and expert, one expert behind the other
+    order = flat_ids.argsort(stable=True)  # pairs of token and expert, sorted by expert
     counts = torch.bincount(flat_ids, minlength=gate_up.shape[0]).tolist()
     by_expert = x.index_select(0, order // top_k)
     outputs = torch.empty_like(by_expert)
@@ -189,6 +196,6 @@ def moe_experts(
 
 
 def _matrix(weight: Weight, expert: int, dtype: torch.dtype) -> Weight:
-    """Return an expert's matrix as it is multiplied by: activations of experts in FP8 are not rounded."""
+    """Return the form of an expert's matrix for products: activations of experts in FP8 are not rounded."""
     one = weight.expert(expert)
     return one if isinstance(one, CodedWeight | BlockWeight) else PlainWeight(one.unpack(dtype))

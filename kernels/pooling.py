@@ -1,7 +1,7 @@
-"""Of a varlen batch of hidden states, one vector per text: the sum of its tokens, its first or its last, in fp32.
+"""Pooling of a varlen batch of hidden states: each text's sum, first or last token, in fp32.
 
-A text may arrive in several pieces, so a mean is a sum here, which its owner divides when the last piece has come. Tokens are added in an order that
-the piece alone decides: no other text changes a vector.
+A text may arrive in several pieces, so a mean is a sum here; the caller divides it after the last piece. The order in which tokens are added depends
+only on the piece: no other text changes a vector.
 """
 
 from typing import Literal
@@ -40,7 +40,10 @@ def _check(
 
 @operation(_check, triton="pooling")
 def pool_pieces(hidden: torch.Tensor, starts: torch.Tensor, host_lens: tuple[int, ...], kind: Pooled) -> torch.Tensor:
-    """hidden [tokens, size]; starts [pieces + 1] int32, on the device; host_lens: each piece's tokens, at least one -> [pieces, size] fp32"""
+    """Return one vector per piece, [pieces, size] fp32.
+
+    hidden [tokens, size]; starts [pieces + 1] int32, on the device; host_lens: the tokens of each piece, at least one.
+    """
     if not host_lens:
         return hidden.new_empty((0, hidden.shape[1]), dtype=torch.float32)
     if kind == "sum":

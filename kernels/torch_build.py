@@ -1,4 +1,7 @@
-"""What kind of torch is installed, without importing it: that takes seconds, and a host that serves by a bootstrap program waits for none of them."""
+"""The kind of the installed torch, with or without GPUs, found without importing it.
+
+The import takes seconds, which a host that serves by a bootstrap program does not spend.
+"""
 
 from functools import cache
 from importlib.machinery import PathFinder
@@ -7,7 +10,7 @@ from pathlib import Path
 
 @cache
 def has_gpus() -> bool:
-    """True where torch was built for a kind of GPU, by the version file in its package."""
+    """True if torch was built for a kind of GPU, according to the version file in its package."""
     spec = PathFinder.find_spec("torch")
     for folder in (spec and spec.submodule_search_locations) or ():
         values: dict[str, object] = {}

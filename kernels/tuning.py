@@ -1,7 +1,7 @@
-"""Which form of a product is the fastest on this device for these sizes: tables that were measured, never guessed, and the measuring itself.
+"""Tables of the fastest form of a product on a device, by its sizes, and their measurement.
 
-A table for a device is shipped in kernels/tuned/, or lies in the user's cache, which goes first. Sizes that no table names get cuBLAS. `tune` is a
-command's work: nothing on a request's path measures anything.
+A device's table is shipped in kernels/tuned/, or is in the user's cache, which takes precedence. cuBLAS computes sizes that no table has. `tune` runs
+in a command: no request waits for a measurement.
 """
 
 import json
@@ -24,15 +24,18 @@ from pilotlight.kernels.warm_up import compile_launches, fake_tensor, trace_laun
 
 log = logging.getLogger(__name__)
 
-MOST_TOKENS = 8  # rows of x; beyond, cuBLAS's tiles are full enough
-_VERSION = 1  # of what a choice means
+MOST_TOKENS = 8  # rows of x; with more, cuBLAS's tiles are full enough
+_VERSION = 1  # version of a choice's meaning
 _SHIPPED = Path(__file__).parent / "tuned"
 _LEAST_GAIN = 1.03  # below it a choice is noise
-_L2_BYTES = 256 << 20  # copies of a weight that together are larger than any cache
+_L2_BYTES = 256 << 20  # total size of copies of a weight, larger than any cache
 
 
 class Sizes(NamedTuple):
-    """The sizes of a product x [tokens, columns] with a weight [rows, columns]; tokens as in `tokens_class`."""
+    """The sizes of a product x [tokens, columns] with a weight [rows, columns].
+
+    `tokens` is a class, as returned by `tokens_class`.
+    """
 
     tokens: int
     rows: int
@@ -50,12 +53,12 @@ class SplitKTile(NamedTuple):
 
 
 Table = dict[Sizes, SplitKTile]
-# Seconds that one of several equal calls takes, on other memory each.
+# Seconds of one of several equal calls, each on other memory.
 Clock = Callable[[Sequence[Callable[[], object]]], float]
 
 
 def best_tile(tokens: int, rows: int, columns: int, device: torch.device) -> SplitKTile | None:
-    """Return the measured tile for a product; None: cuBLAS."""
+    """Return the measured tile for a product, or None to use cuBLAS."""
     if tokens > MOST_TOKENS:
         return None
     return _table_of(device).get(Sizes(tokens_class(tokens), rows, columns))
@@ -83,7 +86,7 @@ def device_name(device: torch.device) -> str:
 
 
 def read_table(file: Path) -> Table:
-    """Read a table. One that cannot be read is empty, with a warning: it costs speed, never an answer."""
+    """Read a table. An unreadable one counts as empty, with a warning: that only costs speed."""
     try:
         content = json.loads(file.read_bytes())
         if content["version"] != _VERSION:
@@ -91,12 +94,12 @@ def read_table(file: Path) -> Table:
             return {}
         return {Sizes(*map(int, key.split())): SplitKTile(*map(int, value)) for key, value in content["gemv"].items()}
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        log.warning("%s is no table of measurements and is not used: %r", file, error)
+        log.warning("%s is not a table of measurements and is not used: %r", file, error)
         return {}
 
 
 def write_table(file: Path, table: Table, facts: dict[str, Any]) -> None:
-    """`facts`: where and when it was measured."""
+    """Write a table. `facts`: where and when it was measured."""
     rows = {" ".join(map(str, sizes)): list(chosen) for sizes, chosen in sorted(table.items())}
     file.parent.mkdir(parents=True, exist_ok=True)
     unfinished = file.with_suffix(f".{os.getpid()}")
@@ -107,7 +110,7 @@ def write_table(file: Path, table: Table, facts: dict[str, Any]) -> None:
 class TunedProduct(NamedTuple):
     sizes: Sizes
     cublas_s: float
-    tile: SplitKTile | None  # the fastest that is right and beats cuBLAS, if one does
+    tile: SplitKTile | None  # the fastest correct tile that beats cuBLAS, if any
     tile_s: float
 
 
@@ -118,10 +121,13 @@ def tune(
     clock: Clock | None = None,
     until: float = math.inf,
 ) -> Iterator[TunedProduct]:
-    """Measure every (rows, columns) of a weight with every number of tokens; none that would begin at `until` by time.monotonic or later."""
+    """Measure every (rows, columns) of a weight with every number of tokens.
+
+    No measurement starts at or after `until`, in time.monotonic's seconds.
+    """
     form = triton_form("matrices.linear")
     if form is None and device.type == "cuda":
-        raise RuntimeError("there is nothing to choose from without Triton: install pilotlight-inference[gpu]")
+        raise RuntimeError("tuning needs Triton: install pilotlight-inference[gpu]")
     wanted = list(shapes)
     if device.type == "cuda":
         compile_launches(trace_launches(lambda: _run_all(wanted, dtype)), device)
@@ -145,7 +151,10 @@ def save(table: Table, device: torch.device, facts: dict[str, Any]) -> Path:
 
 
 def candidates(sizes: Sizes) -> list[SplitKTile]:
-    """Return the tiles to try: up to 4 tokens without tensor cores, sums of at most 64 values a thread; and with them, 16 rows, some empty."""
+    """Return the tiles to try: up to 4 tokens without tensor cores, and with them 16 rows.
+
+    Without tensor cores, a thread has sums of at most 64 values.
+    """
     found = []
     for splits in (1, 2, 4, 8):
         if sizes.columns < 256 * splits:
@@ -161,7 +170,7 @@ def candidates(sizes: Sizes) -> list[SplitKTile]:
 
 
 def run(chosen: SplitKTile, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    from pilotlight.kernels.triton.matrices import linear as form  # a choice is made where it can be imported
+    from pilotlight.kernels.triton.matrices import linear as form  # imported here, because Triton may be missing
 
     tile = form.Tile(chosen.tokens, chosen.rows, chosen.half, chosen.warps, 3)
     result: torch.Tensor = form.product(x, plain_operands(weight), bias, tile, chosen.splits)
@@ -186,7 +195,7 @@ def _fastest(sizes: Sizes, weights: list[torch.Tensor], clock: Clock) -> TunedPr
 
 
 def _run_all(shapes: Iterable[tuple[int, int]], dtype: torch.dtype) -> None:
-    """Launch every candidate, for a trace."""
+    """Launch every candidate once, for a trace."""
     for rows, columns in shapes:
         weight = fake_tensor((rows, columns), dtype)
         for tokens in (1, 2, 4, 8):
@@ -195,14 +204,17 @@ def _run_all(shapes: Iterable[tuple[int, int]], dtype: torch.dtype) -> None:
 
 
 def _weights(rows: int, columns: int, device: torch.device, dtype: torch.dtype) -> list[torch.Tensor]:
-    """Enough copies that none is in a cache when its turn comes."""
+    """Return enough copies of a weight that none is in a cache at its turn."""
     one = torch.randn(rows, columns, device=device).mul_(columns**-0.5).to(dtype)
     copies = 1 if device.type != "cuda" else max(2, -(-_L2_BYTES // max(1, one.numel() * one.element_size())))
     return [one, *(one.clone() for _ in range(copies - 1))]
 
 
 def _cuda_seconds(calls: Sequence[Callable[[], object]]) -> float:
-    """Median of many replays of a graph of all copies' calls: launched one by one from Python they would be timed as the launches are."""
+    """Return the median time of many replays of a graph of all copies' calls.
+
+    Launched one by one from Python, calls would take as long as their launches.
+    """
     side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     with torch.cuda.stream(side):
         for call in calls[:3]:

@@ -1,8 +1,8 @@
-"""What a model will launch, traced and compiled before it is launched, in threads, while its weights stream.
+"""Compilation of a model's kernels before their first launch, in threads, while its weights load.
 
-A trace runs code that computes with tensors on the meta device that claim to be on CUDA, so that operations take the form that a GPU gets: it needs
-no GPU, and leaves one that is there alone. What is compiled lies in Triton's cache on disk (TRITON_CACHE_DIR, by default in the user's cache folder),
-keyed by source, signature and architecture: the next start finds it there. Knows launches; refuses to know models.
+A trace runs code with meta tensors that claim to be on CUDA, so that operations take the form for GPUs: it needs no GPU, and does not touch an
+existing one. Compiled code is in Triton's cache on disk (TRITON_CACHE_DIR, by default in the user's cache folder), keyed by source, signature and
+architecture: the next start finds it there. Knows launches; does not know models.
 """
 
 import os
@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 if TYPE_CHECKING:
     from pilotlight.kernels.triton.jit import Launch
 
-_MAX_THREADS = 16  # the assembler, half of the time, is a process of its own; the rest shares one interpreter
+_MAX_THREADS = 16  # the assembler, half of the time, is a separate process; the rest shares one interpreter
 
 
 class WarmUp(NamedTuple):
@@ -35,20 +35,24 @@ def trace_launches(run: Callable[[], object]) -> "list[Launch]":
 
 
 def fake_tensor(shape: Iterable[int], dtype: torch.dtype) -> torch.Tensor:
-    """A tensor without memory that operations take for one on a CUDA device."""
+    """Return a tensor without memory that operations treat as one on a CUDA device."""
     return _faked(torch.empty(tuple(shape), dtype=dtype, device="meta"))
 
 
 def distinct(launches: "Iterable[Launch]") -> "list[Launch]":
-    """One launch of each variant."""
+    """Return one launch of each variant."""
     return list({launch.variant: launch for launch in launches}.values())
 
 
 def compile_launches(launches: "Iterable[Launch]", device: torch.device | None = None) -> WarmUp:
-    """Compile, and load onto `device`, a CUDA device; None: compile for whatever Triton's driver says."""
+    """Compile the launches and load them onto `device`, a CUDA device.
+
+    With None, compile for Triton's default target.
+    """
     began = time.perf_counter()
     variants = distinct(launches)
-    # One of each function before the others: Triton makes its tables for a function at the first, and for two at once it would make them twice.
+    # One launch of each function before the others: Triton makes its tables for a function at the first launch, and two at once would make them
+    # twice.
     firsts = {id(launch.function): launch for launch in reversed(variants)}.values()
     others = [launch for launch in variants if all(launch is not first for first in firsts)]
 
@@ -57,7 +61,7 @@ def compile_launches(launches: "Iterable[Launch]", device: torch.device | None =
             torch.cuda.set_device(torch.cuda.current_device() if device.index is None else device.index)
         kernel = launch.function.warmup(*launch.arguments, grid=(1, 1, 1), **launch.options)
         if device is not None:
-            assert kernel.run is not None  # which loads it onto the device, and builds what launches it
+            assert kernel.run is not None  # loads the kernel onto the device, and builds its launcher
 
     with ThreadPoolExecutor(min(_MAX_THREADS, os.cpu_count() or 1), thread_name_prefix="triton") as pool:
         for some in (firsts, others):

@@ -215,7 +215,7 @@ def main() -> int:
 
 # How many findings each package may have. Figures only fall.
 BUDGET = {
-    "dialects": 155, "edge_router": 130, "engine": 1960, "functions": 260, "kernels": 435, "load_tests": 650, "page": 8, "response_store": 19,
+    "dialects": 155, "edge_router": 130, "engine": 1129, "functions": 260, "kernels": 0, "load_tests": 650, "page": 8, "response_store": 19,
     "runtime": 795, "sites": 14, "support": 10, "tests": 1240, "wire": 70, "Markdown": 215,
 }  # fmt: skip
 

@@ -1,20 +1,27 @@
-"""`python -m pilotlight.runtime SITE_FILE [MODEL]`: one site, with the models of its file or another one in their place."""
+"""`python -m pilotlight.runtime SITE_FILE`: one site, until a signal stops it."""
 
+import argparse
 import gc
 import sys
 from pathlib import Path
 
 
 def main() -> int:
-    if not 2 <= len(sys.argv) <= 3:
-        print("usage: python -m pilotlight.runtime SITE_FILE [MODEL]", file=sys.stderr)
-        return 2
+    parser = argparse.ArgumentParser("python -m pilotlight.runtime", description="Serve the site of a file.")
+    parser.add_argument("file", type=Path, metavar="SITE_FILE")
+    parser.add_argument("--model", metavar="SOURCE", help="served in place of the file's models")
+    parser.add_argument(
+        "--deployments",
+        metavar="URL",
+        help="of the router whose deployed functions are served, unless the file has one",
+    )
+    options = parser.parse_args()
     gc.disable()  # what modules are made of is never garbage
     from pilotlight.runtime.serve import serve_file
 
     gc.freeze()
     gc.enable()
-    return serve_file(Path(sys.argv[1]), *sys.argv[2:])
+    return serve_file(options.file, options.model, options.deployments)
 
 
 if __name__ == "__main__":

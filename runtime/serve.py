@@ -80,19 +80,25 @@ class StartError(Exception):
     """The site's parts cannot be started; the message says what to change."""
 
 
-def serve_file(file: Path, model: str | None = None) -> int:
-    """Serve the site of a file, `model` in place of its models where one is given; return the process's exit code."""
+def serve_file(file: Path, model: str | None = None, deployments: str | None = None) -> int:
+    """Serve the site of a file; return the process's exit code. `model`: the source of a model in place of the file's models.
+    `deployments`: the URL of the router whose deployed functions are served, unless the file has one."""
     try:
-        load = load_site if model is None else partial(load_with_model, model)
+        load = partial(load_changed, model, deployments)
         return run(load(file), file=file, load=load)
     except ConfigError as error:
         print(error, file=sys.stderr)
         return 1
 
 
-def load_with_model(source: str, file: Path) -> SiteConfig:
-    """Return a file's site with one model, by its source. Raises ConfigError."""
-    return replace(load_site(file), models=(ModelConfig(name=name_of(source), source=source),))
+def load_changed(model: str | None, deployments: str | None, file: Path) -> SiteConfig:
+    """Return a file's site with the changes of `serve_file`. Raises ConfigError."""
+    site = load_site(file)
+    if model is not None:
+        site = replace(site, models=(ModelConfig(name=name_of(model), source=model),))
+    if deployments is not None and site.functions.deployments is None:
+        site = replace(site, functions=replace(site.functions, deployments=deployments))
+    return site
 
 
 def run(

@@ -182,7 +182,8 @@ class TenantLimits:
         self._door = door
         self._default = default
         self._named = {account.name: account for account in accounts}
-        self._counts_tokens = any(limits.tokens_per_min is not None for limits in (default, *accounts))
+        self.counts_tokens = any(limits.tokens_per_min is not None for limits in (default, *accounts))
+        self.restricts_models = any(account.models is not None for account in accounts)
         for tenant in self._tenants.values():
             tenant.hold_to(self._limits_of(tenant.account), self._clock())
 
@@ -227,7 +228,7 @@ class TenantLimits:
     async def reserve(self, head: Head, tokens: int, *, may_refuse: bool = True) -> ReservedTokens | None:
         """Reserve a request's possible tokens; None if nothing limits it.
         Batch requests are not charged to the per-minute budget. Raises ApiError if too few are left."""
-        if not self._counts_tokens or head.is_for_batch or not tokens:
+        if head.is_for_batch or not tokens:
             return None
         tenant = self._tenant(head)
         if (bucket := tenant.tokens) is None:

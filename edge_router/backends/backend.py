@@ -96,7 +96,10 @@ class Backend:
                 self.ejection.failed()
         finally:
             self.open.discard(ticket)
-            self.settled(ticket)
+            if ticket.has_answered:
+                self._view = None
+            else:
+                self.settled(ticket)
 
     def failed_plainly(self) -> None:
         """Count a failure of the site: another one has answered the request."""

@@ -1,6 +1,6 @@
 """The client's side of one request, as pure ASGI: read the body, notice a disconnect, send an answer or an error.
 
-Servers report a disconnect through `receive()` only, so a task must call it: `while_present`.
+Our own server calls back when a client disconnects. Others report it through `receive()` only, so a task must call that: `while_present`.
 """
 
 import asyncio
@@ -83,6 +83,7 @@ class Downstream:
         self._send = as_lines(send) if self.head.dialect is Dialect.OLLAMA else send
         # Our own server's (wire/http/exchange.py)
         self._now: Callable[[bytes], bool] | None = getattr(self._send, "now", None)
+        self._when_gone: Callable[[Callable[[], None] | None], None] | None = getattr(send, "when_gone", None)
         self._loop = asyncio.get_running_loop()
         self._task = asyncio.current_task(self._loop)
         self._is_at_work = False  # the task, with everything that `_end` ends
@@ -126,13 +127,16 @@ class Downstream:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     async def while_present(self, work: Coroutine[Any, Any, Result]) -> Result:
-        """Run `work` in the caller's task until it is done, the client disconnects (DownstreamGone) or it is cut (the ApiError of `cut`). A second
-        task listens for the disconnect, so that nothing is computed for an absent client."""
+        """Run `work` in the caller's task until it is done, the client disconnects (DownstreamGone) or it is cut (the ApiError of `cut`): nothing is
+        computed for an absent client."""
         if self._ended is not None:
             work.close()
             raise self._ended
         self._begin_work()
-        self._listening = self._loop.create_task(self._listen())
+        if self._when_gone is not None:
+            self._when_gone(self._disconnected)
+        else:
+            self._listening = self._loop.create_task(self._listen())
         try:
             result = await work
             if self._has_cancelled:  # between the work's last step and here: it is raised at the next wait
@@ -143,7 +147,10 @@ class Downstream:
             raise
         finally:
             self._is_at_work = False
-            self._listening.cancel()
+            if self._when_gone is not None:
+                self._when_gone(None)
+            elif self._listening is not None:
+                self._listening.cancel()
 
     def cut(self, error: ApiError) -> None:
         """End the work from outside; the client gets `error`."""
@@ -203,6 +210,9 @@ class Downstream:
     async def _listen(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":
             pass
+        self._disconnected()
+
+    def _disconnected(self) -> None:
         if not self._has_all:  # after the answer's end a server reports a disconnect too
             self._end(DownstreamGone())
 

@@ -7,28 +7,26 @@ is left, an error event ends the stream. Policy, probes and HTTP are in other mo
 import asyncio
 import logging
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from contextlib import suppress
 from functools import partial
 from typing import Any, assert_never
 
-from msgspec.structs import replace
 from starlette.types import Receive, Scope, Send
 
-from pilotlight.edge_router.admission.filter import EXPECTED_TOKENS, AdmissionFilter, tenant_of
+from pilotlight.edge_router.admission.filter import AdmissionFilter, tenant_of
 from pilotlight.edge_router.backends.backend import Backend
 from pilotlight.edge_router.durable.streams import DurableStream, DurableStreams, accepted, tell
 from pilotlight.edge_router.forwarding.downstream import Downstream, DownstreamGone, ResponseWriter
 from pilotlight.edge_router.forwarding.relay import Forward, SiteDraining, StreamBroken, StreamDone
 from pilotlight.edge_router.forwarding.request_state import BegunAnswer, RequestState, StreamRecovery
 from pilotlight.edge_router.forwarding.site_failure import SiteFailed
+from pilotlight.edge_router.forwarding.stages import Close, Stage
 from pilotlight.edge_router.forwarding.upstream import SiteConnections, StreamLost, UpstreamAttempt, UpstreamResponse
-from pilotlight.edge_router.metering.ledger.accounting import Accounting
 from pilotlight.edge_router.requests.request import RequestParser, ValidRequest, aside_if_large, wants_durable
 from pilotlight.edge_router.routing.selection import AttemptPace, SiteSelector
 from pilotlight.edge_router.routing.views import Preference
 from pilotlight.edge_router.telemetry.metrics import NO_SITE, RouterMetrics
-from pilotlight.edge_router.telemetry.tracing import RequestTrace, Tracing
 from pilotlight.sites.network import RelayConfig
 from pilotlight.support.logs import REQUEST
 from pilotlight.wire.errors import ApiError
@@ -56,24 +54,22 @@ class Proxy:
         parser: RequestParser,
         selector: SiteSelector,
         recordings: DurableStreams,
-        accounting: Accounting,
         metrics: RouterMetrics,
         upstream: SiteConnections,
         clock: Callable[[], float],
         *,
         body_timeout_s: float,
-        tracing: Tracing | None,
+        stages: Iterable[Stage],
     ) -> None:
-        """`tracing`: where there is a collector."""
         self.config = config
         self.admission = admission
         self.parser = parser
         self.selector = selector
         self.recordings = recordings
-        self.accounting = accounting
         self.metrics = metrics
         self.upstream = upstream  # open while the application runs
-        self.tracing = tracing
+        self._stages = tuple(stages)
+        self._max_body_bytes = int(config.max_body_mib * 2**20)
         self._clock = clock
         self.body_timeout_s = body_timeout_s
         self.under_way: set[RequestState] = set()
@@ -125,8 +121,8 @@ class Proxy:
             await self._read_and_forward(client)
 
     async def _read_and_forward(self, client: Downstream) -> None:
-        head, config = client.head, self.config
-        body = await client.body(int(config.max_body_mib * 2**20), config.idle_timeout_s, self.body_timeout_s)
+        head = client.head
+        body = await client.body(self._max_body_bytes, self.config.idle_timeout_s, self.body_timeout_s)
         is_durable, is_async, body = await aside_if_large(body, wants_durable, head, body)
         if not is_durable:
             return await client.while_present(self.forward(client, body))
@@ -143,44 +139,31 @@ class Proxy:
 
     async def forward(self, client: ResponseWriter, body: bytes, begun: BegunAnswer | None = None) -> None:
         request = await aside_if_large(body, self.parser.parse, client.head, body, client.request_id, client.address)
-        if request.model is not None:
-            request = replace(request, data_sites=self.selector.data_sites(request))
-        proxied = self.proxied(request, None if self.tracing is None else self.tracing.begin(request))
+        proxied = self.proxied(request)
         if begun is not None:
             proxied.go_on(begun, self._clock())
-        async with self._counted(proxied, "" if begun is None else begun.part):
-            await self.try_sites(client, proxied, partial(self.relay, client))
-
-    @asynccontextmanager
-    async def _counted(self, proxied: RequestState, part: str) -> AsyncIterator[None]:
-        """Open a scope in which the request counts as in progress, and its usage against its tenant's limits and in the ledger; at the end, record
-        its outcome in objectives and traces. `part` names the journal that keeps the answer. Raises ApiError."""
-        request, limits, charge, reserved, used = proxied.request, self.admission.limits, None, None, 0
+        closing: list[Close] = []
         try:
-            # An answer that another router has started is continued even if the quota is used up.
-            may_refuse = not proxied.log.has_begun
-            reserved = await limits.reserve(
-                request.head, request.expected_tokens(EXPECTED_TOKENS), may_refuse=may_refuse
-            )
-            charge = await self.accounting.begin(request, self.selector.own_names, part)
-            proxied.log.count_on(None if charge is None else charge.meter)
-            used = request.conversation.tokens
+            for stage in self._stages:
+                if (close := await stage(proxied)) is not None:
+                    closing.append(close)
+            proxied.admitted()
             self.under_way.add(proxied)
-            yield
+            await self.try_sites(client, proxied, partial(self.relay, client))
         finally:
-            error, took_s, objectives = sys.exception(), self._clock() - proxied.started_at, self.metrics.objectives
             self.under_way.discard(proxied)
             self.ended_tokens += proxied.delivered_tokens
-            limits.settle(reserved, used + proxied.delivered_tokens)
-            if charge is not None:
-                self.accounting.end(charge, is_complete=proxied.is_complete, took_s=took_s)
-            if objectives is not None and request.model is not None and not request.head.is_for_batch:
-                objectives.count(proxied, self.selector.own_name(request.model), error, took_s)
-            proxied.end_trace(error)
+            error, took_s = sys.exception(), self._clock() - proxied.started_at
+            for close in reversed(closing):
+                close(error, took_s)
 
-    def proxied(self, request: ValidRequest, trace: RequestTrace | None = None) -> RequestState:
+    def become(self, stages: Iterable[Stage]) -> None:
+        """Run later requests through these stages."""
+        self._stages = tuple(stages)
+
+    def proxied(self, request: ValidRequest) -> RequestState:
         self.selector.retries.deposit(request.head.owner)
-        return RequestState(request, self.config, self._clock(), trace)
+        return RequestState(request, self.config, self._clock())
 
     async def try_sites(self, client: ResponseWriter, proxied: RequestState, relay: Relay) -> None:
         """`relay` passes a site's response on. Raises ApiError."""
@@ -326,17 +309,19 @@ class Proxy:
         self.metrics.stream_lost(proxied.recovery.lost_site)
         await client.refuse(proxied.end_of_stream())
 
+    async def idle(self, within_s: float) -> None:
+        """Wait until no request is open, so long at most."""
+        deadline = self._clock() + within_s
+        while self._open and self._clock() < deadline:
+            await asyncio.sleep(DRAIN_POLL_S)
+
     async def drain(self, timeout_s: float) -> None:
         """Refuse new requests, let open ones finish, and end the rest after the timeout."""
         self.admission.is_draining = True
-        deadline = self._clock() + timeout_s
-        while self._open and self._clock() < deadline:
-            await asyncio.sleep(DRAIN_POLL_S)
+        await self.idle(timeout_s)
         for client in tuple(self._open):
             client.cut(ApiError("draining", "the router is shutting down: send the request again", retry_after_s=1))
-        deadline = self._clock() + LAST_WORDS_S
-        while self._open and self._clock() < deadline:
-            await asyncio.sleep(DRAIN_POLL_S)
+        await self.idle(LAST_WORDS_S)
 
 
 class _Forwarder:

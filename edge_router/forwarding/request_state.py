@@ -141,9 +141,7 @@ class StreamRecovery:
 
 
 class RequestState:
-    def __init__(
-        self, request: ValidRequest, config: RelayConfig, started_at: float, trace: RequestTrace | None = None
-    ) -> None:
+    def __init__(self, request: ValidRequest, config: RelayConfig, started_at: float) -> None:
         self.request = request  # as the next site gets it
         self.started_at = started_at
         self.log = DeliveryLog()
@@ -155,13 +153,25 @@ class RequestState:
         self.site = ""  # that answered last
         self.status = 0  # of its answer
         self.first_token_s: float | None = None  # of a stream, from the request's arrival
-        self.trace = trace
+        self.trace: RequestTrace | None = None  # where requests are traced
+        self.part = ""  # the part of its journal that is written from here on, as NAME.1; empty if there is none
+        self.is_admitted = False  # by every stage (stages.py)
         self._config = config
+
+    def follow(self, trace: RequestTrace) -> None:
+        self.trace = trace
+
+    def admitted(self) -> None:
+        self.is_admitted = True
+
+    def keep_to(self, data_sites: str) -> None:
+        """Name the sites that may see the request, as a header."""
+        self.request = replace(self.request, data_sites=data_sites)
 
     def go_on(self, begun: BegunAnswer, now: float) -> None:
         """Name the answer, and if another router had started it, continue after its delivered part.
         Raises ApiError."""
-        self.log = begun.log
+        self.log, self.part = begun.log, begun.part
         if self.request.answer_name is not None:
             self.request = replace(self.request, answer_name=begun.name)
         if begun.log.has_begun:

@@ -1,6 +1,6 @@
 """Host names of functions: a request for one goes to its function, as if its path started with /fn/NAME."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Coroutine, Iterable, Mapping
 from typing import Any
 
 from pilotlight.sites.network import NetworkConfig
@@ -8,6 +8,7 @@ from pilotlight.wire.credentials import Account
 from pilotlight.wire.errors import ApiError
 from pilotlight.wire.hop.deployments import Deployment, Version
 from pilotlight.wire.host_patterns import HostPattern, covers, parse_pattern
+from pilotlight.wire.http.exchange import Application
 
 OWN_HOST = "pilotlight.own_host"  # in a scope: the request named a host of its function
 Places = dict[str, list[tuple[HostPattern, str]]]
@@ -87,16 +88,15 @@ class FunctionHosts:
 class FunctionMount:
     """An ASGI application: requests to hosts of functions go to `inside` under /fn/NAME, others to `otherwise`."""
 
-    def __init__(self, hosts: FunctionHosts, inside: Any, otherwise: Any) -> None:
+    def __init__(self, hosts: FunctionHosts, inside: Application, otherwise: Application) -> None:
         self._hosts = hosts
         self._inside = inside
         self._otherwise = otherwise
 
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+    def __call__(self, scope: Any, receive: Any, send: Any) -> Coroutine[Any, Any, None]:
         name = self._function(scope) if self._hosts and scope["type"] in ("http", "websocket") else None
         if name is None:
-            await self._otherwise(scope, receive, send)
-            return
+            return self._otherwise(scope, receive, send)
         raw = scope.get("raw_path", scope["path"].encode())
         mounted = {
             **scope,
@@ -104,7 +104,7 @@ class FunctionMount:
             "raw_path": b"/fn/%b%b" % (name.encode(), raw),
             OWN_HOST: True,
         }
-        await self._inside(mounted, receive, send)
+        return self._inside(mounted, receive, send)
 
     def _function(self, scope: Any) -> str | None:
         host = next((value for key, value in scope["headers"] if key == b"host"), b"")

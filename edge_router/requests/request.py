@@ -33,7 +33,7 @@ from pilotlight.wire.chat import MAX_ITEMS, MAX_MESSAGES
 from pilotlight.wire.credentials import API_KEYS, Key, bearer_token, owner_of, salted
 from pilotlight.wire.errors import ApiError, Dialect, dialect_of
 from pilotlight.wire.hop.continuation import ANSWER, AnswerName, encode_answer
-from pilotlight.wire.hop.data_sites import DATA_SITES
+from pilotlight.wire.hop.data_sites import DATA_SITES, EVERY_SITE
 from pilotlight.wire.hop.headers import (
     ACCOUNT,
     CLIENT_ADDRESS,
@@ -66,9 +66,9 @@ _ACCOUNT_PATH = re.compile(r"^/client/v4/accounts/([^/]+)/")
 _NICE_ID = re.compile(r"^[A-Za-z0-9._:/+=@-]{1,128}$")
 # A client's own are dropped; an `Expect` was answered by our own server already.
 _WRITTEN_ANEW = frozenset({REQUEST_ID, "accept-encoding", "expect", CLIENT_GEO})
-_CREDENTIALS = frozenset(
-    {"authorization", "cookie", *(name.decode() for name in API_KEYS)}
-)  # which no site needs for a model's work
+_DROPPED_FOR_FUNCTIONS = _WRITTEN_ANEW | {"authorization"}
+# No site needs credentials for a model's work.
+_DROPPED = _DROPPED_FOR_FUNCTIONS | {"cookie", *(name.decode() for name in API_KEYS)}
 
 
 Arguments = TypeVarTuple("Arguments")
@@ -89,8 +89,8 @@ class Head:
     """The head of a request as it arrived."""
 
     __slots__ = (
-        "_first", "dialect", "headers", "holder", "is_at_own_host", "is_for_batch", "is_for_function", "is_websocket", "method", "path", "scheme",
-        "target",
+        "_first", "dialect", "headers", "holder", "is_at_own_host", "is_for_batch", "is_for_function", "is_websocket", "key", "method", "owner",
+        "path", "scheme", "target",
     )  # fmt: skip
 
     def __init__(
@@ -114,14 +114,17 @@ class Head:
         self.scheme = scheme
         self.is_websocket = is_websocket  # it asks for one
         self.is_for_function = path.startswith(FUNCTIONS) and not path.startswith(MODELS_AS_FUNCTIONS)
-        self.holder = holder  # the known key that it has, once it is admitted
         self.dialect = dialect_of(path, ((name.encode(), b"") for name, _ in headers))
         self.is_for_batch = False  # no client waits for its answer, and its request id is unique
         self._first = dict(reversed(headers))
+        self.key = bearer_token(self._first.get("authorization"))  # the client's; empty where it has none
+        self.hold(holder)
 
     def hold(self, holder: Key | None) -> None:
-        """Note the known key that it has."""
+        """Note the known key that it has, once it is admitted."""
         self.holder = holder
+        # The account that is known, or else the key.
+        self.owner = self.key if holder is None else owner_of(None, holder.account.name)
 
     def header(self, name: str) -> str:
         """Return the first of that name, or nothing."""
@@ -129,16 +132,6 @@ class Head:
 
     def has(self, name: str) -> bool:
         return name in self._first
-
-    @property
-    def key(self) -> str:
-        """The client's key; empty where it has none."""
-        return bearer_token(self.header("authorization"))
-
-    @property
-    def owner(self) -> str:
-        """The account that is known, or else the key."""
-        return self.key if self.holder is None else owner_of(None, self.holder.account.name)
 
     @property
     def may_be_repeated(self) -> bool:
@@ -290,6 +283,7 @@ class RequestParser(NamedTuple):
         wants_stream = fields.get("stream") is True
         most = _most_tokens(fields)
         lora = fields.get("lora")
+        data_sites = "" if model is None else EVERY_SITE
         adapter = lora if isinstance(lora, str) else ""
         return ValidRequest(
             head,
@@ -303,6 +297,7 @@ class RequestParser(NamedTuple):
             name,
             most_tokens=most,
             adapter=adapter,
+            data_sites=data_sites,
         )
 
 
@@ -364,7 +359,7 @@ def _forwarded_lines(head: Head, hops: int, address: str, is_hop: bool, authoriz
     """`address` is the client's, if this router may set it.
     Functions read it and versions are distributed by it, so a client's own header is dropped, and so is its location, which another router would
     believe. `authorization` is the value for sites."""
-    dropped = _WRITTEN_ANEW | ({"authorization"} if head.is_for_function else _CREDENTIALS)
+    dropped = _DROPPED_FOR_FUNCTIONS if head.is_for_function else _DROPPED
     lines = [f"{name}: {value}\r\n" for name, value in forwardable(head.headers) if name not in dropped]
     if authorization:
         lines.append(f"authorization: {authorization}\r\n")

@@ -14,7 +14,7 @@ import os
 import ssl
 import time
 import uuid
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -100,7 +100,8 @@ class DeployGuard:
             return None if key.is_admin else key.account
         if not self.token:
             raise ApiError(
-                "not_found", f"this router accepts no deployments; set {DEPLOY_TOKEN_ENV} where the router is started"
+                "not_found",
+                f"this router accepts no deployments; set {DEPLOY_TOKEN_ENV} where the router is started, or start `pilotlight up --functions`",
             )
         if given:
             sentence = (
@@ -137,6 +138,10 @@ class Deployments:
     def __init__(self, directory: Path) -> None:
         self._path = directory / "deployments.json"
         self.known: dict[str, Deployment] = {}
+        self.read()
+
+    def read(self) -> None:
+        """Read the file. Raises ConfigError."""
         if self._path.is_file():
             try:
                 self.known = decode_deployments(self._path.read_bytes())
@@ -230,16 +235,23 @@ class DeploymentApi:
         hosts: FunctionHosts,
         directory: Path,
         tls: ssl.SSLContext | None = None,
+        on_change: Callable[[], None] = lambda: None,
     ) -> None:
         self._backends = backends
         self._places = places
         self._hosts = hosts
         self._guard = guard
         self._tls = tls
+        self._on_change = on_change
         self._deployments = Deployments(directory)
         hosts.serve(self._deployments.known)
         self._bundles = BundleStore(directory / "bundles")
         self._secrets = FunctionSecrets(directory, guard.key)
+
+    def read_again(self) -> None:
+        """Take over the hosts of functions that another worker has deployed."""
+        self._deployments.read()
+        self._hosts.serve(self._deployments.known)
 
     def routes(self) -> list[BaseRoute]:
         return [
@@ -480,6 +492,7 @@ class DeploymentApi:
     def _change(self, deployment: Deployment) -> None:
         self._deployments.change(deployment)
         self._hosts.serve(self._deployments.known)
+        self._on_change()
 
     def _sites(self, home: str = "") -> list[Backend]:
         """Return the healthy sites that accept deployed functions; with `home`, only that one."""
@@ -526,10 +539,11 @@ def deployment_api(
     places: DataPlaces,
     hosts: FunctionHosts,
     tls: ssl.SSLContext | None = None,
+    on_change: Callable[[], None] = lambda: None,
 ) -> DeploymentApi:
-    """The token, the network's secret and where to keep all this come from the environment."""
+    """The token, the network's secret and where to keep all this come from the environment. `on_change` is called after each change."""
     guard = DeployGuard(os.environ.get(DEPLOY_TOKEN_ENV, ""), os.environ.get(HOP_SECRET_ENV, ""), access, clocks)
-    return DeploymentApi(backends, guard, places, hosts, router_state_directory(), tls)
+    return DeploymentApi(backends, guard, places, hosts, router_state_directory(), tls, on_change)
 
 
 async def _parsed(request: Request, kind: type[RequestT]) -> RequestT:

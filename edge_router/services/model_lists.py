@@ -15,6 +15,7 @@ from pilotlight.edge_router.forwarding.downstream import Downstream
 from pilotlight.edge_router.forwarding.proxy import Proxy
 from pilotlight.edge_router.forwarding.request_state import RequestState
 from pilotlight.edge_router.forwarding.upstream import UpstreamResponse
+from pilotlight.edge_router.metering.ledger.prices import PriceList
 from pilotlight.edge_router.requests.request import Head, ValidRequest
 from pilotlight.edge_router.routing.views import Preference
 from pilotlight.edge_router.telemetry.metrics import NO_SITE
@@ -40,8 +41,9 @@ class ModelLists:
     """Combine the lists of all sites: of a model at several sites, the entry of the first in the router's file counts. An account sees the models
     that it may use, and every client sees prices."""
 
-    def __init__(self, proxy: Proxy) -> None:
+    def __init__(self, proxy: Proxy, prices: PriceList) -> None:
         self._proxy = proxy
+        self._prices = prices
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         client = Downstream(scope, receive, send)
@@ -190,7 +192,7 @@ class ModelLists:
         return [model]
 
     def _priced(self, entry: Fields) -> Fields:
-        price = self._proxy.accounting.prices.told(_id(entry), time.time())
+        price = self._prices.told(_id(entry), time.time())
         return entry if price is None else {**entry, "pricing": price}
 
 

@@ -53,7 +53,7 @@ class RouterActivity:
         return tuple(self._proxy.metrics.moves)
 
     def decisions(self) -> tuple[Decision, ...]:
-        return tuple(self._proxy.metrics.predictions)
+        return self._proxy.metrics.predictions()
 
     def _look_at_streams(self) -> None:
         """Count each open stream's mean time per token since the last look, once per token."""

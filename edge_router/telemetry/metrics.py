@@ -71,7 +71,9 @@ class RouterMetrics:
         self._continuation = self._times("continuation_delay_seconds", about, CONTINUATION_BUCKETS_S)
         self.objectives: Objectives | None = None  # where there are any
         self.moves: deque[Move] = deque(maxlen=RECENT)
-        self.predictions: deque[Decision] = deque(maxlen=RECENT)
+        self._num_predictions = 0
+        self._predictions: deque[tuple[int, Preference, float]] = deque(maxlen=RECENT)
+        self._of_site: dict[str, tuple[Histogram, Histogram]] = {}
 
     def _counts(self, name: str, meaning: str, *labels: str) -> _Counts:
         return _Counts(self.registry, f"pilotlight_router_{name}", meaning, labels)
@@ -104,12 +106,17 @@ class RouterMetrics:
         site = preference.backend.name
         for term, value in preference.terms.items():
             self._predicted_ms.by[site, term] += value
-        self._ttft.labels(site).observe(actual_s)
-        self._error_ms.labels(site).observe(1000 * actual_s - preference.cost_ms)
-        number = self.predictions[-1].number + 1 if self.predictions else 1
-        predicted_ms, actual_ms = round(preference.cost_ms, 3), round(1000 * actual_s, 3)
-        terms = {name: round(value, 3) for name, value in preference.terms.items()}
-        self.predictions.append(Decision(number, site, preference.reason, terms, predicted_ms, actual_ms))
+        times = self._of_site.get(site)
+        if times is None:  # `labels` takes 2 us
+            times = self._of_site[site] = self._ttft.labels(site), self._error_ms.labels(site)
+        times[0].observe(actual_s)
+        times[1].observe(1000 * actual_s - preference.cost_ms)
+        self._num_predictions += 1
+        self._predictions.append((self._num_predictions, preference, actual_s))
+
+    def predictions(self) -> tuple[Decision, ...]:
+        """Return the last predictions and the actual times."""
+        return tuple(_decision(*each) for each in self._predictions)
 
     def stream_disturbed(self, site: str, cause: str) -> None:
         self._disturbed.by[site, cause] += 1
@@ -133,6 +140,12 @@ class RouterMetrics:
 
     def render(self) -> bytes:
         return generate_latest(self.registry)
+
+
+def _decision(number: int, preference: Preference, actual_s: float) -> Decision:
+    terms = {name: round(value, 3) for name, value in preference.terms.items()}
+    site, predicted_ms = preference.backend.name, round(preference.cost_ms, 3)
+    return Decision(number, site, preference.reason, terms, predicted_ms, round(1000 * actual_s, 3))
 
 
 class _BackendCollector:

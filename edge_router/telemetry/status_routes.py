@@ -25,12 +25,25 @@ from pilotlight.wire.paths import nothing_at
 
 JSON = "application/json"
 MAX_DEBUG_BODY = 8 << 20
+# What each process of a router answers itself.
+OWN_PATHS = frozenset({
+    "/livez", "/readyz", "/health", "/ping", "/version", "/openapi.json", "/docs", "/metrics", "/status", "/debug/route",
+})  # fmt: skip
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 
 class OwnRoutes:
-    def __init__(self, place: Place, proxy: Proxy, places: ClientPlaces, sessions: Sessions) -> None:
+    def __init__(
+        self,
+        place: Place,
+        proxy: Proxy,
+        places: ClientPlaces,
+        sessions: Sessions,
+        metrics: Callable[[], Awaitable[bytes]],
+    ) -> None:
+        """`metrics` returns the text of /metrics."""
+        self._metrics = metrics
         self._place = place
         self._proxy = proxy
         self._places = places
@@ -92,7 +105,7 @@ class OwnRoutes:
         return HTMLResponse(page(own_version()))
 
     async def metrics(self, request: Request) -> Response:
-        return Response(self._proxy.metrics.render(), headers={"content-type": CONTENT_TYPE_LATEST})
+        return Response(await self._metrics(), headers={"content-type": CONTENT_TYPE_LATEST})
 
     async def status(self, request: Request) -> Response:
         process = ProcessStatus("router", os.getpid(), url=str(request.base_url).rstrip("/"))

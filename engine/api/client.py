@@ -1,7 +1,7 @@
-"""EngineClient: the front end's view of an engine host. socket_client.py and in_process_client.py have its two forms.
+"""EngineClient: the front end's view of an engine host.
 
-Knows how to pair a submitted sequence with its outputs and how to free it when its reader leaves; refuses to know HTTP,
-text and torch.
+It has two forms, socket_client.py and in_process_client.py. Knows how to match outputs to submitted sequences and how to abort one when its reader
+leaves; does not know HTTP, text and torch.
 """
 
 import asyncio
@@ -40,61 +40,64 @@ ProgressCallback = Callable[[LoadProgress], None]
 
 
 class EngineError(Exception):
-    """The engine refused or lost a request. `code` is a word of the protocol; `str()` is a sentence for the user."""
+    """An error for a request that the engine refused or lost.
+
+    `code` is a word of the protocol; `str()` is a sentence for the user.
+    """
 
     def __init__(self, code: ErrorCode, message: str) -> None:
         super().__init__(message)
         self.code: ErrorCode = code
 
 
-_PREWARMS_FROM = (3, 5)  # the protocol's version
+_PREWARMS_FROM = (3, 5)  # the protocol version that introduced it
 
 
 class EngineClient(Protocol):
-    """One engine host. Both implementations keep the same promises:
+    """One engine host. Both implementations guarantee:
 
     - `generate` opens a scope around one sequence. Iterating yields its outputs in order and ends after the one with a
-      finish reason; a finish reason "error" is raised as EngineError instead. Leaving the scope early, for whatever
-      reason, aborts the sequence.
+    finish reason; a finish reason "error" is raised as EngineError instead. Leaving the scope early, for whatever
+    reason, aborts the sequence.
     - when the host dies, every open iteration raises EngineError("engine_error"), and later calls do so at once.
     """
 
     @property
     def loads(self) -> dict[str, ModelLoad]:
-        """The newest load of every model, by name."""
+        """Return the newest load of every model, by name."""
 
     @property
     def last_event_at(self) -> float:
-        """time.monotonic() of the newest frame from the host: liveness is progress."""
+        """Return time.monotonic() of the newest frame from the host: liveness requires progress."""
 
     @property
     def death(self) -> str | None:
-        """Why the host is known to be gone; None while nothing says so."""
+        """Return why the host is known to be dead, or None."""
 
     @property
     def failed_under(self) -> tuple[str, ...]:
-        """The sequences in the step for whose failure the host has ended, as it said."""
+        """Return the sequences in the step whose failure ended the host, as reported by the host."""
 
     def on_step(self, callback: Callable[[StepOutput], None]) -> None:
-        """Call back once per frame (for metrics)."""
+        """Call `callback` for each frame (for metrics)."""
 
     async def hello(self) -> HostReady:
-        """Return when the host could load a model."""
+        """Wait until the host is able to load a model."""
 
     async def load_model(self, spec: ModelSpec, on_progress: ProgressCallback | None = None) -> ModelInfo: ...
 
     def prewarm_model(self, spec: ModelSpec) -> None:
-        """Have a host that is ready make ready for a model that it may have to load; one of an earlier version does not."""
+        """Prepare a host, once it is ready, for a model that it may have to load; older hosts are not asked."""
 
     async def unload_model(self, name: str) -> None: ...
 
     def generate(self, submit: Submit) -> AbstractAsyncContextManager[AsyncIterator[TokenOutput]]: ...
 
     def fail(self, message: str) -> None:
-        """Note that the host is dead: end every open call with EngineError("engine_error")."""
+        """Mark the host as dead: end every open call with EngineError("engine_error")."""
 
     async def close(self) -> None:
-        """End the host, which has no other front end, and every open call with EngineError."""
+        """End the host and every open call with EngineError; no other front end uses the host."""
 
 
 class _OutputQueue:
@@ -102,7 +105,7 @@ class _OutputQueue:
 
     def __init__(self) -> None:
         self._outputs: asyncio.Queue[TokenOutput] = asyncio.Queue()  # holds at most max_tokens outputs
-        self.is_finished = False  # the host has said its last word about the sequence
+        self.is_finished = False  # the host has sent its last output of the sequence
         self._is_read = False
 
     def put(self, output: TokenOutput) -> None:
@@ -123,16 +126,16 @@ class _OutputQueue:
 
 
 class HostClient(ABC):
-    """What both forms of client share: calls, and the events that answer them. All of it happens in one event loop."""
+    """The common part of both clients: calls and the events that answer them, all in one event loop."""
 
     def __init__(self, greeting: Hello) -> None:
-        self._host_version = (0, 0)  # until it has said its own
-        self._greeting = greeting  # every host's first command, whatever is asked first
+        self._host_version = (0, 0)  # until it has announced its version
+        self._greeting = greeting  # the first command to every host
         self._has_begun = False
         self._streams: dict[str, _OutputQueue] = {}
         self._greetings: PendingCalls[HostReady] = PendingCalls()
         self._loads: PendingCalls[ModelInfo] = PendingCalls()
-        self._load_specs: dict[str, ModelSpec] = {}  # what each of them is about
+        self._load_specs: dict[str, ModelSpec] = {}  # the model of each pending load
         self._unloads: PendingCalls[None] = PendingCalls()
         self._progress: dict[str, ProgressCallback] = {}
         self._step_callbacks: list[Callable[[StepOutput], None]] = []
@@ -200,7 +203,10 @@ class HostClient(ABC):
     async def close(self) -> None: ...
 
     def _start(self) -> None:
-        """Greet the host and begin to receive, once, in the running event loop. Raises EngineError if the host is dead."""
+        """Greet the host and start to receive, once, in the running event loop.
+
+        Raises EngineError if the host is dead.
+        """
         if self.death is not None:
             raise EngineError("engine_error", self.death)
         if not self._has_begun:
@@ -210,7 +216,7 @@ class HostClient(ABC):
 
     @abstractmethod
     def _connect(self) -> None:
-        """Begin to receive."""
+        """Start to receive."""
 
     @abstractmethod
     def _send(self, command: Command) -> None: ...
@@ -222,7 +228,7 @@ class HostClient(ABC):
                 self.loads = event.loads
                 for output in event.outputs:
                     stream = self._streams.get(output.sequence_id)
-                    if stream is not None:  # else its reader has left, and the host will learn of it
+                    if stream is not None:  # else its reader has left, and the host will be notified
                         stream.put(output)
                 for callback in self._step_callbacks:
                     callback(event)

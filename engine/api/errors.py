@@ -1,5 +1,7 @@
-"""Errors that cross the engine's layers on their way to a client. Each is one sentence that says what is wrong and what
-to change."""
+"""Errors that cross the engine's layers on their way to a client.
+
+Each message is one sentence that names the problem and what to change.
+"""
 
 
 class CheckpointError(Exception):
@@ -11,17 +13,17 @@ class StepError(Exception):
 
 
 class RankLostError(Exception):
-    """A rank of the group is gone, or no longer where the others are: the group cannot go on."""
+    """A rank is lost, or out of step with the others: its group cannot continue."""
 
     def __init__(self, message: str, was_killed: bool = False) -> None:
-        """`was_killed`: somebody has ended a rank, and no step."""
+        """`was_killed`: the rank was killed from outside, not by a step."""
         super().__init__(message)
         self.was_killed = was_killed
 
 
 class ImageError(Exception):
-    """An image cannot be read, or not be encoded."""
+    """An image cannot be read or encoded."""
 
 
 class TokenizerError(Exception):
-    """A tokenizer cannot be used, or a text cannot be encoded; the message says why."""
+    """A tokenizer cannot be used, or a text cannot be encoded; the message gives the reason."""

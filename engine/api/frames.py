@@ -1,6 +1,6 @@
-"""The byte form of the engine protocol: one ZeroMQ frame holds one message, a msgpack map with the message's name under "type".
+"""The byte form of the engine protocol: one ZeroMQ frame holds one message.
 
-Both directions stand here side by side; which sockets carry them is engine_host.py's and client.py's business.
+A message is a msgpack map with its name under "type". Both directions are here; engine_host.py and client.py own the sockets.
 """
 
 from typing import TypeVar
@@ -25,12 +25,18 @@ def encode(message: Command | Event) -> bytes:
 
 
 def decode_command(frame: bytes) -> Command:
-    """Decode one frame. Raises msgspec.DecodeError for anything that is not a command, VersionError for another version's greeting."""
+    """Decode a command from one frame.
+
+    Raises msgspec.DecodeError for anything else, VersionError for the greeting of another version.
+    """
     return _decode(frame, _commands, "front end", "host")
 
 
 def decode_event(frame: bytes) -> Event:
-    """Decode one frame. Raises msgspec.DecodeError for anything that is not an event, VersionError for another version's greeting."""
+    """Decode an event from one frame.
+
+    Raises msgspec.DecodeError for anything else, VersionError for the greeting of another version.
+    """
     return _decode(frame, _events, "host", "front end")
 
 
@@ -56,7 +62,7 @@ def _check_version(greeting: "Hello | HostReady | _Greeting | None", sender: str
 
 
 class _Greeting(msgspec.Struct):
-    """What all versions' greetings have."""
+    """The fields that greetings have in all versions."""
 
     version: tuple[int, int]
 

@@ -1,6 +1,7 @@
-"""How a machine's GPUs are doing, as their driver tells: clocks, power, temperature, why they run more slowly than they could, and memory errors.
+"""The state of a machine's GPUs as reported by their driver, through NVML, without CUDA and torch.
 
-By NVML, without CUDA and torch. What a driver or a device does not know is left out. Refuses to know what the figures are for.
+Clocks, power, temperature, reasons for reduced clocks, and memory errors. Values that a driver or device does not report are omitted. Does not know
+how the figures are used.
 """
 
 from collections.abc import Callable
@@ -9,21 +10,21 @@ from typing import Any
 
 GpuState = dict[str, float]
 
-# Bits of nvmlClocksEventReasons: what is not merely "idle" or "as set".
+# Bits of nvmlClocksEventReasons, except "idle" and "as set by the user".
 _SLOWED_BY = {
     "power_cap": 0x4, "hardware": 0x8, "sync_boost": 0x10, "software_heat": 0x20, "hardware_heat": 0x40, "power_brake": 0x80,
 }  # fmt: skip
 
 
 def read_states() -> tuple[GpuState, ...]:
-    """Return every GPU's state, in the driver's order; none where there is no driver, or nvidia-ml-py is missing."""
+    """Return every GPU's state, in the driver's order; empty without a driver or nvidia-ml-py."""
     nvml = _driver()
     return () if nvml is None else states_of(nvml)
 
 
 @cache
 def _driver() -> Any | None:
-    """Open the driver's library for as long as the process lives: that takes far longer than to ask it."""
+    """Open the driver's library for the life of the process: opening takes far longer than a query."""
     try:
         import pynvml
     except ImportError:
@@ -36,7 +37,7 @@ def _driver() -> Any | None:
 
 
 def states_of(nvml: Any) -> tuple[GpuState, ...]:
-    """`nvml`: the module of nvidia-ml-py, opened, or what looks like it."""
+    """Return the state of every GPU. `nvml`: the module of nvidia-ml-py, initialised, or a fake."""
     try:
         return tuple(_state(nvml, nvml.nvmlDeviceGetHandleByIndex(i)) for i in range(nvml.nvmlDeviceGetCount()))
     except nvml.NVMLError:
@@ -66,7 +67,7 @@ def _state(nvml: Any, gpu: Any) -> GpuState:
 
 
 def _reading(nvml: Any, read: Callable[[], Any]) -> Any:
-    """Return None for what this driver, device or permission does not give."""
+    """Return a reading, or None if this driver, device or permission does not provide it."""
     try:
         return read()
     except (nvml.NVMLError, AttributeError):

@@ -1,7 +1,8 @@
-"""Child processes that run jobs on the bytes of strangers, with limits: native code that such bytes crash, hang or bloat ends a child alone.
+"""Child processes that run jobs on untrusted bytes, with limits.
 
-A job is a call of a function of the project, whose arguments and result JSON can carry. A child runs one at a time, within limits of CPU time and
-memory, and is replaced when it ends. Knows processes, limits and sockets; refuses to know what is computed, and how long a caller waits for its turn.
+Native code that such bytes crash, hang or bloat ends only a child. A job is a call of a function of the project, with arguments and result in JSON. A
+child runs one at a time, within limits of CPU time and memory, and is replaced when it ends. Knows processes, limits and sockets; does not know what
+is computed or how long a caller waits for its turn.
 """
 
 import ctypes
@@ -25,26 +26,26 @@ from typing import Any, Literal, NamedTuple
 
 EndReason = Literal[
     "crash",  # the job ended the child by a signal
-    "memory",  # the job wanted more memory than its limit
-    "cpu",  # the job took more CPU time than its limit
-    "deadline",  # the machine had too little CPU time for the job until its deadline
-    "lost",  # the child ended before the job began, or was ended from outside
+    "memory",  # the job exceeded its memory limit
+    "cpu",  # the job exceeded its limit of CPU time
+    "deadline",  # the machine gave the job too little CPU time before its deadline
+    "lost",  # the child ended before the job started, or was ended from outside
 ]
-# Of the thread that runs jobs: half of a main thread's usual stack, so that what a child survives overflows no stack of another process.
+# Stack of the thread that runs jobs: half of a main thread's usual one, so that a depth that a child survives overflows no stack of another process.
 STACK_BYTES = 4 << 20
-PREPARE_S = 60.0  # of wall time until a child has started and prepared; the vocabulary of a large model takes a second
-SLACK = 4.0  # a job's deadline, in its limits of CPU time: a machine that gives less is overloaded
-NICENESS = 5  # of children: a third of the share of CPU time that hosts and routers get, where there is too little
-MAX_CALLS = 1000  # of one child, after which it is replaced: libraries leak
+PREPARE_S = 60.0  # wall time until a child has started and prepared; the vocabulary of a large model takes a second
+SLACK = 4.0  # a job's deadline, as a multiple of its CPU limit: a machine that gives less is overloaded
+NICENESS = 5  # of children: under contention they get a third of the CPU share of hosts and routers
+MAX_CALLS = 1000  # per child, which is then replaced, because libraries leak
 MAX_KEPT_BYTES = 64 << 20  # that one call may leave allocated
-_OUTSIDE = (signal.SIGKILL, signal.SIGTERM)  # sent by others; limits and crashes are other signals
-# A library's threads would count as memory, a stack and an arena each; where Rust was when it panicked is no news for a site's log.
+_OUTSIDE = (signal.SIGKILL, signal.SIGTERM)  # sent from outside; limits and crashes are other signals
+# A library's threads would count as memory, a stack and an arena each; Rust's backtraces do not belong in a site's log.
 _ENVIRONMENT = {"RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "RUST_BACKTRACE": "0"}
 _LENGTH = struct.Struct("<I")
 
 
 class JobCall(NamedTuple):
-    """A function that a module has under its own name, and its arguments."""
+    """A module-level function and its arguments."""
 
     function: Callable[..., Any]
     arguments: tuple[Any, ...] = ()
@@ -56,8 +57,9 @@ class JobCall(NamedTuple):
 class GuardedJob(NamedTuple):
     call: JobCall
     cpu_s: float
-    memory_bytes: int  # beside what the child has when the call starts
-    prepare: JobCall | None = None  # before the call, without its limits: reads and caches a trusted file, say
+    memory_bytes: int  # in addition to what the child has when the call starts
+    # runs before the call, without its limits; it reads and caches a trusted file, for example
+    prepare: JobCall | None = None
 
     @property
     def deadline_s(self) -> float:
@@ -65,7 +67,7 @@ class GuardedJob(NamedTuple):
 
 
 class JobError(Exception):
-    """A job's function raised an exception; `name` is its class, the message its text."""
+    """An exception raised by a job's function; `name` is its class, the message its text."""
 
     def __init__(self, name: str, message: str) -> None:
         super().__init__(message)
@@ -73,7 +75,7 @@ class JobError(Exception):
 
 
 class JobEndedError(Exception):
-    """A job was ended, with its child; the message says by what."""
+    """The end of a job together with its child; the message gives the reason."""
 
     def __init__(self, reason: EndReason, message: str) -> None:
         super().__init__(message)
@@ -86,19 +88,19 @@ class JobEndedError(Exception):
 
 
 class GuardedPool:
-    """A few children, each started when it is first needed. Jobs wait for one in order."""
+    """A few children, each started when first needed. Jobs wait for one in order."""
 
     def __init__(self, size: int) -> None:
         self._threads = ThreadPoolExecutor(size, "guarded")
         self._children = [_Child() for _ in range(size)]
-        self._idle = deque(self._children)  # the next to take last
+        self._idle = deque(self._children)  # the last one is taken next
 
     def submit(self, job: GuardedJob) -> "Future[Any]":
-        """Return what will be the job's result, JobError or JobEndedError. Waits for nothing."""
+        """Return a future of the job's result, JobError or JobEndedError, without waiting."""
         return self._threads.submit(self._run, job)
 
     def close(self) -> None:
-        """End the children with their jobs."""
+        """End the children and their jobs."""
         for child in self._children:
             child.kill()
         self._threads.shutdown(cancel_futures=True)
@@ -111,19 +113,19 @@ class GuardedPool:
         try:
             result = child.run(job)
             is_alive = True
-        finally:  # a new child has prepared nothing yet: the others answer sooner
+        finally:  # put a new child at the far end: the others have prepared already and answer sooner
             (self._idle.append if is_alive else self._idle.appendleft)(child)
         return result
 
 
 class _Child:
-    """One child process at a time, as its parent sees it."""
+    """One child process at a time, as managed by its parent."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: socket.socket | None = None
         self._is_closed = False
-        self._lock = threading.Lock()  # of starting and closing
+        self._lock = threading.Lock()  # guards starting and closing
 
     def run(self, job: GuardedJob) -> Any:
         """Return the job's result. Raises JobError, JobEndedError."""
@@ -145,7 +147,7 @@ class _Child:
         return answer["result"]
 
     def kill(self) -> None:
-        """End the process and the job in it; there will be no other."""
+        """End the process and its job; no other is started."""
         with self._lock:
             self._is_closed = True
             if self._process is not None:
@@ -154,7 +156,7 @@ class _Child:
     def _start(self) -> socket.socket:
         with self._lock:
             if self._is_closed:
-                raise JobEndedError("lost", "the process for it was closed")
+                raise JobEndedError("lost", "its process was closed")
             if self._channel is None:
                 self._channel, theirs = socket.socketpair()
                 with theirs:
@@ -173,7 +175,7 @@ class _Child:
             return self._channel
 
     def end(self, *, is_ending: bool = False) -> int | None:
-        """Return the exit status of the process, if there is one, which is gone then. `is_ending`: it has closed its socket."""
+        """End the process, if there is one, and return its exit status. `is_ending`: it has closed its socket."""
         with self._lock:
             if self._process is None or self._channel is None:
                 return None
@@ -187,19 +189,19 @@ class _Child:
             return status
 
     def _ended(self, job: GuardedJob, *, has_begun: bool, is_late: bool) -> JobEndedError:
-        """End the process, and return what has ended its job."""
+        """End the process, and return the reason why its job ended."""
         status = self.end(is_ending=not is_late)
         if is_late and has_begun:
-            message = f"it got too little CPU time in {job.deadline_s:g} s, the machine is overloaded"
+            message = f"it got too little CPU time in {job.deadline_s:g} s: the machine is overloaded"
             return JobEndedError("deadline", message)
         if status is None or is_late or not has_begun or status >= 0 or -status in _OUTSIDE:
-            return JobEndedError("lost", f"the process for it ended too soon (status {status})")
+            return JobEndedError("lost", f"its process ended too early (status {status})")
         if -status == signal.SIGPROF:
             return JobEndedError("cpu", f"it needs more than {job.cpu_s:g} s of CPU time")
-        if -status == signal.SIGABRT:  # so ends Rust where an allocation fails
-            message = f"it ended the process that tried it, most likely by wanting more than {job.memory_bytes >> 20} MiB of memory (SIGABRT)"
+        if -status == signal.SIGABRT:  # Rust ends so if an allocation fails
+            message = f"it aborted its process, most likely by using more than {job.memory_bytes >> 20} MiB of memory (SIGABRT)"
             return JobEndedError("memory", message)
-        return JobEndedError("crash", f"it ended the process that tried it ({signal.Signals(-status).name})")
+        return JobEndedError("crash", f"it crashed its process ({signal.Signals(-status).name})")
 
 
 def _over_memory(job: GuardedJob) -> JobEndedError:
@@ -212,7 +214,7 @@ def _send(channel: socket.socket, message: Any) -> None:
 
 
 def _receive(channel: socket.socket, within_s: float | None = None) -> Any:
-    """Raises TimeoutError, EOFError, OSError."""
+    """Read one message. Raises TimeoutError, EOFError, OSError."""
     deadline = None if within_s is None else time.monotonic() + within_s
     (length,) = _LENGTH.unpack(_read(channel, _LENGTH.size, deadline))
     return json.loads(_read(channel, length, deadline))
@@ -230,7 +232,7 @@ def _read(channel: socket.socket, length: int, deadline: float | None) -> bytes:
 
 
 def _serve(channel: socket.socket) -> None:
-    """Run jobs until the parent has left, or wants no more of this process."""
+    """Run jobs until the parent has left, or stops using this process."""
     for number in range(MAX_CALLS):
         try:
             (*called, arguments), prepare, cpu_s, memory_bytes = _receive(channel)
@@ -251,7 +253,7 @@ def _serve(channel: socket.socket) -> None:
             answer["is_memory"] = is_spoilt = True
         except Exception as error:
             answer["raised"] = [type(error).__name__, str(error)]
-        except BaseException as error:  # a panic of Rust, after which a library's state may be anything
+        except BaseException as error:  # a panic of Rust, after which a library's state is unreliable
             answer["raised"], is_spoilt = [type(error).__name__, str(error)], True
         _limit(0.0, None)
         is_large = _address_space() - before > MAX_KEPT_BYTES
@@ -269,21 +271,21 @@ def _address_space() -> int:
 
 
 def _limit(cpu_s: float, address_space: int | None) -> None:
-    """Set both limits of this process, from now on; 0 and None: none."""
-    signal.setitimer(signal.ITIMER_PROF, cpu_s)  # RLIMIT_CPU knows whole seconds alone
+    """Set both limits of this process from now on; 0 and None remove them."""
+    signal.setitimer(signal.ITIMER_PROF, cpu_s)  # RLIMIT_CPU has a resolution of whole seconds
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (hard if address_space is None else address_space, hard))
 
 
 def main(arguments: list[str]) -> None:
-    """Serve the parent, of whose socket the arguments have the number, before its process id."""
+    """Serve the parent; the arguments are the number of its socket and its process id."""
     descriptor, parent = map(int, arguments)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal, which is for the parent
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal, for which the parent is responsible
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     os.nice(NICENESS)
     pr_set_pdeathsig = 1
     ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL.value)
-    if os.getppid() != parent:  # it died before
+    if os.getppid() != parent:  # the parent has died already
         return
     threading.stack_size(STACK_BYTES)
     serving = threading.Thread(target=_serve, args=(socket.socket(fileno=descriptor),))

@@ -1,4 +1,4 @@
-"""The front end's view of an engine host in a thread of its own process: nothing is needed beyond torch."""
+"""The front end's view of an engine host in a thread of the same process; needs only torch."""
 
 import asyncio
 import threading
@@ -11,7 +11,7 @@ from pilotlight.engine.api.protocol import VERSION, Command, Event, Hello, HostC
 
 Argument = TypeVar("Argument")
 
-_LAST_WORD_S = 1.0  # how long a Shutdown may take to be obeyed
+_LAST_WORD_S = 1.0  # how long the host may take to obey a Shutdown
 
 
 class InProcessEngineClient(HostClient):
@@ -24,7 +24,7 @@ class InProcessEngineClient(HostClient):
 
     async def close(self) -> None:
         if self._thread is not None:
-            self._transport.put(Shutdown())  # also to one that was declared dead: it may merely have been slow
+            self._transport.put(Shutdown())  # sent also to a host that was declared dead: it may only have been slow
             await asyncio.to_thread(self._thread.join, _LAST_WORD_S)
         self.fail("the client was closed")
 
@@ -56,6 +56,6 @@ class InProcessEngineClient(HostClient):
 
 
 def _call_soon(loop: asyncio.AbstractEventLoop, callback: Callable[[Argument], None], argument: Argument) -> None:
-    # A loop that was closed has no waiter left; the host's thread finds its Shutdown, or ends with the process.
+    # A closed loop has no waiter left; the host's thread finds its Shutdown, or ends with the process.
     with suppress(RuntimeError):
         loop.call_soon_threadsafe(callback, argument)

@@ -1,4 +1,6 @@
-"""Keys of a front end and an engine host that meet over a network: each proves who it is, and nobody else reads or alters a frame (CURVE).
+"""Keys of a front end and an engine host that communicate over a network (CURVE).
+
+Each side authenticates the other, and no third party can read or alter a frame.
 
 python -m pilotlight.engine.api.keys HOST_FILE FRONT_END_FILE
 """
@@ -16,12 +18,12 @@ from zmq.utils import z85
 
 
 class KeysError(Exception):
-    """The file holds no keys that may be used; the message says why."""
+    """A file without usable keys; the message gives the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """The keys of one side. Written in Z85, as ZeroMQ does."""
+    """The keys of one side, stored in Z85 as ZeroMQ does."""
 
     secret: bytes = field(repr=False)
     public: bytes
@@ -35,11 +37,11 @@ def read_keys(path: Path) -> Keys:
             written = json.load(file)
         secret, peer = written["secret"].encode(), written["peer"].encode()
         public = zmq.curve_public(secret)
-        zmq.curve_public(peer)  # which is as long as a key must be
+        zmq.curve_public(peer)  # checks the length of the key
     except OSError as error:
         raise KeysError(f"{path} cannot be read: {error.strerror}") from None
     except (ValueError, KeyError, TypeError, AttributeError, zmq.ZMQError):
-        raise KeysError(f"{path} holds no keys: make them with python -m pilotlight.engine.api.keys") from None
+        raise KeysError(f"{path} contains no keys: make them with python -m pilotlight.engine.api.keys") from None
     if mode & 0o077:
         raise KeysError(f"{path} can be read by others, who could then command the host: chmod 600 {path}")
     return Keys(secret, public, peer)
@@ -55,7 +57,10 @@ def write_keys(host: Path, front_end: Path) -> None:
 
 
 def write_network_keys(path: Path, secret: str) -> None:
-    """Write the keys of all that share a secret: each has the same, and hears no others. Raises OSError."""
+    """Write the keys of hosts that share a secret: all have the same, and accept no others.
+
+    Raises OSError.
+    """
     seed = hashlib.blake2b(b"pilotlight engine hosts", key=hashlib.sha256(secret.encode()).digest(), digest_size=32)
     key = z85.encode(seed.digest())
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

@@ -1,4 +1,4 @@
-"""Calls of a front end that wait for the event which answers them. Refuses to know how a command is sent."""
+"""A front end's pending calls, each ended by an event. Does not know how a command is sent."""
 
 import asyncio
 from collections.abc import Callable
@@ -8,7 +8,7 @@ T = TypeVar("T")
 
 
 class PendingCalls(Generic[T]):
-    """Calls of one kind, by what they are about. All of it happens in one event loop."""
+    """Pending calls of one kind, by the name of their subject. All of it runs in one event loop."""
 
     def __init__(self) -> None:
         self._futures: dict[str, asyncio.Future[T]] = {}
@@ -17,7 +17,10 @@ class PendingCalls(Generic[T]):
         return name in self._futures
 
     async def answer(self, name: str, ask: Callable[[], None]) -> T:
-        """Ask and wait for the answer. The same question while it is under way shares it."""
+        """Send a request and wait for its answer.
+
+        A second call with the same name shares the first one's answer.
+        """
         future = self._futures.get(name)
         if future is None:
             future = self._futures[name] = asyncio.get_running_loop().create_future()
@@ -42,4 +45,5 @@ class PendingCalls(Generic[T]):
     def _settled(self, name: str, future: asyncio.Future[T]) -> None:
         self._futures.pop(name, None)
         if not future.cancelled():
-            future.exception()  # the caller may have left meanwhile, as when a site stops: then there is none to tell
+            # the caller may have left, for instance when a site stops: mark the exception as retrieved
+            future.exception()

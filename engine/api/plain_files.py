@@ -1,6 +1,6 @@
-"""Plain files of checkpoints and adapters, opened so that nothing else can stand in their place.
+"""Plain files of checkpoints and adapters, opened so that nothing else can take their place.
 
-A pipe of a file's name would block whoever opens it for ever, a device could do anything: both raise the OSError of a file that cannot be read.
+Opening a pipe of that name would block forever, and a device could do anything: both raise the OSError of a file that cannot be read.
 """
 
 import errno
@@ -9,7 +9,7 @@ import stat
 from pathlib import Path
 from typing import BinaryIO
 
-MOST_BYTES = 256 << 20  # of a file that is read into memory; the largest are tokenizers of some 35 MB
+MOST_BYTES = 256 << 20  # limit for files that are read into memory; the largest are tokenizers of some 35 MB
 
 
 def open_file(path: Path) -> BinaryIO:
@@ -21,7 +21,7 @@ def open_descriptor(path: Path) -> int:
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
-        raise OSError(errno.EINVAL, "it is no plain file", str(path))
+        raise OSError(errno.EINVAL, "it is not a plain file", str(path))
     return fd
 
 
@@ -35,5 +35,5 @@ def read_bytes(path: Path) -> bytes:
 
 
 def read_text(path: Path) -> str:
-    """Raises OSError, UnicodeDecodeError."""
+    """Return the text of a small file. Raises OSError, UnicodeDecodeError."""
     return read_bytes(path).decode("utf-8")

@@ -12,20 +12,23 @@ from pilotlight.engine.api.frames import VersionError, decode_event, encode
 from pilotlight.engine.api.keys import Keys
 from pilotlight.engine.api.protocol import VERSION, Command, Hello, KeepAlive, Shutdown
 
-LEASE_S = 10.0  # for how long a host on another machine keeps the sequences of a front end that is silent
-_RENEWALS = 4  # within that time
-_LAST_WORD_S = 1.0  # how long a Shutdown may take to be obeyed
-_LOOK_MS = 2  # between two looks for a host that does not listen yet: its first answer waits for it
+LEASE_S = 10.0  # how long a host on another machine keeps the sequences of a silent front end
+_RENEWALS = 4  # number of renewals within that time
+_LAST_WORD_S = 1.0  # how long the host may take to obey a Shutdown
+_LOOK_MS = 2  # between two looks for a host that does not listen yet: its first answer is delayed by it
 _HANDSHAKE_FAILED = (
     zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 )
 
 
 class SocketEngineClient(HostClient):
-    """A host in another process, reached at `ipc://PATH` or `tcp://HOST:PORT`. The host may come up later than the client."""
+    """A host in another process, at `ipc://PATH` or `tcp://HOST:PORT`; it may start after the client."""
 
     def __init__(self, address: str, keys: Keys | None = None, lease_s: float = LEASE_S) -> None:
-        """`keys`: of this front end, for a host on another machine, which ends the sequences when it has heard nothing for `lease_s`."""
+        """`keys`: of this front end, for a host on another machine.
+
+        Such a host ends the sequences after `lease_s` without a message.
+        """
         super().__init__(Hello(VERSION, lease_s if keys else None))
         self._address = address
         self._keys = keys
@@ -44,10 +47,11 @@ class SocketEngineClient(HostClient):
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._socket.disable_monitor()  # before its reader goes: ZeroMQ would wait for ever to report to a closed one
+        # before its reader is closed: ZeroMQ would wait forever to report to a closed one
+        self._socket.disable_monitor()
         self._monitor.close(linger=0)
         self._socket.close()
-        await asyncio.to_thread(self._context.term)  # waits for the last frame, or for its time to run out
+        await asyncio.to_thread(self._context.term)  # waits until the last frame is sent or has timed out
         self._context = None
 
     def _connect(self) -> None:
@@ -55,7 +59,7 @@ class SocketEngineClient(HostClient):
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.setsockopt(zmq.IDENTITY, os.urandom(16))
         self._socket.set_hwm(0)  # commands are few and must not be dropped
-        # From the start: a disconnection takes the value of its moment, and what waits for ever keeps `term` for ever.
+        # Set from the start: a disconnection uses the value of its moment, and an infinite one blocks `term` forever.
         self._socket.setsockopt(zmq.LINGER, round(_LAST_WORD_S * 1000))
         self._socket.setsockopt(zmq.RECONNECT_IVL, _LOOK_MS)
         if self._keys is not None:
@@ -69,7 +73,7 @@ class SocketEngineClient(HostClient):
             task.add_done_callback(self._on_task_end)
 
     def _on_task_end(self, task: asyncio.Task[None]) -> None:
-        """Fail the open calls when a task has failed: no event would reach them any more."""
+        """Fail the open calls when a task has failed, because no event would end them."""
         if not task.cancelled() and (error := task.exception()):
             self.fail(f"the engine client failed with {type(error).__name__}: {error}")
 
@@ -77,7 +81,7 @@ class SocketEngineClient(HostClient):
         self._socket.curve_secretkey = keys.secret
         self._socket.curve_publickey = keys.public
         self._socket.curve_serverkey = keys.peer
-        # Of a machine that has lost its power no socket tells.
+        # No socket reports a machine that has lost its power.
         milliseconds = round(1000 * (self._greeting.lease_s or LEASE_S))
         self._socket.setsockopt(zmq.HEARTBEAT_IVL, milliseconds // _RENEWALS)
         for option in (zmq.HEARTBEAT_TIMEOUT, zmq.HEARTBEAT_TTL):
@@ -85,11 +89,11 @@ class SocketEngineClient(HostClient):
 
     def _send(self, command: Command) -> None:
         if self.death is None:
-            # at once, or queued by ZeroMQ until the host is there: there is nothing to await
+            # sent at once, or queued by ZeroMQ until the host is there: there is nothing to await
             self._socket.send(encode(command))
 
     def _drop_unsent(self) -> None:
-        """Drop what was not sent: no host is left to read it, and `close` would wait for one."""
+        """Drop unsent messages: no host is left to read them, and `close` would wait for one."""
         self._socket.setsockopt(zmq.LINGER, 0)
 
     async def _receive(self) -> None:
@@ -105,8 +109,10 @@ class SocketEngineClient(HostClient):
             self._send(KeepAlive())
 
     async def _watch(self) -> None:
-        """A killed host's socket is closed by the operating system: that is known here sooner than any heartbeat is
-        missed."""
+        """Detect a killed host, whose socket the operating system closes.
+
+        That is noticed here sooner than a missing heartbeat.
+        """
         event = parse_monitor_message(await self._monitor.recv_multipart())
         if event["event"] == zmq.EVENT_DISCONNECTED or (self._keys is None and self._address.startswith("ipc://")):
             self.fail("the engine host went away")
@@ -116,4 +122,4 @@ class SocketEngineClient(HostClient):
             )
             self.fail(f"the engine host at {self._address} {ours}")
         self._drop_unsent()
-        self._socket.disconnect(self._address)  # a successor at the same address knows nothing of this client's calls
+        self._socket.disconnect(self._address)  # a successor at the same address does not know this client's calls

@@ -1,6 +1,7 @@
-"""What an engine host is computing at this moment, in a file that outlives it: which sequences a host's death is charged to is read there.
+"""A file of the sequences that an engine host is computing, which outlives it.
 
-Part of the client half: a site reads what its host has written. Knows names of sequences; refuses to know how a host dies.
+It shows which sequences a host died under. Part of the client half: a site reads what its host has written. Knows names of sequences; does not know
+how a host dies.
 """
 
 import json
@@ -15,17 +16,17 @@ _SIZE = 1 << 20  # bytes; 2,048 sequences with names of 36 characters take 80 kB
 
 
 class HeldSequences(NamedTuple):
-    """Names of sequences that a host is at work for."""
+    """Names of the sequences for which a host is working."""
 
-    computed: Sequence[str] = ()  # by steps under way
-    prepared: Sequence[str] = ()  # by threads beside them: images, adapters, grammars, blocks
+    computed: Sequence[str] = ()  # by running steps
+    prepared: Sequence[str] = ()  # by threads: images, adapters, grammars, blocks
 
 
 NOTHING_HELD = HeldSequences()
 
 
 class StepJournal:
-    """The writing side. A page of memory that is shared with the file: what is written is there whatever ends the process."""
+    """The writing side, through memory shared with the file: it survives any end of the process."""
 
     def __init__(self, path: Path) -> None:
         with path.open("w+b") as file:
@@ -34,20 +35,20 @@ class StepJournal:
         self._held: dict[str, HeldSequences] = {}  # by model
 
     def note(self, model: str, held: HeldSequences) -> None:
-        """Note what a model's steps under way hold, before they are started and after their end."""
+        """Write the sequences of a model's steps, before a start and after an end."""
         if self._held.get(model, NOTHING_HELD) == held:
             return
         self._held[model] = held
         computed, prepared = ([name for each in self._held.values() for name in each[i]] for i in range(2))
         data = json.dumps([computed, prepared]).encode()
-        self._memory[: _LENGTH.size] = _LENGTH.pack(0)  # a crash in the middle leaves nothing, not half of it
+        self._memory[: _LENGTH.size] = _LENGTH.pack(0)  # a crash in the middle leaves an empty journal, not half of one
         if len(data) <= _SIZE - _LENGTH.size:
             self._memory[_LENGTH.size : _LENGTH.size + len(data)] = data
             self._memory[: _LENGTH.size] = _LENGTH.pack(len(data))
 
 
 def read_journal(path: Path) -> HeldSequences:
-    """Return what the host held when it last noted it; nothing where the file is missing, or was being written."""
+    """Return the sequences that the host wrote last; none if the file is missing or was being written."""
     try:
         data = path.read_bytes()
     except OSError:

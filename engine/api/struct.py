@@ -1,5 +1,7 @@
-"""What messages are made of: msgspec's structs. Where it is not installed (a bare GPU machine, on which an engine runs in-process and no message
-becomes bytes), data classes with the same fields."""
+"""The base class of messages: msgspec's Struct, or data classes with the same fields without msgspec.
+
+That is for a bare GPU machine, on which an engine runs in-process and no message becomes bytes.
+"""
 
 from typing import TYPE_CHECKING
 

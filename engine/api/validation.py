@@ -1,6 +1,6 @@
-"""Validation: why a configuration or a submitted sequence cannot work, in a sentence with its numbers.
+"""Validation: why a configuration or a submitted sequence cannot work, as a sentence with its numbers.
 
-Everything behind it relies on the opposite.
+All later code relies on it.
 """
 
 import math
@@ -18,17 +18,15 @@ def host_problem(config: HostConfig) -> str | None:
         if value < 0:
             return f"{name} is {value}; it must be 0 or more"
     if config.kv_host_bytes and config.kv_host_dir is None:
-        return f"kv_host_bytes is {config.kv_host_bytes}, but kv_host_dir does not say where"
+        return f"kv_host_bytes is {config.kv_host_bytes}, but kv_host_dir is missing"
     if config.kv_disk_dir is not None and not config.kv_host_bytes:
-        return "kv_disk_dir is given, but blocks reach the disk through the host tier: give kv_host_bytes as well"
+        return "kv_disk_dir is set, but blocks reach the disk through the host tier: set kv_host_bytes as well"
     if config.kv_store is not None and not config.kv_host_bytes:
-        return "kv_store is given, but blocks reach the store through the host tier: give kv_host_bytes as well"
+        return "kv_store is set, but blocks reach the store through the host tier: set kv_host_bytes as well"
     if config.peer_address is not None and not config.kv_host_bytes:
-        return "peer_address is given, but blocks reach other hosts through the host tier: give kv_host_bytes as well"
+        return "peer_address is set, but blocks reach other hosts through the host tier: set kv_host_bytes as well"
     if config.lend_address is not None and config.peer_address is None:
-        return (
-            "lend_address is given, but what serves blocks there is what serves them at peer_address: give that as well"
-        )
+        return "lend_address is set, but the server of peer_address also serves blocks there: set peer_address as well"
     if config.threads is not None and config.threads < 1:
         return f"threads is {config.threads}; it must be at least 1"
     return None
@@ -71,14 +69,14 @@ def refusal(submit: Submit, model: ModelInfo) -> tuple[ErrorCode, str] | None:
 
 def _wrong_kind(model: ModelInfo) -> str:
     if model.pooling is None:
-        return f"{model.name} is a model that generates; it makes no embeddings and scores no texts"
+        return f"{model.name} is a model that generates text; it makes no embeddings or scores"
     if model.labels:
-        return f"{model.name} is a model that scores texts; it generates nothing"
-    return f"{model.name} is an embedding model; it generates nothing"
+        return f"{model.name} is a model that scores texts; it cannot generate text"
+    return f"{model.name} is an embedding model; it cannot generate text"
 
 
 def _text_refusal(submit: Submit, model: ModelInfo) -> tuple[ErrorCode, str] | None:
-    """Return why a text is refused. No token follows, so it may fill the context."""
+    """Return why a text is refused. No token follows a text, so it may fill the context."""
     tokens = len(submit.prompt_token_ids)
     if not 0 <= submit.second_from < tokens:
         return "invalid_request", f"second_from is {submit.second_from}; it must be from 0 to {tokens - 1}"
@@ -97,7 +95,7 @@ def _image_problem(submit: Submit, model: ModelInfo) -> str | None:
         if len(image.digest) != 32:
             return f"an image's digest has {len(image.digest)} bytes; a sha256 has 32"
         if not end <= image.position < len(submit.prompt_token_ids) or image.num_tokens < 1:
-            return f"an image's tokens are {image.num_tokens} from {image.position} on; they must lie in the prompt, behind those of the one before"
+            return f"an image's tokens are {image.num_tokens} from {image.position} on; they must be in the prompt, after those of the image before"
         end = image.position + image.num_tokens
     return None
 

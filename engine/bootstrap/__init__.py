@@ -1,1 +1,1 @@
-"""A model's first answers, computed before torch is there: from a program that an earlier life of it has left."""
+"""A model's first answers, computed without torch by a program that an earlier start has recorded."""

@@ -1,7 +1,7 @@
-"""The engine of a model whose bootstrap program computes, until the model itself has been loaded.
+"""The engine that computes with a model's bootstrap program until the model itself is loaded.
 
-Its blocks are its own. A sequence that the program cannot compute, or that has outgrown it, awaits the model's own engine, which takes everything
-over. Refuses to know torch, files, and when the model is there.
+It owns its blocks. A sequence that the program cannot compute, or that outgrows it, waits for the model's own engine, which takes over everything.
+Does not know torch, files, or when the model is loaded.
 """
 
 import math
@@ -18,7 +18,7 @@ from pilotlight.engine.scheduling.plan import SchedulerLimits
 
 class BootstrapEngine(Engine):
     def __init__(self, info: ModelInfo, runner: BootstrapRunner, limits: SchedulerLimits, most_tokens: int) -> None:
-        """`most_tokens`: of one sequence that the program computes."""
+        """`most_tokens`: limit for one sequence that the program computes."""
         super().__init__(info, runner, limits, with_torch=False)
         self._most_tokens = most_tokens
 
@@ -27,7 +27,7 @@ class BootstrapEngine(Engine):
         return self.stats.output_tokens > 0
 
     def submit(self, submit: Submit) -> None:
-        """Begin the sequence if the program can compute it, else let it wait."""
+        """Start the sequence if the program can compute it, else let it wait."""
         super().submit(submit)
         sequence = self.sequences.get(submit.sequence_id)
         num_prompt_tokens = len(submit.prompt_token_ids)
@@ -46,7 +46,7 @@ class BootstrapEngine(Engine):
 
 
 class _AwaitedModel:
-    """The model, which a sequence waits for until another engine takes it over."""
+    """The model, for which a sequence waits until another engine takes it over."""
 
     deadline = math.inf
     is_admitted = False

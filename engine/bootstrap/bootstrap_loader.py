@@ -1,8 +1,7 @@
-"""Serves a host's first model by its bootstrap program while the model itself is loaded.
+"""A loader that serves a host's first model by its bootstrap program while the model is being loaded.
 
-A loader like any other (engine/host/model_loader.py), in front of the one that imports torch. That one waits for the first answer, since two at
-once would take
-longer for both. Knows files of programs and when to load; refuses to know what a host does with its models.
+It wraps the loader that imports torch (engine/host/model_loader.py), and delays it until the first answer, since running both at once would slow
+both. Knows files of programs and when to load; does not know how a host uses its models.
 """
 
 import logging
@@ -34,29 +33,29 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# How long the load of a model that has a program waits: for a model to be asked for, and for the first answer where a request waits for one.
+# How long the load of a model that has a program is delayed: until a model is requested, and until the first answer if a request waits for one.
 _UNASKED_S = 0.5
 _FIRST_ANSWER_S = 0.2
-_SEQUENCES = 4  # of full length, for which there is room
-_GROUPS = 4  # of the program's rows, in one step: between two steps the model may take over
-_MARGIN = 16  # tokens: a sequence that comes so close to the longest is held for the model
+_SEQUENCES = 4  # of full length, for which there is memory
+_GROUPS = 4  # row groups of the program in one step: the model may take over between two steps
+_MARGIN = 16  # tokens: a sequence this close to the limit waits for the model
 _SWITCH_S, _USUAL_SWITCH_S = 0.0005, sys.getswitchinterval()
 
 
 def with_bootstrap(config: HostConfig, loader: ModelLoader) -> Loader:
-    """Return the loader, behind programs where a host of this configuration may find one to serve by."""
+    """Return the loader, wrapped if a host of this configuration may find programs to serve by."""
     is_on_cpu = config.device == "cpu" or (config.device == "auto" and not has_gpus())
     return BootstrapLoader(config, loader) if is_on_cpu and bootstrap_store.has_programs() else loader
 
 
 class BootstrapModel:
-    """A model that is served by its program."""
+    """A model served by its program."""
 
     def __init__(self, spec: ModelSpec, engine: BootstrapEngine, path: Path) -> None:
         self.spec = spec
         self.engine = engine
         self.path = path
-        # A thread that imports torch meanwhile would keep Python's lock for 5 ms whenever a step ends.
+        # A thread that imports torch meanwhile would hold Python's lock for 5 ms whenever a step ends.
         sys.setswitchinterval(_SWITCH_S)
 
     def close(self) -> None:
@@ -69,8 +68,8 @@ class BootstrapLoader:
         self._config = config
         self._loader = loader
         self._begin_at = math.inf
-        self._serving: BootstrapModel | None = None  # until the loader begins
-        self._program: tuple[ModelSpec, Path] | None = None  # by which a model has been served
+        self._serving: BootstrapModel | None = None  # until the loader starts
+        self._program: tuple[ModelSpec, Path] | None = None  # the program by which a model was served
 
     @property
     def ready(self) -> HostReady | None:
@@ -104,7 +103,7 @@ class BootstrapLoader:
         results = self._loader.take_results()
         for spec, result in results:
             if isinstance(result, ModelFailed) and self._program is not None and self._program[0] is spec:
-                # The next host will not serve by it, and say why the model cannot be loaded.
+                # The next host will not serve by it, and will report why the model cannot be loaded.
                 log.error("%s, though its bootstrap program has served", result.message)
                 self._program[1].unlink(missing_ok=True)
         return results
@@ -113,15 +112,15 @@ class BootstrapLoader:
         self._loader.close()
 
     def _begin(self) -> None:
-        self._serving = None  # what is mapped for it is its host's alone, and goes with it
+        self._serving = None  # its mappings belong to its host and end with it
         self._begin_at = math.inf
         self._loader.start()
 
 
 def find_model(spec: ModelSpec, config: HostConfig) -> BootstrapModel | None:
-    """Return the model, served by the program that an earlier life of it has left. None: there is none, or it is of no use to this host."""
+    """Return the model, served by the program of an earlier start; None if this host can use none."""
     began, directory, library = time.perf_counter(), Path(spec.path), bootstrap_store.library()
-    if library is None or spec.kv_dtype != "auto":  # programs are recorded with the model's own type
+    if library is None or spec.kv_dtype != "auto":  # programs are recorded with the model's own dtype
         return None
     try:
         digest = fingerprint(directory).hex()
@@ -148,7 +147,7 @@ def find_model(spec: ModelSpec, config: HostConfig) -> BootstrapModel | None:
 
 
 def _read(path: Path) -> tuple[BootstrapProgram, int]:
-    """Return the program, and where its weights begin in the file."""
+    """Return the program, and the offset of its weights in the file."""
     with opened(path) as fd:
         return read(fd)
 

@@ -1,6 +1,6 @@
-"""A bootstrap program's memory in this process: weights mapped from the files that hold them, and room for everything else.
+"""A bootstrap program's memory: weights mapped from their files, and space for everything else.
 
-Knows files and addresses; refuses to know what is computed.
+Knows files and addresses; does not know what is computed.
 """
 
 import os
@@ -14,7 +14,10 @@ class ProgramMemory:
     def __init__(
         self, program: BootstrapProgram, file: Path, weights_at: int, directory: Path, num_blocks: int
     ) -> None:
-        """`weights_at`: where they begin in the program's own `file`; `directory`: the checkpoint's. Raises OSError."""
+        """`weights_at`: their offset in the program's own `file`; `directory`: the checkpoint's.
+
+        Raises OSError.
+        """
         self.inputs = Zeros(program.inputs.num_bytes)
         self.kv = Zeros(num_blocks * program.block_bytes)
         self._work = [Zeros(size) for size in program.work]

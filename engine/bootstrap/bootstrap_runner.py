@@ -1,7 +1,7 @@
-"""Runs a bootstrap program as an engine's runner: a step's input in, tokens out, with neither torch nor tensors.
+"""The runner of a bootstrap program: a step's input in, tokens out, without torch or tensors.
 
-Tokens go through the program in order, as many at a time as it takes: each finds the keys and values of those before it in the cache. Knows
-addresses and what lies there; refuses to know what waits for the tokens.
+Tokens go through the program in order, as many at a time as it takes: each finds the keys and values of earlier ones in the cache. Knows addresses
+and their contents; does not know what the tokens are for.
 """
 
 import ctypes
@@ -18,7 +18,7 @@ from pilotlight.engine.core.results import RunResult
 from pilotlight.engine.core.step import ChoiceRow, StepInput
 from pilotlight.kernels.cpu import functions
 
-# Arguments that follow the batch. The last of each is the number of threads.
+# Positions of the arguments that depend on the batch. The last of each is the number of threads.
 _ROWS_AT = {
     "linear": 4,
     "rows_of": 3,
@@ -27,17 +27,17 @@ _ROWS_AT = {
     "gated_activation": 2,
     "decode_attention": 7,
 }
-_BLOCKS_AT = {"decode_attention": 9}  # of each block table
+_BLOCKS_AT = {"decode_attention": 9}  # per block table
 _LONG = ctypes.sizeof(ctypes.c_int64)
 
 
 def operation_of(function: str) -> str:
-    """Return a function's name without its type."""
+    """Return a function's name without its dtype."""
     return function.rpartition("_")[0]
 
 
 def follows_batch(step: Step, rows: int, max_blocks: int) -> bool:
-    """Tell whether it is known how to make this step of fewer rows and blocks."""
+    """True if this step can be adapted to fewer rows and blocks."""
     at = _ROWS_AT.get(operation_of(step.function))
     blocks_at = _BLOCKS_AT.get(operation_of(step.function))
     return (
@@ -46,7 +46,7 @@ def follows_batch(step: Step, rows: int, max_blocks: int) -> bool:
 
 
 class _Row(NamedTuple):
-    """One token to be computed."""
+    """One token to compute."""
 
     token_id: int
     position: int
@@ -55,9 +55,9 @@ class _Row(NamedTuple):
 
 
 class ComputedHidden(NamedTuple):
-    """A step's forward pass, which has ended."""
+    """A step's finished forward pass."""
 
-    hidden: "ctypes.Array[ctypes.c_char]"  # of the tokens whose logits are wanted
+    hidden: "ctypes.Array[ctypes.c_char]"  # of the tokens whose logits are needed
     computed_s: float
 
 
@@ -93,7 +93,7 @@ class BootstrapRunner:
         return ComputedHidden(picked, time.perf_counter() - began)
 
     def choose(self, forwarded: ComputedHidden, rows: SequenceOf[ChoiceRow]) -> "Computed":
-        """Choose at once: collecting it waits for nothing."""
+        """Choose tokens at once; `collect` then returns without waiting."""
         began = time.perf_counter()
         program, size, most = self._program, self._program.hidden_bytes, self._program.rows
         picked, logits = self._memory.inputs.address + program.inputs.picked, self._memory[program.logits_at]
@@ -123,7 +123,7 @@ class BootstrapRunner:
         self._call(self._forward, len(rows), num_blocks)
 
     def _put(self, rows: SequenceOf[_Row], num_blocks: int) -> None:
-        """Write the step's inputs: numbers as far apart as if all rows were there, block tables one behind the other."""
+        """Write the step's inputs: numbers in columns of the full number of rows, then block tables."""
         most = self._program.rows
         numbers = (
             [row.token_id for row in rows],
@@ -167,7 +167,7 @@ class _BoundCall(NamedTuple):
 
 
 class Computed(NamedTuple):
-    """A step that has ended."""
+    """A finished step."""
 
     result: RunResult
 

@@ -1,7 +1,7 @@
-"""Where bootstrap programs are kept between the lives of their models, in the user's cache, and found again.
+"""The files of bootstrap programs, kept in the user's cache between starts of their models.
 
-Knows names, sizes and ages of files; refuses to know what is in them (program.py). A program makes a process read and write at addresses: as what
-is executed, it is only believed from a folder that no one else can write to.
+Knows names, sizes and ages of files; does not know their contents (program.py). A program makes a process read and write at addresses: like
+executable code, it is only trusted in a folder to which no one else can write.
 """
 
 import logging
@@ -17,13 +17,13 @@ from pilotlight.kernels.cpu.build import BuildError, find_library, private_cache
 
 log = logging.getLogger(__name__)
 
-MOST_BYTES = 1 << 30  # of all of them: those that were used longest ago go first
-MOST_OWN_BYTES = 256 << 20  # of one's weights that lie in no other file
+MOST_BYTES = 1 << 30  # of all of them: the least recently used are removed first
+MOST_OWN_BYTES = 256 << 20  # of a program's weights that are in no other file
 
 _SUFFIX = ".bootstrap"
 
 
-SWITCH = "PILOTLIGHT_BOOTSTRAP"  # 0: nothing is left there, nor read; or the folder where programs are kept
+SWITCH = "PILOTLIGHT_BOOTSTRAP"  # 0: nothing is written or read there; or the folder of programs
 
 
 def are_wanted() -> bool:
@@ -31,7 +31,7 @@ def are_wanted() -> bool:
 
 
 def library() -> Path | None:
-    """Return the C library that is there already; None: no program can run."""
+    """Return the installed C library, or None if no program can run."""
     try:
         return find_library() if are_wanted() else None
     except BuildError:
@@ -39,7 +39,10 @@ def library() -> Path | None:
 
 
 def path_of(fingerprint: str, dtype: str, library: Path) -> Path:
-    """Return where a program lies. `dtype`: as the site's file has it. Raises BuildError where there is no such folder."""
+    """Return the path of a program. Raises BuildError if there is no such folder.
+
+    `dtype`: as in the site's file.
+    """
     name = sha256(f"{fingerprint} {dtype} {library.stem}".encode()).hexdigest()[:32]
     return _folder() / f"{name}{_SUFFIX}"
 
@@ -50,14 +53,14 @@ def _folder() -> Path:
 
 
 def discard() -> None:
-    """Remove all programs. Raises BuildError and OSError where there is no such folder."""
+    """Remove all programs. Raises BuildError and OSError if there is no such folder."""
     for path in _folder().glob(f"*{_SUFFIX}"):
         path.unlink(missing_ok=True)
-        log.warning("removed %s; it is made again", path)
+        log.warning("removed %s; it will be made again", path)
 
 
 def digests() -> Path | None:
-    """Return the folder of checkpoints' digests (engine/weights/digests.py); None: there is none."""
+    """Return the folder of checkpoints' digests (engine/weights/digests.py), or None."""
     try:
         return private_folder(_folder() / "digests") if are_wanted() else None
     except BuildError:
@@ -77,7 +80,7 @@ def note_use(path: Path) -> None:
 
 
 def write(path: Path, content: Iterable[bytes | memoryview]) -> None:
-    """Write a file whole or not at all. Raises OSError, or whatever `content` raises."""
+    """Write a file whole or not at all. Raises OSError, or any error of `content`."""
     partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         with partial.open("wb") as file:
@@ -91,7 +94,7 @@ def write(path: Path, content: Iterable[bytes | memoryview]) -> None:
 
 
 def _make_room(newest: Path) -> None:
-    """Remove what was used longest ago, and what killed writers have left."""
+    """Remove the least recently used programs, and files that killed writers have left."""
     found = []
     for file in newest.parent.iterdir():
         with suppress(OSError):

@@ -1,7 +1,8 @@
-"""Makes the bootstrap program of a model that has been loaded, for the next life of it, and writes it to where that will look.
+"""Recording of a loaded model's bootstrap program, for its next start.
 
-The model is asked for one forward pass of which nothing is computed. Knows the model's tensors and, of each, where in the checkpoint its bytes lie;
-what lies in no file just so goes into the program's own. A model of which torch computes a part, or an expert is chosen, has no such program.
+The model runs one forward pass in which nothing is computed. Knows the model's tensors and where their bytes are in the checkpoint; tensors that no
+file contains in the same form are written to the program's own file. A model of which torch computes a part, or in which experts are chosen, has no
+such program.
 """
 
 import logging
@@ -45,16 +46,16 @@ from pilotlight.kernels.cpu.transcript import NativeCall, transcribe
 log = logging.getLogger(__name__)
 
 ROWS = 16  # tokens at once
-MOST_TOKENS = 4096  # of one sequence: for so many positions the rotary tables are kept
+MOST_TOKENS = 4096  # of one sequence: the rotary tables cover so many positions
 _FIRST_AFTER_S = 0.5  # the request that woke the model comes first
 _LIBRARY_WITHIN_S = 60.0
 _STEP_BYTES = 4 << 20
-_PAUSE_S = 0.01  # behind each step
+_PAUSE_S = 0.01  # after each step
 _LOOK_S = 0.05
 
 
 class TensorLayout(NamedTuple):
-    """The tensors of a loaded model by name, and the ranges of files that hold some of them just so."""
+    """A loaded model's tensors by name, and the file ranges that contain some of them unchanged."""
 
     tensors: Mapping[str, torch.Tensor]
     in_files: Mapping[str, tuple[FileRange, ...]]
@@ -63,7 +64,7 @@ class TensorLayout(NamedTuple):
 class RecordedProgram(NamedTuple):
     path: Path
     program: BootstrapProgram
-    own: list[torch.Tensor]  # that lie in its own file, in order
+    own: list[torch.Tensor]  # tensors for its own file, in order
 
 
 def record(
@@ -75,7 +76,10 @@ def record(
     host: HostConfig,
     info: ModelInfo,
 ) -> RecordedProgram | None:
-    """Record the model's program. None where there can be none, or it is there already. `layout`: of the KV cache's blocks."""
+    """Record the model's program; return None if it cannot have one, or has one already.
+
+    `layout`: of the KV cache's blocks.
+    """
     library = bootstrap_store.library()
     if cpu.loaded is None or library is None or not isinstance(model, Decoder) or info.pooling is not None:
         return None
@@ -91,7 +95,10 @@ def record(
         log.info("%s has no bootstrap program: %s", spec.name, error)
         return None
     if sum(tensor.nbytes for tensor in written.own) > bootstrap_store.MOST_OWN_BYTES:
-        log.info("%s has no bootstrap program: too much of it lies in no file as it is computed with", spec.name)
+        log.info(
+            "%s has no bootstrap program: too many of its weights are in no file in the form it computes with",
+            spec.name,
+        )
         return None
     program = BootstrapProgram(
         fingerprint=fingerprint,
@@ -146,12 +153,12 @@ class _Transcription:
         calls, hidden = transcribe(self.workspace, lambda: model.forward(Context(batch, layers)))
         more, logits = transcribe(self.workspace, lambda: model.logits(picked))
         if hidden.shape != picked.shape or not (hidden.is_contiguous() and logits.is_contiguous()):
-            raise NotRecordableError("its results do not lie row by row")
+            raise NotRecordableError("its results are not stored row by row")
         self.forward, self.logits = self._steps(calls), self._steps(more)
         self.hidden, self.logits_at = self._find(hidden.data_ptr()), self._find(logits.data_ptr())
 
     def _place_weights(self, model: Decoder, laid: TensorLayout, tokens: int) -> None:
-        """Find the checkpoint's tensors, and what was computed beside them: of the rotary tables, the positions that are used."""
+        """Find the checkpoint's tensors and the rotary tables, limited to the positions in use."""
         computed = [part for table in model.rotary for part in (table.cos, table.sin)]
         self.own = [tensor for name, tensor in laid.tensors.items() if name not in laid.in_files]
         self.own += [table[:tokens] for table in computed]
@@ -163,7 +170,7 @@ class _Transcription:
         self._weights_at = [(tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes) for tensor in tensors]
 
     def _steps(self, calls: Sequence[NativeCall]) -> tuple[Step, ...]:
-        """Return the calls by names. Products are those of few rows, which take the same arguments: a program's steps have one row or few."""
+        """Return the calls by names. Products become those of few rows, whose arguments are the same."""
         steps = tuple(
             Step(
                 call.function.replace("gemm", "linear"),
@@ -176,7 +183,7 @@ class _Transcription:
         )
         for step in steps:
             if not follows_batch(step, ROWS, self.max_blocks):
-                raise NotRecordableError(f"it is not known how {step.function} follows a batch")
+                raise NotRecordableError(f"{step.function} cannot be adapted to a batch")
         return steps
 
     def _find(self, address: int) -> Address:
@@ -193,11 +200,11 @@ class _Transcription:
 
 
 class BackgroundRecorder:
-    """A thread that records and writes a program when no request waits any more, and ends by itself."""
+    """A thread that records and writes a program when no request waits any more, and then ends."""
 
     def __init__(self, make: Callable[[], RecordedProgram | None], first_after_s: float = _FIRST_AFTER_S) -> None:
         self._make: Callable[[], RecordedProgram | None] | None = make
-        # No daemon: it holds tensors, and one that is let go while the interpreter ends aborts the process.
+        # Not a daemon: it holds tensors, and releasing one while the interpreter ends aborts the process.
         self._thread = threading.Thread(target=self._run, args=(first_after_s,), name="opening")
         self._thread.start()
 
@@ -221,7 +228,7 @@ class BackgroundRecorder:
 
     @staticmethod
     def _await_library() -> None:
-        """Wait for the C library: it is compiled behind the first load of all."""
+        """Wait for the C library, which is compiled after the very first load."""
         until = time.monotonic() + _LIBRARY_WITHIN_S
         while cpu.loaded is None and time.monotonic() < until:
             _pause(_LOOK_S)

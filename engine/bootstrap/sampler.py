@@ -1,7 +1,7 @@
-"""Which token a row of logits chooses, without torch: the same as kernels/sampling/sample.py's, by the C library's part of it.
+"""The choice of a token from a row of logits without torch.
 
-Knows rows that are greedy, or drawn from all that min-p leaves. Refuses all else: top-k and top-p, for which logits have to be sorted,
-and what it has never heard of.
+It equals that of kernels/sampling/sample.py. It uses the C library. Supports rows that are greedy, or sampled with at most min-p. Refuses everything
+else: top-k and top-p, for which logits have to be sorted, and unknown parameters.
 """
 
 import ctypes
@@ -16,7 +16,10 @@ _MASK32 = 0xFFFFFFFF
 
 
 def can_compute(submit: Submit) -> bool:
-    """Return whether a request asks for nothing but what is named here: a field that is added elsewhere is refused until it is computed here, too."""
+    """True if a request uses only the parameters listed here.
+
+    A field that is added elsewhere is refused until it is supported here, too.
+    """
     asked = submit.sampling
     plain = SamplingParams(
         asked.max_tokens, asked.temperature, min_p=asked.min_p, seed=asked.seed,
@@ -37,7 +40,7 @@ class BootstrapSampler:
         self._threads = threads
 
     def choose(self, logits: int, sampling: SamplingParams, position: int) -> SampledToken:
-        """`logits`: the address of a row in fp32; `position`: of the token to be chosen."""
+        """Choose a token. `logits`: the address of a row in fp32; `position`: of the token to be chosen."""
         token_id, top = ctypes.c_int64(), ctypes.c_float()
         self._argmax(logits, ctypes.byref(token_id), ctypes.byref(top), 1, self._vocab, self._vocab, self._threads)
         if sampling.temperature == 0 or not math.isfinite(top.value):
@@ -45,11 +48,11 @@ class BootstrapSampler:
         return SampledToken(self._draw(logits, top, sampling, position), True)
 
     def _draw(self, logits: int, top: ctypes.c_float, sampling: SamplingParams, position: int) -> int:
-        """Return the first token whose cumulative weight, in vocabulary order, exceeds the number's share of the total."""
+        """Return the first token whose cumulative weight exceeds the drawn share of the total."""
         scale, floor = ctypes.c_double(scale_of(sampling.temperature)), ctypes.c_int64(highest_cost(sampling.min_p))
 
         def weights(start: int, count: int) -> "ctypes.Array[ctypes.c_int64]":
-            """Return the weights of so many logits, in sums of PIECE."""
+            """Return the weights of `count` logits, in sums of PIECE."""
             sums = (ctypes.c_int64 * -(-count // PIECE))()
             self._sums(
                 *(logits + 4 * start, ctypes.byref(top), ctypes.byref(scale), ctypes.byref(floor), sums),
@@ -69,7 +72,7 @@ class BootstrapSampler:
         while target >= sums[piece]:
             target -= sums[piece]
             piece += 1
-        # Of the piece, the shortest beginning that weighs more.
+        # Bisect the piece for the shortest prefix that weighs more.
         start, shorter, longer = piece * PIECE, 0, min(PIECE, self._vocab - piece * PIECE)
         while longer - shorter > 1:
             middle = (shorter + longer) // 2

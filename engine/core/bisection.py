@@ -1,8 +1,8 @@
-"""The search for the sequence under which steps fail: what a failed step computed is tried again by halves, each in steps of its own.
+"""The search for the sequence that makes steps fail, by halves of the failed step.
 
-A half whose tokens are computed after all is cleared, one that fails again is halved, and a sequence that fails alone is to blame. A sequence that a
-host has died under is tried alone from its first step. Every other step is the others', who go on meanwhile. Knows sequences and lengths; refuses to
-know why a step fails.
+A half whose tokens are then computed is cleared, one that fails again is halved, and a sequence that fails alone is to blame. A sequence under which
+a host has died is tried alone from its first step. Every other step belongs to the other sequences, which continue meanwhile. Knows sequences and
+lengths; does not know why a step fails.
 """
 
 from collections import deque
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from pilotlight.engine.core.sequence import Sequence
 
-# A group and the number of tokens that each of its sequences has to have computed before it is cleared.
+# A group of suspects, and how many tokens each must have computed before it is cleared.
 Group = dict[Sequence, int]
 
 
@@ -18,7 +18,7 @@ class Turn:
     """The sequences that one step may compute."""
 
     def __init__(self, suspects: "Suspects", group: Group | None = None) -> None:
-        """`group`: None for the sequences that nothing is suspected of."""
+        """`group`: the suspects, or None for the sequences that are not suspected."""
         self.group = group
         self._suspects = suspects
 
@@ -26,7 +26,7 @@ class Turn:
         return sequence not in self._suspects if self.group is None else sequence in self.group
 
     def may_admit(self, sequence: Sequence) -> bool:
-        """Tell whether a sequence may have blocks: a suspect is admitted in its turn of all, and computed in its own."""
+        """True if a sequence may get blocks: a suspect only in the turn of its group."""
         return self.group is None or sequence in self.group
 
 
@@ -42,7 +42,10 @@ class Suspects:
         return any(sequence in group for group in self._groups)
 
     def turns(self) -> Iterator[Turn]:
-        """Yield whose turn the next step is, then who has it where those have nothing to compute; what is taken last is the step's."""
+        """Yield whose turn the next step is, then whose it is if those have nothing to compute.
+
+        The turn that is taken last becomes the step's.
+        """
         groups = [Turn(self, group) for group in self._groups]
         others = Turn(self)
         for turn in [*groups, others] if self._turn.group is None else [others, *groups]:
@@ -50,25 +53,27 @@ class Suspects:
             yield turn
 
     def suspect(self, sequence: Sequence) -> None:
-        """Try a sequence alone until it has computed the tokens that it has."""
+        """Try a sequence alone until it has recomputed its present tokens."""
         self._groups.append({sequence: len(sequence.token_ids)})
 
     def note_failure(self, ends: Group) -> Sequence | None:
-        """Suspect the sequences of a failed step, each of which was to have computed so many tokens. Return the one that is to blame, once that is
-        known."""
+        """Suspect the sequences of a failed step; return the one to blame once it is known.
+
+        `ends`: how many tokens each would have computed.
+        """
         was_alone = self._turn.group is not None and len(ends) == 1
         for sequence in ends:
             self.discard(sequence)
         members = list(ends)
         if was_alone:
             return members[0]
-        # The halves go behind the other groups: of a device that fails whatever it computes no sequence is blamed for long.
+        # The halves are tried after the other groups: if a device fails at everything, no sequence is blamed for long.
         middle = (len(members) + 1) // 2
         self._groups += [{one: ends[one] for one in half} for half in (members[:middle], members[middle:]) if half]
         return None
 
     def note_success(self) -> None:
-        """Clear the sequences that have computed what they were suspected of, and let the next group have its turn."""
+        """Clear the sequences that have computed the suspect tokens, and give the next group its turn."""
         if not self._groups:
             return
         for group in self._groups:
@@ -79,7 +84,7 @@ class Suspects:
         self._prune()
 
     def discard(self, sequence: Sequence) -> None:
-        """Forget a sequence that has ended, or goes on elsewhere."""
+        """Forget a sequence that has ended or moved to another engine."""
         for group in self._groups:
             group.pop(sequence, None)
         self._prune()

@@ -1,4 +1,4 @@
-"""The steps that compute chunks of sequences, as runners take them (step.py)."""
+"""Steps that compute chunks of sequences, in the form that runners take (step.py)."""
 
 from array import array
 from collections.abc import Mapping
@@ -21,7 +21,8 @@ from pilotlight.engine.core.step import (
 from pilotlight.engine.kv.pool.block_table import BlockTable
 from pilotlight.engine.scheduling.plan import Chunk
 
-_FEW_BLOCKS = 32  # of a decode's table: for fewer, another width would be one more recording and save nothing
+# of a decode's table: a separate width for fewer blocks would cost one more recording and save nothing
+_FEW_BLOCKS = 32
 
 
 def step_of(
@@ -30,7 +31,10 @@ def step_of(
     row_of: Mapping[Sequence, int] | None = None,
     begun_texts: frozenset[int] = frozenset(),
 ) -> StepInput:
-    """Describe the step that computes `chunks`. `row_of`: the rows in which the step before it chooses each sequence's token."""
+    """Return the step that computes `chunks`.
+
+    `row_of`: the rows in which the step before it chooses each sequence's token.
+    """
     num_decodes = len(chunks)
     while num_decodes and not chunks[num_decodes - 1].is_decode:
         num_decodes -= 1
@@ -70,7 +74,7 @@ def step_of(
 
 
 def guessed_step(chunks: SequenceOf[Chunk], token_ids: SequenceOf[int], block_size: int) -> StepInput:
-    """Describe a step of one token for each chunk, at the chunk's start: `token_ids` in the place of the sequences' own."""
+    """Return a step of one token per chunk, at its start: `token_ids` replace the sequences' tokens."""
     num = len(chunks)
     groups = [_group(group, chunks, num, num, block_size) for group in range(len(chunks[0].sequence.tables))]
     return StepInput(
@@ -93,8 +97,10 @@ def scratch_step(
     pooling: Pooling | None = None,
     copies: int = 1,
 ) -> tuple[StepInput, list[ChoiceRow]]:
-    """Return a step that computes the tokens from `start` on in the cache's first blocks, whose ever they are, and the greedy choice behind them.
-    `copies`: ranks that compute them each in blocks of their own."""
+    """Return a step that computes the tokens from `start` on in the cache's first blocks, and its choice.
+
+    The blocks may belong to anyone. `copies`: ranks, each of which computes the tokens in its own blocks.
+    """
     num_blocks = -(-len(token_ids) // block_size)
     chunks = []
     for copy in range(copies):
@@ -117,7 +123,7 @@ def _group(group: int, chunks: SequenceOf[Chunk], num_decodes: int, num_single: 
     )
     for chunk, table in zip(chunks[num_single:], tables[num_single:], strict=True):
         at, end = chunk.start, chunk.start + chunk.num_tokens
-        while at < end:  # block by block: a fifth of the time that it takes token by token
+        while at < end:  # block by block: a fifth of the time of token by token
             first = table[at // block_size] * block_size + at % block_size
             length = min(end - at, block_size - at % block_size)
             slots.extend(range(first, first + length))
@@ -132,7 +138,7 @@ def _rows(tables: "SequenceOf[array[int]]", width: int) -> BlockTables:
     blocks = array("q")
     for table in tables:
         blocks += table
-        # padded with the sequence's own first block: whatever it holds is finite, and attention masks it
+        # padded with the sequence's own first block: its content is finite, and attention masks it
         if len(table) < width:
             blocks += table[:1] * (width - len(table))
     return BlockTables(blocks, width)
@@ -171,7 +177,7 @@ def _feeds(
 ) -> tuple[tuple[int, int], ...]:
     if PENDING not in token_ids:
         return ()
-    assert row_of is not None, "a token is pending and no step chooses it"
+    assert row_of is not None, "a token is pending, but no step chooses it"
     firsts = accumulate(lengths, initial=0)
     return tuple(
         [

@@ -1,12 +1,11 @@
 """One model's engine: sequences in, one step at a time, tokens out.
 
-A step is two launches: the forward pass, and the choice of tokens. Where the runner computes beside the host (a GPU), steps
-overlap: the forward pass of the next one is queued behind the choice of the one before, whose tokens are then read and
-published, and what the next choice makes of them (penalties) is prepared while the device has the forward pass to do. A
-sequence that turns out to have ended has been computed once too often: nothing is chosen for it.
+A step is two launches: the forward pass, and the choice of tokens. If the runner computes beside the host (a GPU), steps overlap: the forward pass of
+the next one is queued after the choice of the one before; then the host reads and publishes the tokens of that choice, and prepares the next one's
+penalties during the forward pass. A sequence that turns out to have ended has been computed once too often: no token is chosen for it.
 
-Knows the order of a step, and who takes over when one fails; refuses to know sockets, processes and (through its runner) tensors.
-What becomes of a step's results is publishing.py's business, and what a sequence needs before it is computed requirements.py's.
+Knows the order of a step, and who continues after one fails; does not know sockets, processes and (through its runner) tensors. publishing.py handles
+a step's results, requirements.py what a sequence needs before it is computed.
 """
 
 import time
@@ -52,23 +51,28 @@ class Engine:
         adapters: AdapterStore | None = None,
         images: ImageEncoder | None = None,
     ) -> None:
-        """`lease`: the model borrows blocks from an arena; None: it has `info.total_blocks` of its own. `identity`: needed
-        where `tiers` outlive the engine. `with_torch`: it may be imported. `speculation`: guesses tokens that a step then checks.
-        `adapters`: their slots, and `images`: their encoder; None where the model computes none."""
+        """Prepare to serve one model.
+
+        `lease`: the model borrows blocks from an arena; None if it owns `info.total_blocks`. `identity`: required if `tiers` outlive the engine.
+        `with_torch`: torch may be imported. `speculation`: guesses tokens that a step then verifies. `adapters`, `images`: the store of adapters and
+        the encoder of images; None if the model has none.
+        """
         self.info = info
         self.runner = runner
         self.tiers = tiers or Tiers()
-        this: Engine = weakref.proxy(self)  # no circle: what a bootstrap program has mapped goes with its engine
+        # a weak reference, so that the memory mapped by a bootstrap program is freed with its engine
+        this: Engine = weakref.proxy(self)
         self.sequences = OpenSequences(lambda sequence: this._take_back(sequence))
         self.requirements = Requirements(info, self.sequences, clock, grammars, adapters, images, with_torch)
         self._identity = identity or CacheIdentity(info.name, info.dtype, info.block_size)
-        self._longest_context = info.context_length  # when nothing of the arena is reserved that was not at the start
+        # when no other model has reserved more of the arena than at the start
+        self._longest_context = info.context_length
         self.speculation = speculation
         self.stats = EngineStats()
         self._clock = clock
         self._steps = InFlightSteps(runner, limits.block_size, clock)
         self._suspects = Suspects()
-        self._chunks: list[Chunk] | None = None  # of the step that is being launched; None: it is not known yet
+        self._chunks: list[Chunk] | None = None  # chunks of the step being launched; None if not known yet
         self._begin_anew(limits, lease)
 
     @property
@@ -76,19 +80,19 @@ class Engine:
         return self.scheduler.has_work or bool(self._steps)
 
     def submit(self, submit: Submit) -> None:
-        """Accept the sequence, or answer it with an error."""
-        assert submit.sequence_id not in self.sequences, "an answer would end the one that is open"
+        """Accept the sequence, or send an error output."""
+        assert submit.sequence_id not in self.sequences, "an output for this id would end the open sequence"
         self._refresh_limits()
         refused = refusal(submit, self.info)
         if self.scheduler.is_full:
             num_waiting = self.scheduler.limits.max_waiting
-            refused = "overloaded", f"{num_waiting} sequences wait for {self.info.name} already; try again later"
+            refused = "overloaded", f"{num_waiting} sequences already wait for {self.info.name}; try again later"
         if refused:
             self.sequences.tell(error_output(submit.sequence_id, *refused))
             return
         images = self.requirements.images_of(submit)
         if images is None:
-            message = "an image was named without its data, and is not here; send it once more with data"
+            message = "an image was sent without its data and is not cached; send it again with its data"
             self.sequences.tell(error_output(submit.sequence_id, "images_missing", message))
             return
         sequence = Sequence(
@@ -112,8 +116,11 @@ class Engine:
         self._queue(sequence, self.sequences.get(submit.leader))
 
     def step(self, note_held: Callable[[HeldSequences], None] = lambda held: None) -> bool:
-        """Compute the next tokens of as many sequences as the limits allow. False if all there are wait for blocks: from
-        another model, or from a tier. `note_held`: takes what the step holds, before it is launched."""
+        """Compute the next tokens of as many sequences as the limits allow.
+
+        Returns False if all of them wait for blocks, from another model or from a tier. `note_held` receives the sequences that the step holds,
+        before it is launched.
+        """
         started = self._clock()
         self._chunks = None
         self._refresh_limits()
@@ -135,18 +142,20 @@ class Engine:
         return launched is not None or published is not None or has_encoded
 
     def on_idle(self) -> None:
-        """Begin work that no request waits for. Call it when a step's outputs have been sent."""
+        """Start work that no request waits for. Call it after a step's outputs have been sent."""
         self.tiers.begin_stores(everything=not self.has_work)
 
     def close(self) -> None:
-        """Wait for the steps under way and end the tiers: afterwards nothing touches the device."""
+        """Wait for running steps and close the tiers; afterwards nothing uses the device."""
         self._steps.wait()
         self.tiers.close()
         self.requirements.close()
 
     def detach_sequences(self) -> list[Sequence]:
-        """Remove and return all sequences, oldest first, for another engine of the same model to adopt and compute
-        again."""
+        """Remove and return all sequences, oldest first, for another engine of the same model.
+
+        That engine adopts them and computes them again.
+        """
         going = list(self.sequences)
         for sequence in going:
             self.sequences.remove(sequence)
@@ -161,13 +170,13 @@ class Engine:
             self._queue(sequence)
 
     def hand_over_to(self, successor: "Engine") -> list[TokenOutput]:
-        """Let another engine of the same model go on with every open sequence. Return the outputs that are still to be sent."""
+        """Hand every open sequence over to another engine of the same model; return the unsent outputs."""
         successor.adopt_sequences(self.detach_sequences())
         return self.sequences.take_outputs()
 
     @property
     def held(self) -> HeldSequences:
-        """The sequences that steps under way compute, and those that something is prepared for."""
+        """Return the sequences that running steps compute, and those for which something is prepared."""
         computed = [chunk.sequence.sequence_id for chunk in self._chunks_under_way()]
         prepared = [sequence.sequence_id for sequence in self.scheduler.waiting.prepared]
         if not computed and not prepared:
@@ -175,9 +184,11 @@ class Engine:
         return HeldSequences(tuple(dict.fromkeys(computed)), tuple(prepared))
 
     def recover(self, message: str) -> None:
-        """Go on after a step that has failed: its sequences are computed again in steps apart from the others, by halves, until one fails alone,
-        which ends. `message`: why the step failed."""
-        if self._chunks is None:  # it was not planned to its end: nobody knows what the scheduler has done
+        """Continue after a failed step by computing its sequences again, in halves, until one fails alone.
+
+        That sequence ends with an error; others continue in separate steps. `message`: why the step failed.
+        """
+        if self._chunks is None:  # it was not planned to its end: the scheduler's state is unknown
             self.fail_all("engine_error", message)
             return
         running = set(self.scheduler.running)
@@ -195,7 +206,7 @@ class Engine:
             self.sequences.fail(culprit, "request_failed", f"{message}; it fails with this request alone: change it")
 
     def fail_all(self, code: ErrorCode, message: str) -> None:
-        """End every sequence with an error and forget the cache, whose content is in doubt."""
+        """End every sequence with an error and drop the cache, whose content is unreliable."""
         self._steps.drop()
         self._chunks = []
         self._suspects.clear()
@@ -215,7 +226,7 @@ class Engine:
     def load(self) -> ModelLoad:
         scheduler, stats, tiers, images = self.scheduler, self.stats, self.tiers.load(), self.requirements.images
         pool, lease, num_groups = scheduler.pool, scheduler.lease, len(scheduler.limits.windows)
-        # Blocks of one group each.
+        # Blocks of one layer group.
         free, total = (pool.num_available, pool.num_blocks) if lease is None else lease.capacity()
         block_tokens = scheduler.limits.block_size / num_groups
         return ModelLoad(
@@ -243,7 +254,7 @@ class Engine:
         )
 
     def _begin_anew(self, limits: SchedulerLimits, lease: Lease | None) -> None:
-        """Schedule and publish with nothing cached. What was borrowed goes back, emptied."""
+        """Replace scheduler and publisher, with an empty cache. Borrowed blocks are zeroed and returned."""
         drop = self.tiers.drop
         num_blocks = self.info.total_blocks * len(limits.windows)
         pool = (
@@ -264,7 +275,10 @@ class Engine:
         )
 
     def _queue(self, sequence: Sequence, leader: Sequence | None = None) -> None:
-        """Let a sequence wait for its turn, and before that for what it needs. `leader`: an open one whose prompt may be the same."""
+        """Queue a sequence for its requirements and then for its turn.
+
+        `leader`: an open one whose prompt may be equal.
+        """
         adapter = "" if sequence.adapter is None else sequence.adapter.digest
         sequence.chain_root = chain_root(sequence.tenant, self._identity, adapter)
         if leader is not None and not sequence.shares_prompt_with(leader):
@@ -275,13 +289,13 @@ class Engine:
         self.scheduler.add(sequence, leader, self.requirements.awaited(sequence))
 
     def _take_back(self, sequence: Sequence) -> None:
-        """Take back what an ended sequence has."""
+        """Release what an ended sequence holds."""
         self._suspects.discard(sequence)
         self.scheduler.remove(sequence)
         self.requirements.release(sequence)
 
     def _refresh_limits(self) -> None:
-        """Shorten the longest context where other models have reserved part of the arena since the last step."""
+        """Shorten the longest context if other models have reserved part of the arena since the last step."""
         lease, limits = self.scheduler.lease, self.scheduler.limits
         if lease is None or lease.max_blocks // len(limits.windows) == self.info.total_blocks:
             return
@@ -292,7 +306,8 @@ class Engine:
             return
         for sequence in self.sequences:
             sequence.length_limit = min(sequence.length_limit, context_length)
-            if len(sequence.token_ids) < context_length + (sequence.pooling is not None):  # no token follows a text
+            # no token follows a pooled text
+            if len(sequence.token_ids) < context_length + (sequence.pooling is not None):
                 continue
             message = (
                 f"the sequence has {len(sequence.token_ids)} tokens; {self.info.name} holds {context_length} "
@@ -305,7 +320,7 @@ class Engine:
         most_beside_decodes = self.stats.rates.num_prompt_tokens_in(self.scheduler.limits.max_decode_delay_s)
         if not self._suspects:
             return self.requirements.without_stale(self.scheduler.schedule(most_beside_decodes), self.scheduler)
-        if self._steps:  # a step that is tried apart overlaps with no other
+        if self._steps:  # a step of suspects overlaps with no other
             return []
         for turn in self._suspects.turns():
             planned = self.scheduler.schedule(most_beside_decodes, turn)
@@ -336,7 +351,7 @@ class Engine:
         return PublishedStep(step, self.stats.output_tokens - num_before, self._clock() - began)
 
     def _count(self, published: PublishedStep | None, schedule_s: float, step_s: float) -> None:
-        """Count a step for all that reckon with how fast the model computes."""
+        """Count a step in the statistics of the model's speed."""
         self.stats.count_step(published, schedule_s, step_s)
         if published is None:
             return

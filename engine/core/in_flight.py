@@ -1,6 +1,6 @@
-"""The steps of a model that are under way: launched on its runner, and not collected yet.
+"""The steps of a model that are launched on its runner and not collected yet.
 
-Turns chunks into what a runner takes, and what it yields into results of chunks. Knows rows and their order; refuses to know what becomes of tokens.
+Converts chunks to a runner's input, and its output to results of chunks. Knows rows and their order; does not know how tokens are used.
 """
 
 from array import array
@@ -19,7 +19,7 @@ from pilotlight.engine.scheduling.plan import Chunk
 
 
 class Launched(Protocol):
-    """A step that has been started."""
+    """A launched step."""
 
     def collect(self) -> RunResult:
         """Wait until it has ended, and return its results."""
@@ -28,48 +28,55 @@ class Launched(Protocol):
 class Runner(Protocol):
     """A model that computes steps: a ModelRunner, or a fake in tests."""
 
-    depth: int  # steps that are under way at once: 1 where nothing runs on beside the host, 2 on a GPU, the stages of a pipeline
+    # steps in flight at once: 1 if the runner computes on the host, 2 on a GPU, the number of stages in a pipeline
+    depth: int
 
     @property
     def num_graphs(self) -> int:
-        """The sizes of steps that are recorded."""
+        """Return the number of recorded step sizes."""
 
     @property
     def graph_failures(self) -> int:
-        """The attempts to record one that have failed."""
+        """Return the number of failed attempts to record a step."""
 
     def forward(self, step: StepInput) -> Any:
-        """Start the forward pass of the next step, behind the choice of the one before, whose tokens it may be fed. Return what `choose` takes."""
+        """Start the forward pass of the next step, after the choice of the last, whose tokens it may use.
+
+        Returns the argument for `choose`.
+        """
 
     def choose(self, forwarded: Any, rows: SequenceOf[ChoiceRow]) -> Launched:
-        """Start the choice of the step's tokens: of these rows of its logits, in ascending order, maybe none."""
+        """Start the choice of the step's tokens from these rows of its logits, in ascending order.
+
+        May be none.
+        """
 
     def scrub(self, blocks: SequenceOf[int]) -> None:
         """Zero these blocks."""
 
     def reset(self) -> None:
-        """Zero all of them."""
+        """Zero all blocks."""
 
 
 class ForwardedStep(NamedTuple):
-    """A step that has not chosen its tokens yet."""
+    """A step whose tokens are not chosen yet."""
 
     chunks: SequenceOf[Chunk]
-    num_decodes: int  # chunks before those of prompts
+    num_decodes: int  # number of chunks before those of prompts
     forwarded: Any
 
 
 class CollectedStep(NamedTuple):
     chunks: SequenceOf[Chunk]
     num_decodes: int
-    # of each chunk, what follows its own tokens, and each of its drafts; nothing in the middle of a prompt
+    # per chunk, the token after its own tokens, and after each of its drafts; none in the middle of a prompt
     tokens: list[list[SampledToken]]
     result: RunResult
-    busy_s: float  # for which the device was at work for this step alone
+    busy_s: float  # seconds in which the device worked on this step alone
 
     @property
     def num_tokens(self) -> int:
-        """The tokens that were computed, drafts among them."""
+        """Return the number of computed tokens, including drafts."""
         return sum([chunk.num_tokens for chunk in self.chunks])
 
     @property
@@ -78,7 +85,7 @@ class CollectedStep(NamedTuple):
 
     @property
     def num_prompt_tokens(self) -> int:
-        """The tokens of prompts, but for those that are computed as a decode is."""
+        """Return the number of prompt tokens, except those that are computed like a decode."""
         return sum([chunk.end - chunk.start for chunk in self.chunks[self.num_decodes :]])
 
 
@@ -88,24 +95,24 @@ class InFlightSteps:
         self._block_size = block_size
         self._clock = clock
         self._steps: deque[_Step] = deque()  # the oldest first
-        self._device_free_at = 0.0  # by the clock: when the newest step was collected
+        self._device_free_at = 0.0  # the clock's time when the newest step was collected
 
     def __len__(self) -> int:
         return len(self._steps)
 
     @property
     def chunks(self) -> list[Chunk]:
-        """The chunks of all steps that have not been collected."""
+        """Return the chunks of all steps that have not been collected."""
         return [chunk for step in self._steps for chunk in step.forwarded.chunks]
 
     @property
     def is_full(self) -> bool:
-        """Tell whether the oldest step is to be collected before another one chooses."""
+        """True if the oldest step must be collected before another one chooses."""
         return len(self._steps) + 1 >= self._runner.depth
 
     @property
     def feeds_next(self) -> bool:
-        """Tell whether the tokens that a step chooses can be the next one's input before they are known."""
+        """True if the tokens that a step chooses can be the next one's input before the host knows them."""
         return self._runner.depth == 2
 
     def forward(self, chunks: SequenceOf[Chunk], begun_texts: frozenset[int]) -> ForwardedStep:
@@ -117,11 +124,13 @@ class InFlightSteps:
     def choose(
         self, step: ForwardedStep, masks: Mapping[Sequence, SequenceOf["array[int]"]] = MappingProxyType({})
     ) -> None:
-        """Let each chunk choose that is current: of others, nobody wants a token any more. All tokens before the chosen ones are known by now.
-        `masks`: of sequences that may not choose every token, one for each row."""
+        """Start the choice for each chunk that is current; tokens of other chunks are no longer needed.
+
+        All tokens before the chosen ones are known by now. `masks`: of sequences restricted to some tokens, one for each row.
+        """
         rows: list[ChoiceRow] = []
         num_rows: list[int] = []
-        first = 0  # of the chunk's logits
+        first = 0  # row of the chunk's first logits
         for chunk in step.chunks:
             before = len(rows)
             if chunk.samples:
@@ -140,7 +149,7 @@ class InFlightSteps:
         step = self._steps.popleft()
         result = step.launched.collect()
         now = self._clock()
-        # Of a step that overlaps with others, what lies behind the one before: all of them are never longer than the clock.
+        # If steps overlap, count only the time after the step before, so that the sum never exceeds the clock.
         busy_s = min(result.device_s, now - self._device_free_at)
         self._device_free_at = now
         ends = accumulate(step.num_rows)
@@ -148,18 +157,18 @@ class InFlightSteps:
         return CollectedStep(*step.forwarded[:2], tokens, result, busy_s)
 
     def drop(self) -> None:
-        """Forget all steps: their results are not wanted."""
+        """Drop all steps without their results."""
         self._steps.clear()
 
     def wait(self) -> None:
-        """Wait for all steps, and forget them."""
+        """Wait for all steps, and drop their results."""
         while self._steps:
             self._steps.popleft().launched.collect()
 
 
 class _Step(NamedTuple):
     forwarded: ForwardedStep
-    num_rows: list[int]  # that choose, of each chunk
+    num_rows: list[int]  # per chunk, the rows that choose
     launched: Launched
 
     def row_of(self) -> dict[Sequence, int]:

@@ -1,6 +1,6 @@
-"""The sequences that a model has accepted and that have not ended, and what is to be told of them.
+"""The sequences that a model has accepted and that have not ended, and their unsent outputs.
 
-Every one ends with exactly one output that carries a finish reason, whatever becomes of the step it is in. Refuses to know steps, and who is told.
+Every one ends with exactly one output that carries a finish reason, even if its step fails. Does not know steps or who receives the outputs.
 """
 
 from collections.abc import Callable, Iterator
@@ -12,7 +12,7 @@ from pilotlight.engine.grammar.grammar_compiler import ConstraintError
 
 class OpenSequences:
     def __init__(self, on_end: Callable[[Sequence], None]) -> None:
-        """`on_end` takes back what an ended sequence has."""
+        """`on_end` releases what an ended sequence holds."""
         self._on_end = on_end
         self._open: dict[str, Sequence] = {}
         self._outputs: list[TokenOutput] = []
@@ -21,7 +21,7 @@ class OpenSequences:
         return sequence_id in self._open
 
     def __iter__(self) -> Iterator[Sequence]:
-        """Yield all there are now, in order of acceptance; they may end meanwhile."""
+        """Yield all sequences open now, in order of acceptance; they may end meanwhile."""
         return iter(list(self._open.values()))
 
     @property
@@ -35,13 +35,16 @@ class OpenSequences:
         self._open[sequence.sequence_id] = sequence
 
     def tell(self, output: TokenOutput) -> None:
-        """Keep an output until outputs are taken. One with a finish reason ends its sequence, if that is open."""
+        """Keep an output for the next `take_outputs`.
+
+        One with a finish reason ends its sequence, if that is open.
+        """
         self._outputs.append(output)
         if output.finish_reason and (sequence := self._open.get(output.sequence_id)) is not None:
             self.remove(sequence)
 
     def abort(self, sequence_id: str) -> None:
-        """End a sequence now; of one that has ended already there is nothing to do."""
+        """End a sequence now; do nothing if it has ended already."""
         if sequence_id in self._open:
             self.tell(TokenOutput(sequence_id, finish_reason="abort"))
 
@@ -53,11 +56,11 @@ class OpenSequences:
         self.tell(error_output(sequence.sequence_id, code, message))
 
     def leave_grammar(self, sequence: Sequence, error: ConstraintError) -> None:
-        """End a sequence that its grammar leaves no way on: the grammar is the request's."""
-        self.fail(sequence, "invalid_request", f"the answer cannot go on as its grammar says: {error}")
+        """End a sequence whose grammar allows no next token; the grammar is part of the request."""
+        self.fail(sequence, "invalid_request", f"the grammar allows no continuation of the answer: {error}")
 
     def remove(self, sequence: Sequence) -> None:
-        """Forget a sequence of which another engine tells."""
+        """Remove a sequence whose outputs another engine sends from now on."""
         del self._open[sequence.sequence_id]
         self._on_end(sequence)
 
@@ -66,7 +69,7 @@ class OpenSequences:
             self.fail(sequence, code, message)
 
     def abandon(self, code: ErrorCode, message: str) -> None:
-        """End all with an error, and take nothing back of what they have."""
+        """End all with an error, and release nothing that they hold."""
         self._outputs += [error_output(sequence_id, code, message) for sequence_id in self._open]
         self._open.clear()
 

@@ -1,4 +1,4 @@
-"""What a load's time goes into, one phase after another: the raw material of a cold start's timeline."""
+"""A timer for the phases of a load, which make up the timeline of a cold start."""
 
 import time
 
@@ -9,14 +9,14 @@ class Phases:
         self._spent: dict[str, float] = {}
 
     def end(self, name: str) -> None:
-        """Count the time since the last end, or the beginning, as that of `name`. A name may come again."""
+        """Add the time since the last call, or the start, to phase `name`, which may occur several times."""
         now = time.perf_counter()
         self._spent[name] = self._spent.get(name, 0.0) + now - self._last
         self._last = now
 
     @property
     def spent(self) -> tuple[tuple[str, float], ...]:
-        """(name, seconds), in order; their sum is the time from the beginning to the last end."""
+        """Return (name, seconds) in order; their sum is the time from the start to the last `end`."""
         return tuple(self._spent.items())
 
     @property

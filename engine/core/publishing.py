@@ -1,6 +1,6 @@
-"""What becomes of a collected step's results: tokens as far as drafts were right, ends, embeddings; a sequence that computes no numbers fails, alone.
+"""Publication of a collected step's results: tokens up to the first wrong draft, ends, embeddings.
 
-Knows sequences and their ends; refuses to know when steps are collected.
+A sequence whose logits are not finite fails alone. Knows sequences and their ends; does not know when steps are collected.
 """
 
 import logging
@@ -39,7 +39,7 @@ class Publisher:
         self._speculation = speculation
 
     def publish(self, step: CollectedStep) -> None:
-        """Publish a step's results. Its sequences share the device's time by their tokens."""
+        """Publish a step's results. Its sequences share the device's time in proportion to their tokens."""
         result = step.result
         us_per_token = step.busy_s * 1e6 / step.num_tokens
         for i, (chunk, tokens) in enumerate(zip(step.chunks, step.tokens, strict=True)):
@@ -52,7 +52,7 @@ class Publisher:
     def _publish_or_fail(
         self, chunk: Chunk, chosen: SequenceOf[SampledToken], embedding: tuple[float, ...] | None
     ) -> None:
-        """Publish one sequence's results. Whatever goes wrong there is its own: it ends, and the others have theirs."""
+        """Publish one sequence's results; an error ends this sequence alone."""
         try:
             self._publish(chunk, chosen, embedding)
         except RankLostError:
@@ -64,7 +64,8 @@ class Publisher:
 
     def _publish(self, chunk: Chunk, chosen: SequenceOf[SampledToken], embedding: tuple[float, ...] | None) -> None:
         sequence = chunk.sequence
-        for token in chosen:  # behind refused drafts, too: what they computed lies in the sequence's blocks
+        # including refused drafts: the keys and values that they computed are in the sequence's blocks
+        for token in chosen:
             if not token.is_finite:
                 self._fail(sequence, "the model's logits were not finite; its weights or its cache are damaged")
                 return
@@ -85,7 +86,7 @@ class Publisher:
             )
 
     def _append(self, chunk: Chunk, chosen: SequenceOf[SampledToken]) -> None:
-        """Publish the tokens as far as the drafts were right, and the one that follows them; none behind one that ends the sequence."""
+        """Publish accepted drafts and the token after them; none after one that ends the sequence."""
         sequence, first = chunk.sequence, not chunk.sequence.started
         prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
         if first and sequence.wants_prompt_logprobs:
@@ -133,14 +134,16 @@ class Publisher:
             matcher = sequence.matcher
             if matcher is not None and reason != "stop":
                 matcher.accept(token.token_id)
-                reason = "stop" if matcher.is_complete else reason  # nothing can follow
+                reason = "stop" if matcher.is_complete else reason  # no token can follow
             if reason or i == len(drafts) or token.token_id != drafts[i]:
                 break
         return chosen if i + 1 == len(chosen) else chosen[: i + 1], reason
 
     def _finish_reason(self, sequence: Sequence, position: int, token_id: int) -> FinishReason | None:
-        """Return why the token ends its sequence; None where it does not. A token that stops is delivered like any other: the front end hides it, and
-        every sampled token is counted."""
+        """Return why the token ends its sequence, or None.
+
+        A stop token is delivered like any other: the front end hides it, and every sampled token is counted.
+        """
         sampling = sequence.sampling
         if token_id in sampling.stop_token_ids:
             return "stop"
@@ -149,7 +152,9 @@ class Publisher:
         return "length" if position + 1 >= sequence.length_limit else None
 
     def _fail(self, sequence: Sequence, message: str) -> None:
-        """End one sequence that computes NaN or infinity, and let none of its values reach another: neither through the prefix cache nor through a
-        reused block."""
+        """End one sequence that computed NaN or infinity, and keep its values from others.
+
+        They must not spread through the prefix cache or a reused block.
+        """
         self._runner.scrub(self._scheduler.discard(sequence))
         self._sequences.fail(sequence, "engine_error", message)

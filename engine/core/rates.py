@@ -1,15 +1,15 @@
-"""How fast a model computes and a tier delivers, as moving averages over what was measured.
+"""The speeds of a model and of its tiers, as moving averages of measurements.
 
-Time and amounts are averaged apart and divided last, so that a step counts by its size: a thousand prompts of ten
-tokens say little about one of ten thousand.
+Time and amounts are averaged separately and divided last, so that a step counts by its size: a thousand prompts of ten tokens say little about one of
+ten thousand.
 """
 
 import math
 
 _DECAY = 0.95  # a step's weight halves after 13 further steps of its kind
-# Of a transfer of any size: a thread is woken, and its end is noticed at the next step or a millisecond later.
+# For a transfer of any size: a thread wakes up, and its end is noticed at the next step or a millisecond later.
 _TRANSFER_OVERHEAD_S = 0.002
-_TRY_EVERY = 16  # refusals, after which one is let through: a tier that was slow once may have become fast
+_TRY_EVERY = 16  # after so many refusals one is let through: a tier that was slow once may have become fast
 
 
 class Rates:
@@ -17,7 +17,7 @@ class Rates:
         self._prefill = _Ratio()
         self._decode = _Ratio()
         self._decode_steps = _Ratio()
-        self._prompts = _Ratio()  # prefill, less what the decodes beside it take by themselves
+        self._prompts = _Ratio()  # prefill, minus the time of the decodes beside it
 
     @property
     def prefill_tokens_per_s(self) -> float:
@@ -25,19 +25,20 @@ class Rates:
 
     @property
     def decode_tokens_per_s(self) -> float:
-        """Per sequence."""
+        """Return the decoding speed of one sequence."""
         return self._decode.value
 
     def num_prompt_tokens_in(self, seconds: float) -> float:
-        """Return how many prompt tokens make a step longer by so much; infinity before any was measured."""
+        """Return how many prompt tokens lengthen a step by `seconds`; infinity before any measurement."""
         return seconds * self._prompts.value if self._prompts.value else math.inf
 
     def count(self, prompt_tokens: int, num_decodes: int, output_tokens: int, step_s: float) -> None:
-        """Count a step. `output_tokens`: of all its decodes, each of which may have several."""
+        """Count a step. `output_tokens`: of all its decodes, each of which may yield several."""
         if prompt_tokens:
-            self._prefill.add(prompt_tokens, step_s)  # decodes beside them make it slower, as they will the next time
+            # decodes in the same step slow it down, as they will the next time
+            self._prefill.add(prompt_tokens, step_s)
             decodes_s = 1 / self._decode_steps.value if num_decodes and self._decode_steps.value else 0.0
-            # An average of other steps: of this one, no more than three quarters are taken for theirs.
+            # An average over other steps: at most three quarters of this step's time are attributed to decodes.
             self._prompts.add(prompt_tokens, max(step_s - decodes_s, step_s / 4))
         elif output_tokens:
             self._decode_steps.add(1, step_s)
@@ -45,7 +46,7 @@ class Rates:
 
 
 class TransferRate:
-    """The rate of one way between two tiers."""
+    """The transfer rate between two tiers, in one direction."""
 
     def __init__(self) -> None:
         self._ratio = _Ratio()
@@ -59,11 +60,14 @@ class TransferRate:
         self._ratio.add(num_bytes, seconds)
 
     def predict_s(self, num_bytes: int) -> float:
-        """Predict how long a transfer takes. An unmeasured way is taken to be fast: then it will be measured."""
+        """Predict how long a transfer takes.
+
+        An unmeasured one is assumed to be fast, so that it gets measured.
+        """
         return _TRANSFER_OVERHEAD_S + num_bytes / (self._ratio.value or math.inf) if num_bytes else 0.0
 
     def is_worth_it(self, predicted_s: float, recompute_s: float) -> bool:
-        """Tell whether to fetch rather than compute again. Now and then a slow way is tried all the same."""
+        """True if fetching is faster than computing again. Now and then a slow transfer is tried anyway."""
         if predicted_s < recompute_s:
             return True
         self._refusals += 1

@@ -1,6 +1,6 @@
-"""What a sequence needs beside its turn and blocks: that these are still its own, its grammar, its adapter's slot, its images.
+"""The requirements of a sequence besides its turn: valid blocks, a grammar, an adapter's slot, images.
 
-Knows when each is asked for, and ends a sequence that cannot have what it needs; refuses to know steps and tokens.
+Knows when each is requested, and ends a sequence that cannot get what it needs; does not know steps and tokens.
 """
 
 import logging
@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_FEW = 1024  # blocks that Python compares in the time in which it calls torch, whose code a step has driven out of the caches
+# blocks that Python compares in the time of one call of torch, whose code a step has evicted from the caches
+_FEW = 1024
 
 
 class Requirements:
@@ -41,7 +42,7 @@ class Requirements:
         images: ImageEncoder | None,
         with_torch: bool,
     ) -> None:
-        """`clock`: the scheduler's; the rest as an engine's."""
+        """`clock`: the scheduler's; other arguments as for Engine."""
         self.token_masks = TokenMasks(info, grammars, sequences)
         self.adapters = AdapterResidency(info.name, adapters)
         self.images = None if images is None else ImageResidency(images)
@@ -51,7 +52,7 @@ class Requirements:
         self._with_torch = with_torch
 
     def images_of(self, submit: Submit) -> tuple[SequenceImage, ...] | None:
-        """Return a sequence's images; None: one was not sent, and is not here."""
+        """Return a sequence's images, or None if one was sent without data and is not cached."""
         if not submit.images:
             return ()
         assert self.images is not None, "a model without an encoder refuses images"
@@ -66,8 +67,10 @@ class Requirements:
         return grammar or adapter
 
     def is_computable(self, chunk: Chunk, scheduler: "Scheduler") -> bool:
-        """Tell whether a chunk's sequence has what it needs, before the chunk takes a part of a step. Where it has not, it waits for its images, or
-        ends."""
+        """True if a chunk's sequence has what it needs, checked before the chunk joins a step.
+
+        Otherwise it waits for its images, or ends.
+        """
         sequence = chunk.sequence
         if sequence.constraint is None and sequence.adapter is None and not sequence.images:
             return True
@@ -75,7 +78,10 @@ class Requirements:
         return bool(chunks and (self.images is None or self.images.computable(chunks, scheduler.defer)))
 
     def without_stale(self, chunks: list[Chunk], scheduler: "Scheduler") -> list[Chunk]:
-        """Return the chunks whose blocks are all still their sequence's, and end the other sequences before they read or write one."""
+        """Return the chunks that still own all of their blocks, and end the other sequences.
+
+        They end before they read or write a block that now belongs to another sequence.
+        """
         sequences = [chunk.sequence for chunk in chunks]
         places = stale(scheduler.pool.generations, sequences, with_torch=self._with_torch)
         for sequence in [sequences[i] for i in places]:
@@ -85,17 +91,17 @@ class Requirements:
         return [chunk for i, chunk in enumerate(chunks) if i not in places] if places else chunks
 
     def encode_images(self, most_s: float) -> bool:
-        """Encode images that sequences wait for, for so long at most; end the sequences whose images cannot be had."""
+        """Encode images that sequences wait for, for at most `most_s`; end sequences whose images fail."""
         return self.images is not None and self.images.encode(self._clock, most_s, self._sequences)
 
     def release(self, sequence: Sequence) -> None:
-        """Take back what an ended sequence has."""
+        """Release what an ended sequence holds."""
         self.adapters.release(sequence)
         if self.images is not None:
             self.images.release(sequence)
 
     def release_all(self) -> None:
-        """Forget who has what: all sequences have ended."""
+        """Release everything: all sequences have ended."""
         self.adapters.release_all()
         if self.images is not None:
             self.images.release_all()
@@ -108,9 +114,11 @@ class Requirements:
 
 
 def stale(generations: "array[int]", sequences: SequenceOf[Sequence], *, with_torch: bool = True) -> list[int]:
-    """Return the places in the list of those sequences that hold a block which is not theirs any more: the bookkeeping was wrong. `generations`: of
-    all blocks, each of which rises when its block is handed out anew, or leaves the model; a table remembers those of its blocks. All are compared
-    before a step reads any: where there are many, in a few operations, without Python per block. `with_torch`: it has been imported, or may be."""
+    """Return the indices of sequences that hold a block which now belongs to another: an internal error.
+
+    `generations`: one per block, which grows when its block is handed out again or leaves the model; a table remembers those of its blocks. All are
+    compared before a step reads any: if there are many, in a few operations, without Python per block. `with_torch`: torch is imported, or may be.
+    """
     blocks, remembered = array("q"), array("q")
     for sequence in sequences:
         for table in sequence.tables:
@@ -129,7 +137,7 @@ def stale(generations: "array[int]", sequences: SequenceOf[Sequence], *, with_to
 
 
 def _tensor(numbers: "array[int]") -> "torch.Tensor":
-    import torch  # here: a host is reachable before torch is imported
+    import torch  # here, because a host is reachable before torch is imported
 
     return torch.frombuffer(numbers, dtype=torch.int64)
 

@@ -1,4 +1,4 @@
-"""What a step yields before it becomes messages."""
+"""The results of a step before they become messages."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -9,12 +9,12 @@ from pilotlight.engine.api.struct import Struct
 
 class SampledToken(Struct, frozen=True, gc=False):
     token_id: int
-    is_finite: bool  # the logits it was chosen from were numbers
+    is_finite: bool  # the logits it was chosen from were finite
     logprobs: TokenLogprobs | None = None
 
 
 class RunResult(NamedTuple):
-    tokens: list[SampledToken]  # of each row that was to choose one
-    prompt_logprobs: Mapping[int, tuple[TokenLogprobs, ...]]  # by the chunk's place in the step
-    embeddings: Mapping[int, tuple[float, ...]]  # likewise
+    tokens: list[SampledToken]  # of each row that chooses one
+    prompt_logprobs: Mapping[int, tuple[TokenLogprobs, ...]]  # by the chunk's index in the step
+    embeddings: Mapping[int, tuple[float, ...]]  # by the chunk's index in the step
     device_s: float  # from launch to tokens on the host, without the preparation before it

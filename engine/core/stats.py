@@ -1,4 +1,4 @@
-"""What an engine has counted since it began, whatever became of its schedulers, how fast it computes, and what its newest step took."""
+"""An engine's counts since its start, across its schedulers, its speed, and its newest step's times."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
@@ -18,13 +18,13 @@ class StepTimes(NamedTuple):
 
 class PublishedStep(NamedTuple):
     step: "CollectedStep"
-    num_tokens: int  # that it gave
+    num_tokens: int  # that the step published
     publish_s: float
 
 
 class EngineStats:
     def __init__(self) -> None:
-        self.num_steps = 0  # whose results are here
+        self.num_steps = 0  # whose results have arrived
         self.prompt_tokens = 0
         self.output_tokens = 0
         self.rates = Rates()
@@ -32,7 +32,7 @@ class EngineStats:
         self.counts = SchedulerCounts()  # of all its schedulers, one after the other
 
     def count_step(self, published: PublishedStep | None, schedule_s: float, step_s: float) -> None:
-        """Count a step. `published`: the one whose results it had, if any."""
+        """Count a step. `published`: the step whose results were published, if any."""
         if published is None:
             self.last_step = StepTimes(schedule_s, step_s - schedule_s)
             return
@@ -45,14 +45,14 @@ class EngineStats:
 
 @dataclass(slots=True)
 class SchedulerCounts:
-    """What schedulers count, under the names that ModelLoad gives it."""
+    """The counts of schedulers, under their names in ModelLoad."""
 
     prefix_queries: int = 0  # prompt tokens that were looked up
-    prefix_hits: int = 0  # and found, on the device or in a tier
-    prefix_host_hits: int = 0  # of these, in the host tier
-    prefix_disk_hits: int = 0  # and in the disk tier
-    prefix_store_hits: int = 0  # and in the cluster's store
-    prefix_peer_hits: int = 0  # and fetched from another host
+    prefix_hits: int = 0  # prompt tokens that were found, on the device or in a tier
+    prefix_host_hits: int = 0  # of these hits, in the host tier
+    prefix_disk_hits: int = 0  # of these hits, in the disk tier
+    prefix_store_hits: int = 0  # of these hits, in the cluster's store
+    prefix_peer_hits: int = 0  # of these hits, fetched from another host
     preemptions: int = 0
     swaps: int = 0  # preemptions whose blocks were kept in the host tier
 

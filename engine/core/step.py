@@ -1,8 +1,8 @@
-"""One step's input as a value: all that a runner, on this rank or another, needs to compute it, and nothing that changes meanwhile.
+"""One step's input as a value: everything that a runner, on this rank or another, needs to compute it.
 
-Arrays and plain values, token after token, first decodes (one token behind a cached prefix, and drafts behind it), then prompt chunks. What follows
-the tokens of the step before comes later, as rows of the choice. Knows blocks and positions; refuses to know tensors, devices and sequences:
-chunk_steps.py makes it.
+Arrays and plain values, token after token: first decodes (one token after a cached prefix, and drafts after it), then prompt chunks. The rows of the
+choice, which need the tokens of the step before, come later. Knows blocks and positions; does not know tensors, devices and sequences: chunk_steps.py
+makes it.
 """
 
 from array import array
@@ -14,7 +14,7 @@ from pilotlight.engine.execution.token_counts import CountEntries
 
 
 class BlockTables(NamedTuple):
-    """Block tables of some chunks, a row each."""
+    """Block tables of some chunks, one row each."""
 
     blocks: "array[int]"
     width: int  # of a row
@@ -25,23 +25,23 @@ class BlockTables(NamedTuple):
 
 
 class GroupInput(NamedTuple):
-    """Where one group of a model's layers keeps the step's tokens."""
+    """The blocks and slots of one group of a model's layers for the step's tokens."""
 
-    slots: "array[int]"  # of every token
-    decodes: BlockTables  # as wide as a power of two
+    slots: "array[int]"  # one per token
+    decodes: BlockTables  # width is a power of two
     prompts: BlockTables  # as wide as the longest
 
     @property
     def tables(self) -> "list[array[int]]":
-        """Each chunk's table."""
+        """Return each chunk's table."""
         return self.decodes.rows + self.prompts.rows
 
 
 class PromptLogprobsInput(NamedTuple):
-    """Tokens of a prompt whose log probabilities are to be reported, each under the logits of the token before it."""
+    """Prompt tokens whose log probabilities are reported, each from the logits of the token before it."""
 
     chunk: int
-    row: int  # of the first token before one of them
+    row: int  # of the token before the first of them
     token_ids: "array[int]"
     num_top: int
 
@@ -58,38 +58,41 @@ class PoolingInput(NamedTuple):
 
 
 class ImageInput(NamedTuple):
-    """Tokens of a step that an image stands for."""
+    """Tokens of a step that represent an image."""
 
     name: bytes
-    first: int  # of its embeddings
-    rows: "array[int]"  # tokens of the step, one for each of the embeddings from there on
+    first: int  # number of its first embedding
+    rows: "array[int]"  # the step's tokens for this and the following embeddings
 
 
 class StepInput(NamedTuple):
-    num_decodes: int  # chunks before the prompts
-    checks_drafts: bool  # some of these have several tokens
-    lengths: tuple[int, ...]  # tokens of each chunk, drafts among them
-    context_lens: tuple[int, ...]  # of each chunk: what is cached before it, and its tokens
+    num_decodes: int  # number of chunks before the prompts
+    checks_drafts: bool  # some decodes have several tokens
+    lengths: tuple[int, ...]  # number of tokens of each chunk, including drafts
+    context_lens: tuple[int, ...]  # per chunk: its cached tokens plus its own
     token_ids: "array[int]"
     positions: "array[int]"
     groups: tuple[GroupInput, ...]
-    logit_rows: "array[int] | None"  # tokens whose logits are wanted; None: all of them
-    # (token, row of the step before): what that row chose, which is known on the device alone
+    logit_rows: "array[int] | None"  # tokens whose logits are needed; None for all
+    # (token, row of the step before): the token that the row chose, which only the device knows
     feeds: tuple[tuple[int, int], ...] = ()
     prompt_logprobs: tuple[PromptLogprobsInput, ...] = ()
     pooling: tuple[PoolingInput, ...] = ()
-    begun_texts: frozenset[int] = frozenset()  # of which a part has been computed, and the rest is still wanted
-    adapter_slots: "array[int] | None" = None  # of every token, -1: it has none; None: no token has one
+    begun_texts: frozenset[int] = frozenset()  # texts of which a part has been computed, and the rest is still needed
+    adapter_slots: "array[int] | None" = None  # one per token, -1 for no adapter; None if no token has one
     images: tuple[ImageInput, ...] = ()
-    token_types: "array[int] | None" = None  # of every token, 1: it is of a pair's second text; None: none is
+    token_types: "array[int] | None" = None  # one per token, 1 in a pair's second text; None if there are no pairs
 
     @property
     def table_width(self) -> int:
-        """Blocks in the longest of the decodes' tables, as they are padded."""
+        """Return the number of blocks in the longest of the decodes' tables, which are padded to it."""
         return self.groups[0].decodes.width
 
     def repeated(self, times: int) -> "StepInput":
-        """Return the same decodes with the first so many times more behind the others: they write what that writes, where it writes it."""
+        """Return the same decodes with `times` copies of the first appended.
+
+        A copy writes the same values to the same places as its original.
+        """
         if not times:
             return self
         tokens, each, width = len(self.token_ids), self.lengths[0], self.table_width
@@ -122,8 +125,8 @@ class ChoiceRow(Struct, frozen=True, gc=False):
     row: int
     position: int  # of the token to be chosen
     sampling: SamplingParams
-    counts: CountEntries | None = None  # what its penalties and biases follow
-    # a bit for each token that its grammar allows, in words of 32; None: it has no grammar
+    counts: CountEntries | None = None  # the counts for its penalties and biases
+    # one bit per token, set if its grammar allows it, in words of 32; None without grammar
     mask: "array[int] | None" = None
 
 

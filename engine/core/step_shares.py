@@ -1,8 +1,8 @@
-"""A step cut by the ranks that have sequences of their own: each computes its share, and the rows that are wanted come together in their order again.
+"""Division of a step among ranks that have separate sequences.
 
-The blocks of a chunk say whose it is: block b is rank b % num_ranks', and there the block b // num_ranks (engine/kv/lending/slabs.py). Every rank
-cuts the
-same step for itself, and so knows how many rows the others have. Knows steps; refuses to know tensors and messages.
+Each rank computes its share, and the needed rows are then joined in their original order. A chunk's blocks determine its rank: block b belongs to
+rank b % num_ranks, where it is block b // num_ranks (engine/kv/lending/slabs.py). Every rank divides the same step itself, and so knows how many rows
+the others have. Knows steps; does not know tensors and messages.
 """
 
 from array import array
@@ -14,7 +14,7 @@ from pilotlight.engine.core.step import BlockTables, GroupInput, ImageInput, Ste
 
 class StepShares:
     def __init__(self, step: StepInput, num_ranks: int, block_size: int, every_row: bool) -> None:
-        """`every_row`: the hidden states of all tokens are wanted, not of those alone whose logits are."""
+        """`every_row`: the hidden states of all tokens are needed, not only of those whose logits are."""
         self.step = step
         self._num_ranks = num_ranks
         self._block_size = block_size
@@ -23,7 +23,7 @@ class StepShares:
         self._spans = [range(start, start + length) for start, length in zip(starts, step.lengths, strict=False)]
         rank_of = list(chain.from_iterable([[r] * n for r, n in zip(self._ranks, step.lengths, strict=True)]))
         wanted = range(len(step.token_ids)) if every_row or step.logit_rows is None else step.logit_rows
-        self._wanted: list[list[int]] = [[] for _ in range(num_ranks)]  # tokens of the step, of each rank
+        self._wanted: list[list[int]] = [[] for _ in range(num_ranks)]  # per rank, tokens of the step
         places: list[list[int]] = [[] for _ in range(num_ranks)]
         for place, token in enumerate(wanted):
             self._wanted[rank_of[token]].append(token)
@@ -32,22 +32,24 @@ class StepShares:
 
     @property
     def num_wanted(self) -> list[int]:
-        """The number of wanted rows that each rank has."""
+        """Return the number of needed rows of each rank."""
         return [len(tokens) for tokens in self._wanted]
 
     @property
     def order(self) -> list[int]:
-        """The place of each wanted row, in the step's order, if the ranks' lie one behind another."""
+        """Return the index of each needed row, in the step's order, in the concatenation of the ranks' rows."""
         return sorted(range(len(self._places)), key=self._places.__getitem__)
 
     def wanted_of(self, rank: int) -> list[int]:
-        """Return which of a rank's own tokens are wanted."""
+        """Return which of a rank's own tokens are needed."""
         place = self._own_places(rank)
         return [place[token] for token in self._wanted[rank]]
 
     def of(self, rank: int) -> StepInput | None:
-        """Return what a rank computes of the step, in blocks as that one numbers them; None: nothing. What is wanted of its hidden states is not
-        told: they go to the first rank."""
+        """Return a rank's share of the step, with its own block numbers; None if it has none.
+
+        The share omits how the hidden states are used: they are sent to the first rank.
+        """
         step, own = self.step, [i for i, of in enumerate(self._ranks) if of == rank]
         if not own:
             return None
@@ -75,7 +77,7 @@ class StepShares:
         )
 
     def _own_places(self, rank: int) -> dict[int, int]:
-        """Return where a rank's tokens of the step are among its own."""
+        """Return the index of each of a rank's tokens of the step among its own."""
         own = [span for span, of in zip(self._spans, self._ranks, strict=True) if of == rank]
         return {token: place for place, token in enumerate(chain.from_iterable(own))}
 

@@ -1,1 +1,1 @@
-"""A step's input through the model to tokens."""
+"""The path of a step's input through the model to tokens."""

@@ -1,7 +1,6 @@
-"""One step's input as tensors: decodes first, prompt chunks behind them, all tokens in one varlen dimension.
+"""One step's input as tensors: decodes first, then prompt chunks, all tokens in one varlen dimension.
 
-A step's numbers are packed one behind the other and copied to the device in one transfer; what a model reads are views of them. Knows tensors,
-refuses to know models.
+A step's numbers are packed consecutively and copied to the device in one transfer; a model reads views of them. Knows tensors, does not know models.
 """
 
 from array import array
@@ -25,12 +24,12 @@ class DecodeBatch:
 
 @dataclass(frozen=True, slots=True)
 class GroupBatch:
-    """Where one group of a model's layers finds the tokens of the step, and all before them."""
+    """The places where one group of a model's layers keeps the step's tokens and all earlier ones."""
 
     slot_mapping: torch.Tensor  # [tokens] int64
     decode: DecodeBatch | None = None
-    verify: VarlenBatch | None = None  # in its place, where some of the decodes check drafts
-    prefill: VarlenBatch | None = None  # behind them
+    verify: VarlenBatch | None = None  # instead of `decode`, if some decodes check drafts
+    prefill: VarlenBatch | None = None  # after the decodes
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,23 +37,27 @@ class Batch:
     token_ids: torch.Tensor  # [tokens] int64
     positions: torch.Tensor  # [tokens] int64
     groups: tuple[GroupBatch, ...]  # one for each group of layers; most models have one
-    num_decoded: int  # the first tokens, of decodes and their drafts
-    logit_rows: torch.Tensor | None = None  # [rows] int64, tokens whose logits are wanted; None: all of them
-    adapter_slots: torch.Tensor | None = None  # [tokens] int64, -1: none; None: no token has an adapter
-    token_types: torch.Tensor | None = None  # [tokens] int64, 1: of a pair's second text; None: no text is a pair
+    num_decoded: int  # number of first tokens that belong to decodes and their drafts
+    logit_rows: torch.Tensor | None = None  # [rows] int64, tokens whose logits are needed; None for all
+    adapter_slots: torch.Tensor | None = None  # [tokens] int64, -1 for none; None if no token has an adapter
+    token_types: torch.Tensor | None = None  # [tokens] int64, 1 in a pair's second text; None if no text is a pair
 
 
 class PackedStep(NamedTuple):
-    """A step's numbers, and where they lie. Two steps of as many decodes, tokens and blocks to a table, without prompts, differ in length by
-    their feeds and rows of logits alone, which come last."""
+    """A step's numbers in one array, with the slices of each part.
+
+    Two steps with equally many decodes, tokens and blocks per table, without prompts, differ in length only by their feeds and rows of logits, which
+    come last.
+    """
 
     step: StepInput
-    numbers: "array[int]"  # token ids, positions, the slots of each group, adapters' slots and types where there are some; then the following
+    # token ids, positions, the slots of each group, adapters' slots and types if there are any; then the parts below
+    numbers: "array[int]"
     decode_lens: slice
-    tables: list[tuple[slice, slice]]  # of each group: decodes', and prompts'
-    # starts and context lengths as int32: of decodes, if they check drafts, and prompts
+    tables: list[tuple[slice, slice]]  # per group: decodes', and prompts'
+    # starts and context lengths as int32: of decodes, if they check drafts, and of prompts
     varlens: tuple[slice, slice, slice, slice]
-    feeds: slice  # tokens, then rows of the choices of the step before
+    feeds: slice  # tokens, then rows of the step before that chose them
     logit_rows: slice
 
     @classmethod
@@ -79,7 +82,7 @@ class PackedStep(NamedTuple):
         return cls(step, numbers, decode_lens, tables, varlens, feeds, logit_rows)
 
     def feed(self, there: torch.Tensor, chosen: torch.Tensor | None) -> None:
-        """Put the tokens in their places that the step before has `chosen` on the device. `there`: the numbers."""
+        """Write the tokens that the last step has `chosen` on the device to their places in `there`."""
         if self.step.feeds:
             assert chosen is not None, "a token is pending and no step has chosen it"
             places, rows = there[self.feeds].view(2, -1).unbind()
@@ -89,7 +92,10 @@ class PackedStep(NamedTuple):
         return None if self.step.logit_rows is None else there[self.logit_rows]
 
     def batch(self, there: torch.Tensor, longest: int | None = None) -> Batch:
-        """Return views of the numbers. `longest`: context that the decodes of a recorded step may have; None: as these have."""
+        """Return the batch as views of the numbers.
+
+        `longest`: the longest context that decodes of a recorded step may have; None for that of these decodes.
+        """
         step = self.step
         has_adapters, has_types = step.adapter_slots is not None, step.token_types is not None
         columns = 2 + len(step.groups) + has_adapters + has_types
@@ -123,7 +129,10 @@ class PackedStep(NamedTuple):
 
 
 def build_batch(step: StepInput, device: torch.device, chosen: torch.Tensor | None = None) -> Batch:
-    """Copy a step to a device: in one transfer, for which nobody waits. `chosen`: the tokens of the step before, there."""
+    """Copy a step to a device in one transfer, without waiting.
+
+    `chosen`: the tokens of the step before, on the device.
+    """
     packed = PackedStep.of(step)
     there = to_device(torch.frombuffer(packed.numbers, dtype=torch.int64), device)
     packed.feed(there, chosen)
@@ -131,7 +140,10 @@ def build_batch(step: StepInput, device: torch.device, chosen: torch.Tensor | No
 
 
 def _append(numbers: "array[int]", more: "array[int]") -> slice:
-    """Append numbers where 16 bytes begin, since a kernel is compiled anew for one that starts elsewhere. Return where they lie."""
+    """Append numbers at a 16-byte boundary; return their slice.
+
+    A kernel would be compiled again for an argument that is not aligned.
+    """
     if more and len(numbers) % 2:
         numbers.append(0)
     start = len(numbers)
@@ -140,7 +152,10 @@ def _append(numbers: "array[int]", more: "array[int]") -> slice:
 
 
 def _append_varlen(numbers: "array[int]", step: StepInput, chunks: slice) -> tuple[slice, slice]:
-    """Append where each chunk's tokens begin, counted from the first one's, with the last one's end; and each chunk's context."""
+    """Append where each chunk's tokens start, relative to the first, and the end.
+
+    And each chunk's context.
+    """
     lengths = step.lengths[chunks]
     if not lengths:
         return slice(0), slice(0)
@@ -149,6 +164,6 @@ def _append_varlen(numbers: "array[int]", step: StepInput, chunks: slice) -> tup
 
 
 def _in_pairs(numbers: "array[int]") -> "array[int]":
-    """Return 32-bit numbers two to a 64-bit one."""
+    """Return 32-bit numbers packed in pairs into 64-bit ones."""
     numbers.extend([0] * (len(numbers) % 2))
     return array("q", numbers.tobytes())

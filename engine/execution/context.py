@@ -1,6 +1,6 @@
-"""What the parts of a model see of the forward pass that they compute: one value, which every part is called with; there are no globals.
+"""The context of one forward pass: a value passed to every part of a model, instead of globals.
 
-Knows the batch and where the layers keep it; refuses to know which parts a model has.
+Knows the batch and where the layers keep it; does not know which parts a model has.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class ImageRows(NamedTuple):
-    """Tokens of a step that images stand for."""
+    """The tokens of a step that represent images."""
 
     rows: torch.Tensor  # [tokens] int64, among the step's
     embeddings: torch.Tensor  # [tokens, hidden]
@@ -28,17 +28,17 @@ class ImageRows(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Context:
     batch: Batch
-    caches: Sequence[LayerCache] = ()  # of the layers that keep something of each token
-    # cos and sin of the positions, by each of the model's rotary rules
+    caches: Sequence[LayerCache] = ()  # one per layer that caches something per token
+    # cos and sin of the positions, for each of the model's rotary rules
     turns: tuple[tuple[torch.Tensor, torch.Tensor], ...] = ()
-    temperatures: torch.Tensor | None = None  # [tokens, 1, 1], what queries are multiplied by
+    temperatures: torch.Tensor | None = None  # [tokens, 1, 1], factor of the queries
     states: Mapping[int, StatePlaces] = field(default_factory=dict)  # of the groups of layers that keep states
-    images: ImageRows | None = None  # None: the step has no images
-    ranks: "Communicator | None" = None  # that have other parts of the model's weights
-    adapters: AdapterRows | None = None  # None: no token of the step has one
-    # [tokens, hidden], what the stage before has made of the batch; None: this is the first
+    images: ImageRows | None = None  # None if the step has no images
+    ranks: "Communicator | None" = None  # ranks that hold other parts of the model's weights
+    adapters: AdapterRows | None = None  # None if no token of the step has an adapter
+    # [tokens, hidden], the output of the stage before; None at the first stage
     incoming: torch.Tensor | None = None
 
     def summed(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the sum of what the ranks have made of their parts."""
+        """Return the sum of the ranks' partial results."""
         return x if self.ranks is None else self.ranks.sum(x)

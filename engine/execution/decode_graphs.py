@@ -1,10 +1,11 @@
-"""Steps recorded once and replayed, on a GPU as CUDA graphs and on a CPU as programs of its C library: one launch for hundreds.
+"""Steps recorded once and replayed, on a GPU as CUDA graphs and on a CPU as programs of its C library.
 
-Sequences take a token each, or a few that are to be verified; on a GPU, where a host takes longer to launch a few hundred tokens than the device to
-compute them, short prompts may be among them (step_padding.py). A graph has fixed shapes, so batches are padded to the next of a few sizes. Each size
-is recorded when it has been wanted a few times, hence after serving has begun and the commonest first; the one unused for longest makes room. A size
-that cannot be recorded, for want of memory or because torch computes a part of it, goes on without, and is tried again when it has been wanted eight
-times as often. Knows batches and how to pad them; refuses to know models, and (through its recorder) devices.
+One launch replaces hundreds. Sequences take one token each, or a few to be verified; on a GPU, where a host takes longer to launch a few hundred
+tokens than the device to compute them, short prompts may be included (step_padding.py). A graph has fixed shapes, so batches are padded to the next
+of a few sizes. A size is recorded after it was needed a few times, so serving has already started and the most common sizes come first; the least
+recently used one is evicted. If a size cannot be recorded, because memory is short or torch computes part of it, its steps run without a graph, and
+it is tried again when it has been needed eight times as often. Knows batches and how to pad them; does not know models, and (through its recorder)
+devices.
 """
 
 import logging
@@ -23,24 +24,24 @@ from pilotlight.engine.execution.step_padding import PromptShape, one_by_one, pa
 
 log = logging.getLogger(__name__)
 
-WANTED_TIMES = 4  # recording costs about as much as ten steps do
-AGAIN = 8  # times as often wanted before the next attempt: all that fail take no longer than a share of the steps
-# Tokens of contexts that drafts of different numbers may read beyond what they read together: of an 8B model 16 GiB, some 5 ms of an H100, where a
-# step that is not recorded takes 12 ms more (estimated from the records of both; not measured).
+WANTED_TIMES = 4  # recording costs about as much as ten steps
+AGAIN = 8  # factor of uses before the next attempt: failed attempts so take only a small share of the time
+# Context tokens that may be read again if drafts differ in number: for an 8B model 16 GiB, some 5 ms of an H100, where a step without recording takes
+# 12 ms more (estimated from the records of both; not measured).
 _MOST_READ_AGAIN = 128 * 1024
-_MAX_PADDING = 8  # rows: above it, sizes are multiples of 8 and no powers of two
+_MAX_PADDING = 8  # rows: above it, sizes are multiples of 8 instead of powers of two
 
-# Each with a row per token: hidden states, and logits where the recording goes so far.
+# Each has a row per token: hidden states, and logits if the recording includes them.
 Outputs = tuple[torch.Tensor, ...]
 Forward = Callable[[Batch], Outputs]
 
 
 class Recorder(Protocol):
     def takes(self, rows: int) -> bool:
-        """Tell whether steps of so many rows can be recorded now."""
+        """True if steps of so many rows can be recorded now."""
 
     def record(self, forward: Callable[[], Outputs]) -> "StepRecording":
-        """Record what `forward` computes. Raises RuntimeError when it cannot be recorded."""
+        """Record the computation of `forward`. Raises RuntimeError if it cannot be recorded."""
 
 
 class StepRecording(Protocol):
@@ -48,21 +49,23 @@ class StepRecording(Protocol):
     def output(self) -> Outputs: ...
 
     def replay(self) -> None:
-        """Compute `output` again from what the inputs hold now."""
+        """Compute `output` again from the inputs' present values."""
 
 
 class GraphShape(NamedTuple):
     sequences: int
     rows: int  # tokens
     longest: int  # the most tokens of one sequence
-    blocks: int  # of a decode's table
+    blocks: int  # per decode's table
     prompts: PromptShape | None = None
     has_adapters: bool = False
 
     @classmethod
     def of(cls, step: StepInput, pads: bool) -> "GraphShape | None":
-        """Return the shape that a step is computed in. None for many tokens of prompts, and where sequences of different numbers of tokens would
-        read too much of their contexts again."""
+        """Return the shape in which a step is computed, or None if it is not recorded.
+
+        That is so for many prompt tokens, and if sequences with different numbers of tokens would read too much context again.
+        """
         sequences, rows, has_adapters = len(step.lengths), len(step.token_ids), step.adapter_slots is not None
         if step.num_decodes < sequences:
             prompts = PromptShape.of(step) if pads else None
@@ -83,11 +86,11 @@ class GraphShape(NamedTuple):
         return cls(sequences, rows, longest, step.table_width, None, has_adapters)
 
     def pad(self, step: StepInput) -> StepInput:
-        """Return the step with as many sequences as the shape has."""
+        """Return the step padded to the shape's number of sequences."""
         if self.prompts is None:
             is_even = (
                 self.rows == self.sequences * self.longest
-            )  # which a shape is not where nothing is padded and drafts differ
+            )  # false if nothing is padded and drafts differ in number
             if is_even and len(step.token_ids) != len(step.lengths) * self.longest:
                 step = one_by_one(step)
             return step.repeated(self.sequences - len(step.lengths))
@@ -98,7 +101,7 @@ class ReadyStep(NamedTuple):
     """A step whose input is on the device."""
 
     compute: Callable[[], Outputs]  # valid until the next step
-    logit_rows: torch.Tensor | None  # tokens whose logits are wanted; None: all of them
+    logit_rows: torch.Tensor | None  # tokens whose logits are needed; None for all
 
 
 class DecodeGraphs:
@@ -111,7 +114,10 @@ class DecodeGraphs:
         pads: bool = True,
         most: int = 48,
     ) -> None:
-        """`pads`: rows are padded, where a few more take a device no longer. `most`: graphs, for what each takes of memory."""
+        """`pads`: rows are padded, because a few more cost the device no time.
+
+        `most`: number of graphs, limited by their memory.
+        """
         self._forward = forward
         self._block_size = block_size
         self._recorder = recorder
@@ -119,8 +125,8 @@ class DecodeGraphs:
         self._pads = pads
         self._most = most
         self._graphs: dict[GraphShape, _Graph] = {}
-        self._wanted: Counter[GraphShape] = Counter()  # while there was none of it
-        self._record_at: dict[GraphShape, int] = {}  # times wanted; else WANTED_TIMES
+        self._wanted: Counter[GraphShape] = Counter()  # uses of shapes without a graph
+        self._record_at: dict[GraphShape, int] = {}  # uses at which to record a shape, if not WANTED_TIMES
         self.num_failures = 0
 
     @property
@@ -128,7 +134,10 @@ class DecodeGraphs:
         return len(self._graphs)
 
     def ready(self, step: StepInput, chosen: torch.Tensor | None = None) -> ReadyStep | None:
-        """Prepare to compute a step as `forward` would; None where there is no recording. `chosen`: the tokens of the step before."""
+        """Prepare to compute a step as `forward` would; return None if there is no recording.
+
+        `chosen`: the tokens of the step before.
+        """
         shape = GraphShape.of(step, self._pads)
         if shape is None or not self._recorder.takes(shape.rows):
             return None
@@ -139,11 +148,11 @@ class DecodeGraphs:
         graph = graph or self._record(shape, packed)
         if graph is None:
             return None
-        self._graphs[shape] = graph  # behind all that were used before
+        self._graphs[shape] = graph  # last, as the most recently used
         return graph.ready(packed, chosen, len(step.token_ids) if shape.prompts is None else shape.rows)
 
     def _is_wanted(self, shape: GraphShape) -> bool:
-        """Tell whether to record a shape that is wanted once more."""
+        """Count one more use of a shape; return True if it should be recorded now."""
         self._wanted[shape] += 1
         if self._wanted[shape] < self._record_at.get(shape, WANTED_TIMES):
             return False
@@ -158,20 +167,20 @@ class DecodeGraphs:
         except RuntimeError as error:
             level = logging.DEBUG if self.num_failures else logging.INFO
             self.num_failures += 1
-            message = "steps of %d rows cannot be recorded now, and go on one operation after another: %s"
+            message = "steps of %d rows cannot be recorded now and run without a recording: %s"
             log.log(level, message, shape.rows, error)
             return None
 
 
 class _Graph(NamedTuple):
-    inputs: torch.Tensor  # the numbers of a step, and room for feeds and rows of logits
+    inputs: torch.Tensor  # the numbers of a step, with space for feeds and rows of logits
     recording: StepRecording
 
     @classmethod
     def record(
         cls, example: PackedStep, longest: int, forward: Forward, device: torch.device, recorder: Recorder
     ) -> "_Graph":
-        """`longest`: context that the steps of the shape may have."""
+        """`longest`: the longest context that steps of the shape may have."""
         tokens, size = len(example.step.token_ids), example.feeds.start
         inputs = torch.zeros(size + 2 * (tokens + 1) + tokens, dtype=torch.int64, device=device)
         copy_to_device(torch.frombuffer(example.numbers[:size], dtype=torch.int64), inputs[:size])
@@ -180,7 +189,7 @@ class _Graph(NamedTuple):
         return cls(inputs, recorder.record(lambda: forward(batch)))
 
     def ready(self, packed: PackedStep, chosen: torch.Tensor | None, tokens: int) -> ReadyStep:
-        """`tokens`: of the step before decodes were repeated behind it."""
+        """Copy a step's input to the graph. `tokens`: of the step before padding."""
         there = self.inputs[: len(packed.numbers)]
         copy_to_device(torch.frombuffer(packed.numbers, dtype=torch.int64), there)
         packed.feed(there, chosen)
@@ -197,7 +206,7 @@ def _padded_rows(rows: int) -> int:
 
 
 class CudaRecorder:
-    """Graphs of one model share their memory and their stream, with its workspaces: they never run at the same time."""
+    """A recorder of CUDA graphs, which share memory and one stream with its workspaces: they run in turns."""
 
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
@@ -207,13 +216,16 @@ class CudaRecorder:
         return True
 
     def record(self, forward: Callable[[], Outputs]) -> "_CudaRecording":
-        """Record without torch.cuda.graph, which waits for the device and gives all free memory back, pinned memory too. Other threads load models
-        and move blocks meanwhile: their calls must neither fail nor end the recording."""
+        """Record without torch.cuda.graph, which waits for the device and frees all cached memory.
+
+        It would free pinned memory, too. Other threads load models and move blocks meanwhile: their calls must neither fail nor end the recording.
+        """
         serving, graph = torch.cuda.current_stream(), torch.cuda.CUDAGraph()
         self._stream.wait_stream(serving)
         try:
             with torch.cuda.stream(self._stream):
-                forward()  # for real: libraries allocate and load at their first call, which a recording forbids
+                # a normal run: libraries allocate and load at their first call, which is forbidden in a recording
+                forward()
                 graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
                 try:
                     output = forward()

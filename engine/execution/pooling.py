@@ -1,7 +1,7 @@
-"""The hidden states of texts, chunk by chunk, to one vector each: mean of all tokens, the first (cls) or the last.
+"""Pooling of texts' hidden states, chunk by chunk: mean of all tokens, the first (cls) or the last.
 
-What earlier chunks contributed waits here, in fp32, as long as a step says that the text is still wanted. What is made of a pooled vector is given;
-refuses to know models.
+The contributions of earlier chunks are kept here, in fp32, while steps list the text as needed. Does not know models: a given function finishes a
+pooled vector.
 """
 
 from collections.abc import Callable
@@ -19,12 +19,15 @@ PIECES: dict[Pooling, Pooled] = {"mean": "sum", "last": "last", "cls": "first"}
 
 class TextPooling:
     def __init__(self, finish: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        """`finish`: what is made of pooled vectors, [texts, hidden] fp32 -> [texts, numbers] fp32."""
+        """`finish`: converts pooled vectors [texts, hidden] fp32 to results [texts, numbers] fp32."""
         self._finish = finish
-        self._begun: dict[int, torch.Tensor] = {}  # of each text, what its chunks have given so far
+        self._begun: dict[int, torch.Tensor] = {}  # sums of each text's chunks so far
 
     def add(self, step: StepInput, hidden: torch.Tensor) -> dict[int, torch.Tensor]:
-        """hidden [tokens, hidden], behind the final norm, chunk after chunk -> for each chunk that ends a text its vector [numbers] fp32."""
+        """Return the vector [numbers] fp32 of each chunk that ends a text.
+
+        hidden [tokens, hidden], after the final norm, chunk after chunk.
+        """
         self._begun = {text: piece for text, piece in self._begun.items() if text in step.begun_texts}
         starts = to_device(torch.tensor([0, *accumulate(step.lengths)], dtype=torch.int32), hidden.device)
         pooled: dict[int, torch.Tensor] = {}
@@ -38,7 +41,7 @@ class TextPooling:
         return dict(zip(pooled, self._finish(torch.stack(list(pooled.values()))).unbind(), strict=True))
 
     def _add(self, chunk: PoolingInput, piece: torch.Tensor) -> torch.Tensor | None:
-        """Add a chunk to its text, and return the text's pooled vector; None until the chunk that ends it."""
+        """Add a chunk to its text, and return the text's pooled vector, or None before its last chunk."""
         if not chunk.is_first and chunk.kind != "last":
             begun = self._begun.pop(chunk.text)
             piece = begun + piece if chunk.kind == "mean" else begun

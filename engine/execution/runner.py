@@ -1,6 +1,6 @@
-"""Runs a model over its KV cache: a step's input in, tokens out.
+"""The runner of a model over its KV cache: a step's input in, tokens out.
 
-Knows tensors; refuses to know sequences, where the tokens go, and what a block of the cache holds (../kv/pool/layout.py).
+Knows tensors; does not know sequences, where the tokens go, and what a block of the cache contains (../kv/pool/layout.py).
 """
 
 import math
@@ -34,16 +34,16 @@ from pilotlight.kernels.matrices.blocks import BlockWeight
 if TYPE_CHECKING:
     from pilotlight.engine.models.draft_layers import DraftLayers
 
-_MOST_PROGRAMS = 256  # of a model on a CPU, some 60 KB each
-_MOST_RECORDED_LOGITS = 32  # rows: every CUDA graph keeps those that it computes, 16 MiB of a vocabulary of 128k
+_MOST_PROGRAMS = 256  # for a model on a CPU, some 60 KB each
+_MOST_RECORDED_LOGITS = 32  # rows: every CUDA graph keeps its own, 16 MiB with a vocabulary of 128k
 
 
 class Forwarded(NamedTuple):
     """A step's forward pass, which may still run."""
 
-    logits: torch.Tensor | None  # of the rows that were wanted
-    prompt_logprobs: dict[int, PromptLogprobs]  # by the chunk's place in the step
-    embeddings: dict[int, torch.Tensor]  # likewise, on their way to the host
+    logits: torch.Tensor | None  # of the requested rows
+    prompt_logprobs: dict[int, PromptLogprobs]  # by the chunk's index in the step
+    embeddings: dict[int, torch.Tensor]  # by the chunk's index in the step, being copied to the host
     computed_s: float
 
 
@@ -57,8 +57,11 @@ class ModelRunner:
         adapters: AdapterBank | None = None,
         drafts: "DraftLayers | None" = None,
     ) -> None:
-        """`kv_cache`: blocks of that layout, [num_blocks, block_bytes] uint8; `head`: of a model of texts. `adapters`: their slots; None: it has
-        none. `drafts`: computed beside it, to draft for it."""
+        """Prepare to run a model.
+
+        `kv_cache`: blocks of that layout, [num_blocks, block_bytes] uint8; `head`: for a model of texts; `adapters`: their slots, None if it has
+        none; `drafts`: layers that draft for the model.
+        """
         self.model = model
         self._drafts = drafts
         self.pooling = None if head is None else head.recipe.pooling
@@ -69,10 +72,10 @@ class ModelRunner:
         self._layers = layout.views(kv_cache)
         self.adapters = adapters
         self.graphs: DecodeGraphs | None = self._new_graphs()
-        self._earlier_failures = 0  # of graphs that others have replaced
+        self._earlier_failures = 0  # of graphs that were replaced
         self._texts = TextPooling(self._vectors)
         self.images = ImageMemory()
-        self._chosen: torch.Tensor | None = None  # token ids, in the step that has chosen last
+        self._chosen: torch.Tensor | None = None  # token ids of the last step that chose any
 
     @torch.inference_mode()
     def forward(self, step: StepInput) -> Forwarded:
@@ -104,7 +107,7 @@ class ModelRunner:
         return ReadyStep(lambda: (hidden_states(self.model, self._drafts, context),), context.batch.logit_rows)
 
     def _context(self, step: StepInput, chosen: torch.Tensor | None) -> Context:
-        """Return what the layers see of a step. `chosen`: the tokens of the step before."""
+        """Return the context of a step for the layers. `chosen`: the tokens of the step before."""
         device = self.kv_cache.device
         batch = build_batch(step, device, chosen)
         images = self.images.rows(step.images, device)
@@ -119,8 +122,10 @@ class ModelRunner:
         *,
         began: float,
     ) -> Forwarded:
-        """Compute what the hidden states behind the last layer are wanted for. `wanted`: tokens whose logits are; None: all. `logits`: of every
-        token, where they have been computed."""
+        """Compute the results that a step requests from the last layer's hidden states.
+
+        `wanted`: tokens whose logits are needed, None for all. `logits`: of every token, if they are computed already.
+        """
         prompts = {
             asked.chunk: prompt_logprobs(
                 self._logits_of, hidden[asked.row : asked.row + len(asked.token_ids)], asked.token_ids, asked.num_top
@@ -150,7 +155,7 @@ class ModelRunner:
         return self.model.logits(hidden)
 
     def _since(self, began: float) -> float:
-        """Return for how long the device has computed, where that is the host itself."""
+        """Return for how long the device has computed, if it is the host itself."""
         return time.perf_counter() - began if self.depth == 1 else 0.0
 
     @property
@@ -166,8 +171,10 @@ class ModelRunner:
         self.graphs = self._new_graphs()
 
     def _new_graphs(self) -> DecodeGraphs | None:
-        """Return the graphs of the model as it lies in memory now. One with states has none: steps are padded with their first sequence once more,
-        whose state would be changed twice."""
+        """Return new graphs for the model at its present memory addresses; None for a model with states.
+
+        Steps are padded with their first sequence once more, whose state would change twice.
+        """
         if self.layout.has_states:
             return None
         model, drafts, layers = self.model, self._drafts, self._layers
@@ -181,13 +188,13 @@ class ModelRunner:
         if self.kv_cache.is_cuda:
             return DecodeGraphs(forward, self.layout.block_size, CudaRecorder(), device)
         head = model.head if isinstance(model, Decoder) else None
-        in_blocks = head is not None and isinstance(head.weight, BlockWeight)  # as the matrices before it then are
+        in_blocks = head is not None and isinstance(head.weight, BlockWeight)  # then the matrices before it are, too
         recorder = ProgramRecorder(self.layout.dtype, in_blocks)
         return DecodeGraphs(forward, self.layout.block_size, recorder, device, pads=False, most=_MOST_PROGRAMS)
 
     @torch.inference_mode()
     def encode_image(self, name: bytes, piece: torch.Tensor) -> None:
-        """Encode the next piece of an image for the steps that follow; a later stage has no use for it."""
+        """Encode the next piece of an image for the following steps; later pipeline stages ignore it."""
         if isinstance(self.model, Decoder) and self.model.vision is not None:
             patches = to_device(piece, self.kv_cache.device).to(self.layout.dtype)
             self.images.add(name, self.model.vision.encode(patches))
@@ -197,17 +204,17 @@ class ModelRunner:
         assert self.adapters is not None
         if not self.adapters.fits(content):
             self.adapters.grow(content.rank)
-            self._renew_graphs()  # what was recorded reads the slots where they were
+            self._renew_graphs()  # recordings read the slots at their old addresses
         self.adapters.place(slot, content)
 
     def replace_model(self, model: Model) -> None:
-        """Replace the model by the same one in other memory; from any thread, since it does not matter which of the two a step runs through."""
+        """Replace the model by the same one at other addresses, from any thread: a step may use either."""
         self.model = model
         self._renew_graphs()
 
     @torch.inference_mode()
     def scrub(self, blocks: SequenceOf[int]) -> None:
-        """Zero blocks, whose content may be NaN or infinity."""
+        """Zero blocks that may contain NaN or infinity."""
         self.kv_cache[list(blocks)] = 0
 
     @torch.inference_mode()
@@ -215,9 +222,11 @@ class ModelRunner:
         self.kv_cache.zero_()
 
     def warm_up(self, prompt: SequenceOf[int], *, with_decode: bool = True) -> None:
-        """Compute a short prompt and one more token, in blocks that no sequence holds yet: the first request should not pay for lazy
-        initialisation, and a model that yields no numbers should not seem ready. One pass, without the token, suffices
-        where nothing but memory can be cold."""
+        """Compute a short prompt and one more token, in blocks that no sequence holds yet.
+
+        The first request so does not pay for lazy initialisation, and a model whose results are not finite does not become ready. One pass, without
+        the token, suffices if only memory can be cold.
+        """
         tokens = list(prompt)
         for start in (0, len(tokens)) if with_decode and self.pooling is None else (0,):
             step, rows = self._scratch_step(tokens, start)
@@ -228,7 +237,7 @@ class ModelRunner:
                 )
             if not all([token.is_finite for token in result.tokens]):
                 raise StepError("its logits are not finite; the weights do not fit config.json or the chosen dtype")
-            # A rank that chooses nothing goes on with any token: it proves as much.
+            # A rank that chooses nothing continues with any token, which tests as much.
             tokens.append(result.tokens[0].token_id if result.tokens else tokens[-1])
 
     def _scratch_step(self, tokens: list[int], start: int) -> tuple[StepInput, list[ChoiceRow]]:

@@ -1,9 +1,8 @@
-"""From logits to tokens: gathers the rows' sampling parameters and calls the kernels.
+"""The step from logits to tokens: gathers the rows' sampling parameters and calls the kernels.
 
-Greedy rows need no random number and pay for none; rows that are drawn get theirs from (seed, position), so neither
-batch nor history matters. Rows without penalties or biases pay for none either: those of others are changed entry by
-entry, and restored after the choice, because logprobs are reported as the model gave them. A row that follows a grammar chooses among what its mask
-allows.
+Greedy rows need no random number and cost nothing extra; rows that are sampled get theirs from (seed, position), so neither batch nor history
+matters. Rows without penalties or biases cost nothing extra either: those of others are changed entry by entry, and restored after the choice,
+because logprobs are reported as the model computed them. A row that follows a grammar chooses among the tokens of its mask.
 """
 
 import math
@@ -28,27 +27,30 @@ from pilotlight.kernels.sampling.sample import argmax, sample
 from pilotlight.kernels.sampling.sampling_batch import SamplingBatch, SamplingRow
 
 _MASK64 = (1 << 64) - 1
-_PROMPT_LOGPROB_ROWS = 128  # logits held at once: 64 MiB at a vocabulary of 128k
+_PROMPT_LOGPROB_ROWS = 128  # logits held at once: 64 MiB with a vocabulary of 128k
 
 
 @dataclass(frozen=True, slots=True)
 class Choices:
     """The next token of each row, on the device until `read`."""
 
-    token_ids: torch.Tensor  # [rows] int64, on the device
+    token_ids: torch.Tensor  # the same and each row's highest logit, on the host when the device is done
     # the same and each row's highest logit, on the host once the device is done
     _read: tuple[torch.Tensor, torch.Tensor]
     _logprobs: "_Logprobs | None"
 
     def read(self) -> list[SampledToken]:
-        """Read the choices, once the device has ended the step."""
+        """Read the choices after the device has ended the step."""
         ids, tops = (part.tolist() for part in self._read)
         logprobs = self._logprobs.by_row(len(ids)) if self._logprobs is not None else [None] * len(ids)
         return [SampledToken(*row) for row in zip(ids, map(math.isfinite, tops), logprobs, strict=True)]
 
 
 def choose_tokens(logits: torch.Tensor, rows: SequenceOf[ChoiceRow]) -> Choices:
-    """logits [rows, vocab] fp32; changed meanwhile. Waits for no device."""
+    """Choose a token per row of logits [rows, vocab] fp32, which change meanwhile.
+
+    Does not wait for a device.
+    """
     adjusted = [(i, row.sampling, row.counts) for i, row in enumerate(rows) if row.counts is not None]
     if adjusted:
         entries = _entries(adjusted, logits.device)
@@ -63,7 +65,7 @@ def choose_tokens(logits: torch.Tensor, rows: SequenceOf[ChoiceRow]) -> Choices:
         token_ids, tops = sample(logits, batch)
     else:
         token_ids, tops = argmax(logits)
-    if masked and unmasked is not None:  # log-probabilities are the model's own
+    if masked and unmasked is not None:  # log-probabilities are those of the unmasked model
         logits.index_copy_(0, at, unmasked)
     if adjusted:
         restore_(logits, entries, before)
@@ -85,13 +87,13 @@ def _row(row: ChoiceRow) -> SamplingRow:
 
 @dataclass(frozen=True, slots=True)
 class PromptLogprobs:
-    """What is reported of tokens of a prompt, on its way to the host until `read`."""
+    """The reported log probabilities of prompt tokens, being copied to the host until `read`."""
 
-    _parts: list[tuple[torch.Tensor, ...]]  # as token_logprobs gives them, and the ranks
+    _parts: list[tuple[torch.Tensor, ...]]  # as returned by token_logprobs, and the ranks
     _num_top: int
 
     def read(self) -> tuple[TokenLogprobs, ...]:
-        """Read it, once the device has ended the step."""
+        """Read them after the device has ended the step."""
         return tuple(
             replace(message, rank=rank)
             for chosen, ids, top, ranks in self._parts
@@ -104,7 +106,10 @@ class PromptLogprobs:
 def prompt_logprobs(
     logits: Callable[[torch.Tensor], torch.Tensor], hidden: torch.Tensor, token_ids: "array[int]", num_top: int
 ) -> PromptLogprobs:
-    """Take the logprob and rank of each of `token_ids` under the logits of its row of hidden [tokens, hidden]. Waits for no device."""
+    """Return the logprob and rank of each of `token_ids`, given the hidden states before each.
+
+    Does not wait for a device.
+    """
     targets = to_device(torch.frombuffer(token_ids, dtype=torch.int64), hidden.device)
     parts, size = [], _PROMPT_LOGPROB_ROWS
     for some, wanted in zip(torch.split(hidden, size), torch.split(targets, size), strict=True):
@@ -115,7 +120,7 @@ def prompt_logprobs(
 
 
 def _entries(adjusted: SequenceOf[tuple[int, SamplingParams, CountEntries]], device: torch.device) -> LogitEntries:
-    """Return what the adjusted rows change, each row's part behind the other's."""
+    """Return the logit changes of the adjusted rows, one row's part after the other."""
     params, counted = [p for _, p, _ in adjusted], [counts for _, _, counts in adjusted]
     by_row = torch.tensor(
         [
@@ -148,9 +153,9 @@ def _joined(parts: "Iterable[array[int]] | Iterable[array[float]]", code: str, d
 
 @dataclass(frozen=True, slots=True)
 class _Logprobs:
-    rows: list[int]  # those that want any
+    rows: list[int]  # rows that request any
     num_top: list[int]
-    tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # as token_logprobs gives them, on their way to the host
+    tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # as returned by token_logprobs, being copied to the host
 
     def by_row(self, num_rows: int) -> list[TokenLogprobs | None]:
         reported: list[TokenLogprobs | None] = [None] * num_rows

@@ -1,8 +1,8 @@
-"""Steps as others of their shape have them: padded with tokens that are computed twice, so that a few recordings serve all.
+"""Padding of steps to common shapes with tokens computed twice, so that few recordings serve all.
 
-A decode is repeated whole; drafts of different numbers become decodes of one token each. Of prompts, the last tokens of the longest chunk are
-computed once more, as sequences of their own: each attends to what it attends to where it stands, and writes the same to the same place. Knows steps;
-refuses to know what is recorded, and where.
+A decode is repeated whole; drafts that differ in number become decodes of one token each. For prompts, the last tokens of the longest chunk are
+computed once more, as separate sequences: each attends to the same tokens as its original, and writes the same values to the same place. Knows steps;
+does not know what is recorded, or where.
 """
 
 from array import array
@@ -11,15 +11,15 @@ from typing import NamedTuple
 
 from pilotlight.engine.core.step import BlockTables, GroupInput, StepInput
 
-# Tokens of prompts, padding among them. A host launches the layers of an 8B model one by one in 18 ms, in which an H100 computes some 700 tokens.
+# Prompt tokens, including padding. A host launches the layers of an 8B model one by one in 18 ms, in which an H100 computes some 700 tokens.
 MOST_TOKENS = 640
-_LARGEST_STEP = 128  # between sizes: twice as many tokens take a device that is full twice as long
+_LARGEST_STEP = 128  # between sizes: twice as many tokens take a busy device twice as long
 _MOST_PROMPTS = 4
 _FEW_BLOCKS = 32
 
 
 class PromptShape(NamedTuple):
-    """What the prompts of a step are padded to."""
+    """The padded size of a step's prompts."""
 
     chunks: int
     tokens: int
@@ -27,14 +27,14 @@ class PromptShape(NamedTuple):
 
     @classmethod
     def of(cls, step: StepInput) -> "PromptShape | None":
-        """Return the shape of a step that has prompts; None where it is too large, or more is wanted of it than logits."""
+        """Return the shape of a step with prompts; None if it is too large, or needs more than logits."""
         lengths = step.lengths[step.num_decodes :]
         num_tokens = sum(lengths)
         if step.checks_drafts or step.prompt_logprobs or step.pooling or len(lengths) > _MOST_PROMPTS:
             return None
         is_whole = _padded_tokens(num_tokens) == num_tokens and power_of_two(len(lengths)) == len(lengths)
         chunks = len(lengths) if is_whole else power_of_two(2 * len(lengths) + 1)
-        again = chunks - len(lengths)  # chunks of one token at least
+        again = chunks - len(lengths)  # chunks of at least one token
         tokens = _padded_tokens(num_tokens + again)
         if tokens > MOST_TOKENS or tokens - num_tokens > again * max(lengths):
             return None
@@ -43,7 +43,7 @@ class PromptShape(NamedTuple):
 
 
 def padded(step: StepInput, num_decodes: int, shape: PromptShape) -> StepInput:
-    """Return the step with so many decodes, and prompts of a shape."""
+    """Return the step padded to so many decodes and to a shape of prompts."""
     decodes, more = step.num_decodes, num_decodes - step.num_decodes
     lengths, contexts = step.lengths[decodes:], step.context_lens[decodes:]
     longest = max(range(len(lengths)), key=lengths.__getitem__)
@@ -87,8 +87,10 @@ def padded(step: StepInput, num_decodes: int, shape: PromptShape) -> StepInput:
 
 
 def one_by_one(step: StepInput) -> StepInput:
-    """Return a step of decodes in which each token is a decode of its own: every layer writes all keys and values of the step before any token reads
-    them. So drafts of different numbers are rows like any others."""
+    """Return a step of decodes in which each token is a separate decode.
+
+    Every layer writes all keys and values of the step before any token reads them, so drafts that differ in number become rows like any others.
+    """
     lengths = step.lengths
     contexts = [
         end - count + i + 1 for end, count in zip(step.context_lens, lengths, strict=True) for i in range(count)
@@ -127,5 +129,5 @@ def _padded_tokens(number: int) -> int:
 
 
 def power_of_two(number: int) -> int:
-    """Return the least that is not below the number."""
+    """Return the smallest power of two that is at least the number."""
     return 1 << (number - 1).bit_length()

@@ -1,4 +1,4 @@
-"""From a text's pooled hidden states to its vector: an embedding, by linear layers and a length of 1, or the logits of classes."""
+"""The result for a text's pooled hidden states: a normalised embedding, or logits of classes."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -15,7 +15,7 @@ _FUNCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 class DenseLayer(NamedTuple):
-    """A Dense module of sentence-transformers, computed in fp32: its inputs are pooled, and few."""
+    """A Dense module of sentence-transformers, computed in fp32: its inputs are few pooled vectors."""
 
     weight: torch.Tensor  # [outputs, inputs]
     bias: torch.Tensor | None
@@ -23,8 +23,8 @@ class DenseLayer(NamedTuple):
 
     @classmethod
     def load(cls, module: DenseModule, device: torch.device) -> "DenseLayer":
-        """Raises CheckpointError."""
-        from safetensors import SafetensorError  # for a model that has such a layer alone
+        """Load the layer's weights. Raises CheckpointError."""
+        from safetensors import SafetensorError  # only for a model that has such a layer
         from safetensors.torch import load_file
 
         file = module.directory / "model.safetensors"
@@ -44,20 +44,20 @@ class DenseLayer(NamedTuple):
         )
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """x [texts, inputs] fp32 -> [texts, outputs] fp32"""
+        """Apply the layer to x [texts, inputs] fp32; return [texts, outputs] fp32."""
         return self.function(F.linear(x, self.weight, self.bias))
 
 
 class TextHead:
-    """The steps of a recipe behind the pooling."""
+    """The steps of a recipe after the pooling."""
 
     def __init__(self, recipe: PoolingRecipe, hidden_size: int, device: torch.device) -> None:
-        """Raises CheckpointError where the recipe's layers do not fit one behind the other."""
+        """Load the recipe's layers. Raises CheckpointError if their sizes do not match each other."""
         size = hidden_size
         for module in recipe.dense:
             if module.inputs != size:
                 raise CheckpointError(
-                    f"{module.directory / 'config.json'} has in_features = {module.inputs}, and is given {size} numbers"
+                    f"{module.directory / 'config.json'} has in_features = {module.inputs}, but its input has {size} numbers"
                 )
             size = module.outputs
         self.recipe = recipe
@@ -66,7 +66,10 @@ class TextHead:
     def __call__(
         self, pooled: torch.Tensor, logits_of: Callable[[torch.Tensor], torch.Tensor], dtype: torch.dtype
     ) -> torch.Tensor:
-        """pooled [texts, hidden] fp32 -> [texts, numbers] fp32. `logits_of`: the model's own head, which takes rows of `dtype`."""
+        """Return [texts, numbers] fp32 for pooled [texts, hidden] fp32.
+
+        `logits_of`: the model's own head, which takes rows of `dtype`.
+        """
         classes = self.recipe.classes
         if classes is not None:
             logits = logits_of(pooled.to(dtype)).float()
@@ -77,6 +80,9 @@ class TextHead:
 
 
 def compared(logits: torch.Tensor, tokens: tuple[int, ...]) -> torch.Tensor:
-    """logits [texts, vocab] -> [texts, 1], how much likelier the first of the tokens is than the second, in nats; of one alone its logit."""
+    """Return how much likelier the first token is than the second, in nats, [texts, 1].
+
+    Of one alone its logit. logits [texts, vocab].
+    """
     chosen = logits[:, list(tokens)]
     return chosen if len(tokens) == 1 else chosen[:, :1] - chosen[:, 1:]

@@ -1,8 +1,8 @@
-"""Which tokens one sequence has seen and put out, and their biases: what its penalties need of each step.
+"""The counts of one sequence's prompt and output tokens, and its biases: the input of its penalties.
 
-Kept up to date as the sequence grows, one entry per distinct token, in flat arrays that become tensors without a loop
-over tokens. Knows counts; refuses to know tensors and arithmetic. A continuation counts as if it had never been cut:
-the tokens already delivered are outputs, though they arrive in its prompt.
+Updated as the sequence grows, one entry per distinct token, in flat arrays that become tensors without a loop over tokens. Knows counts; does not
+know tensors and arithmetic. A continuation counts as if it had never been interrupted: tokens already delivered are outputs, though they arrive in
+its prompt.
 """
 
 from array import array
@@ -14,7 +14,7 @@ from pilotlight.engine.api.protocol import SamplingParams
 
 
 class CountEntries(NamedTuple):
-    """A value of each for every token that is counted or has a bias."""
+    """One value in each array for every token that is counted or has a bias."""
 
     token_ids: "array[int]"
     bias: "array[float]"
@@ -35,7 +35,7 @@ class TokenCounts:
             self.entries.bias[self._place(token_id)] = bias
 
     def catch_up(self, token_ids: SequenceOf[int], num_known: int) -> None:
-        """Count what has been added since the last call, up to the first `num_known` tokens; in decoding, one token."""
+        """Count tokens added since the last call, up to the first `num_known`; when decoding, one token."""
         if self._num_counted == 0 and self._counts_prompt:
             for token_id in dict.fromkeys(token_ids[: self._num_prompt_tokens]):
                 self.entries.seen[self._place(token_id)] = 1.0
@@ -44,7 +44,7 @@ class TokenCounts:
         self._num_counted = num_known
 
     def followed_by(self, drafts: SequenceOf[int]) -> CountEntries:
-        """Return the entries as they are if `drafts` are put out next."""
+        """Return the entries as they would be after `drafts`."""
         if not drafts or not self._counts_output:
             return self.entries
         ahead = copy(self)

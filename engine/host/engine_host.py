@@ -1,9 +1,9 @@
 """The engine host: one process (or thread), several models, one stream of frames.
 
-Knows the order of things between steps: commands, finished loads, one step per model, one frame. Refuses to know
-tensors and HTTP. Imports no torch: the loader's thread does, while the host is already reachable.
+Knows the order of things between steps: commands, finished loads, one step per model, one frame. Does not know tensors and HTTP. Imports no torch:
+the loader's thread does, while the host is already reachable.
 
-    python -m pilotlight.engine.host.engine_host --address ipc:///run/pilotlight/ams1.sock --config '{"device": "cpu"}'
+python -m pilotlight.engine.host.engine_host --address ipc:///run/pilotlight/ams1.sock --config '{"device": "cpu"}'
 """
 
 import argparse
@@ -49,12 +49,12 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# How soon a finished load is noticed: the loader's thread has no way to interrupt the wait for commands. A wake from host memory takes 20 ms.
+# How often to look for a finished load: the loader's thread cannot interrupt the wait for commands. A wake from host memory takes 20 ms.
 _LOADING_POLL_S = 0.001
-# And blocks from a tier, while no sequence has anything else to do.
+# How often to look for blocks from a tier, while no sequence has anything else to do.
 _TIER_POLL_S = 0.001
-# Failed steps in a row, of whatever models, after which the device counts as broken. Four at most fail in a row for two sequences of one batch that
-# cannot be computed: all, each half, and a quarter.
+# Consecutive failed steps, of any models, after which the device counts as broken. At most four fail in a row if two sequences of one batch cannot be
+# computed: the whole, each half, and a quarter.
 MOST_FAILED_STEPS = 5
 
 
@@ -66,8 +66,11 @@ class EngineHost:
         is_orphaned: Callable[[], bool] = lambda: False,
         journal: StepJournal | None = None,
     ) -> None:
-        """`loader`: may serve a model by other means until it is loaded (engine/bootstrap). `journal`: where the site reads under which sequences the
-        host has died."""
+        """Prepare the host.
+
+        `loader`: may serve a model by other means until it is loaded (engine/bootstrap). `journal`: shows the site which sequences were being
+        computed when the host died.
+        """
         self._transport = transport
         self._loader = loader
         self._is_orphaned = is_orphaned
@@ -77,19 +80,19 @@ class EngineHost:
         self._owes_ready = False
         self._waits_for_blocks = False
         self._is_stopping = False
-        self._num_heard = 0  # of other hosts
+        self._num_heard = 0  # messages from other hosts
         self._failed_steps = (
-            0  # since results were last collected: where steps overlap, a launch that succeeds says nothing
+            0  # since results were last collected: if steps overlap, a successful launch proves nothing
         )
-        self._broken: str | None = None  # why nothing may touch the device any more
-        self._failed_under: tuple[str, ...] = ()  # the sequences whose step has broken it
+        self._broken: str | None = None  # why nothing may use the device any more
+        self._failed_under: tuple[str, ...] = ()  # the sequences whose step broke it
 
     def stop(self) -> None:
-        """End after the step in progress. May be called from a signal handler."""
+        """Stop after the step in progress. May be called from a signal handler."""
         self._is_stopping = True
 
     def run(self) -> None:
-        """Serve until told to stop; then say so at once: the open sequences go on elsewhere."""
+        """Serve until `stop` is called; then send a farewell at once, so that open sequences move elsewhere."""
         self._loader.start()
         while not self._is_stopping and not self._is_orphaned():
             for command in self._transport.receive(self._receive_timeout_s()):
@@ -108,7 +111,7 @@ class EngineHost:
             self._waits_for_blocks = bool(working) and not stepped
             if self._waits_for_blocks:
                 self._note_peers(working)
-        self._send_frame([])  # tokens that have been computed are not lost
+        self._send_frame([])  # do not lose computed tokens
         reason = self._broken or self._loader.why_ending or "the engine host was shut down"
         self._transport.send(HostEnding(reason, self._failed_under))
         if self._broken is None:
@@ -148,7 +151,7 @@ class EngineHost:
 
     def _submit(self, submit: Submit) -> None:
         if any(submit.sequence_id in model.engine.sequences for model in self._models.served.values()):
-            # Its front end has refused the second. From here an error of that id would reach, and end, the first.
+            # Its front end has refused the second. An error sent from here for that id would end the first.
             log.error("sequence %s is open already; the second of this id is dropped", submit.sequence_id)
             return
         model = self._models.served.get(submit.model)
@@ -163,7 +166,7 @@ class EngineHost:
             self._transport.send(self._loader.ready)
 
     def _step(self, model: ServedModel) -> bool:
-        """Return False if nothing was computed: liveness is progress, which errors are not."""
+        """Return False if nothing was computed: liveness requires progress, and an error is not progress."""
         engine, name = model.engine, model.spec.name
         num_steps = engine.stats.num_steps
         try:
@@ -171,13 +174,13 @@ class EngineHost:
             if engine.stats.num_steps > num_steps:
                 self._failed_steps = 0
             return has_computed
-        except Exception as error:  # one model's failure must not end the others' sequences, nor this model's next ones
+        except Exception as error:  # one model's failure must not end other models' sequences, nor its own next ones
             log.exception("a step of %s failed", name)
             message = f"a step of {name} failed with {type(error).__name__}: {error}"
             self._failed_steps += 1
             if _is_sticky(error) or self._failed_steps >= MOST_FAILED_STEPS:
-                # What is open goes on at the next host, or another site, which it could not after an error of its own.
-                self._broken = f"the device is taken for broken: {message}"
+                # Open sequences continue on the next host or another site, which an error output would prevent.
+                self._broken = f"the device counts as broken: {message}"
                 if not (isinstance(error, RankLostError) and error.was_killed):
                     self._failed_under = tuple(engine.held.computed)
                 self.stop()
@@ -192,7 +195,7 @@ class EngineHost:
             self._journal.note(model, held)
 
     def _note_peers(self, waiting: Sequence[ServedModel]) -> None:
-        """Count as progress what is heard of hosts that compute for this one."""
+        """Count messages from hosts that compute for this one as progress."""
         heard = max(model.engine.tiers.num_heard for model in waiting)
         if heard > self._num_heard:
             self._num_heard = heard
@@ -208,8 +211,10 @@ class EngineHost:
 
 
 def _is_sticky(error: Exception) -> bool:
-    """Return whether the device is lost, or a rank of its group: after an error of CUDA every later call of the process fails as well. Want of memory
-    is no such error."""
+    """True if the device, or a rank of its group, is lost.
+
+    After an error of CUDA every later call of the process fails as well; out of memory is no such error.
+    """
     return isinstance(error, RankLostError) or type(error).__name__ == "AcceleratorError" or "CUDA error" in str(error)
 
 
@@ -226,14 +231,20 @@ def main(words: Sequence[str]) -> None:
     parser.add_argument(
         "--keys",
         type=Path,
-        help="a file of pilotlight.engine.api.keys: only the front end with the other one is heard, and it holds a lease",
+        help="a key file of pilotlight.engine.api.keys: only the front end with its counterpart is accepted, and it holds a lease",
     )
     parser.add_argument("--config", default="{}", help="a HostConfig as JSON")
-    parser.add_argument("--journal", type=Path, help="a file to note in under which sequences steps are under way")
-    parser.add_argument("--parent", type=int, help="the process to end with, should it die before this one can look")
-    parser.add_argument("--standby", action="store_true", help="wait, fully imported, for the day another host dies")
+    parser.add_argument("--journal", type=Path, help="a file in which to record the sequences of running steps")
     parser.add_argument(
-        "--afresh", action="store_true", help="remove what earlier hosts have built: one of them crashed by it"
+        "--parent",
+        type=int,
+        help="the parent process: exit when it ends, even if it ended before this process could check",
+    )
+    parser.add_argument("--standby", action="store_true", help="import everything and wait to replace a host that dies")
+    parser.add_argument(
+        "--afresh",
+        action="store_true",
+        help="remove the files that earlier hosts built, because one of them crashed on them",
     )
     parser.add_argument(
         "--bootstrap",
@@ -245,7 +256,7 @@ def main(words: Sequence[str]) -> None:
     try:
         config = msgspec.json.decode(arguments.config, type=HostConfig)
     except msgspec.DecodeError as error:
-        sys.exit(f"pilotlight.engine.host.engine_host: --config is no HostConfig: {error}")
+        sys.exit(f"pilotlight.engine.host.engine_host: --config is not a valid HostConfig: {error}")
     if problem := host_problem(config):
         sys.exit(f"pilotlight.engine.host.engine_host: {problem}")
     try:
@@ -264,7 +275,7 @@ def main(words: Sequence[str]) -> None:
     if config.threads is not None:
         # Read when torch is imported, by every thread that computes.
         os.environ["OMP_NUM_THREADS"] = str(config.threads)
-    # Where keys are, the front end is on another machine, and its lease says whether it is there.
+    # With keys, the front end is on another machine, and its lease shows whether it is alive.
     parent = arguments.parent if arguments.parent is not None or keys is not None else os.getppid()
     transport = SocketTransport(arguments.address, keys)
     loader = ModelLoader(config, arguments.standby, records_bootstrap=True)
@@ -281,12 +292,12 @@ def main(words: Sequence[str]) -> None:
         _die_with_parent(parent, host.stop)
     host.run()
     if loader.is_at_work:
-        # A thread that is inside torch, whose import alone takes seconds of a busy machine, would abort the process as the interpreter ends.
+        # A thread that is inside torch, whose import alone takes seconds on a busy machine, would abort the process when the interpreter ends.
         os._exit(0)
 
 
 def _with_bootstrap(config: HostConfig, loader: ModelLoader) -> Loader:
-    from pilotlight.engine.bootstrap.bootstrap_loader import with_bootstrap  # a standby has no use for it
+    from pilotlight.engine.bootstrap.bootstrap_loader import with_bootstrap  # a standby does not need it
 
     return with_bootstrap(config, loader)
 
@@ -294,7 +305,7 @@ def _with_bootstrap(config: HostConfig, loader: ModelLoader) -> Loader:
 def _keys(path: Path | None) -> "Keys | None":
     if path is None:
         return None
-    from pilotlight.engine.api.keys import KeysError, read_keys  # a host on its own machine has none
+    from pilotlight.engine.api.keys import KeysError, read_keys  # a host on the front end's machine has none
 
     try:
         return read_keys(path)
@@ -303,31 +314,34 @@ def _keys(path: Path | None) -> "Keys | None":
 
 
 def address_problem(address: str, has_keys: bool = False) -> str | None:
-    """Return why a host must not listen there: without keys whatever reaches its socket commands it."""
+    """Return why a host must not listen at an address: without keys, any peer that reaches it commands it."""
     host = address.removeprefix("tcp://").rpartition(":")[0].strip("[]")
     if has_keys or not address.startswith("tcp://") or host in ("127.0.0.1", "::1"):
         return None
-    return f"--address {address} can be reached from other machines, which would command this host: give it --keys, or use ipc://PATH, or tcp://127.0.0.1:PORT"
+    return f"--address {address} is reachable from other machines, which could then command this host: add --keys, or use ipc://PATH or tcp://127.0.0.1:PORT"
 
 
 def peer_address_problem(config: HostConfig) -> str | None:
-    """Return why a host must not serve its blocks there."""
+    """Return why a host must not serve its blocks at its configured addresses."""
     for name in ("peer_address", "lend_address"):
         address = getattr(config, name)
         if address is not None and address_problem(address, config.peer_keys is not None):
-            return f"{name} {address} can be reached from other machines, which could read what is cached: give peer_keys as well"
+            return f"{name} {address} is reachable from other machines, which could then read the cache: set peer_keys as well"
     return None
 
 
 def _die_with_parent(parent: int, stop: Callable[[], None]) -> None:
-    """Ask Linux for a signal when the parent dies. It also comes when merely the thread that started us ends, hence the
-    check. Elsewhere, and as a second line, the heartbeat looks at the parent's id."""
+    """Ask Linux for a signal when the parent dies.
+
+    It is also sent when only the thread that started this process ends, hence the check. On other systems, and as a second line of defence, the
+    heartbeat checks the parent's id.
+    """
     if not sys.platform.startswith("linux"):
         return
     signal.signal(signal.SIGUSR1, lambda *_: stop() if os.getppid() != parent else None)
     pr_set_pdeathsig = 1
     ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGUSR1.value)
-    if os.getppid() != parent:  # it died before we asked
+    if os.getppid() != parent:  # it died before the request
         stop()
 
 

@@ -1,6 +1,6 @@
 """The models of an engine host: loading, loaded, and served by other means until they are.
 
-Knows which answers of the loader are still wanted; refuses to know sequences, steps and when to look.
+Knows which results of the loader are still needed; does not know sequences, steps and when to look.
 """
 
 from typing import TYPE_CHECKING
@@ -22,8 +22,8 @@ class HostedModels:
         self._transport = transport
         self._frames = frames
         self.served: dict[str, ServedModel] = {}  # by name
-        self.loading: dict[str, ModelSpec] = {}  # likewise; some may be served by other means meanwhile
-        self._arriving: list[LoadedModel] = []  # loaded; what others have of their cache is still to be left
+        self.loading: dict[str, ModelSpec] = {}  # by name; some may be served by other means meanwhile
+        self._arriving: list[LoadedModel] = []  # loaded, but part of their cache is still held by other models
 
     def why_missing(self, name: str) -> str:
         state = "is still loading" if name in self.loading else "is not loaded"
@@ -44,7 +44,7 @@ class HostedModels:
             self._transport.send(ModelReady(served.engine.info))
 
     def unload(self, name: str) -> None:
-        self.loading.pop(name, None)  # its result is thrown away when it comes
+        self.loading.pop(name, None)  # its result will be dropped
         model = self.served.pop(name, None)
         if model is not None:
             model.engine.sequences.end_all("model_not_found", f"model {name!r} was unloaded")
@@ -53,8 +53,10 @@ class HostedModels:
         self._transport.send(ModelUnloaded(name))
 
     def collect(self) -> bool:
-        """Take what the loader has for this host. Return False if a model that is being served cannot be loaded: its sequences go on at the next
-        host, which says why."""
+        """Take the loader's results for this host.
+
+        Returns False if a model that is being served cannot be loaded: its sequences then move to the next host, which reports the reason.
+        """
         can_go_on = True
         for spec, result in self._loader.take_results():
             is_wanted = self.loading.get(spec.name) is spec  # else it was unloaded while it loaded
@@ -65,7 +67,7 @@ class HostedModels:
                     del self.loading[spec.name]
                     self._transport.send(result)
                 case LoadProgress() if is_wanted:
-                    if spec.name in self.served:  # what waits for the load in there has a deadline
+                    if spec.name in self.served:  # requests that wait for the load have a deadline
                         self._frames.note_progress()
                     self._transport.send(result)
                 case LoadProgress() | ModelFailed():
@@ -80,7 +82,7 @@ class HostedModels:
             model.close()
 
     def _serve(self, model: ServedModel) -> None:
-        """Let the model serve from now on, in the place of what has served it so far."""
+        """Serve the model from now on, in place of its bootstrap program if it has one."""
         name = model.spec.name
         previous, self.served[name] = self.served.get(name), model
         if previous is not None:
@@ -89,7 +91,10 @@ class HostedModels:
         self._transport.send(ModelReady(model.engine.info))
 
     def _activate(self, loaded: "LoadedModel") -> bool:
-        """Let a loaded model serve, or close it where it was unloaded meanwhile. False while its part of the arena is not free."""
+        """Serve a loaded model, or close it if it was unloaded meanwhile.
+
+        Returns False while its part of the arena is not free.
+        """
         name = loaded.spec.name
         if self.loading.get(name) is not loaded.spec:
             loaded.close()

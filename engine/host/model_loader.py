@@ -1,7 +1,7 @@
-"""The thread that loads models while a host keeps serving those it has.
+"""The thread that loads models while a host keeps serving its loaded ones.
 
-Knows one load at a time, in order, because the disk is the bottleneck. Imports torch in its thread: a host is
-reachable, and its heart beats, before.
+Loads one model at a time, in order, because the disk is the bottleneck. Imports torch in its thread: the host is reachable, and its heart beats,
+before that.
 """
 
 import logging
@@ -37,23 +37,23 @@ _LOOK_S = 0.5
 
 
 class Loader(Protocol):
-    """The loader of a host's models: a ModelLoader, or one that serves them sooner by other means (engine/bootstrap)."""
+    """The loader of a host's models: a ModelLoader, or one that serves them sooner (engine/bootstrap)."""
 
     @property
     def ready(self) -> HostReady | None:
-        """None until a model could be loaded."""
+        """Return the host's properties, or None until a model could be loaded."""
 
     @property
     def why_ending(self) -> str | None:
-        """The reason for which it has the host end; None while it does not."""
+        """Return why the loader wants the host to end, or None."""
 
     def start(self) -> None: ...
 
     def load(self, spec: ModelSpec) -> ServedModel | None:
-        """Begin to load. Return what serves the model until the result is here, if anything does."""
+        """Start to load. Return what serves the model until it is loaded, if anything does."""
 
     def prewarm(self, spec: ModelSpec) -> None:
-        """Make ready for a model that may have to be loaded, when there is nothing else to do."""
+        """Prepare for a model that may have to be loaded, in idle time."""
 
     def take_results(self) -> "list[tuple[ModelSpec, LoadResult]]": ...
 
@@ -62,8 +62,11 @@ class Loader(Protocol):
 
 class ModelLoader:
     def __init__(self, config: HostConfig, is_standby: bool = False, *, records_bootstrap: bool = False) -> None:
-        """`is_standby`: it is not waited for yet; it makes ready more thoroughly, at a lower priority. `records_bootstrap`: of its models, for
-        their next lives (engine/bootstrap)."""
+        """Prepare the thread.
+
+        `is_standby`: no request waits for this host; it prepares more thoroughly, at a lower priority. `records_bootstrap`: record bootstrap programs
+        of its models for later starts (engine/bootstrap).
+        """
         if problem := host_problem(config):
             raise ValueError(problem)
         self._config = config
@@ -85,7 +88,7 @@ class ModelLoader:
         return self._thread.is_alive()
 
     def start(self) -> None:
-        """Begin to import torch. Harmless a second time."""
+        """Start to import torch. Calling it twice is harmless."""
         if not self.has_begun:
             self.has_begun = True
             self._thread.start()
@@ -103,7 +106,7 @@ class ModelLoader:
         return results
 
     def close(self) -> None:
-        """Let the load under way, if any, end first, within _LAST_LOAD_S."""
+        """Wait for a running load to end, at most _LAST_LOAD_S."""
         if self._memory is not None:
             self._memory.close()
         self._specs.put(None)
@@ -119,15 +122,17 @@ class ModelLoader:
     def _run(self) -> None:
         try:
             self.ready = prepare(self._config, self._is_standby)
-        except Exception:  # the same fails again, and is reported, when a model is loaded
+        except Exception:  # the same error occurs, and is reported, when a model is loaded
             log.exception("this host cannot be made ready")
             self.ready = HostReady(VERSION)
         while (spec := self._next()) is not None:
             self._results.put((spec, self._try_to_load(spec)))
 
     def _next(self) -> ModelSpec | None:
-        """Wait for a model to load; meanwhile make ready for those that are expected, and unmap the files of sleeping models that their site has
-        removed."""
+        """Wait for a model to load; meanwhile prepare expected ones, and unmap removed files.
+
+        Those are files of sleeping models that their site has removed.
+        """
         while True:
             try:
                 return self._specs.get(timeout=0.0 if self._expected.qsize() else _LOOK_S)
@@ -145,7 +150,7 @@ class ModelLoader:
         self._has_prewarmed = True
         try:
             at_low_priority(lambda: prewarm(spec, self._config))
-        except Exception as error:  # of whatever kind: its load will take longer, or say what is wrong
+        except Exception as error:  # of any kind: its load will take longer, or report the error
             log.info("%s is not prewarmed: %s: %s", spec.name, type(error).__name__, error)
 
     def _try_to_load(self, spec: ModelSpec) -> "LoadedModel | ModelFailed":
@@ -153,7 +158,7 @@ class ModelLoader:
             return self._load(spec)
         except CheckpointError as error:
             reason = str(error)
-        except Exception as error:  # whatever a full device or a broken disk raises is the answer to this load alone
+        except Exception as error:  # any error, such as of a full device or broken disk, fails only this load
             log.exception("loading %s failed", spec.name)
             reason = f"{type(error).__name__}: {error}"
         return ModelFailed(spec.name, "model_load_failed", f"{spec.name} cannot be loaded: {reason}")
@@ -164,7 +169,7 @@ class ModelLoader:
         from pilotlight.engine.loading.loading import load_model
 
         if self._memory is None:
-            # What is open goes on at the next host, as after any other death.
+            # Open sequences move to the next host, as after any other death.
             self._memory = make_kv_memory(
                 self._config,
                 self._end_host,
@@ -187,6 +192,6 @@ class ModelLoader:
             check_sound(directory, records)
         loaded = load_model(spec, self._config, self._memory, report, self._tiers, self._records_bootstrap)
         if records is not None:
-            # The host ends as if it were told to: what is open goes on where the weights are sound, and here they are refused by name.
+            # The host ends as on a request to stop: open sequences move to a host with intact weights, and this one refuses the damaged ones by name.
             verify_in_background(directory, records, lambda: os.kill(os.getpid(), signal.SIGTERM))
         return loaded

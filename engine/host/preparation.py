@@ -1,7 +1,7 @@
-"""What an engine host does before it knows a model: imports, the kernels' library, the device's context.
+"""A host's preparation before it knows a model: imports, the kernels' library, the device's context.
 
-A standby also runs each kind of work once, because the first of a process is the slow one, and does all of it in a thread of lower priority:
-it is not waited for, and the cores belong to those who are waited for. Refuses to know checkpoints and sockets; imports no torch until it is called.
+A standby also runs each kind of work once, because the first run in a process is slow. It does all of this in a thread of lower priority, to leave
+the cores to processes that serve. Does not know checkpoints and sockets; imports no torch until it is called.
 """
 
 import gc
@@ -20,8 +20,11 @@ log = logging.getLogger(__name__)
 
 
 def import_libraries() -> None:
-    """Import what every host imports, whatever its configuration says. What modules are made of is never garbage: looking for some meanwhile takes an
-    eighth of the time, and a look at all of it later is a pause of 50 ms between two steps."""
+    """Import the modules that every host needs, with any configuration.
+
+    The garbage collector is off meanwhile: modules are never garbage, the search takes an eighth of the time, and a later scan of them would pause
+    two steps for 50 ms.
+    """
     gc.disable()
     try:
         import pilotlight.engine.loading.loading
@@ -33,7 +36,7 @@ def import_libraries() -> None:
 
 
 def prepare(config: HostConfig, is_standby: bool) -> HostReady:
-    """Make the process ready to load a model. Raises whatever an import or a device raises."""
+    """Prepare the process to load a model. Raises any error of an import or a device."""
     return at_low_priority(lambda: _prepare(config, is_standby)) if is_standby else _prepare(config, is_standby)
 
 
@@ -53,7 +56,7 @@ def _prepare(config: HostConfig, is_standby: bool) -> HostReady:
         torch.zeros(1, device=device)
         from pilotlight.engine.planning.memory_plan import weights_limit
 
-        # Of all that there is: a host that follows another one is prepared while that still holds its memory.
+        # The total memory: a host that replaces another one is prepared while that still holds its memory.
         _, total = torch.cuda.mem_get_info(device)
         weights_bytes = weights_limit(config, total)
     else:
@@ -69,13 +72,13 @@ def _prepare(config: HostConfig, is_standby: bool) -> HostReady:
 
 
 def _warm_up(device: "torch.device") -> None:
-    """Run one small instance of what a load and a first step use: libraries behind them (oneDNN, cuBLAS) start at their first use."""
+    """Run one small instance of what a load and a first step use, to start oneDNN, cuBLAS and others."""
     import safetensors  # noqa: F401
     import torch
 
     with torch.inference_mode():
         ids = torch.arange(8, device=device)
-        torch.outer(ids.float(), ids.float()).sin().cos().max(-1)  # as positions are turned, and logits looked at
+        torch.outer(ids.float(), ids.float()).sin().cos().max(-1)  # like rotation of positions, and a look at logits
         for dtype in (torch.float32, torch.bfloat16):
             rows = torch.nn.functional.embedding(ids, torch.ones(8, 64, dtype=dtype, device=device))
             product = torch.nn.functional.linear(rows, torch.ones(64, 64, dtype=dtype, device=device)).float()

@@ -1,7 +1,7 @@
-"""Makes a host ready for a model that it may have to load: a standby of a GPU, for those that the host serves whose place it may take.
+"""Preparation of a GPU standby for the models of the host that it may replace.
 
-Measured on an H100, 8B: the first load of a process takes seconds longer than the second one, most of it for kernels and for copying what the device
-does not reach by itself.
+Measured on an H100, 8B: the first load of a process takes seconds longer than the second one, most of it for kernels and for copies of memory that
+the device cannot access directly.
 """
 
 from pilotlight.engine.api.protocol import HostConfig, ModelSpec
@@ -11,8 +11,10 @@ from pilotlight.engine.loading.model_loading import opened_source
 
 
 def prewarm(spec: ModelSpec, host: HostConfig) -> None:
-    """Load a model's kernels onto the host's device, and have the memory in which its weights sleep registered with it. On a CPU nothing is to be
-    done, and ranks of a group have no weights that sleep. Raises whatever a load raises."""
+    """Load a model's kernels onto the device, and register the memory of its sleeping weights with it.
+
+    On a CPU there is nothing to do, and ranks of a group have no sleeping weights. Raises any error of a load.
+    """
     device = choose_device(host.device)
     if device.type != "cuda" or len(host.group) > 1:
         return

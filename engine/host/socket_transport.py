@@ -1,7 +1,7 @@
 """A host's end of the ZeroMQ socket: commands in, events out, one frame each.
 
-Knows frames, keys and peers; refuses to know what a command does. A host serves one front end at a time: the one that greeted it last, or, where
-that has a lease, the one that holds it.
+Knows frames, keys and peers; does not know what a command does. A host serves one front end at a time: the one that greeted it last, or, if that has
+a lease, its holder.
 """
 
 import logging
@@ -23,17 +23,16 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _DOMAIN = "engine"
-# Of a lease, the most that passes between two looks: a host that was stopped, or computed, has not listened.
+# The most seconds counted per look against a lease: a host that was suspended, or computed, has not listened.
 _MOST_COUNTED = 0.25
 
 
 class SocketTransport:
     def __init__(self, address: str, keys: "Keys | None" = None) -> None:
-        """`keys`: only who has those of its front end is heard."""
+        """`keys`: only front ends with matching keys are accepted."""
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
-        # A frame that is dropped is a token that is lost, so queues are unbounded: a front end that stalls is
-        # restarted by its site.
+        # A dropped frame is a lost token, so queues are unbounded: a front end that stalls is restarted by its site.
         self._socket.set_hwm(0)
         self._socket.setsockopt(zmq.LINGER, 500)
         self._guard = None if keys is None else guard_socket(self._context, self._socket, keys)
@@ -49,7 +48,7 @@ class SocketTransport:
                 received += self._read(peer, frame)
             wait = self._socket.poll(0)
         if self._front_end is not None and self._front_end.is_silent():
-            self._dismiss(f"nothing was heard of this front end for {self._front_end.lease_s:g} s, which was its lease")
+            self._dismiss(f"this front end sent nothing for {self._front_end.lease_s:g} s, the length of its lease")
             received.append(FrontEndGone())
         return received
 
@@ -70,15 +69,15 @@ class SocketTransport:
             self._refuse(peer, str(error))
             return []
         except msgspec.DecodeError as error:
-            log.error("a frame of %d bytes is no command of this protocol version: %s", len(frame), error)
+            log.error("a frame of %d bytes is not a command of this protocol version: %s", len(frame), error)
             return []
         came: list[Command | FrontEndGone] = []
         if self._front_end is None or peer != self._front_end.peer:
             if not isinstance(command, Hello):
-                self._refuse(peer, "this front end has not greeted the host, or another one has it by now")
+                self._refuse(peer, "this front end has not greeted the host, or another one has taken over")
                 return []
             if self._front_end is not None and self._front_end.lease_s is not None:
-                self._refuse(peer, f"another front end has a lease of this host, of {self._front_end.lease_s:g} s")
+                self._refuse(peer, f"another front end holds this host's lease of {self._front_end.lease_s:g} s")
                 return []
             self._dismiss("another front end has taken over")
             self._front_end = _FrontEnd(peer, command.lease_s)
@@ -94,7 +93,7 @@ class SocketTransport:
             self._front_end = None
 
     def _refuse(self, peer: bytes, reason: str) -> None:
-        log.warning("a front end is refused: %s", reason)
+        log.warning("refused a front end: %s", reason)
         self._socket.send_multipart((peer, encode(FrontEndRefused(reason))), flags=zmq.NOBLOCK)
 
 
@@ -122,7 +121,7 @@ class _FrontEnd:
 def guard_socket(
     context: "zmq.Context[zmq.Socket[bytes]]", socket: "zmq.Socket[bytes]", keys: "Keys"
 ) -> "ThreadAuthenticator":
-    """Let only the front end with the other keys through the handshake."""
+    """Accept only the front end with matching keys in the handshake."""
     from zmq.auth.thread import (
         ThreadAuthenticator,  # brings asyncio, which a host that starts for a request does without
     )
@@ -132,7 +131,7 @@ def guard_socket(
     guard.configure_curve_callback(_DOMAIN, _OnlyPeer(keys.peer))
     socket.curve_server = True
     socket.curve_secretkey = keys.secret
-    socket.zap_domain = _DOMAIN.encode()  # named, so that nobody passes where no guard answers
+    socket.zap_domain = _DOMAIN.encode()  # named, so that no peer passes if no guard answers
     return guard
 
 

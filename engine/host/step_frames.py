@@ -1,6 +1,6 @@
-"""What a host sends after each step: every sequence's new tokens, every model's load, and where the step's time went.
+"""The frame that a host sends after each step: new tokens, every model's load, the step's times.
 
-Also a heartbeat while nothing is computed. Refuses to know commands and loads.
+It sends a heartbeat while nothing is computed. Does not know commands and loads.
 """
 
 import time
@@ -16,7 +16,7 @@ HEARTBEAT_S = 0.5
 class StepFrames:
     def __init__(self, transport: HostTransport) -> None:
         self._transport = transport
-        # of no engine: of sequences that never reached one, or whose engine is gone
+        # outputs of no engine: for sequences that never reached one, or whose engine is gone
         self._outputs: list[TokenOutput] = []
         self._num_steps = 0
         self._last_frame_at = time.monotonic()
@@ -26,7 +26,7 @@ class StepFrames:
         self._outputs += outputs
 
     def note_progress(self) -> None:
-        """Count what is no step and yet progress, for the front end that watches this host."""
+        """Count progress that is not a step, for the front end that watches this host."""
         self._num_steps += 1
 
     @property

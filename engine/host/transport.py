@@ -1,7 +1,6 @@
-"""How commands reach a host and events leave it; here, through a queue inside one process (socket_transport.py has the
-other form).
+"""The transport of commands and events between front end and host, and its form within one process.
 
-Refuses to know what a command does, and needs nothing beyond the standard library.
+socket_transport.py has the form between processes. Does not know what a command does, and needs only the standard library.
 """
 
 import queue
@@ -13,12 +12,15 @@ from pilotlight.engine.api.protocol import Command, Event
 
 
 class FrontEndGone(NamedTuple):
-    """The open sequences have no reader: another front end has taken over, or the lease of the one before has run out."""
+    """An event: the open sequences have no reader.
+
+    Another front end has taken over, or the lease of the last one has expired.
+    """
 
 
 class HostTransport(Protocol):
     def receive(self, timeout_s: float) -> list[Command | FrontEndGone]:
-        """Return everything that has arrived, after waiting at most `timeout_s` for the first of it."""
+        """Return all commands that have arrived, after waiting at most `timeout_s` for the first."""
 
     def send(self, event: Event) -> None: ...
 
@@ -26,7 +28,7 @@ class HostTransport(Protocol):
 
 
 class QueueTransport:
-    """The same host loop in a thread of the front end's process."""
+    """A transport for a host loop in a thread of the front end's process."""
 
     def __init__(self, on_event: Callable[[Event], None]) -> None:
         self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()

@@ -1,1 +1,1 @@
-"""Parts that models are made of: each knows its weights and its kernels, none knows its model."""
+"""Parts of models: each knows its weights and its kernels, but not its model."""

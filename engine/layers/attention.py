@@ -1,5 +1,7 @@
-"""Grouped-query attention over the paged cache: fused projection, rotation, cache write, attention, output
-projection."""
+"""Grouped-query attention over the paged cache.
+
+Its steps are fused projection, rotation, cache write, attention and output projection.
+"""
 
 from typing import Self
 
@@ -33,8 +35,10 @@ class Attention:
         joint_norm: JointNorm | None = None,
         v_proj: Linear | None = None,
     ) -> None:
-        """`joint_norm`: of all queries of a token at once, and of all keys, before they turn. `v_proj`: of values, where `qkv_proj` makes queries and
-        keys alone."""
+        """`joint_norm`: of all queries of a token at once, and of all its keys, before rotation.
+
+        `v_proj`: of values, if `qkv_proj` makes only queries and keys.
+        """
         self.qkv_proj = qkv_proj
         self.o_proj = o_proj
         self.shape = shape
@@ -42,7 +46,7 @@ class Attention:
         self.joint_norm = joint_norm
         self.v_proj = v_proj
         self.rule = AttentionRule(shape.scale, shape.window, sinks, shape.soft_cap, is_chunked=shape.is_chunked)
-        # What one kernel does: heads are normalised, if they are, and then turn as a whole.
+        # Whether one kernel can do it: heads are normalised, if at all, and then rotated as a whole.
         varied = (
             shape.rotary is None
             or shape.is_interleaved
@@ -67,7 +71,10 @@ class Attention:
         input_size: int | None = None,
         sinks: str = "sinks",
     ) -> Self:
-        """`input_size`: of what it reads, where that is not what it gives. `sinks`: what the checkpoint calls them, where the shape has any."""
+        """Load a layer's attention.
+
+        `input_size`: of its input, if it differs from that of its output. `sinks`: their name in the checkpoint, if the shape has any.
+        """
         q_size, kv_size = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
         heads, kv_heads = loader.shard.heads(shape[:2], name)
         value, reads = shape.value_dim or shape.head_dim, input_size or hidden_size
@@ -91,7 +98,7 @@ class Attention:
         )
 
     def __call__(self, x: torch.Tensor, context: Context) -> torch.Tensor:
-        """x [tokens, hidden] -> [tokens, hidden]"""
+        """Attend from x [tokens, hidden]; return [tokens, hidden]."""
         value_dim = self.shape.value_dim
         batch, cache, tokens = context.batch, context.caches[self.shape.layer], x.shape[0]
         qkv, gate = self._projected(x, context)
@@ -115,8 +122,11 @@ class Attention:
         return context.summed(self.o_proj(attended.reshape(tokens, -1), context))
 
     def _projected(self, x: torch.Tensor, context: Context) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """x [tokens, hidden] -> queries, keys and values [tokens, heads + 2 * kv_heads, head_dim]; values of fewer numbers are followed by zeros. And
-        the gate [tokens, heads, head_dim], where there is one."""
+        """Project x [tokens, hidden] to queries, keys and values [tokens, heads + 2 * kv_heads, head_dim], and to a gate
+        [tokens, heads, head_dim] where there is one.
+
+        Values with fewer numbers than keys are padded with zeros.
+        """
         shape = self.shape
         made = torch.unflatten(self.qkv_proj(x, context), 1, (-1, shape.head_dim))
         if shape.is_gated:
@@ -130,7 +140,10 @@ class Attention:
         return torch.cat((made, F.pad(values, (0, shape.head_dim - values.shape[2]))), dim=1), None
 
     def _keep(self, qkv: torch.Tensor, cache: LayerCache, slots: torch.Tensor, context: Context) -> torch.Tensor:
-        """Write keys and values of qkv [tokens, heads + 2 * kv_heads, head_dim] to the cache; return the queries as they meet them."""
+        """Write keys and values of qkv [tokens, heads + 2 * kv_heads, head_dim] to the cache.
+
+        Return rotated queries.
+        """
         rule = self.shape.rotary
         if not self._is_plain or rule is None or 2 * context.turns[rule][0].shape[1] < self.shape.head_dim:
             return self._keep_varied(qkv, cache, slots, context)
@@ -163,7 +176,7 @@ class Attention:
 
 
 def turn(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, is_interleaved: bool) -> torch.Tensor:
-    """x [tokens, heads, head_dim]; cos, sin [tokens, n] -> x, of whose heads the first 2 * n numbers have turned"""
+    """Rotate the first 2 * n numbers of each head of x [tokens, heads, head_dim] by cos, sin [tokens, n]."""
     turning = 2 * cos.shape[1]
     if turning == x.shape[2]:
         return rotary(x, cos, sin, is_interleaved=is_interleaved)

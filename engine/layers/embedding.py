@@ -1,4 +1,4 @@
-"""Token embedding, and the heads that turn hidden states into logits: of tokens, tied or not, or of classes."""
+"""Token embedding, and the heads from hidden states to logits: of tokens, tied or not, or of classes."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 
 class TokenEmbedding:
-    """weight [vocab, hidden]; `scale` multiplies what is looked up, never the head's logits."""
+    """A table [vocab, hidden]; `scale` multiplies embeddings, never the head's logits."""
 
     def __init__(self, weight: Weight, dtype: torch.dtype, scale: float = 1.0, parts: Sequence[AxisRange] = ()) -> None:
-        """`parts`: of the vocabulary that each rank has, where several share it; `weight` is this rank's."""
+        """`parts`: the ranks' ranges of the vocabulary, if several share it; `weight` is this rank's."""
         self.weight = weight
         self.parts = parts
         self.dtype = dtype
-        # Rounded to the storage type, as the models were trained: Gemma's sqrt(1152) is 34.0 in bf16, not 33.94.
+        # Rounded to the storage type, as in the models' training: Gemma's sqrt(1152) is 34.0 in bf16, not 33.94.
         self.scale = torch.tensor(scale, dtype=dtype).item()
 
     @classmethod
@@ -44,13 +44,13 @@ class TokenEmbedding:
         return context.ranks.sum(rows * is_here.unsqueeze(1))
 
     def logits(self, hidden: torch.Tensor, ranks: "Communicator | None" = None) -> torch.Tensor:
-        """The transposed use, as an output head: fp32 logits [rows, vocab]."""
+        """Return fp32 logits [rows, vocab], with the table as output head."""
         logits = self.weight.logits(hidden)
         return logits if ranks is None else ranks.join(logits, [part.size for part in self.parts])
 
 
 class ScoreHead:
-    """weight [classes, hidden], the same on every rank"""
+    """A head of classes, weight [classes, hidden], the same on every rank."""
 
     def __init__(self, weight: Weight) -> None:
         self.weight = weight
@@ -60,5 +60,5 @@ class ScoreHead:
         return cls(loader.unshared().unpacked().matrix([name], [num_classes], hidden_size))
 
     def logits(self, hidden: torch.Tensor, ranks: "Communicator | None" = None) -> torch.Tensor:
-        """hidden [rows, hidden] -> fp32 [rows, classes]"""
+        """Return fp32 logits [rows, classes] of hidden [rows, hidden]."""
         return self.weight.logits(hidden)

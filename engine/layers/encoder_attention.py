@@ -1,4 +1,7 @@
-"""Attention in both directions: every token of a text sees all others, or those within a window on both sides. Nothing is cached."""
+"""Bidirectional attention: every token of a text sees all others, or those in a window on both sides.
+
+Nothing is cached.
+"""
 
 import torch
 import torch.nn.functional as F
@@ -8,15 +11,17 @@ from pilotlight.engine.layers.attention import Attention
 from pilotlight.kernels.elementwise.norm import head_rms_norm
 from pilotlight.kernels.elementwise.rotary import rotary
 
-_BLOCK = 512  # queries that are computed at once within a window: what is masked grows with them, not with the text
+_BLOCK = 512  # queries computed at once within a window: the mask grows with them, not with the text
 
 
 class EncoderAttention(Attention):
-    """A decoder's projections, norms and rotation with attention in both directions. `shape.window` counts a token's own place and those on one
-    side."""
+    """A decoder's projections, norms and rotation with attention in both directions.
+
+    `shape.window` counts a token's own place and those on one side.
+    """
 
     def __call__(self, x: torch.Tensor, context: Context) -> torch.Tensor:
-        """x [tokens, hidden], texts back to back -> [tokens, hidden]"""
+        """Attend within the texts of x [tokens, hidden], which are concatenated; return [tokens, hidden]."""
         heads, kv_heads, head_dim, scale, window = self.shape[:5]
         tokens = x.shape[0]
         qkv = self.qkv_proj(x, context).view(tokens, heads + 2 * kv_heads, head_dim)
@@ -31,7 +36,7 @@ class EncoderAttention(Attention):
 
 
 def text_lengths(context: Context) -> list[int]:
-    """Return the tokens of each text of the batch, which are computed whole."""
+    """Return the number of tokens of each text of the batch; texts are computed whole."""
     texts = context.batch.groups[0].prefill
     assert texts is not None, "an encoder's step has texts alone"
     return list(texts.host_q_lens)
@@ -40,8 +45,11 @@ def text_lengths(context: Context) -> list[int]:
 def attend_texts(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: list[int], scale: float, window: int | None = None
 ) -> torch.Tensor:
-    """q [tokens, heads, head_dim]; k, v [tokens, kv_heads, head_dim], of which several queries' heads may share one; texts of these `lengths` back
-    to back -> [tokens, heads, head_dim]. `window`: a token sees those less than so many places away; None: all of its text."""
+    """Attend within each of several concatenated texts; return [tokens, heads, head_dim].
+
+    q [tokens, heads, head_dim]; k, v [tokens, kv_heads, head_dim], shared by groups of query heads; `lengths` of the texts. `window`: a token sees
+    those less than so many places away; None for all of its text.
+    """
     queries, keys, values = (torch.split(tensor.transpose(0, 1), lengths, dim=1) for tensor in (q, k, v))
     attended = [
         _attend(query, key, value, scale, window) for query, key, value in zip(queries, keys, values, strict=True)
@@ -50,7 +58,10 @@ def attend_texts(
 
 
 def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, window: int | None) -> torch.Tensor:
-    """q [heads, tokens, head_dim]; k, v [kv_heads, tokens, head_dim], of one text -> [heads, tokens, head_dim]"""
+    """Attend within one text; return [heads, tokens, head_dim].
+
+    q [heads, tokens, head_dim]; k, v [kv_heads, tokens, head_dim].
+    """
     tokens = q.shape[1]
     if window is None or tokens <= window:
         return _attention(q, k, v, scale, None)

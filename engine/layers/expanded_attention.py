@@ -1,7 +1,7 @@
-"""Latent attention of prompts before anything is absorbed: keys and values of all heads are made of the latent vectors, for the time of one layer.
+"""Latent attention of prompts with keys and values of all heads expanded for one layer.
 
-A pair of a query and a key then costs a head's width twice, instead of the latent vector's; making them costs a product for every vector that is
-seen. Knows which way takes fewer products; refuses to know where queries come from.
+A pair of a query and a key then costs twice a head's width, instead of twice the latent vector's; making keys and values costs a product for every
+visible vector. Knows which way takes fewer products; does not know where queries come from.
 """
 
 import torch
@@ -15,8 +15,10 @@ from pilotlight.kernels.attention.varlen import VarlenBatch
 
 
 def is_cheaper(batch: VarlenBatch, cache: torch.Tensor, shape: LatentShape) -> bool:
-    """Tell whether this takes fewer products than the absorbed form, and not too much memory: for a prompt's first chunk, and behind a prefix for
-    chunks of some 200 tokens or more at DeepSeek-V3's sizes."""
+    """True if this takes fewer products than the absorbed form, and not too much memory.
+
+    That is so for a prompt's first chunk, and after a prefix for chunks of some 200 tokens or more at DeepSeek-V3's sizes.
+    """
     projected, width = (shape.key + shape.value) * shape.latent, _width(shape)
     pairs = sum(q * (n - q) + q * (q + 1) // 2 for q, n in zip(batch.host_q_lens, batch.host_context_lens, strict=True))
     num_made = batch.block_tables.numel() * cache.shape[1]
@@ -34,8 +36,11 @@ def attend(
     batch: VarlenBatch,
     shape: LatentShape,
 ) -> torch.Tensor:
-    """q_key [tokens, heads, key], q_rotary [tokens, heads, rotary]; up_proj [heads, key + value, latent]; cache [num_blocks, block_size, latent +
-    rotary] -> [tokens, heads, value]"""
+    """Attend from prompt chunks; return [tokens, heads, value].
+
+    q_key [tokens, heads, key], q_rotary [tokens, heads, rotary]; up_proj [heads, key + value, latent]; cache [num_blocks, block_size, latent +
+    rotary].
+    """
     tables = batch.block_tables
     keys, values = _keys_and_values(cache.index_select(0, tables.flatten()), up_proj, shape)
     in_order = batch._replace(block_tables=torch.arange(tables.numel(), device=tables.device).view_as(tables))
@@ -46,7 +51,7 @@ def attend(
 def _keys_and_values(
     vectors: torch.Tensor, up_proj: torch.Tensor, shape: LatentShape
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """vectors [blocks, block_size, latent + rotary] -> keys and values, each [blocks, block_size, heads, width]"""
+    """Make keys and values [blocks, block_size, heads, width] of [blocks, block_size, latent + rotary]."""
     made = torch.unflatten(F.linear(vectors[..., : shape.latent], up_proj.flatten(0, 1)), 2, up_proj.shape[:2])
     both = made.new_empty((*made.shape[:3], 2, _width(shape)))
     keys, values = both.unbind(3)
@@ -59,5 +64,5 @@ def _keys_and_values(
 
 
 def _width(shape: LatentShape) -> int:
-    """What keys and values are padded to, as the operation wants them alike."""
+    """Return the padded width of keys and values, which the operation requires to be equal."""
     return max(shape.query, shape.value)

@@ -1,7 +1,7 @@
-"""Latent attention over the paged cache (DeepSeek-V2, arXiv 2405.04434, section 2.1): of each token one vector is kept, which all heads read.
+"""Latent attention over the paged cache (DeepSeek-V2, arXiv 2405.04434, section 2.1).
 
-Decodes are computed in absorbed form: the projection that would make keys of the vectors is multiplied into the queries, and the one that would make
-values of them into what they give, so that no key and no value is ever made. Prompts make them, where that takes fewer products
+One vector per token is cached, which all heads read. Decodes are computed in absorbed form: the projections from vectors to keys and to values are
+multiplied into queries and results, so that no key and no value is ever made. Prompts make them, if that takes fewer products
 (expanded_attention.py).
 """
 
@@ -18,7 +18,7 @@ from pilotlight.kernels.attention.mla import mla_decode, mla_prefill, mla_write
 from pilotlight.kernels.attention.varlen import VarlenBatch
 from pilotlight.kernels.elementwise.rotary import rotary
 
-# The families' published code normalises queries and latent vectors by this, whatever config.json says of the other norms.
+# The families' published code uses this epsilon for queries and latent vectors, whatever config.json has for other norms.
 _NORM = NormKind(1e-6)
 
 
@@ -32,7 +32,7 @@ class LatentAttention:
         o_proj: Linear,
         shape: LatentShape,
     ) -> None:
-        """`up_proj` [heads, key + value, latent]: what would make keys and values of the vectors."""
+        """`up_proj` [heads, key + value, latent]: the projection from vectors to keys and values."""
         self.queries = queries
         self.latent_proj = latent_proj
         self.latent_norm = latent_norm
@@ -45,7 +45,7 @@ class LatentAttention:
         heads, latent = shape.num_heads, shape.latent
         own, _ = loader.shard.heads((heads, heads), name)
         both = shape.key + shape.value
-        # Plain: no kernel multiplies packed heads one by one, and it is 0.2 % of DeepSeek-V3's weights.
+        # Plain: no kernel multiplies packed heads separately, and it is 0.2 % of DeepSeek-V3's weights.
         up_proj = loader.unpacked().matrix([f"{name}.kv_b_proj"], [heads * both], latent, split="rows", unit=both)
         latent_name = f"{name}.kv_a_proj_with_mqa"
         return cls(
@@ -58,7 +58,7 @@ class LatentAttention:
         )
 
     def __call__(self, x: torch.Tensor, context: Context) -> torch.Tensor:
-        """x [tokens, hidden] -> [tokens, hidden]"""
+        """Attend from x [tokens, hidden]; return [tokens, hidden]."""
         kept = context.caches[self.shape.layer]
         (segment,), batch = kept.segments, context.batch.groups[kept.group]
         cache, decoded = segment.squeeze(2), context.batch.num_decoded
@@ -88,7 +88,7 @@ class LatentAttention:
     def _absorbed(
         self, q_key: torch.Tensor, q_rotary: torch.Tensor, cache: torch.Tensor, batch: DecodeBatch | VarlenBatch
     ) -> torch.Tensor:
-        """-> [tokens, heads, value]"""
+        """Attend in absorbed form; return [tokens, heads, value]."""
         up_keys, up_values = torch.split(self.up_proj, [self.shape.key, self.shape.value], dim=1)
         q_latent, scale = torch.bmm(q_key.transpose(0, 1), up_keys).transpose(0, 1), self.shape.scale
         if isinstance(batch, DecodeBatch):
@@ -100,7 +100,7 @@ class LatentAttention:
 
 
 class LatentQueries:
-    """Queries [tokens, heads, key + rotary], projected at once or by way of a vector of `query_rank` numbers."""
+    """Queries [tokens, heads, key + rotary], projected directly or through `query_rank` numbers."""
 
     def __init__(self, down_proj: Linear | None, norm: RMSNorm | None, proj: Linear, query: int) -> None:
         self.down_proj = down_proj

@@ -1,4 +1,4 @@
-"""Matrix products with optional bias, fused where the checkpoint keeps several matrices that read the same input."""
+"""Matrix products with optional bias, fused if several matrices have the same input."""
 
 from collections.abc import Sequence
 
@@ -11,12 +11,15 @@ from pilotlight.kernels.matrices.weight import GatedActivation, Weight
 
 
 class Linear:
-    """weight [rows, columns], plain or packed; bias [rows] or None."""
+    """A product with weight [rows, columns], plain or packed, and bias [rows] or None."""
 
     def __init__(
         self, weight: Weight, bias: torch.Tensor | None = None, first: int = 0, ends: tuple[int, ...] = ()
     ) -> None:
-        """`first`: the number of its first projection among the model's, and `ends` the last row of each, where adapters may change them."""
+        """`first`: the number of its first projection in the model; `ends`: the last row of each.
+
+        Both are needed for adapters.
+        """
         self.weight = weight
         self.bias = bias
         self._first = first
@@ -34,14 +37,16 @@ class Linear:
         unit: int = 1,
         repeats: bool = False,
     ) -> "Linear":
-        """Load the projections called `names`, one below the other, which adapters may change. `split`, `unit`, `repeats`: how ranks share them, as
-        the loader's `matrix` says."""
+        """Load the projections `names`, stacked, which adapters may change.
+
+        `split`, `unit`, `repeats`: how ranks share them, as in the loader's `matrix`.
+        """
         weight = loader.matrix(names, rows, columns, split=split, unit=unit, repeats=repeats)
         biases = [f"{name}.bias" for name in names]
-        # some quantizers write biases, zeros mostly, where the family has none
+        # some quantizers write biases, mostly zeros, for families that have none
         has_bias = bias or (loader.is_quantized and loader.has_rows(biases))
         if has_bias and split == "columns" and loader.shard.rank:
-            loader.skip_tensors(biases)  # of products that will be summed, the first has it
+            loader.skip_tensors(biases)  # of products that will be summed, only the first has it
             has_bias = False
         first, ends = loader.note_projections(names, rows, columns, split=split, unit=unit, repeats=repeats)
         added = loader.rows(biases, rows, split=split, unit=unit, repeats=repeats) if has_bias else None
@@ -54,9 +59,9 @@ class Linear:
         return context.adapters.add(y, x, self._first, self._ends)
 
     def plain(self, x: torch.Tensor) -> torch.Tensor:
-        """x [tokens, columns] -> [tokens, rows], without adapters"""
+        """Multiply x [tokens, columns] without adapters; return [tokens, rows]."""
         return self.weight.linear(x, self.bias)
 
     def gated(self, x: torch.Tensor, activation: GatedActivation, context: Context) -> torch.Tensor:
-        """x [tokens, columns] -> activation of gate and up, which are one matrix"""
+        """Multiply x [tokens, columns] by gate and up, one matrix, and apply the activation."""
         return self.weight.gated(x, self.bias, activation) if context.adapters is None else activation(self(x, context))

@@ -1,6 +1,6 @@
-"""The sparse feed-forward: a router, the experts it chooses from, and one that every token goes to.
+"""The sparse feed-forward: a router, its experts, and optionally one that every token uses.
 
-Knows how checkpoints keep experts, one tensor per expert or one for all; refuses to know the families that do so.
+Knows how checkpoints store experts, one tensor per expert or one for all; does not know the families that do so.
 """
 
 import re
@@ -29,8 +29,8 @@ class ExpertRoutes(NamedTuple):
     """A placement as tensors."""
 
     copies: torch.Tensor  # [experts]
-    ranks: torch.Tensor  # [experts, ranks], of each copy; behind the last one -1
-    slots: torch.Tensor  # [experts + 1], on this rank; -1: it is elsewhere, as is what has the number -1
+    ranks: torch.Tensor  # [experts, ranks], the rank of each copy, padded with -1
+    slots: torch.Tensor  # [experts + 1], on this rank; -1 if the expert is elsewhere, and for expert -1
 
     @classmethod
     def of(cls, placement: ExpertPlacement, rank: int, device: torch.device) -> "ExpertRoutes":
@@ -44,13 +44,18 @@ class ExpertRoutes(NamedTuple):
         )
 
     def ranks_of(self, expert_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """Return the rank that computes each pair, [tokens, top_k]. Which of an expert's copies does is told by the token's position: by no other
-        token of the step."""
+        """Return the rank that computes each pair, [tokens, top_k].
+
+        Among an expert's copies, the token's position decides, independently of other tokens of the step.
+        """
         return self.ranks[expert_ids, positions.unsqueeze(1) % self.copies[expert_ids]]
 
 
 class Experts:
-    """gate_up [experts, 2 * intermediate, hidden], gate rows above up rows; down [experts, hidden, intermediate]."""
+    """The weights of experts.
+
+    gate_up [experts, 2 * intermediate, hidden], gate rows, then up rows; down [experts, hidden, intermediate].
+    """
 
     def __init__(
         self,
@@ -62,7 +67,7 @@ class Experts:
         placement: ExpertPlacement | None = None,
         rank: int = 0,
     ) -> None:
-        """`placement`: which experts this rank and the others of its stage have; None: it has all, or a part of each."""
+        """`placement`: the experts of each rank of its stage; None if it has all, or a part of each."""
         self.placement = placement
         self.rank = rank
         self.seen: torch.Tensor | None = None  # [experts] int64, pairs of a token and an expert since the last look
@@ -75,14 +80,14 @@ class Experts:
 
     @classmethod
     def load(cls, loader: WeightLoader, name: str, shape: ExpertsShape, parts: Sequence[str]) -> Self:
-        """Load experts as the checkpoint has them: in stacks, turned, or each for itself."""
+        """Load experts in the checkpoint's form: in stacks, transposed, or one by one."""
         if any(f"{name}.{stack}" in loader for stack in ("gate_up_proj", "down_proj")):
             return cls.load_stacks(loader, name, shape)
         return cls.load_each(loader, name, shape, parts)
 
     @classmethod
     def load_each(cls, loader: WeightLoader, name: str, shape: ExpertsShape, parts: Sequence[str]) -> Self:
-        """Load one tensor per expert and part; `parts` are what the checkpoint calls gate, up and down."""
+        """Load one tensor per expert and part; `parts` are the checkpoint's names of gate, up and down."""
         gate, up, down = parts
         num_experts, hidden, intermediate = shape
         experts, placement, of = tuple(range(num_experts)), None, loader.shard.experts
@@ -104,7 +109,7 @@ class Experts:
 
     @classmethod
     def load_stacks(cls, loader: WeightLoader, name: str, shape: ExpertsShape) -> Self:
-        """Load one tensor of gates above ups, and one of downs."""
+        """Load one tensor of all gates and ups, and one of downs."""
         num_experts, hidden, intermediate = shape
         return cls(
             loader.stack(f"{name}.gate_up_proj", num_experts, 2 * intermediate, hidden, split="rows", num_parts=2),
@@ -113,24 +118,27 @@ class Experts:
 
     @property
     def parts(self) -> list[torch.Tensor]:
-        """The tensors of the weights, a slot's first dimension."""
+        """Return the tensors of the weights; the first dimension is slots."""
         return [part for weight in (self.gate_up, self.down) for part in weight.expert_parts]
 
     def counted(self) -> torch.Tensor:
-        """Return how many tokens went to each expert since the last look, [experts] int64."""
+        """Return how many tokens went to each expert since the last reset, [experts] int64."""
         if self.seen is None:
             assert self.placement is not None
             self.seen = torch.zeros(self.placement.num_experts, dtype=torch.int64, device=self.parts[0].device)
         return self.seen
 
     def place(self, placement: ExpertPlacement) -> None:
-        """Have the experts in these slots from now on, whose weights are there."""
+        """Use another placement from now on, whose weights are in the slots already."""
         self.placement, self._routes = placement, None
 
     def __call__(
         self, x: torch.Tensor, weights: torch.Tensor, expert_ids: torch.Tensor, positions: torch.Tensor
     ) -> torch.Tensor:
-        """x [tokens, hidden]; weights, expert_ids [tokens, top_k]; positions [tokens] -> [tokens, hidden], this rank's part of the sum"""
+        """Return this rank's part of the experts' sum, [tokens, hidden].
+
+        x [tokens, hidden]; weights, expert_ids [tokens, top_k]; positions [tokens].
+        """
         if self.placement is not None:
             return self._own_part(x, weights, expert_ids, positions)
         return self._full_sum(x, weights, expert_ids)
@@ -142,20 +150,25 @@ class Experts:
         )
 
     def _weighted(self, x: torch.Tensor, weights: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
-        """x [pairs, hidden]; weights [pairs, 1] fp32; slots [pairs, 1], of experts on this rank -> [pairs, hidden] fp32, what each adds to the sum"""
+        """Return each pair's weighted summand, [pairs, hidden] fp32.
+
+        x [pairs, hidden]; weights [pairs, 1] fp32; slots [pairs, 1] of experts on this rank.
+        """
         return self._full_sum(x, torch.ones_like(weights), slots).float() * weights
 
     def _own_part(
         self, x: torch.Tensor, weights: torch.Tensor, expert_ids: torch.Tensor, positions: torch.Tensor
     ) -> torch.Tensor:
-        """Compute the experts that are here alone, each for the tokens that go to it."""
+        """Compute only the experts of this rank, each for the tokens routed to it."""
         self.count(expert_ids)
         is_here = self.ranks_of(expert_ids, positions) == self.rank
         return self.own_sum(x, weights, torch.where(is_here, expert_ids, -1))
 
     def own_sum(self, x: torch.Tensor, weights: torch.Tensor, expert_ids: torch.Tensor) -> torch.Tensor:
-        """Return the weighted sum of what the experts on this rank make of x, [tokens, hidden]; those with the number -1 are not computed. On a GPU,
-        the host waits to know how many there are."""
+        """Return the weighted sum of this rank's experts for x, [tokens, hidden].
+
+        Expert -1 is not computed. On a GPU, the host waits to learn the number of pairs.
+        """
         slots = self.routes_on(x.device).slots[expert_ids].flatten()
         pairs = (slots >= 0).nonzero().flatten()
         (tokens, top_k), hidden = expert_ids.shape, x.shape[1]
@@ -175,7 +188,7 @@ class Experts:
         return self.routes_on(expert_ids.device).ranks_of(expert_ids, positions)
 
     def routes_on(self, device: torch.device) -> ExpertRoutes:
-        """Return where each expert is."""
+        """Return the location of each expert."""
         if self._routes is None:
             assert self.placement is not None
             self._routes = ExpertRoutes.of(self.placement, self.rank, device)
@@ -183,7 +196,7 @@ class Experts:
 
 
 class InputScaledExperts(Experts):
-    """Experts for which a token is multiplied by their weight before they compute it, and not what they make of it."""
+    """Experts whose weight multiplies the token before they compute it, not their result."""
 
     def _full_sum(self, x: torch.Tensor, weights: torch.Tensor, expert_ids: torch.Tensor) -> torch.Tensor:
         tokens, top_k = expert_ids.shape
@@ -200,7 +213,10 @@ class SparseMLP:
     def __init__(
         self, router: Router, experts: Experts, shared: GatedMLP | None = None, shared_gate: Linear | None = None
     ) -> None:
-        """`shared`: an expert of all tokens, whose result is added, weighed by the sigmoid of `shared_gate` where there is one."""
+        """`shared`: an expert of all tokens, whose result is added.
+
+        It is weighted by the sigmoid of `shared_gate`, if there is one.
+        """
         self.router = router
         self.experts = experts
         self.shared = shared
@@ -208,7 +224,7 @@ class SparseMLP:
 
     @classmethod
     def load(cls, loader: WeightLoader, name: str, hidden_size: int, sparse: SparseShape) -> "SparseMLP":
-        """Load a feed-forward whose tensors begin with `name`."""
+        """Load a feed-forward whose tensor names start with `name`."""
         shape, routing, shared_size, names = sparse
         router, bias = f"{name}.{names.router}", f"{name}.{names.bias}"
         return cls(
@@ -236,6 +252,9 @@ class SparseMLP:
         return part if self.shared_gate is None else part * self.shared_gate(x, context).sigmoid()
 
     def serve(self, none: torch.Tensor, ranks: "Communicator") -> None:
-        """Compute the experts of this rank for the others' tokens, where it has no token of a step itself. `none`: [0, hidden]"""
+        """Compute this rank's experts for other ranks' tokens, in a step in which it has none.
+
+        `none`: [0, hidden].
+        """
         weights = none.new_empty(0, self.router.top_k, dtype=torch.float32)
         dispatch(self.experts, RoutedTokens(none, weights, weights.long()), weights.new_empty(0).long(), ranks)

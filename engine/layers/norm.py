@@ -1,4 +1,4 @@
-"""Normalisations with their weights: of hidden states, alone or behind the residual addition, and of attention heads."""
+"""Normalisations with their weights: of hidden states, with residual addition or not, and of heads."""
 
 from collections.abc import Sequence
 
@@ -24,14 +24,14 @@ class RMSNorm:
         return rms_norm(x, self.weight, self.eps)
 
     def add(self, x: torch.Tensor, residual: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return (norm(x + residual), x + residual). None adds nothing."""
+        """Return (norm(x + residual), x + residual); a residual of None counts as 0."""
         if residual is None:
             return self(x), x
         return add_rms_norm(x, residual, self.weight, self.eps)
 
 
 class LayerNorm:
-    """Mean and variance, mostly with a bias: of encoders."""
+    """Normalisation by mean and variance, usually with a bias, in encoders."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, eps: float) -> None:
         self.weight = weight
@@ -47,7 +47,7 @@ class LayerNorm:
 
 
 class HeadNorm:
-    """weight [heads, head_dim]: each head is normalised for itself; query and key heads in one call."""
+    """Separate normalisation of each head, query and key heads in one call; weight [heads, head_dim]."""
 
     def __init__(self, weight: torch.Tensor, eps: float) -> None:
         self.weight = weight
@@ -57,7 +57,7 @@ class HeadNorm:
     def load(
         cls, loader: WeightLoader, names: Sequence[str], heads: Sequence[int], head_dim: int, kind: NormKind
     ) -> "HeadNorm":
-        """Load a checkpoint that keeps one row for all query heads and one for all key heads."""
+        """Load the norm of a checkpoint with one row for all query heads and one for all key heads."""
         weight = _loader_for(loader, kind).empty(f"{names[0]}.weight...", sum(heads), head_dim)
         for name, part in zip(names, torch.split(weight, list(heads)), strict=True):
             loader.read(f"{name}.weight", part, (head_dim,), lambda row: _add_offset(row, kind))
@@ -65,7 +65,10 @@ class HeadNorm:
 
 
 class JointNorm:
-    """Queries of a token are normalised all at once, and its keys too: weight [heads + kv_heads, head_dim], as on one rank."""
+    """Joint normalisation of all queries of a token, and of all its keys.
+
+    weight [heads + kv_heads, head_dim], for one rank's heads.
+    """
 
     def __init__(self, weight: torch.Tensor, eps: float, numbers: Sequence[int]) -> None:
         """`numbers`: of a token's queries and keys, on this rank."""
@@ -86,11 +89,11 @@ class JointNorm:
         return cls(weight.view(-1, head_dim), kind.eps, own)
 
     def __call__(self, qk: torch.Tensor, context: Context) -> torch.Tensor:
-        """qk [tokens, heads + kv_heads, head_dim]"""
+        """Normalise qk [tokens, heads + kv_heads, head_dim]."""
         tokens, head_dim = qk.shape[0], qk.shape[2]
         wide = qk.float()
         parts = torch.split(wide, [numbers // head_dim for numbers in self.numbers], dim=1)
-        # Keys that several ranks have are counted as often by the sum as by the number that it is divided by.
+        # Keys that several ranks have are counted equally often in the sum and in its divisor.
         squares = torch.stack([part.square().sum((1, 2)) for part in parts], dim=1)
         ranks = 1 if context.ranks is None else context.ranks.shard.size
         sums = context.summed(squares).view(tokens, 1, 2)

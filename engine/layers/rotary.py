@@ -1,5 +1,6 @@
-"""The frequencies of rotary embeddings under a checkpoint's scaling rule, as one table of cosines and sines per
-position.
+"""The frequencies of rotary embeddings under a checkpoint's scaling rule.
+
+They are kept as one table of cosines and sines per position.
 """
 
 import math
@@ -12,7 +13,7 @@ from pilotlight.kernels.elementwise.rows import rows_of
 
 
 class RotaryTable:
-    """cos, sin [context_length, pairs of a head that turn] in fp32, once they are computed."""
+    """A table of cos, sin [context_length, rotated pairs of a head] in fp32, computed at first use."""
 
     def __init__(self, rule: RotaryRule, head_dim: int, context_length: int, device: torch.device) -> None:
         self._rule = rule
@@ -28,12 +29,12 @@ class RotaryTable:
         self.sin.copy_(angles.sin() * factor)
 
     def at(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """positions [tokens] -> cos, sin [tokens, pairs]"""
+        """Return cos, sin [tokens, pairs] of positions [tokens]."""
         return rows_of(self.cos, positions), rows_of(self.sin, positions)
 
 
 def rotary_frequencies(rule: RotaryRule, turning: int) -> torch.Tensor:
-    """Radians per position of each pair of the `turning` numbers of a head: [turning / 2]."""
+    """Return the radians per position of each pair of a head's `turning` rotated numbers, [turning / 2]."""
     exponents = torch.arange(0, turning, 2, dtype=torch.int64).float() / turning
     frequencies: torch.Tensor = 1.0 / (rule.theta**exponents)
     if rule.rope_type == "linear":
@@ -51,8 +52,10 @@ def rotary_frequencies(rule: RotaryRule, turning: int) -> torch.Tensor:
 
 
 def _llama3(frequencies: torch.Tensor, values: Mapping[str, float]) -> torch.Tensor:
-    """Waves longer than the trained context are stretched by `factor`, short ones kept, those between blended linearly
-    in frequency."""
+    """Stretch waves longer than the trained context by `factor`, keep short ones, and blend between them.
+
+    The blend is linear in frequency.
+    """
     low, high, factor = (values[key] for key in ("low_freq_factor", "high_freq_factor", "factor"))
     # full turns within the trained context
     turns = values["original_max_position_embeddings"] * frequencies / (2 * math.pi)
@@ -61,13 +64,15 @@ def _llama3(frequencies: torch.Tensor, values: Mapping[str, float]) -> torch.Ten
 
 
 def _yarn(frequencies: torch.Tensor, rule: RotaryRule) -> torch.Tensor:
-    """As llama3, but blended linearly in the dimension's index, between the dimensions that turn `beta_fast` and
-    `beta_slow` times within the trained context."""
+    """Stretch long waves as llama3 does, but blend linearly in the dimension's index.
+
+    The blend is between the dimensions that turn `beta_fast` and `beta_slow` times within the trained context.
+    """
     half = frequencies.shape[0]
     values = rule.values
 
     def dimension(turns: float) -> float:
-        """The index, as a fraction, of the pair of dimensions that turns so often."""
+        """Return the fractional index of the pair of dimensions that turns so often."""
         return (
             half * math.log(values["original_max_position_embeddings"] / (turns * 2 * math.pi)) / math.log(rule.theta)
         )

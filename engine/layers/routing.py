@@ -1,6 +1,6 @@
-"""Which experts each token goes to and with what weight: a projection of its hidden state, and a rule.
+"""Routing of tokens to experts with weights: a projection of the hidden state, and a rule.
 
-Knows the rules of families; refuses to know experts.
+Knows the rules of families; does not know experts.
 """
 
 from dataclasses import dataclass
@@ -20,13 +20,16 @@ class Router(Protocol):
     def top_k(self) -> int: ...
 
     def __call__(self, x: torch.Tensor, context: Context) -> tuple[torch.Tensor, torch.Tensor]:
-        """x [tokens, hidden] -> weights [tokens, top_k] fp32, expert ids [tokens, top_k] int64"""
+        """Return weights [tokens, top_k] fp32 and expert ids [tokens, top_k] int64 for x [tokens, hidden]."""
 
 
 def load_router(
     loader: WeightLoader, name: str, bias_name: str, num_experts: int, hidden_size: int, rule: Routing
 ) -> Router:
-    """Load the projection `name` and what chooses by it; `bias_name`: of the bias that balances experts, where the rule has one."""
+    """Load the projection `name` and its rule of choice.
+
+    `bias_name`: the bias that balances experts, if the rule has one.
+    """
     if not rule.is_wide:
         return SoftmaxRouter.load(loader, name, num_experts, hidden_size, rule.top_k, renormalise=rule.renormalise)
     wide = loader.with_dtype(torch.float32)
@@ -70,7 +73,7 @@ class SoftmaxRouter:
 
 @dataclass(frozen=True, slots=True)
 class GroupedRouter:
-    """Sigmoids and a bias that balances experts, as DeepSeek-V3 has them: in fp32, as its published code computes them."""
+    """A router with sigmoids and a balancing bias, as in DeepSeek-V3, in fp32 like its published code."""
 
     proj: Linear
     bias: torch.Tensor  # [experts] fp32
@@ -89,8 +92,11 @@ class GroupedRouter:
 
 @dataclass(frozen=True, slots=True)
 class WideSoftmaxRouter:
-    """A softmax in fp32 over all experts, of which the best groups' may be left (DeepSeek-V2, arXiv 2405.04434, section 2.2.2), or to which a bias
-    that balances experts is added for the choice (Ernie 4.5)."""
+    """A router with an fp32 softmax over all experts.
+
+    The choice may be limited to the best groups (DeepSeek-V2, arXiv 2405.04434, section 2.2.2), or a bias that balances experts is added for it
+    (Ernie 4.5).
+    """
 
     proj: Linear
     bias: torch.Tensor | None  # [experts] fp32
@@ -118,7 +124,7 @@ class WideSoftmaxRouter:
 
 @dataclass(frozen=True, slots=True)
 class SigmoidRouter:
-    """The largest logits choose, and their sigmoids weigh."""
+    """A router that chooses the largest logits and weighs by their sigmoids."""
 
     proj: Linear
     top_k: int

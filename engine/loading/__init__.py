@@ -1,1 +1,1 @@
-"""From a checkpoint to an engine that is ready to step."""
+"""The path from a checkpoint to an engine that is ready to step."""

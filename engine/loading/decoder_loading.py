@@ -1,6 +1,6 @@
-"""A model that generates, on its way to an engine: a place for its cache, weights on every rank, one warm-up, and what the engine works with.
+"""The load of a model that generates: a place for its cache, weights on every rank, warm-up, engine.
 
-Whatever fails, the place and the other ranks' parts are given back.
+If it fails, the place and the other ranks' parts are released.
 """
 
 from pathlib import Path
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 def load_decoder(
     loading: ModelLoading, memory: KvMemory, tiers: SharedTiers | None, records_bootstrap: bool
 ) -> LoadedModel:
-    """Load a model with a KV cache. `records_bootstrap`: as load_model's. Raises CheckpointError."""
+    """Load a model with a KV cache. `records_bootstrap`: as in load_model. Raises CheckpointError."""
     spec, group = loading.spec, memory.group
     layout = loading.layout()
     loading.phases.end("fingerprint")
@@ -56,7 +56,7 @@ def load_decoder(
 
 
 class _PlacedDecoder(NamedTuple):
-    """One load, once its cache has a place."""
+    """A load whose cache has a place."""
 
     loading: ModelLoading
     group: "RankGroup | OneRank"
@@ -95,14 +95,14 @@ class _PlacedDecoder(NamedTuple):
 
     @property
     def _num_blocks(self) -> int:
-        """The blocks that sequences of one rank can have, at most."""
+        """Return the most blocks that sequences of one rank can have."""
         if isinstance(self.place, Lease):
             return self.place.max_blocks // self.group.copies
         return num_reserved_blocks(self.loading.spec, self.layout)
 
     @property
     def _num_blocks_seen(self) -> int:
-        """The blocks that a runner's numbers may name: a lease's lie anywhere in the arena."""
+        """Return the range of block numbers that a runner may get: a lease's can be anywhere in the arena."""
         return self.place.grid.capacity // self.group.copies if isinstance(self.place, Lease) else self._num_blocks
 
     @property
@@ -115,13 +115,13 @@ class _PlacedDecoder(NamedTuple):
         context_length = groups.longest_context(self._num_blocks, loading.longest_context())
         if context_length < 2:
             raise CheckpointError(
-                f"{loading.spec.name} has room for {context_length} token: {layout.description}, and {self._num_blocks} are wholly its own; "
+                f"{loading.spec.name} has room for only {context_length} token: {layout.description}, and it has {self._num_blocks} blocks; "
                 "raise kv_tokens or kv_gib"
             )
         return context_length
 
     def _weights(self, context_length: int) -> FilledModel[Model]:
-        """Load this rank's part while the others load theirs."""
+        """Load this rank's part of the weights while the other ranks load their parts."""
         group, name = self.group, self.loading.spec.name
         group.load(self.loading.spec, context_length, self._first_slab, self._num_blocks_seen)
         try:
@@ -136,7 +136,7 @@ class _PlacedDecoder(NamedTuple):
         loading = self.loading
         if not loading.needs_warm_up(weights):
             return
-        # Where nothing is compiled and the pages are there, one token proves as much as a longer prompt, in two thirds of the time.
+        # If nothing is compiled and the pages are in memory, one token tests as much as a longer prompt, in two thirds of the time.
         is_short = loading.arena.device.type == "cpu" and (weights.is_mapped or weights.pending is not None)
         prompt = loading.warm_up_prompt(1 if is_short else context_length - 1)
         self.group.warm_up(loading.spec.name, prompt, not is_short)
@@ -160,7 +160,10 @@ class _PlacedDecoder(NamedTuple):
         return drafts.drafter(self.group.drafting(guessing, name), self.layout.block_size)
 
     def _identity(self, info: ModelInfo, tiers: SharedTiers | None) -> CacheIdentity:
-        """Return what blocks are of. Where they never leave this device, its weights need no fingerprint."""
+        """Return the identity of cached blocks.
+
+        If they never leave this device, its weights need no fingerprint.
+        """
         loading = self.loading
         weights, drafts = (loading.source.fingerprint, identity_of(loading.drafts)) if tiers else (b"", "")
         arranged = f"{loading.arrangement(self.layout)}:{loading.arena.device.type}{drafts}"
@@ -189,7 +192,7 @@ class _PlacedDecoder(NamedTuple):
         return self.group.images(images, self.loading.spec.name)
 
     def _record_bootstrap(self, weights: FilledModel[Model], info: ModelInfo) -> None:
-        """Record a bootstrap program for the model's next start, where it has none."""
+        """Record a bootstrap program for the model's next start, if it has none."""
         if not are_wanted():
             return
         parts = {

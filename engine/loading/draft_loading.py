@@ -1,8 +1,8 @@
-"""The drafter that a model is loaded with, where it has weights: its configuration first, since its caches lie in the model's blocks, its weights
-behind the model's.
+"""The load of a model's drafter that has weights: configuration first, weights after the model's.
 
-A draft model is any decoder of the same vocabulary; an EAGLE-3 head is of the model that it was trained for; an MTP layer is in the model's own
-checkpoint. Each is refused by name where it does not fit. Ranks that share the model's matrices share its drafter's.
+The configuration comes first because its caches are in the model's blocks. A draft model is any decoder of the same vocabulary; an EAGLE-3 head
+belongs to the model it was trained for; an MTP layer is in the model's own checkpoint. One that does not fit is refused with the reason. Ranks that
+share the model's matrices share its drafter's.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -42,19 +42,19 @@ from pilotlight.engine.weights.source import WeightSource
 if TYPE_CHECKING:
     from pilotlight.engine.parallel.communicator import Communicator
 
-# How often a guess is right, before any was checked: as papers report of chat.
+# Acceptance rate before any draft was verified: as papers report for chat.
 _PRIORS = {"draft": 0.6, "eagle3": 0.6, "mtp": 0.7}
 
 
 class DraftTarget(NamedTuple):
-    """The model that is drafted for, and where."""
+    """The model for which is drafted, and its load."""
 
     model: Model
-    num_caches: int  # of its own layers
+    num_caches: int  # of the model's layers
     context_length: int
     dtype: torch.dtype
     device: torch.device
-    shard: Shard  # what this rank has of every layer
+    shard: Shard  # this rank's part of every layer
 
 
 class LoadedDrafts(NamedTuple):
@@ -63,31 +63,31 @@ class LoadedDrafts(NamedTuple):
     num_bytes: int
 
     def runner(self, layout: CacheLayout, blocks: torch.Tensor, ranks: "Communicator | None") -> ModelRunner:
-        """Return a runner of its own, over the model's blocks. `ranks`: that have the other parts."""
+        """Return a separate runner over the model's blocks. `ranks`: those with the other parts."""
         if ranks is None:
             return ModelRunner(self.layers, layout, blocks)
         return PartRunner(self.layers, layout, blocks, ranks)
 
     def drafter(self, runner: Runner, block_size: int) -> ModelDrafter:
-        """Return what drafts by its runner, or that of all ranks."""
+        """Return the drafter on this rank's runner, or on that of all ranks."""
         return ModelDrafter(self.name, _PRIORS[self.name], runner, block_size)
 
 
 class PlannedDrafts(Protocol):
-    """A drafter with weights, of which the configuration has been read."""
+    """A drafter with weights, whose configuration has been read."""
 
     @property
     def name(self) -> str: ...
     @property
     def directory(self) -> Path | None:
-        """The directory of its own checkpoint; None: it is in the model's."""
+        """The directory of its checkpoint; None if it is in the model's."""
 
     @property
     def cached_layers(self) -> tuple[CachedLayer, ...]:
-        """The caches of its layers, behind the model's own."""
+        """Return the caches of its layers, after the model's own."""
 
     def load(self, target: DraftTarget) -> LoadedDrafts:
-        """Load it. Raises CheckpointError."""
+        """Load the drafter. Raises CheckpointError."""
 
 
 def read_words(words: str, layers: Sequence[CachedLayer]) -> DraftWords:
@@ -103,17 +103,19 @@ def read_words(words: str, layers: Sequence[CachedLayer]) -> DraftWords:
 
 
 def plan_drafts(words: DraftWords, config: Any, degrees: Parallelism) -> PlannedDrafts | None:
-    """Read the configuration of the drafter that `words` ask for; None where it has no weights. `config`: the model's; `degrees`: by which
-    ranks share it. Raises CheckpointError."""
+    """Read the configuration of the drafter in `words`; return None if it has no weights.
+
+    `config`: the model's; `degrees`: how ranks share it. Raises CheckpointError.
+    """
     if words.model is None:
         return None
     if degrees.pp > 1:
         raise CheckpointError(
-            f"speculate: {words.model} drafts are not computed by a model in {degrees.pp} stages; say suffix,grammar, or pp 1"
+            f"speculate: {words.model} does not draft for a model in {degrees.pp} stages; set it to suffix,grammar, or pp to 1"
         )
     if degrees.copies > 1:
         raise CheckpointError(
-            f"speculate: {words.model} drafts are not computed by ranks with sequences of their own; say suffix,grammar, or dp 1"
+            f"speculate: {words.model} does not draft for ranks with separate sequences; set it to suffix,grammar, or dp to 1"
         )
     if not isinstance(config, DecoderConfig):
         raise CheckpointError(f"speculate: {words.model} drafts for models that generate, and this one does not")
@@ -122,7 +124,7 @@ def plan_drafts(words: DraftWords, config: Any, degrees: Parallelism) -> Planned
     assert words.directory is not None
     if not words.directory.is_dir():
         raise CheckpointError(
-            f"speculate: {words.directory} is no directory; a drafter is one, with config.json and *.safetensors"
+            f"speculate: {words.directory} is not a directory; a drafter is one with config.json and *.safetensors"
         )
     with named(words.directory):
         if words.model == "draft":
@@ -131,7 +133,7 @@ def plan_drafts(words: DraftWords, config: Any, degrees: Parallelism) -> Planned
 
 
 def identity_of(planned: PlannedDrafts | None) -> str:
-    """Return what tells the caches of two drafters apart."""
+    """Return a text that identifies a drafter's caches."""
     if planned is None:
         return ""
     return f":{planned.name}" + (f":{fingerprint(planned.directory).hex()}" if planned.directory is not None else "")
@@ -139,7 +141,7 @@ def identity_of(planned: PlannedDrafts | None) -> str:
 
 @contextmanager
 def named(directory: Path) -> Iterator[None]:
-    """Say in an error which drafter it is about."""
+    """Add the drafter's directory to errors."""
     try:
         yield
     except CheckpointError as error:

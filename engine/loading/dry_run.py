@@ -1,7 +1,7 @@
-"""The launches of a model before its weights are there: it is laid out on `meta` and runs through steps of the shapes that decide which variants of
-kernels are needed.
+"""The kernel launches of a model before its weights are loaded, found by a dry run on `meta`.
 
-Knows batches; refuses to know kernels. A variant that no step of the dry run launches is compiled at its first use.
+The run covers steps of the shapes that decide which variants of kernels are needed. Knows batches; does not know kernels. A variant that the dry run
+does not launch is compiled at its first use.
 """
 
 from collections.abc import Iterator, Sequence
@@ -33,18 +33,18 @@ from pilotlight.kernels.warm_up import fake_tensor, trace_launches
 if TYPE_CHECKING:
     from pilotlight.kernels.triton.jit import Launch
 
-# Each number of rows and of tokens that has a tile of its own in some product; few programs and many, a split context and a whole one. Lengths are
-# not compiled in.
+# Each number of rows and of tokens with a separate tile in some product; few programs and many, a split context and a whole one. Lengths are not
+# compiled in.
 DECODES = ((1, 10), (1, 4096), (2, 100), (4, 100), (16, 300), (32, 300), (64, 4096), (256, 300))
 PROMPTS = ((1, 8), (40,), (3, 500), (2048,), (4096, 4096))
 BEHIND_PREFIX = (1, 2, 4, 8)  # tokens of a prompt's last chunks
 _PREFIX = 4000
-_DRAW = SamplingRow(1.0, 20, 0.9, 0.0, 0, 0)  # of rows that are not drawn torch takes the highest
+_DRAW = SamplingRow(1.0, 20, 0.9, 0.0, 0, 0)  # for other rows torch takes the highest
 _NUM_BLOCKS = 64  # of a cache that takes no memory
 
 
 class DryRun(NamedTuple):
-    """A model that is about to be loaded, and how."""
+    """A model to be loaded, and how."""
 
     family: Family
     config: ArchitectureConfig
@@ -54,13 +54,13 @@ class DryRun(NamedTuple):
     layout: CacheLayout
     pooling: Pooling | None = None
     format: WeightFormat | None = None
-    stays_packed: bool = False  # its weights, on the device that it is loaded to
-    shard: Shard = WHOLE  # what is sent between ranks is no kernel of ours
-    scores_classes: bool = False  # by a head, behind the pooling
+    stays_packed: bool = False  # whether its weights stay packed on the device
+    shard: Shard = WHOLE  # transfers between ranks use no kernels of ours
+    scores_classes: bool = False  # by a head, after the pooling
 
 
 def dry_run_launches(dry_run: DryRun) -> "list[Launch]":
-    """Return every launch of the steps, each variant of a kernel among them."""
+    """Return every launch of the steps, with all variants of kernels."""
     return trace_launches(lambda: _run(dry_run))
 
 
@@ -83,8 +83,10 @@ def _run(dry_run: DryRun) -> None:
 
 
 def distinct_layers(model: Decoder, dry_run: DryRun, cache: Sequence[LayerCache]) -> list[Layer]:
-    """Return one layer of each kind, as its launches tell, behind the first one, which has no residual. All layers in all batches would take
-    seconds of the interpreter, which the threads that read weights need."""
+    """Return one layer of each kind, by its launches, after the first one, which has no residual.
+
+    All layers in all batches would take seconds of the interpreter, which the threads that read weights need.
+    """
     from pilotlight.kernels.triton.jit import tracing
 
     block_size, num_groups = dry_run.layout.block_size, len(dry_run.layout.groups)
@@ -115,7 +117,7 @@ def batches(dry_run: DryRun) -> Iterator[Batch]:
     if dry_run.layout.layers:
         for rows, context in DECODES:
             yield decode_batch(rows, min(context, dry_run.context_length), block_size, num_groups)
-    for lens in (*PROMPTS, (block_size,), (64,)):  # short ones of whole blocks: of them keys and values are made
+    for lens in (*PROMPTS, (block_size,), (64,)):  # short ones of whole blocks: for them keys and values are expanded
         yield prompt_batch(tuple(min(length, dry_run.context_length) for length in lens), block_size, num_groups)
     for length in BEHIND_PREFIX if dry_run.layout.layers else ():
         yield prompt_batch((length,), block_size, num_groups, min(_PREFIX, dry_run.context_length - length))

@@ -1,4 +1,4 @@
-"""A host's KV memory: one allocation on its device, which models borrow from; on the first of several ranks, the other ranks as well."""
+"""A host's KV memory: one allocation on its device, from which models borrow, and its group's ranks."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class KvMemory(NamedTuple):
-    """One allocation, and which model has which part of it; on the first of several ranks, the others as well."""
+    """One allocation, its division among models and, on the first of several ranks, the other ranks."""
 
     arena: Arena
     slabs: SlabAllocator
@@ -39,9 +39,11 @@ def make_kv_memory(
     first: ModelSpec | None = None,
     on_wait: Callable[[str], None] = lambda why: None,
 ) -> KvMemory:
-    """Return the memory of a host, and the ranks of its group, who have as much each. `on_lost`: called from a thread when one of them has ended.
-    `first`: the model to be loaded first, where the KV cache is what models leave of a GPU. `on_wait`: told what room for ranks is waited for. Raises
-    CheckpointError."""
+    """Return the memory of a host, and the ranks of its group, each of which has equally much.
+
+    `on_lost`: called from a thread when one of them has ended. `first`: the model to load first, if the KV cache is the memory of a GPU that models
+    leave. `on_wait`: called with what the ranks wait for. Raises CheckpointError.
+    """
     config = _sized(config, first)
     arena = make_arena(config, config.device)
     if len(config.group) < 2:
@@ -58,7 +60,7 @@ def make_kv_memory(
 
 
 def _sized(config: HostConfig, first: ModelSpec | None) -> HostConfig:
-    """Return the configuration with the size of the KV cache, of which the others of a group have as much."""
+    """Return the configuration with the size of the KV cache, which all ranks of a group share."""
     device = choose_device(config.device)
     if not config.model_bytes or first is None or device.type != "cuda":
         return config

@@ -1,4 +1,4 @@
-"""A model that is loaded: its engine, its place in the arena, and what still happens to the memory of its weights."""
+"""A loaded model: its engine, its place in the arena, and pending moves of its weights."""
 
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -16,16 +16,16 @@ if TYPE_CHECKING:
 class LoadedModel(NamedTuple):
     spec: ModelSpec
     engine: Engine
-    place: Lease | Reservation | None  # None: an encoder, which caches nothing
-    under_weights: HugePages | Relocation[Model] | None = None  # what still happens to the memory they lie in
-    group: "RankGroup | OneRank" = OneRank()  # whose other ranks have parts of it
+    place: Lease | Reservation | None  # None for an encoder, which caches nothing
+    under_weights: HugePages | Relocation[Model] | None = None  # a pending move of the memory of its weights
+    group: "RankGroup | OneRank" = OneRank()  # whose other ranks have parts of the model
 
     def has_whole_cache(self) -> bool:
-        """Whether every slab of its cache is its own: other models have left those it reserved."""
+        """True if it owns every slab of its cache: other models have returned those that it reserved."""
         return not isinstance(self.place, Reservation) or self.place.is_complete()
 
     def close(self) -> None:
-        """End a model that is no longer used: its part of the arena may be borrowed again."""
+        """End a model that is no longer used and free its part of the arena."""
         if self.under_weights is not None:
             self.under_weights.close()
         self.engine.close()

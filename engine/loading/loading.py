@@ -1,8 +1,7 @@
-"""From a ModelSpec to an engine that is ready to step: configuration, arithmetic, a place in the arena, weights, one
-warm-up.
+"""The path from a ModelSpec to an engine that is ready to step.
 
-The first module on the way that imports torch; a host imports it in its loading thread, when the socket is already
-bound.
+Its steps are configuration, arithmetic, a place in the arena, weights, one warm-up. The first module on the way that imports torch; a host imports it
+in its loading thread, when the socket is already bound.
 """
 
 import torch
@@ -28,23 +27,26 @@ def load_model(
     tiers: SharedTiers | None = None,
     records_bootstrap: bool = False,
 ) -> LoadedModel:
-    """Load a model. `records_bootstrap`: leave a program by which a later host may open the model (engine/bootstrap). Raises CheckpointError."""
+    """Load a model.
+
+    `records_bootstrap`: write a program with which a later host can open the model (engine/bootstrap). Raises CheckpointError.
+    """
     with opened_source(spec, host, memory.arena, memory.links, on_progress) as loading:
         if not loading.config.cached_layers:
             if loading.recipe is None:
                 raise CheckpointError(
-                    f"{spec.path} is an encoder, whose tokens see all others: it generates nothing, and the directory does not say how to make "
-                    "embeddings of it. modules.json and 1_Pooling/config.json, as sentence-transformers writes them, are missing"
+                    f"{spec.path} is an encoder, which cannot generate text, and the directory does not describe how to make "
+                    "embeddings with it: sentence-transformers' modules.json and 1_Pooling/config.json are missing"
                 )
             return _load_encoder(loading)
         return load_decoder(loading, memory, tiers, records_bootstrap and memory.links is None)
 
 
 def _load_encoder(loading: ModelLoading) -> LoadedModel:
-    """Load a model that caches nothing: to the scheduler, a block is a text at work, and there are as many as may run at once."""
+    """Load a model that caches nothing: for the scheduler, each block is one running text."""
     if loading.spec.kv_dtype != "auto":
         raise CheckpointError(f"{loading.spec.name} is an encoder and keeps no KV cache: leave kv_dtype at auto")
-    loading = loading._replace(links=None)  # of several ranks the first one computes it alone
+    loading = loading._replace(links=None)  # the first of several ranks computes it alone
     context_length, num_texts = loading.longest_context(), loading.host.max_num_seqs
     layout = CacheLayout((), context_length, loading.dtype())
     loading.phases.end("fingerprint")

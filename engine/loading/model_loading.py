@@ -1,4 +1,4 @@
-"""A load after its configuration has been read: what this rank has of the model, of a block and of the cache, and its weights."""
+"""A load after its configuration has been read: this rank's share of model and cache, and its weights."""
 
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
@@ -67,14 +67,16 @@ def opened_source(
     links: "RankLinks | None",
     on_progress: ReadingProgress | None = None,
 ) -> "Iterator[ModelLoading]":
-    """Open a load's scope: its configuration has been read, and its checkpoint is open. Raises CheckpointError."""
+    """Open a load: read its configuration, and open its checkpoint. Raises CheckpointError."""
     phases = Phases()
     directory = Path(spec.path)
     if not directory.is_dir():
-        raise CheckpointError(f"{directory} is no directory; a model is a directory with config.json and *.safetensors")
+        raise CheckpointError(
+            f"{directory} is not a directory; a model is a directory with config.json and *.safetensors"
+        )
     raw_config = read_config(directory)
     recipe = read_recipe(directory, raw_config)
-    if recipe is not None and not recipe.keeps_head:  # its logits are never asked for: the head would only take memory
+    if recipe is not None and not recipe.keeps_head:  # its logits are never used: the head would only take memory
         raw_config["tie_word_embeddings"] = True
     family = find_family(raw_config)
     config = family.parse_config(raw_config)
@@ -83,7 +85,7 @@ def opened_source(
     if isinstance(drafts, PlannedMtp):
         config = drafts.config  # which has its layer loaded
     phases.end("config")
-    # Of several ranks each has its own part, in its own memory.
+    # Each of several ranks has its part in its own memory.
     weights_file = None if spec.weights_file is None or links is not None else Path(spec.weights_file)
     fused = config.fused if isinstance(config, DecoderConfig) else ()
     source = WeightSource(directory, architecture(raw_config), weights_file, read_format(raw_config), fused)
@@ -120,7 +122,7 @@ class ModelLoading(NamedTuple):
 
     @property
     def shard(self) -> Shard:
-        """What this rank has of every layer of its stage."""
+        """This rank's part of every layer of its stage."""
         if self.links is None:
             return WHOLE
         stages, number = self.stages, self.links.stage
@@ -131,12 +133,12 @@ class ModelLoading(NamedTuple):
 
     @property
     def stages(self) -> list[range]:
-        """The layers of each stage, as even as the time of a decode step is."""
+        """The layers of each stage, divided evenly by the time of a decode step."""
         num_stages = 1 if self.links is None else self.links.num_stages
         return plan_model(self.raw_config).stages(num_stages) if num_stages > 1 else [range(self.config.num_layers)]
 
     def layout(self) -> CacheLayout:
-        """Return what a block holds on this rank. Raises CheckpointError where ranks cannot share the model."""
+        """Return the layout of a block on this rank. Raises CheckpointError if ranks cannot share the model."""
         config, links = self.config, self.links
         if links is None:
             return self._layouts(WHOLE)[0]
@@ -147,13 +149,13 @@ class ModelLoading(NamedTuple):
         return self._layouts(links.shard)[links.stage]
 
     def block_parts(self) -> BlockParts:
-        """Return what each rank has of a block."""
+        """Return each rank's part of a block."""
         if self.links is None:
             return BlockParts.of_one(self.layout().block_bytes)
         return BlockParts.of(self._layouts(WHOLE), self._layouts(self.links.shard), self.links.shard.size)
 
     def _layouts(self, shard: Shard) -> list[CacheLayout]:
-        """Return what a block holds on a rank of each stage, if that has such a shard of it."""
+        """Return the layout of a block on a rank of each stage, for a given shard."""
         cached = tuple(self.config.cached_layers)
         if self.spec.kv_dtype == "fp8":
             cached = in_fp8(cached, torch.float8_e4m3fn, read_kv_scales(Path(self.spec.path)))
@@ -165,7 +167,7 @@ class ModelLoading(NamedTuple):
         return [CacheLayout(layers, *sizes, stages, stage) for stage in range(num_stages)]
 
     def arrangement(self, layout: CacheLayout) -> str:
-        """Return what the bytes of a block depend on behind the device, where it is whole if it can be."""
+        """Return an identifier of the byte layout of a block in the tiers, where it is whole if possible."""
         parts = self.block_parts()
         return self._layouts(WHOLE)[0].identity if parts.is_whole else f"{layout.identity}:{len(parts.pieces)}"
 
@@ -179,7 +181,10 @@ class ModelLoading(NamedTuple):
         )
 
     def load_drafts(self, model: Model, context_length: int) -> LoadedDrafts | None:
-        """Load the drafter with weights, or this rank's part of it; None where there is none. Raises CheckpointError."""
+        """Load the drafter with weights, or this rank's part of it; return None if there is none.
+
+        Raises CheckpointError.
+        """
         if self.drafts is None:
             return None
         shard = WHOLE if self.links is None else self.links.shard
@@ -187,13 +192,13 @@ class ModelLoading(NamedTuple):
         return self.drafts.load(DraftTarget(model, num_caches, context_length, self.dtype(), self.arena.device, shard))
 
     def warm_up(self, model: Model, layout: CacheLayout, prompt: Sequence[int], with_decode: bool) -> None:
-        """Compute a short prompt, with all ranks, in a cache of its own: the arena's blocks may be at work for other models."""
+        """Compute a short prompt, with all ranks, in a separate cache: other models may use the arena."""
         num_blocks = len(layout.groups) * -(-(len(prompt) + 1) // layout.block_size)
         own = layout.new_blocks(num_blocks, self.arena.device)
         self.runner(model, layout, own, self.links and self.links.loading).warm_up(prompt, with_decode=with_decode)
 
     def prewarm(self) -> None:
-        """Do what of a load needs neither memory of the device nor a place for the cache."""
+        """Do the parts of a load that need neither memory of the device nor a place for the cache."""
         encoders = CacheLayout((), self.longest_context(), self.dtype())
         layout = self.layout() if self.config.cached_layers else encoders
         if (shared := self.source.shared_file) is not None:
@@ -215,7 +220,7 @@ class ModelLoading(NamedTuple):
         return loaded
 
     def _ready_kernels(self, context_length: int, layout: CacheLayout) -> BackgroundWarmUp:
-        """Begin to compile the model's kernels, unless this process has."""
+        """Start to compile the model's kernels, unless this process has done so."""
         source, device, recipe = self.source, self.arena.device, self.recipe
 
         def dry_run() -> DryRun:
@@ -237,7 +242,7 @@ class ModelLoading(NamedTuple):
         return BackgroundWarmUp(self.spec.name, dry_run, device, self._computation(layout))
 
     def _bank(self, model: Model) -> AdapterBank | None:
-        """Return slots for adapters, which take no memory before the first one comes."""
+        """Return slots for adapters, which take no memory before the first adapter is loaded."""
         if self.recipe is not None or not isinstance(model, Decoder) or not model.projections:
             return None
         return AdapterBank(
@@ -245,7 +250,7 @@ class ModelLoading(NamedTuple):
         )
 
     def image_sizes(self, model: Model) -> ImageSizes | None:
-        """Return the rule of a model's images; None: it takes none."""
+        """Return the size rule of a model's images, or None if it takes none."""
         has_tower = isinstance(model, Decoder) and model.vision is not None
         return read_image_sizes(Path(self.spec.path)) if has_tower else None
 
@@ -272,29 +277,31 @@ class ModelLoading(NamedTuple):
         packed, wanted = self.source.packed_dtype, self.spec.dtype
         if packed is not None and wanted not in ("auto", _name(packed)):
             raise CheckpointError(
-                f"{self.spec.path} was packed as {_name(packed)}; say dtype auto, or pack it again as {wanted}"
+                f"{self.spec.path} was packed as {_name(packed)}; set dtype to auto, or pack it again as {wanted}"
             )
         device = self.arena.device
         return packed or (choose_dtype(self.source.facts, device) if wanted == "auto" else DTYPE_NAMES[wanted])
 
     def needs_warm_up(self, loaded: FilledModel[Model]) -> bool:
-        """Whether to warm up. On a CPU a first request after it is no faster (0.6b: 80 ms with it and without, 3b: 330): it is there to prove that
-        the model computes numbers, which what is woken has done before, and which a prompt that waits does as well, a tenth of a second sooner at
-        3b. On a GPU libraries load what they compute with when they first do, some 70 ms of an H100's, which a prompt that waits does not wait for
-        twice."""
+        """True if a warm-up is needed.
+
+        On a CPU a first request after it is no faster (0.6b: 80 ms with it and without, 3b: 330): its purpose is to check that results are finite,
+        which a woken model has shown before, and which a waiting prompt shows as well, a tenth of a second sooner at 3b. On a GPU libraries load
+        their code at first use, some 70 ms on an H100, and a waiting prompt should not wait for that twice.
+        """
         if self.arena.device.type != "cpu":
             return not (loaded.is_proved and self.spec.is_awaited)
         return not (loaded.is_proved or self.spec.is_awaited)
 
     def _computation(self, layout: CacheLayout) -> Hashable | None:
-        """Return what tells the kernels of this load from another's, where the next one finds the same weights."""
+        """Return an identifier of this load's kernels, equal for a later load of the same weights."""
         if self.source.shared_path is None:
             return None
         spec = replace(self.spec, name="", is_awaited=False, kv_tokens=None)
         return spec, self.source.fingerprint, layout.identity, str(self.arena.device)
 
     def warm_up_prompt(self, most_tokens: int) -> list[int]:
-        # Not token 0: that is often a padding token whose embedding is zero, which would prove nothing.
+        # Not token 0: that is often a padding token whose embedding is zero, which would test nothing.
         return [i % self.config.vocab_size for i in range(1, 1 + min(_WARM_UP_TOKENS, most_tokens))]
 
     def info(self, context_length: int, loaded: FilledModel[Model], block_size: int, total_blocks: int) -> ModelInfo:
@@ -345,7 +352,7 @@ class ModelLoading(NamedTuple):
 
 
 def start_moving(loaded: FilledModel[Model], runner: ModelRunner) -> HugePages | Relocation[Model] | None:
-    """Start moving a model's weights to where they are read faster."""
+    """Start moving a model's weights to memory that is read faster."""
     if loaded.pending is not None:
         if isinstance(runner, PartRunner):
             runner.balancer.may_write = False

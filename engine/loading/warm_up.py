@@ -1,6 +1,6 @@
-"""Compiles a model's kernels beside the reading of its weights, once in a process.
+"""Compilation of a model's kernels while its weights are read, once per process.
 
-A model whose dry run fails is served all the same: what it needs is compiled at its first use. Knows threads; refuses to know models and kernels.
+A model whose dry run fails is still served: its kernels are compiled at their first use. Knows threads; does not know models and kernels.
 """
 
 import logging
@@ -23,7 +23,7 @@ class BackgroundWarmUp:
     def __init__(
         self, name: str, make_dry_run: Callable[[], DryRun], device: torch.device, computation: Hashable | None = None
     ) -> None:
-        """`computation`: what tells the kernels from those of other loads; None: nothing does, and no later load finds them ready."""
+        """`computation`: identifies the kernels, so that a later load can reuse them; None disables reuse."""
         self._name = name
         self._make_dry_run = make_dry_run
         self._device = device
@@ -40,7 +40,7 @@ class BackgroundWarmUp:
     def _run(self) -> None:
         try:
             warmed = compile_launches(dry_run_launches(self._make_dry_run()), self._device)
-        except Exception:  # of whatever kind: it costs the first requests some time, and nothing else
+        except Exception:  # any failure: it only costs the first requests some time
             log.warning(
                 "the dry run of %s failed; its kernels are compiled at their first use", self._name, exc_info=True
             )

@@ -1,1 +1,1 @@
-"""One file per model family, found by the architecture a checkpoint names."""
+"""The families of models, one file each, found by the architecture that a checkpoint names."""

@@ -1,7 +1,7 @@
-"""The decoder that all families share: embedding, layers around a residual, norm, head; whole or in pieces.
+"""The decoder that all families share: embedding, layers around a residual, norm, head.
 
-Knows the order of the parts; refuses to know which family they belong to. A family hands over its layers as a table
-and inherits the loop.
+Whole or in parts. Knows the order of the parts; does not know which family they belong to. A family provides its layers as a table and inherits the
+loop.
 """
 
 import re
@@ -25,55 +25,66 @@ if TYPE_CHECKING:
     from pilotlight.engine.parallel.communicator import Communicator
 
 
-# Before the names of a decoder's tensors: saved without its head; with it; beside a vision tower.
+# Prefixes of the names of a decoder's tensors: saved without its head; with it; beside a vision tower.
 _ROOTS = ("", "model.", "language_model.model.", "model.language_model.")
 
 
 class Part(Protocol):
-    """What mixes tokens, or feeds each forward."""
+    """A part of a layer: a token mixer or a feed-forward."""
 
     def __call__(self, x: torch.Tensor, context: Context) -> torch.Tensor:
-        """x [tokens, hidden] -> [tokens, hidden]"""
+        """Return [tokens, hidden] for x [tokens, hidden]."""
 
 
 class Layer(Protocol):
     def __call__(
         self, x: torch.Tensor, residual: torch.Tensor | None, context: Context
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """x, residual [tokens, hidden], whose sum is the hidden states before the layer -> the same behind it. Without a residual x is the sum."""
+        """Compute the layer for x, residual [tokens, hidden], whose sum is the hidden state.
+
+        Return both again. Without a residual x is the hidden state.
+        """
 
 
 class VisionEncoder(Protocol):
-    """A tower with the projections behind it."""
+    """A vision tower with its projections."""
 
     def encode(self, patches: torch.Tensor) -> torch.Tensor:
-        """patches [rows, columns, numbers], a piece of an image -> embeddings [tokens, hidden] of the decoder"""
+        """Encode patches [rows, columns, numbers] of an image to the decoder's embeddings [tokens, hidden]."""
 
 
 class DraftHead(Protocol):
-    """A layer with its own way in and out."""
+    """A drafting layer with its own input and output projections."""
 
-    taps: Sequence[int]  # the model's layers whose hidden states it is given
+    taps: Sequence[int]  # the model's layers whose hidden states it reads
 
     def features(self, hidden: torch.Tensor, tapped: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Return what is kept of the model's hidden states [tokens, hidden], those behind its last layer and those behind the taps."""
+        """Return the features to keep of the model's hidden states [tokens, hidden].
+
+        `hidden` is after its last layer, `tapped` after the tapped layers.
+        """
 
     def embed(self, context: Context) -> torch.Tensor: ...
 
     def prepared(self, context: Context) -> Context:
-        """Return the context with what its layer needs of the batch."""
+        """Return the context with the batch's values that its layer needs."""
 
     def __call__(self, embedded: torch.Tensor, before: torch.Tensor, context: Context) -> torch.Tensor:
-        """Return hidden states [tokens, hidden] by which the next token is guessed, and which stand for the model's where those are not known.
-        `before`: the features of the token before."""
+        """Return hidden states [tokens, hidden] from which the next token is guessed.
+
+        They also replace the model's while those are not known. `before`: the features of the token before.
+        """
 
     def logits(self, hidden: torch.Tensor, ranks: "Communicator | None" = None) -> torch.Tensor:
-        """[rows, hidden] -> fp32 [rows, vocab of the model]"""
+        """Return fp32 logits [rows, vocab of the model] of [rows, hidden]."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderLayer:
-    """Norms stand before attention and feed-forward, behind them, or on both sides. `residual_scale`: of what the two add to the hidden states."""
+    """A layer with norms before attention and feed-forward, after them, or both.
+
+    `residual_scale`: factor of what the two add to the hidden states.
+    """
 
     attention_norm: RMSNorm | None
     attention: Part
@@ -82,7 +93,7 @@ class DecoderLayer:
     feed_forward: Part
     feed_forward_output_norm: RMSNorm | None = None
     residual_scale: float = 1.0
-    scale: torch.Tensor | None = None  # [1], of the hidden states behind the layer
+    scale: torch.Tensor | None = None  # [1], factor of the hidden states after the layer
 
     def __call__(
         self, x: torch.Tensor, residual: torch.Tensor | None, context: Context
@@ -100,7 +111,7 @@ class DecoderLayer:
 
 
 def _entered(norm: RMSNorm | None, x: torch.Tensor, residual: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return what a part reads, and the sum that its result is added to."""
+    """Return the input of a part, and the sum to which its result is added."""
     if norm is not None:
         return norm.add(x, residual)
     summed = x if residual is None else x + residual
@@ -108,7 +119,7 @@ def _entered(norm: RMSNorm | None, x: torch.Tensor, residual: torch.Tensor | Non
 
 
 class LogitRule(NamedTuple):
-    """A number that logits are multiplied with, and one that none of them exceeds."""
+    """A factor of logits, and a cap on them."""
 
     scale: float = 1.0
     cap: float | None = None
@@ -134,7 +145,10 @@ class Decoder:
         projections: Sequence[MatrixPart] = (),
         logit_rule: LogitRule = PLAIN_LOGITS,
     ) -> None:
-        """Of several stages the first alone has embedding and head, and the last the norm. `projections`: that adapters may change, by number."""
+        """`projections`: those that adapters may change, by number.
+
+        Of several stages only the first has embedding and head, and only the last the norm.
+        """
         self.embedding = embedding
         self.layers = layers
         self.norm = norm
@@ -143,19 +157,19 @@ class Decoder:
         self.temperature = temperature
         self.projections = projections
         self.logit_rule = logit_rule
-        self.vision: VisionEncoder | None = None  # makes embeddings of images; None: it takes none
-        self.mtp: DraftHead | None = None  # a further layer of the checkpoint, by which it drafts
+        self.vision: VisionEncoder | None = None  # makes embeddings of images; None if it takes none
+        self.mtp: DraftHead | None = None  # a further layer of the checkpoint, which drafts
 
     def take_images(self, vision: VisionEncoder) -> None:
-        """Take embeddings of images, which this makes. Its weights lie behind the decoder's."""
+        """Accept images, which `vision` encodes. Its weights come after the decoder's."""
         self.vision = vision
 
     def draft_by(self, mtp: DraftHead) -> None:
-        """Draft by a further layer of the checkpoint. Its weights lie behind the decoder's."""
+        """Draft with a further layer of the checkpoint. Its weights come after the decoder's."""
         self.mtp = mtp
 
     def score_by(self, head: ScoreHead) -> None:
-        """Score classes in place of tokens, to which no rule of tokens' logits applies."""
+        """Score classes instead of tokens; the rule of tokens' logits does not apply to them."""
         self.head = head
         self.logit_rule = PLAIN_LOGITS
 
@@ -163,7 +177,7 @@ class Decoder:
         return self.tapped(context, ())[0]
 
     def tapped(self, context: Context, taps: Sequence[int]) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        """Return what `forward` returns, and the hidden states behind the layers `taps`, which rise."""
+        """Return the result of `forward`, and the hidden states after the layers `taps`, in ascending order."""
         context = self.prepared(context)
         x, residual = self.embed(context, context.incoming), None
         tapped, begin = [], 0
@@ -175,14 +189,17 @@ class Decoder:
         return self.finish(x, residual), tapped
 
     def prepared(self, context: Context) -> Context:
-        """Return the context with what all layers need of the batch."""
+        """Return the context with the batch's values that all layers need."""
         positions = context.batch.positions
         turns = tuple([table.at(positions) for table in self.rotary])
         temperatures = self.temperature and self.temperature.at(positions)
         return replace(context, turns=turns, temperatures=temperatures, states=state_places(context))
 
     def embed(self, context: Context, rows: torch.Tensor | None = None) -> torch.Tensor:
-        """Return the hidden states before the first layer: of the batch's token ids and images, or `rows` [tokens, hidden] in their place."""
+        """Return the hidden states before the first layer.
+
+        They are the embeddings of the batch's token ids and images, or `rows` [tokens, hidden].
+        """
         if rows is not None:
             return rows
         assert self.embedding is not None, "a later stage is given hidden states"
@@ -194,13 +211,13 @@ class Decoder:
     def run(
         self, layers: range, x: torch.Tensor, residual: torch.Tensor | None, context: Context
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Compute some layers, as Layer does, of a context that was prepared."""
+        """Run some layers in a prepared context, as Layer does."""
         for i in layers:
             x, residual = self.layers[i](x, residual, context)
         return x, residual
 
     def finish(self, x: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
-        """Return the hidden states behind the last layer, normalised unless another stage comes."""
+        """Return the hidden states after the last layer, normalised unless another stage follows."""
         if self.norm is None:
             return x if residual is None else x + residual
         return self.norm.add(x, residual)[0]
@@ -211,7 +228,7 @@ class Decoder:
 
 
 def root_of(loader: WeightLoader) -> str:
-    """Return what the names of a decoder's tensors begin with."""
+    """Return the prefix of the names of a decoder's tensors."""
     return next((root for root in _ROOTS if f"{root}embed_tokens.weight" in loader), "model.")
 
 
@@ -224,7 +241,10 @@ def load_decoder(
     temperature: Temperature | None = None,
     logit_rule: LogitRule = PLAIN_LOGITS,
 ) -> Decoder:
-    """Load a decoder, or a stage of one. `load_layer(i, name)` makes the layer whose tensors begin with `name`."""
+    """Load a decoder, or a stage of one.
+
+    `load_layer(i, name)` makes the layer whose tensor names start with `name`.
+    """
     root = root_of(loader)
     outer = "language_model." if root.startswith("language_model.") else ""
     stage = loader.shard.stage_of(config.num_layers)
@@ -242,11 +262,11 @@ def load_decoder(
         head = TokenEmbedding.load(loader, f"{outer}lm_head", config.vocab_size, config.hidden_size)
     for i in set(range(config.num_layers)) - set(stage.layers):
         loader.skip(rf"{re.escape(root)}layers\.{i}\..*")
-    if stage.num_stages > 1:  # other stages' parts
+    if stage.num_stages > 1:  # parts of other stages
         loader.skip(rf"({re.escape(root)}(embed_tokens|norm)|{re.escape(outer)}lm_head)\..*")
-    # old checkpoints store what config.json says
+    # old checkpoints store values that follow from config.json
     loader.skip(r"(model\.)?layers\.\d+\.self_attn\.rotary_emb\.inv_freq")
-    # of a KV cache in fewer bits than ours; of packed matrices, what config.json says
+    # scales of a KV cache in fewer bits than ours; shapes of packed matrices, which follow from config.json
     loader.skip(r".*\.([kv]_scale|weight_shape)")
     rotary = [
         RotaryTable(rule, dim, context_length, loader.device)

@@ -1,6 +1,6 @@
-"""A decoder as its config describes it, layer by layer: attention, feed-forwards or experts, and the norms where they are.
+"""A decoder loaded as its config describes it: attention, feed-forwards or experts, and norms.
 
-Nothing here belongs to a family: what one has is said by the fields of DenseConfig and SparseConfig.
+Nothing here is specific to a family: the fields of DenseConfig and SparseConfig describe each.
 """
 
 import re
@@ -21,7 +21,7 @@ from pilotlight.engine.weights.loader import WeightLoader
 from pilotlight.kernels.elementwise.activation import gelu_tanh_and_mul, silu_and_mul
 
 _ACTIVATIONS = {"silu": silu_and_mul, "gelu_tanh": gelu_tanh_and_mul}
-# Towers beside a decoder whose pictures are not computed here: of Mistral 3, Gemma 3 and 4, Qwen's and GLM's.
+# Towers of Mistral 3, Gemma 3 and 4, Qwen's and GLM's models, whose images are not supported.
 _TOWERS = r"(model\.)?(vision_tower|multi_modal_projector|visual|audio_tower|embed_vision|embed_audio)\..*"
 
 LoadAttention = Callable[[int, str], Part]
@@ -35,7 +35,7 @@ def load(config: DenseConfig, loader: WeightLoader, context_length: int) -> Deco
         mixer = config.mixer(i) if i < config.num_layers else None
         if mixer is not None:
             return load_recurrent(loader, name, config.hidden_size, mixer)
-        # A layer that drafts stands behind the last one, and is of its kind.
+        # A drafting layer comes after the last one, and has the same form.
         shape = config.attention(min(i, config.num_layers - 1))._replace(layer=i)
         return attention_kind.load(
             loader,
@@ -59,8 +59,10 @@ def load(config: DenseConfig, loader: WeightLoader, context_length: int) -> Deco
 def load_layers(
     config: DenseConfig, loader: WeightLoader, context_length: int, load_attention: LoadAttention
 ) -> Decoder:
-    """Load a decoder, and of the layers behind its last one, which predict further tokens, the one that drafts: the others stay unread.
-    `load_attention(i, name)` makes what mixes tokens in the layer whose tensors begin with `name`."""
+    """Load a decoder, and the one that drafts of the layers after its last, which predict further tokens.
+
+    Other such layers are not read. `load_attention(i, name)` makes the token mixer of the layer whose tensor names start with `name`.
+    """
 
     def norm(name: str, part: str | None) -> RMSNorm | None:
         return None if part is None else RMSNorm.load(loader, f"{name}.{part}", config.hidden_size, config.norm)

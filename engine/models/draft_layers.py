@@ -1,9 +1,8 @@
-"""What drafts for a model beside its own layers, and keeps what it knows of a token in the same blocks: a smaller model, or one layer that reads what
-the model made of the token before (EAGLE-3, MTP).
+"""Drafters whose state is in the model's blocks: a smaller model, or one layer (EAGLE-3, MTP).
 
-In a step both are computed of the same tokens (`follow`). So whoever has a sequence's blocks has its drafter's state as well: after a prefix hit,
-from a tier, on another host. Between steps it is computed alone, of tokens that are guesses (`forward`), behind the sequence's own: what it leaves
-there, the step that checks them writes anew. Refuses to know sequences, and which guesses were right.
+The layer reads the model's features of the token before. In a step both are computed for the same tokens (`follow`), so a sequence's blocks always
+include its drafter's state: after a prefix hit, from a tier, on another host. Between steps the drafter runs alone on guessed tokens (`forward`),
+after the sequence's own; the step that verifies them overwrites its values there. Does not know sequences, or which guesses were right.
 """
 
 from dataclasses import replace
@@ -23,11 +22,14 @@ if TYPE_CHECKING:
 
 class DraftLayers(Model, Protocol):
     def follow(self, model: Model, context: Context) -> torch.Tensor:
-        """Compute a step of the model, and of the drafter beside it. Return what the model's `forward` would."""
+        """Compute a step of the model, and of the drafter beside it.
+
+        Return the result of the model's `forward`.
+        """
 
 
 class DraftModel:
-    """A model of the same vocabulary, whose layers' caches lie behind the other's."""
+    """A model of the same vocabulary, whose layers' caches come after the model's."""
 
     def __init__(self, model: Model, first: int) -> None:
         """`first`: the number of its first layer's cache."""
@@ -47,11 +49,14 @@ class DraftModel:
 
 
 class FeatureDrafts:
-    """Heads are trained on pairs of a token and the features of the one before, of which a sequence's first has none: here those are zeros, so that
-    every position has a row and a block's content depends on its own tokens and earlier ones alone."""
+    """A drafting head over the model's features of earlier tokens.
+
+    Heads are trained on pairs of a token and the features of the one before. A sequence's first token has none: here those are zeros, so that every
+    position has a row, and a block's content depends only on its own and earlier tokens.
+    """
 
     def __init__(self, head: DraftHead, cache: int) -> None:
-        """`cache`: the number of the one that keeps features."""
+        """`cache`: the number of the cache that keeps features."""
         self._head = head
         self._cache = cache
 
@@ -85,7 +90,7 @@ class FeatureDrafts:
 
 
 def slots_before(batch: Batch, cache: LayerCache) -> torch.Tensor:
-    """Return the slot of the token before each one [tokens]; of a sequence's first token its own."""
+    """Return the slot of the token before each one [tokens]; for a sequence's first token its own."""
     group, (kept,) = batch.groups[cache.group], cache.segments
     block_size, decoded = kept.shape[1], batch.num_decoded
     before = (batch.positions - 1).clamp(min=0)

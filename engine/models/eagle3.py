@@ -1,4 +1,4 @@
-"""An EAGLE-3 head (arXiv:2503.01840): one layer whose queries, keys and values are made of a token and of what the model made of the one before.
+"""An EAGLE-3 head (arXiv:2503.01840): one layer over a token and the features of the one before.
 
 Names of tensors: the checkpoints of SafeAILab/EAGLE; its layer is called `midlayer` there, and `layers.0` by others.
 """
@@ -25,7 +25,7 @@ from pilotlight.engine.weights.loader import WeightLoader
 if TYPE_CHECKING:
     from pilotlight.engine.parallel.communicator import Communicator
 
-_NEVER = -1e9  # the logit of a token that is in the model's vocabulary alone
+_NEVER = -1e9  # the logit of a token that only the model's vocabulary has
 
 
 class Eagle3Layer:
@@ -59,7 +59,7 @@ class Eagle3Head:
         config: Eagle3Config,
         token_ids: torch.Tensor | None,
     ) -> None:
-        """`token_ids` [draft vocabulary]: the model's of each of its own; None: they are the same."""
+        """`token_ids` [draft vocabulary]: the model's id of each draft id; None if they are equal."""
         self.taps: Sequence[int] = config.taps
         self._projection = projection
         self._layer = layer
@@ -74,7 +74,7 @@ class Eagle3Head:
     def load(
         cls, config: Eagle3Config, loader: WeightLoader, model: Decoder, cache: int, context_length: int
     ) -> "Eagle3Head":
-        """`cache`: the number of its layer's. Raises CheckpointError."""
+        """Load a head. `cache`: the number of its layer's cache. Raises CheckpointError."""
         hidden = config.hidden_size
         name = "midlayer" if "midlayer.hidden_norm.weight" in loader else "layers.0"
         if "embed_tokens.weight" in loader:
@@ -82,7 +82,9 @@ class Eagle3Head:
         elif hidden == config.model_hidden_size and model.embedding is not None:
             embedding = model.embedding
         else:
-            raise CheckpointError("it has no embed_tokens, and another hidden size than the model, whose it could take")
+            raise CheckpointError(
+                "it has no embed_tokens, and cannot use the model's, because their hidden sizes differ"
+            )
         rotary = RotaryTable(config.rotary[0], config.head_dim, context_length, loader.device)
         loader.compute(rotary.compute)
         loader.skip("t2d")
@@ -118,12 +120,12 @@ class Eagle3Head:
 
 
 def _token_ids(config: Eagle3Config, loader: WeightLoader) -> torch.Tensor | None:
-    """Read the table of the vocabulary: what is added to each of its own ids, to be one of the model's."""
+    """Read the vocabulary's table: the difference between the model's id and each draft id."""
     size = config.draft_vocab_size
     if "d2t" not in loader:
         if size == config.vocab_size:
             return None
-        raise CheckpointError(f"it has no d2t, by which its {size} tokens are some of the model's {config.vocab_size}")
+        raise CheckpointError(f"it has no d2t, which maps its {size} tokens to the model's {config.vocab_size}")
     added = loader.look(ExpectedTensor("d2t", (size,), ("I64", "I32")))
     if added is None:
         return None

@@ -1,5 +1,7 @@
-"""gpt-oss as a table of parts: attention with sinks, every second layer looking through a window, experts with biases
-and a clamped activation, their weights plain or in MXFP4."""
+"""gpt-oss: attention with sinks, a window in every second layer, experts with biases and clamps.
+
+Weights of experts are plain or in MXFP4.
+"""
 
 from functools import partial
 
@@ -45,7 +47,7 @@ def load(config: GptOssConfig, loader: WeightLoader, context_length: int) -> Dec
 
 
 def _load_experts(config: GptOssConfig, loader: WeightLoader, name: str) -> Experts:
-    """The checkpoint keeps one tensor for all experts, gate and up taking turns in its rows."""
+    """Load experts: the checkpoint has one tensor for all, with alternating rows of gate and up."""
     experts, hidden, intermediate = config.experts
     activation = partial(clamped_swiglu, alpha=config.swiglu_alpha, limit=config.swiglu_limit)
     gate_ups, downs = f"{name}.gate_up_proj", f"{name}.down_proj"
@@ -65,6 +67,6 @@ def _load_biases(config: GptOssConfig, loader: WeightLoader, name: str) -> tuple
         lambda part, stored: part.copy_(torch.unflatten(stored, 1, part.shape[1:])),
     )
     if loader.shard.rank:
-        loader.skip_tensors([f"{name}.down_proj_bias"])  # of products that will be summed, the first has it
+        loader.skip_tensors([f"{name}.down_proj_bias"])  # of products that will be summed, only the first has it
         return gate_up, None
     return gate_up, loader.tensor(f"{name}.down_proj_bias", experts, hidden)

@@ -1,6 +1,6 @@
-"""The decoders of latent attention: DeepSeek-V2 and V3, Kimi K2 and K2.5, GLM-4.7-Flash, Mistral Small 4.
+"""Decoders with latent attention: DeepSeek-V2 and V3, Kimi K2 to K2.5, GLM-4.7-Flash, Mistral Small 4.
 
-Names of tensors: deepseek-ai/DeepSeek-V3's model.safetensors.index.json; of K2.5 the same behind "language_model.", beside a vision tower
+Names of tensors: deepseek-ai/DeepSeek-V3's model.safetensors.index.json; in K2.5 the same after "language_model.", beside a vision tower
 (engine/vision/kimi_tower.py).
 """
 

@@ -1,7 +1,7 @@
-"""Llama 4 (text) as a table of parts: layers that attend within chunks and some that see everything, dense layers between those with experts.
+"""Llama 4 (text): some layers attend within chunks, others to everything.
 
-Names of tensors: meta-llama/Llama-4-Scout-17B-16E-Instruct's, as `transformers` 5 maps them: behind "language_model.", beside a vision tower
-(engine/vision/llama4_tower.py). Its experts are in one tensor for each layer; quantizers store them one by one.
+Some have experts, others are dense. Names of tensors: meta-llama/Llama-4-Scout-17B-16E-Instruct's, as `transformers` 5 maps them: after
+"language_model.", beside a vision tower (engine/vision/llama4_tower.py). Its experts are in one tensor per layer; quantizers store them one by one.
 """
 
 import torch
@@ -35,7 +35,7 @@ def load(config: Llama4Config, loader: WeightLoader, context_length: int) -> Dec
         )
 
     def attention(i: int, name: str) -> Attention:
-        """Layers whose queries and keys turn normalise them afterwards, without weights."""
+        """Load attention; layers with rotation normalise queries and keys after it, without weights."""
         made = Attention.load(
             loader, name, hidden, config.attention(i), qkv_bias=config.attention_bias, o_bias=config.attention_bias
         )

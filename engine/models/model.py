@@ -1,4 +1,4 @@
-"""A model, as what runs it sees it, whichever of its stages are here; and its family, as what loads it does."""
+"""The interfaces of a model, whole or a pipeline stage, for its runner, and of its family."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 
 class Model(Protocol):
     def forward(self, context: Context) -> torch.Tensor:
-        """Return the hidden states of every token, normalised: [tokens, hidden]."""
+        """Return the normalised hidden states of every token, [tokens, hidden]."""
 
     def logits(self, hidden: torch.Tensor, ranks: "Communicator | None" = None) -> torch.Tensor:
-        """[rows, hidden] -> fp32 [rows, vocab], joined where ranks have parts of the vocabulary"""
+        """Return fp32 logits [rows, vocab] of [rows, hidden], joined if ranks have parts of the vocabulary."""
 
 
 class Family(NamedTuple):
-    """How one architecture is described and laid out."""
+    """The parser of one architecture's configuration, and its loader."""
 
     parse_config: Parse
     load: Callable[[Any, WeightLoader, int], Model]  # of its config, a loader and a context length

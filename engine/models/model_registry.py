@@ -1,4 +1,4 @@
-"""From `architectures` in config.json to the code that runs it."""
+"""The table from `architectures` in config.json to the code that runs each."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -23,7 +23,7 @@ def _load_decoder(config: DenseConfig, loader: WeightLoader, context_length: int
     return dense.load(config, loader, context_length)
 
 
-# The others are what their configs describe.
+# The other architectures are fully described by their configs.
 _LOADERS: dict[str, Callable[[Any, WeightLoader, int], Model]] = {
     "BertForSequenceClassification": bert.load,
     "BertModel": bert.load,
@@ -59,7 +59,7 @@ def _load_scoring(
     """Load a decoder with a head that scores classes. Raises CheckpointError."""
     model = load(config, loader, context_length)
     if not isinstance(model, Decoder):
-        raise CheckpointError(f"{type(model).__name__} has no place for a head that scores classes")
+        raise CheckpointError(f"{type(model).__name__} does not support a head that scores classes")
     if loader.shard.stage_of(config.num_layers).is_first:
         model.score_by(ScoreHead.load(loader, SCORE, num_classes, config.hidden_size))
     else:

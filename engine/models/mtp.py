@@ -1,7 +1,7 @@
-"""DeepSeek-V3's layer behind the last one, which predicts a further token (arXiv:2412.19437, section 2.2): a layer of the model's own kind over a
-projection of the token and of what the model made of the one before.
+"""DeepSeek-V3's layer after the last, which predicts a further token (arXiv:2412.19437, section 2.2).
 
-Names of tensors: deepseek-ai/DeepSeek-V3's model.safetensors.index.json. Its embedding and head are the model's, which the checkpoint holds twice.
+It is a layer of the model's kind over a projection of the token and of the model's features of the one before. Names of tensors:
+deepseek-ai/DeepSeek-V3's model.safetensors.index.json. Its embedding and head are the model's, which the checkpoint contains twice.
 """
 
 import re
@@ -38,7 +38,7 @@ class MtpHead:
     def load(
         cls, config: SparseConfig, loader: WeightLoader, name: str, layer: DecoderLayer, model: Decoder
     ) -> "MtpHead":
-        """Load what is round the layer, whose tensors begin with `name`."""
+        """Load the parts around the layer, whose tensor names start with `name`."""
         hidden = config.hidden_size
         token, features, last = (
             RMSNorm.load(loader, f"{name}.{part}", hidden, config.norm)

@@ -1,1 +1,1 @@
-"""Which sequences compute which tokens next."""
+"""The choice of the sequences and tokens of the next step."""

@@ -1,7 +1,7 @@
-"""What sequences wait for without stopping others: blocks from a tier, and whatever else a thread prepares for one of them.
+"""Waits of single sequences that stop no others: for blocks from a tier, or a thread's preparation.
 
-Each wait has one deadline and one way to be cancelled. Where it ends, the sequence goes on: with what has come, in its old place (waiting.py). Knows
-who waits and until when; refuses to know what is awaited.
+Each wait has one deadline and one way to be cancelled. When it ends, the sequence continues with what has arrived, in its old place in the queue
+(waiting.py). Knows which sequence waits and until when; does not know for what.
 """
 
 from collections.abc import Sequence as SequenceOf
@@ -11,35 +11,44 @@ from pilotlight.engine.core.sequence import Sequence
 
 
 class Awaited(Protocol):
-    """Something that one sequence waits for."""
+    """Something for which one sequence waits."""
 
     @property
     def sequence(self) -> Sequence: ...
 
     @property
     def deadline(self) -> float:
-        """The scheduler's time from which the sequence goes on without."""
+        """The scheduler's time at which the sequence continues without it."""
 
     @property
     def is_admitted(self) -> bool:
-        """Tell whether the sequence has its blocks already, so that it runs next; else it waits for admission next."""
+        """True if the sequence already has its blocks and so runs next; otherwise it waits for admission."""
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that the sequence will compute afterwards, if all comes."""
+        """Return the number of tokens that the sequence still has to compute if everything arrives."""
 
     @property
     def is_done(self) -> bool: ...
 
     def cancel(self) -> None:
-        """End it: afterwards nothing is written for the sequence, which has ended, lost its blocks, or waited too long."""
+        """Stop: afterwards nothing is written for the sequence.
+
+        It has ended, lost its blocks, or waited too long.
+        """
 
     def take(self) -> None:
-        """Give the sequence what has come: all of it when it is done; after it was cancelled at its deadline a part, or nothing."""
+        """Give the sequence what has arrived: everything if done.
+
+        After a cancel at the deadline part or nothing.
+        """
 
 
 class AwaitedTogether:
-    """Several things that one sequence waits for before it is admitted: it goes on when all are there, or the first deadline is."""
+    """Several things for which one sequence waits before it is admitted.
+
+    It continues when all have arrived, or at the first deadline.
+    """
 
     is_admitted = False
 

@@ -1,21 +1,20 @@
-"""Which sequence is admitted next, so that no tenant waits for more than its share and no priority starves.
+"""The choice of the sequence to admit next, fair between tenants and without starved priorities.
 
-**Between tenants** of one priority: deficit round robin (Shreedhar and Varghese, 1995) over uncached prompt tokens. A
-tenant's turn is worth one quantum; it pays after service (as in surplus round robin: Adiseshu, Parulkar and Varghese,
-1996), because only the admission itself knows how much of a prompt was cached. Debts outlast an empty queue as long
-as others wait. So, with q the quantum and c the costliest prompt:
+**Between tenants** of one priority: deficit round robin (Shreedhar and Varghese, 1995) over uncached prompt tokens. A tenant's turn is worth one
+quantum; it pays after service (as in surplus round robin: Adiseshu, Parulkar and Varghese, 1996), because only the admission itself knows how much of
+a prompt was cached. Debts outlast an empty queue as long as others wait. So, with q the quantum and c the costliest prompt:
 
 - a tenant that arrives waits, before its first admission, for at most q + c tokens of each other tenant;
 - two tenants that both always have something waiting never differ by more than q + c tokens served.
 
-**Between priorities**: the smaller goes first, strictly; but a priority with something waiting gets at least one of
-every `AGEING_ADMISSIONS` + (priorities waiting - 1) admissions, the one passed over longest first.
+**Between priorities**: the smaller goes first, strictly; but a priority with something waiting gets at least one of every `AGEING_ADMISSIONS` +
+(priorities waiting - 1) admissions, the one passed over longest first.
 
-**Within a tenant and a priority**: by arrival. A preempted sequence is older than those that have not started, so it
-goes first; it was paid for already.
+**Within a tenant and a priority**: by arrival. A preempted sequence is older than those that have not started, so it goes first; it was paid for
+already.
 
-All of it costs O(1) amortised: a visit to a tenant that is not served hands out a quantum that pays for a later one.
-Knows lengths and arrivals; refuses to know blocks, steps and clocks.
+All of it costs O(1) amortised: a visit to a tenant that is not served hands out a quantum that pays for a later one. Knows lengths and arrivals; does
+not know blocks, steps and clocks.
 """
 
 from collections import deque
@@ -25,10 +24,10 @@ from dataclasses import dataclass, field
 from pilotlight.engine.core.sequence import Sequence
 
 AGEING_ADMISSIONS = 16
-# A place in the batch is scarce as well: without a least cost, a tenant whose prompts are all cached (one token each)
-# would be admitted 2,048 times in a turn.
+# A place in the batch is scarce as well: without a least cost, a tenant whose prompts are all cached (one token each) would be admitted 2,048 times
+# in a turn.
 ADMISSIONS_PER_TURN = 8
-_KEPT_DEBTS = 64  # of tenants with nothing waiting, before those that are paid by now are looked for
+_KEPT_DEBTS = 64  # number of tenants with debts and nothing waiting, above which paid debts are removed
 
 
 class FairQueue:
@@ -48,7 +47,7 @@ class FairQueue:
         return (sequence for group in self._classes.values() for sequence in group)
 
     def owners(self) -> set[tuple[int, bytes]]:
-        """Return the owners of all that wait."""
+        """Return the owners of all waiting sequences."""
         return {(priority, tenant.name) for priority, group in self._classes.items() for tenant in group.tenants}
 
     def add(self, sequence: Sequence) -> None:
@@ -60,16 +59,16 @@ class FairQueue:
         self.num_tokens += len(sequence.token_ids)
 
     def remove(self, sequence: Sequence) -> None:
-        """Forget a sequence that ended before its turn came."""
+        """Remove a sequence that ended before its turn."""
         self._classes[sequence.priority].remove(sequence)
         self._forget(sequence)
 
     def peek(self) -> Sequence:
-        """Return the next to be admitted: the same again, unless a more urgent one has come."""
+        """Return the next sequence to admit: the same again, unless a more urgent one has arrived."""
         return self._next_class().peek()
 
     def pop(self, num_uncached_tokens: int) -> Sequence:
-        """Admit the next, at the expense of its tenant unless it was admitted, and paid for, before."""
+        """Admit the next sequence and charge its tenant, unless it was admitted, and paid for, before."""
         group = self._next_class()
         sequence = group.peek()
         is_new = sequence.num_cached_tokens is None
@@ -99,8 +98,8 @@ class FairQueue:
 @dataclass(eq=False, slots=True)
 class _TenantQueue:
     name: bytes
-    round: int  # in which it was last given a quantum
-    deficit: int = 0  # tokens it may still have; negative: what it had too many of
+    round: int  # in which it last got a quantum
+    deficit: int = 0  # tokens it may still have; negative for a debt
     queue: deque[Sequence] = field(default_factory=deque)  # by arrival
 
 
@@ -108,12 +107,12 @@ class _PriorityClass:
     """The tenants of one priority, taking turns."""
 
     def __init__(self, quantum: int, last_admission: int) -> None:
-        self.last_admission = last_admission  # as a count of all admissions; at first, when it began to wait
+        self.last_admission = last_admission  # as a count of all admissions; at first, the count when it began to wait
         self._quantum = quantum
         self._round = 0
-        self._ring: deque[_TenantQueue] = deque()  # those with something waiting; the first one's turn it is
+        self._ring: deque[_TenantQueue] = deque()  # those with something waiting; it is the first one's turn
         self._tenants: dict[bytes, _TenantQueue] = {}  # these, and those in debt
-        self._begun: _TenantQueue | None = None  # the first in the ring, once its turn has begun
+        self._begun: _TenantQueue | None = None  # the first in the ring, after its turn has started
 
     @property
     def is_empty(self) -> bool:
@@ -181,7 +180,7 @@ class _PriorityClass:
 
 
 def _insert_by_arrival(queue: deque[Sequence], sequence: Sequence) -> None:
-    """Insert a sequence. Newcomers go to the end, preempted sequences and parallel samples nearly always to the front."""
+    """Insert a sequence: new ones at the end, preempted ones and parallel samples nearly always in front."""
     if not queue or queue[-1].arrival < sequence.arrival:
         queue.append(sequence)
         return

@@ -1,6 +1,6 @@
 """A step being planned: which tokens of which sequences it computes, within which limits.
 
-Knows lengths alone; refuses to know which sequences are chosen and which blocks it gets (scheduler.py).
+Knows only lengths; does not know which sequences are chosen and which blocks they get (scheduler.py).
 """
 
 import math
@@ -18,14 +18,14 @@ class SchedulerLimits(NamedTuple):
     max_num_batched_tokens: int
     max_num_seqs: int
     max_waiting: int
-    max_decode_delay_s: float = math.inf  # by which a step's prompt tokens may hold up the decodes beside them
+    max_decode_delay_s: float = math.inf  # by which a step's prompt tokens may delay the decodes in it
     windows: Windows = (None,)
-    stages: int = 1  # of a pipeline: so many steps are under way, each with its share of what decodes
-    copies: int = 1  # of the attention: ranks that have sequences and blocks of their own
-    has_states: bool = (
-        False  # layers keep what each token changes: it cannot be computed again but from the end of a block
-    )
-    whole_prompts: bool = False  # every prompt in one step, nothing cached: an encoder's tokens all see each other
+    stages: int = 1  # of a pipeline: so many steps are in flight, each with its share of the decodes
+    copies: int = 1  # of the attention: ranks with separate sequences and blocks
+    # each token changes a state in place: after a failed step it is computed again from the end of a block
+    has_states: bool = False
+    # every prompt in one step, nothing cached: an encoder's tokens all attend to each other
+    whole_prompts: bool = False
 
     @property
     def groups(self) -> CacheGroups:
@@ -33,14 +33,14 @@ class SchedulerLimits(NamedTuple):
 
 
 class Chunk(Struct, frozen=True, gc=False):
-    """Tokens start .. end of one sequence, to be computed in one step, and drafts behind them."""
+    """Tokens start to end of one sequence, computed in one step, and the drafts after them."""
 
     sequence: Sequence
     start: int
     end: int  # of the sequence's own tokens, without the drafts
     samples: bool  # its last logits choose the next token
     epoch: int = 0  # of the sequence: results of an earlier one are dropped
-    drafts: tuple[int, ...] = ()  # tokens that may follow the newest one, of which those count that are chosen
+    drafts: tuple[int, ...] = ()  # guesses of the next tokens; those that equal the chosen ones count
 
     @classmethod
     def next_of(cls, sequence: Sequence, length: int, drafts: tuple[int, ...] = ()) -> "Chunk":
@@ -55,51 +55,61 @@ class Chunk(Struct, frozen=True, gc=False):
 
     @property
     def is_decode(self) -> bool:
-        """Tell whether it is one token behind a cached prefix, be it a new token or the rest of a prompt: the arithmetic is the same. Only such a
-        one has drafts."""
+        """True if it is one token after a cached prefix, a new token or the rest of a prompt.
+
+        The arithmetic is the same for both. Only such a chunk has drafts.
+        """
         return self.end - self.start == 1 and self.start > 0
 
     @property
     def is_current(self) -> bool:
-        """Tell whether its sequence has neither ended since nor been preempted, so that it computes these tokens once more."""
+        """True if its sequence has neither ended nor been preempted since.
+
+        After a preemption it computes these tokens again.
+        """
         return self.epoch == self.sequence.epoch
 
 
 class StepCount(NamedTuple):
-    """The size of a step, and what it gave and took."""
+    """The size of a step, its tokens and its duration."""
 
-    num_rows: int  # drafts among them
+    num_rows: int  # including drafts
     num_drafts: int
     num_decodes: int
-    num_tokens: int  # that it gave
+    num_tokens: int  # that the step published
     step_s: float
 
 
 class Speculation(Protocol):
-    """The source of a model's drafts: engine/drafting, or a fake in tests. A guess changes no token: those count that are chosen without it, too."""
+    """The source of a model's drafts: engine/drafting, or a fake in tests.
+
+    Drafts change no token: those count that would be chosen without them.
+    """
 
     counts: DraftCounts
 
     def drafts(self, plan: "StepPlan") -> Mapping[Sequence, tuple[int, ...]]:
-        """Guess what follows the newest tokens of the plan's decoding sequences, which may be PENDING: within the plan's budget, and of each no more
-        than `most_drafts`."""
+        """Guess what follows the newest tokens, which may be PENDING, of the plan's decoding sequences.
+
+        Stay within the plan's budget, and within `most_drafts` per sequence.
+        """
 
     def note(self, chunk: Chunk, num_accepted: int) -> None:
-        """Hear how many of a chunk's drafts were right."""
+        """Count how many of a chunk's drafts were right."""
 
     def count_step(self, step: "StepCount") -> None:
-        """Hear what a step took."""
+        """Count a step's size and duration."""
 
     def forget(self, sequence: Sequence) -> None:
-        """Hear that a sequence has ended, or goes on elsewhere."""
+        """Forget a sequence that has ended or moved to another engine."""
 
 
 def most_drafts(sequence: Sequence) -> int:
-    """Return how many drafts a decoding sequence may have: the token behind them is its last at most."""
+    """Return how many drafts a decoding sequence may have; the token after them is at most its last."""
     return sequence.length_limit - len(sequence.token_ids) - 1
 
 
-# Rows that products take together: 66 tokens take as long as 80 do (Zen 4, a 0.5 B model in bf16, one thread: 389 and 395 ms; 64: 315).
+# Rows that products compute together: 66 tokens take as long as 80 (Zen 4, a 0.5 B model in bf16, one thread: 389 and 395 ms; 64: 315).
 ROW_TILE = 16
 
 
@@ -107,7 +117,7 @@ class StepPlan:
     """The chunks chosen so far, and the tokens that are left."""
 
     def __init__(self, budget: int, reserve: Callable[[Sequence, int], bool] = lambda sequence, end: True) -> None:
-        """`reserve`: gives a sequence blocks for so many tokens, if there are some that nobody else has."""
+        """`reserve`: gives a sequence blocks for so many tokens, if enough are free."""
         self.budget = budget
         self.reserve = reserve
         self._lengths: dict[Sequence, int] = {}
@@ -118,7 +128,7 @@ class StepPlan:
 
     @property
     def chunks(self) -> list[Chunk]:
-        """The chunks, decodes before prompts."""
+        """Return the chunks, decodes before prompts."""
         decodes: list[Chunk] = []
         prompts: list[Chunk] = []
         for sequence, length in self._lengths.items():
@@ -128,7 +138,7 @@ class StepPlan:
 
     @property
     def decoding(self) -> list[Sequence]:
-        """The sequences of which only the newest token is computed, and the next one chosen."""
+        """Return the sequences of which only the newest token is computed, and the next one chosen."""
         return [sequence for sequence in self._lengths if sequence.is_decoding and sequence.pooling is None]
 
     @property
@@ -137,28 +147,28 @@ class StepPlan:
 
     @property
     def num_rows(self) -> int:
-        """Tokens planned, drafts apart."""
+        """Return the number of planned tokens, without drafts."""
         return sum(self._lengths.values())
 
     def length_of(self, sequence: Sequence) -> int:
         return self._lengths.get(sequence, 0)
 
     def limit(self, num_tokens: float) -> None:
-        """Leave no more than so many tokens: as many as fill tiles of rows, if that leaves a tile's or more."""
+        """Limit the tokens left, rounded down to whole tiles of rows if that leaves at least one tile."""
         self.budget = int(min(self.budget, num_tokens))
         in_whole_tiles = self.budget - (self.num_rows + self.budget) % ROW_TILE
         self.budget = in_whole_tiles if in_whole_tiles >= ROW_TILE else self.budget
 
     def add(self, sequence: Sequence, length: int) -> None:
-        """Plan so many more tokens of a sequence."""
+        """Plan `length` more tokens of a sequence."""
         self._lengths[sequence] = self._lengths.get(sequence, 0) + length
         self.budget -= length
 
     def drop(self, sequence: Sequence) -> None:
-        """Plan nothing of a sequence."""
+        """Remove a sequence from the plan."""
         self.budget += self._lengths.pop(sequence, 0)
 
     def add_drafts(self, sequence: Sequence, drafts: tuple[int, ...]) -> None:
-        """Plan to check drafts behind a decoding sequence's newest token."""
+        """Plan to check drafts after a decoding sequence's newest token."""
         self._drafts[sequence] = drafts
         self.budget -= len(drafts)

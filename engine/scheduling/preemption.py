@@ -1,7 +1,7 @@
-"""Which sequence gives its blocks back, for an older one or for another model, and what becomes of it.
+"""The choice of the sequence that gives up its blocks, for an older one or another model.
 
-No sequence is preempted for a younger one, whatever their priorities, so the oldest running one always advances, and an admission that ageing won is
-not lost to the next more urgent arrival. Knows who has blocks; refuses to know steps and tokens.
+No sequence is preempted for a younger one, whatever their priorities, so the oldest running one always advances, and an admission by ageing is not
+lost to the next more urgent arrival. Knows which sequences have blocks; does not know steps and tokens.
 """
 
 from pilotlight.engine.core.sequence import Sequence
@@ -13,7 +13,7 @@ from pilotlight.engine.scheduling.waiting import WaitingSequences
 
 
 class Preemption:
-    """A model's sequences as those see them who want its blocks (../kv/lending/lease.py's SlabUser)."""
+    """A model's sequences from the view of those that need its blocks (../kv/lending/lease.py's SlabUser)."""
 
     def __init__(
         self, running: list[Sequence], waiting: WaitingSequences, blocks: BlockManager, counts: SchedulerCounts
@@ -30,12 +30,12 @@ class Preemption:
 
     @property
     def is_alone(self) -> bool:
-        """Tell whether no sequence runs beside the oldest, in its share."""
+        """True if no sequence runs beside the oldest, in its share."""
         oldest = self._oldest()
         return oldest is None or all([one is oldest or one.share != oldest.share for one in self.holders()])
 
     def holders(self) -> list[Sequence]:
-        """Return the sequences that have blocks: they run, or await something with blocks in hand."""
+        """Return the sequences that have blocks: they run, or already have blocks while they wait."""
         return self._running + self._waiting.admitted
 
     def oldest(self) -> Oldest | None:
@@ -45,7 +45,7 @@ class Preemption:
         return Oldest(sequence.arrival, _blocks_of(sequence), self._blocks.num_missing(sequence))
 
     def preempt_youngest(self, keep_oldest: bool) -> bool:
-        """Preempt the youngest running sequence for another model. False if none may go."""
+        """Preempt the youngest running sequence for another model; return False if none may be preempted."""
         victim = self._running[-1] if self._running else None
         if victim is None or (keep_oldest and victim is self._oldest()):
             return False
@@ -58,8 +58,10 @@ class Preemption:
             self.preempt(sequence)
 
     def preempt_for(self, sequence: Sequence, plan: StepPlan) -> bool:
-        """Preempt the youngest running sequence of the same share that is not planned yet. False if that is the one itself: all that could yield
-        are older or already at work."""
+        """Preempt the youngest unplanned running sequence of the same share.
+
+        Returns False if that is the sequence itself: all that could yield are older or already planned.
+        """
         of_share = (s for s in reversed(self._running) if s.share == sequence.share)
         victim = next((s for s in of_share if s not in plan), sequence)
         if victim is sequence:
@@ -68,7 +70,7 @@ class Preemption:
         return True
 
     def preempt(self, sequence: Sequence) -> None:
-        """Take the sequence's blocks. It keeps its tokens and waits before the others of its tenant."""
+        """Take a sequence's blocks. It keeps its tokens and waits before the others of its tenant."""
         if not self._waiting.cancel_awaited(sequence):
             self._running.remove(sequence)
         self._counts.swaps += self._blocks.swap_out(sequence)
@@ -78,8 +80,10 @@ class Preemption:
         self._counts.preemptions += 1
 
     def _oldest(self) -> Sequence | None:
-        """Return the oldest sequence that has blocks. One that waits may be older (priorities), but can only start when these leave it room: it
-        counts when there is none."""
+        """Return the oldest sequence that has blocks, or the next waiting one if none has.
+
+        A waiting one may be older (priorities), but can only start when these leave it room.
+        """
         if holders := self.holders():
             return min(holders, key=lambda sequence: sequence.arrival)
         return self._waiting.ready.peek() if self._waiting.ready else None

@@ -1,9 +1,9 @@
-"""How a step's prompt tokens are divided among the tenants whose prompts are in work, and those that wait with none.
+"""Division of a step's prompt tokens among tenants with prompts in progress and those that wait.
 
-Weighted fair queueing (Demers, Keshav and Shenker, 1989), twice. Between priorities, any but the most urgent one weighs 1 / AGEING_ADMISSIONS:
-the most urgent prompts get nearly all, and none starves. Between the tenants of a priority all weigh alike, and those without a prompt in work count
-as one. What was had too much is remembered: shares are right over several steps even where one step has fewer tokens than there are tenants, and who
-was away has saved up nothing. Knows tokens and owners; refuses to know sequences, blocks and who is admitted.
+Weighted fair queueing (Demers, Keshav and Shenker, 1989), on two levels. Between priorities, all but the most urgent weigh 1 / AGEING_ADMISSIONS: the
+most urgent prompts get nearly all, and none starves. Between the tenants of a priority all weigh the same, and those without a prompt in progress
+count as one. Surpluses are remembered, so that shares are right over several steps even if one step has fewer tokens than there are tenants; absent
+tenants save up nothing. Knows tokens and owners; does not know sequences, blocks and admission.
 """
 
 from collections import Counter
@@ -12,8 +12,8 @@ from typing import Generic, TypeVar
 
 from pilotlight.engine.scheduling.fairness import AGEING_ADMISSIONS
 
-_PARTS = 16  # that a step's tokens are given away in
-_REMEMBERED = 64  # tenants without a prompt in work; what one of them had too much is less than a part
+_PARTS = 16  # number of parts in which a step's tokens are given away
+_REMEMBERED = 64  # tenants without a prompt in progress; the surplus of one of them is less than a part
 
 Key = TypeVar("Key", bound=Hashable)
 Owner = tuple[int, bytes]  # priority and tenant
@@ -23,12 +23,14 @@ class PromptShares:
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size
         self._priorities: _FairShares[int] = _FairShares()
-        # of each priority; None: those without a prompt in work
+        # per priority; None means those without a prompt in progress
         self._tenants: dict[int, _FairShares[bytes | None]] = {}
 
     def divide(self, budget: int, wanted: Mapping[Owner, int], waiting: Collection[int] = ()) -> Counter[Owner]:
-        """Return how many tokens each owner gets of those that its prompts want, oldest first. `waiting`: priorities in which others wait, whose
-        share is left over."""
+        """Return how many tokens each owner gets of those that its prompts need, oldest first.
+
+        `waiting`: priorities in which other tenants wait; their share is left over.
+        """
         wants: dict[int, dict[bytes | None, int]] = {priority: {None: budget} for priority in waiting}
         for (priority, name), tokens in wanted.items():
             wants.setdefault(priority, {})[name] = tokens
@@ -60,16 +62,16 @@ class PromptShares:
 
 
 class _FairShares(Generic[Key]):
-    """Who of several is served next, so that all that want something get the same for their weight."""
+    """The choice of the next to be served, so that active keys get equal service by weight."""
 
     def __init__(self) -> None:
-        self._now = 0.0  # what one of weight 1 has had that was always served fairly
-        # by each, for its weight; never less than `_now` when it began to want something
+        self._now = 0.0  # the service of an always active key of weight 1
+        # service per weight of each key; at least `_now` at the time it became active
         self._had: dict[Key, float] = {}
         self._wanting: set[Key] = set()
 
     def begin(self, keys: Iterable[Key]) -> None:
-        """Note who wants something now."""
+        """Set the active keys."""
         wanting = set(keys)
         for key in wanting - self._wanting:
             self._had[key] = max(self._now, self._had.get(key, 0.0))
@@ -78,10 +80,10 @@ class _FairShares(Generic[Key]):
             self._had = {key: had for key, had in self._had.items() if key in wanting}
 
     def next_of(self, keys: Iterable[Key]) -> Key:
-        """Return the one that had least; the first of equals."""
+        """Return the key with the least service; the first of equals."""
         return min(keys, key=self._had.__getitem__)
 
     def serve(self, key: Key, tokens: int, weight: float, total_weight: float) -> None:
-        """Note what one gets while all of `total_weight` want something."""
+        """Record service to one key while keys of `total_weight` are active."""
         self._had[key] += tokens / weight
         self._now += tokens / total_weight

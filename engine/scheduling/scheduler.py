@@ -1,16 +1,15 @@
-"""Which sequences compute which tokens in the next step, and which blocks they get for it.
+"""The choice of the next step's sequences and tokens, and of the blocks that they get for it.
 
-Knows lengths, blocks and order; refuses to know tensors, models and clients. Running decodes come first. Prompts share what is left
-(prompt_shares.py), so that a long one does not hold up another tenant's short one, and beside decodes they get no more than is computed in the time
-by which those may be held up. fairness.py says which sequence is admitted next. When blocks run out the youngest running sequence is preempted
-(preemption.py). A prompt's blocks that have left the device come back from the tiers behind it (kv/connector.py) while others compute, and a
-preempted sequence's may be kept there until it resumes.
+Knows lengths, blocks and order; does not know tensors, models and clients. Running decodes come first. Prompts share what is left (prompt_shares.py),
+so that a long one does not delay another tenant's short one; beside decodes they get at most as many tokens as fit in the allowed delay of those.
+fairness.py chooses the sequence that is admitted next. When blocks run out the youngest running sequence is preempted (preemption.py). A prompt's
+blocks that have left the device come back from the tiers (kv/connector.py) while others compute, and those of a preempted sequence may be kept there
+until it resumes.
 
-Where several models share an arena, blocks come and go through a lease (../kv/lending/lease.py): each schedule first hands over what other models
-are due, and
-waits a step for blocks that another model is about to leave rather than preempt for them.
+If several models share an arena, blocks come and go through a lease (../kv/lending/lease.py): each schedule first hands over what is due to other
+models, and waits a step for blocks that another model is about to return rather than preempt for them.
 
-Where ranks have sequences of their own, a sequence is one rank's for as long as it has blocks: it takes those of that rank's share of the pool.
+If ranks have separate sequences, a sequence belongs to one rank while it has blocks: it takes those of that rank's share of the pool.
 """
 
 import math
@@ -50,8 +49,11 @@ class Scheduler:
         counts: SchedulerCounts | None = None,
         is_computable: "Callable[[Chunk, Scheduler], bool]" = lambda chunk, scheduler: True,
     ) -> None:
-        """`lease`: where the pool's blocks come from; None: it has all that it will ever have. `counts`: to count on in. `is_computable`: whether a
-        prompt's sequence has what it needs for a chunk; others it defers, or ends."""
+        """Prepare to schedule one model.
+
+        `lease`: the source of the pool's blocks, or None if the pool already has all of them. `counts`: counts to continue. `is_computable`: whether
+        a prompt's sequence has what it needs for a chunk; others it defers, or ends.
+        """
         self.pool = pool
         self.lease = lease
         self.limits = limits
@@ -82,28 +84,36 @@ class Scheduler:
 
     @property
     def waiting_tokens(self) -> int:
-        """Tokens to be computed before every sequence decodes."""
+        """Return the number of tokens to compute before every sequence decodes."""
         prefilling = sum(sequence.num_uncomputed_tokens for sequence in self.running if not sequence.is_decoding)
         return prefilling + self.waiting.num_tokens
 
     def add(self, sequence: Sequence, leader: Sequence | None = None, awaited: Awaited | None = None) -> None:
-        """Queue a new sequence. `leader`: one of the same prompt, which has not ended. `awaited`: what it needs before it can be admitted."""
+        """Queue a new sequence.
+
+        `leader`: an open one with the same prompt. `awaited`: its wait before it can be admitted, if any.
+        """
         sequence.arrival, sequence.added_at = next(self._arrivals), self._clock()
         if leader is not None and (leader.has_computed_prompt or not self._prefixes.num_sharable(sequence)):
             leader = None
         self.waiting.add(sequence, leader, awaited)
 
     def defer(self, awaited: Awaited) -> None:
-        """Let a sequence that was added wait for something, without blocks. It goes back to its old place; samples behind it wait on."""
+        """Let an added sequence without blocks wait for something, then return to its old place in the queue.
+
+        Samples that wait for it continue to wait.
+        """
         self._forget(awaited.sequence)
         awaited.sequence.forget_computed()
         self.waiting.defer(awaited)
 
     def schedule(self, most_beside_decodes: float = math.inf, turn: Turn | None = None) -> list[Chunk]:
-        """Return the next step's chunks, decodes before the rest: none when there is no work, when all that is running awaits
-        its end, or when there is no block for it yet: other models have them, or they are on their way from a tier.
-        `most_beside_decodes`: prompt tokens that a step may have where sequences decode: a block at least, less what would begin another
-        tile of rows. `turn`: of the sequences that are tried apart, or of the others; None: nothing is suspected."""
+        """Return the next step's chunks, decodes before the rest.
+
+        There are none if there is no work, if all running sequences await their end, or if no block is available yet: other models have them, or they
+        are being read from a tier. `most_beside_decodes`: prompt tokens that a step may have if sequences decode: at least a block, minus those that
+        would start another tile of rows. `turn`: of suspects, or of the others; None if nothing is suspected.
+        """
         for sequence in self.waiting.take_admitted(self._clock()):
             self._start(sequence)
         if self.lease is not None:
@@ -123,11 +133,12 @@ class Scheduler:
         if not plan.is_empty or any(sequence.awaits_tokens for sequence in self.running):
             plan.limit(max(self.limits.block_size, most_beside_decodes))
         short |= self._schedule_prompts(plan, prefilling, keeps_share=True)
-        if not short:  # a sequence admitted now would take the blocks that were just cleared, or that are awaited
+        if not short:  # a sequence admitted now would take the blocks that were just freed, or that are awaited
             self._admit(plan, turn)
             self._schedule_prompts(plan, prefilling, keeps_share=False)
         awaits_lender = self.lease is not None and self.lease.num_short > 0
-        if plan.is_empty and not awaits_lender:  # those whose turn it was lack blocks that older ones hold, which go on
+        # the sequences whose turn it is lack blocks that older ones hold, which continue
+        if plan.is_empty and not awaits_lender:
             self._schedule_running(plan, prefilling)
         self._add_drafts(plan)
         if plan.is_empty and self.has_work and turn is None:
@@ -137,8 +148,10 @@ class Scheduler:
         return plan.chunks
 
     def launch(self, chunk: Chunk, is_fed: bool = False) -> None:
-        """Note that the chunk is about to be computed: the next step goes on from its end. `is_fed`: the token that this one chooses can be the next
-        one's input before it is known."""
+        """Note that the chunk is about to be computed: the next step starts at its end.
+
+        `is_fed`: the token that it chooses can be the next step's input before the host knows it.
+        """
         sequence = chunk.sequence
         sequence.num_computed_tokens = chunk.end
         if chunk.samples:
@@ -146,19 +159,22 @@ class Scheduler:
             sequence.awaits_tokens = bool(chunk.drafts) or not is_fed
 
     def complete(self, chunk: Chunk, num_accepted: int = 0) -> None:
-        """Note that the chunk's results are here, and let others find the blocks it completed. `num_accepted`: of its drafts."""
+        """Note that the chunk's results have arrived, and publish its completed blocks in the prefix cache.
+
+        `num_accepted`: number of its drafts that were right.
+        """
         sequence = chunk.sequence
         sequence.num_completed_tokens = chunk.end + num_accepted
         if num_accepted:
             sequence.num_computed_tokens = sequence.num_completed_tokens
-        if sequence.token_ids[-1] != PENDING:  # else a later chunk of it is under way
+        if sequence.token_ids[-1] != PENDING:  # else a later chunk of it is in flight
             sequence.awaits_tokens = False
         self._blocks.complete(sequence, sequence.num_completed_tokens)
         if chunk.start < sequence.num_prompt_tokens and sequence.has_computed_prompt:
             self.waiting.release_samples(sequence)
 
     def remove(self, sequence: Sequence) -> None:
-        """Forget a sequence that has ended, for whatever reason, and release its blocks."""
+        """Remove a sequence that has ended, for any reason, and release its blocks."""
         self._forget(sequence)
         self._connector.on_end(sequence)
         self.waiting.replace_leader(sequence)
@@ -173,15 +189,17 @@ class Scheduler:
         self._blocks.release(sequence, self.preemption.holders)
 
     def discard(self, sequence: Sequence) -> list[int]:
-        """Let nobody find what the sequence has computed. Return the blocks that hold it and are nobody else's."""
+        """Remove a sequence's blocks from the prefix cache; return those that no other sequence shares."""
         return self._blocks.discard(sequence)
 
     def _reclaim(self, num_blocks: int) -> bool:
         return self.lease is not None and self.lease.reclaim(num_blocks)
 
     def _schedule_prompts(self, plan: StepPlan, sequences: list[Sequence], *, keeps_share: bool) -> bool:
-        """Give each owner its share of the tokens that are left. `keeps_share`: and leave theirs to those that could be admitted. True if blocks
-        were short."""
+        """Give each owner its share of the tokens that are left. Returns True if blocks were short.
+
+        `keeps_share`: leave the shares of those that could be admitted.
+        """
         sequences = [
             sequence for sequence in sequences if sequence.tables
         ]  # the others have lost their blocks in this schedule
@@ -198,8 +216,11 @@ class Scheduler:
     def _schedule_running(
         self, plan: StepPlan, sequences: list[Sequence], shares: Counter[tuple[int, bytes]] | None = None
     ) -> bool:
-        """Give each sequence its next chunk, or more of it, oldest first. `shares`: tokens that each owner has for all of its sequences. True if
-        blocks were short: a sequence was preempted for them, or another model will leave some."""
+        """Give each sequence its next chunk, or more of it, oldest first.
+
+        `shares`: tokens that each owner has for all of its sequences. Returns True if blocks were short: a sequence was preempted for them, or
+        another model will return some.
+        """
         short = False
         for sequence in sequences:
             planned = 0 if shares is None else plan.length_of(sequence)
@@ -226,7 +247,7 @@ class Scheduler:
         return short
 
     def _add_drafts(self, plan: StepPlan) -> None:
-        """Let decoding sequences check drafts too, by what the others leave of the budget and of the blocks."""
+        """Let decoding sequences check drafts with the rest of the budget and of the blocks."""
         if self._speculation is None or plan.budget <= 0:
             return
         for sequence, drafts in self._speculation.drafts(plan).items():
@@ -254,13 +275,13 @@ class Scheduler:
             missing = self._num_short(sequence, prefix)
             if missing > 0:
                 self._reclaim(missing)
-                return  # whose turn it is keeps it: a smaller sequence behind must not starve a larger one
+                return  # the next sequence keeps its turn: a smaller one after it must not starve a larger one
             if self._connector.may_wait(sequence):
                 longer = self._prefixes.find_in_tiers(sequence, prefix)
                 if longer is not prefix and self._num_short(sequence, longer) <= 0:
                     prefix = longer
             awaited = self._connector.defer(sequence, prefix)
-            if awaited is not None:  # those behind it may go first
+            if awaited is not None:  # sequences after it may be admitted first
                 self.waiting.ready.remove(sequence)
                 self.waiting.defer(awaited)
                 continue
@@ -283,14 +304,20 @@ class Scheduler:
             plan.add(sequence, length)
 
     def _may_plan(self, sequence: Sequence, start: int, end: int) -> bool:
-        """Tell whether a prompt's tokens may have a part of the step. Others than those that may have left the queues: they wait, or have ended."""
+        """True if a prompt's tokens may join the step.
+
+        It may remove other sequences from the queues: they wait, or have ended.
+        """
         if start >= sequence.num_prompt_tokens:
             return True
         return self._is_computable(Chunk(sequence, start, end, samples=False), self)
 
     def _choose_share(self, sequence: Sequence) -> None:
-        """Choose the rank of a sequence without blocks: of those with room for it the one that will hold fewest blocks. What is cached there of the
-        sequence counts for it, so that a prefix is found, until another rank has so much less to do that computing it there again pays."""
+        """Choose the rank of a sequence without blocks: the one with room that will hold fewest blocks.
+
+        Cached blocks of the sequence count for a rank, so that a prefix is used, until another rank has so much less to do that computing it there
+        again pays off.
+        """
         if len(self.pool.shares) == 1:
             return
 
@@ -303,7 +330,10 @@ class Scheduler:
         sequence.share = min(self.pool.shares, key=cost)
 
     def _ask_elsewhere(self, sequence: Sequence) -> Awaited | None:
-        """Ask the host that computes for the sequence, and then the store, once each. None: there is nothing to wait for."""
+        """Ask the host that computed the sequence's prompt, then the store, once each.
+
+        None if neither is awaited.
+        """
         awaited = None
         if sequence.source is not None:
             awaited = self._connector.ask(sequence, self._prefixes.names_elsewhere(sequence))
@@ -312,8 +342,8 @@ class Scheduler:
         return awaited
 
     def _num_short(self, sequence: Sequence, prefix: CachedPrefix) -> int:
-        """Count the blocks that are missing before the sequence may be admitted."""
-        # What each running sequence still lacks, and a spare block at least: without it the newcomer would be preempted soon.
+        """Return how many blocks are missing before the sequence may be admitted."""
+        # What each running sequence still lacks, and at least one spare block: without it the new one would soon be preempted.
         needed = self._blocks.num_needed(sequence, prefix)
         share = sequence.share
         others = [holder for holder in self.preemption.holders() if holder.share == share]
@@ -322,7 +352,7 @@ class Scheduler:
         return needed - self.pool.num_available_in(share) + self.pool.num_evictable(prefix.cached)
 
     def _start(self, sequence: Sequence) -> None:
-        """Let an admitted sequence run, behind its registered blocks."""
+        """Let an admitted sequence run after its registered blocks."""
         self._connector.on_start(sequence)
         num_tokens = sequence.num_registered_blocks * self.limits.block_size
         sequence.num_computed_tokens = sequence.num_completed_tokens = num_tokens
@@ -335,6 +365,9 @@ class Scheduler:
 
 
 def _num_in_step(sequence: Sequence) -> int:
-    """Return how many tokens of a sequence a step may have. The last chunk of a prompt that is handed over is a short one."""
+    """Return how many tokens of a sequence a step may have.
+
+    The last chunk of a prompt that is handed over is a short one.
+    """
     uncomputed = len(sequence.token_ids) - sequence.num_computed_tokens
     return uncomputed - LAST_CHUNK_TOKENS if sequence.hands_over and uncomputed > LAST_CHUNK_TOKENS else uncomputed

@@ -1,6 +1,6 @@
-"""The sequences that wait to be admitted: those that could be, those that await something else first, and parallel samples behind their leader.
+"""The sequences that wait for admission: ready ones, ones that await something, and parallel samples.
 
-Knows what each of them waits for; refuses to know blocks, and whose turn it is (fairness.py).
+Knows what each of them waits for; does not know blocks, or whose turn it is (fairness.py).
 """
 
 from collections.abc import Iterator
@@ -16,30 +16,33 @@ class WaitingSequences:
         self.ready = FairQueue(quantum)
         self.awaiting: dict[Sequence, Awaited] = {}
         self._samples = ParallelSamples()
-        self._awaited_later: dict[Sequence, Awaited] = {}  # by samples, behind their leader
+        self._awaited_later: dict[Sequence, Awaited] = {}  # of samples that wait for their leader
 
     def __len__(self) -> int:
         return len(self.ready) + len(self.awaiting) + len(self._samples)
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that all of them will compute until they decode."""
-        # One for a sample: all but a few of its tokens are cached.
+        """Return the number of tokens that all of them will compute until they decode."""
+        # One per sample: all but a few of its tokens will be cached.
         awaiting = sum([awaited.num_tokens for awaited in self.awaiting.values()])
         return self.ready.num_tokens + awaiting + len(self._samples)
 
     @property
     def admitted(self) -> list[Sequence]:
-        """The sequences that await something with their blocks in hand."""
+        """Return the sequences that already have their blocks while they await something."""
         return [sequence for sequence, awaited in self.awaiting.items() if awaited.is_admitted]
 
     @property
     def prepared(self) -> list[Sequence]:
-        """The sequences that something is prepared for, samples that wait for their leader among them."""
+        """Return the sequences for which something is prepared, including samples that wait for their leader."""
         return [*self.awaiting, *self._awaited_later]
 
     def add(self, sequence: Sequence, leader: Sequence | None, awaited: Awaited | None) -> None:
-        """Let a sequence wait until `leader`, another of the same prompt, has computed it, then for what it awaits, then for its turn."""
+        """Queue a sequence: first for `leader`'s prompt, then for `awaited`, then for its turn.
+
+        `leader`: another sequence with the same prompt.
+        """
         if awaited is not None:
             self._awaited_later[sequence] = awaited
         if leader is not None:
@@ -48,13 +51,15 @@ class WaitingSequences:
             self._release(sequence)
 
     def defer(self, awaited: Awaited) -> None:
-        """Let a sequence that is not in any queue wait for something."""
+        """Let a sequence that is in no queue wait for something."""
         assert awaited.sequence not in self.awaiting, "a sequence waits for one thing at a time"
         self.awaiting[awaited.sequence] = awaited
 
     def take_admitted(self, now: float) -> Iterator[Sequence]:
-        """End the waits for what has come, and for what has not by its deadline. Remove and return the sequences that have their blocks and run next;
-        the others become ready."""
+        """End the waits that are done or past their deadline; return the sequences that run next.
+
+        Those have their blocks already; the others become ready.
+        """
         for awaited in list(self.awaiting.values()):
             if not awaited.is_done:
                 if now < awaited.deadline:
@@ -68,12 +73,12 @@ class WaitingSequences:
                 self.ready.add(awaited.sequence)
 
     def release_samples(self, leader: Sequence) -> None:
-        """Let the samples behind a leader that has computed its prompt be admitted."""
+        """Make the samples of a leader that has computed its prompt ready for admission."""
         for sample in self._samples.release(leader):
             self._release(sample)
 
     def remove(self, sequence: Sequence) -> None:
-        """Forget a sequence that has ended."""
+        """Remove a sequence that has ended."""
         if self._samples.drop(sequence):
             if sequence in self._awaited_later:
                 self._awaited_later.pop(sequence).cancel()
@@ -81,19 +86,19 @@ class WaitingSequences:
             self.ready.remove(sequence)
 
     def cancel_awaited(self, sequence: Sequence) -> bool:
-        """Cancel what a sequence waits for. False if it waits for nothing."""
+        """Cancel what a sequence waits for; return False if it waits for nothing."""
         awaited = self.awaiting.pop(sequence, None)
         if awaited is not None:
             awaited.cancel()
         return awaited is not None
 
     def cancel_all_awaited(self) -> None:
-        """Cancel all that is awaited by sequences that are to be forgotten."""
+        """Cancel everything that sequences wait for, because they will all be dropped."""
         for awaited in (*self._awaited_later.values(), *self.awaiting.values()):
             awaited.cancel()
 
     def replace_leader(self, leader: Sequence) -> None:
-        """Let the first of the samples behind a leader that has ended compute the prompt for the others."""
+        """Let the first of the samples of an ended leader compute the prompt for the others."""
         if orphans := self._samples.release(leader):
             self._release(orphans[0])
             for sample in orphans[1:]:
@@ -108,11 +113,14 @@ class WaitingSequences:
 
 
 class ParallelSamples:
-    """Sequences of one prompt: all but the leader wait until it has computed the prompt, and then find it cached. A sample computes for itself only
-    the prompt's last, partial block (and the last token, whose logits it needs): at most `block_size` tokens, less than a copy would complicate."""
+    """Sequences with equal prompts: all but the leader wait for its prompt, then use the cache.
+
+    A sample computes only the prompt's last, partial block (and the last token, whose logits it needs): at most `block_size` tokens, a cost too small
+    to justify a copy.
+    """
 
     def __init__(self) -> None:
-        self._held: dict[Sequence, list[Sequence]] = {}  # leader -> those behind it, in order of arrival
+        self._held: dict[Sequence, list[Sequence]] = {}  # leader -> its samples, in order of arrival
         self._leader_of: dict[Sequence, Sequence] = {}
 
     def __len__(self) -> int:
@@ -123,14 +131,14 @@ class ParallelSamples:
         self._leader_of[sequence] = leader
 
     def release(self, leader: Sequence) -> list[Sequence]:
-        """Return the sequences that waited for `leader`, and hold them no longer."""
+        """Return the sequences that waited for `leader`, and stop holding them."""
         released = self._held.pop(leader, [])
         for sequence in released:
             del self._leader_of[sequence]
         return released
 
     def drop(self, sequence: Sequence) -> bool:
-        """Forget a held sequence. False if it is not."""
+        """Remove a held sequence; return False if it is not held."""
         leader = self._leader_of.pop(sequence, None)
         if leader is None:
             return False

@@ -1,7 +1,7 @@
-"""A conversation to the one text a model was trained on, by the checkpoint's own Jinja template.
+"""The rendering of a conversation to a model's text, by its checkpoint's Jinja template.
 
-Jinja takes 26 ms to import and a few more to compile a template, and a site that has just been started has better things to do: both happen when
-`compile` is called, or the first conversation comes. What templates see is template_environment.py's. The module refuses to know tokens and HTTP.
+Jinja takes 26 ms to import and a few more to compile a template, time that a starting site needs for other work: both happen when `compile` is
+called, or at the first conversation. template_environment.py defines what templates can use. Does not know tokens and HTTP.
 """
 
 import json
@@ -23,35 +23,42 @@ if TYPE_CHECKING:
 Messages = Sequence[dict[str, Any]]
 Tools = Sequence[dict[str, Any]]
 
-_MOST_CHARACTERS = 32 << 20  # of a text that a child sends back; a body of 8 MiB makes less
-_MOST_COMPILED = 16  # templates that a child keeps
-_WORDS = 1000  # characters of a template's own error
+_MOST_CHARACTERS = 32 << 20  # limit for a text that a child returns; a body of 8 MiB makes less
+_MOST_COMPILED = 16  # templates that a child caches
+_WORDS = 1000  # characters shown of a template's own error
 
 
 class ChatTemplateError(Exception):
-    """The template refuses the conversation, or there is none; the message is a sentence for the user."""
+    """A conversation that the template refuses, or a missing template; the message is for the user."""
 
 
 class BrokenTemplateError(ChatTemplateError):
-    """The template cannot be used with any conversation: the model's fault, not the user's."""
+    """A template that works with no conversation: the model's fault, not the user's."""
 
 
 class ChatTemplate:
-    """One model's template, or its named templates: `tool_use` is taken when tools are listed, `default` otherwise. For several threads."""
+    """One model's template, or its named templates; thread-safe.
+
+    `tool_use` is used if tools are listed, `default` otherwise.
+    """
 
     def __init__(self, sources: dict[str, str], special_tokens: dict[str, str]) -> None:
         self._special_tokens = special_tokens
         self.sources = sources
-        self.why_broken: str | None = None  # known once it has been compiled
+        self.why_broken: str | None = None  # known after it has been compiled
         self._templates: dict[str, Template] | None = None if sources else {}
-        self._part_roles: dict[str, frozenset[str]] = {}  # by template: whose content it reads as a list of parts
-        # by template, and whether tools are declared: the places whose messages it leaves out
+        # by template: the roles whose content it reads as a list of parts
+        self._part_roles: dict[str, frozenset[str]] = {}
+        # by template, and whether tools are declared: the places whose messages it omits
         self._lost: dict[tuple[str, bool], frozenset[str]] = {}
         self._compiling = threading.Lock()
 
     @classmethod
     def from_directory(cls, directory: Path) -> "ChatTemplate":
-        """Read the templates. Files win over tokenizer_config.json, as in transformers. A model without any template can still complete texts."""
+        """Read the templates.
+
+        Files take precedence over tokenizer_config.json, as in transformers. A model without any template can still complete texts.
+        """
         try:
             config = read_json(directory / "tokenizer_config.json")
             sources = _named_templates(config.get("chat_template"))
@@ -66,7 +73,7 @@ class ChatTemplate:
 
     @property
     def is_compiled(self) -> bool:
-        """Tell whether the template is compiled, known to be broken, or not there: in each case `render` takes no longer than it must."""
+        """True if the template is compiled, known to be broken, or missing: `render` can then start at once."""
         return self._templates is not None or self.why_broken is not None
 
     def compile(self) -> None:
@@ -85,13 +92,13 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         variables: Mapping[str, Any] | None = None,
     ) -> str:
-        """Render a conversation. `variables`: further ones that the template may read. Raises ChatTemplateError."""
+        """Render a conversation. `variables`: further ones for the template. Raises ChatTemplateError."""
         self.compile()
         name = self._choose(tools)
         assert self._templates is not None
         if place := lost_place(messages, self._lost[name, bool(tools)]):
             which = (
-                "system messages behind the first message" if place == LATER_SYSTEM else f"messages of the role {place}"
+                "system messages after the first message" if place == LATER_SYSTEM else f"messages of the role {place}"
             )
             raise ChatTemplateError(f"the model's chat template leaves out {which}; send none")
         from jinja2 import TemplateError
@@ -108,7 +115,7 @@ class ChatTemplate:
         except TemplateError as error:
             raise ChatTemplateError(f"the model's chat template refuses this conversation: {_brief(error)}") from None
         except (TypeError, ValueError, KeyError, ArithmeticError, RecursionError) as error:
-            # A template written for other messages fails like any program: say so instead of failing the server.
+            # A template written for other messages fails like any program: report it instead of failing the server.
             raise ChatTemplateError(
                 f"the model's chat template cannot render this conversation: {_brief(error)}"
             ) from None
@@ -118,7 +125,7 @@ class ChatTemplate:
 
     @cached_property
     def as_json(self) -> str:
-        """The template as `render_template` takes it."""
+        """Return the template in the form that `render_template` takes."""
         return json.dumps([self.sources, self._special_tokens])
 
     def _compile(self) -> None:
@@ -185,7 +192,7 @@ def _named_templates(value: Any) -> dict[str, str]:
 
 
 def import_ahead() -> None:
-    """Begin to import Jinja in a thread: a conversation that waits for its model will need both."""
+    """Start to import Jinja in a thread: a conversation that waits for its model will need both."""
     if "pilotlight.engine.text.template_environment" not in sys.modules:
         threading.Thread(target=import_environment, name="import jinja", daemon=True).start()
 

@@ -1,6 +1,6 @@
-"""Whether a chat template reads a message's content as a text or as a list of parts, and which messages it leaves out in either form, without a word.
+"""Probes of a chat template: whether it reads content as text or parts, and which messages it omits.
 
-Refuses to know where templates come from, and what else is in a conversation.
+Does not know where templates come from, or what else is in a conversation.
 """
 
 from collections.abc import Sequence
@@ -16,12 +16,15 @@ _TOOL = {
     "type": "function",
     "function": {"name": "f", "description": "A function", "parameters": {"type": "object", "properties": {}}},
 }
-LATER_SYSTEM = "later system"  # messages of the system's behind the first message
-_ROLES = ("user", "system", "assistant", "tool")  # each one's conversation has others of those before it
+LATER_SYSTEM = "later system"  # system messages after the first message
+_ROLES = ("user", "system", "assistant", "tool")  # each one's probe conversation has others of those before it
 
 
 def part_roles(template: "Template", special_tokens: dict[str, str]) -> frozenset[str]:
-    """Return the roles whose content the template reads as parts: where a probe is in what it renders only if the probe is a part."""
+    """Return the roles whose content the template reads as parts.
+
+    For these, a probe appears in the rendered text only if it is a part.
+    """
     roles: frozenset[str] = frozenset()
     for role in _ROLES:
         if not _shows(template, special_tokens, role, roles) and _shows(template, special_tokens, role, roles | {role}):
@@ -44,11 +47,13 @@ def with_parts(messages: Messages, roles: frozenset[str]) -> Messages:
 def lost_places(
     template: "Template", special_tokens: dict[str, str], roles: frozenset[str], *, with_tools: bool
 ) -> frozenset[str]:
-    """Return the places whose messages the template leaves out, without refusing the conversation: roles, and LATER_SYSTEM. `roles`: those whose
-    content it reads as parts; `with_tools`: where tools are declared."""
+    """Return the places whose messages the template omits without an error: roles, and LATER_SYSTEM.
+
+    `roles`: those whose content it reads as parts; `with_tools`: tools are declared.
+    """
     tools = [_TOOL] if with_tools else None
     lost = {role for role in _ROLES if _rendered(template, special_tokens, _probing(role), roles, tools) is False}
-    if "user" in lost:  # it makes something else of all content than to write it: probes say nothing of it
+    if "user" in lost:  # it transforms content instead of writing it: probes are useless
         return frozenset()
     if any(_rendered(template, special_tokens, messages, roles, tools) is False for messages in _later_systems()):
         lost.add(LATER_SYSTEM)
@@ -56,7 +61,7 @@ def lost_places(
 
 
 def lost_place(messages: Messages, lost: frozenset[str]) -> str | None:
-    """Return the first of the `lost` places at which a conversation has something to say; None if it has nothing there."""
+    """Return the first of the `lost` places at which a conversation has content, or None."""
     for number, message in enumerate(messages):
         role = message.get("role")
         place = LATER_SYSTEM if role == "system" and number else role
@@ -76,7 +81,7 @@ def _rendered(
     roles: frozenset[str],
     tools: Sequence[dict[str, Any]] | None = None,
 ) -> bool | None:
-    """Tell whether a conversation's probe is in what the template makes of it; None if it refuses the conversation."""
+    """True if a conversation's probe is in the rendered text; None if the template refuses it."""
     try:
         text: str = template.render(
             messages=with_parts(messages, roles),
@@ -85,7 +90,7 @@ def _rendered(
             add_generation_prompt=True,
             **special_tokens,
         )
-    except Exception:  # in some way of its own
+    except Exception:  # any error of the template
         return None
     return _PROBE in text.lower()
 
@@ -103,7 +108,7 @@ def _probing(role: str) -> Messages:
         return [{"role": role, "content": _PROBE}, user]
     if role == "assistant":
         return [user, {"role": role, "content": _PROBE}, user]
-    name = "call12345"  # nine characters, which is what templates of Mistral want
+    name = "call12345"  # nine characters, as Mistral's templates require
     call = {"id": name, "type": "function", "function": {"name": "f", "arguments": {}}}
     asking = {"role": "assistant", "content": "", "tool_calls": [call]}
     return [user, asking, {"role": role, "content": _PROBE, "name": "f", "tool_call_id": name}]

@@ -1,4 +1,4 @@
-"""Image files as Pillow reads them: their size, and their pixels. Refuses to know what an encoder makes of them."""
+"""Image files read by Pillow: their size, and their pixels. Does not know how an encoder uses them."""
 
 import io
 from base64 import b64decode
@@ -12,8 +12,10 @@ if TYPE_CHECKING:
 
 
 def check_image(encoded: str, most_pixels: int) -> tuple[int, int]:
-    """Return the width and height of a file in base64, which is decoded unless it has more pixels. For a child process, where native decoders meet it
-    first. Raises ImageError."""
+    """Return the width and height of a base64-encoded file; decode it unless it has too many pixels.
+
+    For a child process, which native decoders may crash. Raises ImageError.
+    """
     data = b64decode(encoded)
     width, height = size_of(data)
     if width * height <= most_pixels:
@@ -22,7 +24,7 @@ def check_image(encoded: str, most_pixels: int) -> tuple[int, int]:
 
 
 def size_of(data: bytes) -> tuple[int, int]:
-    """Return the width and height that a file's header tells. Raises ImageError for what is no image, or one that moves."""
+    """Return the width and height in a file's header. Raises ImageError if it is no image, or animated."""
     from PIL import Image, UnidentifiedImageError
 
     try:
@@ -32,22 +34,24 @@ def size_of(data: bytes) -> tuple[int, int]:
         raise ImageError("has far too many pixels") from None
     except UnidentifiedImageError:
         raise ImageError(
-            f"is none of {', '.join(IMAGE_FORMATS[:-1])} and {IMAGE_FORMATS[-1]}, or it is broken"
+            f"is not in {', '.join(IMAGE_FORMATS[:-1])} or {IMAGE_FORMATS[-1]} format, or it is broken"
         ) from None
     except MemoryError:
         raise
-    except Exception as error:  # whatever else a reader of files finds wrong with one
+    except Exception as error:  # any other error that a reader of files raises
         raise ImageError(f"cannot be read: {error}") from None
     if not is_still:
-        raise ImageError("is animated: send one of its pictures")
+        raise ImageError("is animated: send a single picture")
     if not all(size):
         raise ImageError("has no pixels")
     return size
 
 
 def decoded(data: bytes) -> tuple[int, int, bytearray]:
-    """Return width, height and pixels, [height, width, 3]; of an image that moves the first picture, on white what can be seen through. Raises
-    ImageError."""
+    """Return width, height and pixels, [height, width, 3], of the first picture, on white if transparent.
+
+    Raises ImageError.
+    """
     from PIL import Image  # not at the start of every host: few models read images
 
     try:
@@ -58,7 +62,7 @@ def decoded(data: bytes) -> tuple[int, int, bytearray]:
             return width, height, bytearray(_opaque(image).tobytes())
     except (ImageError, MemoryError):
         raise
-    except Exception as error:  # a decoder raises whatever a broken file makes of it
+    except Exception as error:  # a decoder may raise anything for a broken file
         raise ImageError(f"cannot be read as {', '.join(IMAGE_FORMATS)}: {error}") from error
 
 

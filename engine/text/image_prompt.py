@@ -1,7 +1,7 @@
-"""From the one placeholder that a chat template writes for an image to the run of tokens that the model was trained on.
+"""The replacement of an image's placeholder in a prompt by the tokens that a model was trained on.
 
-The counts are those of the checkpoint's own processor, by the image's width and height (engine/description/image_sizes.py): no image is read.
-Knows token ids; refuses to know pixels, files and torch.
+The counts are those of the checkpoint's own processor, by the image's width and height (engine/description/image_sizes.py): no image is read. Knows
+token ids; does not know pixels, files and torch.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,13 +12,13 @@ from pilotlight.engine.api.errors import CheckpointError
 from pilotlight.engine.api.protocol import PromptImage
 from pilotlight.engine.description.image_sizes import PatchedImages, TiledImages, read_image_sizes
 
-# What a file may be, as Pillow calls it; of one that moves the first picture counts.
+# Formats of a file, by Pillow's names; of an animated one the first picture is used.
 IMAGE_FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
-MOST_PIXELS = 64_000_000  # of one image; 192 MB as it is decoded
+MOST_PIXELS = 64_000_000  # of one image; 192 MB when decoded
 
 
 class ImagePromptError(Exception):
-    """The prompt and its images do not belong together; the message is a sentence for the user."""
+    """A prompt and images that do not match; the message is for the user."""
 
 
 class SizedImage(NamedTuple):
@@ -31,7 +31,7 @@ class SizedImage(NamedTuple):
 
 
 class ImageRun(NamedTuple):
-    """The tokens that stand for one image."""
+    """The tokens that represent one image."""
 
     token_ids: tuple[int, ...]
     first: int  # the run's first placeholder
@@ -39,15 +39,15 @@ class ImageRun(NamedTuple):
 
 
 class ImageTokens(Protocol):
-    """One family's way to write an image."""
+    """One family's way to represent an image."""
 
-    marker: int  # what a chat template writes for an image, as a token
+    marker: int  # the token that a chat template writes for an image
 
     def run(self, width: int, height: int) -> ImageRun: ...
 
 
 class TiledTokens:
-    """Llama 4's: tiles in rows, separated, then the whole image behind a token of its own."""
+    """Llama 4's tokens: tiles in rows, with separators, then the whole image after a separate token."""
 
     def __init__(self, sizes: TiledImages, token_id: Callable[[str], int]) -> None:
         self._sizes = sizes
@@ -66,7 +66,7 @@ class TiledTokens:
 
 
 class PatchedTokens:
-    """Kimi's: the marker itself, once for each embedding."""
+    """Kimi's tokens: the marker itself, once per embedding."""
 
     def __init__(self, sizes: PatchedImages) -> None:
         self._sizes = sizes
@@ -78,14 +78,17 @@ class PatchedTokens:
 
 
 class ImagePlaceholders:
-    """Lays out prompts with images for one model."""
+    """The layout of prompts with images for one model."""
 
     def __init__(self, tokens: ImageTokens) -> None:
         self._tokens = tokens
 
     @classmethod
     def from_checkpoint(cls, folder: Path, added_token_id: Callable[[str], int | None]) -> "ImagePlaceholders | None":
-        """Read a checkpoint's configuration; None: the model takes no images. `added_token_id`: the Tokenizer's. Raises CheckpointError."""
+        """Read a checkpoint's configuration; return None if the model takes no images.
+
+        `added_token_id`: the Tokenizer's. Raises CheckpointError.
+        """
         sizes = read_image_sizes(folder)
         if sizes is None:
             return None
@@ -93,19 +96,22 @@ class ImagePlaceholders:
         def token_id(text: str) -> int:
             found = added_token_id(text)
             if found is None:
-                raise CheckpointError(f"{folder} has no token {text}, by which images are written")
+                raise CheckpointError(f"{folder} has no token {text}, which represents images")
             return found
 
         return cls(PatchedTokens(sizes) if isinstance(sizes, PatchedImages) else TiledTokens(sizes, token_id))
 
     def num_tokens(self, width: int, height: int) -> int:
-        """Count the tokens of a prompt that an image of this size takes, separators included."""
+        """Return the number of prompt tokens for an image of this size, including separators."""
         return len(self._tokens.run(width, height).token_ids)
 
     def expand(
         self, token_ids: Sequence[int], images: Sequence[SizedImage]
     ) -> tuple[tuple[int, ...], tuple[PromptImage, ...]]:
-        """Replace each image's marker in an encoded prompt by its run. Raises ImagePromptError where there are not as many of them as images."""
+        """Replace each image's marker in an encoded prompt by its run.
+
+        Raises ImagePromptError if the numbers of markers and images differ.
+        """
         found = token_ids.count(self._tokens.marker)
         if found != len(images):
             raise ImagePromptError(

@@ -1,6 +1,6 @@
-"""How a token's bytes are written in a vocabulary, where that can be read token by token.
+"""The spelling of tokens' bytes in a vocabulary, for tokenizers in which each token can be read alone.
 
-Knows byte-level BPE, and SentencePiece's word marks with bytes as a last resort; what is written otherwise only the tokenizers library knows.
+Knows byte-level BPE, and SentencePiece's word marks with bytes as a last resort; for others only the tokenizers library knows the spelling.
 """
 
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ class Spelling(Protocol):
 
 
 def _byte_level_alphabet() -> tuple[str, ...]:
-    """GPT-2's: a byte that is no printable character is written as one behind Latin's."""
+    """Return GPT-2's alphabet: an unprintable byte is written as a character after Latin's."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = [byte for byte in range(256) if byte not in printable]
     return tuple(chr(byte if byte in printable else 0x100 + others.index(byte)) for byte in range(256))
@@ -24,7 +24,7 @@ BYTE_LEVEL_ALPHABET = _byte_level_alphabet()  # by byte
 
 
 class _ByteLevel:
-    """Every byte is one character of the vocabulary."""
+    """A spelling in which every byte is one character of the vocabulary."""
 
     def __init__(self) -> None:
         self._byte_of = {character: byte for byte, character in enumerate(BYTE_LEVEL_ALPHABET)}
@@ -32,12 +32,15 @@ class _ByteLevel:
     def to_bytes(self, token: str) -> bytes:
         try:
             return bytes(self._byte_of[character] for character in token)
-        except KeyError:  # a token outside the alphabet stands for its own text
+        except KeyError:  # a token outside the alphabet is plain text
             return token.encode()
 
 
 class _WordMarks:
-    """SentencePiece: U+2581 is a space, and <0x0A> a byte where the decoder says so. A leading space is kept: an answer may continue a text."""
+    """SentencePiece's spelling: U+2581 is a space, and <0x0A> a byte if the decoder supports that.
+
+    A leading space is kept: an answer may continue a text.
+    """
 
     def __init__(self, has_bytes: bool) -> None:
         self._has_bytes = has_bytes
@@ -52,7 +55,10 @@ class _WordMarks:
 
 
 def spelling_of(decoder: dict[str, Any] | None) -> Spelling | None:
-    """Return how tokens spell bytes, by the `decoder` of a tokenizer.json; None where only the library knows."""
+    """Return how tokens spell bytes, from the `decoder` of a tokenizer.json.
+
+    None if only the library knows.
+    """
     steps = [step for step in _steps(decoder) if step.get("type") != "Fuse"]
     kinds = {step.get("type") for step in steps}
     if kinds == {"ByteLevel"}:
@@ -79,6 +85,6 @@ def _reads_word_marks(step: dict[str, Any]) -> bool:
 
 
 def _is_harmless(step: dict[str, Any]) -> bool:
-    """Bytes, and the space that such tokenizers put before a text."""
+    """True for bytes, and for the space that such tokenizers put before a text."""
     is_strip = step.get("type") == "Strip" and step.get("content") == " " and step.get("stop") == 0
     return step.get("type") == "ByteFallback" or (is_strip and step.get("start") in (0, 1))

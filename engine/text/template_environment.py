@@ -1,9 +1,9 @@
-"""The Jinja environment that chat templates are written against, and run in.
+"""The Jinja environment in which chat templates run.
 
-Templates come with checkpoints, so they are code from elsewhere: they run in Jinja's immutable sandbox, see plain JSON values only, and no operator
-makes much of little. Whatever else takes long or grows is ended with its process (runtime/generation/rendering.py). Round them are trimmed blocks,
-`raise_exception`, `strftime_now`, a `tojson` that leaves HTML alone, `{% generation %}`, break and continue. Imported when a template is compiled
-(chat_template.py), for Jinja is slow to import. Refuses to know messages.
+Templates come with checkpoints, so they are untrusted code: they run in Jinja's immutable sandbox, see only plain JSON values, and no operator can
+make something large from something small. The process of a template that takes long or grows otherwise is ended (runtime/generation/rendering.py).
+Templates get trimmed blocks, `raise_exception`, `strftime_now`, a `tojson` that does not escape HTML, `{% generation %}`, break and continue.
+Imported when a template is compiled (chat_template.py), because Jinja is slow to import. Does not know messages.
 """
 
 import json
@@ -18,7 +18,7 @@ from jinja2.parser import Parser
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-MOST_ITEMS = 1_000_000  # of a text or list that is a product
+MOST_ITEMS = 1_000_000  # of a text or list made by multiplication
 MOST_BITS = 4096  # of a whole number
 _WIDE = re.compile(
     r"%(?:\([^()]*\))?[^a-zA-Z%]*(?:\*|\d{5})"
@@ -26,7 +26,7 @@ _WIDE = re.compile(
 
 
 class _Sandbox(ImmutableSandboxedEnvironment):
-    """The immutable sandbox, in which no one operator takes long or makes gigabytes."""
+    """The immutable sandbox, in which no operator takes long or makes gigabytes."""
 
     intercepted_binops = frozenset({"*", "**", "%"})
 
@@ -50,7 +50,7 @@ def _is_explosive(operator: str, left: Any, right: Any) -> bool:
 
 
 class _Generation(Extension):
-    """`{% generation %}` marks the assistant's words for training; when serving it is transparent."""
+    """The tag `{% generation %}`, which marks the assistant's words for training and has no effect here."""
 
     tags = {"generation"}  # noqa: RUF012 - Jinja's interface
 
@@ -82,7 +82,7 @@ def _make_environment() -> _Sandbox:
         trim_blocks=True,
         lstrip_blocks=True,
         extensions=[_Generation, loopcontrols],
-        optimized=False,  # constants are computed where a template is rendered, and not while it is compiled
+        optimized=False,  # constants are computed when a template is rendered, not when it is compiled
     )
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise_exception
@@ -91,5 +91,5 @@ def _make_environment() -> _Sandbox:
 
 
 ENVIRONMENT = _make_environment()
-# What the compiler raises for a template that is none; the last three are Python's, of one that nests too deep for what Jinja makes of it.
+# Errors of the compiler for an invalid template; the last three are Python's, for one that is nested too deeply.
 NOT_COMPILED = (TemplateError, SyntaxError, RecursionError, ValueError)

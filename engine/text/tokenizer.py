@@ -1,7 +1,7 @@
-"""Text to token ids and back, by a checkpoint's tokenizer (tokenizer_files.py says which files it may be in).
+"""Text to token ids and back, by a checkpoint's tokenizer (tokenizer_files.py finds its files).
 
-Knows how to turn a growing list of ids into text that never ends in half a character: from the tokens' bytes where spelling.py knows them, else from
-what the tokenizers library decodes. Refuses to know templates, stop conditions and HTTP.
+Knows how to turn a growing list of ids into text that never ends in half a character: from the tokens' bytes if spelling.py knows them, else from the
+tokenizers library. Does not know templates, stop conditions and HTTP.
 """
 
 import asyncio
@@ -20,22 +20,22 @@ from pilotlight.engine.api.errors import TokenizerError
 from pilotlight.engine.api.plain_files import read_text
 from pilotlight.engine.text.spelling import spelling_of
 
-if TYPE_CHECKING:  # imported with the first tokenizer, beside its weights: a site's start does not wait 5 ms for it
+if TYPE_CHECKING:  # imported with the first tokenizer, while weights load: a site's start does not wait 5 ms for it
     from tokenizers import Encoding
     from tokenizers import Tokenizer as Backend
 
-os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # batches of one text need no threads of the library's own
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # batches of one text need none of the library's threads
 
-# Round special tokens that a user wrote. Digits come through whatever a template does to text: JSON with or without escapes, Python's own way of
-# writing a dict, lower case. No end of either is the beginning of one, so that digits beside them move nothing; where a user wrote one of them, it
-# is replaced by U+FFFD.
+# Shields around special tokens that a user wrote. Digits survive any transformation of a template: JSON with or without escapes, Python's repr of a
+# dict, lower case. No end of either shield is the start of one, so that digits beside them shift nothing; if a user wrote a shield, it is replaced by
+# U+FFFD.
 SHIELD_BEGIN, SHIELD_END = "683017942955", "951760284433"
-INLINE_CHARACTERS = 4_000  # about 1 ms of encoding: shorter texts are not worth a thread's hand-over
+INLINE_CHARACTERS = 4_000  # about 1 ms of encoding: shorter texts are not worth a switch to a thread
 MAX_CHARACTER_BYTES = 4  # of UTF-8
-REPLACEMENT = "\ufffd".encode()  # that an answer may hold as any other character
+REPLACEMENT = "\ufffd".encode()  # an answer may contain it like any other character
 MARKED_TOGETHER = 2_000  # special tokens
 
-# Texts of all kinds that a tokenizer is tried with.
+# Texts of all kinds with which a tokenizer is tested.
 _TRIED = (
     "", "Hello, world! It's 12:34:56.", "x" * 5000, " " * 5000, "\r\n\t" * 1000, "1234567890" * 200,
     "D\u00e9j\u00e0 vu \u65e5\u672c\u8a9e \U0001f600\u200d\u0301 \u0000\uffff",
@@ -62,7 +62,7 @@ class Tokenizer:
         self._bytes: dict[int, bytes] = {}
         self._special_text = _any_of(content for spelled, content in self._added.values() if not spelled)
         self._plain: Backend | None = None
-        self.special_tokens = special_tokens  # as templates call them: bos_token, eos_token, ...
+        self.special_tokens = special_tokens  # by their names in templates: bos_token, eos_token, ...
         self.vocab_size: int = backend.get_vocab_size(with_added_tokens=True)
         self.num_base_tokens: int = backend.get_vocab_size(with_added_tokens=False)
 
@@ -91,18 +91,27 @@ class Tokenizer:
         return cls(backend, decoder=decoder, special_tokens=special_tokens)
 
     def encode(self, text: str, *, add_special_tokens: bool = False) -> tuple[int, ...]:
-        """Encode a text. `add_special_tokens`: with the tokenizer's own round the text, such as a BOS. Raises TokenizerError."""
+        """Encode a text. `add_special_tokens`: add those that the tokenizer puts around a text, such as a BOS.
+
+        Raises TokenizerError.
+        """
         return tuple(_ids(self._backend, text, add_special_tokens))
 
     def encode_pair(self, first: str, second: str) -> tuple[tuple[int, ...], int]:
-        """Encode two texts as one, with the tokenizer's own special tokens round them. Return the tokens, and which of them is the first that the
-        tokenizer counts to the second text; 0 if it does not tell them apart. Raises TokenizerError."""
+        """Encode two texts as one, with special tokens around them.
+
+        Returns the tokens, and the index of the first that belongs to the second text, or 0 if the tokenizer does not distinguish the texts. Raises
+        TokenizerError.
+        """
         encoding = _encoding(self._backend, (first, second), True)
         types = list(encoding.type_ids)
         return tuple(encoding.ids), types.index(1) if 1 in types else 0
 
     def cut(self, text: str, most: int) -> str:
-        """Return the beginning of a text that has at most so many tokens, without special ones round it. Raises TokenizerError."""
+        """Return the longest prefix of a text with at most `most` tokens, without special ones around it.
+
+        Raises TokenizerError.
+        """
         try:
             [encoding] = self._backend.encode_batch([text], add_special_tokens=False)
         except BaseException as error:
@@ -112,7 +121,10 @@ class Tokenizer:
         return text if len(encoding.ids) <= most else text[: encoding.offsets[most - 1][1] if most else 0]
 
     def encode_rendered(self, text: str, enough: int = sys.maxsize) -> tuple[int, ...]:
-        """Encode a rendered template, which spells its special tokens itself. Between shields they are text. With `enough` tokens it may stop."""
+        """Encode a rendered template, which spells its special tokens itself; between shields they are text.
+
+        May stop after `enough` tokens.
+        """
         if SHIELD_BEGIN not in text:
             return self.encode(text)
         token_ids: list[int] = []
@@ -132,21 +144,23 @@ class Tokenizer:
         return encode(text) if len(text) <= INLINE_CHARACTERS else await asyncio.to_thread(encode, text)
 
     def shield(self, value: JSON) -> JSON:
-        """Return a conversation's strings with their special tokens marked, so that `encode_rendered` takes those as the text they are: what a user
-        writes must not end a turn or open another. Without any, it is the very same value."""
+        """Return a conversation's strings with special tokens marked as text for `encode_rendered`.
+
+        A user's text must not end a turn or open another. Returns the same object if there are none.
+        """
         if not self._holds_special(value):
             return value
         return self._marked(value)
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Return the bytes that a token adds to the text: nothing for a special token or an id outside the vocabulary."""
+        """Return the bytes that a token adds to the text; none for a special token or an unknown id."""
         found = self._bytes.get(token_id)
         if found is None:
             found = self._bytes[token_id] = self._spell(token_id)
         return found
 
     def token_text(self, token_id: int) -> str:
-        """Return the token as a person would want to read it in a list of logprobs; special tokens by name."""
+        """Return the token as readable text for lists of logprobs; special tokens by name."""
         if token_id in self._added:
             return self._added[token_id][1]
         return self.token_bytes(token_id).decode("utf-8", errors="replace")
@@ -155,11 +169,11 @@ class Tokenizer:
         return self._token(token_id) is not None
 
     def added_token_id(self, text: str) -> int | None:
-        """Return the token of this text that was added to the vocabulary, special or not; None: there is none."""
+        """Return the added token, special or not, with this text, or None."""
         return next((token_id for token_id, (_, content) in self._added.items() if content == text), None)
 
     def spelled_tag(self, text: str) -> str | None:
-        """Return an added token that the text spells, and that looks like markup; None: there is none."""
+        """Return an added token that occurs in the text and looks like markup, or None."""
         tags = (content for _, content in self._added.values() if content.startswith("<") and content.endswith(">"))
         return next((tag for tag in tags if tag in text), None)
 
@@ -170,7 +184,7 @@ class Tokenizer:
         return _LibraryDetokenizer(self) if self._spelling is None else IncrementalDetokenizer(self)
 
     def decode_by_library(self, token_ids: Sequence[int]) -> str:
-        """Decode as the library does, which looks at all ids: tokens that it joins by spaces have no bytes of their own."""
+        """Decode with the library, which uses all ids: tokens joined by spaces have no separate bytes."""
         return str(self._backend.decode(token_ids))
 
     def decode(self, token_ids: Sequence[int]) -> str:
@@ -178,21 +192,21 @@ class Tokenizer:
         return "".join(map(detokenizer.push, token_ids)) + detokenizer.finish()
 
     def _lower(self) -> None:
-        """Lower every text before all else that the normalizer does."""
+        """Convert every text to lower case before the normalizer's other steps."""
         from tokenizers import normalizers
 
         own = self._backend.normalizer
         self._backend.normalizer = normalizers.Sequence([normalizers.Lowercase(), *([own] if own else [])])
 
     def _plain_backend(self) -> "Backend":
-        """Return the same tokenizer, to which special tokens are text like any other."""
+        """Return the same tokenizer with special tokens treated as ordinary text."""
         if self._plain is None:
             from tokenizers import Tokenizer as Backend
 
             try:
                 plain = Backend.from_str(self._backend.to_str())
             except Exception as error:  # as above
-                raise TokenizerError(f"the tokenizer cannot be read as it writes itself: {error}") from None
+                raise TokenizerError(f"the tokenizer cannot be read back: {error}") from None
             plain.encode_special_tokens = True
             self._plain = plain
         return self._plain
@@ -214,8 +228,11 @@ class Tokenizer:
         return value
 
     def _marked_text(self, text: str) -> str:
-        """With a function, as Python's lock can be had between two of its calls: of 8 MB of special tokens a pattern would keep it for half a second.
-        In parts, since what joins them keeps it, too: for 38 ms, were it one, and now for 18."""
+        """Mark special tokens in a text, in parts and by a function, to release Python's lock between them.
+
+        For 8 MB of special tokens a pattern would hold it for half a second; joining everything at once would hold it for 38 ms, in parts it takes
+        18.
+        """
         parts, end = [], 0
         found = self._special_text.finditer(text)
         while some := list(islice(found, MARKED_TOGETHER)):
@@ -240,8 +257,7 @@ def _ids(backend: "Backend", text: str, add_special_tokens: bool) -> list[int]:
 
 
 def _encoding(backend: "Backend", text: str | tuple[str, str], add_special_tokens: bool) -> "Encoding":
-    """Encode as `backend.encode`, which keeps Python's lock, in whatever thread it is called: 7 MiB of spaces would stop every stream for 15 s.
-    Two texts are a pair."""
+    """Encode like `backend.encode`, but without Python's lock, which that holds in any thread."""
     try:
         [encoding] = backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
     except BaseException as error:
@@ -253,12 +269,15 @@ def _encoding(backend: "Backend", text: str | tuple[str, str], add_special_token
 
 
 def _is_librarys(error: BaseException) -> bool:
-    """Tell whether the library raised it. A panic of Rust arrives as a class that is no Exception, and that cannot be imported."""
+    """True if the library raised the error.
+
+    A panic of Rust arrives as a class that is no Exception, and that cannot be imported.
+    """
     return isinstance(error, Exception) or type(error).__name__ == "PanicException"
 
 
 def _any_of(words: Iterable[str]) -> re.Pattern[str]:
-    """Match any of the words, longer ones first: they win over the shorter ones they begin with."""
+    """Match any of the words, longer ones first, because shorter ones may be their prefixes."""
     return re.compile("|".join(map(re.escape, sorted(words, key=len, reverse=True))) or "(?!)")
 
 
@@ -272,7 +291,7 @@ def unmarked(text: str, instead: str = "") -> str:
 
 
 class Detokenizer(Protocol):
-    """Turns token ids into text."""
+    """A converter of token ids to text."""
 
     def push(self, token_id: int) -> str: ...
 
@@ -280,16 +299,21 @@ class Detokenizer(Protocol):
         """Return the text that was still held back when the tokens ended."""
 
     def held_before(self, token_id: int) -> int:
-        """Return how many characters of the text held back stand before this token, if it is the next. One that goes on with a character begins
-        where that does."""
+        """Return how many held-back characters precede this token, if it is the next.
+
+        A token that completes a character starts where that starts.
+        """
 
     @property
     def is_pending(self) -> bool:
-        """Tell whether the last tokens' text is not wholly delivered yet."""
+        """True if the last tokens' text is not completely delivered yet."""
 
 
 class IncrementalDetokenizer:
-    """Turns token ids into text, each push O(its own bytes). Bytes of an unfinished character wait; bytes that can become none are U+FFFD."""
+    """A converter of token ids to text, each push in O(its own bytes).
+
+    Bytes of an unfinished character wait; invalid ones become U+FFFD.
+    """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -315,12 +339,12 @@ class IncrementalDetokenizer:
 
 
 class _LibraryDetokenizer:
-    """Turns ids into text by what each token adds to the text of the one before it, as the library decodes them together."""
+    """A converter of ids by the library: a token's text is what it adds to that of its predecessor."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._last: list[int] = []  # whose text is out
-        self._waiting: list[int] = []  # whose text ends in half a character
+        self._last: list[int] = []  # tokens whose text was returned
+        self._waiting: list[int] = []  # tokens whose text ends in half a character
 
     def push(self, token_id: int) -> str:
         if self._tokenizer.is_special(token_id) or not self._tokenizer.is_known(token_id):
@@ -357,8 +381,10 @@ class _LibraryDetokenizer:
 
 
 def check_tokenizer(directory: str) -> None:
-    """Read a checkpoint's tokenizer and use it as a site does. For a child process: a file may crash the library, or keep it busy for ever. Raises
-    TokenizerError."""
+    """Read a checkpoint's tokenizer and use it as a site does.
+
+    For a child process, because a file may crash the library, or keep it busy forever. Raises TokenizerError.
+    """
     tokenizer = Tokenizer.from_directory(Path(directory))
     for text in _TRIED:
         for token_ids in (tokenizer.encode(text, add_special_tokens=True), tokenizer.encode_rendered(text)):
@@ -368,8 +394,11 @@ def check_tokenizer(directory: str) -> None:
 
 
 def read_special_tokens(directory: Path) -> dict[str, str]:
-    """Return a checkpoint's named special tokens, each written as a string or an object with `content`. As in transformers special_tokens_map.json
-    wins over tokenizer_config.json, but is not read if that has `added_tokens_decoder`, as newer ones do. Raises TokenizerError."""
+    """Return a checkpoint's named special tokens, each written as a string or an object with `content`.
+
+    As in transformers, special_tokens_map.json takes precedence over tokenizer_config.json, but is ignored if that has `added_tokens_decoder`, as
+    newer ones do. Raises TokenizerError.
+    """
     config = read_json(directory / "tokenizer_config.json")
     if "added_tokens_decoder" not in config:
         config |= read_json(directory / "special_tokens_map.json")
@@ -383,7 +412,10 @@ def read_special_tokens(directory: Path) -> dict[str, str]:
 
 
 def read_sentence_config(directory: Path) -> dict[str, Any]:
-    """Read what sentence-transformers wrote of an embedding model's texts, under the name of whichever version; empty for other models."""
+    """Read sentence-transformers' settings of an embedding model's texts; empty for other models.
+
+    Different versions use different file names.
+    """
     return next(
         (found for kind in _SENTENCE_KINDS if (found := read_json(directory / f"sentence_{kind}_config.json"))), {}
     )

@@ -1,8 +1,8 @@
-"""A checkpoint's tokenizer in the one layout that the tokenizers library reads: its tokenizer.json, or what says the same of Mistral's tekken.json or
-Kimi's tiktoken.model.
+"""A checkpoint's tokenizer as a tokenizer.json, the one layout that the tokenizers library reads.
 
-The latter two list the byte strings of a vocabulary by rank, as tiktoken does, which joins whatever two neighbours make the token of least rank; the
-library joins listed pairs in their order. So a token's pairs are all its cuts into two tokens, in the order of the tokens' ranks.
+It is read, or converted from Mistral's tekken.json or Kimi's tiktoken.model. These list the byte strings of a vocabulary by rank, as tiktoken does,
+which joins the two neighbours that make the token of least rank; the library joins listed pairs in their order. So a token's pairs are all its splits
+into two tokens, in the order of the tokens' ranks.
 """
 
 import base64
@@ -16,16 +16,16 @@ from pilotlight.engine.api.errors import TokenizerError
 from pilotlight.engine.api.plain_files import read_bytes, read_text
 from pilotlight.engine.text.spelling import BYTE_LEVEL_ALPHABET
 
-# How Kimi's models cut a text, by the tokenization_kimi.py beside their weights; their other files do not say it.
+# The pattern by which Kimi's models split a text, from the tokenization_kimi.py beside their weights; no other file has it.
 KIMI_PATTERN = "|".join([
     r"[\p{Han}]+",
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]+[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
     r"\p{N}{1,3}", r" ?[^\s\p{L}\p{N}]+[\r\n]*", r"\s*[\r\n]+", r"\s+(?!\S)", r"\s+",
 ])  # fmt: skip
-KIMI_RESERVED = 256  # token ids behind the ranked ones
+KIMI_RESERVED = 256  # token ids after the ranked ones
 KIMI_CLASS = "TikTokenTokenizer"
-# What files of versions before 8 leave out, by mistral-common.
+# Tokens that files of versions before 8 omit, from mistral-common.
 TEKKEN_SPECIAL = (
     "<unk>", "<s>", "</s>", "[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]", "[TOOL_RESULTS]", "[/TOOL_RESULTS]",
     "[TOOL_CALLS]", "[IMG]", "<pad>", "[IMG_BREAK]", "[IMG_END]", "[PREFIX]", "[MIDDLE]", "[SUFFIX]", "[SYSTEM_PROMPT]",
@@ -39,7 +39,7 @@ Ranks = dict[bytes, int]
 class SpecialToken(NamedTuple):
     token_id: int
     text: str
-    is_hidden: bool  # no part of an answer's text
+    is_hidden: bool  # not part of an answer's text
 
 
 def tokenizer_json(directory: Path) -> str:
@@ -66,7 +66,10 @@ def _plain(path: Path) -> str:
 
 
 def _tekken(path: Path) -> str:
-    """Ids are ranks behind those of the special tokens, of which a file names the first; vocabularies are cut where its `config` says."""
+    """Convert tekken.json: ids are ranks after the special tokens, of which the file names the first.
+
+    The vocabulary is truncated to the size in its `config`.
+    """
     fields = json.loads(read_text(path))
     config = fields["config"]
     num_special = int(config["default_num_special_tokens"])
@@ -113,7 +116,7 @@ READERS: dict[str, Callable[[Path], str]] = {
 
 
 def _written(ranks: Ranks, pattern: str, special: list[SpecialToken], first_id: int = 0) -> dict[str, Any]:
-    """Return the fields of a tokenizer.json. Special tokens stand in the vocabulary too: so they keep their ids."""
+    """Return the fields of a tokenizer.json. Special tokens are in the vocabulary, too, to keep their ids."""
     if sorted(ranks.values()) != list(range(len(ranks))) or not all(bytes([byte]) in ranks for byte in range(256)):
         raise ValueError("the ranks are not 0, 1, 2, ... with every byte among them")
     spelled = {token: "".join(BYTE_LEVEL_ALPHABET[byte] for byte in token) for token in ranks}
@@ -141,7 +144,7 @@ def _written(ranks: Ranks, pattern: str, special: list[SpecialToken], first_id: 
         "decoder": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False},
         "model": {
             "type": "BPE",
-            "ignore_merges": True,  # a piece of text that is a token is that token, as in tiktoken
+            "ignore_merges": True,  # a piece of text that is a token remains one, as in tiktoken
             "vocab": vocabulary,
             "merges": [[spelled[left], spelled[right]] for left, right in _merges(ranks)],
         },
@@ -151,5 +154,6 @@ def _written(ranks: Ranks, pattern: str, special: list[SpecialToken], first_id: 
 def _merges(ranks: Ranks) -> Iterator[tuple[bytes, bytes]]:
     for token in sorted(ranks, key=ranks.__getitem__):
         cuts = [(token[:i], token[i:]) for i in range(1, len(token)) if token[:i] in ranks and token[i:] in ranks]
-        # Where two cuts overlap in a text, as those of "aba" in ab|a|ba, tiktoken takes the left: there the right part begins the token, too.
+        # If two splits overlap in a text, as those of "aba" in ab|a|ba, tiktoken takes the left one: there the right part is also a prefix of the
+        # token.
         yield from sorted(cuts, key=lambda cut: (not token.startswith(cut[1]), ranks[cut[0]], ranks[cut[1]]))

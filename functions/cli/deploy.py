@@ -18,6 +18,7 @@ from pilotlight.functions.host.dependencies.layers import requirements_of
 from pilotlight.functions.manifest import load_manifest
 from pilotlight.runtime.cli.api import API_KEY_ENV, Api
 from pilotlight.runtime.cli.cli_error import CliError
+from pilotlight.runtime.cli.local_token import local_token
 from pilotlight.wire.hop.bundles import BundleError, digest_of, pack
 from pilotlight.wire.hop.deployments import PATH
 from pilotlight.wire.hop.headers import DEPLOY_TOKEN_ENV
@@ -45,7 +46,7 @@ def deploy(
     print(f"{manifest.name}: {len(data)} bytes, SHA-256 {digest[:16]}")
     for note in manifest.notes:
         print(f"  {note}")
-    api.send("PUT", f"{PATH}/bundles/{digest}", data, author_token(), "application/x-tar")
+    api.send("PUT", f"{PATH}/bundles/{digest}", data, author_token(api), "application/x-tar")
     wanted = {
         "digest": digest,
         "expected_revision": before["revision"],
@@ -66,7 +67,7 @@ def deploy(
         else ""
     )
     with _progress(f"{manifest.name}: its sites {installing}start it and call GET {health}"):
-        after = api.send("POST", f"{PATH}/{manifest.name}", json.dumps(wanted).encode(), author_token())
+        after = api.send("POST", f"{PATH}/{manifest.name}", json.dumps(wanted).encode(), author_token(api))
     for line in _shares(after):
         print(line)
     for address in (f"{api.url}/fn/{manifest.name}", *after.get("addresses", ())):
@@ -77,7 +78,7 @@ def rollback(api: Api, name: str, number: int | None) -> None:
     before = _of(api, name)
     _expect_versions(before)
     wanted = {"expected_revision": before["revision"], "number": number}
-    after = api.send("POST", f"{PATH}/{quote(name, safe='')}/rollback", json.dumps(wanted).encode(), author_token())
+    after = api.send("POST", f"{PATH}/{quote(name, safe='')}/rollback", json.dumps(wanted).encode(), author_token(api))
     for line in _shares(after):
         print(line)
 
@@ -85,7 +86,7 @@ def rollback(api: Api, name: str, number: int | None) -> None:
 def delete(api: Api, name: str) -> None:
     before = _of(api, name)
     path = f"{PATH}/{quote(name, safe='')}"
-    after = api.send("DELETE", path, json.dumps({"expected_revision": before["revision"]}).encode(), author_token())
+    after = api.send("DELETE", path, json.dumps({"expected_revision": before["revision"]}).encode(), author_token(api))
     newest = max(version["number"] for version in after["versions"])
     print(
         f"{name}: not served any more; its data is kept, and `pilotlight rollback {name} --version {newest}` brings it back"
@@ -117,26 +118,26 @@ def tail(api: Api, name: str, as_json: bool) -> None:
             file=sys.stderr,
         )
     try:
-        for event in api.follow(f"{PATH}/{quote(name, safe='')}/tail", author_token()):
+        for event in api.follow(f"{PATH}/{quote(name, safe='')}/tail", author_token(api)):
             print(json.dumps(event) if as_json else f"{event.get('site', '')}  {event.get('line', '')}", flush=True)
     except KeyboardInterrupt:
         sys.exit(130)
 
 
 def put_secret(api: Api, name: str, secret: str, value: str) -> None:
-    after = api.send("PUT", _secret_path(name, secret), value.encode(), author_token(), "text/plain; charset=utf-8")
+    after = api.send("PUT", _secret_path(name, secret), value.encode(), author_token(api), "text/plain; charset=utf-8")
     print(f"{name}: {secret} is kept; requests of running versions have it in a few seconds, without a deploy")
     _print_unconfirmed(after)
 
 
 def delete_secret(api: Api, name: str, secret: str) -> None:
-    after = api.send("DELETE", _secret_path(name, secret), b"", author_token())
+    after = api.send("DELETE", _secret_path(name, secret), b"", author_token(api))
     print(f"{name}: {secret} is gone; requests of running versions are without it in a few seconds")
     _print_unconfirmed(after)
 
 
 def secret_names(api: Api, name: str) -> list[str]:
-    names: list[str] = api.send("GET", f"{PATH}/{quote(name, safe='')}/secrets", None, author_token())
+    names: list[str] = api.send("GET", f"{PATH}/{quote(name, safe='')}/secrets", None, author_token(api))
     return names
 
 
@@ -169,7 +170,7 @@ def _progress(sentence: str) -> Iterator[None]:
 
 
 def _of(api: Api, name: str) -> dict[str, Any]:
-    deployment: dict[str, Any] = api.send("GET", f"{PATH}/{quote(name, safe='')}", None, author_token())
+    deployment: dict[str, Any] = api.send("GET", f"{PATH}/{quote(name, safe='')}", None, author_token(api))
     return deployment
 
 
@@ -199,8 +200,9 @@ def _shares(deployment: dict[str, Any]) -> list[str]:
     ]
 
 
-def author_token() -> str:
-    token = os.environ.get(DEPLOY_TOKEN_ENV, "") or os.environ.get(API_KEY_ENV, "")
+def author_token(api: Api) -> str:
+    """Return the token of the environment, or that of a network of this machine (`pilotlight up --functions`). Raises CliError."""
+    token = os.environ.get(DEPLOY_TOKEN_ENV, "") or os.environ.get(API_KEY_ENV, "") or local_token(api.url)
     if not token:
         raise CliError(
             f"Deploying needs a key with the scope deploy in {API_KEY_ENV}, or in {DEPLOY_TOKEN_ENV} the token that the router was started with."

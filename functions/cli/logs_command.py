@@ -38,7 +38,7 @@ def logs(
         asked["status"] = status
     after: dict[str, int] = {}
     warned: set[str] = set()
-    token = author_token()
+    token = author_token(api)
     try:
         while True:
             pairs = [*asked.items(), *(("after", f"{site}:{seq}") for site, seq in after.items() if seq)]

@@ -1,4 +1,7 @@
-"""How scores become weights, beside softmax: what every paged attention takes, checked in one place."""
+"""The parameters that turn scores into weights, apart from softmax.
+
+Shared by every paged attention and checked here.
+"""
 
 from typing import NamedTuple
 
@@ -9,23 +12,23 @@ from pilotlight.kernels.checks import ArgumentCheck
 
 
 class AttentionRule(NamedTuple):
-    """One of a layer, made once."""
+    """The attention parameters of one layer, made once per layer."""
 
     scale: float
-    window: int | None = None  # the last tokens that a query sees, itself included
-    sinks: Tensor | None = None  # [heads]: a score more, which takes weight and gives no value
+    window: int | None = None  # number of last tokens that a query sees, itself included
+    sinks: Tensor | None = None  # [heads]: one extra score per head, which takes weight and adds no value
     soft_cap: float | None = None  # a score s becomes soft_cap * tanh(s / soft_cap)
-    # [2] fp32, of caches in FP8: what a stored key and a stored value are multiplied by
+    # [2] fp32, for caches in FP8: the factors by which stored keys and stored values are multiplied
     kv_scales: Tensor | None = None
-    is_chunked: bool = False  # positions are cut into chunks of a window's length, and a query sees its own chunk's
+    is_chunked: bool = False  # positions are cut into chunks of `window` tokens, and a query sees only its own chunk
 
     @property
     def is_naive(self) -> bool:
-        """True where torch's fused attention cannot compute it."""
+        """True if torch's fused attention cannot compute this rule."""
         return self.sinks is not None or self.soft_cap is not None or self.kv_scales is not None
 
     def fits(self, q: Tensor) -> bool:
-        """q [..., heads, head_dim]"""
+        """Return True if the rule is valid for q [..., heads, head_dim]."""
         scale, window, sinks, soft_cap, _, is_chunked = self
         return (
             scale > 0
@@ -37,7 +40,10 @@ class AttentionRule(NamedTuple):
         )
 
     def require(self, check: ArgumentCheck, q: Tensor) -> None:
-        """Raise ArgumentError for what does not fit. The scales are checked with the cache (paged.py)."""
+        """Raise ArgumentError for the first invalid parameter.
+
+        The scales are checked with the cache (paged.py).
+        """
         if self.sinks is not None:
             check.tensor("rule.sinks", self.sinks, "heads", (q.dtype, torch.float32), dense=1)
         check.require("rule.scale", self.scale > 0, f"is {self.scale}, wanted a positive number")
@@ -45,7 +51,9 @@ class AttentionRule(NamedTuple):
             "rule.window", self.window is None or self.window > 0, f"is {self.window}: a token sees at least itself"
         )
         check.require(
-            "rule.is_chunked", not self.is_chunked or self.window is not None, "is set, and no chunk's length"
+            "rule.is_chunked",
+            not self.is_chunked or self.window is not None,
+            "is set without rule.window, a chunk's length",
         )
         positive = self.soft_cap is None or self.soft_cap > 0
-        check.require("rule.soft_cap", positive, f"is {self.soft_cap}, wanted a positive number, or None for none")
+        check.require("rule.soft_cap", positive, f"is {self.soft_cap}, wanted a positive number or None")

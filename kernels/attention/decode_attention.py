@@ -1,8 +1,7 @@
-"""Paged attention of one new token per sequence over everything the sequence has cached (grouped-query heads), or over
-the last tokens of it.
+"""Paged attention of one new token per sequence over its cached context or a window of it.
 
-The torch form, which takes several new tokens of each sequence as well, gathers each sequence's blocks into a padded copy. The copy is bounded, so a
-batch of long sequences is worked off in groups; blocks that lie wholly before a window are not gathered.
+Heads are grouped (GQA). The torch form, which also takes several new tokens per sequence, gathers each sequence's blocks into a padded copy. The copy
+is bounded, so a batch of long sequences is processed in groups; blocks that lie entirely before a window are not gathered.
 """
 
 import torch
@@ -23,8 +22,8 @@ from pilotlight.kernels.checks import ArgumentCheck
 from pilotlight.kernels.cpu import ops
 from pilotlight.kernels.dispatch import operation
 
-# Bytes of keys and values gathered at once. On a CPU the copy should stay in a core's cache: 64 sequences of 310
-# tokens took 2.3 ms in groups of 2 MiB and 6.9 ms in one. On a GPU the copy only has to leave room for the rest.
+# Bytes of keys and values gathered at once. On a CPU the copy should stay in a core's cache: 64 sequences of 310 tokens took 2.3 ms in groups of 2
+# MiB and 6.9 ms in one. On a GPU the copy only has to leave memory for the rest.
 _GATHERED_BYTES = {"cpu": 2 << 20, "cuda": 256 << 20}
 
 
@@ -60,13 +59,13 @@ def decode_attention(
     max_context_len: int,
     rule: AttentionRule,
 ) -> torch.Tensor:
-    """q [seqs, heads, head_dim]; caches [num_blocks, block_size, kv_heads, head_dim]; block_tables [seqs, max_blocks]
-    int64, padded with any valid block; context_lens [seqs] int64 counts the new token, which is already written;
-    max_context_len is their maximum, known to the host, or all that the tables hold (a recorded graph knows no more).
-    Returns [seqs, heads, head_dim].
+    """Attend from one query per sequence; return [seqs, heads, head_dim].
 
-    Padded positions are masked, not skipped: whatever lies in them must be finite (0 * NaN is NaN), which the arena
-    guarantees.
+    q [seqs, heads, head_dim]; caches [num_blocks, block_size, kv_heads, head_dim]; block_tables [seqs, max_blocks] int64, padded with any valid
+    block; context_lens [seqs] int64 includes the new token, whose key and value are already written. max_context_len is the maximum of context_lens
+    if the host knows it, else the capacity of the tables (in a recorded graph).
+
+    Padded positions are masked, not skipped, so their contents must be finite (0 * NaN is NaN); the arena guarantees that.
     """
     if not q.shape[0]:
         return torch.empty_like(q)
@@ -82,7 +81,10 @@ def attend_by_torch(
     max_context_len: int,
     rule: AttentionRule,
 ) -> torch.Tensor:
-    """q [seqs, queries, heads, head_dim], the last tokens of each context -> [seqs, queries, heads, head_dim of v]"""
+    """Attend from the last tokens of each context.
+
+    q [seqs, queries, heads, head_dim] -> [seqs, queries, heads, head_dim of v].
+    """
     seqs, queries = q.shape[:2]
     window = rule.window
     if window is not None and window >= max_context_len:
@@ -93,7 +95,7 @@ def attend_by_torch(
         block_tables, context_lens = _last_blocks(block_tables, whole, window + queries - 1, k_cache.shape[1])
         skipped = whole - context_lens
         max_context_len = min(max_context_len, block_tables.shape[1] * k_cache.shape[1])
-    # One sequence without padding has nothing to mask.
+    # A single sequence without padding needs no mask.
     visible = None
     if (
         seqs > 1
@@ -114,11 +116,11 @@ def attend_by_torch(
 def _last_blocks(
     block_tables: torch.Tensor, context_lens: torch.Tensor, tokens: int, block_size: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The blocks that hold each sequence's last `tokens` tokens, and the lengths counted from the first of them."""
-    num_blocks = min(block_tables.shape[1], (tokens - 2) // block_size + 2)  # so many can they touch
+    """Return the blocks that hold each sequence's last `tokens` tokens, and the lengths within them."""
+    num_blocks = min(block_tables.shape[1], (tokens - 2) // block_size + 2)  # the most blocks that they can span
     first = (context_lens - tokens).clamp(min=0) // block_size
     index = first.unsqueeze(1) + torch.arange(num_blocks, device=block_tables.device)
-    # what would lie beyond the table lies beyond the context too, and is masked
+    # positions past the end of the table are also past the context, and are masked
     tables = block_tables.gather(1, index.clamp(max=block_tables.shape[1] - 1))
     return tables, context_lens - first * block_size
 
@@ -126,7 +128,10 @@ def _last_blocks(
 def _visible(
     context_lens: torch.Tensor, queries: int, max_context_len: int, window: int | None, skipped: torch.Tensor | None
 ) -> torch.Tensor:
-    """[seqs, queries, max_context_len]. `skipped` [seqs]: tokens before those, from which chunks of a window's length are counted."""
+    """Return the mask [seqs, queries, max_context_len].
+
+    `skipped` [seqs]: the number of tokens before the gathered ones; needed to find the borders of chunks.
+    """
     positions = torch.arange(max_context_len, device=context_lens.device)
     ends = context_lens.view(-1, 1, 1)
     if queries > 1:

@@ -1,7 +1,7 @@
-"""Keys and values in FP8 (e4m3: four bits of exponent, three of mantissa, up to 448): half the bytes of bf16, with one fp32 scale per layer for keys
-and one for values.
+"""Keys and values in FP8: half the bytes of bf16, and one fp32 scale per layer for each of the two.
 
-Knows how a number is stored; refuses to know who chose the scales. What is read is exact in fp16 and bf16, so scales are applied to sums.
+The format is e4m3 (four bits of exponent, three of mantissa, up to 448). Knows how a number is stored; does not know where the scales come from.
+Stored values are exact in fp16 and bf16, so scales are applied to sums.
 """
 
 import torch
@@ -15,5 +15,5 @@ def is_fp8(cache: torch.Tensor) -> bool:
 
 
 def quantize(x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """x / scale, to the nearest that FP8 has, ties to even; what is larger becomes the largest. NaN stays NaN."""
+    """Return x / scale in FP8, rounded to nearest even, saturated at the largest value; NaN stays NaN."""
     return (x.float() / scale).clamp_(-LARGEST, LARGEST).to(FP8)

@@ -1,8 +1,8 @@
-"""Multi-head latent attention in absorbed form (DeepSeek-V2, arXiv 2405.04434, section 2.1): all heads of a token share one latent vector, which is
-key and value at once, and one rotary key.
+"""Multi-head latent attention in absorbed form (DeepSeek-V2, arXiv 2405.04434, section 2.1).
 
-The cache holds both side by side, [num_blocks, block_size, latent + rotary] (512 + 64 in DeepSeek-V2 and V3). Queries arrive with the keys'
-up-projection multiplied into them; the result is still latent, and the values' up-projection is the caller's. Refuses to know projections.
+All heads of a token share one latent vector, which serves as key and value, and one rotary key. The cache holds both side by side, [num_blocks,
+block_size, latent + rotary] (512 + 64 in DeepSeek-V2 and V3). Queries arrive already multiplied by the keys' up-projection; the result is still
+latent, and the caller applies the values' up-projection. Knows nothing about projections.
 """
 
 import torch
@@ -128,7 +128,11 @@ def _check_write(
         check.tensor("norm", norm, "latent", (x.dtype, torch.float32), dense=1)
         rotary = x.shape[1] - norm.shape[0]
         fits = norm.shape[0] > 0 and rotary > 0 and rotary % 2 == 0
-        check.require("norm", fits, f"is of {norm.shape[0]} of {x.shape[1]} values: the others must turn in pairs")
+        check.require(
+            "norm",
+            fits,
+            f"covers {norm.shape[0]} of {x.shape[1]} values, wanted an even rest, which is rotated in pairs",
+        )
         check.derive("rotary/2", rotary // 2, "x and norm")
         for name, values in (("cos", cos), ("sin", sin)):
             check.tensor(name, values, "tokens rotary/2", (torch.float32,), dense=1)
@@ -147,8 +151,11 @@ def mla_write(
     cache: torch.Tensor,
     slot_mapping: torch.Tensor,
 ) -> None:
-    """x [tokens, latent + rotary] as projected, norm [latent], cos and sin [tokens, rotary / 2] fp32, slot_mapping [tokens] int64; cache [num_blocks,
-    block_size, latent + rotary]: the latent vector is normalised and the rotary key turned, whose pairs lie side by side, before both are written."""
+    """Normalise the latent vectors, rotate the rotary keys, and write both to the cache.
+
+    x [tokens, latent + rotary] as projected; norm [latent]; cos and sin [tokens, rotary / 2] fp32; slot_mapping [tokens] int64; cache [num_blocks,
+    block_size, latent + rotary]. The two values of a rotated pair are adjacent.
+    """
     latent, rotary = x[:, : norm.shape[0]], x[:, None, norm.shape[0] :]
     normed = (F.rms_norm(latent.float(), norm.shape, None, eps) * norm).to(x.dtype)
     key = turned(rotary, cos, sin, is_interleaved=True).squeeze(1)
@@ -166,8 +173,11 @@ def mla_decode(
     max_context_len: int,
     scale: float,
 ) -> torch.Tensor:
-    """q_latent [seqs, heads, latent], q_rotary [seqs, heads, rotary]; cache [num_blocks, block_size, latent + rotary];
-    tables and lengths as decode_attention's -> [seqs, heads, latent]."""
+    """Attend from one query per sequence; return [seqs, heads, latent].
+
+    q_latent [seqs, heads, latent], q_rotary [seqs, heads, rotary]; cache [num_blocks, block_size, latent + rotary]; tables and lengths as in
+    decode_attention.
+    """
     if not q_latent.shape[0]:
         return torch.empty_like(q_latent)
     q = torch.cat((q_latent, q_rotary), dim=-1)[:, None]
@@ -179,13 +189,15 @@ def mla_decode(
 def mla_prefill(
     q_latent: torch.Tensor, q_rotary: torch.Tensor, cache: torch.Tensor, batch: VarlenBatch, scale: float
 ) -> torch.Tensor:
-    """q_latent [tokens, heads, latent], q_rotary [tokens, heads, rotary], causal over prefix and chunk as
-    prefill_attention's -> [tokens, heads, latent]."""
+    """Attend causally over prefix and chunk, as prefill_attention does; return [tokens, heads, latent].
+
+    q_latent [tokens, heads, latent], q_rotary [tokens, heads, rotary].
+    """
     keys, values = _keys_and_values(cache, q_latent.shape[2])
     return prefill_by_torch(torch.cat((q_latent, q_rotary), dim=-1), keys, values, batch, AttentionRule(scale))
 
 
 def _keys_and_values(cache: torch.Tensor, latent: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the cache as the keys and the values of one kv head."""
+    """Return the cache as keys and values of a single kv head."""
     one = cache.unsqueeze(2)
     return one, one[..., :latent]

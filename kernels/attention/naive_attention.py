@@ -1,7 +1,7 @@
-"""Attention with all scores in memory, for what torch's fused attention does not compute: a learned score per head that takes weight and gives no
-value (a sink, so that a head may attend to nothing), scores that saturate (a soft cap), keys and values in FP8.
+"""Attention with all scores in memory, for what torch's fused attention does not compute.
 
-Scores are in fp32; callers bound their size.
+That is: sinks (a learned score per head that takes weight and adds no value, so that a head may attend to nothing), soft caps (scores that saturate),
+and keys and values in FP8. Scores are in fp32; callers bound their size.
 """
 
 import torch
@@ -13,12 +13,14 @@ from pilotlight.kernels.attention.fp8_cache import is_fp8
 def naive_attention(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, rule: AttentionRule
 ) -> torch.Tensor:
-    """q [seqs, kv_heads, group, rows, head_dim]: the query heads of each kv head; k, v [seqs, kv_heads, context,
-    head_dim]; mask [seqs or 1, rows, context] says what a row sees, the rule's window included
-    -> [seqs, kv_heads, group, rows, head_dim of v]."""
+    """Attend under `mask`; return [seqs, kv_heads, group, rows, head_dim of v].
+
+    q [seqs, kv_heads, group, rows, head_dim]: the query heads of each kv head; k, v [seqs, kv_heads, context, head_dim]; mask [seqs or 1, rows,
+    context] is True where a row sees a key, and includes the rule's window.
+    """
     scale, _, sinks, soft_cap, kv_scales, _ = rule
     seqs, kv_heads, group, rows, head_dim = q.shape
-    # All rows that meet the same keys as one matrix: no key or value is repeated.
+    # All rows that share keys form one matrix, so that no key or value is repeated.
     scores = q.reshape(seqs, kv_heads, group * rows, head_dim).float() @ k.float().transpose(-1, -2)
     scores = scores.mul_(scale if kv_scales is None else scale * kv_scales[0]).view(seqs, kv_heads, group, rows, -1)
     if soft_cap is not None:

@@ -1,6 +1,6 @@
-"""The paged cache as operations receive it: one layer's view of an arena, in which blocks, tokens and heads lie as their strides say.
+"""Checks of the paged cache: one layer's view of an arena, with blocks, tokens and heads strided.
 
-Knows what an operation may assume of it and says which argument breaks that; refuses to know what is computed.
+Knows what an operation may assume about the cache and names the argument that breaks it; does not know what is computed.
 """
 
 import torch
@@ -13,7 +13,10 @@ from pilotlight.kernels.checks import FLOATS, ArgumentCheck, check_indices, plac
 
 
 def is_cache(k_cache: Tensor, v_cache: Tensor, kv_scales: Tensor | None = None) -> bool:
-    """True if both are [num_blocks, block_size, kv_heads, head_dim], alike in all, a head's values side by side; with scales, in FP8."""
+    """True if both caches agree in shape, dtype and strides, have contiguous heads, and are FP8 if scaled.
+
+    The shape is [num_blocks, block_size, kv_heads, head_dim].
+    """
     return (
         k_cache.dim() == 4
         and (k_cache.dtype in FLOATS if kv_scales is None else k_cache.dtype == FP8 and _are_scales(kv_scales))
@@ -30,7 +33,7 @@ def _are_scales(kv_scales: Tensor) -> bool:
 
 
 def fits_cache(x: Tensor, k_cache: Tensor, kv_scales: Tensor | None) -> bool:
-    """True if x has a type that can be written to the cache or multiplied with it."""
+    """True if x has a dtype that can be written to the cache or multiplied with it."""
     return x.dtype == k_cache.dtype if kv_scales is None else x.dtype in FLOATS
 
 
@@ -51,12 +54,12 @@ def require_cache(
 
 
 def kinds_for(k_cache: Tensor, kv_scales: Tensor | None) -> tuple[torch.dtype, ...]:
-    """The types that tensors written to a cache or multiplied with it may have."""
+    """Return the dtypes allowed for tensors that are written to the cache or multiplied with it."""
     return (k_cache.dtype,) if kv_scales is None else FLOATS
 
 
 def can_attend(q: Tensor, k_cache: Tensor, v_cache: Tensor, rule: AttentionRule) -> bool:
-    """q [tokens, heads, head_dim], a head's values side by side, each of the cache's heads for as many of its heads."""
+    """True if q [tokens, heads, head_dim] fits the caches: contiguous heads, shared evenly by kv heads."""
     return (
         is_cache(k_cache, v_cache, rule.kv_scales)
         and q.dim() == 3
@@ -72,7 +75,7 @@ def can_attend(q: Tensor, k_cache: Tensor, v_cache: Tensor, rule: AttentionRule)
 
 
 def require_queries(check: ArgumentCheck, q: Tensor, rows: str, k_cache: Tensor, rule: AttentionRule) -> None:
-    """Raise ArgumentError for what is wrong with attention's queries; the cache was checked before."""
+    """Raise ArgumentError for invalid queries; the cache must have been checked before."""
     check.tensor("q", q, f"{rows} heads head_dim", kinds_for(k_cache, rule.kv_scales), dense=1)
     heads, kv_heads = check.size("heads"), check.size("kv_heads")
     check.require(
@@ -84,7 +87,7 @@ def require_queries(check: ArgumentCheck, q: Tensor, rows: str, k_cache: Tensor,
 
 
 def can_read(q: Tensor, block_tables: Tensor, context_lens: Tensor, max_context_len: int, block_size: int) -> bool:
-    """True if tables and lengths are those of q's sequences, its first dimension."""
+    """True if tables and lengths match the sequences of q, its first dimension."""
     return (
         block_tables.dim() == 2
         and block_tables.shape[0] == q.shape[0]
@@ -108,7 +111,10 @@ def require_tables(
 
 
 def can_read_batch(q: Tensor, batch: VarlenBatch, block_size: int) -> bool:
-    """True if tables and lengths are those of q's tokens. The host's lengths are summed up: a prompt's step is long enough for that."""
+    """True if tables and lengths match the tokens of q.
+
+    Sums the host's lengths: cheap beside a prompt's step.
+    """
     seqs = len(batch.host_q_lens)
     return (
         batch.block_tables.dim() == 2
@@ -147,12 +153,15 @@ def require_batch(check: ArgumentCheck, batch: VarlenBatch, tokens: int, block_s
 
 
 def check_slots(operation: str, slot_mapping: Tensor, k_cache: Tensor) -> None:
-    """Raise ArgumentError for a slot that the cache lacks. Waits for the device: for debug mode."""
+    """Raise ArgumentError for a slot that is not in the cache. Waits for the device: only for debug mode."""
     check_indices(operation, "slot_mapping", slot_mapping, k_cache.shape[0] * k_cache.shape[1], "the cache's slots")
 
 
 def check_blocks(operation: str, block_tables: Tensor, context_lens: Tensor, k_cache: Tensor, of: str = "") -> None:
-    """Raise ArgumentError for a block that the cache lacks, padding included, or a context beyond its table. Waits for the device: for debug mode."""
+    """Raise ArgumentError for a block that is not in the cache or a context longer than its table.
+
+    Padding of the tables is checked, too. Waits for the device: only for debug mode.
+    """
     check_indices(operation, f"{of}block_tables", block_tables, k_cache.shape[0], "the cache's blocks")
     longest = block_tables.shape[1] * k_cache.shape[1]
-    check_indices(operation, f"{of}context_lens", context_lens, longest + 1, "what a table has room for", begin=1)
+    check_indices(operation, f"{of}context_lens", context_lens, longest + 1, "the capacity of a table", begin=1)

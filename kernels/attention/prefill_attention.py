@@ -1,7 +1,6 @@
-"""Causal paged attention of prompt chunks over their cached prefix (varlen batch, grouped-query heads), or over the
-last tokens of it.
+"""Causal paged attention of prompt chunks over their cached prefix, or over a window of it.
 
-The chunk's own keys and values are already written. Torch's form is prefill_by_torch.py's.
+A varlen batch with grouped query heads. The chunk's own keys and values are already written. The torch form is in prefill_by_torch.py.
 """
 
 from typing import Any
@@ -44,7 +43,7 @@ def check(
 
 
 def _native(library: Library, *args: Any) -> torch.Tensor | None:
-    """C leaves the checks to this: they cost little beside a prompt."""
+    """Run the checks here and not in C: they cost little beside a prompt."""
     check("prefill_attention", *args)
     return ops.prefill_attention(library, *args)
 
@@ -53,5 +52,8 @@ def _native(library: Library, *args: Any) -> torch.Tensor | None:
 def prefill_attention(
     q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, batch: VarlenBatch, rule: AttentionRule
 ) -> torch.Tensor:
-    """q [tokens, heads, head_dim]; caches [num_blocks, block_size, kv_heads, head_dim] -> [tokens, heads, head_dim]."""
+    """Attend causally from the tokens of prompt chunks; return [tokens, heads, head_dim].
+
+    q [tokens, heads, head_dim]; caches [num_blocks, block_size, kv_heads, head_dim].
+    """
     return attend_by_torch(q, k_cache, v_cache, batch, rule)

@@ -1,5 +1,6 @@
-"""Torch's form of the attention of prompt chunks. It reads prefix and chunk alike from the cache, so that a chunked prompt sees exactly what a whole
-one would.
+"""The torch form of attention of prompt chunks.
+
+It reads prefix and chunk from the cache alike, so that a chunked prompt sees exactly what a whole one would.
 """
 
 import torch
@@ -9,17 +10,16 @@ from pilotlight.kernels.attention.attention_rule import AttentionRule
 from pilotlight.kernels.attention.naive_attention import naive_attention
 from pilotlight.kernels.attention.varlen import VarlenBatch
 
-# Queries that go through a window at once: a tile meets the window and itself only, so that a long prompt costs
-# tokens * (window + tile).
+# Queries per tile of windowed attention: a tile attends only to the window and itself, so a long prompt costs tokens * (window + tile).
 _TILE = 256
-# Scores that are written out at once, with sinks for instance: 64 heads over 128k keys are 34 MB for each query.
+# Bytes of scores held in memory at once, for instance with sinks: 64 heads over 128k keys take 34 MB per query.
 _SCORE_BYTES = {"cpu": 32 << 20, "cuda": 512 << 20}
 
 
 def attend_by_torch(
     q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, batch: VarlenBatch, rule: AttentionRule
 ) -> torch.Tensor:
-    """Compute `prefill_attention` by torch -> [tokens, heads, head_dim of v]."""
+    """Compute `prefill_attention` with torch; return [tokens, heads, head_dim of v]."""
     if not len(q):
         return q.new_empty((0, q.shape[1], v_cache.shape[3]))
     pieces = torch.split(q, list(batch.host_q_lens))
@@ -44,7 +44,7 @@ def _attend(
     window = rule.window
     if window is not None and window >= context_len:
         window = None
-    # Blocks before the first query's window are not read; positions are counted from the first that is.
+    # Blocks before the first query's window are not read; positions are counted from the first block that is.
     skipped = 0 if window is None else max(0, context_len - tokens - window + 1) // block_size
     blocks = block_table[skipped : -(-context_len // block_size)]
     before = skipped * block_size
@@ -73,12 +73,15 @@ def _attend(
 
 
 def _attend_fused(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
-    """q [tokens, heads, head_dim], the last of the context; k, v [kv_heads, context, head_dim]."""
+    """Attend with torch's fused attention. q [tokens, heads, head_dim] is the end of the context.
+
+    K, v [kv_heads, context, head_dim].
+    """
     tokens, heads, _ = q.shape
     kv_heads, context_len, _ = k.shape
     prefix = context_len - tokens
     mask = None
-    if prefix and tokens > 1:  # query i may look at the prefix and at the chunk up to itself
+    if prefix and tokens > 1:  # query i sees the prefix and the chunk up to itself
         mask = _causal(tokens, context_len, None, q.device)
     out = F.scaled_dot_product_attention(
         q.transpose(0, 1).unsqueeze(0),
@@ -95,7 +98,7 @@ def _attend_fused(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: floa
 def _attend_tile(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, rule: AttentionRule
 ) -> torch.Tensor:
-    """As _attend_fused, where `mask` [tokens, context] says what is seen."""
+    """Attend as _attend_fused does, under `mask` [tokens, context]."""
     tokens, heads, head_dim = q.shape
     kv_heads = k.shape[0]
     if not rule.is_naive:
@@ -111,11 +114,14 @@ def _attend_tile(
 
 
 def _causal(tokens: int, context_len: int, window: int | None, device: torch.device) -> torch.Tensor:
-    """[tokens, context_len]: the queries are the last of the context."""
+    """Return the mask [tokens, context_len]; the queries are the last tokens of the context."""
     mask = torch.ones(tokens, context_len, dtype=torch.bool, device=device).tril_(context_len - tokens)
     return mask if window is None else mask.triu_(context_len - tokens - window + 1)
 
 
 def _of_own_chunk(tokens: int, positions: torch.Tensor, chunk: int) -> torch.Tensor:
-    """[tokens, context_len]: the queries are the last of the positions."""
+    """Return the mask [tokens, context_len] of each query's own chunk.
+
+    Queries are the last of the positions.
+    """
     return positions >= (positions[len(positions) - tokens :] // chunk * chunk).unsqueeze(1)

@@ -1,6 +1,6 @@
-"""The lengths of a varlen batch, on the device for kernels and on the host for whoever must size a launch or a loop.
+"""The lengths of a varlen batch: on the device for kernels, on the host to size launches and loops.
 
-Both copies exist so that no layer waits for the device to learn a length the scheduler chose.
+Both copies exist so that no layer waits for the device to learn a length that the scheduler chose.
 """
 
 from typing import NamedTuple
@@ -9,10 +9,13 @@ import torch
 
 
 class VarlenBatch(NamedTuple):
-    """Sequences lie back to back in one token dimension; query tokens are the last of each sequence's context."""
+    """A batch of sequences concatenated in one token dimension.
+
+    Queries are the last tokens of each context.
+    """
 
     block_tables: torch.Tensor  # [seqs, max_blocks] int64, padded with any valid block
-    cu_seqlens_q: torch.Tensor  # [seqs + 1] int32, starts of the sequences in the token dimension
+    cu_seqlens_q: torch.Tensor  # [seqs + 1] int32, where each sequence starts in the token dimension
     context_lens: torch.Tensor  # [seqs] int32, cached prefix + query tokens
     host_q_lens: tuple[int, ...]
     host_context_lens: tuple[int, ...]

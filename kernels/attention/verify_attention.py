@@ -1,6 +1,6 @@
-"""Paged attention of the last few tokens of each sequence: what checks drafts and adds a token, in one pass over the cache.
+"""Paged attention of the last few tokens of each sequence: verifies drafts in one pass over the cache.
 
-Decode attention with more rows: a CPU computes, to the bit, what decoding one token after the other would.
+It is decode attention with more rows: on a CPU the result equals, to the bit, that of decoding one token after the other.
 """
 
 from typing import Any
@@ -25,6 +25,8 @@ def _native(library: Library, *args: Any) -> torch.Tensor | None:
 def verify_attention(
     q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, batch: VarlenBatch, rule: AttentionRule
 ) -> torch.Tensor:
-    """q [tokens, heads, head_dim], the last tokens of each context, already written; all else as prefill_attention has it, for few tokens of each
-    sequence -> [tokens, heads, head_dim]."""
+    """Attend from the last few tokens of each sequence, already written; return [tokens, heads, head_dim].
+
+    q [tokens, heads, head_dim]; other arguments as in prefill_attention.
+    """
     return attend_by_torch(q, k_cache, v_cache, batch, rule)

@@ -1,4 +1,4 @@
-"""Every operation of kernels/, with what it promises."""
+"""Every operation of kernels/ with its formula, cases, cost and tolerance."""
 
 from pilotlight.kernels.catalogue import (
     activations,

@@ -1,4 +1,4 @@
-"""Gated activations as the catalogue knows them."""
+"""The catalogue's entries of gated activations."""
 
 import math
 from collections.abc import Callable
@@ -49,7 +49,7 @@ def _halved(formula: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def _cost(arguments: Arguments) -> Cost:
-    """Two values read for one written."""
+    """Return the cost: two values read for each one written."""
     return Cost(size(arguments["x"]) * 3 // 2)
 
 
@@ -66,8 +66,8 @@ def _operation(name: str, formula: Callable[..., Tensor], roundings: float, **mo
     )
 
 
-# Torch's plain form rounds between its steps: after the activation and after the product; fp32's share is the exponential's. The clamped one adds 1
-# to an `up` that may be near -1, of which each rounding before is then a larger part.
+# Torch's plain form rounds after the activation and after the product; the fp32 part is the exponential's. The clamped form adds 1 to an `up` that
+# may be near -1, so that earlier roundings become a larger part of the result.
 OPERATIONS = (
     _operation("silu_and_mul", _silu, 2),
     _operation("gelu_tanh_and_mul", _gelu_tanh, 2),

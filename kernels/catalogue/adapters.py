@@ -1,4 +1,4 @@
-"""Low-rank adapters beside a product as the catalogue knows them."""
+"""The catalogue's entry of low-rank adapters beside a product."""
 
 import torch
 from torch import Tensor
@@ -10,7 +10,10 @@ from pilotlight.kernels.catalogue.operation import Arguments, Case, Cost, Operat
 def random_adapters(
     ranks: tuple[int, ...], sizes: tuple[int, ...], columns: int, dtype: torch.dtype, without: tuple[tuple[int, int], ...] = ()
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Return adapters of these padded ranks, one behind the other, and their places. `without`: (slot, part) of projections that have none."""
+    """Return adapters of these padded ranks in one buffer, and their places in it.
+
+    `without`: (slot, part) of projections that have no adapter.
+    """
     values, places, at = [], torch.zeros(len(ranks), len(sizes), 3, dtype=torch.int64), 0
     for slot, rank in enumerate(ranks):
         for part, rows in enumerate(sizes):
@@ -41,7 +44,7 @@ def _case(
     slots: tuple[int, ...], ranks: tuple[int, ...], sizes: tuple[int, ...], columns: int, target: Target | None = None,
     without: tuple[tuple[int, int], ...] = (), gap: int = 0,
 ) -> Case:  # fmt: skip
-    """`gap`: numbers between two rows of x that are not their own."""
+    """Make a case. `gap`: padding columns between two rows of x."""
 
     def make(dtype: torch.dtype) -> Arguments:
         adapters, places = random_adapters(ranks, sizes, columns, dtype, without)
@@ -61,18 +64,18 @@ def _case(
 
 
 def _cost(arguments: Arguments) -> Cost:
-    """A and B of the adapters that are used, x, and y twice."""
+    """Count A and B of the adapters in use, x once, and y twice."""
     x, y, places, slots, ends = (arguments[name] for name in ("x", "y", "places", "slots", "ends"))
     ranks = places[..., 2]
     outputs = torch.tensor([end - begin for begin, end in zip((0, *ends), ends, strict=False)])
-    values = (ranks * (x.shape[1] + outputs)).sum(1)  # of each slot
+    values = (ranks * (x.shape[1] + outputs)).sum(1)  # per slot
     used = [slot for slot in slots.tolist() if slot >= 0]
     read = sum(int(values[slot]) for slot in set(used)) * x.element_size()
     return Cost(read + size(x) + 2 * size(y), 2 * sum(int(values[slot]) for slot in used))
 
 
 _EACH = tuple(range(16))
-# Of the storage type, y's rounding; of fp32 as many as two sums of hundreds of terms, one after the other, have.
+# Storage type: the rounding of y. fp32: as many roundings as two consecutive sums of hundreds of terms.
 ADD_LORA = Operation(
     name="add_lora",
     function=lora.add_lora,

@@ -1,4 +1,4 @@
-"""Paged attention as the catalogue knows it: decode, prefill and verify over grouped heads, and latent attention."""
+"""The catalogue's entries of paged attention: decode, prefill and verify over grouped heads, and MLA."""
 
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -19,22 +19,22 @@ from pilotlight.kernels.catalogue.paged_cases import Heads, empty_arena, gathere
 _READ = Target(0.9, "read")
 _COPY = Target(0.85, "copy")
 _FUSED = Target(0.65, "rival")
-_ROWS = 1024  # queries whose scores the formula writes out at once
+_ROWS = 1024  # queries whose scores the formula holds in memory at once
 
 Lens = tuple[int, ...]
 
 
 def _options(heads: Heads, scale: float, options: dict[str, Any]) -> Arguments:
-    """A case's rule from its options: window, is_chunked (True), sinks (True), soft_cap, fp8 (True)."""
+    """Make a case's rule from its options: window, is_chunked (True), sinks (True), soft_cap, fp8 (True)."""
     sinks = torch.randn(heads.heads) if options.get("sinks") else None
-    # powers of two would not show a scale that is applied twice, or to the other
+    # powers of two would not reveal a scale that is applied twice or to the wrong operand
     kv_scales = torch.tensor([0.7, 1.9]) if options.get("fp8") else None
     window, is_chunked = options.get("window"), options.get("is_chunked", False)
     return {"rule": AttentionRule(scale, window, sinks, options.get("soft_cap"), kv_scales, is_chunked)}
 
 
 def _named(heads: Heads, lens: Lens, q_lens: Lens | int | None, options: dict[str, Any]) -> str:
-    """A case's name, with long batches by their number and longest context."""
+    """Return a case's name; a long batch is named by its size and longest context."""
     batch = str(lens) if len(lens) < 6 else f"{len(lens)} of {max(lens)}"
     queries = "" if q_lens is None else f", queries {q_lens}"
     return f"{heads}, contexts {batch}{queries}" + "".join(f", {name} {value}" for name, value in options.items())
@@ -65,7 +65,7 @@ def _prefill(
     in_order: bool = False,
     **options: Any,
 ) -> Case:
-    """`in_order`: blocks lie so, and torch's own attention can read them as they are."""
+    """Make a case. `in_order`: blocks are contiguous, so that torch's own attention can read them."""
 
     def make(dtype: torch.dtype) -> Arguments:
         k_cache, v_cache, tables, _ = paged(lens, heads, FP8 if options.get("fp8") else dtype, layers, in_order)
@@ -79,13 +79,16 @@ def _prefill(
 
 
 def _verify(heads: Heads, lens: Lens, *queries: int, target: Target | None = None, **options: Any) -> Case:
-    """`queries` of each sequence; one number: of all."""
+    """Make a case. `queries`: of each sequence, or one number for all."""
     q_lens = queries * len(lens) if len(queries) == 1 else queries
     return _prefill(heads, q_lens, lens, target, 2 if target is None else 1, **options)
 
 
 def _attended(q: Tensor, k: Tensor, v: Tensor, rule: AttentionRule) -> Tensor:
-    """The formula for one sequence, whose last tokens are q [queries, heads, dim]; k [context, kv_heads, dim], v [context, kv_heads, dim of v]."""
+    """Compute the formula for one sequence.
+
+    q [queries, heads, dim], the last tokens of the context; k [context, kv_heads, dim]; v [context, kv_heads, dim of v].
+    """
     scale, window, sinks, soft_cap, kv_scales, is_chunked = rule
     if kv_scales is not None:
         k, v = k * kv_scales[0], v * kv_scales[1]
@@ -103,7 +106,7 @@ def _attended(q: Tensor, k: Tensor, v: Tensor, rule: AttentionRule) -> Tensor:
             if soft_cap is not None:
                 scores = soft_cap * (scores / soft_cap).tanh()
             scores = scores.masked_fill(unseen, -torch.inf)
-            if sinks is not None:  # a key more, which has a score and no value
+            if sinks is not None:  # one more key, which has a score and no value
                 scores = torch.cat((scores, sinks[head].expand(len(rows), 1)), dim=1)
             out[first : first + _ROWS, head] = scores.softmax(1)[:, : len(k)] @ v[:, head // group]
     return out
@@ -112,7 +115,7 @@ def _attended(q: Tensor, k: Tensor, v: Tensor, rule: AttentionRule) -> Tensor:
 def _each(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, tables: Tensor, lens: Lens, q_lens: Lens, rule: AttentionRule
 ) -> Tensor:
-    """q [tokens, heads, dim]"""
+    """Compute the formula for each sequence. q [tokens, heads, dim]."""
     pieces = zip(torch.split(q, list(q_lens)), tables, lens, strict=True)
     outs = [_attended(piece, gathered(k_cache, t, n), gathered(v_cache, t, n), rule) for piece, t, n in pieces]
     return torch.cat(outs) if outs else q.new_empty((0, q.shape[1], v_cache.shape[3]))
@@ -131,7 +134,7 @@ def _prefilled(q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: VarlenBatch, 
 
 
 def _kv_cost(arguments: Arguments) -> Cost:
-    """Keys and values that are seen, each once."""
+    """Count the visible keys and values once each."""
     q, k_cache, window = arguments["q"], arguments["k_cache"], arguments["rule"].window
     lens = [n if window is None else min(n, window) for n in arguments["context_lens"].tolist()]
     token = 2 * k_cache.shape[2] * k_cache.shape[3]
@@ -139,7 +142,7 @@ def _kv_cost(arguments: Arguments) -> Cost:
 
 
 def _pairs(q_lens: Lens, lens: Lens, window: int | None) -> int:
-    """The number of pairs of a query and a key that it sees."""
+    """Return the number of pairs of a query and a key that it sees."""
     return sum(
         sum(min(i, window) for i in range(n - m + 1, n + 1)) if window is not None else m * (n - m) + m * (m + 1) // 2
         for m, n in zip(q_lens, lens, strict=True)
@@ -161,7 +164,7 @@ def _fused(
     rule: AttentionRule,
     backend: SDPBackend | None = None,
 ) -> Tensor:
-    """Torch's own attention of one prompt whose blocks lie in order; by the backend that it chooses, unless one is named."""
+    """Run torch's own attention on one prompt with contiguous blocks, with `backend` or torch's choice."""
     assert len(batch.host_q_lens) == 1
     assert rule == AttentionRule(rule.scale)
     context = batch.host_context_lens[0]
@@ -181,7 +184,7 @@ _FUSED_FORMS: dict[str, Callable[..., Tensor]] = {
 
 
 def _mla_write(tokens: int, latent: int, rotary: int, block_size: int, target: Target | None = None) -> Case:
-    """Rows of a wider projection, into one layer of an arena."""
+    """Make a case that writes rows of a wider projection into one layer of an arena."""
 
     def make(dtype: torch.dtype) -> Arguments:
         num_blocks = -(-tokens // block_size) + 3
@@ -281,10 +284,10 @@ def _mla_cost(arguments: Arguments) -> Cost:
 _LLAMA_8B, _GPT_OSS, _GEMMA_2 = Heads(32, 8, 128, 16), Heads(64, 8, 64, 16), Heads(16, 8, 256, 16)
 _PLAIN, _ODD, _WIDE, _ALONE = Heads(4, 2, 16, 16), Heads(6, 2, 10, 5), Heads(16, 1, 24, 32), Heads(3, 3, 80, 3)
 _BY_TOKEN = Heads(6, 2, 80, 16, by_token=True)
-_TILED = Heads(4, 2, 64, 16)  # of a width, and in blocks, that Hopper's form of prompts takes
+_TILED = Heads(4, 2, 64, 16)  # a width and a block size that the Hopper form of prefill takes
 
-# Weights are rounded to the storage type before they meet the values, and the result once. In fp32 the error of a score, in proportion to its size
-# (up to ten), is that of its weight; measured: five roundings at most, and a GPU's exp2 is off by two more.
+# Weights are rounded to the storage type before they are multiplied with the values, and the result once. In fp32 the error of a score, in proportion
+# to its size (up to ten), becomes that of its weight; measured: five roundings at most, and a GPU's exp2 adds two.
 _ROUNDINGS, _ARITHMETIC = 2.0, 8.0
 
 DECODE_ATTENTION = Operation(
@@ -384,7 +387,7 @@ PREFILL_ATTENTION = Operation(
     cost=_prefill_cost,
     rivals=_FUSED_FORMS,
 )
-# Rounded once; in fp32 as norm and rotation.
+# One rounding; in fp32 those of norm and rotation.
 MLA_WRITE = Operation(
     name="mla_write",
     function=mla.mla_write,
@@ -414,11 +417,11 @@ MLA_DECODE = Operation(
         _mla_decode(16, 32, 16, (300, 16, 90), 16),
         _mla_decode(5, 24, 6, (40, 301), 5),
         _mla_decode(70, 16, 8, (33, 7), 3),  # two tiles of heads, the second nearly empty
-        _mla_decode(16, 64, 64, (300, 16, 90), 16),  # of widths, and in blocks, that Hopper's form takes
+        _mla_decode(16, 64, 64, (300, 16, 90), 16),  # widths and a block size that the Hopper form takes
         _mla_decode(100, 128, 64, (1, 700), 32),
     ),
     bench=(
-        # 242 operations a byte: both limits are near
+        # 242 operations per byte: close to both limits
         _mla_decode(128, 512, 64, (8192,) * 64, 16, Target(0.5, "matmul")),
         _mla_decode(16, 512, 64, (8192,) * 64, 16, _READ),
     ),

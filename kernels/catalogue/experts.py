@@ -1,4 +1,4 @@
-"""Mixture of experts as the catalogue knows it: routing, and the experts' feed-forwards."""
+"""The catalogue's entries of mixtures of experts: routing, and the experts' feed-forwards."""
 
 from functools import lru_cache, partial
 from typing import Any, Literal
@@ -18,7 +18,7 @@ Storage = Literal["plain", "int4", "mxfp4", "fp8"]
 
 
 def _distinct(tokens: int, experts: int, dtype: torch.dtype) -> Tensor:
-    """Logits of which no two are equal in one row, in any type: whole numbers of sixteenths."""
+    """Return logits with no two equal in one row, in any type: whole numbers of sixteenths."""
     rows = [torch.randperm(experts) - experts // 2 for _ in range(tokens)]
     return (torch.stack(rows) / 16 if rows else torch.empty(0, experts)).to(dtype)
 
@@ -77,7 +77,7 @@ def _experts(
     tokens: int, hidden: int, intermediate: int, experts: int, top_k: int, *, storage: Storage = "plain", biased: bool = False,
     activation: GatedActivation = silu_and_mul, unwanted: int = 0, target: Target | None = None,
 ) -> Case:  # fmt: skip
-    """`unwanted`: experts that no token goes to."""
+    """Make a case. `unwanted`: the number of experts that no token is routed to."""
 
     def make(dtype: torch.dtype) -> Arguments:
         made: dict[str, Any] = {
@@ -124,7 +124,7 @@ def _activated(inner: Tensor, activation: GatedActivation) -> Tensor:
 def _grouped_mm(
     x: Tensor, weights: Tensor, expert_ids: Tensor, gate_up: PlainWeight, down: PlainWeight, activation: GatedActivation
 ) -> Tensor:
-    """torch's own product of all experts at once, with the same steps around it."""
+    """Run torch's own product of all experts at once, with the same steps around it."""
     ids, order = expert_ids.flatten().sort(stable=True)
     experts = torch.arange(gate_up.shape[0], device=x.device)
     ends = torch.searchsorted(ids, experts, right=True).int()
@@ -138,7 +138,7 @@ def _in_16_bits(
     x: Tensor, weights: Tensor, expert_ids: Tensor, gate_up: Weight, down: Weight, activation: GatedActivation,
     gate_up_bias: Tensor | None = None, down_bias: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """What our own would take with weights that are not packed; others, so another result."""
+    """Run the same operation with plain weights for comparison; they are others, so the result differs."""
     first, second = (_random_plain(weight.shape, x.dtype, x.device) for weight in (gate_up, down))
     result: Tensor = moe.moe_experts(x, weights, expert_ids, first, second, activation, gate_up_bias, down_bias)
     return result
@@ -150,7 +150,7 @@ def _random_plain(shape: tuple[int, ...], dtype: torch.dtype, device: torch.devi
 
 
 def _cost(arguments: Arguments) -> Cost:
-    """The weights of the experts that are wanted, each once."""
+    """Count the weights of the experts in use, each once."""
     x, ids, gate_up, down = (arguments[name] for name in ("x", "expert_ids", "gate_up", "down"))
     stored = [*gate_up.parts, *down.parts]
     experts = gate_up.shape[0]
@@ -160,14 +160,14 @@ def _cost(arguments: Arguments) -> Cost:
     return Cost(size(*stored) * wanted // experts + 2 * size(x), 6 * ids.numel() * hidden * intermediate)
 
 
-_CLAMPED = partial(clamped_swiglu, alpha=1.702, limit=0.5)  # low enough to be met
+_CLAMPED = partial(clamped_swiglu, alpha=1.702, limit=0.5)  # low enough to take effect
 _BY_TORCH = Target(0.95, "rival")
 
 ROUTE = Operation(
     name="route",
     function=moe.route,
     reference=_routed,
-    roundings=12,  # of fp32: an exponential, a sum of as many as there are experts, and a quotient
+    roundings=12,  # of fp32: an exponential, a sum over the experts, and a quotient
     dtypes=(torch.float32,),
     cases=tuple(
         _logits(*shape, renormalise)
@@ -190,7 +190,7 @@ ROUTE_IN_GROUPS = Operation(
     bench=(_grouped(64, 256, 8, 8, 4), _grouped(8192, 256, 8, 8, 4)),
     cost=lambda arguments: Cost(size(arguments["logits"], arguments["bias"]) + 12 * arguments["top_k"] * arguments["logits"].shape[0]),
 )  # fmt: skip
-# Weights and the values between the two products are rounded to the storage type, the result too; experts that cancel make each weigh more.
+# Weights and the values between the two products are rounded to the storage type, the result too; each counts more where experts cancel.
 MOE_EXPERTS = Operation(
     name="moe_experts",
     function=moe.moe_experts,

@@ -1,4 +1,4 @@
-"""From projection to attention, as the catalogue knows it: rotation, cache writes, and both in one."""
+"""The catalogue's entries between projection and attention: rotation, cache writes, and both in one."""
 
 import torch
 from torch import Tensor
@@ -19,13 +19,13 @@ def _angles(tokens: int, head_dim: int) -> Arguments:
 
 
 def _caches(num_blocks: int, heads: Heads, dtype: torch.dtype) -> Arguments:
-    """One layer of an arena, of zeros."""
+    """Return one layer of an arena of zeros."""
     arena = empty_arena(num_blocks, _LAYERS, heads, dtype).zero_()
     return {"k_cache": arena[:, 1, 0], "v_cache": arena[:, 1, 1]}
 
 
 def _written(tokens: int, heads: Heads, dtype: torch.dtype, fp8: bool) -> Arguments:
-    """Caches, and slots for the tokens scattered over them. Some keys and values are beyond what FP8 holds."""
+    """Return caches, and random slots for the tokens. Some keys and values exceed FP8's range."""
     num_blocks = -(-tokens // heads.block_size) + 3
     made = _caches(num_blocks, heads, FP8 if fp8 else dtype)
     made["slot_mapping"] = torch.randperm(num_blocks * heads.block_size)[:tokens]
@@ -34,7 +34,7 @@ def _written(tokens: int, heads: Heads, dtype: torch.dtype, fp8: bool) -> Argume
 
 
 def _rotary(tokens: int, heads: int, head_dim: int, target: Target | None = None, is_interleaved: bool = False) -> Case:
-    """Some heads of a projection: its others lie between two tokens."""
+    """Make a case of some heads of a projection; its other heads lie between two tokens."""
 
     def make(dtype: torch.dtype) -> Arguments:
         x = torch.randn(tokens, heads + 2, head_dim).to(dtype)[:, :heads]
@@ -55,7 +55,7 @@ def _kv_write(tokens: int, heads: Heads, fp8: bool, target: Target | None = None
 def _fused(
     tokens: int, heads: Heads, norm: bool, fp8: bool = False, gap: int = 0, target: Target | None = None
 ) -> Case:
-    """`gap`: columns between two tokens' heads that are not theirs."""
+    """Make a case. `gap`: padding columns between two tokens' heads."""
 
     def make(dtype: torch.dtype) -> Arguments:
         all_heads = heads.heads + 2 * heads.kv_heads
@@ -124,7 +124,7 @@ def _fused_cost(arguments: Arguments) -> Cost:
 _PLAIN, _ODD, _LARGE = Heads(4, 2, 16, 16), Heads(5, 1, 10, 3), Heads(32, 8, 128, 16)
 _BY_TOKEN = Heads(6, 3, 10, 4, by_token=True)
 
-# The result is rounded to the storage type; before, in fp32, two products and their sum.
+# The result is rounded to the storage type; before that, in fp32, two products and their sum.
 ROTARY = Operation(
     name="rotary",
     function=rotary.rotary,
@@ -153,7 +153,7 @@ KV_WRITE = Operation(
     cost=_kv_write_cost,
     changes=("k_cache", "v_cache"),
 )  # fmt: skip
-# Rounded to the storage type between norm and rotation, and at the end; in fp32 as norm and rotation.
+# Rounded to the storage type between norm and rotation, and at the end; in fp32 the roundings of norm and rotation.
 ROTATE_AND_CACHE = Operation(
     name="rotate_and_cache",
     function=qkv.rotate_and_cache,

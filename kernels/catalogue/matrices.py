@@ -1,4 +1,4 @@
-"""Products with packed weights as the catalogue knows them."""
+"""The catalogue's entries of products with packed weights."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -26,7 +26,7 @@ def random_int4(shape: tuple[int, ...], group: int, *, zeros: bool, dtype: torch
     *leading, columns = shape
     groups = -(-columns // group)
     codes = torch.randint(0, 256, (*leading, -(-columns // 32) * 16), dtype=torch.uint8)
-    # scales as a quantizer makes them: all of one sign and about as large
+    # scales as a quantizer makes them: of one sign and similar size
     scales = ((torch.rand(*leading, groups) + 0.5) / 8).to(dtype)
     return Int4Weight(
         codes, scales, torch.randint(0, 16, (*leading, groups), dtype=torch.uint8) if zeros else None, columns, group
@@ -47,7 +47,10 @@ def random_fp8(shape: tuple[int, ...], row_group: int, column_group: int, *, mea
 
 
 def random_lossless(rows: int, columns: int, escapes: int) -> LosslessWeight:
-    """`escapes` of each whole palette's rows, evenly apart, which are larger or smaller than what the palette has."""
+    """Make a random weight with `escapes` escapes, evenly spaced, in the rows of each whole palette.
+
+    An escape is a value larger or smaller than those of the palette.
+    """
     palettes = num_palettes(rows)
     signs_and_exponents = torch.arange(16) % 8 + 0x37 + torch.arange(16) // 8 * 0x80
     place = torch.arange(escapes) * (8 * columns // escapes)
@@ -56,7 +59,7 @@ def random_lossless(rows: int, columns: int, escapes: int) -> LosslessWeight:
     codes = torch.randint(0, 256, (rows, row_bytes(columns)), dtype=torch.uint8)
     every_row = (torch.arange(palettes)[:, None] * 8 + its_row).flatten()
     byte, shift = (part.repeat(palettes) for part in _place_of(its_column))
-    codes[every_row, byte] &= ~(15 << shift).to(torch.uint8)  # an escape's own place is the palette's first
+    codes[every_row, byte] &= ~(15 << shift).to(torch.uint8)  # an escape's own place holds the palette's first code
     return LosslessWeight(
         codes,
         signs_and_exponents.to(torch.uint8).expand(palettes, -1).contiguous(),
@@ -67,7 +70,7 @@ def random_lossless(rows: int, columns: int, escapes: int) -> LosslessWeight:
 
 
 def plain_weight(weight: Weight) -> Tensor:
-    """Value by value, as the formats' words say."""
+    """Unpack a weight value by value, following the description of its format."""
     if isinstance(weight, PlainWeight):
         return weight.values
     if isinstance(weight, LosslessWeight):
@@ -89,7 +92,7 @@ def plain_weight(weight: Weight) -> Tensor:
 
 
 def _place_of(column: Tensor) -> tuple[Tensor, Tensor]:
-    """-> the bytes of a row that have these columns' places, and from which bit on."""
+    """Return the bytes of a row that hold these columns, and the bit at which each starts."""
     byte = column // 128 * 192 + column % 32 // 8 * 16 + column % 64 // 32 * 8 + column % 8
     return byte, column % 128 // 64 * 4
 
@@ -217,19 +220,19 @@ def _bias(biased: bool, rows: int, dtype: torch.dtype) -> Arguments:
 
 @cache
 def _unpacked(rows: int, columns: int, dtype: torch.dtype, device: torch.device) -> Iterator[Tensor]:
-    """Return weights that are not packed by turns, enough that none is in a GPU's cache when its turn comes."""
+    """Return unpacked weights in turns, enough of them that none is still in a GPU's cache at its turn."""
     one = rows * columns * dtype.itemsize
     copies = max(2, -(-_L2_BYTES // one)) if device.type == "cuda" else 1
     return cycle([torch.randn(rows, columns, dtype=dtype, device=device) for _ in range(copies)])
 
 
 def _mm_of_unpacked(x: Tensor, weight: Int4Weight | Mxfp4Weight | LosslessWeight, bias: Tensor | None = None) -> Tensor:
-    """What the product would take with a weight that is not packed; another weight, so another result."""
+    """Run the product with an unpacked weight for comparison; it is another weight, so the result differs."""
     return torch.mm(x, next(_unpacked(weight.codes.shape[0], weight.columns, x.dtype, x.device)).T)
 
 
 def _scaled_mm(x: Tensor, weight: Fp8Weight, bias: Tensor | None = None) -> Tensor:
-    """torch's product of the same operands, activations rounded by ours."""
+    """Run torch's product of the same operands, with activations rounded by our operation."""
     values, scales = fp8.quantise_fp8(x, x.shape[1])
     product: Tensor = torch._scaled_mm(
         values, weight.values.t(), scales, weight.scales.t(), bias=bias, out_dtype=x.dtype
@@ -237,11 +240,11 @@ def _scaled_mm(x: Tensor, weight: Fp8Weight, bias: Tensor | None = None) -> Tens
     return product
 
 
-_MODELS = ((4096, 4096), (28672, 4096), (4096, 14336))  # Llama 3 8B's: outputs and inputs
-_MODELS_32B = ((55296, 5120), (5120, 27648))  # Qwen 2.5 32B's largest
-_FASTER = Target(2.5, "rival")  # than torch.mm with a weight of 16 bits
+_MODELS = ((4096, 4096), (28672, 4096), (4096, 14336))  # outputs and inputs of Llama 3 8B's layers
+_MODELS_32B = ((55296, 5120), (5120, 27648))  # the largest of Qwen 2.5 32B
+_FASTER = Target(2.5, "rival")  # compared with torch.mm and a weight of 16 bits
 
-# Of the storage type: the unpacked weight's rounding and the result's; of fp32 as many as a sum of a thousand terms, one after the other, has.
+# Storage type: the roundings of the unpacked weight and of the result; fp32: those of one sum of a thousand terms.
 INT4_LINEAR = Operation(
     name="int4_linear",
     function=int4.int4_linear,
@@ -276,7 +279,7 @@ MXFP4_LINEAR = Operation(
     cost=_cost,
     rivals={"torch.mm in 16 bits": _mm_of_unpacked},
 )  # fmt: skip
-# bf16 to the bit in 12 bits: the result's rounding, and sums of two thousand terms in fp32, one after the other (an H100's of 1,030: 11).
+# bf16 to the bit in 12 bits: the rounding of the result, and fp32 sums of two thousand terms (an H100 has 11 of its 1,030).
 LOSSLESS_LINEAR = Operation(
     name="lossless_linear",
     function=lossless.lossless_linear,
@@ -301,8 +304,8 @@ LOSSLESS_LINEAR = Operation(
     cost=_cost,
     rivals={"torch.mm in 16 bits": _mm_of_unpacked},
 )
-# Both sides round activations to e4m3 in the same places, unless a value lies within fp32's rounding of the middle between two. Tensor cores add up
-# FP8 products with 14 bits, which fp32 would show; 16-bit types have their result's rounding and little else.
+# Both sides round activations to e4m3 alike, unless a value is within fp32's rounding of the middle between two. Tensor cores add FP8 products with
+# 14 bits, which fp32 results would show; 16-bit types have the rounding of their result and little else.
 FP8_LINEAR = Operation(
     name="fp8_linear",
     function=fp8.fp8_linear,
@@ -337,7 +340,7 @@ FP8_BLOCK_LINEAR = Operation(
     bench=tuple(_fp8(m, n, k, 128, 128) for n, k in _MODELS for m in (1, 16, 512, 4096)),
     cost=_cost,
 )
-# Its values are compared as numbers: a power of two apart is e4m3's smallest step, which no tolerance of the storage type forgives.
+# Values are compared as numbers: neighbours in e4m3 differ by more than any tolerance of the storage type.
 QUANTISE_FP8 = Operation(
     name="quantise_fp8",
     function=fp8.quantise_fp8,
@@ -353,7 +356,7 @@ QUANTISE_FP8 = Operation(
     bench=(_quantise(64, 4096, 128), _quantise(8192, 4096, 128), _quantise(8192, 7168, 7168)),
     cost=lambda arguments: Cost(size(arguments["x"]) + arguments["x"].numel()),
 )
-# What `linear` may choose for a few rows. Of fp32 as many roundings as a sum of a thousand terms, one after the other, has.
+# The forms that `linear` may choose for a few rows. fp32: the roundings of one sum of a thousand terms.
 FEW_ROWS = Operation(
     name="linear_of_few_rows",
     function=linear.linear,
@@ -371,14 +374,14 @@ FEW_ROWS = Operation(
     cost=_cost,
     rivals={"torch.mm": lambda x, weight, bias=None: torch.mm(x, weight.T)},
 )
-# The same for prompts, whose rows share what a weight's way into the cache costs.
+# The same for prompts, whose rows share the cost of bringing a weight into the cache.
 MANY_ROWS = Operation(
     name="linear_of_many_rows",
     function=linear.linear,
     triton="matrices.linear.gemv",
     reference=_plain_product,
     roundings=8,
-    arithmetic=24,  # a sum of four thousand products in fp32, one after the other, as a GPU without matrix units for them makes it
+    arithmetic=24,  # a sum of four thousand fp32 products, as a GPU without matrix units for fp32 computes it
     cases=(
         _gemv_case(33, 48, 128),
         _gemv_case(123, 42, 1431, biased=True),

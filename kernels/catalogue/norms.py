@@ -1,4 +1,4 @@
-"""Root-mean-square norms as the catalogue knows them."""
+"""The catalogue's entries of root-mean-square norms."""
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ _BANDWIDTH = Target(0.85, "copy")
 
 
 def _rows(tokens: int, hidden: int, *, adds: bool, gap: int = 0) -> Case:
-    """`gap`: columns between two rows of x that are not its own."""
+    """Make a case. `gap`: padding columns between two rows of x."""
 
     def make(dtype: torch.dtype) -> Arguments:
         made: Arguments = {"x": torch.randn(tokens, hidden + gap).to(dtype)[:, :hidden]}
@@ -23,7 +23,7 @@ def _rows(tokens: int, hidden: int, *, adds: bool, gap: int = 0) -> Case:
 
 
 def _heads(tokens: int, heads: int, head_dim: int) -> Case:
-    """Some heads of a projection: its other heads lie between two tokens."""
+    """Make a case of some heads of a projection; its other heads lie between two tokens."""
 
     def make(dtype: torch.dtype) -> Arguments:
         projected = torch.randn(tokens, heads + 2, head_dim).to(dtype)
@@ -41,7 +41,7 @@ def _add_normed(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tupl
 
 
 def _cost(arguments: Arguments) -> Cost:
-    """Every operand once, and a result for each of x and residual."""
+    """Count every operand once, and a result for each of x and residual."""
     x, residual = arguments["x"], arguments.get("residual")
     return Cost(2 * size(x, residual) + size(arguments["weight"]))
 
@@ -49,7 +49,7 @@ def _cost(arguments: Arguments) -> Cost:
 _SIZES = ((0, 8), (1, 1), (3, 64), (5, 431))
 _MODELS = ((64, 4096), (2048, 4096), (8192, 7168))
 
-# Of the storage type: the result's own rounding; of fp32, a few more in the sum of squares.
+# Storage type: the rounding of the result; fp32: a few more in the sum of squares.
 RMS_NORM = Operation(
     name="rms_norm",
     function=norm.rms_norm,
@@ -61,7 +61,7 @@ RMS_NORM = Operation(
     rows=("x",),
     rivals={"torch": lambda x, weight, eps: torch.nn.functional.rms_norm(x, weight.shape, weight, eps)},
 )
-# The sum is rounded before it is normalised: one rounding more.
+# The sum is rounded before it is normalised: one more rounding.
 ADD_RMS_NORM = Operation(
     name="add_rms_norm",
     function=norm.add_rms_norm,

@@ -1,7 +1,7 @@
-"""What an operation promises, declared once: tests, the sweeps under Triton's interpreter, `make gpu-check` and `make gpu-bench` all read it.
+"""The declaration of an operation: its formula, calls, cost and tolerance, stated once.
 
-Knows how to describe an operation, its calls and their cost; refuses to know how anything is computed or timed. Nothing here is imported by the
-engine: a declaration names the functions that the engine calls.
+Tests, the sweeps under Triton's interpreter, `make gpu-check` and `make gpu-bench` all read it. Knows how to describe an operation; does not know how
+anything is computed or timed. The engine imports nothing from here: a declaration names the functions that the engine calls.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from pilotlight.kernels.matrices.weight import Weight
 
-Arguments = dict[str, Any]  # by the parameter names that all forms of an operation share
+Arguments = dict[str, Any]  # by the parameter names, which are the same in all forms of an operation
 UNIT_ROUNDOFF = {
     torch.float32: 2.0**-24,
     torch.float16: 2.0**-11,
@@ -24,14 +24,17 @@ UNIT_ROUNDOFF = {
 
 
 class Cost(NamedTuple):
-    """The least that a call must do in any form."""
+    """The minimum that a call must do in any form."""
 
     bytes: int  # read and written, each once
     flops: int = 0  # a multiply-add is two
 
 
 class Target(NamedTuple):
-    """Reached when the call takes at most 1/share of the time that its cost takes at the ceiling, or that the rival takes; or `us` microseconds."""
+    """The target of a benchmark call, as a share of a ceiling or of a rival's speed, or in microseconds.
+
+    Reached when the call takes at most 1/share of the time that its cost takes at the ceiling, or that the rival takes; or at most `us`.
+    """
 
     share: float = 0.0
     of: Literal["read", "copy", "matmul", "rival"] = "copy"
@@ -40,32 +43,36 @@ class Target(NamedTuple):
 
 @dataclass(frozen=True)
 class Case:
-    """One call. `make` draws its arguments on torch's default device, from torch's global generator, in the storage type it is given."""
+    """One call of an operation.
+
+    `make` draws its arguments on torch's default device, from torch's global generator, in the storage type that it receives.
+    """
 
     name: str
     make: Callable[[torch.dtype], Arguments]
-    target: Target | None = None  # of a call in the benchmark
+    target: Target | None = None  # for a call in the benchmark
 
 
 @dataclass(frozen=True)
 class Operation:
     name: str
     function: Any  # what the engine calls; it picks the form by device
-    reference: Callable[..., Any]  # the formula, plainly; given every floating-point tensor in fp64
-    roundings: float  # root-mean-square error, in unit roundoffs of the storage type, that the arithmetic explains; say why beside it
+    reference: Callable[..., Any]  # the formula, plainly; receives every floating-point tensor in fp64
+    # root-mean-square error, in unit roundoffs of the storage type, that the arithmetic explains; state the reason beside it
+    roundings: float
     cases: tuple[Case, ...]  # ordinary and awkward, small enough for an interpreter
     bench: tuple[Case, ...]  # as large as models use them
     cost: Callable[[Arguments], Cost]
     dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.float16, torch.bfloat16)
-    arithmetic: float = 0.0  # the same in unit roundoffs of fp32, in which every form computes; say why beside it
+    arithmetic: float = 0.0  # the same in fp32, in which every form computes; state the reason beside it
     changes: tuple[str, ...] = ()  # arguments that the call writes, compared like results
-    scratch: tuple[str, ...] = ()  # arguments that it may overwrite, of which nothing is promised
-    # arguments along whose first dimension, and that of all results, a large call can be checked in parts
+    scratch: tuple[str, ...] = ()  # arguments that it may overwrite with anything
+    # arguments whose first dimension, like that of all results, lets a large call be checked in parts
     rows: tuple[str, ...] = ()
     triton: str = (
         ""  # module and function below pilotlight.kernels.triton, such as "linear.gemv", where `function` declares none
     )
-    # Torch's own, by name, with the same arguments.
+    # Torch's own functions, by name, with the same arguments.
     rivals: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
 
     def triton_form(self) -> Callable[..., Any]:
@@ -74,14 +81,17 @@ class Operation:
         return form
 
     def tolerance(self, dtype: torch.dtype, result: torch.dtype) -> float:
-        """Return the largest relative root-mean-square error of a result, of a call in `dtype`. A narrower result is rounded once more."""
+        """Return the largest allowed relative RMS error of a result of type `result`, for a call in `dtype`.
+
+        A result type narrower than `dtype` adds one rounding.
+        """
         unit = UNIT_ROUNDOFF[dtype]
         once_more = UNIT_ROUNDOFF.get(result, 0.0)
         own = self.roundings * unit + self.arithmetic * UNIT_ROUNDOFF[torch.float32]
         return own + (once_more if once_more > unit else 0.0)
 
     def results(self, form: Callable[..., Any], arguments: Arguments) -> dict[str, Tensor]:
-        """Call `form`; return its results and what it changes, by name."""
+        """Call `form`; return its results and the arguments that it changes, by name."""
         returned = form(**arguments)
         parts = returned if isinstance(returned, tuple) else (returned,)
         named = {f"result {i}": part for i, part in enumerate(parts) if isinstance(part, Tensor)}
@@ -89,7 +99,7 @@ class Operation:
 
 
 def in_double(arguments: Arguments) -> Arguments:
-    """Return the same call for the reference, sharing nothing with the original."""
+    """Return the call with fp64 tensors for the reference, sharing no memory with the original."""
     return {
         name: _map(value, lambda x: x.double() if x.is_floating_point() else x.clone())
         for name, value in arguments.items()
@@ -97,7 +107,7 @@ def in_double(arguments: Arguments) -> Arguments:
 
 
 def copied(arguments: Arguments) -> Arguments:
-    """Return the same call once more, strides and all."""
+    """Return a copy of the call with equal strides."""
     return {name: _map(value, _copy) for name, value in arguments.items()}
 
 
@@ -119,7 +129,7 @@ def size(*parts: Tensor | None) -> int:
 
 
 def _copy(x: Tensor) -> Tensor:
-    """Its storage is copied whole, so that what lies between strided rows is there too."""
+    """Copy the whole storage, so that the bytes between strided rows are copied, too."""
     whole = x.as_strided((x.untyped_storage().nbytes() // x.element_size(),), (1,), 0)
     return whole.clone().as_strided(x.shape, x.stride(), x.storage_offset())
 

@@ -1,7 +1,7 @@
 """Sequences scattered over a paged cache, for the cases of every attention.
 
-What must not count is loud: blocks of nobody and other layers hold NaN, and the rest of a sequence's last block holds numbers far larger than any
-key's (finite, as the arena guarantees: torch masks what it has multiplied).
+Memory that must not affect a result is poisoned: unused blocks and other layers hold NaN, and the rest of a sequence's last block holds numbers far
+larger than any key (finite, as the arena guarantees: torch masks after it has multiplied).
 """
 
 from typing import NamedTuple
@@ -12,7 +12,7 @@ from torch import Tensor
 from pilotlight.kernels.attention.fp8_cache import FP8
 from pilotlight.kernels.attention.varlen import VarlenBatch
 
-_LOUD = 300.0  # below FP8's largest
+_LOUD = 300.0  # below FP8's largest value
 
 
 class Paged(NamedTuple):
@@ -27,7 +27,7 @@ class Heads(NamedTuple):
     kv_heads: int
     head_dim: int
     block_size: int
-    by_token: bool = False  # all heads of a token lie side by side in a block; else all tokens of a head do
+    by_token: bool = False  # all heads of a token are adjacent in a block; else all tokens of a head are
 
     def __str__(self) -> str:
         order = ", by token" if self.by_token else ""
@@ -35,10 +35,10 @@ class Heads(NamedTuple):
 
 
 def paged(lens: tuple[int, ...], heads: Heads, dtype: torch.dtype, layers: int = 2, in_order: bool = False) -> Paged:
-    """Views of the last of `layers`; with FP8, whatever the storage type of the queries, as `dtype`."""
+    """Return views of the last of `layers` layers. For an FP8 cache pass FP8 as `dtype`."""
     tables, num_blocks = block_tables(lens, heads.block_size, in_order)
     arena = empty_arena(num_blocks, layers, heads, dtype).fill_(torch.nan)
-    written = arena.view(torch.uint8) if dtype == FP8 else arena  # torch indexes bytes, and no FP8
+    written = arena.view(torch.uint8) if dtype == FP8 else arena  # torch cannot index FP8 tensors, but bytes
     for table, length in zip(tables, lens, strict=True):
         used = table[: -(-length // heads.block_size)]
         content = torch.randn(len(used), *arena.shape[2:])
@@ -48,7 +48,7 @@ def paged(lens: tuple[int, ...], heads: Heads, dtype: torch.dtype, layers: int =
 
 
 def empty_arena(num_blocks: int, layers: int, heads: Heads, dtype: torch.dtype) -> Tensor:
-    """[num_blocks, layers, 2, block_size, kv_heads, head_dim], whichever way it lies in memory"""
+    """Return [num_blocks, layers, 2, block_size, kv_heads, head_dim] in the memory order of `heads`."""
     _, kv_heads, head_dim, block_size, by_token = heads
     if by_token:
         return torch.empty((num_blocks, layers, 2, block_size, kv_heads, head_dim), dtype=dtype)
@@ -56,7 +56,7 @@ def empty_arena(num_blocks: int, layers: int, heads: Heads, dtype: torch.dtype) 
 
 
 def block_tables(lens: tuple[int, ...], block_size: int, in_order: bool = False) -> tuple[Tensor, int]:
-    """-> tables, and the number of blocks, three of them of nobody."""
+    """Return the tables and the number of blocks, three of them unused."""
     counts = [-(-length // block_size) for length in lens]
     num_blocks = sum(counts) + 3
     order = torch.arange(num_blocks) if in_order else torch.randperm(num_blocks)
@@ -73,5 +73,5 @@ def varlen(tables: Tensor, q_lens: tuple[int, ...], lens: tuple[int, ...]) -> Va
 
 
 def gathered(cache: Tensor, table: Tensor, length: int) -> Tensor:
-    """[length, ...] of one sequence."""
+    """Return the cached values [length, ...] of one sequence."""
     return cache[table[: -(-length // cache.shape[1])]].flatten(0, 1)[:length]

@@ -1,4 +1,4 @@
-"""Pooling of hidden states as the catalogue knows it."""
+"""The catalogue's entry of pooling of hidden states."""
 
 import torch
 from torch import Tensor
@@ -8,7 +8,7 @@ from pilotlight.kernels.pooling import Pooled, pool_pieces
 
 
 def _pieces(lens: tuple[int, ...], columns: int, kind: Pooled, gap: int = 0) -> Case:
-    """`gap`: columns between two rows that are not their own."""
+    """Make a case. `gap`: padding columns between two rows."""
 
     def make(dtype: torch.dtype) -> Arguments:
         starts = torch.tensor([0, *lens]).cumsum(0).int()
@@ -30,7 +30,7 @@ POOL = Operation(
     name="pool_pieces",
     function=pool_pieces,
     reference=_pooled,
-    roundings=4,  # of fp32, in the sum; of 16-bit types none, for the result is fp32
+    roundings=4,  # of fp32, in the sum; none of 16-bit types, because the result is fp32
     cases=tuple(
         _pieces(lens, columns, kind, gap)
         for kind in ("sum", "first", "last")

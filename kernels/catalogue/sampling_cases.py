@@ -1,4 +1,7 @@
-"""From logits to tokens as the catalogue knows it: penalties, masks, the choice, log-probabilities. All in fp32, which logits are."""
+"""The catalogue's entries from logits to tokens: penalties, masks, sampling, log-probabilities.
+
+In fp32.
+"""
 
 from collections.abc import Callable, Sequence
 
@@ -13,7 +16,7 @@ from pilotlight.kernels.sampling.philox import uniform
 from pilotlight.kernels.sampling.sampling_batch import POWER, SamplingBatch, SamplingRow
 from pilotlight.kernels.sampling.sampling_scale import FAR, GREEDY_SCALE
 
-# temperature, top_k, top_p, min_p: off, alone, together, at their ends, greedy
+# temperature, top_k, top_p, min_p: off, alone, together, at their limits, greedy
 _KINDS: tuple[tuple[float, int | None, float, float], ...] = (
     (1.0, None, 1.0, 0.0), (0.7, 3, 1.0, 0.0), (1.3, None, 0.8, 0.0), (1.0, None, 1.0, 0.2), (0.9, 20, 0.9, 0.05), (0.0, None, 1.0, 0.0),
     (1.0, 1, 1.0, 0.0), (2.0, None, 1e-6, 0.0), (1.0, None, 0.999, 0.0), (1e-3, 7, 0.5, 0.0), (1.0, 5, 0.999, 0.9), (0.8, 1 << 20, 0.3, 0.0),
@@ -42,7 +45,7 @@ def _sampling(
 
 
 def _peaked(rows: int, vocab: int) -> Tensor:
-    """Logits by Zipf's law, as a language model's: the token of rank r has the weight r**-1.2."""
+    """Return logits by Zipf's law, like a language model's: the token of rank r has weight r**-1.2."""
     ranks = torch.stack([torch.randperm(vocab) for _ in range(rows)])
     return -1.2 * (ranks + 1).float().log() + 0.1 * torch.randn(rows, vocab)
 
@@ -56,7 +59,7 @@ def _tied(rows: int, vocab: int) -> Tensor:
 
 
 def _sample(logits: Tensor, batch: SamplingBatch) -> tuple[Tensor, Tensor]:
-    """The formula: sort one row after the other; sums are Python's integers."""
+    """Compute the formula: sort one row after the other, with sums in Python's integers."""
     integers, reals = batch.integers.cpu(), batch.reals.cpu()
     chosen = [_chosen(*row) for row in zip(logits.float().cpu().numpy(), integers.T, reals.T.tolist(), strict=True)]
     return torch.tensor(chosen, dtype=torch.int64, device=logits.device), logits.amax(-1)
@@ -94,7 +97,7 @@ def _chosen(logits: "np.typing.NDArray[np.float32]", integers: Tensor, reals: li
 
 
 def _by_sort(logits: Tensor, batch: SamplingBatch) -> Tensor:
-    """Torch's own, as most engines have it: sort, cumulative sum, multinomial."""
+    """Sample with torch as most engines do: sort, cumulative sum, multinomial."""
     ordered, ids = (logits * (batch.reals[0] * 2.0**-24).float().unsqueeze(1)).sort(-1, descending=True)
     weights = ordered.softmax(-1)
     before = weights.cumsum(-1) - weights
@@ -106,7 +109,7 @@ SAMPLE = Operation(
     name="sample",
     function=sample.sample,
     reference=_sample,
-    roundings=0,  # tokens are integers, and the highest logit is one of them
+    roundings=0,  # tokens are integers, and the highest logit is copied from the input
     dtypes=(torch.float32,),
     cases=(
         _sampling("peaked", 24, 431, _KINDS, _peaked),
@@ -176,7 +179,7 @@ def _restored(logits: Tensor, entries: LogitEntries, before: Tensor) -> None:
 
 
 def _cost_of_entries(arguments: Arguments) -> Cost:
-    """Every column once, and a logit read and written for each entry."""
+    """Count every column once, and a logit read and written for each entry."""
     entries = arguments["entries"]
     return Cost(size(*entries) + 8 * len(entries.rows))
 
@@ -187,7 +190,7 @@ PENALIZE = Operation(
     name="penalize",
     function=penalties.penalize_,
     reference=_penalized,
-    roundings=3,  # of the sum, the reciprocal, the product, the penalty and the difference, each half a unit at most
+    roundings=3,  # of sum, reciprocal, product, penalty and difference, each half a unit at most
     dtypes=(torch.float32,),
     cases=tuple(_penalizing(*shape) for shape in _ENTRIES),
     bench=(_penalizing(64, 128_256, 1000),),
@@ -217,7 +220,7 @@ def _masking(rows: int, vocab: int, masks: int, words: int | None = None) -> Cas
 
 
 def _masked(logits: Tensor, rows: Tensor, bits: Tensor) -> None:
-    """The formula, token after token."""
+    """Compute the formula token by token."""
     words = bits.tolist()
     for row, mask in zip(rows.tolist(), words, strict=True):
         for token in range(logits.shape[1]):
@@ -243,7 +246,7 @@ MASK = Operation(
 
 def _reporting(rows: int, vocab: int, num_top: int) -> Case:
     def make(dtype: torch.dtype) -> Arguments:
-        # no two logits of a row are equal: which of them comes first is not promised
+        # no two logits of a row are equal: the order of equal ones is unspecified
         logits = torch.stack([torch.randperm(vocab) for _ in range(rows)]).to(dtype) * (24.0 / vocab) - 12
         return {"logits": logits, "token_ids": torch.randint(vocab, (rows,)), "num_top": num_top}
 
@@ -261,7 +264,8 @@ LOGPROBS = Operation(
     name="token_logprobs",
     function=logprobs.token_logprobs,
     reference=_logprobs,
-    # The likeliest tokens' are smaller than the logits that they are differences of, up to ten times here; the sum of powers adds a few.
+    # The log-probabilities of the likeliest tokens are up to ten times smaller than the logits whose differences they are; the sum of powers adds a
+    # few roundings.
     roundings=20,
     dtypes=(torch.float32,),
     cases=tuple(_reporting(*shape) for shape in ((3, 42, 5), (2, 5000, 3), (2, 4097, 0), (1, 3, 20), (4, 8200, 20))),

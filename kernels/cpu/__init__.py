@@ -1,1 +1,1 @@
-"""What a CPU needs beyond torch: a small C library, built on the machine that runs it, and its operations as functions of tensors."""
+"""A small C library for CPUs, compiled on the machine that runs it, with its operations on tensors."""

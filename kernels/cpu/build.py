@@ -1,8 +1,7 @@
-"""Compiles the C files beside this one for the machine it runs on, once, into the user's cache.
+"""Compile the C files in this folder for this machine, once, into the user's cache.
 
-`python -m pilotlight.kernels.cpu.build` does so with a line of progress, before anything needs the library: a site that finds none computes by
-torch meanwhile.
-Knows compilers, flags and files; refuses to know what the library computes. Whatever goes wrong is a BuildError that says what to change.
+`python -m pilotlight.kernels.cpu.build` does so ahead of time, with a line of progress; until the library exists, a site computes with torch.
+Knows compilers, flags and files; does not know what the library computes. Every failure is a BuildError that names what to change.
 """
 
 import fcntl
@@ -27,7 +26,7 @@ from pilotlight.kernels.cpu.shipped import levels
 log = logging.getLogger(__name__)
 
 SOURCES = Path(__file__).parent
-# For Zen 1 to 3 GCC makes fused products of some loops and not of others, and a row's bits would depend on how many rows it is computed with.
+# For Zen 1 to 3 GCC fuses the products of some loops and not of others, so that a row's bits would depend on the number of rows computed with it.
 _ALWAYS_FUSED = "--param=avoid-fma-max-bits=0"
 _FLAGS = [
     "-O3",
@@ -39,23 +38,23 @@ _FLAGS = [
     "-Wno-psabi",
     _ALWAYS_FUSED,
 ]
-_SCRATCH = ".build"  # ending of the folder that a build works in
-_TIMEOUT_S = 600  # for one file; all take 17 s on two cores
-_MOST_COMPILERS = 8  # at once: a container may see more cores than it may use, and each compiler takes some 150 MiB
-# Every C file is compiled for fp32 and for bf16: the same algorithm, the same names with another ending.
+_SCRATCH = ".build"  # suffix of the folder that a build works in
+_TIMEOUT_S = 600  # for one file; all files take 17 s on two cores
+_MOST_COMPILERS = 8  # a container may see more cores than it may use, and each compiler takes some 150 MiB
+# Every C file is compiled for fp32 and for bf16: the same algorithm, with a suffix to its names.
 _SCALARS = {"f32": [], "bf16": ["-DSCALAR_BF16"]}
 
-SWITCH = "PILOTLIGHT_CPU"  # a kind of CPU that the library is built for, in place of this machine's own; torch: it is not used at all
+SWITCH = "PILOTLIGHT_CPU"  # the kind of CPU to build for, or `torch` for no library; unset: this machine's
 TORCH = "torch"
 
 
 class _CpuKind(NamedTuple):
     flags: tuple[str, ...]
-    needs: str  # as /proc/cpuinfo has it
+    needs: str  # as named in /proc/cpuinfo
 
 
-# What a CPU has besides decides which calls are measured against torch's library: where there are matrix units, bf16 products and attention of
-# prompts (gemm.c). Tiles are computed in plain C where that kind is forced (tiles.h), so that both can be had wherever the rest runs.
+# A CPU's further features decide which calls are measured against torch's library: those with matrix units run bf16 products and attention of prompts
+# (gemm.c) there. If that kind is forced elsewhere, tiles are computed in plain C (tiles.h), so that it can be tested on any machine.
 _KINDS = {
     "avx2": _CpuKind(("-march=x86-64-v3",), "avx2"),
     "avx512": _CpuKind(("-march=x86-64-v4",), "avx512vl"),
@@ -65,29 +64,36 @@ _KINDS = {
 }
 KINDS = (*_KINDS, TORCH)
 
-Progress = Callable[[int, int], None]  # (files that are compiled, all files)
+Progress = Callable[[int, int], None]  # (number of compiled files, number of all files)
 
 
 class BuildError(Exception):
-    """There is no library; the sentence says why."""
+    """A reason why the library cannot be had, as a sentence for the user."""
 
 
 def forced_kind() -> str | None:
-    """Return the kind of CPU that PILOTLIGHT_CPU names; None: this machine's own. Raises BuildError for one that is unknown or cannot run here."""
+    """Return the kind of CPU that PILOTLIGHT_CPU names, or None for this machine's own.
+
+    Raises BuildError for a kind that is unknown or cannot run here.
+    """
     name = os.environ.get(SWITCH)
     if not name or name == TORCH:
         return name or None
     kind = _KINDS.get(name)
     if kind is None:
-        raise BuildError(f"{SWITCH}={name} is no kind of CPU: say {', '.join(KINDS[:-1])} or {TORCH}, or nothing")
+        raise BuildError(
+            f"{SWITCH}={name} is no kind of CPU: set it to {', '.join(KINDS[:-1])} or {TORCH}, or unset it"
+        )
     if kind.needs not in _processor().split():
-        raise BuildError(f"{SWITCH}={name} needs a CPU with {kind.needs}, which this machine's is not; unset it")
+        raise BuildError(f"{SWITCH}={name} needs a CPU with {kind.needs}, which this machine lacks; unset it")
     return name
 
 
 def find_library() -> Path | None:
-    """Return the library that came with the package or, where none did, that an earlier build left for this machine and these sources. A damaged one,
-    which would end its callers, is removed."""
+    """Return the packaged library or else one built earlier for this machine and these sources.
+
+    A damaged library, which would crash its users, is removed. Returns None if there is none.
+    """
     kind = forced_kind()
     if kind == TORCH:
         return None
@@ -97,10 +103,11 @@ def find_library() -> Path | None:
 
 
 def build_library(progress: Progress = lambda *_: None) -> Path:
-    """Find or build the library. Of several processes one compiles, the others wait. Raises BuildError.
+    """Find or build the library. Of several processes one compiles and the others wait. Raises BuildError.
 
-    At the priority of everything else, since what serves meanwhile computes by torch: at the lowest, a site busy from its first minute had
-    no library for 112 s, and steps of 850 ms in place of 95."""
+    Compiles at normal priority, because the site computes with torch meanwhile: at the lowest priority, a site that was busy from its first minute
+    had no library for 112 s, and steps of 850 ms instead of 95.
+    """
     if forced_kind() is None and (path := levels.find(_processor())) is not None:
         return path
     compiler = _compiler()
@@ -114,7 +121,7 @@ def build_library(progress: Progress = lambda *_: None) -> Path:
             scratch = folder / f"{key}{_SCRATCH}"
             shutil.rmtree(scratch, ignore_errors=True)
             scratch.mkdir()
-            log.info("compiling the CPU kernels for this machine, which is done once")
+            log.info("compiling the CPU kernels for this machine (only the first time)")
             began = time.monotonic()
             try:
                 compiled = _compile(compiler, scratch, progress, _tuning())
@@ -127,7 +134,7 @@ def build_library(progress: Progress = lambda *_: None) -> Path:
 
 
 def _remove_abandoned(folder: Path) -> None:
-    """Remove what compilers that were killed have left: scratch folders of builds whose lock no process holds."""
+    """Remove the scratch folders of killed builds: those whose lock no process holds."""
     for scratch in folder.glob(f"*{_SCRATCH}"):
         with open(scratch.with_suffix(".lock"), "w") as lock, suppress(BlockingIOError):
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -135,10 +142,10 @@ def _remove_abandoned(folder: Path) -> None:
 
 
 def discard_libraries() -> None:
-    """Remove all libraries, of every machine: one of them may be what ends its processes."""
+    """Remove all libraries, for every machine, because any of them may be the one that crashes processes."""
     for path in private_cache("kernels").glob("*.so"):
         path.unlink(missing_ok=True)
-        log.warning("removed %s; it is built again", path)
+        log.warning("removed %s; it will be built again", path)
 
 
 def _find(folder: Path, key: str) -> Path | None:
@@ -147,7 +154,8 @@ def _find(folder: Path, key: str) -> Path | None:
             if path.stem == f"{key}-{_digest(path)}":
                 return path
             log.warning(
-                "the CPU kernels in %s are damaged: their digest is not in their name; they are built again", path
+                "the CPU kernels in %s are damaged (their digest differs from the one in their name); building them again",
+                path,
             )
             path.unlink()
     return None
@@ -158,7 +166,7 @@ def _digest(path: Path) -> str:
 
 
 def build_level(level: levels.Level, folder: Path) -> Path:
-    """Compile the library of a level into a folder, for a wheel; return it. Raises BuildError."""
+    """Compile the library of a level into a folder, for a wheel; return its path. Raises BuildError."""
     scratch = folder / f".{level.name}{_SCRATCH}"
     scratch.mkdir(parents=True)
     try:
@@ -171,12 +179,12 @@ def build_level(level: levels.Level, folder: Path) -> Path:
 
 
 def limits_file(library: Path) -> Path:
-    """Return where it is kept what was measured with a library on this machine. Raises BuildError."""
+    """Return the path of the file with measurements of a library on this machine. Raises BuildError."""
     return private_cache("kernels") / f"{library.stem}.json"
 
 
 def _compile(compiler: str, scratch: Path, progress: Progress, tuning: tuple[str, ...]) -> Path:
-    """Compile each file for each scalar, several at once, the largest first: 17 s in place of 33 on two cores."""
+    """Compile each file for each scalar, several at once, largest first: 17 s instead of 33 on two cores."""
     command = [compiler, *_FLAGS, *tuning]
     sources = sorted(SOURCES.glob("*.c"), key=lambda path: path.stat().st_size, reverse=True)
     for scalar in _SCALARS:
@@ -234,15 +242,15 @@ def _tuning() -> tuple[str, ...]:
 
 
 def _level1_kib() -> int:
-    """Return the size of a core's first-level cache for data; 32 where the system does not say."""
+    """Return the size in KiB of a core's first-level data cache, or 32 if the system does not report it."""
     try:
         return max(0, os.sysconf("SC_LEVEL1_DCACHE_SIZE")) >> 10 or 32
-    except (ValueError, OSError):  # not a name of this system's
+    except (ValueError, OSError):  # this system does not know the name
         return 32
 
 
 def _key(compiler: str) -> str:
-    """Return a name for these sources, compiler and processor: a home directory may be shared by different machines."""
+    """Return a key of sources, compiler and processor: different machines may share a home directory."""
     key = hashlib.sha256()
     for source in [*sorted(SOURCES.glob("*.c")), *sorted(SOURCES.glob("*.h"))]:
         key.update(source.name.encode() + b"\0" + source.read_bytes() + b"\0")
@@ -266,7 +274,7 @@ def _processor() -> str:
 
 
 def private_cache(name: str) -> Path:
-    """Return a folder of the user's cache, as `private_folder` does. Raises BuildError."""
+    """Return a folder of the user's cache, made as `private_folder` does. Raises BuildError."""
     try:
         cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     except RuntimeError as error:
@@ -277,7 +285,10 @@ def private_cache(name: str) -> Path:
 
 
 def private_folder(folder: Path) -> Path:
-    """Return `folder`, made where it is missing. Raises BuildError if others can write to it: what lies in it is executed."""
+    """Return `folder`, created if it is missing.
+
+    Raises BuildError if others can write to it, because its files are executed.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         status = folder.stat()
@@ -293,13 +304,16 @@ def private_folder(folder: Path) -> Path:
 
 
 def main() -> None:
-    """Build the library where there is none, with a line of progress. Without a compiler say what follows from that, and succeed."""
+    """Build the library if there is none, with a line of progress.
+
+    If there is no compiler, print the consequence and succeed.
+    """
     try:
         if forced_kind() == TORCH or find_library() is not None:
             return
         build_library(_show_progress)
     except BuildError as error:
-        print(f"The CPU kernels cannot be compiled, torch computes instead, more slowly: {error}", file=sys.stderr)
+        print(f"The CPU kernels cannot be compiled; torch is used instead, which is slower: {error}", file=sys.stderr)
 
 
 def _show_progress(compiled: int, total: int) -> None:

@@ -1,4 +1,7 @@
-"""The C library's functions, by operation and type. Knows ctypes' functions and torch's types; refuses to know shapes, and when it is used."""
+"""The C library's functions by operation and dtype.
+
+Knows ctypes' functions and torch's types; does not know shapes or when the library is used.
+"""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -10,7 +13,7 @@ from pilotlight.kernels.cpu.crossover import UNLIMITED
 from pilotlight.kernels.cpu.functions import Function
 
 _ENDINGS = {torch.float32: "f32", torch.bfloat16: "bf16"}
-# Rows of a product that are ours while it is not known what torch's takes: a decode step of so many sequences can be recorded.
+# Rows of a product that this library computes until torch's speed is measured: decode steps of so many sequences can be recorded.
 _UNMEASURED_ROWS = 24
 
 
@@ -30,10 +33,10 @@ class ProgramFunctions(NamedTuple):
 
 
 class Library:
-    """One function per operation and type; those of sampling and of programs."""
+    """The functions of the loaded library, by operation and dtype, and those of sampling and programs."""
 
     def __init__(self, path: Path) -> None:
-        """Raises OSError or AttributeError for one that is damaged."""
+        """Load the library. Raises OSError or AttributeError if it is damaged."""
         self.path = path
         opened = functions.open_library(path)
         self.linear = _by_type(opened, "linear")
@@ -49,11 +52,11 @@ class Library:
         self.block_rows = _by_type(opened, "block_rows")
         self.decodes_fast = bool(functions.number(opened, "coded_is_fast_f32"))
         self.slow = [dtype for dtype in _ENDINGS if not functions.number(opened, f"gemm_is_fast_{_ENDINGS[dtype]}")]
-        # of a product, up to which each row of a weight is summed for itself
+        # most rows of a product for which each row of a weight is summed separately
         self.few_rows = {dtype: functions.number(opened, f"few_rows_{ending}") for dtype, ending in _ENDINGS.items()}
-        # rows of a product; those of more are torch's
+        # most rows of a product that this library computes; torch computes larger ones
         self.most_rows = {dtype: _UNMEASURED_ROWS if dtype in self.slow else UNLIMITED for dtype in _ENDINGS}
-        self.most_queries = dict.fromkeys(_ENDINGS, UNLIMITED)  # of a prompt; attention of those of more is torch's
+        self.most_queries = dict.fromkeys(_ENDINGS, UNLIMITED)  # of a prompt; torch takes longer ones
         self.rows_of = _by_type(opened, "rows_of")
         self.rms_norm = _by_type(opened, "rms_norm")
         self.rotate_and_cache = _by_type(opened, "rotate_and_cache")
@@ -66,10 +69,10 @@ class Library:
         self.sampling = SamplingFunctions(*(functions.find(opened, name) for name in SamplingFunctions._fields))
         self.programs = ProgramFunctions(*(functions.find(opened, name) for name in ProgramFunctions._fields))
         self.mask_logits = functions.find(opened, "mask_logits")
-        self.sum_words = functions.find(opened, "sum_words")  # how fast memory can be read
+        self.sum_words = functions.find(opened, "sum_words")  # measures how fast memory can be read
 
     def product(self, x: torch.Tensor, weight: torch.Tensor) -> None:
-        """Compute x [rows, columns] times weight [outputs, columns], both contiguous, and drop it."""
+        """Compute x [rows, columns] times weight [outputs, columns], both contiguous, and drop the result."""
         (rows, columns), (outputs, _), dtype = x.shape, weight.shape, x.dtype
         y = x.new_empty((rows, outputs))
         function = self.function_of(rows, dtype)

@@ -1,5 +1,7 @@
-"""Products of the C library with weights that are kept in codes: of four or eight bits with scales beside them (codes.h), whatever class of weight
-has them, and in a GGUF file's blocks (blocks.h)."""
+"""The C library's products with weights in codes.
+
+Codes have four or eight bits with scales beside them (codes.h), for any class of weight, or are the blocks of a GGUF file (blocks.h).
+"""
 
 from typing import NamedTuple
 
@@ -16,21 +18,24 @@ _SCALES = {INT4: _FLOATS, MXFP4: {torch.uint8: 3}, INT8: _FLOATS}
 
 
 class Codes(NamedTuple):
-    """One matrix as C reads it."""
+    """One matrix in the layout that C reads."""
 
     codes: Tensor  # [rows, blocks * bytes of a block]
     scales: Tensor  # [rows, groups]
     zeros: Tensor | None  # [rows, groups] uint8
     columns: int
-    group: int  # columns under one scale: whole blocks, or all
+    group: int  # columns that share one scale: whole blocks, or all
     form: int
-    order: Tensor | None = None  # of columns: column i is for x[:, order[i]]
+    order: Tensor | None = None  # order of columns: column i is multiplied with x[:, order[i]]
 
 
 def linear(
     library: Library, x: Tensor, weight: Codes, bias: Tensor | None = None, wide_output: bool = False
 ) -> Tensor | None:
-    """x [rows, columns] -> [rows, outputs]. `wide_output`: the result, rounded to x's type, as fp32. Returns None for what C cannot take."""
+    """Multiply x [rows, columns] by the weight.
+
+    Return [rows, outputs], or None if C cannot take the arguments. `wide_output`: return the result, rounded to x's type, as fp32.
+    """
     codes, scales, zeros, columns, group, form, order = weight
     dtype = x.dtype
     function, scale_type = library.coded_linear.get(dtype), _SCALES[form].get(scales.dtype)
@@ -69,10 +74,10 @@ def linear(
 
 
 class BlockRows(NamedTuple):
-    """Up to three matrices of as many columns as C reads them, one below the other."""
+    """Up to three matrices with equal columns, stacked, in the layout that C reads."""
 
     matrices: tuple[Tensor, ...]  # [rows, bytes of a row] uint8
-    kinds: tuple[int, ...]  # of each, by C's number
+    kinds: tuple[int, ...]  # C's number for the format of each matrix
     row_bytes: tuple[int, ...]
     columns: int
 
@@ -91,11 +96,11 @@ class BlockRows(NamedTuple):
         )
 
     def addresses(self) -> tuple[int | None, ...]:
-        """Return three addresses; those of matrices that are not there are None."""
+        """Return three addresses, None for each missing matrix."""
         return (*(matrix.data_ptr() for matrix in self.matrices), None, None)[:3]
 
     def sizes(self) -> tuple[int, int, int, int]:
-        """Return the rows of each of three matrices, and their kinds in one number, a byte for each."""
+        """Return the rows of each of three matrices, and their formats in one number, a byte each."""
         first, second, third = (*(matrix.shape[0] for matrix in self.matrices), 0, 0)[:3]
         return first, second, third, sum(kind << 8 * i for i, kind in enumerate(self.kinds))
 
@@ -108,7 +113,7 @@ def block_linear(
     activation: int = 0,
     wide_output: bool = False,
 ) -> Tensor | None:
-    """Compute what ops.linear does, of a weight in blocks."""
+    """Compute what ops.linear does, for a weight in blocks."""
     dtype = x.dtype
     function = library.block_linear.get(dtype)
     if function is None or x.ndim != 2 or not weight.is_taken():
@@ -137,7 +142,7 @@ def block_linear(
 def block_rows(
     library: Library, numbers: Tensor, weight: BlockRows, dtype: torch.dtype, scale: float = 1.0
 ) -> Tensor | None:
-    """Compute what ops.rows_of does, of a weight in blocks."""
+    """Compute what ops.rows_of does, for a weight in blocks."""
     function = library.block_rows.get(dtype)
     if (
         function is None

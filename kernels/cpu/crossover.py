@@ -1,8 +1,8 @@
-"""Up to how many rows the library's own products and attention are the faster ones, where torch's have what they lack: matrix units, conversions of
-bf16.
+"""Find up to how many rows the library's products and attention beat torch's.
 
-Measured once on a machine, for a second or so, and kept beside the library, whose name tells one CPU from another. Knows products of one size, too
-large for any cache, and prompts of one shape; refuses to know models. Until it is measured the numbers are those of c_library.py.
+Torch is faster at large ones on CPUs with matrix units or conversions of bf16. Measured once per machine, for about a second, and stored beside the
+library, whose name identifies the CPU. Knows products of one size, too large for any cache, and prompts of one shape; does not know models. Until the
+measurement is done the limits are those of c_library.py.
 """
 
 import json
@@ -24,11 +24,11 @@ log = logging.getLogger(__name__)
 
 UNLIMITED = 1 << 62
 _ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 128, 512)
-_OUTPUTS, _COLUMNS = 8192, 4096  # of 64 MiB in bf16, as weights come: from memory
+_OUTPUTS, _COLUMNS = 8192, 4096  # 64 MiB in bf16: read from memory, as weights are
 _TIMES = 3
-_LEAST_GAIN = 1.15  # of torch's: a step with a product of its cannot be recorded
+_LEAST_GAIN = 1.15  # torch must win by this factor: a step that contains one of its products cannot be recorded
 
-# Of a prompt: tokens of a chunk, the last of their context, in the shape of a model of eight billion weights, a quarter of its heads.
+# Prompt tokens per chunk, the last of their context, in the shape of a model of eight billion weights with a quarter of its heads.
 _QUERIES = (16, 64, 256, 512)
 _CONTEXT, _HEADS, _KV_HEADS, _HEAD_DIM, _BLOCK_SIZE = 1024, 8, 2, 128, 16
 
@@ -37,21 +37,21 @@ AttentionForm = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, VarlenBatch,
 
 
 class Forms(NamedTuple):
-    """What is measured, as one of the two libraries computes it."""
+    """The measured functions, as one of the two libraries computes them."""
 
     product: ProductForm
     attention: AttentionForm
 
 
 class Limits(NamedTuple):
-    """Up to which the library's forms are used, by type; those of more rows are torch's."""
+    """The largest sizes that the library computes, by dtype; torch computes larger ones."""
 
     rows: dict[torch.dtype, int]  # of a product
-    queries: dict[torch.dtype, int]  # of a prompt's attention without window and sinks
+    queries: dict[torch.dtype, int]  # queries of a prompt's attention without window and sinks
 
 
 def keep_limits(into: Limits, dtypes: Iterable[torch.dtype], ours: Forms, torchs: Forms, file: Path) -> None:
-    """Fill `into` with what was measured before, or measure in the background."""
+    """Fill `into` with stored measurements, or measure in the background."""
     wanted = list(dtypes)
     try:
         kept = json.loads(file.read_bytes())
@@ -61,13 +61,16 @@ def keep_limits(into: Limits, dtypes: Iterable[torch.dtype], ours: Forms, torchs
             into.queries.update(found[1])
             return
     except (OSError, ValueError, KeyError, TypeError):
-        pass  # never measured here, or by an earlier version
-    # waited for at the end of the process: a daemon that is ended within torch's code aborts it
+        pass  # never measured here, or only by an earlier version
+    # not a daemon: ending one inside torch's code aborts the process; the exit waits for it
     threading.Thread(target=_measure, args=(into, wanted, ours, torchs, file), name="cpu-crossover").start()
 
 
 def crossover(counts: Sequence[int], torchs_gain: Callable[[int], float]) -> int:
-    """Return the most of `counts` rows up to which torch's gains too little, by a function that says how many times as long ours take."""
+    """Return the most of `counts` rows up to which torch gains too little.
+
+    `torchs_gain` returns our time divided by torch's, for a number of rows.
+    """
     most = 0
     for rows in counts:
         if torchs_gain(rows) > _LEAST_GAIN:
@@ -83,13 +86,13 @@ def _measure(into: Limits, dtypes: list[torch.dtype], ours: Forms, torchs: Forms
         into.rows[dtype] = crossover(_ROWS, partial(_gain_in_product, ours, torchs, weight))
         into.queries[dtype] = crossover(_QUERIES, partial(_gain_in_attention, ours, torchs, dtype))
         log.info(
-            "in %s the CPU library computes products of up to %d rows and attention of up to %d tokens of a prompt, by measurement",
+            "measured: in %s the CPU library computes products of up to %d rows and attention of up to %d tokens of a prompt",
             dtype, into.rows[dtype], into.queries[dtype],
         )  # fmt: skip
     measured = {
         name: {str(dtype): limits[dtype] for dtype in dtypes} for name, limits in zip(Limits._fields, into, strict=True)
     }
-    with suppress(OSError):  # it is measured again at the next start
+    with suppress(OSError):  # it will be measured again at the next start
         unfinished = file.with_suffix(".measured")
         unfinished.write_text(json.dumps({"of": _circumstances(), **measured}))
         unfinished.replace(file)
@@ -111,7 +114,7 @@ def _gain_in_attention(ours: Forms, torchs: Forms, dtype: torch.dtype, queries: 
 
 
 def _gain(ours: Callable[[], object], torchs: Callable[[], object]) -> float:
-    """In turns, and of each the least, so that what else the machine does for a while is no reason to choose either."""
+    """Return our time divided by torch's: the least of several alternating runs, to exclude other load."""
     took = [(_duration_s(ours), _duration_s(torchs)) for _ in range(_TIMES)]
     ours_s, torchs_s = map(min, zip(*took, strict=True))
     return ours_s / torchs_s

@@ -1,6 +1,6 @@
-"""Files that are whole under their name even after a power cut.
+"""Files that are complete under their name even after a power cut.
 
-A rename alone may reach the disk before what was written: the file then has its name and lacks its end.
+A rename alone may reach the disk before the file's contents: the file would then have its name and lack its end.
 """
 
 import os
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def replace(partial: Path, path: Path) -> None:
-    """Rename `partial`, written and closed, to `path`, and return when both are on the disk. Raises OSError."""
+    """Rename `partial`, written and closed, to `path`; return when both are on the disk. Raises OSError."""
     _sync(partial)
     partial.replace(path)
     _sync(path.parent)

@@ -1,10 +1,13 @@
-"""Tell whether all values of a tensor are finite: weights of gigabytes at every load, which the C library reads once on a CPU, with no copy."""
+"""Check that all values of a tensor are finite.
+
+Every load checks gigabytes of weights; on a CPU the C library reads them once, without a copy.
+"""
 
 import torch
 
 from pilotlight.kernels.cpu import library
 
-# Types of eight bits have no infinity: NaN's bits, and which of them tell it from numbers.
+# Eight-bit types have no infinity: the bits of NaN, and the mask that separates them from numbers.
 _NAN_CODES = {torch.float8_e4m3fn: (0x7F, 0x7F), torch.float8_e8m0fnu: (0xFF, 0xFF)}
 
 
@@ -20,8 +23,10 @@ def is_finite(values: torch.Tensor) -> bool:
 
 
 def total_of(values: torch.Tensor) -> torch.Tensor:
-    """Return a sum that is finite if every value is, or nearly always; on a device it is not waited for. bf16 has fp32's range, and its sum needs no
-    fp32 copy of the tensor."""
+    """Return a sum that is finite if every value is (or nearly always); does not wait for a device.
+
+    bf16 has fp32's range, so its sum needs no fp32 copy of the tensor.
+    """
     if not values.is_floating_point():
         return values.new_zeros((), dtype=torch.float32)
     if values.dtype in _NAN_CODES:

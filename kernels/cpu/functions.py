@@ -1,6 +1,6 @@
-"""The C library's functions as ctypes calls them, by the names that they have there.
+"""The C library's functions for ctypes, by their C names.
 
-Knows what arguments each takes; refuses to know torch and tensors, so that a process that has not imported it can call them, too.
+Knows the arguments of each; does not import torch, so that processes without torch can call them, too.
 """
 
 import ctypes
@@ -12,7 +12,7 @@ from typing import Any
 Opened = ctypes.CDLL
 Function = Callable[..., Any]
 
-# Arguments by letter, and behind a colon the result, where there is one: p a pointer, l a long, q one of 64 bits, i an int, f a float.
+# A letter per argument, and after a colon the result's, if any: p pointer, l long, q 64-bit integer, i int, f float.
 _OF_BOTH_TYPES = {
     "linear": "pppplllliii",
     "gemm": "pppplllliii",
@@ -63,7 +63,10 @@ def open_library(path: Path) -> Opened:
 
 
 def find(opened: Opened, name: str) -> Function:
-    """Return a function with its types. Raises AttributeError where the library lacks it, KeyError where its arguments are not listed here."""
+    """Return a function with its types.
+
+    Raises AttributeError if the library lacks it, KeyError if its arguments are not listed here.
+    """
     arguments, _, result = _SIGNATURES[name].partition(":")
     function = getattr(opened, name)
     function.argtypes = [_TYPES[letter] for letter in arguments]

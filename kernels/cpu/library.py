@@ -1,7 +1,7 @@
-"""The C library as loaded into this process, or the fact that there is none.
+"""The C library that this process has loaded, if any.
 
-Knows when it may be used, and for products and prompts of how many rows; refuses to know shapes otherwise. Until `start` has found or built it, and
-for ever where it cannot be built, every operation is torch's: slower, with the same results up to rounding.
+Knows when it may be used, and for how many rows of products and prompts; does not know other shapes. Until `start` has found or built it, and
+permanently if it cannot be built, torch computes every operation: more slowly, with the same results up to rounding.
 """
 
 import logging
@@ -19,15 +19,17 @@ from pilotlight.kernels.cpu.crossover import Forms, Limits, keep_limits
 
 log = logging.getLogger(__name__)
 
-loaded: Library | None = None  # read at every call: it may appear while a model is already serving
+loaded: Library | None = None  # read at every call: it may be loaded while a model is already serving
 _starting = threading.Lock()
 _started = False
 _building: threading.Thread | None = None
 
 
 def start(*, wait: bool = False) -> None:
-    """Use the library that is there, or build it in the background; with `wait`, before returning. The first call counts. Raises
-    BuildError for a kind of CPU that cannot be had here."""
+    """Use the existing library, or build it in the background; with `wait`, before returning.
+
+    Only the first call has an effect. Raises BuildError for a kind of CPU that cannot run here.
+    """
     global _started, _building
     with _starting:
         if _started or forced_kind() == TORCH:
@@ -38,20 +40,23 @@ def start(*, wait: bool = False) -> None:
         if wait:
             _use_built()
         else:
-            log.info("torch computes, more slowly, until the CPU kernels are compiled")
+            log.info("torch is used, which is slower, until the CPU kernels are compiled")
             _building = threading.Thread(target=_use_built, name="cpu-kernels", daemon=True)
             _building.start()
 
 
 def takes_codes() -> bool:
-    """True if products with weights in codes are faster here than with those that are unpacked. Waits for a build that `start` has begun."""
+    """True if products with weights in codes are faster here than with unpacked ones.
+
+    Waits for a running build.
+    """
     if _building is not None:
         _building.join()
     return loaded is not None and loaded.decodes_fast
 
 
 def has_products(rows: int, dtype: torch.dtype) -> bool:
-    """True if the library computes products of so many rows; torch keeps those that it is faster at."""
+    """True if the library computes products of so many rows; torch computes those at which it is faster."""
     return loaded is not None and rows <= loaded.most_rows.get(dtype, 0)
 
 
@@ -60,13 +65,13 @@ def _use_existing() -> bool:
     try:
         path = find_library()
     except BuildError:
-        return False  # building will fail too, and say so
+        return False  # the build will fail, too, and report the reason
     if path is None:
         return False
     try:
         loaded = _opened(path)
     except (OSError, AttributeError) as error:
-        log.warning("the CPU kernels in %s are damaged (%s) and are built again", path, error)
+        log.warning("the CPU kernels in %s are damaged (%s); building them again", path, error)
         path.unlink(missing_ok=True)
     return loaded is not None
 
@@ -75,13 +80,13 @@ def _use_built() -> None:
     global loaded
     try:
         loaded = _opened(build_library())
-        log.info("the CPU kernels compute from now on")
+        log.info("the CPU kernels are ready")
     except (BuildError, OSError, AttributeError) as error:
-        log.warning("the CPU kernels cannot be used, torch computes instead, more slowly: %s", error)
+        log.warning("the CPU kernels cannot be used; torch is used instead, which is slower: %s", error)
 
 
 def _opened(path: Path) -> Library:
-    """Load the library, and find out which products and prompts are better left to torch's."""
+    """Load the library, and find the sizes above which torch's products and attention are faster."""
     library = Library(path)
     if library.slow:
         ours = Forms(library.product, partial(ops.prefill_attention, library))

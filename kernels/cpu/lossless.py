@@ -1,5 +1,7 @@
-"""The C library's operations on weights in 12 bits (kernels/matrices/lossless.py), of tensors: as ops.py, each returns None for what C cannot
-take."""
+"""The C library's operations on weights in 12 bits (kernels/matrices/lossless.py).
+
+As in ops.py, each returns None for arguments that C cannot take.
+"""
 
 from typing import Protocol
 
@@ -10,7 +12,7 @@ from pilotlight.kernels.cpu.c_library import Library
 
 
 class TwelveBitWeight(Protocol):
-    """A weight in 12 bits (kernels/matrices/lossless.py), as the library reads it."""
+    """A weight in 12 bits (kernels/matrices/lossless.py), in the layout that the library reads."""
 
     @property
     def codes(self) -> Tensor: ...
@@ -44,7 +46,7 @@ def linear(
     activation: int = 0,
     wide_output: bool = False,
 ) -> Tensor | None:
-    """As ops.linear, and to the bit what it computes with the plain weight."""
+    """Compute ops.linear; equal, to the bit, to its result with the plain weight."""
     dtype, shape = x.dtype, x.shape
     if dtype not in library.most_rows or len(shape) != 2 or not weight.codes.is_cpu or weight.experts:
         return None
@@ -79,7 +81,7 @@ def linear(
 def rows(
     library: Library, numbers: Tensor, weight: TwelveBitWeight, dtype: torch.dtype, scale: float = 1.0
 ) -> Tensor | None:
-    """numbers [n] int64 -> [n, columns], times `scale`."""
+    """Return the rows `numbers` [n] int64, times `scale`, as [n, columns]."""
     function = library.lossless_rows.get(dtype)
     if (
         function is None
@@ -100,7 +102,7 @@ def rows(
 
 
 def unpack(library: Library, codes: Tensor, weight: TwelveBitWeight, dtype: torch.dtype) -> Tensor | None:
-    """[..., rows, columns]; `codes` are the weight's."""
+    """Unpack `codes`, the weight's own, into [..., rows, columns]."""
     function = library.lossless_rows.get(dtype)
     if function is None or not weight.is_sound(dtype) or not codes.is_cpu:
         return None
@@ -113,7 +115,10 @@ def unpack(library: Library, codes: Tensor, weight: TwelveBitWeight, dtype: torc
 
 
 def survey(library: Library, plain: Tensor) -> tuple[Tensor, Tensor] | None:
-    """plain [rows, columns] -> palettes, starts. On one thread: it is work of the background."""
+    """Return palettes and starts for plain [rows, columns].
+
+    Uses one thread, because it runs in the background.
+    """
     if not _is_plain(plain):
         return None
     num_rows, columns = plain.shape
@@ -124,7 +129,7 @@ def survey(library: Library, plain: Tensor) -> tuple[Tensor, Tensor] | None:
 
 
 def encode(library: Library, plain: Tensor, into: TwelveBitWeight) -> bool | None:
-    """Fill codes and escapes, whose palettes and starts are there; True when done."""
+    """Fill codes and escapes of a weight whose palettes and starts are set; return True when done."""
     if not _is_plain(plain):
         return None
     codes, palettes, starts, escapes = _addresses(into)
@@ -133,7 +138,7 @@ def encode(library: Library, plain: Tensor, into: TwelveBitWeight) -> bool | Non
 
 
 def join_planes(library: Library, into: Tensor, planes: bytes) -> bool | None:
-    """planes as planes.py has them -> into [n]; True when done."""
+    """Join `planes`, in the format of planes.py, into `into` [n]; return True when done."""
     if into.dtype != torch.bfloat16 or into.ndim != 1 or len(planes) != into.nbytes or not into.is_contiguous():
         return None
     library.join_planes(planes, into.data_ptr(), len(into))

@@ -1,6 +1,6 @@
-"""Files' bytes in place, without torch: a bootstrap program maps its model's weights before torch is imported.
+"""Memory maps of files, without torch: a bootstrap program maps its weights before torch is imported.
 
-Knows addresses; refuses to know what is in the files. Linux alone.
+Knows addresses; does not know what the files contain. Linux only.
 """
 
 import ctypes
@@ -15,15 +15,15 @@ from typing import Any, NamedTuple
 
 HUGE_PAGE = 2 << 20
 _PAGE = mmap.PAGESIZE
-_MAP_FIXED, _MADV_POPULATE_READ = 0x10, 22  # of Linux, all architectures of torch's
+_MAP_FIXED, _MADV_POPULATE_READ = 0x10, 22  # Linux's values, on all architectures that torch supports
 
 
 class MappedFile:
-    """Shared with every process that maps it, from where a huge page may begin. Mapped as long as `memory` is referred to."""
+    """A shared map of a file, aligned to a huge page; unmapped when `memory` is no longer referenced."""
 
     def __init__(self, fd: int, num_bytes: int, is_writable: bool = False) -> None:
         """Map a file for reading. Raises OSError."""
-        # Over memory that nobody else can have: its owner unmaps it, and what lies over it.
+        # Mapped over memory that belongs to this object: freeing `memory` unmaps the file, too.
         self.memory = mmap.mmap(-1, num_bytes + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         begin = ctypes.addressof(ctypes.c_char.from_buffer(self.memory))
         self.num_bytes = num_bytes
@@ -33,7 +33,7 @@ class MappedFile:
 
 
 class Zeros:
-    """Memory that is zero until it is written, and takes none before."""
+    """Memory that reads as zero and takes none until it is written."""
 
     def __init__(self, num_bytes: int) -> None:
         self.memory = mmap.mmap(-1, max(1, num_bytes), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -42,20 +42,23 @@ class Zeros:
 
 
 class OpenRange(NamedTuple):
-    """Bytes of an open file."""
+    """A range of bytes of an open file."""
 
     fd: int
     start: int
     num_bytes: int
 
     def pages(self, offset: int) -> tuple[int, int]:
-        """Return where its whole pages begin and end, if it begins `offset` bytes behind the beginning of a page."""
+        """Return where its whole pages start and end, if it starts `offset` bytes after the start of a page."""
         first = -(-offset // _PAGE) * _PAGE
         return first, max(first, (offset + self.num_bytes) // _PAGE * _PAGE)
 
 
 class MappedParts:
-    """Parts of files as one piece of memory: the files' own pages, and copies of those few in which two parts meet. As `MappedFile`."""
+    """Parts of files as one piece of memory, freed like `MappedFile`.
+
+    Most of it is the files' own pages; only the few pages in which two parts meet are copies.
+    """
 
     def __init__(self, parts: Sequence[OpenRange]) -> None:
         """Map `parts`, for which `can_join` holds. Raises OSError."""
@@ -75,12 +78,12 @@ class MappedParts:
                     _read(part.fd, part.start, memory[offset : offset + part.num_bytes])
 
     def populate(self) -> None:
-        """Make page table entries for all of it at once. A refusal changes only the speed, and is ignored."""
+        """Create all page table entries at once. A refusal only costs speed and is ignored."""
         libc().madvise(self.address - self.start, self.start + self.num_bytes, _MADV_POPULATE_READ)
 
 
 def map_parts(parts: Iterable[tuple[Path, int, int]]) -> MappedParts:
-    """Map parts of files, each by its file, beginning and length. Raises OSError."""
+    """Map parts of files, each given by file, offset and length. Raises OSError."""
     with ExitStack() as files:
         return MappedParts([OpenRange(files.enter_context(opened(file)), *part) for file, *part in parts])
 
@@ -95,13 +98,13 @@ def opened(file: Path) -> Iterator[int]:
 
 
 def can_join(starts_and_sizes: Sequence[tuple[int, int]]) -> bool:
-    """True if such parts of files can lie one behind the other, each page of memory a page of a file."""
+    """True if such parts of files can be mapped one after the other, each page of memory a page of a file."""
     parts = [OpenRange(-1, start, num_bytes) for start, num_bytes in starts_and_sizes]
     return all(part.start % _PAGE == offset % _PAGE for part, offset in _placed(parts))
 
 
 def _placed(parts: Sequence[OpenRange]) -> Iterator[tuple[OpenRange, int]]:
-    """Yield each part with its offset in memory that begins with a page."""
+    """Yield each part with its offset in memory that starts at a page boundary."""
     offset = parts[0].start % _PAGE
     for part in parts:
         yield part, offset
@@ -120,7 +123,7 @@ def _read(fd: int, start: int, into: memoryview) -> None:
     while into:
         count = os.preadv(fd, [into], start)
         if count == 0:
-            raise OSError(errno.EIO, "the file was cut off while it was mapped")
+            raise OSError(errno.EIO, "the file was truncated while it was being mapped")
         into, start = into[count:], start + count
 
 

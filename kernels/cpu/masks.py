@@ -1,4 +1,4 @@
-"""The C library's mask (masks.c) as a function of tensors: as ops.py."""
+"""The C library's token mask (masks.c) on tensors; returns None as in ops.py."""
 
 from torch import Tensor, float32, get_num_threads, int32, int64
 
@@ -6,7 +6,7 @@ from pilotlight.kernels.cpu.c_library import Library
 
 
 def mask_(library: Library, logits: Tensor, rows: Tensor, bits: Tensor) -> bool | None:
-    """Forbid tokens as kernels/sampling/masks.py has it; True: done."""
+    """Forbid tokens as kernels/sampling/masks.py does; return True when done."""
     if not (
         logits.ndim == bits.ndim == 2
         and rows.ndim == 1

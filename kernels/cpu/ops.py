@@ -1,8 +1,9 @@
-"""The C library's operations as functions of tensors: each returns None for arguments that C cannot take, and torch computes instead.
+"""The C library's operations on tensors; each returns None for arguments that C cannot take.
 
-kernels/dispatch.py calls them, for a first argument on a CPU. One condition in each says what its C code assumes (CPU, one storage type, contiguous
-rows, sizes that agree), since C reads where it is told to; behind it is nothing but the call. How a tensor is asked is chosen by its cost: its
-strides come at once in 0.14 us and one of them in 0.25, its shape in 0.15 and its number of elements in 0.07; empty_like takes 0.7 us, new_empty 1.1.
+kernels/dispatch.py calls them if the first argument is on a CPU, and computes with torch on None. One condition in each checks what its C code
+assumes (CPU, one storage type, contiguous rows, sizes that agree), since C does not check addresses; after it comes only the call. The way to query a
+tensor is chosen by its cost: all strides at once take 0.14 us and one of them 0.25, the shape 0.15 and the number of elements 0.07; empty_like takes
+0.7 us, new_empty 1.1.
 Nothing here can be differentiated.
 """
 
@@ -32,8 +33,10 @@ def linear(
     activation: int = 0,
     wide_output: bool = False,
 ) -> Tensor | None:
-    """x [rows, columns], weight [outputs, columns] -> [rows, outputs]; with an activation weight has twice the rows, gates above ups. `wide_output`:
-    the result, rounded to x's type, as fp32."""
+    """Multiply x [rows, columns] by weight [outputs, columns]; return [rows, outputs].
+
+    With an activation, weight has twice the rows: gates, then ups. `wide_output`: return the result, rounded to x's type, as fp32.
+    """
     dtype = x.dtype
     if dtype not in library.most_rows:
         return None
@@ -70,7 +73,7 @@ def linear(
 
 
 def rows_of(library: Library, table: Tensor, numbers: Tensor, scale: float = 1.0) -> Tensor | None:
-    """table [rows, size], numbers [n] -> [n, size], times `scale`."""
+    """Return the rows `numbers` [n] of table [rows, size], times `scale`, as [n, size]."""
     function = library.rows_of.get(table.dtype)
     p_table, p_numbers = table.data_ptr(), numbers.data_ptr()
     if (
@@ -93,7 +96,7 @@ def rows_of(library: Library, table: Tensor, numbers: Tensor, scale: float = 1.0
 
 
 def rms_norm(library: Library, x: Tensor, weight: Tensor, eps: float) -> Tensor | None:
-    """x [rows, size] -> norm(x)."""
+    """Normalise x [rows, size]."""
     found = add_rms_norm(library, x, None, weight, eps)
     return None if found is None else found[0]
 
@@ -101,7 +104,7 @@ def rms_norm(library: Library, x: Tensor, weight: Tensor, eps: float) -> Tensor 
 def add_rms_norm(
     library: Library, x: Tensor, added: Tensor | None, weight: Tensor, eps: float
 ) -> tuple[Tensor, Tensor] | None:
-    """x, added [rows, size] -> (norm(x + added), x + added)."""
+    """Return (norm(x + added), x + added) for x and added [rows, size]."""
     dtype = x.dtype
     function = library.rms_norm.get(dtype)
     shape = x.shape
@@ -144,7 +147,10 @@ def rotate_and_cache(
     slots: Tensor,
     kv_scales: Tensor | None = None,
 ) -> Tensor | None:
-    """qkv [tokens, heads + 2 * kv_heads, head_dim], changed in place -> its queries, a view."""
+    """Rotate qkv [tokens, heads + 2 * kv_heads, head_dim] in place and cache keys and values.
+
+    Return a view of its queries.
+    """
     dtype = qkv.dtype
     function = library.rotate_and_cache.get(dtype)
     shape = qkv.shape
@@ -192,7 +198,7 @@ def rotate_and_cache(
 
 
 def gated_activation(library: Library, x: Tensor, activation: int) -> Tensor | None:
-    """x [tokens, 2 * size] -> [tokens, size]."""
+    """Apply the activation to x [tokens, 2 * size]; return [tokens, size]."""
     function = library.gated_activation.get(x.dtype)
     if function is None or x.ndim != 2 or not x.is_contiguous():
         return None
@@ -208,7 +214,7 @@ def gated_activation(library: Library, x: Tensor, activation: int) -> Tensor | N
 def add_lora(
     library: Library, y: Tensor, x: Tensor, adapters: Tensor, places: Tensor, slots: Tensor, ends: tuple[int, ...]
 ) -> Tensor | None:
-    """As kernels/lora.py's; y is changed."""
+    """Compute add_lora of kernels/lora.py; y is changed in place."""
     dtype = x.dtype
     function = library.add_lora.get(dtype)
     if function is None or x.ndim != 2 or y.ndim != 2 or places.ndim != 3:
@@ -259,7 +265,10 @@ def decode_attention(
     max_context_len: int,
     rule: AttentionRule,
 ) -> Tensor | None:
-    """As kernels/attention/decode_attention.py's, q strided between sequences."""
+    """Compute decode_attention (kernels/attention/decode_attention.py).
+
+    Q may be strided between sequences.
+    """
     dtype = q.dtype
     function = library.decode_attention.get(dtype)
     scale, window, sinks, soft_cap, kv_scales, is_chunked = rule
@@ -306,7 +315,10 @@ def decode_attention(
 def prefill_attention(
     library: Library, q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: VarlenBatch, rule: AttentionRule
 ) -> Tensor | None:
-    """As kernels/attention/prefill_attention.py's, q strided between tokens. Its callers have checked the arguments."""
+    """Compute prefill_attention (kernels/attention/prefill_attention.py).
+
+    The caller has checked the arguments. q may be strided between tokens.
+    """
     if q.shape[2] > _MAX_TILED_HEAD_DIM or _is_left_to_torch(library, q.dtype, batch, rule):
         return None
     return _attend_varlen(library.prefill_attention.get(q.dtype), q, k_cache, v_cache, batch, rule)
@@ -320,8 +332,10 @@ def _is_left_to_torch(library: Library, dtype: torch.dtype, batch: VarlenBatch, 
 def verify_attention(
     library: Library, q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: VarlenBatch, rule: AttentionRule
 ) -> Tensor | None:
-    """As kernels/attention/verify_attention.py's, q strided between tokens, to the bit as decode_attention has each. Its callers have checked the
-    arguments."""
+    """Compute verify_attention (kernels/attention/verify_attention.py).
+
+    The caller has checked the arguments. Each token's result equals that of decode_attention to the bit. q may be strided between tokens.
+    """
     _, heads, head_dim = q.shape
     if max(batch.host_q_lens, default=0) * heads * head_dim > _MAX_HEAD_FLOATS:
         return None
@@ -360,8 +374,10 @@ def _attend_varlen(
 def _cache_of(
     k_cache: Tensor, v_cache: Tensor, dtype: torch.dtype, head_dim: int, kv_scales: Tensor | None
 ) -> tuple[int, int, tuple[int, int, int]] | None:
-    """Return block size, heads, and the strides of blocks, tokens and heads; None unless a head's values lie side by side, both caches are strided
-    alike and hold `dtype`, or FP8 with scales."""
+    """Return block size, heads, and the strides of blocks, tokens and heads.
+
+    None if C cannot read the caches. C needs contiguous heads, equal strides of both caches, and values of type `dtype`, or FP8 with scales.
+    """
     shape, strides = k_cache.shape, k_cache.stride()
     if len(shape) != 4 or strides != v_cache.stride() or shape != v_cache.shape:
         return None

@@ -1,7 +1,7 @@
-"""Records a computation out of the C library's operations as one program, which computes it again from what its inputs hold then.
+"""Recording of a computation by the C library's operations as a program that can be replayed.
 
-Knows where every byte of the computation lies: results are given memory of a workspace, which stays where it is, and views are looked through.
-Whatever else torch is asked to do meanwhile would be missing from the program, so it ends the recording. Refuses to know models and batches.
+A replay reads what the inputs hold by then. Knows where every byte of the computation is: results get memory of a workspace, which stays in place,
+and views are resolved. Any other operation of torch would be missing from the program, so it ends the recording. Does not know models or batches.
 """
 
 import ctypes
@@ -26,14 +26,17 @@ Forward = Callable[[], tuple[Tensor, ...]]
 
 
 class NotRecordableError(RuntimeError):
-    """The sentence says what a computation asks for that is not the C library's."""
+    """A computation that needs an operation that is not the C library's; the message names it."""
 
 
 class ProgramRecorder:
-    """Records programs that share their memory, and so never run at the same time."""
+    """A recorder of programs that share memory and so never run at the same time."""
 
     def __init__(self, dtype: torch.dtype, is_all_ours: bool = False) -> None:
-        """`dtype`: of the products. `is_all_ours`: none of them is torch's, however many rows it has."""
+        """Prepare a recorder.
+
+        `dtype`: of the products. `is_all_ours`: the library computes all of them, whatever their number of rows.
+        """
         self._dtype = dtype
         self._is_all_ours = is_all_ours
         self._workspace: Workspace | None = None
@@ -42,21 +45,27 @@ class ProgramRecorder:
         return self._is_all_ours or cpu.has_products(rows, self._dtype)
 
     def record(self, forward: Forward) -> "Program":
-        """Compute `forward` and return its program. Raises NotRecordableError; what has been computed until then is not undone."""
+        """Run `forward` and return its program.
+
+        Raises NotRecordableError; operations computed until then are not undone.
+        """
         if cpu.loaded is None:
-            raise NotRecordableError("the C library is not there")
+            raise NotRecordableError("the C library is not loaded")
         if self._workspace is None or self._workspace.library is not cpu.loaded:
             self._workspace = Workspace(cpu.loaded)
         return Program(self._workspace, forward)
 
 
 class Program:
-    """`output`: the results, overwritten when another program of the same recorder runs."""
+    """A recorded computation.
+
+    `output`: the results, overwritten by the next run of any program of the recorder.
+    """
 
     def __init__(self, workspace: "Workspace", forward: Forward) -> None:
         library = workspace.library
         self._workspace = workspace
-        self._forward = forward  # what it refers to is read and written at every replay, and so has to stay
+        self._forward = forward  # keeps alive the tensors that every replay reads and writes
         self._program = library.programs.program_begin(workspace.scratch, torch.get_num_threads())
         if not self._program:
             raise NotRecordableError("there is no memory for a program")
@@ -75,8 +84,7 @@ class Program:
 
 
 class Workspace:
-    """Memory that tensors are given while a program is recorded, and that others are given when those are gone: as an allocator's, but that it stays
-    here for whoever reads it by its address."""
+    """Memory for the tensors of a recording, reused as by an allocator, and kept for its programs."""
 
     def __init__(self, library: Library) -> None:
         self.library = library
@@ -85,33 +93,39 @@ class Workspace:
             raise NotRecordableError("there is no memory for programs")
         weakref.finalize(self, library.programs.workspace_free, self.scratch).atexit = False
         self._chunks: list[Tensor] = []
-        self._taken: dict[int, int] = {}  # by their addresses, the sizes of what lies in the chunks
+        self._taken: dict[int, int] = {}  # sizes of the allocated pieces of the chunks, by address
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         num_bytes = math.prod(shape) * dtype.itemsize
         if not num_bytes:
-            raise NotRecordableError(f"a tensor of shape {list(shape)} holds nothing")
+            raise NotRecordableError(f"a tensor of shape {list(shape)} is empty")
         address = self._find(-(-num_bytes // _ALIGNMENT) * _ALIGNMENT)
         memory = (ctypes.c_char * num_bytes).from_address(address)
         weakref.finalize(memory, self._taken.pop, address).atexit = False
         return torch.frombuffer(memory, dtype=dtype).view(*shape)
 
     def lasting(self, tensor: Tensor) -> Tensor:
-        """Return the same values as a view of a chunk, which outlives the tensor; its memory may be allocated again."""
+        """Return the same values as a view of a chunk, which outlives the tensor.
+
+        The tensor's memory may still be allocated again.
+        """
         address = tensor.data_ptr()
         for chunk in self._chunks:
             start = address - chunk.data_ptr()
             if 0 <= start < chunk.nbytes and tensor.is_contiguous():
                 return chunk[start : start + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
-        raise NotRecordableError("a result of it is none of the C library's")
+        raise NotRecordableError("one of its results was not made by the C library")
 
     @property
     def sizes(self) -> list[int]:
-        """The bytes of each chunk, in order."""
+        """Return the bytes of each chunk, in order."""
         return [chunk.nbytes for chunk in self._chunks]
 
     def place(self, address: int) -> tuple[int, int] | None:
-        """Return the number of the chunk that an address lies in, and the offset in it; None: in no chunk."""
+        """Return the number of the chunk that contains an address, and the offset in it.
+
+        None if no chunk does.
+        """
         for i, chunk in enumerate(self._chunks):
             if 0 <= address - chunk.data_ptr() < chunk.nbytes:
                 return i, address - chunk.data_ptr()
@@ -135,11 +149,11 @@ class Workspace:
 
 
 class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Handles every operation that torch is asked for: allocates, lets views pass, refuses the rest."""
+    """Handler of every torch operation: allocates memory, lets views pass, refuses the rest."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Keep torch from importing its compiler, which takes 2 s in the middle of a step and has nothing to compile."""
+        """Keep torch from importing its compiler: that takes 2 s in the middle of a step, for nothing."""
         return False
 
     def __init__(self, workspace: Workspace) -> None:
@@ -158,7 +172,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             seen = func(*args, **kwargs)
             if not isinstance(seen, Tensor) or _memory(seen) == _memory(args[0]):
                 return seen
-        raise NotRecordableError(f"torch computes a part of it ({func})")
+        raise NotRecordableError(f"part of it is computed by torch ({func})")
 
 
 def _memory(tensor: Tensor) -> int:

@@ -1,4 +1,4 @@
-"""The C library's part in sampling (sample.c) as functions of tensors: as ops.py."""
+"""The C library's part in sampling (sample.c) on tensors; returns None as in ops.py."""
 
 from torch import Tensor, float32, float64, get_num_threads, int64
 
@@ -8,7 +8,7 @@ from pilotlight.kernels.sampling.sampling_scale import PIECE
 
 
 def argmax(library: Library, logits: Tensor) -> tuple[Tensor, Tensor] | None:
-    """logits [rows, vocab] fp32 -> ids [rows] int64, the highest logit of each row [rows]"""
+    """Return the ids [rows] int64 and values [rows] of the highest logits of logits [rows, vocab] fp32."""
     if logits.ndim != 2 or logits.dtype != float32 or logits.stride(1) != 1 or logits.data_ptr() & 3:
         return None
     rows, vocab = logits.shape
@@ -22,7 +22,10 @@ def argmax(library: Library, logits: Tensor) -> tuple[Tensor, Tensor] | None:
 
 
 def sampling_sums(logits: Tensor, tops: Tensor, scale: Tensor, floor: Tensor) -> Tensor | None:
-    """logits [rows, vocab] fp32, tops [rows] fp32, scale [rows] float64, floor [rows] int64, dense -> int64 [rows, sums of PIECE]."""
+    """Return int64 sums of weights [rows, pieces], one per PIECE vocabulary entries.
+
+    logits [rows, vocab] fp32, tops [rows] fp32, scale [rows] float64, floor [rows] int64, all contiguous.
+    """
     if cpu.loaded is None or not logits.is_cpu or logits.data_ptr() & 3:
         return None
     rows, vocab = logits.shape
@@ -34,7 +37,7 @@ def sampling_sums(logits: Tensor, tops: Tensor, scale: Tensor, floor: Tensor) ->
 
 
 def philox_uniform(library: Library, seed_low: Tensor, seed_high: Tensor, position: Tensor) -> Tensor | None:
-    """int64 [rows] each -> float64 [rows]."""
+    """Return float64 [rows] random numbers for int64 [rows] arguments."""
     if not (
         seed_low.dtype == seed_high.dtype == position.dtype == int64
         and seed_low.shape == seed_high.shape == position.shape

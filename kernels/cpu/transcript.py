@@ -1,8 +1,7 @@
-"""A computation written down as the calls of the C library that it is made of, without computing anything: with their arguments, so that a process
-that has no torch can make the same calls.
+"""A computation as a list of calls of the C library, made without computing anything.
 
-As recording.py, which records what computes. Knows which calls a thread asked for; refuses to know what is computed, and whose memory the addresses
-are of.
+With the list, a process without torch can make the same calls; recording.py records what it computes. Knows which calls a thread made; does not know
+what they compute or whose memory the addresses are.
 """
 
 import copy
@@ -27,8 +26,10 @@ class NativeCall(NamedTuple):
 
 
 def transcribe(workspace: Workspace, forward: Callable[[], T]) -> tuple[list[NativeCall], T]:
-    """Return the calls that `forward` makes, and its result: tensors without values, in the workspace's memory. Other threads compute as always.
-    Raises NotRecordableError where `forward` asks torch to compute."""
+    """Return the calls that `forward` makes, and its result: valueless tensors in the workspace's memory.
+
+    Other threads compute as usual. Raises NotRecordableError if `forward` needs torch to compute.
+    """
     calls: list[NativeCall] = []
     with _writing, _noted(workspace.library, calls), Watch(workspace), torch.inference_mode():
         result = forward()
@@ -41,10 +42,10 @@ _writing = threading.Lock()
 @contextmanager
 def _noted(library: Library, calls: list[NativeCall]) -> Iterator[None]:
     if cpu.loaded is not library:
-        raise NotRecordableError("the C library is not there")
+        raise NotRecordableError("the C library is not loaded")
     noting = copy.copy(library)
     for name, functions in vars(library).items():
-        if isinstance(functions, dict) and all(map(callable, functions.values())):  # and not how many rows go to which
+        if isinstance(functions, dict) and all(map(callable, functions.values())):  # and not the limits of rows
             setattr(noting, name, {dtype: _Note(function, calls) for dtype, function in functions.items()})
     cpu.loaded = noting
     try:
@@ -54,7 +55,7 @@ def _noted(library: Library, calls: list[NativeCall]) -> Iterator[None]:
 
 
 class _Note:
-    """A function whose calls by the thread that made this are noted and do nothing."""
+    """A function whose calls from the thread that made it are recorded and not executed."""
 
     def __init__(self, function: Function, calls: list[NativeCall]) -> None:
         self._function = function

@@ -1,7 +1,7 @@
-"""Writes new keys and values into the paged cache.
+"""Writes of new keys and values to the paged cache.
 
-A slot is a token's place in the cache: block * block_size + offset. The caches are views of one layer of an arena, strided alike; only the values
-of a head lie side by side.
+A slot is a token's place in the cache: block * block_size + offset. The caches are views of one layer of an arena with equal strides; only the values
+of a head are contiguous.
 """
 
 import torch
@@ -49,8 +49,11 @@ def kv_write(
     slot_mapping: torch.Tensor,
     kv_scales: torch.Tensor | None = None,
 ) -> None:
-    """k, v [tokens, kv_heads, head_dim]; caches [num_blocks, block_size, kv_heads, head_dim]; slot_mapping [tokens]
-    int64; kv_scales [2] fp32: of caches in FP8, what a stored key and a stored value are multiplied by."""
+    """Write keys and values to their slots.
+
+    k, v [tokens, kv_heads, head_dim]; caches [num_blocks, block_size, kv_heads, head_dim]; slot_mapping [tokens] int64; kv_scales [2] fp32, for FP8
+    caches: the factors by which a stored key and a stored value are multiplied.
+    """
     store(k, v, k_cache, v_cache, slot_mapping, kv_scales)
 
 
@@ -62,8 +65,8 @@ def store(
     slot_mapping: torch.Tensor,
     kv_scales: torch.Tensor | None = None,
 ) -> None:
-    """Compute `kv_write` by torch, for arguments that have been checked."""
-    if kv_scales is not None:  # torch indexes bytes, and no FP8
+    """Compute `kv_write` with torch, for checked arguments."""
+    if kv_scales is not None:  # torch cannot index FP8 tensors, but bytes
         k, v = quantize(k, kv_scales[0]).view(torch.uint8), quantize(v, kv_scales[1]).view(torch.uint8)
         k_cache, v_cache = k_cache.view(torch.uint8), v_cache.view(torch.uint8)
     block_size = k_cache.shape[1]

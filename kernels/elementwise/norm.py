@@ -1,6 +1,6 @@
 """Root-mean-square normalisation, alone and fused with the residual addition before it.
 
-Knows one row at a time; refuses to know which layer it serves. Statistics are taken in fp32 whatever the storage type.
+Knows one row at a time; does not know which layer it serves. Statistics are computed in fp32 for every storage type.
 """
 
 import torch
@@ -39,7 +39,7 @@ def _check_sum(operation: str, x: torch.Tensor, residual: torch.Tensor | None, w
 
 @operation(_check, triton="elementwise.norm", native=ops.rms_norm)
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """x [tokens, hidden], weight [hidden] -> [tokens, hidden] in x's dtype."""
+    """Return x [tokens, hidden] normalised and multiplied by weight [hidden], in x's dtype."""
     if x.dtype == torch.float32:
         return F.rms_norm(x, weight.shape, weight, eps)
     return (F.rms_norm(x.float(), weight.shape, None, eps) * weight).to(x.dtype)
@@ -49,14 +49,18 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
 def add_rms_norm(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """residual += x, then normalise: returns (normalised, new residual). The sum is rounded to the storage type first,
-    as every unfused implementation does, so that fusing changes no bit of the residual stream."""
+    """Add x to the residual and normalise; return (normalised, new residual).
+
+    The sum is rounded to the storage type first, as in unfused implementations, so that fusing changes no bit of the residual stream.
+    """
     residual = x + residual
     return rms_norm(residual, weight, eps), residual
 
 
 @operation(_check, triton="elementwise.norm")
 def head_rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """x [tokens, heads, head_dim], strided or not; weight [heads, head_dim] -> the same shape as x, each head
-    normalised for itself."""
+    """Normalise each head of x [tokens, heads, head_dim]; return the same shape.
+
+    x may be strided; weight [heads, head_dim].
+    """
     return (F.rms_norm(x.float(), x.shape[-1:], None, eps) * weight).to(x.dtype)

@@ -1,4 +1,4 @@
-"""From the fused projection to what attention reads: heads normalised, queries and keys turned, keys and values in the cache."""
+"""Head norms, rotation and cache writes: the steps between the fused projection and attention."""
 
 import torch
 
@@ -51,9 +51,13 @@ def _check(
         check.require(
             "qkv",
             all_heads > 2 * kv_heads,
-            f"has {all_heads} heads, of which {2 * kv_heads} are keys and values: none is left for queries",
+            f"has {all_heads} heads, of which {2 * kv_heads} are keys and values, which leaves none for queries",
         )
-        check.require("qkv", head_dim % 2 == 0, f"has heads of {head_dim} values, which cannot turn in pairs")
+        check.require(
+            "qkv",
+            head_dim % 2 == 0,
+            f"has heads of {head_dim} values; wanted an even number, because they are rotated in pairs",
+        )
         check.derive("head_dim/2", head_dim // 2, "qkv")
         check.derive("heads+kv_heads", all_heads - kv_heads, "qkv")
         for name, values in (("cos", cos), ("sin", sin)):
@@ -77,12 +81,14 @@ def rotate_and_cache(
     slot_mapping: torch.Tensor,
     kv_scales: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """qkv [tokens, heads + 2 * kv_heads, head_dim], which may be overwritten; norm [heads + kv_heads, head_dim] or None;
-    cos, sin [tokens, head_dim / 2] fp32; caches, slots and scales as kv_write's -> queries [tokens, heads, head_dim],
-    strided between tokens."""
+    """Normalise heads, rotate queries and keys, cache keys and values.
+
+    Return queries [tokens, heads, head_dim]. qkv [tokens, heads + 2 * kv_heads, head_dim], may be overwritten; norm [heads + kv_heads, head_dim] or
+    None; cos, sin [tokens, head_dim / 2] fp32; caches, slots and scales as in kv_write. The result is strided between tokens.
+    """
     kv_heads = k_cache.shape[2]
     heads = qkv.shape[1] - 2 * kv_heads
-    qk = qkv[:, : heads + kv_heads]  # queries and keys turn alike: one call for both
+    qk = qkv[:, : heads + kv_heads]  # queries and keys are rotated alike: one call for both
     if norm is not None:
         qk = head_rms_norm(qk, norm, eps)
     qk = turned(qk, cos, sin)

@@ -1,8 +1,7 @@
-"""Rotary position embedding in the half-split (GPT-NeoX) layout that Hugging Face checkpoints of the Llama family use, and of heads whose pairs lie
-side by side (RoFormer, arXiv 2104.09864), as DeepSeek-V3 and Llama 4 have them.
+"""Rotary position embedding (RoFormer, arXiv 2104.09864), half-split or interleaved.
 
-Knows how to rotate; refuses to know frequencies: cos and sin arrive per token, so scaling rules stay in the engine's
-layer.
+The half-split layout (GPT-NeoX) is that of Hugging Face checkpoints of the Llama family; in the interleaved one of DeepSeek-V3 and Llama 4 the values
+of a pair are adjacent. Knows how to rotate; does not know frequencies: cos and sin arrive per token, so scaling rules stay in the engine's layer.
 """
 
 import torch
@@ -22,7 +21,11 @@ def _check(operation: str, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
     ):
         check = ArgumentCheck(operation)
         check.tensor("x", x, "tokens heads head_dim")
-        check.require("x", x.shape[2] % 2 == 0, f"has heads of {x.shape[2]} values, which cannot turn in pairs")
+        check.require(
+            "x",
+            x.shape[2] % 2 == 0,
+            f"has heads of {x.shape[2]} values; wanted an even number, because they are rotated in pairs",
+        )
         check.derive("head_dim/2", x.shape[2] // 2, "x")
         for name, values in (("cos", cos), ("sin", sin)):
             check.tensor(name, values, "tokens head_dim/2", (torch.float32,))
@@ -30,16 +33,16 @@ def _check(operation: str, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
 
 @operation(_check, triton="elementwise.rotary")
 def rotary(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, is_interleaved: bool = False) -> torch.Tensor:
-    """x [tokens, heads, head_dim]; cos, sin [tokens, head_dim / 2] in fp32 -> rotated x, in x's dtype.
+    """Return x rotated, in x's dtype. x [tokens, heads, head_dim]; cos, sin [tokens, head_dim / 2] fp32.
 
-    Dimension i turns together with i + head_dim / 2, or, interleaved, 2i with 2i + 1; either way the result has the first of each pair in its first
-    half, which changes no product of a query and a key. Products are taken in fp32: bf16 cosines cost three digits of the angle.
+    Dimension i is paired with i + head_dim / 2 or, interleaved, 2i with 2i + 1; in both cases the first half of the result holds the first value of
+    each pair, which changes no product of a query and a key. Products are computed in fp32: bf16 cosines cost three digits of the angle.
     """
     return turned(x, cos, sin, is_interleaved)
 
 
 def turned(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, is_interleaved: bool = False) -> torch.Tensor:
-    """Compute `rotary` by torch, for arguments that have been checked."""
+    """Compute `rotary` with torch, for checked arguments."""
     half = x.shape[2] >> 1
     first, second = (x[..., 0::2], x[..., 1::2]) if is_interleaved else (x[..., :half], x[..., half:])
     cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)

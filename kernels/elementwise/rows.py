@@ -1,6 +1,6 @@
-"""Rows of a table by their numbers: the embeddings of tokens, the angles of positions.
+"""Rows of a table by number: the embeddings of tokens, the angles of positions.
 
-Knows no token and no position; what the table is of, its owner knows.
+Does not know what the table contains.
 """
 
 import torch
@@ -26,7 +26,9 @@ def _check(operation: str, table: torch.Tensor, numbers: torch.Tensor, scale: fl
 
 @operation(_check, native=ops.rows_of)
 def rows_of(table: torch.Tensor, numbers: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
-    """table [rows, size], numbers [n] int64 -> [n, size], times `scale`. A number that the table does not have is the caller's mistake: torch raises,
-    where it looks; the C library answers with a row of NaN, which no other row feels."""
+    """Return the rows `numbers` [n] int64 of table [rows, size], times `scale`, as [n, size].
+
+    Numbers beyond the table are the caller's mistake: torch raises if it checks; the C library returns a row of NaN, which affects no other row.
+    """
     found = F.embedding(numbers, table)
     return found if scale == 1.0 else found * scale

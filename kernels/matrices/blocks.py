@@ -1,9 +1,9 @@
-"""Weights as GGUF files keep them, multiplied as they lie: rows of blocks, each with codes and what they are scaled by.
+"""Weights in the quantized blocks of GGUF files, multiplied without conversion.
 
-Knows what is in a block of each kind, by ggml's ggml-common.h and the reference forms in ggml-quants.c (https://github.com/ggml-org/ggml); refuses to
-know files (engine/weights/formats/gguf.py brings theirs here). A weight is up to three matrices, each of its own kind, one below the other: queries,
-keys and values, or gates and ups, need not be copied to be one. The C library multiplies few rows of x as integers (kernels/cpu/blocks.c) and decodes
-blocks, a tile at a time, for more; there is no form for GPUs, which get such weights unpacked.
+Rows consist of blocks, each with codes and their scales. Knows the blocks of each kind, from ggml's ggml-common.h and the reference forms in
+ggml-quants.c (https://github.com/ggml-org/ggml); does not know files (engine/weights/formats/gguf.py reads them). A weight is up to three stacked
+matrices, of different kinds: queries, keys and values, or gates and ups, need not be copied into one. For few rows of x the C library multiplies
+integers (kernels/cpu/blocks.c); for more it decodes blocks, a tile at a time. There is no form for GPUs, which get such weights unpacked.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,11 +26,11 @@ MOST_JOINED = 3
 
 
 class BlockKind(NamedTuple):
-    columns: int  # of a block
+    columns: int  # per block
     num_bytes: int
 
 
-# In C's order (kernels/cpu/blocks.h).
+# In the order of C (kernels/cpu/blocks.h).
 BLOCK_KINDS = {
     "q4_0": BlockKind(32, 18), "q4_1": BlockKind(32, 20), "q5_0": BlockKind(32, 22), "q5_1": BlockKind(32, 24), "q8_0": BlockKind(32, 34),
     "iq4_nl": BlockKind(32, 18), "q3_k": BlockKind(256, 110), "q4_k": BlockKind(256, 144), "q5_k": BlockKind(256, 176), "q6_k": BlockKind(256, 210),
@@ -40,7 +40,7 @@ _NUMBERS = {kind: number for number, kind in enumerate(BLOCK_KINDS)}
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BlockWeight(Weight):
-    of_rows = ("first",)  # a weight that is divided or indexed is one matrix
+    of_rows = ("first",)  # a weight that is split or indexed is one matrix
     first: Tensor  # [..., rows, bytes of a row] uint8
     second: Tensor | None
     third: Tensor | None
@@ -49,7 +49,7 @@ class BlockWeight(Weight):
 
     @classmethod
     def joined(cls, matrices: Sequence[Tensor], kinds: Sequence[str], columns: int) -> "BlockWeight":
-        """Return matrices [rows, bytes] of these kinds, one below the other."""
+        """Return a weight of stacked matrices [rows, bytes] of these kinds."""
         first, second, third = (*matrices, None, None)[:MOST_JOINED]
         assert first is not None
         return cls(first, second, third, tuple(kinds), columns)
@@ -75,7 +75,7 @@ class BlockWeight(Weight):
         return block_rows(numbers, self, dtype, scale)
 
     def unpack(self, dtype: torch.dtype) -> Tensor:
-        """Computed in fp32 and rounded once."""
+        """Return the plain weight, computed in fp32 and rounded once."""
         parts = [unpack(kind, matrix) for kind, matrix in zip(self.kinds, self.matrices, strict=True)]
         return torch.cat(parts, dim=-2).to(dtype)
 
@@ -107,24 +107,24 @@ class BlockWeight(Weight):
             check.tensor(part, matrix, f"{lead} {name}.bytes{i}", (torch.uint8,), dense=2)
 
     def rows_of_blocks(self) -> coded.BlockRows:
-        """Return the matrices as C reads them."""
+        """Return the matrices in the layout that C reads."""
         sizes = tuple(row_bytes(kind, self.columns) for kind in self.kinds)
         return coded.BlockRows(self.matrices, tuple(_NUMBERS[kind] for kind in self.kinds), sizes, self.columns)
 
 
 def row_bytes(kind: str, columns: int) -> int:
-    """Return the bytes of one row of so many columns, a multiple of a block's."""
+    """Return the bytes of one row of so many columns, a multiple of the block's columns."""
     block = BLOCK_KINDS[kind]
     return columns // block.columns * block.num_bytes
 
 
 def unpack(kind: str, stored: Tensor) -> Tensor:
-    """Rows of bytes [..., rows, blocks * bytes] -> fp32 [..., rows, columns]"""
+    """Decode rows of bytes [..., rows, blocks * bytes] to fp32 [..., rows, columns]."""
     return _VALUES[kind](blocks_of(kind, stored)).flatten(-2)
 
 
 def blocks_of(kind: str, stored: Tensor) -> Tensor:
-    """[..., blocks * bytes] -> [..., blocks, bytes]"""
+    """Split [..., blocks * bytes] into [..., blocks, bytes]."""
     return torch.unflatten(stored, -1, (-1, BLOCK_KINDS[kind].num_bytes))
 
 
@@ -143,7 +143,7 @@ def _native(
 
 @operation(check_product, native=_native)
 def block_linear(x: Tensor, weight: BlockWeight, bias: Tensor | None = None) -> Tensor:
-    """x [tokens, columns] -> [tokens, rows]"""
+    """Multiply x [tokens, columns] by the weight; return [tokens, rows]."""
     return F.linear(x, weight.unpack(x.dtype), bias)
 
 
@@ -161,13 +161,16 @@ def _check_gated(operation: str, x: Tensor, weight: BlockWeight, bias: Tensor | 
 
 @operation(_check_gated, native=_gated_native)
 def block_gated_linear(x: Tensor, weight: BlockWeight, bias: Tensor | None, activation: GatedActivation) -> Tensor:
-    """x [tokens, columns], weight [2 * intermediate, columns], gates above ups -> [tokens, intermediate]"""
+    """Return the activation [tokens, intermediate] of x [tokens, columns] times the weight.
+
+    weight [2 * intermediate, columns]: gates, then ups.
+    """
     return activation(F.linear(x, weight.unpack(x.dtype), bias))
 
 
 @operation(check_product, native=partial(_native, wide_output=True))
 def block_logits(hidden: Tensor, weight: BlockWeight) -> Tensor:
-    """hidden [rows, columns], weight [vocab, columns] -> fp32 [rows, vocab], rounded to the storage type before."""
+    """Return fp32 logits [rows, vocab], rounded to the storage type first, of hidden [rows, columns]."""
     return F.linear(hidden, weight.unpack(hidden.dtype)).float()
 
 
@@ -188,7 +191,7 @@ def _rows_native(
 
 @operation(_check_rows, native=_rows_native)
 def block_rows(numbers: Tensor, weight: BlockWeight, dtype: torch.dtype, scale: float = 1.0) -> Tensor:
-    """numbers [n] -> [n, columns], times `scale`."""
+    """Return the rows `numbers` [n], times `scale`, as [n, columns]."""
     is_one = len(weight.matrices) == 1
     found = unpack(weight.kinds[0], weight.first[numbers]).to(dtype) if is_one else weight.unpack(dtype)[numbers]
     return found if scale == 1.0 else found * scale
@@ -200,7 +203,7 @@ def _half(blocks: Tensor, at: int) -> Tensor:
 
 
 def _nibbles(codes: Tensor) -> Tensor:
-    """[..., n] bytes -> [..., 2 * n]: the lower four bits of all, then the higher."""
+    """Return the low four bits of [..., n] bytes, then the high four bits, as [..., 2 * n]."""
     return torch.cat((codes & 15, codes >> 4), dim=-1)
 
 
@@ -217,7 +220,7 @@ def _q8_0(blocks: Tensor) -> Tensor:
 
 
 def _fifth_bits(blocks: Tensor, at: int) -> Tensor:
-    """Return codes of five bits: at a byte four bytes of their highest bits, then sixteen of the others."""
+    """Return codes of five bits, stored at byte `at`: four bytes of highest bits, sixteen of the others."""
     bits = blocks[..., at : at + 4, None] >> torch.arange(8, dtype=torch.uint8, device=blocks.device) & 1
     return _nibbles(blocks[..., at + 4 :]) | bits.flatten(-2) << 4
 
@@ -235,20 +238,23 @@ def _q5_1(blocks: Tensor) -> Tensor:
 
 
 def _q4_k(blocks: Tensor) -> Tensor:
-    """Eight groups of 32; two share 32 bytes."""
+    """Decode Q4_K: eight groups of 32 values; two groups share 32 bytes."""
     return _with_minima(blocks, _nibbles(torch.unflatten(blocks[..., 16:], -1, (4, 32))))
 
 
 def _q5_k(blocks: Tensor) -> Tensor:
-    """As Q4_K, with a fifth bit for each code: byte i of 32 has those of value i of all eight groups."""
+    """Decode Q5_K: Q4_K with a fifth bit per code; byte i of 32 holds that of value i of all eight groups."""
     low = torch.unflatten(_nibbles(torch.unflatten(blocks[..., 48:], -1, (4, 32))).flatten(-2), -1, (8, 32))
     high = blocks[..., None, 16:48] >> torch.arange(8, dtype=torch.uint8, device=blocks.device)[:, None] & 1
     return _with_minima(blocks, low | high << 4)
 
 
 def _with_minima(blocks: Tensor, codes: Tensor) -> Tensor:
-    """Scale the codes of eight groups; of each the scale and what is taken off have six bits, in twelve bytes: of the first four groups a byte's
-    lower six, of the others four of a byte of their own and the upper two of the first ones'."""
+    """Scale the codes of eight groups and subtract their minima.
+
+    Scales and minima have six bits each, packed in twelve bytes: those of the first four groups are the lower six bits of one byte; the others have
+    four bits in a byte of the last four, and their upper two in the first ones' bytes.
+    """
     packed = torch.unflatten(blocks[..., 4:16], -1, (3, 4))
     scales, minima, others = packed[..., 0, :], packed[..., 1, :], packed[..., 2, :]
     scales = torch.cat((scales & 63, others & 15 | scales >> 6 << 4), dim=-1)
@@ -259,7 +265,10 @@ def _with_minima(blocks: Tensor, codes: Tensor) -> Tensor:
 
 
 def _q6_k(blocks: Tensor) -> Tensor:
-    """Two halves of 128; in each 64 bytes of four bits and 32 of the upper two, and a scale for every 16 values."""
+    """Decode Q6_K: two halves of 128 values, with a scale for every 16 values.
+
+    A half has 64 bytes with the lower four bits and 32 bytes with the upper two.
+    """
     low = _nibbles(torch.unflatten(blocks[..., :128], -1, (2, 64)))
     places = torch.arange(0, 8, 2, dtype=torch.uint8, device=blocks.device)[:, None]
     high = torch.unflatten(blocks[..., 128:192], -1, (2, 1, 32)) >> places & 3
@@ -269,14 +278,17 @@ def _q6_k(blocks: Tensor) -> Tensor:
 
 
 def _iq4_nl(blocks: Tensor) -> Tensor:
-    """Places in a table that is finer near zero."""
+    """Decode IQ4_NL: codes are indices of a table that is finer near zero."""
     table = torch.tensor(_IQ4_NL, dtype=torch.int8, device=blocks.device)
     return table[_nibbles(blocks[..., 2:]).long()]
 
 
 def _q3_k(blocks: Tensor) -> Tensor:
-    """Sixteen groups of 16. Two bits of each code in 64 bytes, of which a half has those of 128 columns; the third in 32 bytes, byte i those of value
-    i of eight runs of 32; a scale of six bits for each group, 32 above what it stands for."""
+    """Decode Q3_K: sixteen groups of 16 values.
+
+    Two bits of each code are in 64 bytes, a half for each 128 columns; the third is in 32 bytes, where byte i holds those of value i of eight runs of
+    32; each group has a scale of six bits, stored plus 32.
+    """
     places = torch.arange(0, 8, 2, dtype=torch.uint8, device=blocks.device)[:, None]
     low = (torch.unflatten(blocks[..., 32:96], -1, (2, 1, 32)) >> places & 3).flatten(-3, -2)
     third = blocks[..., None, :32] >> torch.arange(8, dtype=torch.uint8, device=blocks.device)[:, None] & 1

@@ -1,4 +1,7 @@
-"""Weights in codes of four or eight bits under scales, which the C library multiplies by as they are (kernels/cpu/coded.py)."""
+"""Weights in codes of four or eight bits with scales, which C multiplies without unpacking.
+
+See kernels/cpu/coded.py.
+"""
 
 from abc import abstractmethod
 from functools import partial
@@ -12,7 +15,7 @@ from pilotlight.kernels.matrices.weight import Weight, check_product
 
 
 class CodedWeight(Weight):
-    """A weight that C multiplies by without unpacking it."""
+    """A weight that C multiplies without unpacking it."""
 
     __slots__ = ()
 
@@ -27,11 +30,11 @@ class CodedWeight(Weight):
 def native_linear(
     library: Library, x: Tensor, weight: CodedWeight, bias: Tensor | None = None, wide_output: bool = False
 ) -> Tensor | None:
-    """As coded.linear, of the weight's own parts."""
+    """Compute coded.linear with the weight's own parts."""
     return coded.linear(library, x, weight.codes_of_rows(), bias, wide_output)
 
 
 @operation(check_product, native=partial(native_linear, wide_output=True))
 def coded_logits(hidden: Tensor, weight: CodedWeight) -> Tensor:
-    """hidden [rows, columns] -> fp32 [rows, vocab], rounded to the storage type before."""
+    """Return fp32 logits [rows, vocab], rounded to the storage type first, of hidden [rows, columns]."""
     return weight.linear(hidden).float()

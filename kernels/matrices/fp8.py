@@ -1,8 +1,8 @@
-"""Eight-bit floats (e4m3) and their scales: of weights one per block, of activations, which are rounded on the way, one per group of columns.
+"""Eight-bit floats (e4m3) with scales: per block for weights, per group of columns for activations.
 
-Knows how both are scaled; refuses to know checkpoints. Scales are what values are multiplied by. Activations have a scale per row and
-group of columns: 128 of them where the weight's scales change along columns, else the whole row; or one scale for all, where a checkpoint has
-measured it beforehand.
+Knows how both are scaled; does not know checkpoints. A scale is the factor by which stored values are multiplied. Activations are rounded on the fly
+and have a scale per row and group of columns: of 128 columns if the weight's scales change along columns, else of the whole row; or one scale for
+all, if a checkpoint contains a measured one.
 """
 
 from dataclasses import dataclass
@@ -15,8 +15,8 @@ from pilotlight.kernels.dispatch import operation
 from pilotlight.kernels.matrices.weight import FP8, Operands, Weight, check_product, lay_operands, num_groups
 
 LARGEST = 448.0  # of e4m3
-GROUP = 128  # columns of activations under one scale
-TINY = 1e-12  # the least that the largest of a group is taken for: zeros have a scale too
+GROUP = 128  # columns of activations per scale
+TINY = 1e-12  # lower bound of a group's largest value, so that zeros have a scale, too
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -84,7 +84,7 @@ def unpack_fp8(weight: Fp8Weight, dtype: torch.dtype) -> torch.Tensor:
 def unpack_blocks(
     values: torch.Tensor, scales: torch.Tensor, row_group: int, column_group: int, dtype: torch.dtype
 ) -> torch.Tensor:
-    """[..., rows, columns] as plain numbers, computed in fp32 and rounded once."""
+    """Return [..., rows, columns] as plain numbers, computed in fp32 and rounded once."""
     rows, columns = values.shape[-2:]
     return (values.float() * spread(scales, row_group, column_group, rows, columns)).to(dtype)
 
@@ -95,7 +95,7 @@ def activation_group(weight: Fp8Weight) -> int:
 
 
 def spread(scales: torch.Tensor, row_group: int, column_group: int, rows: int, columns: int) -> torch.Tensor:
-    """Return one scale for each value."""
+    """Return one scale per value."""
     if row_group > 1:
         scales = scales.repeat_interleave(row_group, -2)[..., :rows, :]
     if scales.shape[-1] > 1:
@@ -109,7 +109,7 @@ def _is_one_number(x: torch.Tensor) -> bool:
 
 @operation(check_product, triton="matrices.fp8_linear")
 def fp8_linear(x: torch.Tensor, weight: Fp8Weight, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """x [tokens, columns] -> [tokens, rows]"""
+    """Multiply x [tokens, columns], rounded to FP8, by the weight; return [tokens, rows]."""
     values, scales = quantise_fp8(x, activation_group(weight), weight.input_scale)
     wide = unpack_blocks(values, scales, 1, activation_group(weight), torch.float32)
     product = F.linear(wide, unpack_fp8(weight, torch.float32), None if bias is None else bias.float())
@@ -134,8 +134,10 @@ def _check_activations(operation: str, x: torch.Tensor, group: int, scale: torch
 
 @operation(_check_activations, triton="matrices.fp8_linear")
 def quantise_fp8(x: torch.Tensor, group: int, scale: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-    """x [tokens, columns] -> values [tokens, columns] float8_e4m3fn, scales [tokens, groups] fp32. With a `scale` given, it is everybody's, and what
-    lies beyond the largest number becomes that."""
+    """Round x to FP8; return values [tokens, columns] float8_e4m3fn and scales [tokens, groups] fp32.
+
+    A given `scale` is used for all values; those beyond the largest number saturate.
+    """
     tokens, columns = x.shape
     groups = -(-columns // group)
     if scale is None:

@@ -1,8 +1,8 @@
-"""Four-bit integer weights with a scale per group of columns: one layout, whatever a checkpoint's was.
+"""Four-bit integer weights with a scale per group of columns, in one layout for all checkpoints.
 
-Knows the layout and its inverse; refuses to know checkpoints (engine/weights/formats/int4.py brings theirs here). A value is (code - zero) * scale;
-zeros are 8 where a weight has none. In every block of 32 columns, byte j holds column j in its low four bits and column j + 16 in its high ones: a
-kernel multiplies both halves of a block without moving a value to another thread (kernels/triton/matrices/tiles.py).
+Knows the layout and its inverse; does not know checkpoints (engine/weights/formats/int4.py converts them). A value is (code - zero) * scale; zeros
+are 8 if a weight has none. In every block of 32 columns, byte j holds column j in its low four bits and column j + 16 in its high ones: a kernel
+multiplies both halves of a block without moving a value to another thread (kernels/triton/matrices/tiles.py).
 """
 
 from dataclasses import dataclass
@@ -26,8 +26,8 @@ class Int4Weight(CodedWeight):
     scales: torch.Tensor  # [..., rows, groups]
     zeros: torch.Tensor | None  # [..., rows, groups] uint8
     columns: int
-    group: int  # columns under one scale, a multiple of 32 unless it is all of them
-    # [columns]: column i of the weight is for x[:, permutation[i]]. Some quantizers sort columns by importance, which scatters a group's.
+    group: int  # columns per scale, a multiple of 32 unless it is all of them
+    # [columns]: column i of the weight is multiplied with x[:, permutation[i]]. Some quantizers sort columns by importance, which scatters a group.
     permutation: torch.Tensor | None = None
 
     @property
@@ -71,20 +71,20 @@ class Int4Weight(CodedWeight):
 
 
 def pack_int4(codes: torch.Tensor) -> torch.Tensor:
-    """Codes from 0 to 15, [..., columns] -> [..., blocks * 16] uint8."""
+    """Pack codes from 0 to 15, [..., columns], to [..., blocks * 16] uint8."""
     codes = torch.unflatten(F.pad(codes.to(torch.uint8), (0, -codes.shape[-1] % BLOCK)), -1, (-1, 2, BLOCK // 2))
-    # contiguous: codes that were transposed, as AWQ has them, would leave their order in memory behind
+    # contiguous: otherwise codes that were transposed, as AWQ's are, would keep their order in memory
     return (codes[..., 0, :] | codes[..., 1, :] << 4).flatten(-2).contiguous()
 
 
 def unpack_codes(packed: torch.Tensor, columns: int) -> torch.Tensor:
-    """[..., blocks * 16] uint8 -> [..., columns] uint8, the inverse of pack_int4."""
+    """Unpack [..., blocks * 16] uint8 to [..., columns] uint8; the inverse of pack_int4."""
     blocks = torch.unflatten(packed, -1, (-1, BLOCK // 2))
     return torch.stack((blocks & 15, blocks >> 4), dim=-2).flatten(-3)[..., :columns]
 
 
 def unpack_int4(weight: Int4Weight, dtype: torch.dtype) -> torch.Tensor:
-    """Its values as a plain weight [..., rows, columns], columns in the packed order. Computed in fp32 and rounded once."""
+    """Return the plain weight [..., rows, columns], in packed column order, from fp32 rounded once."""
     codes, scales = unpack_codes(weight.codes, weight.columns), weight.scales.float()
     centred = codes.float()
     if weight.zeros is None:
@@ -102,7 +102,7 @@ def unpack_int4(weight: Int4Weight, dtype: torch.dtype) -> torch.Tensor:
 
 
 def has_codes(codes: torch.Tensor, columns: int) -> bool:
-    """Tell whether these are codes of so many columns."""
+    """True if these are codes of so many columns."""
     return (
         codes.dim() > 1
         and codes.dtype == torch.uint8
@@ -112,7 +112,7 @@ def has_codes(codes: torch.Tensor, columns: int) -> bool:
 
 
 def require_codes(check: ArgumentCheck, name: str, codes: torch.Tensor, columns: int, group: int, shape: str) -> str:
-    """Name what is wrong with a weight's codes; return the words of its scales' shape."""
+    """Check a weight's codes and raise for the part that is wrong; return the words of its scales' shape."""
     lead, _, last = shape.rpartition(" ")
     check.agree(f"{name}.columns", last, columns)
     check.derive(f"{name}.bytes", num_groups(columns, BLOCK) * (BLOCK // 2), f"{name}.columns")
@@ -125,8 +125,11 @@ def require_codes(check: ArgumentCheck, name: str, codes: torch.Tensor, columns:
 
 @operation(check_product, triton="matrices.packed", native=native_linear)
 def int4_linear(x: torch.Tensor, weight: Int4Weight, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """x [tokens, columns] -> [tokens, rows]. The torch form unpacks the whole weight for every call: it says what is right, and a CPU without the C
-    library unpacks once, when it loads (4096 x 4096 and one row on a thread of Zen 5: 58 ms, unpacked 2.6)."""
+    """Multiply x [tokens, columns] by the weight; return [tokens, rows].
+
+    The torch form unpacks the whole weight for every call: it is the reference. A CPU without the C library unpacks once, at load (4096 x 4096 and
+    one row on a thread of Zen 5: 58 ms, unpacked 2.6).
+    """
     if weight.permutation is not None:
         x = x.index_select(1, weight.permutation)
     return F.linear(x, unpack_int4(weight, x.dtype), bias)

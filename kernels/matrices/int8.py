@@ -1,7 +1,7 @@
-"""Eight-bit integer weights with a scale per row, or per group of its columns. A value is code * scale.
+"""Eight-bit integer weights with a scale per row or per group of columns: a value is code * scale.
 
-Knows the layout; refuses to know checkpoints (engine/weights/formats/int8.py brings theirs here). A CPU multiplies by them as they are; there is no
-form for GPUs.
+Knows the layout; does not know checkpoints (engine/weights/formats/int8.py converts them). A CPU multiplies without unpacking; there is no form for
+GPUs.
 """
 
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ class Int8Weight(CodedWeight):
     codes: torch.Tensor  # [..., rows, blocks * 32] int8
     scales: torch.Tensor  # [..., rows, groups]
     columns: int
-    group: int  # columns under one scale, a multiple of 32 unless it is all of them
+    group: int  # columns per scale, a multiple of 32 unless it is all of them
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -34,7 +34,7 @@ class Int8Weight(CodedWeight):
         return int8_linear(x, self, bias)
 
     def unpack(self, dtype: torch.dtype) -> torch.Tensor:
-        """Computed in fp32 and rounded once."""
+        """Return the plain weight, computed in fp32 and rounded once."""
         scales = self.scales.float().repeat_interleave(self.group, -1)[..., : self.columns]
         return (self.codes[..., : self.columns].float() * scales).to(dtype)
 
@@ -65,11 +65,11 @@ class Int8Weight(CodedWeight):
 
 
 def pad_int8(codes: torch.Tensor) -> torch.Tensor:
-    """[..., columns] int8 -> [..., blocks * 32]."""
+    """Pad [..., columns] int8 to [..., blocks * 32]."""
     return F.pad(codes, (0, -codes.shape[-1] % BLOCK))
 
 
 @operation(check_product, native=native_linear)
 def int8_linear(x: torch.Tensor, weight: Int8Weight, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """x [tokens, columns] -> [tokens, rows]"""
+    """Multiply x [tokens, columns] by the weight; return [tokens, rows]."""
     return F.linear(x, weight.unpack(x.dtype), bias)

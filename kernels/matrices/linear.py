@@ -1,6 +1,7 @@
-"""Matrix products with a plain weight as checkpoints keep it, [outputs, inputs]: a projection, a gated pair with its activation, a head.
+"""Matrix products with a plain weight [outputs, inputs], as in checkpoints.
 
-Knows which activations may be fused; refuses to know what is projected. On a CPU a few rows read the weight where it lies, once.
+These are a projection, a gated pair with its activation, and a head. Knows which activations can be fused; does not know what is projected. On a CPU
+a product with few rows reads the weight in place, once.
 """
 
 from functools import partial
@@ -43,7 +44,7 @@ def _gated_native(
 
 @operation(_check, native=ops.linear)
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """x [tokens, inputs], weight [outputs, inputs], bias [outputs] -> [tokens, outputs]."""
+    """Return x [tokens, inputs] times weight [outputs, inputs] plus bias [outputs], as [tokens, outputs]."""
     return _product(x, weight, bias)
 
 
@@ -51,13 +52,19 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
 def gated_linear(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, activation: GatedActivation
 ) -> torch.Tensor:
-    """x [tokens, inputs], weight [2 * intermediate, inputs], gate rows above up rows -> [tokens, intermediate]."""
+    """Return the activation [tokens, intermediate] of x [tokens, inputs] times the weight.
+
+    weight [2 * intermediate, inputs]: gate rows, then up rows.
+    """
     return activation(_product(x, weight, bias))
 
 
 @operation(_check, native=partial(ops.linear, wide_output=True))
 def logits(hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """hidden [rows, inputs], weight [vocab, inputs] -> fp32 [rows, vocab], rounded to the storage type before."""
+    """Return fp32 logits [rows, vocab], rounded to the storage type first.
+
+    hidden [rows, inputs], weight [vocab, inputs].
+    """
     return _product(hidden, weight, None).float()
 
 

@@ -1,7 +1,7 @@
-"""Weights of 12 bits that are bf16 to the bit: each value's low byte, and four bits that say where its high byte stands in a palette.
+"""Weights of 12 bits that equal bf16 to the bit: a low byte, and four bits that index a palette.
 
-A high byte is the sign and seven bits of the exponent. The values of eight rows have few of them: 16, their palette, are all but some in ten
-thousand; those that it lacks, the *escapes*, are listed apart. Knows the layout and its inverse; refuses to know which weights are worth it.
+A high byte is the sign and seven bits of the exponent. The values of eight rows have few different ones: their palette of 16 covers all but some in
+ten thousand; the rest, the *escapes*, are listed separately. Knows the layout and its inverse; does not know which weights are worth packing.
 """
 
 from dataclasses import dataclass, replace
@@ -23,21 +23,23 @@ PALETTE = 16
 PALETTE_ROWS = 8
 MOST_COLUMNS = 1 << 20
 _GROUP_BYTES = GROUP * 3 // 2
-_COMPUTED = (torch.bfloat16, torch.float32)  # types that a value is the same in
+_COMPUTED = (torch.bfloat16, torch.float32)  # types in which a value is represented exactly
 _ROWS_AT_A_TIME = 1024
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LosslessWeight(Weight):
-    """Rows of all experts lie one below the other. `experts`: 0 for a weight that is one matrix."""
+    """A weight in 12 bits. The rows of all experts are stacked; `experts` is 0 for a single matrix."""
 
     of_rows = ("codes", "palettes", "starts")
-    # [rows, row_bytes(columns)] uint8: of each group 64 bytes of places, two in each, and 128 low bytes (_columns has their order). The last one
-    # lacks the low bytes of its second half where it has no columns there
+    # [rows, row_bytes(columns)] uint8: per group 64 bytes of palette indices, two in each, and 128 low bytes (_columns has their order). The last
+    # group omits the low bytes of its second half if it has no columns there
     codes: Tensor
-    palettes: Tensor  # [ceil(rows / 8), 16] uint8; the first is of no infinity
-    starts: Tensor  # [ceil(rows / 8) + 1] int32: where the escapes of a palette's rows begin, and the last one's end
-    escapes: Tensor  # int32: row % 8 << 29 | column << 8 | high byte, row behind row
+    palettes: Tensor  # [ceil(rows / 8), 16] uint8; the first entry is never an infinity's
+    starts: (
+        Tensor  # [ceil(rows / 8) + 1] int32: where the escapes of each palette's rows start, and the end of the last
+    )
+    escapes: Tensor  # int32: row % 8 << 29 | column << 8 | high byte, row after row
     columns: int
     experts: int = 0
 
@@ -123,7 +125,7 @@ def num_palettes(rows: int) -> int:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Survey:
-    """What a plain weight [rows, columns] needs in 12 bits."""
+    """The palettes and sizes of a plain weight [rows, columns] in 12 bits."""
 
     palettes: Tensor
     starts: Tensor
@@ -144,15 +146,18 @@ class Survey:
         return self.rows * row_bytes(self.columns) + self.palettes.nbytes + self.starts.nbytes + 4 * self.num_escapes
 
     def empty(self, on: torch.device | None = None, escapes: Tensor | None = None) -> LosslessWeight:
-        """Return a weight to be filled by `encode_lossless`. `escapes`: those of the weight that these are rows of."""
+        """Return a weight to be filled by `encode_lossless`.
+
+        `escapes`: those of the weight to which these rows belong.
+        """
         codes = self.palettes.new_empty((self.rows, row_bytes(self.columns)), device=on)
         if escapes is None:
-            escapes = self.starts.new_zeros(self.num_escapes or 1, device=on)  # what is empty has no address
+            escapes = self.starts.new_zeros(self.num_escapes or 1, device=on)  # an empty tensor has no address
         return LosslessWeight(codes, self.palettes, self.starts, escapes, self.columns)
 
 
 def pack_lossless(plain: Tensor) -> LosslessWeight:
-    """plain [rows, columns] bf16 -> the same in 12 bits and more for each escape."""
+    """Pack plain [rows, columns] bf16 in 12 bits per value, plus the escapes."""
     weight = Survey.of(plain).empty()
     encode_lossless(plain, weight)
     return weight
@@ -168,7 +173,7 @@ def _check_plain(operation: str, plain: Tensor, *_: object) -> None:
 
 @operation(_check_plain, native=native.survey)
 def survey_lossless(plain: Tensor) -> tuple[Tensor, Tensor]:
-    """plain [rows, columns] bf16 -> palettes, starts."""
+    """Return the palettes and starts of plain [rows, columns] bf16."""
     high = (plain.view(torch.int16).int() >> 8) & 255
     rows = plain.shape[0]
     counted = [torch.bincount(part.flatten(), minlength=256) for part in torch.split(high, PALETTE_ROWS)]
@@ -182,7 +187,7 @@ def survey_lossless(plain: Tensor) -> tuple[Tensor, Tensor]:
 
 @operation(_check_plain, native=native.encode)
 def encode_lossless(plain: Tensor, into: LosslessWeight) -> bool:
-    """Fill codes and escapes of a weight that has its palettes and starts."""
+    """Fill codes and escapes of a weight whose palettes and starts are set."""
     rows = plain.shape[0]
     bits = F.pad(plain.view(torch.int16).int() & 0xFFFF, (0, -plain.shape[1] % GROUP))
     high, low = bits >> 8, bits & 255
@@ -212,7 +217,10 @@ def _check_unpacked(operation: str, codes: Tensor, weight: LosslessWeight, dtype
 
 @operation(_check_unpacked, triton="matrices.lossless", native=native.unpack)
 def unpack_lossless(codes: Tensor, weight: LosslessWeight, dtype: torch.dtype) -> Tensor:
-    """-> the plain weight [..., rows, columns]. `codes`: the weight's, whose device decides about the form."""
+    """Return the plain weight [..., rows, columns].
+
+    `codes`: the weight's own; their device selects the form.
+    """
     every_row = torch.arange(codes.shape[0], device=codes.device)
     parts = [_decode(weight, numbers) for numbers in torch.split(every_row, _ROWS_AT_A_TIME)]
     return torch.cat([*parts, parts[0][:0]] if parts else []).view(weight.shape).to(dtype)
@@ -229,14 +237,14 @@ def _check_rows(
 
 @operation(_check_rows, triton="matrices.lossless", native=native.rows)
 def lossless_rows(numbers: Tensor, weight: LosslessWeight, dtype: torch.dtype, scale: float = 1.0) -> Tensor:
-    """numbers [n] -> [n, columns], times `scale`."""
+    """Return the rows `numbers` [n], times `scale`, as [n, columns]."""
     found = _decode(weight, numbers).to(dtype)
     return found if scale == 1.0 else found * scale
 
 
 @operation(check_product, triton="matrices.lossless", native=native.linear)
 def lossless_linear(x: Tensor, weight: LosslessWeight, bias: Tensor | None = None) -> Tensor:
-    """x [tokens, columns] -> [tokens, rows]."""
+    """Multiply x [tokens, columns] by the weight; return [tokens, rows]."""
     return F.linear(x, weight.unpack(x.dtype), bias)
 
 
@@ -256,25 +264,34 @@ def _check_gated(operation: str, x: Tensor, weight: LosslessWeight, bias: Tensor
 def lossless_gated_linear(
     x: Tensor, weight: LosslessWeight, bias: Tensor | None, activation: GatedActivation
 ) -> Tensor:
-    """x [tokens, columns], weight [2 * intermediate, columns], gate rows above up rows -> [tokens, intermediate]."""
+    """Return the activation [tokens, intermediate] of x [tokens, columns] times the weight.
+
+    weight [2 * intermediate, columns]: gate rows, then up rows.
+    """
     return activation(F.linear(x, weight.unpack(x.dtype), bias))
 
 
 @operation(check_product, triton="matrices.lossless", native=partial(native.linear, wide_output=True))
 def lossless_logits(hidden: Tensor, weight: LosslessWeight) -> Tensor:
-    """hidden [rows, columns], weight [vocab, columns] -> fp32 [rows, vocab], rounded to the storage type before."""
+    """Return fp32 logits [rows, vocab], rounded to the storage type first.
+
+    hidden [rows, columns], weight [vocab, columns].
+    """
     return F.linear(hidden, weight.unpack(hidden.dtype)).float()
 
 
 def _columns() -> Tensor:
-    """[128]: the column within a group whose low byte comes at each place. Of 16 bytes eight belong to one run of 32 columns and eight to the next,
-    so that a CPU joins bytes to values without moving any between 16-byte lanes (kernels/cpu/lossless.h)."""
+    """Return [128]: the column within a group whose low byte is at each place.
+
+    Of 16 bytes eight belong to one run of 32 columns and eight to the next, so that a CPU joins bytes to values without moving any between 16-byte
+    lanes (kernels/cpu/lossless.h).
+    """
     place = torch.arange(GROUP)
     return place // 64 * 64 + place % 16 // 8 * 32 + place % 64 // 16 * 8 + place % 8
 
 
 def _decode(weight: LosslessWeight, numbers: Tensor) -> Tensor:
-    """Rows `numbers` as bf16 [n, columns]."""
+    """Return the rows `numbers` as bf16 [n, columns]."""
     codes = weight.codes[numbers]
     groups = F.pad(codes, (0, -codes.shape[1] % _GROUP_BYTES)).view(len(numbers), -1, _GROUP_BYTES)
     pairs, low = groups[..., : GROUP // 2], groups[..., GROUP // 2 :]
@@ -288,7 +305,9 @@ def _decode(weight: LosslessWeight, numbers: Tensor) -> Tensor:
     row = torch.arange(len(numbers), device=numbers.device).repeat_interleave(counts)
     within = torch.arange(len(row), device=row.device) - (counts.cumsum(0) - counts).repeat_interleave(counts)
     escapes = weight.escapes[weight.starts[group].long()[row] + within]
-    is_its = escapes >> 29 & 7 == numbers[row] % PALETTE_ROWS  # a palette's rows have theirs together
+    is_its = (
+        escapes >> 29 & 7 == numbers[row] % PALETTE_ROWS
+    )  # the escapes of all rows of a palette are stored together
     row, escapes = row[is_its], escapes[is_its]
     column = (escapes >> 8 & (1 << 21) - 1).long()
     bits[row, column] = (escapes & 255) << 8 | bits[row, column] & 255

@@ -1,6 +1,7 @@
-"""Whether this machine multiplies by weights in 12 bits at least as fast as by plain ones: measured once, and kept beside the C library.
+"""Measure whether this machine multiplies by 12-bit weights at least as fast as by plain ones.
 
-Knows one matrix, too large for any cache, and some numbers of rows that are multiplied with it; refuses to know models.
+Measured once, and stored beside the C library. Knows one matrix, too large for any cache, and some numbers of rows that are multiplied with it; does
+not know models.
 """
 
 import json
@@ -20,14 +21,14 @@ from pilotlight.kernels.matrices.weight import Weight
 log = logging.getLogger(__name__)
 
 _ROWS = (1, 4, 16, 64)  # of activations
-_OUTPUTS, _COLUMNS = 8192, 4096  # of 64 MiB in bf16
-_TIMES = 7  # by turns, of which the least counts
-_LEAST_GAIN = 1.05  # of one row
-_MOST_LOSS = 1.03  # of more rows: what two measurements of the same differ by
+_OUTPUTS, _COLUMNS = 8192, 4096  # 64 MiB in bf16
+_TIMES = 7  # alternating; the least counts
+_LEAST_GAIN = 1.05  # for one row
+_MOST_LOSS = 1.03  # for more rows: the difference between two equal measurements
 
 
 def known() -> bool | None:
-    """Return what was measured here; None: nothing."""
+    """Return the result measured on this machine, or None if there is none."""
     file = _file()
     if file is None:
         return False  # torch would unpack a weight for every product
@@ -39,16 +40,18 @@ def known() -> bool | None:
 
 
 def measure() -> bool:
-    """Measure, for half a second, and keep it."""
+    """Measure for half a second and store the result."""
     gains = {rows: _gain(rows, *weights) for weights in [_weights()] for rows in _ROWS}
     is_faster = gains[1] >= _LEAST_GAIN and min(gains.values()) >= 1 / _MOST_LOSS
     shown = ", ".join(f"{rows}: {gain:.2f}" for rows, gain in gains.items())
     log.info(
-        "weights in 12 bits are %s here; times as fast by rows, %s", "faster" if is_faster else "not faster", shown
+        "weights in 12 bits are %s here; speed relative to plain ones by number of rows: %s",
+        "faster" if is_faster else "not faster",
+        shown,
     )
     file = _file()
     if file is not None:
-        with suppress(OSError):  # it is measured again when it is asked for again
+        with suppress(OSError):  # it will be measured again when it is next needed
             unfinished = file.with_suffix(".measured")
             unfinished.write_text(json.dumps({"of": _circumstances(), "is_faster": is_faster, "gains": gains}))
             unfinished.replace(file)

@@ -1,8 +1,7 @@
-"""MXFP4 (OCP Microscaling Formats 1.0): blocks of 32 four-bit floats (e2m1) under one shared power of two (e8m0).
+"""MXFP4 (OCP Microscaling Formats 1.0): 32 four-bit floats (e2m1) share a power of two (e8m0).
 
-Knows the format as checkpoints have it, which is unpacked to a type that models compute in, and as kernels want it, for products that unpack it
-tile by tile. Every product of value and scale that is within bf16's range is exact in bf16, so that one table look-up for two values and one
-multiplication lose nothing.
+Knows the format of checkpoints, which is unpacked to a type that models compute in, and that of kernels, for products that unpack it tile by tile.
+Every product of value and scale within bf16's range is exact in bf16, so one table look-up for two values and one multiplication lose nothing.
 """
 
 import math
@@ -25,7 +24,7 @@ _E8M0 = (*(2.0 ** (i - 127) for i in range(255)), math.nan)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Mxfp4Weight(CodedWeight):
-    """Bytes lie as in kernels/matrices/int4.py."""
+    """A weight in MXFP4, with bytes in the order of kernels/matrices/int4.py."""
 
     of_rows = ("codes", "scales")
 
@@ -62,12 +61,12 @@ class Mxfp4Weight(CodedWeight):
 
 
 def repack_mxfp4(blocks: torch.Tensor) -> torch.Tensor:
-    """[..., blocks, 16] as checkpoints have them, neighbours in a byte -> Mxfp4Weight's codes [..., blocks * 16]."""
+    """Convert [..., blocks, 16] of checkpoints, with neighbours in a byte, to codes [..., blocks * 16]."""
     return pack_int4(torch.stack((blocks & 15, blocks >> 4), dim=-1).flatten(-3))
 
 
 def unpack_mxfp4_weight(weight: Mxfp4Weight, dtype: torch.dtype) -> torch.Tensor:
-    """Its values as a plain weight [..., rows, columns]."""
+    """Return the plain weight [..., rows, columns]."""
     values = torch.tensor((*_E2M1, *(-x for x in _E2M1)), dtype=torch.float32, device=weight.codes.device)
     powers = torch.tensor(_E8M0, dtype=torch.float32, device=weight.codes.device)
     plain = torch.unflatten(values[unpack_codes(weight.codes, weight.columns).int()], -1, (-1, BLOCK))
@@ -75,8 +74,10 @@ def unpack_mxfp4_weight(weight: Mxfp4Weight, dtype: torch.dtype) -> torch.Tensor
 
 
 def unpack_mxfp4(blocks: torch.Tensor, scales: torch.Tensor, into: torch.Tensor) -> None:
-    """blocks [..., 16] uint8, the earlier value of each pair in the low four bits; scales [...] uint8 -> into, strided
-    or not, whose values in order are those of the blocks; bf16 or fp32. A scale that is no number unpacks to NaN."""
+    """Unpack checkpoint blocks into `into`, bf16 or fp32, which may be strided.
+
+    blocks [..., 16] uint8, the first value of each pair in the low four bits; scales [...] uint8. A scale that is NaN unpacks to NaN.
+    """
     if not (
         blocks.dtype == scales.dtype == torch.uint8
         and blocks.dim() > 0
@@ -91,7 +92,7 @@ def unpack_mxfp4(blocks: torch.Tensor, scales: torch.Tensor, into: torch.Tensor)
     high, low = torch.meshgrid(values, values, indexing="ij")
     pairs = torch.stack((low, high), dim=-1).view(256, 2)  # what each byte holds
     as_words = pairs.view({2: torch.int32, 4: torch.int64}[dtype.itemsize]).squeeze(1)
-    # index_select: 3 ms for an expert of gpt-oss-20b on a CPU core, where indexing with brackets took 55
+    # index_select: 3 ms for an expert of gpt-oss-20b on a CPU core; indexing with brackets took 55
     unpacked = as_words.index_select(0, blocks.reshape(-1).int()).view(dtype).view(-1, BLOCK)
     unpacked *= torch.tensor(_E8M0, dtype=dtype, device=device)[scales.reshape(-1, 1).int()]
     into.copy_(unpacked.view(into.shape))
@@ -109,5 +110,5 @@ def _look_at(blocks: torch.Tensor, scales: torch.Tensor, into: torch.Tensor) -> 
 
 @operation(check_product, triton="matrices.packed", native=native_linear)
 def mxfp4_linear(x: torch.Tensor, weight: Mxfp4Weight, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """x [tokens, columns] -> [tokens, rows]"""
+    """Multiply x [tokens, columns] by the weight; return [tokens, rows]."""
     return F.linear(x, unpack_mxfp4_weight(weight, x.dtype), bias)

@@ -1,4 +1,4 @@
-"""A plain weight: the numbers themselves, in the type that is computed with."""
+"""A plain weight: the values themselves, in the type used to compute."""
 
 from dataclasses import dataclass
 

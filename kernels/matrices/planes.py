@@ -1,4 +1,4 @@
-"""bf16 as two planes of bytes: the exponents of all values, then of each the sign and the mantissa."""
+"""bf16 as two planes of bytes: the exponents of all values, then their signs and mantissas."""
 
 import torch
 from torch import Tensor
@@ -9,9 +9,9 @@ from pilotlight.kernels.dispatch import operation
 
 
 def split_planes(values: Tensor) -> Tensor:
-    """values [n] bf16 -> [2 n] uint8."""
+    """Split values [n] bf16 into [2 n] uint8."""
     bits = values.view(torch.int16)
-    exponents = (bits >> 7).to(torch.uint8)  # the lowest eight bits of what is left
+    exponents = (bits >> 7).to(torch.uint8)  # the cast keeps the lowest eight bits
     others = bits & 0x7F | bits >> 8 & 0x80
     return torch.cat((exponents, others.to(torch.uint8)))
 
@@ -24,7 +24,7 @@ def _check_joined(operation: str, into: Tensor, planes: bytes) -> None:
 
 @operation(_check_joined, native=native.join_planes)
 def join_planes(into: Tensor, planes: bytes) -> bool:
-    """planes [2 n] -> into [n] bf16."""
+    """Join planes [2 n] to values in `into` [n] bf16."""
     exponents, others = torch.frombuffer(bytearray(planes), dtype=torch.uint8).to(torch.int16).view(2, -1)
     into.view(torch.int16).copy_(exponents << 7 | others & 0x7F | others << 8 & -0x8000)
     return True

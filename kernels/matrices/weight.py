@@ -1,8 +1,7 @@
-"""A weight matrix in the form that it is kept in, and what every form can do: be multiplied by, give rows, be one expert's, be unpacked.
+"""A weight matrix in its stored form, with the methods of every form: multiply, get rows, unpack.
 
-Plain ones are in kernels/matrices/plain.py, packed ones in files of their formats' names. Another form is another subclass: nothing lists them.
-Refuses to
-know checkpoints (engine/weights/formats brings theirs here).
+Plain ones are in kernels/matrices/plain.py, packed ones in files named after their formats. A new form is a new subclass; no list has to be changed.
+Does not know checkpoints (engine/weights/formats converts them).
 """
 
 from abc import ABC, abstractmethod
@@ -20,7 +19,10 @@ PLAIN, FP8, INT4, MXFP4 = range(4)  # as in kernels/triton/matrices/tiles.py
 
 
 class Operands(NamedTuple):
-    """What Triton's products read of a weight. Strides are counted in elements; those of experts are 0 for a weight that is one matrix."""
+    """The arguments for a weight in Triton's products.
+
+    Strides are counted in elements; those of experts are 0 for a weight that is one matrix.
+    """
 
     weight: Tensor
     scales: Tensor
@@ -39,65 +41,71 @@ class Operands(NamedTuple):
 
 
 class Weight(ABC):
-    """One matrix [rows, columns], or with another dimension in front one per expert. Subclasses are frozen dataclasses."""
+    """One matrix [rows, columns], or one per expert with a first dimension more.
+
+    Subclasses are frozen dataclasses.
+    """
 
     __slots__ = ()
-    of_rows: ClassVar[tuple[str, ...]]  # its tensors that have the rows' dimension, and the experts' before it
+    of_rows: ClassVar[tuple[str, ...]]  # its tensors whose dimensions include the rows, after the experts if any
 
     @property
     @abstractmethod
     def shape(self) -> tuple[int, ...]:
-        """The plain weight's: [..., rows, columns]."""
+        """Return the shape of the plain weight: [..., rows, columns]."""
 
     @abstractmethod
     def linear(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
-        """x [tokens, columns] -> [tokens, rows]"""
+        """Multiply x [tokens, columns] by the weight; return [tokens, rows]."""
 
     @abstractmethod
     def unpack(self, dtype: torch.dtype) -> Tensor:
-        """Return the plain weight, columns as x has them."""
+        """Return the plain weight, with columns in the order of x."""
 
     @abstractmethod
     def is_sound(self, dtype: torch.dtype) -> bool:
-        """Tell whether its parts have types and sizes that go with each other, and with x's type."""
+        """True if its parts have types and sizes that match each other and x's type."""
 
     @abstractmethod
     def require(self, check: ArgumentCheck, name: str, shape: str, dtype: torch.dtype) -> None:
-        """Name the part that is wrong. `shape`: the words of its dimensions, such as "rows columns"."""
+        """Raise for the part that is wrong. `shape`: the words of its dimensions, such as "rows columns"."""
 
     def rows(self, numbers: Tensor, dtype: torch.dtype, scale: float = 1.0) -> Tensor:
-        """numbers [n] -> [n, columns], times `scale`"""
+        """Return the rows `numbers` [n], times `scale`, as [n, columns]."""
         return self._each(lambda part: part[numbers]).unpack(dtype) * scale
 
     def expert(self, i: int) -> Self:
-        """Return one expert's matrix of a weight with experts in its first dimension."""
+        """Return one expert's matrix of a weight whose first dimension is experts."""
         return self._each(lambda part: part[i])
 
     def by_expert(self, experts: int) -> Self:
-        """[experts * rows, columns] -> [experts, rows, columns]"""
+        """Reshape [experts * rows, columns] to [experts, rows, columns]."""
         return self._each(lambda part: torch.unflatten(part, 0, (experts, -1)))
 
     def operands(self) -> Operands:
-        """Return what Triton's products read. Raises NotImplementedError for a form that they do not know."""
-        raise NotImplementedError(f"Triton's products read no {type(self).__name__}")
+        """Return the arguments for Triton's products.
+
+        Raises NotImplementedError for a form that they do not support.
+        """
+        raise NotImplementedError(f"Triton's products do not support {type(self).__name__}")
 
     def gated(self, x: Tensor, bias: Tensor | None, activation: GatedActivation) -> Tensor:
-        """x [tokens, columns] -> activation of gate and up, which are one matrix, gate rows above up rows"""
+        """Return the activation of x [tokens, columns] times the weight, whose gate rows precede its up rows."""
         return activation(self.linear(x, bias))
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """hidden [rows, columns] -> fp32 [rows, vocab], rounded to the storage type before"""
+        """Return fp32 logits [rows, vocab], rounded to the storage type first, of hidden [rows, columns]."""
         return self.linear(hidden).float()
 
     @property
     def parts(self) -> list[Tensor]:
-        """The tensors that it is kept in."""
+        """Return the tensors in which it is stored."""
         values = (getattr(self, field.name) for field in fields(self))  # type: ignore[arg-type]
         return [value for value in values if isinstance(value, Tensor)]
 
     @property
     def expert_parts(self) -> list[Tensor]:
-        """Those of the tensors whose first dimension is the experts'."""
+        """Return the tensors whose first dimension is experts."""
         return [part for name in self.of_rows if (part := getattr(self, name)) is not None]
 
     @property
@@ -111,7 +119,7 @@ class Weight(ABC):
 
 
 def check_product(operation: str, x: Tensor, weight: Weight, bias: Tensor | None = None) -> None:
-    """The check of an operation that multiplies by a packed weight."""
+    """Check the arguments of an operation that multiplies by a packed weight."""
     shape = weight.shape
     if not (
         x.dim() == len(shape) == 2
@@ -138,7 +146,10 @@ def lay_operands(
     format: int,
     is_permuted: bool = False,
 ) -> Operands:
-    """Describe tensors of [..., rows, bytes or values], [..., row groups, column groups]. `groups`: rows and columns under one scale."""
+    """Describe tensors [..., rows, bytes or values] and [..., row groups, column groups] for Triton.
+
+    `groups`: rows and columns per scale.
+    """
     experts = values.dim() == 3
     return Operands(
         values, scales, values if zeros is None else zeros, values.shape[-2], columns,

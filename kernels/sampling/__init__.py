@@ -1,1 +1,1 @@
-"""From logits to tokens: masks, penalties, sampling, log probabilities."""
+"""The steps from logits to tokens: masks, penalties, sampling, log probabilities."""

@@ -1,5 +1,7 @@
-"""Log probabilities of chosen tokens and of the likeliest alternatives, from raw logits (before temperature and
-truncation)."""
+"""Log probabilities of chosen tokens and of the likeliest alternatives.
+
+Computed from raw logits: before temperature and truncation.
+"""
 
 import torch
 
@@ -31,8 +33,10 @@ def _check(operation: str, logits: torch.Tensor, token_ids: torch.Tensor, num_to
 def token_logprobs(
     logits: torch.Tensor, token_ids: torch.Tensor, num_top: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """logits [rows, vocab] fp32, token_ids [rows] -> (chosen [rows], top ids [rows, num_top], top logprobs [rows,
-    num_top]); of equal logits any may be named first."""
+    """Return log probabilities: chosen [rows], and top ids and top values [rows, num_top].
+
+    logits [rows, vocab] fp32, token_ids [rows], the chosen tokens. The order of equal logits is unspecified.
+    """
     normaliser = torch.logsumexp(logits, dim=-1, keepdim=True)
     chosen = logits.gather(1, token_ids.unsqueeze(1)) - normaliser
     top = logits.topk(min(num_top, logits.shape[1]), dim=-1)
@@ -41,5 +45,5 @@ def token_logprobs(
 
 @operation(_check)
 def token_ranks(logits: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
-    """logits [rows, vocab], token_ids [rows] -> [rows] int64: 1 plus the number of likelier tokens."""
+    """Return 1 plus the number of likelier tokens, [rows], for logits [rows, vocab], token_ids [rows]."""
     return (logits > logits.gather(1, token_ids.unsqueeze(1))).sum(dim=-1) + 1

@@ -1,7 +1,7 @@
-"""Masks over a vocabulary: a bit for each token that a grammar allows next. The logits of all others become the lowest number, which weighs nothing
-in the choice.
+"""Masks over a vocabulary: one bit for each token, set if a grammar allows it next.
 
-A row's bits lie in words of 32, the first token lowest, as grammar libraries write them; tokens behind the last word are not allowed.
+The logits of other tokens become the lowest number, which has no weight in sampling. A row's bits are in words of 32, the first token lowest, as
+grammar libraries write them; tokens after the last word are forbidden.
 """
 
 import torch
@@ -34,7 +34,10 @@ def _check(operation: str, logits: torch.Tensor, rows: torch.Tensor, bits: torch
 
 @operation(_check, triton="sampling.masks", native=masks.mask_)
 def mask_(logits: torch.Tensor, rows: torch.Tensor, bits: torch.Tensor) -> None:
-    """Forbid tokens, in place: logits [rows, vocab] fp32, contiguous; rows [masks] int64, no two equal; bits [masks, words] int32."""
+    """Forbid tokens, in place.
+
+    logits [rows, vocab] fp32, contiguous; rows [masks] int64, all different; bits [masks, words] int32.
+    """
     vocab = logits.shape[1]
     places = torch.arange(32, dtype=torch.int32, device=logits.device)
     allowed = ((bits.unsqueeze(2) >> places) & 1).bool().flatten(1)[:, :vocab]

@@ -1,16 +1,15 @@
-"""Logit bias and the penalties against repeating, at the few entries of the logits that they touch.
+"""Logit bias and the penalties against repetition, applied only to the logits that they change.
 
-In this order, which is vLLM's (its sampler's docstring), before temperature and truncation:
+The order is vLLM's (its sampler's docstring), before temperature and truncation:
 
 1. logit bias (OpenAI): `logit += bias`.
-2. repetition penalty (Keskar et al., "CTRL", 2019, as Hugging Face and vLLM have it), of every token in the prompt or
-   the output: `logit = logit / r if logit > 0 else logit * r`.
-3. frequency and presence penalty (OpenAI), of every token in the output:
-   `logit -= frequency * times it was put out + presence`.
+2. repetition penalty (Keskar et al., "CTRL", 2019, as in Hugging Face and vLLM), for every token in the prompt or
+the output: `logit = logit / r if logit > 0 else logit * r`.
+3. frequency and presence penalty (OpenAI), for every token in the output:
+`logit -= frequency * count in the output + presence`.
 
-Entries are sparse: a conversation of 4,000 tokens touches about a thousand of 128,000 logits, so a gather and a
-scatter of them replace counts over the whole vocabulary (32 MB a step for 64 rows). Each entry is computed by itself:
-neighbours in the batch change nothing.
+Entries are sparse: a conversation of 4,000 tokens touches about a thousand of 128,000 logits, so a gather and a scatter of them replace counts over
+the whole vocabulary (32 MB a step for 64 rows). Each entry is computed independently: neighbours in the batch change nothing.
 """
 
 from typing import NamedTuple
@@ -23,13 +22,13 @@ from pilotlight.kernels.dispatch import operation
 
 
 class LogitEntries(NamedTuple):
-    """Which logits to change, and by what. No (row, token) occurs twice."""
+    """The logits to change, and their penalties. No (row, token) occurs twice."""
 
     rows: torch.Tensor  # [entries] int64
     token_ids: torch.Tensor  # [entries] int64
     bias: torch.Tensor  # [entries] fp32
     seen: torch.Tensor  # [entries] fp32: 1 for a token of the prompt or the output, else 0
-    num_outputs: torch.Tensor  # [entries] fp32: how often the token was put out
+    num_outputs: torch.Tensor  # [entries] fp32: how often the token occurs in the output
     repetition: torch.Tensor  # [entries] fp32 > 0 (1: off)
     presence: torch.Tensor  # [entries] fp32 (0: off)
     frequency: torch.Tensor  # [entries] fp32 (0: off)
@@ -62,8 +61,10 @@ def _check(operation: str, logits: torch.Tensor, entries: LogitEntries, before: 
 
 @operation(_check, triton="sampling.penalties")
 def penalize_(logits: torch.Tensor, entries: LogitEntries) -> torch.Tensor:
-    """Change logits [rows, vocab] fp32, contiguous, in place -> the entries' former values [entries], which `restore_`
-    puts back."""
+    """Apply penalties to logits [rows, vocab] fp32, contiguous, in place.
+
+    Return the former values [entries]. `restore_` puts them back.
+    """
     places = _places(logits, entries)
     before = logits.view(-1).index_select(0, places)
     biased = before + entries.bias
@@ -81,5 +82,5 @@ def restore_(logits: torch.Tensor, entries: LogitEntries, before: torch.Tensor) 
 
 
 def _places(logits: torch.Tensor, entries: LogitEntries) -> torch.Tensor:
-    # One flat index: on a CPU a quarter of the time of indexing by pairs (0.09 ms against 0.65 for 100,000 entries).
+    # One flat index: on a CPU a quarter of the time of indexing by pairs (0.09 ms instead of 0.65 for 100,000 entries).
     return entries.rows * logits.shape[1] + entries.token_ids

@@ -1,11 +1,12 @@
-"""Picks one token per row from logits: temperature, min-p, top-k, top-p, then inversion of the cumulative distribution; rows of temperature 0 take
-the likeliest token, of equals the first.
+"""Choice of one token per row of logits: temperature, min-p, top-k, top-p, then inversion of the CDF.
 
-A logit's distance from its row's highest is rounded to a *cost*, in 2**-24 of a factor of two, and a cost has a *weight*, an integer. Behind the cost
-all is integers: sums come out the same in any order, so that a token depends on no device, form, batch or split of the vocabulary. Before it are one
-subtraction and one product, which IEEE 754 rounds alike everywhere. Tokens of equal cost are kept or dropped together, so neither sort order nor
-device decides what is kept. One uniform number per token instead of one Gumbel number per vocabulary entry: 64 rows over 128k entries would need 8 M
-Philox calls a step.
+Rows of temperature 0 take the likeliest token, the first of equals.
+
+A logit's distance from its row's highest is rounded to a *cost*, in 2**-24 of a factor of two, and a cost has a *weight*, an integer. From the cost
+on, all numbers are integers: sums are equal in any order, so that a token depends on no device, form, batch or split of the vocabulary. Before it
+there are only one subtraction and one product, which IEEE 754 rounds alike everywhere. Tokens of equal cost are kept or dropped together, so neither
+sort order nor device decides. One uniform number per token is used instead of one Gumbel number per vocabulary entry: 64 rows over 128k entries would
+need 8 M Philox calls a step.
 """
 
 from collections.abc import Callable
@@ -57,7 +58,10 @@ def _check_logits(operation: str, logits: Tensor) -> None:
 
 @operation(_check, triton="sampling.sample")
 def sample(logits: Tensor, batch: SamplingBatch) -> tuple[Tensor, Tensor]:
-    """logits [rows, vocab] fp32 -> ids [rows] int64, each row's highest logit [rows]: NaN where any is."""
+    """Return the sampled ids [rows] int64, and each row's highest logit [rows], NaN if any logit is.
+
+    logits [rows, vocab] fp32.
+    """
     ids, tops = argmax(logits)
     if len(batch.drawn) == len(logits):
         return draw(logits, tops, batch), tops
@@ -71,19 +75,19 @@ def sample(logits: Tensor, batch: SamplingBatch) -> tuple[Tensor, Tensor]:
 
 @operation(_check_logits, native=sampling.argmax)
 def argmax(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """`sample` where nothing is drawn: the first of the highest of each row [rows], and that logit: NaN where any is."""
+    """Return the first index of each row's highest logit, and that logit, NaN if any is, [rows] each."""
     best = logits.max(dim=-1)
     return best.indices, best.values
 
 
 def draw(logits: Tensor, tops: Tensor, batch: SamplingBatch) -> Tensor:
-    """logits [rows, vocab], all of which are drawn, and the highest of each row -> ids [rows]."""
+    """Return drawn ids [rows], for logits [rows, vocab] whose rows are all drawn, and their maxima."""
     seed, position, top_k, floor = batch.integers
     scale, top_p = batch.reals
     rows = _Rows(logits, tops, scale)
     if batch.truncates:
         vocab = logits.shape[1]
-        # A second look at flat rows would make the host wait for a GPU, which sorts everything at once instead.
+        # A second look at flat rows would make the host wait for a GPU; there, everything is sorted at once instead.
         candidates = vocab if logits.is_cuda else min(vocab, max(NUM_CANDIDATES, batch.largest_top_k))
         floor = rows.truncated(top_k, top_p, floor, candidates)
     return pick(
@@ -94,7 +98,7 @@ def draw(logits: Tensor, tops: Tensor, batch: SamplingBatch) -> Tensor:
 
 
 class _Rows:
-    """Logits as costs and weights, computed when they are asked for."""
+    """Logits as costs and weights, computed on demand."""
 
     def __init__(self, logits: Tensor, tops: Tensor, scale: Tensor) -> None:
         self._logits = logits  # [rows, vocab]
@@ -103,7 +107,7 @@ class _Rows:
         self._all: tuple[Tensor, Tensor] | None = None
 
     def sums(self, floor: Tensor) -> Tensor:
-        """The weights of what costs at most `floor` [rows], summed in pieces -> [rows, pieces]."""
+        """Return the weights that cost at most `floor` [rows], summed in pieces, [rows, pieces]."""
         native = sampling.sampling_sums(self._logits, self._tops, self._scale, floor)
         if native is not None:
             return native
@@ -114,14 +118,17 @@ class _Rows:
         return piece_sums(weights * (costs <= floor.unsqueeze(1)))
 
     def weights_of(self, entries: Tensor, floor: Tensor) -> Tensor:
-        """The weights of entries [rows, n]; what costs more than `floor` [rows], and what lies behind the vocabulary, weighs nothing."""
+        """Return the weights of entries [rows, n].
+
+        Entries that cost more than `floor` [rows], or are outside the vocabulary, weigh 0.
+        """
         vocab = self._logits.shape[1]
         logits = self._logits.gather(1, entries.clamp(max=vocab - 1)).masked_fill_(entries >= vocab, -torch.inf)
         costs, weights = weigh(logits, self._tops, self._scale)
         return weights * (costs <= floor.unsqueeze(1))
 
     def truncated(self, top_k: Tensor, top_p: Tensor, floor: Tensor, candidates: int) -> Tensor:
-        """Return the highest cost [rows] that survives min-p, which is `floor`, top-k and top-p, each applied to what the one before left."""
+        """Return the highest cost [rows] that survives min-p (`floor`), top-k and top-p, in this order."""
         vocab = self._logits.shape[1]
         ordered = self._logits.topk(candidates, dim=-1).values  # the cheapest first
         costs, weights = weigh(ordered, self._tops, self._scale)
@@ -136,7 +143,7 @@ class _Rows:
         floor_of_all = torch.where((top_p < 1.0) & reached, torch.minimum(floor, nucleus), floor)
         if candidates < vocab:
             open_rows = ((top_p < 1.0) & ~reached).nonzero().squeeze(1)
-            if open_rows.numel():  # a distribution flatter than the candidates: look at more of those rows
+            if open_rows.numel():  # a distribution flatter than the candidates: examine more tokens of those rows
                 rest = _Rows(self._logits[open_rows], self._tops[open_rows], self._scale[open_rows])
                 floor_of_all[open_rows] = rest.truncated(
                     top_k[open_rows], top_p[open_rows], floor[open_rows], min(vocab, 8 * candidates)
@@ -145,7 +152,10 @@ class _Rows:
 
 
 def weigh(logits: Tensor, tops: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
-    """logits [rows, n], the highest of each row and its scale [rows] -> costs [rows, n] int32, weights [rows, n] int64"""
+    """Return costs [rows, n] int32 and weights [rows, n] int64.
+
+    logits [rows, n]; tops and scale [rows]: the highest logit of each row and its scale.
+    """
     distance = (tops.unsqueeze(1) - logits).mul_(scale.float().unsqueeze(1)).nan_to_num_(nan=FAR).clamp_(max=FAR)
     costs = distance.int()
     part = (costs & (1 << 24) - 1).float().mul_(2.0**-24)
@@ -156,7 +166,7 @@ def weigh(logits: Tensor, tops: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def piece_sums(weights: Tensor) -> Tensor:
-    """weights [rows, vocab] int64 -> [rows, pieces]"""
+    """Sum weights [rows, vocab] int64 to [rows, pieces]."""
     rows, vocab = weights.shape
     whole = vocab // PIECE * PIECE
     sums = weights[:, :whole].view(rows, whole // PIECE, PIECE).sum(-1)
@@ -164,8 +174,11 @@ def piece_sums(weights: Tensor) -> Tensor:
 
 
 def pick(sums: Tensor, uniform: Tensor, weights_of: Callable[[Tensor], Tensor]) -> Tensor:
-    """sums [rows, pieces] int64; uniform [rows] float64 in [0, 1); weights_of: of entries [rows, PIECE], some behind the vocabulary -> ids [rows]
-    drawn in proportion to weight: the first whose cumulative weight, in vocabulary order, exceeds the number's share of the total."""
+    """Return ids [rows] drawn in proportion to weight.
+
+    That is the first entry whose cumulative weight, in vocabulary order, exceeds the uniform number's share of the total. sums [rows, pieces] int64;
+    uniform [rows] float64 in [0, 1); weights_of returns the weights of entries [rows, PIECE], some of them outside the vocabulary.
+    """
     ends = sums.cumsum(1)
     total = ends[:, -1:]
     # Rounded to float64, a product may reach the total itself.
@@ -177,5 +190,5 @@ def pick(sums: Tensor, uniform: Tensor, weights_of: Callable[[Tensor], Tensor]) 
 
 
 def _first_above(ends: Tensor, target: Tensor) -> Tensor:
-    """Index of the first cumulative sum beyond the target: it ends a positive weight, whatever zeros lie around it."""
+    """Return the index of the first cumulative sum above the target, where a positive weight ends."""
     return (ends <= target).sum(1, keepdim=True).clamp(max=ends.shape[1] - 1)

@@ -1,4 +1,7 @@
-"""How each row of logits is to be sampled, as a request says it and as the device reads it; and the scale on which logits are compared."""
+"""The sampling parameters of each row of logits, as in a request and as the device reads them.
+
+It also has the constants of the scale on which logits are compared.
+"""
 
 from array import array
 from collections.abc import Callable, Sequence
@@ -9,10 +12,10 @@ from torch import Tensor
 
 from pilotlight.kernels.sampling.sampling_scale import highest_cost, scale_of
 
-# The likeliest token's weight: the sum over 2**20 entries fits int64, and what weighs 0 is less likely than 2**-42 of it.
+# The likeliest token's weight: sums of 2**20 entries fit in int64, and a weight of 0 means less likely than 2**-42 of it.
 HEAVIEST = 1 << 42
 MAX_VOCAB = 1 << 20
-# Of 2**(24 - x) for x in [0, 1), a minimax polynomial in fp32, each operation rounded: 2.6e-7 off at most, which fp32 logits are themselves.
+# A minimax polynomial in fp32 of 2**(24 - x) for x in [0, 1), each operation rounded: off by 2.6e-7 at most, like fp32 logits themselves.
 POWER = (-15852.8515625, 154447.65625, -927735.75, 4029554.25, -11629022.0, 16777216.0)
 
 
@@ -24,18 +27,18 @@ class SamplingRow(NamedTuple):
     top_p: float
     min_p: float
     seed: int  # below 2**64
-    position: int  # of the token to be drawn
+    position: int  # position of the token to be drawn
 
 
 class SamplingBatch(NamedTuple):
-    """The parameters of all rows on the device, and what the host must know of them without waiting for it."""
+    """The parameters of all rows on the device, and what the host must know without waiting for it."""
 
-    # [4, rows] int64: seed as a signed number, position, top_k (vocab: off), highest cost that min-p allows
+    # [4, rows] int64: seed as a signed number, position, top_k (vocab: off), highest cost allowed by min-p
     integers: Tensor
-    reals: Tensor  # [2, rows] float64: scale, the cost of a distance of one, rounded to fp32 where it is used; top_p (1: off)
+    reals: Tensor  # [2, rows] float64: scale, the cost of a distance of one, rounded to fp32 at its use; top_p (1: off)
     drawn: tuple[int, ...]  # rows whose temperature is not 0
     truncates: bool  # by top-k or top-p, in any row
-    largest_top_k: int  # of those that are on (0: none)
+    largest_top_k: int  # among rows with top-k (0: none)
 
     @classmethod
     def of(
@@ -60,6 +63,6 @@ class SamplingBatch(NamedTuple):
         return cls(columns[:4], columns[4:].view(torch.float64), drawn, truncates, largest)
 
     def select(self, rows: Tensor) -> "SamplingBatch":
-        """Return the parameters of `rows`, all of which are drawn."""
+        """Return the parameters of `rows`, which are all drawn."""
         count = tuple(range(len(self.drawn)))
         return self._replace(integers=self.integers[:, rows], reals=self.reals[:, rows], drawn=count)

@@ -1,6 +1,6 @@
-"""The Triton form of the operations in kernels/: the same names and signatures, for CUDA devices.
+"""The Triton forms of the operations in kernels/: the same names and signatures, for CUDA devices.
 
-What is compiled is kept beside the project's other compiled files, unless TRITON_CACHE_DIR says where.
+Compiled kernels are stored beside the project's other compiled files, unless TRITON_CACHE_DIR names a folder.
 """
 
 import os

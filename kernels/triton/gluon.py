@@ -1,7 +1,9 @@
-"""Gluon's words for Hopper, Triton's language of layouts, buffers and waits, or what they mean under Triton's interpreter, which does not know them:
-layouts are nothing, a buffer is the block that it holds, and what is asynchronous has happened when it is begun.
+"""The names of Gluon that the Hopper kernels use, with stand-ins for Triton's interpreter.
 
-A kernel that is written in them must name Triton's language too (`import triton.language as tl`), and its constants' type by it.
+Gluon is Triton's language of layouts, buffers and waits. In the stand-ins layouts have no effect, a buffer is the block that it holds, and
+asynchronous operations complete at once.
+
+A kernel written in Gluon must import Triton's language, too (`import triton.language as tl`), and use its type for constants.
 """
 
 from types import SimpleNamespace
@@ -14,7 +16,7 @@ from triton.experimental.gluon import language
 if triton.knobs.runtime.interpret:
 
     class _Buffers:
-        """Blocks of shared memory, or one of them, read by rows or by columns."""
+        """Blocks of shared memory, or one of them, indexed by rows or columns."""
 
         def __init__(self, blocks: list[Any], dtype: tl.dtype, at: int = 0, is_turned: bool = False) -> None:
             self._blocks, self.dtype, self._at, self._is_turned = blocks, dtype, at, is_turned

@@ -1,7 +1,7 @@
-"""Triton's `jit`, with launches that can be traced: in a thread that is `tracing`, a launch is noted with its arguments and does not run.
+"""Triton's `jit` with traceable launches: in a `tracing` thread, a launch is recorded and not run.
 
-So what a model will launch is known before its weights are there, and is compiled meanwhile (kernels/warm_up.py). Every function of kernels/triton is
-decorated with this `jit`. Knows Triton's functions; refuses to know what they compute.
+The launches of a model are so known before its weights are loaded, and are compiled meanwhile (kernels/warm_up.py). Every function of kernels/triton
+uses this `jit`. Knows Triton's functions; does not know what they compute.
 """
 
 import threading
@@ -19,7 +19,7 @@ from triton.runtime.jit import JITFunction
 
 @dataclass(frozen=True)
 class Pointer:
-    """A tensor as Triton compiles for it: its type, and whether it starts at a multiple of 16 bytes."""
+    """The properties of a tensor for which Triton compiles: its type, and 16-byte alignment."""
 
     dtype: torch.dtype
     is_aligned: bool
@@ -31,11 +31,11 @@ class Pointer:
 class Launch(NamedTuple):
     function: "TraceableFunction"
     arguments: tuple[Any, ...]  # tensors as Pointers
-    options: dict[str, Any]  # constants and what the compiler is told
+    options: dict[str, Any]  # constants and options of the compiler
 
     @property
     def variant(self) -> tuple[Any, ...]:
-        """Equal for launches that run the same machine code."""
+        """Return a key that is equal for launches of the same machine code."""
         values = dict(zip(self.function.arg_names, self.arguments, strict=False)) | self.options
         kinds = [(name, self.function.kind_of(name, value)) for name, value in sorted(values.items())]
         return self.function.__module__, self.function.__name__, *kinds
@@ -51,7 +51,7 @@ class TraceableFunction(JITFunction):  # type: ignore[misc]
         return None
 
     def kind_of(self, name: str, value: Any) -> Any:
-        """Return what of an argument's value makes a difference to the machine code."""
+        """Return the part of an argument's value that affects the machine code."""
         parameter = next((parameter for parameter in self.params if parameter.name == name), None)
         if parameter is None or parameter.is_constexpr or isinstance(value, bool):
             return value
@@ -64,13 +64,16 @@ class TraceableFunction(JITFunction):  # type: ignore[misc]
 
 
 class TraceableGluonFunction(TraceableFunction, GluonJITFunction):  # type: ignore[misc]
-    """Written in Gluon's words (kernels/triton/gluon.py)."""
+    """A traceable function in Gluon (kernels/triton/gluon.py)."""
 
 
 def jit(function: Any = None, *, of_batch: Sequence[str] = (), is_gluon: bool = False) -> Any:
-    """`of_batch`: arguments that follow a batch and not the model. Triton would compile anew for an integer of them that is 1 or a multiple of 16,
-    and for a tensor that begins elsewhere than at 16 bytes, as a row of a batch's numbers may. No strides, nor where a split's columns begin:
-    without their multiples of 16 nothing is read 16 bytes at a time."""
+    """Return Triton's function for `function`, with traceable launches.
+
+    `of_batch`: arguments that depend on a batch and not on the model. Triton would compile again for such an integer that is 1 or a multiple of 16,
+    and for a tensor that is not aligned to 16 bytes, as a row of a batch's numbers may not be. Do not list strides or the first column of a split:
+    without their multiples of 16 nothing is read 16 bytes at a time.
+    """
     if function is None:
         return lambda given: jit(given, of_batch=of_batch, is_gluon=is_gluon)
     names = list(of_batch)
@@ -83,7 +86,7 @@ def jit(function: Any = None, *, of_batch: Sequence[str] = (), is_gluon: bool = 
 
 @contextmanager
 def tracing() -> Iterator[list[Launch]]:
-    """Collect this thread's launches, which do not run."""
+    """Collect this thread's launches without running them."""
     before, _thread.launches = _thread.launches, []
     try:
         yield _thread.launches

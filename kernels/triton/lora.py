@@ -1,7 +1,7 @@
-"""Low-rank adapters beside a product, in two launches and more for fused parts: A x into fp32 sums, and B of those added to y.
+"""Low-rank adapters beside a product: one launch for A x in fp32, one per fused part for B.
 
-A program has a token of its own where there are few, else a tile of tokens, whose adapters it takes one after the other: most often the tile is of
-one prompt and has one.
+A program has a single token if there are few, else a tile of tokens, whose adapters it takes one after the other: most often the tile belongs to one
+prompt and has one adapter.
 """
 
 import torch
@@ -13,7 +13,7 @@ from pilotlight.kernels.triton.launch import check_launch
 
 _RANK, _COLUMNS = tl.constexpr(64), tl.constexpr(64)  # kernels/lora.py's MOST_RANK and COLUMNS
 _DEPTH = 128
-_FEW, _TILE = 64, 16  # tokens: up to so many each has programs of its own; of a tile
+_FEW, _TILE = 64, 16  # tokens: up to _FEW, each has its own programs; else tiles of _TILE
 
 
 @jit(of_batch=("slots", "tokens"))
@@ -117,7 +117,7 @@ def add_lora(
     slots: torch.Tensor,
     ends: tuple[int, ...],
 ) -> torch.Tensor:
-    """Compute as kernels/lora.py."""
+    """Compute add_lora of kernels/lora.py."""
     tokens, columns = x.shape
     if not tokens:
         return y

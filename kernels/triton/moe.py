@@ -1,8 +1,7 @@
-"""Experts without a word from the host: the order of tokens by expert, one launch for all experts' gates and ups with the activation behind them, one
-for their downs, and each token's sum in its own order.
+"""Experts without a wait for the host: tokens sorted on the device, two launches for all experts.
 
-A table made on the device says for each tile of rows which expert it is for. The grid is as large as the worst case needs; tiles beyond the last end
-at once.
+One launch computes all gates and ups with the activation, one all downs; then each token's sum is added in its own order. A table made on the device
+names the expert of each tile of rows. The grid is as large as the worst case needs; tiles beyond the last end at once.
 """
 
 from collections.abc import Iterator
@@ -24,13 +23,13 @@ from pilotlight.kernels.triton.matrices.packed import multiply_packed, none
 from pilotlight.kernels.triton.matrices.tiles import multiply
 from pilotlight.kernels.triton.routing import MOST_EXPERTS
 
-# Pairs of token and expert: up to it each finds its place by comparing itself with all others, in one launch.
+# Pairs of token and expert: up to so many, each finds its place by comparison with all others, in one launch.
 _MOST_COMPARED = 4096
-WARPS = 2  # that share rows of a weight of four bits
-# Rows an expert on average that meet one in registers, and from which on experts are decoded into memory. Of 512 for each of 32 experts in MXFP4 of
-# 2880 x 2880 an H100 took 5.8 ms, decoding them tile by tile; it decodes them into memory within 0.8, and takes 2.0 for what is there.
+WARPS = 2  # warps that share rows of a four-bit weight
+# Average rows per expert, up to which they are multiplied in registers, and from which on experts are decoded into memory. For 512 rows for each of
+# 32 experts in MXFP4 of 2880 x 2880 an H100 took 5.8 ms, decoding tile by tile; it decodes them into memory within 0.8, and multiplies in 2.0.
 _MOST_PACKED, _FEWEST_DECODED = 64, 128
-_SCRATCH_BYTES = 256 << 20  # of decoded experts
+_SCRATCH_BYTES = 256 << 20  # decoded experts
 _GROUP_TILES = 8  # tiles of rows that take turns at the same rows of a weight
 
 
@@ -39,8 +38,11 @@ def _by_expert(
     ids, order, table, pairs, experts, tiles, rows_a_tile, search_steps,
     IS_SORTED: tl.constexpr, EXPERTS: tl.constexpr, PAIRS: tl.constexpr, TILES: tl.constexpr, COUNTED: tl.constexpr,
 ):  # fmt: skip
-    """order [pairs]: the pairs by expert, and of one expert as they came. table [tiles, 3]: each tile's expert (-1: none), its first row in that
-    order and the one behind its last. With IS_SORTED ids are in order already, and order is left alone."""
+    """Sort pairs by expert, stably, and fill the table of tiles.
+
+    order [pairs]: the pairs by expert. table [tiles, 3]: each tile's expert (-1: none), its first row in that order, and the end of its rows. With
+    IS_SORTED the ids are sorted already, and order is not changed.
+    """
     program = tl.program_id(0)
     expert = tl.arange(0, EXPERTS)
     if IS_SORTED:
@@ -81,7 +83,7 @@ def _by_expert(
 
 @jit
 def _up_to(ids, most, pairs, search_steps, EXPERTS: tl.constexpr):
-    """How many of the sorted ids are at most most [EXPERTS], of all at once."""
+    """Return how many of the sorted ids are at most `most` [EXPERTS], for all at once."""
     low, high = tl.zeros([EXPERTS], tl.int32), tl.zeros([EXPERTS], tl.int32) + pairs
     for _ in range(search_steps):
         middle = (low + high) // 2
@@ -94,7 +96,7 @@ def _up_to(ids, most, pairs, search_steps, EXPERTS: tl.constexpr):
 
 @jit
 def _place(table, tiles, row_tiles, group_tiles):
-    """Which tile of rows of x, and which of rows of the weight, a program has."""
+    """Return a program's tile of rows of x, and its tile of rows of the weight."""
     program = tl.program_id(0)
     band = program // (group_tiles * row_tiles)
     in_band = tl.minimum(tiles - band * group_tiles, group_tiles)
@@ -110,7 +112,7 @@ def _gate_up(
     KIND: tl.constexpr, FORMAT: tl.constexpr, HAS_ZEROS: tl.constexpr, HAS_BIAS: tl.constexpr,
     TOKENS: tl.constexpr, ROWS: tl.constexpr, HALF: tl.constexpr,
 ):  # fmt: skip
-    """Of some experts from the first on, whose weight it is."""
+    """Compute gates and ups of `experts` experts from `first_expert` on, whose weights are passed."""
     entry, row_tile = _place(table, tiles, tl.cdiv(intermediate, ROWS), group_tiles)
     expert = tl.load(entry).to(tl.int64)
     i = expert - first_expert
@@ -141,7 +143,7 @@ def _down(
     group_tiles, first_expert, experts,
     FORMAT: tl.constexpr, HAS_ZEROS: tl.constexpr, HAS_BIAS: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr, HALF: tl.constexpr,
 ):  # fmt: skip
-    """Likewise."""
+    """Compute downs of `experts` experts from `first_expert` on, whose weights are passed."""
     entry, row_tile = _place(table, tiles, tl.cdiv(rows, ROWS), group_tiles)
     expert = tl.load(entry).to(tl.int64)
     i = expert - first_expert
@@ -184,7 +186,7 @@ def _gate_up_packed(
     KIND: tl.constexpr, HAS_BIAS: tl.constexpr, FORMAT: tl.constexpr, HAS_ZEROS: tl.constexpr, BLOCKS: tl.constexpr, LATE: tl.constexpr,
     PAIRWISE: tl.constexpr, TOKENS: tl.constexpr, WARPS: tl.constexpr,
 ):  # fmt: skip
-    """_gate_up with weights of four bits, by tiles of up to 16 rows; x in words of two columns."""
+    """Compute _gate_up with four-bit weights, by tiles of up to 16 rows; x is in words of two columns."""
     entry, row_tile = _place(table, tiles, tl.cdiv(intermediate, 16), group_tiles)
     expert = tl.load(entry).to(tl.int64)
     if expert >= 0:
@@ -219,7 +221,7 @@ def _down_packed(
     HAS_BIAS: tl.constexpr, FORMAT: tl.constexpr, HAS_ZEROS: tl.constexpr, BLOCKS: tl.constexpr, LATE: tl.constexpr,
     PAIRWISE: tl.constexpr, TOKENS: tl.constexpr, WARPS: tl.constexpr,
 ):  # fmt: skip
-    """_down likewise; hidden in words of two columns."""
+    """Compute _down with four-bit weights; `hidden` is in words of two columns."""
     entry, row_tile = _place(table, tiles, tl.cdiv(rows, 16), group_tiles)
     expert = tl.load(entry).to(tl.int64)
     if expert >= 0:
@@ -269,11 +271,11 @@ def moe_experts(
     gate_up_bias: torch.Tensor | None = None,
     down_bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Compute as kernels/moe.py."""
+    """Compute moe_experts of kernels/moe.py."""
     kind, alpha, limit = _kind(activation)
     for name, weight in (("gate_up", gate_up), ("down", down)):
         if weight.operands().is_permuted:
-            why = "has its columns in an order of their own; experts share their input's"
+            why = "has permuted columns, which experts do not support: they share one input"
             raise ArgumentError("moe_experts", name, why)
     first, second = gate_up.operands(), down.operands()
     check_launch("moe_experts", "gate_up", first.weight.shape[0], "experts", MOST_EXPERTS)
@@ -339,7 +341,10 @@ def moe_experts(
 
 
 def _parts(stored: Operands, dtype: torch.dtype, is_decoded: bool) -> Iterator[tuple[int, int, Operands]]:
-    """Some experts' first, their number and their weight: all of it as it is, or what is decoded into memory that the next ones' will take."""
+    """Yield the first expert, the number of experts and their weight, in parts.
+
+    The stored weight is one part; decoded into memory, each part reuses the memory of the last.
+    """
     experts, rows = stored.weight.shape[:2]
     if not is_decoded:
         yield 0, experts, stored
@@ -354,8 +359,11 @@ def _parts(stored: Operands, dtype: torch.dtype, is_decoded: bool) -> Iterator[t
 
 
 def by_expert(expert_ids: torch.Tensor, num_experts: int, rows_a_tile: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """expert_ids [tokens, top_k] -> order [pairs] int64, the flat indices of expert_ids by expert; table [tiles, 3] int32, for each tile its expert,
-    or -1, and from where to where its rows lie in that order. Nothing waits for the device."""
+    """Return the pairs sorted by expert, and the table of tiles, without waiting for the device.
+
+    expert_ids [tokens, top_k]. order [pairs] int64: flat indices of expert_ids by expert; table [tiles, 3] int32: for each tile its expert, or -1,
+    and where its rows start and end in that order.
+    """
     ids = expert_ids.flatten().contiguous()
     pairs = ids.numel()
     tiles = pairs // rows_a_tile + min(num_experts, pairs)
@@ -375,8 +383,10 @@ def by_expert(expert_ids: torch.Tensor, num_experts: int, rows_a_tile: int) -> t
 
 
 def tile_for(pairs: int, experts: int, dtype: torch.dtype, is_plain: bool) -> Tile:
-    """Return the tile for so many rows an expert on average; `rows` counts gates or ups, and a program takes both. The largest tile fills the
-    registers of its threads, which leaves none to decode weights with."""
+    """Return the tile for an average number of rows per expert.
+
+    `rows` counts gates or ups, and a program takes both. The largest tile fills the registers of its threads, which leaves none for decoding.
+    """
     stages = 2 if dtype == torch.float32 else 3
     if pairs <= 16 * experts:
         return Tile(16, 32, 64, 4, stages)

@@ -1,4 +1,7 @@
-"""One program per piece of a text and slice of its columns: a piece's tokens pass by in tiles, whose rows are added up one by one at the end."""
+"""Pooling by one program per piece of a text and slice of its columns.
+
+A piece's tokens are read in tiles, whose rows are added one by one at the end.
+"""
 
 from typing import TYPE_CHECKING
 
@@ -11,7 +14,7 @@ from pilotlight.kernels.triton.jit import jit
 if TYPE_CHECKING:
     from pilotlight.kernels.pooling import Pooled
 
-_COLUMNS = 64  # a program: a lone text of 4,096 columns still fills 64 processors, each reading 128 bytes a row
+_COLUMNS = 64  # per program: a single text of 4,096 columns still fills 64 processors, each reading 128 bytes a row
 _ROWS = 32
 
 
@@ -38,7 +41,7 @@ def _pool(hidden, starts, out, token_stride, size, KIND: tl.constexpr, ROWS: tl.
 
 
 def pool_pieces(hidden: torch.Tensor, starts: torch.Tensor, host_lens: tuple[int, ...], kind: "Pooled") -> torch.Tensor:
-    """Compute as kernels/pooling.py."""
+    """Compute pool_pieces of kernels/pooling.py."""
     pieces, size = len(host_lens), hidden.shape[1]
     out = torch.empty((pieces, size), dtype=torch.float32, device=hidden.device)
     if pieces:

@@ -1,6 +1,6 @@
-"""Which experts a token goes to: one program a token, its scores in registers, the best taken out one after the other.
+"""Routing of tokens to experts: one program per token takes the best scores one after the other.
 
-Of equal scores the first expert's is taken. Logits that are no numbers choose experts that there are, so that nothing behind reads what is not there.
+Of equal scores the first expert's is taken. Logits that are NaN select existing experts, so that later kernels read only existing memory.
 """
 
 import torch
@@ -36,7 +36,7 @@ def _route(
     for i in range(top_k):
         best = tl.max(tl.where(is_free, scores, float("-inf")), axis=0)
         best_id = tl.min(tl.where(is_free & (scores == best), expert, EXPERTS), axis=0)
-        best_id = tl.minimum(best_id, experts - 1)  # where logits are no numbers, nothing is equal to the best
+        best_id = tl.minimum(best_id, experts - 1)  # if logits are NaN, none equals the best
         chosen = tl.where(slot == i, tl.exp(best - top), chosen)
         chosen_ids = tl.where(slot == i, best_id, chosen_ids)
         is_free = is_free & (expert != best_id)
@@ -85,7 +85,7 @@ def _route_in_groups(
 
 
 def route(logits: torch.Tensor, top_k: int, renormalise: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute as kernels/moe.py; of equal logits the first."""
+    """Compute route of kernels/moe.py; of equal logits take the first."""
     check_launch("route", "logits", logits.shape[1], "experts", MOST_EXPERTS)
     logits = dense_rows(logits)
     tokens, experts = logits.shape
@@ -101,7 +101,7 @@ def route(logits: torch.Tensor, top_k: int, renormalise: bool) -> tuple[torch.Te
 def route_in_groups(
     logits: torch.Tensor, bias: torch.Tensor, top_k: int, groups: int, top_groups: int, renormalise: bool, scale: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute as kernels/moe.py; of equal scores the first."""
+    """Compute route_in_groups of kernels/moe.py; of equal scores take the first."""
     check_launch("route_in_groups", "logits", logits.shape[1], "experts", MOST_EXPERTS)
     logits = dense_rows(logits)
     tokens, experts = logits.shape

@@ -1,1 +1,4 @@
-"""What was measured: one JSON file per device, named as it is, written by kernels/tuning.py and read when a model loads."""
+"""Measured tables of product forms: one JSON file per device, named after it.
+
+kernels/tuning.py writes them, and they are read when a model loads.
+"""

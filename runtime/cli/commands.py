@@ -77,12 +77,15 @@ def up(
     model: Annotated[
         str | None, typer.Option(help="What all sites serve in place of their files' models, as `serve` takes it.")
     ] = None,
+    functions: Annotated[
+        bool, typer.Option("--functions", help="Serve functions that `pilotlight deploy` brings from this machine.")
+    ] = False,
 ) -> None:
     """Start a router and its sites on this machine; Ctrl-C stops them all."""
     from pilotlight.runtime.cli.up import up as run
 
     _serve_by(server)
-    run(network, sites, port, verbose, open_page=open_page, model=model)
+    run(network, sites, port, verbose, open_page=open_page, model=model, functions=functions)
 
 
 @app.command(rich_help_panel=OPERATIONS)
@@ -99,11 +102,16 @@ def site(
 def router(
     file: Annotated[Path, typer.Argument(help="A router's file, such as sites/network.toml.")] = NETWORK_FILE,
     port: Annotated[int | None, typer.Option(min=1, max=65535, help="Port; overrides the file's.")] = None,
+    workers: Annotated[
+        int, typer.Option(min=1, max=64, help="Processes that share the port; each uses up to one core.")
+    ] = 1,
     server: ServerOption = None,
 ) -> None:
     """Run an edge router."""
     _serve_by(server)
-    _become("pilotlight.edge_router.serve", str(file), *(() if port is None else ("--port", str(port))))
+    given = {"--port": port, "--workers": workers if workers > 1 else None}
+    options = [word for name, value in given.items() if value is not None for word in (name, str(value))]
+    _become("pilotlight.edge_router.serve", str(file), *options)
 
 
 @app.command(rich_help_panel=OPERATIONS)

@@ -17,14 +17,16 @@ from types import FrameType
 
 from rich.console import Console
 
+from pilotlight.runtime.cli.api import DEFAULT_URL
 from pilotlight.runtime.cli.child import KILL_AFTER_S, Child
 from pilotlight.runtime.cli.cli_error import CliError
+from pilotlight.runtime.cli.local_token import make_local_token
 from pilotlight.runtime.cli.start_progress import ServerStart, StartProgress
 from pilotlight.runtime.models.sources import SourceError, local_directory, name_of, source_of
 from pilotlight.sites.network import NetworkConfig, load_network
 from pilotlight.sites.site import SiteConfig, load_site
 from pilotlight.support.signals import STOP_SIGNALS, Terminal
-from pilotlight.wire.hop.headers import HOP_SECRET_ENV
+from pilotlight.wire.hop.headers import DEPLOY_TOKEN_ENV, HOP_SECRET_ENV
 
 POLL_S = 0.05
 RESTART_AFTER_S = 1.0
@@ -43,9 +45,10 @@ def up(
     *,
     open_page: bool = False,
     model: str | None = None,
+    functions: bool = False,
 ) -> None:
-    """Run a network until a signal stops it. `model`: what all sites serve in place of their files' models. Raises CliError when the network cannot
-    start."""
+    """Run a network until a signal stops it. `model`: what all sites serve in place of their files' models. `functions`: all sites serve what is
+    deployed with this machine's token. Raises CliError when the network cannot start."""
     console = Console()
     source = None if model is None else source_of(model)
     if source is not None:
@@ -60,13 +63,13 @@ def up(
     for path, site in sites:
         require_free(site.listen.host, site.listen.port, hint=f"change listen.port in {path}")
     url = f"http://{network.listen.host}:{port}"
-    children = make_children(network_file, port, sites, verbose, source)
+    children = make_children(network_file, port, sites, verbose, source, url if functions else None)
     servers = [ServerStart("router", url, publishes_status=False)]
     servers += [ServerStart(ref.name, ref.url, publishes_status=True) for ref in network.sites]
     with running(console, children):
         wait_until_ready(console, children, servers)
         models = [name_of(source)] if source is not None else [each.name for _, site in sites for each in site.models]
-        greet(console, url, models[0] if models else None, children)
+        greet(console, url, models[0] if models else None, children, functions=functions)
         if open_page and not webbrowser.open(url):
             console.print(f"No browser could be started: open {url} in one.", style="yellow")
         keep_alive(console, children)
@@ -89,15 +92,24 @@ def load_sites(sites_dir: Path, network: NetworkConfig) -> list[tuple[Path, Site
 
 
 def make_children(
-    network_file: Path, port: int, sites: list[tuple[Path, SiteConfig]], verbose: bool, source: str | None = None
+    network_file: Path,
+    port: int,
+    sites: list[tuple[Path, SiteConfig]],
+    verbose: bool,
+    source: str | None = None,
+    deployments: str | None = None,
 ) -> list[Child]:
-    """`source`: of the model that all sites serve; None: those of their files."""
+    """`source`: of the model that all sites serve; None: those of their files. `deployments`: the router's URL, for sites that serve what is
+    deployed there."""
     logs = log_directory()
     secret = {HOP_SECRET_ENV: os.environ.get(HOP_SECRET_ENV) or secrets.token_hex(32)}
-    model = [] if source is None else [source]
+    changes = [] if source is None else ["--model", source]
+    if deployments is not None:
+        changes += ["--deployments", deployments]
+        secret[DEPLOY_TOKEN_ENV] = os.environ.get(DEPLOY_TOKEN_ENV) or make_local_token(port)
     router = ["pilotlight.edge_router.serve", str(network_file), "--port", str(port)]
     children = [
-        Child(site.name, ["pilotlight.runtime", str(path), *model], logs / f"{site.name}.log", secret, verbose)
+        Child(site.name, ["pilotlight.runtime", str(path), *changes], logs / f"{site.name}.log", secret, verbose)
         for path, site in sites
     ]
     return [*children, Child("router", router, logs / "router.log", secret, verbose)]
@@ -192,16 +204,18 @@ def wait_until_ready(console: Console, children: list[Child], servers: list[Serv
             time.sleep(POLL_S)
 
 
-def greet(console: Console, url: str, model: str | None, children: list[Child]) -> None:
+def greet(console: Console, url: str, model: str | None, children: list[Child], *, functions: bool) -> None:
     """Print where the network is, and a line to paste; `model` is None where all sites serve functions alone."""
     body = f'{{"model": "{model}", "stream": true, "messages": [{{"role": "user", "content": "What is the airport code of Lisbon?"}}]}}'
     command = f"curl -N {url}/v1/chat/completions -H 'content-type: application/json' -d '{body}'"
+    where = "" if url == DEFAULT_URL else f" --url {url}"
     see = "Open that address in a browser to see the network"
     lines = [
         f"Pilotlight is ready: {url}",
         "",
         *([f"{see} and talk to it, or:", f"  {command}"] if model is not None else [f"{see}."]),
         "",
+        *([f"Functions: pilotlight init hello && pilotlight deploy hello{where}", ""] if functions else []),
         f"Logs: {children[0].log.parent}   Ctrl-C stops everything.",
     ]
     console.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)

@@ -30,7 +30,7 @@ def chat() -> None:
     expect(ANSWER in run(messages=[USER])["response"], "messages")
     expect(run(prompt=QUESTION)["usage"]["total_tokens"] > 0, "prompt")
     listed = [model for model in client.ai.models.list(account_id=ACCOUNT, per_page=1)]
-    expect(len(listed) == 3, listed)
+    expect(len(listed) == 5, listed)
     tasks = [plain(task)["name"] for task in client.ai.tasks.list(account_id=ACCOUNT)]
     expect(tasks == ["Text Generation", "Text Embeddings", "Text Classification"], tasks)
     schema = plain(client.ai.models.schema.get(account_id=ACCOUNT, model=MODEL))
@@ -69,7 +69,8 @@ def strict_tool() -> None:
 
 
 def structured() -> None:
-    inputs = {"messages": [USER], "response_format": {"type": "json_schema", "json_schema": harness.WEATHER}}
+    response_format = {"type": "json_schema", "json_schema": harness.BOUNDED_WEATHER}
+    inputs = {"messages": [USER], "response_format": response_format}
     answer = run(**inputs)["response"]
     expect(isinstance(answer, dict), answer)
     harness.expect_weather(answer)

@@ -14,6 +14,8 @@ export const WEATHER_QUESTION = "What is the weather in Paris?";
 export const WEATHER = {
   type: "object", properties: { city: { type: "string" } }, required: ["city"], additionalProperties: false,
 };
+// A small model might go on and on.
+export const BOUNDED_WEATHER = { ...WEATHER, properties: { city: { type: "string", maxLength: 20 } } };
 export const FUNCTION = { name: "get_weather", description: "Get the weather of a city", parameters: WEATHER };
 export const TOOL = { type: "function", function: FUNCTION };
 export const STRICT_TOOL = { type: "function", function: { ...FUNCTION, strict: true } };

@@ -35,6 +35,8 @@ WEATHER = {
     "required": ["city"],
     "additionalProperties": False,
 }
+# A small model might go on and on.
+BOUNDED_WEATHER = {**WEATHER, "properties": {"city": {"type": "string", "maxLength": 20}}}
 TOOL = {
     "type": "function",
     "function": {"name": "get_weather", "description": "Get the weather of a city", "parameters": WEATHER},

@@ -207,7 +207,7 @@ def test_a_tenant_of_the_file_has_its_own_limits() -> None:
     clock = Clock()
     door = limits(clock, CustomerConfig(name="alice", requests_per_min=5), requests_per_min=1)
     alice = head("alice")
-    alice.holder = Key("alice", "", account=Account("alice"))
+    alice.hold(Key("alice", "", account=Account("alice")))
     for _ in range(5):
         with door.admitted(alice, "1.2.3.4"):
             pass
@@ -282,7 +282,7 @@ async def test_what_routers_share_of_an_accounts_limits_counts_beside_this_route
     door = TenantLimits(DoorConfig(), TenantLimitsConfig(max_open=1), accounts, "s", clock, cast(SharedQuotas, shared))
     heads = {name: head(name) for name in ("acme", "free", "stranger")}
     for name in ("acme", "free"):
-        heads[name].holder = Key(name, "", account=Account(name))
+        heads[name].hold(Key(name, "", account=Account(name)))
     for each in heads.values():
         await door.ready(each)
     assert {key: (lease.capacity, lease.per_s) for key, lease in shared.leases.items()} == {

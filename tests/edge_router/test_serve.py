@@ -135,14 +135,15 @@ async def test_prices_quotas_and_where_data_may_go_are_taken_over_as_well(
     kept = f'[ledger]\ndirectory = "{tmp_path}/ledger"\n'
     file = network_file(tmp_path, "http://127.0.0.1:1", extra=kept)
     network = load_network(file)
-    router = build_app(network).edge
+    app = build_app(network)
+    router = app.edge
     accounting, places = router.accounting, router.proxy.selector.places
     try:
         assert (accounting.prices.price("m", 0.0), places.is_empty) == (None, True)
         accounting.quotas.reserve("acme", 10, 0)
         tables = '[[accounts]]\nname = "acme"\ntokens_per_day = 9\ndata = {sites = ["ams1"]}\n[[prices]]\nmodel = "*"\ninput = 1\noutput = 2\n'
         network_file(tmp_path, "http://127.0.0.1:1", extra=kept + tables)
-        reload(router, network, file)
+        reload(app, network, file)
         assert accounting.prices.price("m", 0.0) is not None
         assert not places.is_empty
         with pytest.raises(ApiError, match="may have 9 tokens a day"):

@@ -68,7 +68,7 @@ LATENT: dict[str, Any] = {
     "v_head_dim": 11, "moe_intermediate_size": 27,
 }  # fmt: skip
 
-_DELTA: dict[str, Any] = {
+DELTA: dict[str, Any] = {
     "linear_num_key_heads": 1, "linear_num_value_heads": 3, "linear_key_head_dim": 6, "linear_value_head_dim": 5, "linear_conv_kernel_dim": 4,
     "head_dim": 12, "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.5},
 }  # fmt: skip
@@ -605,7 +605,7 @@ FURTHER: dict[str, PreTrainedConfig] = {
     "qwen3-next, attention in layer 1, three of five experts": config(
         Qwen3NextConfig,
         layer_types=["linear_attention", "full_attention", "linear_attention"],
-        **_DELTA,
+        **DELTA,
         num_experts=5,
         num_experts_per_tok=3,
         moe_intermediate_size=27,
@@ -614,7 +614,7 @@ FURTHER: dict[str, PreTrainedConfig] = {
     "qwen3-next, one kv head, biased, a dense layer, tied": config(
         Qwen3NextConfig,
         layer_types=["full_attention", "linear_attention", "linear_attention"],
-        **_DELTA | {"linear_num_key_heads": 3},
+        **DELTA | {"linear_num_key_heads": 3},
         num_key_value_heads=1,
         num_attention_heads=3,
         attention_bias=True,
@@ -627,12 +627,12 @@ FURTHER: dict[str, PreTrainedConfig] = {
         tie_word_embeddings=True,
     ),
     "qwen3.5, attention in layer 2": config(
-        Qwen3_5TextConfig, layer_types=["linear_attention", "linear_attention", "full_attention"], **_DELTA
+        Qwen3_5TextConfig, layer_types=["linear_attention", "linear_attention", "full_attention"], **DELTA
     ),
     "qwen3.5-moe, two of four experts": config(
         Qwen3_5MoeTextConfig,
         layer_types=["linear_attention", "full_attention", "linear_attention"],
-        **_DELTA,
+        **DELTA,
         num_experts=4,
         num_experts_per_tok=2,
         moe_intermediate_size=21,

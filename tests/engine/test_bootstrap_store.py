@@ -175,7 +175,7 @@ def test_a_step_that_no_runner_can_make_smaller_is_not_left(
     monkeypatch.setattr(recorder, "follows_batch", lambda step, rows, blocks: not step.function.startswith("decode"))
     with caplog.at_level(logging.INFO):
         leave(checkpoint)
-    assert "it is not known how decode_attention_f32 follows a batch" in caplog.text
+    assert "decode_attention_f32 cannot be adapted to a batch" in caplog.text
 
 
 def test_a_library_without_a_function_is_refused(

@@ -88,7 +88,7 @@ def test_a_second_text_changes_the_scores_of_a_model_that_tells_texts_apart(tmp_
 def test_a_model_that_scores_is_asked_for_nothing_else(tmp_path: Path) -> None:
     write_classifier(tmp_path, CLASSIFIERS["bert"])
     engine = load_engine(tmp_path)
-    assert one(engine, submit("a", [5, 6])).error == "tiny is a model that scores texts; it generates nothing"
+    assert one(engine, submit("a", [5, 6])).error == "tiny is a model that scores texts; it cannot generate text"
     refused = one(engine, submit("b", [5, 6], pooling="mean"))
     assert refused.error == "tiny scores classes by the pooling cls, not mean"
 

@@ -257,7 +257,7 @@ def test_a_head_without_what_it_promises_is_refused(tmp_path: Path, change: Call
     ("words", "why"),
     [
         ("mtp", "config.json names none"),
-        ("draft:/nowhere", "/nowhere is no directory"),
+        ("draft:/nowhere", "/nowhere is not a directory"),
         (f"eagle3:{MINI}", "it is no EAGLE-3 head"),
     ],
 )
@@ -267,14 +267,12 @@ def test_a_drafter_that_is_not_there_is_refused(words: str, why: str) -> None:
 
 
 def test_stages_refuse_a_drafter_with_weights() -> None:
-    with pytest.raises(
-        CheckpointError, match="draft drafts are not computed by a model in 2 stages; say suffix,grammar"
-    ):
+    with pytest.raises(CheckpointError, match="draft does not draft for a model in 2 stages; set it to suffix,grammar"):
         plan_drafts(DraftWords.read(f"draft:{MINI}"), None, Parallelism(pp=2))
 
 
 def test_ranks_with_sequences_of_their_own_refuse_a_drafter_with_weights() -> None:
-    with pytest.raises(CheckpointError, match="mtp drafts are not computed by ranks with sequences of their own"):
+    with pytest.raises(CheckpointError, match="mtp does not draft for ranks with separate sequences"):
         plan_drafts(DraftWords.read("mtp"), None, Parallelism(ep=2))
 
 

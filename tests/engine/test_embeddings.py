@@ -135,9 +135,9 @@ def test_each_kind_of_model_refuses_the_others_work_by_name(tmp_path: Path) -> N
     write_llama(tmp_path / "chat")
     write_embedder(tmp_path / "embedder", EMBEDDERS["qwen3, last token"])
     refused = one(load_engine(tmp_path / "chat"), submit("a", [5, 6], pooling="mean"))
-    assert refused.error == "tiny is a model that generates; it makes no embeddings and scores no texts"
+    assert refused.error == "tiny is a model that generates text; it makes no embeddings or scores"
     refused = one(load_engine(tmp_path / "embedder"), submit("a", [5, 6]))
-    assert refused.error == "tiny is an embedding model; it generates nothing"
+    assert refused.error == "tiny is an embedding model; it cannot generate text"
 
 
 def test_a_text_may_fill_the_context_and_not_exceed_it(tmp_path: Path) -> None:

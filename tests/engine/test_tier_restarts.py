@@ -155,8 +155,8 @@ def test_a_block_larger_than_the_host_tier_leaves_that_model_without(
 
 
 def test_what_cannot_be_configured_is_refused_with_what_to_change() -> None:
-    assert "kv_host_dir does not say where" in (host_problem(HostConfig(kv_host_bytes=1)) or "")
-    assert "give kv_host_bytes as well" in (host_problem(HostConfig(kv_disk_dir="/x")) or "")
+    assert "kv_host_dir is missing" in (host_problem(HostConfig(kv_host_bytes=1)) or "")
+    assert "set kv_host_bytes as well" in (host_problem(HostConfig(kv_disk_dir="/x")) or "")
     assert "kv_disk_bytes is -1" in (host_problem(HostConfig(kv_disk_bytes=-1)) or "")
 
 

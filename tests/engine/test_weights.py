@@ -147,7 +147,7 @@ def test_a_pipe_or_a_folder_in_the_place_of_a_file_blocks_nobody(
     byte_tokenizer().save(str(directory / "tokenizer.json"))
     (directory / ("model.safetensors" if name.endswith("index.json") else name)).unlink(missing_ok=True)
     make(directory / name)
-    with pytest.raises((CheckpointError, TokenizerError, ChatTemplateError), match="it is no plain file"):
+    with pytest.raises((CheckpointError, TokenizerError, ChatTemplateError), match="it is not a plain file"):
         load_whole(directory)
 
 

@@ -152,10 +152,10 @@ def test_a_build_in_the_background_says_who_computes_until_when(
         library._building.join()
     assert library.loaded is opened
     assert [message.partition(" in ")[0] for message in caplog.messages] == [
-        "torch computes, more slowly, until the CPU kernels are compiled",
-        "compiling the CPU kernels for this machine, which is done once",
+        "torch is used, which is slower, until the CPU kernels are compiled",
+        "compiling the CPU kernels for this machine (only the first time)",
         "compiled the CPU kernels",
-        "the CPU kernels compute from now on",
+        "the CPU kernels are ready",
     ]
 
 
@@ -265,7 +265,7 @@ def test_each_kind_of_cpu_has_a_library_of_its_own(monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize(
     ("kind", "flags", "reason"),
     [
-        ("avx3", "avx2", "say avx2, avx512, avx512vnni, avx512bf16, amx or torch"),
+        ("avx3", "avx2", "set it to avx2, avx512, avx512vnni, avx512bf16, amx or torch"),
         ("amx", "avx2 avx512vl", "needs a CPU with avx512_bf16"),
     ],
 )

@@ -155,7 +155,9 @@ def test_an_fp8_cache_without_its_scales_is_refused() -> None:
 
 
 def test_the_error_says_what_to_change() -> None:
-    with pytest.raises(ArgumentError, match=r"^silu_and_mul: x has 5 columns, wanted as many of the gate as of up$"):
+    with pytest.raises(
+        ArgumentError, match=r"^silu_and_mul: x has 5 columns; wanted an even number: half gate, half up$"
+    ):
         silu_and_mul(torch.randn(2, 5))
     with pytest.raises(
         ArgumentError,

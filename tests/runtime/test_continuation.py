@@ -224,7 +224,7 @@ async def test_a_host_that_ends_for_failed_steps_says_under_which_sequences(make
         async def fail() -> None:
             client = mortal.clients[0]
             client.failed_under = (client.submits[0].sequence_id,)
-            site.launcher.hosts[0].die("the device is taken for broken")
+            site.launcher.hosts[0].die("the device counts as broken")
 
         mortal.clients[0].answer = lambda submit: [fail]
         assert (await call(site.app, CHAT, HELLO)).status == 200

@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from pilotlight.runtime.api import connection
-from pilotlight.runtime.serve import ShutdownHooks, _drain, reload
+from pilotlight.runtime.serve import ShutdownHooks, _drain, load_changed, reload
 from pilotlight.sites.site import load_site
 from tests.asgi import eventually, start
 from tests.fakes import says
@@ -412,3 +412,15 @@ async def test_a_hangup_reads_the_sites_keys_again(
         assert (await client.post(CHAT, json=HELLO)).status_code == 401
         assert (await client.post(CHAT, json=HELLO, headers={"authorization": "Bearer secret"})).status_code == 200
     assert f"{file} was read again; a restart is needed for limits.max_inflight" in caplog.text
+
+
+def test_a_networks_router_is_that_of_its_deployments_unless_the_sites_file_names_one(tmp_path: Path) -> None:
+    text = 'name = "ams1"\nplace = {city = "Amsterdam", latitude = 52.31, longitude = 4.76}\nlisten = {port = 1}\n[[models]]\nname = "m"\nsource = "embedded:ember"\n'
+    (plain := tmp_path / "plain.toml").write_text(text)
+    (named := tmp_path / "named.toml").write_text(text + '[functions]\ndeployments = "http://router.example"\n')
+    site = load_changed("embedded:ember", "http://127.0.0.1:8787", plain)
+    assert (site.functions.deployments, [model.source for model in site.models]) == (
+        "http://127.0.0.1:8787", ["embedded:ember"],
+    )  # fmt: skip
+    assert load_changed(None, "http://127.0.0.1:8787", named).functions.deployments == "http://router.example"
+    assert load_changed(None, None, plain) == load_site(plain)

@@ -7,14 +7,14 @@ DATA_SITES = "x-pilotlight-data-sites"  # router -> site
 
 DataSites = tuple[str, ...] | None  # None if all sites may see it
 NO_OTHERS: DataSites = ()
-_ALL = "*"
+EVERY_SITE = "*"
 
 
 def encode_data_sites(names: Iterable[str] | None) -> str:
-    return _ALL if names is None else ",".join(sorted(names))
+    return EVERY_SITE if names is None else ",".join(sorted(names))
 
 
 def decode_data_sites(value: str | None) -> DataSites:
-    if value == _ALL:
+    if value == EVERY_SITE:
         return None
     return tuple([name for name in (value or "").split(",") if name])

@@ -30,6 +30,7 @@ from pilotlight.wire.http.request import (
     RequestReader,
     WebSocketAsked,
 )
+from pilotlight.wire.http.request_starts import RequestStarts
 
 if TYPE_CHECKING:
     from pilotlight.wire.http.websocket import WebSocket
@@ -50,6 +51,7 @@ class ConnectionServer(ServerState, Protocol):
     limits: HttpLimits
     overload_headers: tuple[tuple[str, str], ...]  # of a refusal for too many connections
     cut: Counter[str]  # connections that were ended for a limit, by its word
+    starts: RequestStarts
     name: object  # where it listens
 
     def admit(self, connection: "HttpConnection", client: str, /) -> ApiError | None: ...
@@ -166,6 +168,11 @@ class HttpConnection(asyncio.Protocol):
 
     def _begin(self) -> None:
         self._has(NEVER)
+        self.server.starts.add(self.loop, self._begin_now)
+
+    def _begin_now(self) -> None:
+        if not self._exchanges:
+            return  # its request was refused while it waited
         exchange, early = self._exchanges[0], self._early
         exchange.begin(self.server.app if early is None else _websocket_app(self, exchange, early))
 

@@ -58,6 +58,7 @@ class HttpExchange:
         self._connection = connection
         self._start: MutableMapping[str, Any] | None = None
         self._waiters: list[asyncio.Future[None]] = []  # an application may receive and send at once
+        self._on_gone: Callable[[], None] | None = None
 
     def begin(self, app: Application) -> None:
         self.task = self._connection.loop.create_task(self._run(app))
@@ -98,6 +99,14 @@ class HttpExchange:
     def gone(self) -> None:
         self.is_gone = True
         self.wake()
+        if self._on_gone is not None:
+            self._on_gone()
+
+    def when_gone(self, call: Callable[[], None] | None) -> None:
+        """Call it when the client leaves, now if it has; None: no longer."""
+        self._on_gone = call
+        if self.is_gone and call is not None:
+            call()
 
     def switched(self, headers: Pairs) -> None:
         """Answer with 101. The exchange has ended, and the connection speaks another protocol."""
@@ -198,14 +207,14 @@ class HttpExchange:
 
 class AnswerSender:
     """The `send` of an application.
-    `now` writes a part of a body without waiting (`HttpExchange.write_now`); a substitute for this `send` without `now` gets every part as a
-    message."""
+    `now` writes a part of a body without waiting (`HttpExchange.write_now`), and `when_gone` reports a client that leaves without a task that
+    receives; a substitute for this `send` without them gets every part as a message."""
 
-    __slots__ = ("_exchange", "now")
+    __slots__ = ("_exchange", "now", "when_gone")
 
     def __init__(self, exchange: HttpExchange) -> None:
         self._exchange = exchange
-        self.now = exchange.write_now
+        self.now, self.when_gone = exchange.write_now, exchange.when_gone
 
     def __call__(self, message: MutableMapping[str, Any]) -> Coroutine[Any, Any, None]:
         return self._exchange.send(message)

@@ -29,12 +29,15 @@ class ListenError(Exception):
     """The socket cannot be opened; the message says what to change."""
 
 
-def bind(host: str, port: int) -> socket.socket:
-    """Listens at once, so that a port in use is known before anything else is started for nothing."""
+def bind(host: str, port: int, *, is_shared: bool = False) -> socket.socket:
+    """Listens at once, so that a port in use is known before anything else is started for nothing.
+    With `is_shared` several sockets may listen on the port, and the kernel spreads connections over them."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if is_shared:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         # Linux hands the option on to accepted sockets. Without it Nagle's algorithm and delayed acknowledgements hold a small event for 40 ms.
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         # The kernel would keep trying for a quarter of an hour when a client vanishes without closing. One whose answer is in progress is noticed

@@ -8,7 +8,7 @@ containers use for their host. Answers of the API may be read by pages of this m
 
 import re
 import socket
-from collections.abc import Iterable, Mapping
+from collections.abc import Coroutine, Iterable, Mapping
 from functools import lru_cache
 from ipaddress import ip_address
 from typing import Any
@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 import orjson
 
 from pilotlight.wire.errors import ApiError, dialect_of
+from pilotlight.wire.http.exchange import Application
 
 Pairs = list[tuple[bytes, bytes]]  # names lower case
 
@@ -106,24 +107,22 @@ class Origins:
 class OriginCheck:
     """Refuse the origins that `origins` refuses, answer preflights, and add headers for pages that may read the answer."""
 
-    def __init__(self, app: Any, origins: Origins) -> None:
+    def __init__(self, app: Application, origins: Origins) -> None:
         self._app = app
         self._origins = origins
 
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+    def __call__(self, scope: Any, receive: Any, send: Any) -> Coroutine[Any, Any, None]:
         method = scope.get("method", "GET")  # a WebSocket's handshake has no other
         first = dict(reversed(scope["headers"]))
         if (refusal := self._origins.refusal(method, first)) is not None:
-            return await _refuse(refusal, scope, send)
+            return _refuse(refusal, scope, send)
         try:
             said, is_preflight = self._origins.cors(method, scope["path"], first)
         except ApiError as refused:
-            return await _refuse(refused, scope, send)
+            return _refuse(refused, scope, send)
         if is_preflight:
-            await send({"type": "http.response.start", "status": 204, "headers": said})
-            await send({"type": "http.response.body", "body": b""})
-            return
-        await self._app(scope, receive, _saying(said, send) if said else send)
+            return _answer(204, said, b"", scope, send)
+        return self._app(scope, receive, _saying(said, send) if said else send)
 
 
 class BodyBudget:
@@ -170,8 +169,11 @@ async def _refuse(refusal: ApiError, scope: Any, send: Any) -> None:
     dialect = dialect_of(scope["path"], scope["headers"])
     body = orjson.dumps(refusal.body(dialect))
     headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+    await _answer(refusal.status(dialect), headers, body, scope, send)
+
+
+async def _answer(status: int, headers: Pairs, body: bytes, scope: Any, send: Any) -> None:
     prefix = "" if scope["type"] == "http" else "websocket."
-    status = refusal.status(dialect)
     await send({"type": f"{prefix}http.response.start", "status": status, "headers": headers})
     await send({"type": f"{prefix}http.response.body", "body": body})
 

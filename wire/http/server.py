@@ -20,6 +20,7 @@ from pilotlight.wire.errors import ApiError
 from pilotlight.wire.http.connection import HttpConnection, host_and_port
 from pilotlight.wire.http.exchange import Application
 from pilotlight.wire.http.limits import HttpLimits
+from pilotlight.wire.http.request_starts import RequestStarts
 
 SWEPT_AT_ONCE = 256
 REFUSED_AT_ONCE = 16  # connections beyond the limit that get an error response before they are closed; further ones are closed at once
@@ -50,6 +51,7 @@ class Server:
         self.connections: set[HttpConnection] = set()
         self.by_client: Counter[str] = Counter()
         self.cut: Counter[str] = Counter()  # connections that were ended for a limit, by its word
+        self.starts = RequestStarts()
         self.is_stopping = False
         self.date = b""  # the header's whole line
         self.name: object = None  # where it listens
@@ -63,9 +65,18 @@ class Server:
         self.name = host_and_port(listener.getsockname())
         self._sweeper = background.start(self._sweep, "the time limits of connections")
         handshake_s = None if context is None else self.limits.head_timeout_s
+        if listener.family == socket.AF_UNIX:
+            self._server = await loop.create_unix_server(lambda: HttpConnection(self), sock=listener)
+            return
         self._server = await loop.create_server(
             lambda: HttpConnection(self), sock=listener, ssl=context, ssl_handshake_timeout=handshake_s, backlog=2048
         )
+
+    def retire(self) -> None:
+        """Accept no more connections, and close each after its present answer, or its next one."""
+        self.is_stopping = True
+        assert self._server is not None
+        self._server.close()
 
     async def stop(self, grace_s: float = 1.0) -> None:
         """Accept no more connections, close idle ones, and cut the others after the grace period.

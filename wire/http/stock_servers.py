@@ -101,7 +101,7 @@ class UvicornServer:
                 yield  # they are the process's own
 
         config = uvicorn.Config(
-            self._app, http="httptools", ws="wsproto", lifespan="off", log_config=None, log_level="warning", access_log=False,
+            self._app, interface="asgi3", http="httptools", ws="wsproto", lifespan="off", log_config=None, log_level="warning", access_log=False,
             server_header=False, proxy_headers=False, timeout_keep_alive=int(self._limits.keep_alive_s),
             ws_max_size=self._limits.max_message_bytes, ws_ping_interval=PING_S, ws_per_message_deflate=False,
             ssl_context_factory=None if context is None else lambda *_: context,

@@ -37,15 +37,11 @@ class Accounting:
     async def begin(
         self, request: ValidRequest, own_names: Callable[[str], tuple[str, str]], part: str = ""
     ) -> Charge | None:
-        """Start to count a request for a model.
+        """Start to count a request for a model; None if it is none, or nothing is recorded.
         `own_names` are the model's own name, which the request may have an alias of, and its adapter's; `part` names the journal that keeps the
-        answer. Raises ApiError if the account may not use the model, too little of a quota is left, or usage cannot be recorded."""
+        answer. Raises ApiError if too little of a quota is left, or usage cannot be recorded."""
         head = request.head
-        if head.is_for_function or head.method != "POST":
-            return None
-        if head.holder is not None:
-            head.holder.account.check_model(request.asked_model)
-        if self.ledger is None or request.model is None:
+        if self.ledger is None or request.model is None or head.is_for_function or head.method != "POST":
             return None
         (model, adapter), reserved = own_names(request.model), None
         if head.holder is not None:

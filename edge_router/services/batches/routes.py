@@ -67,7 +67,10 @@ class BatchRoutes:
             limit = int(config.max_body_mib * 2**20)
             body = await client.body(limit, config.idle_timeout_s, config.answer_timeout_s)
             if self._queue is None:
-                raise ApiError("not_found", "batches are disabled: set ledger.directory in the router's file")
+                raise ApiError(
+                    "not_found",
+                    "batches are disabled: set ledger.directory in the router's file, and run the router without --workers",
+                )
             await client.while_present(self._answer(client, self._queue, _Asked(self._queue, client, body)))
 
     async def _answer(self, client: Downstream, queue: BatchQueue, asked: "_Asked") -> None:

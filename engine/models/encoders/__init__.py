@@ -1,1 +1,1 @@
-"""Models whose tokens all see each other: their texts are computed whole, and nothing of them is cached."""
+"""Bidirectional models: their texts are computed whole, and nothing is cached."""

@@ -1,7 +1,7 @@
-"""BERT and RoBERTa: bidirectional encoders, whose texts are computed whole, for embeddings and for scores of classes.
+"""BERT and RoBERTa: bidirectional encoders for embeddings and for scores of classes.
 
-Every token sees every other, so nothing is cached: the model asks for no KV layers and its prompts are never cut. Position and token type are
-looked up, and norms are LayerNorms behind the residual additions. Where the checkpoint has classes, two layers with a tanh between them score them.
+Every token sees every other, so nothing is cached: the model has no KV layers, and its prompts are never split. Position and token type are looked
+up, and norms are LayerNorms after the residual additions. If the checkpoint has classes, two layers with a tanh between them score them.
 """
 
 import re
@@ -44,7 +44,7 @@ class BertLayer:
         )
 
     def __call__(self, x: torch.Tensor, context: Context) -> torch.Tensor:
-        """x [tokens, hidden], texts back to back."""
+        """Compute the layer for x [tokens, hidden], texts concatenated."""
         tokens, hidden = x.shape
         head_dim = hidden // self.num_heads
         qkv = self.qkv_proj(x, context).view(tokens, 3, self.num_heads, head_dim)
@@ -55,14 +55,14 @@ class BertLayer:
 
 
 class BertClasses(NamedTuple):
-    """Scores classes by a text's first token."""
+    """A head that scores classes from a text's first token."""
 
     dense: Linear
     classes: Linear
 
     @classmethod
     def load(cls, loader: WeightLoader, root: str, config: BertConfig) -> "BertClasses":
-        # RoBERTa's head has both layers, BERT has the first one as its pooler
+        # RoBERTa's head has both layers; BERT's first one is its pooler
         is_roberta = "classifier.dense.weight" in loader
         dense, classes = (
             ("classifier.dense", "classifier.out_proj") if is_roberta else (f"{root}pooler.dense", "classifier")
@@ -74,7 +74,7 @@ class BertClasses(NamedTuple):
         )
 
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
-        """hidden [texts, hidden] -> [texts, classes]"""
+        """Return [texts, classes] for hidden [texts, hidden]."""
         return self.classes.plain(torch.tanh(self.dense.plain(hidden)))
 
 
@@ -90,7 +90,7 @@ class Bert:
     ) -> None:
         self.words = words
         self.positions = positions
-        self.token_types = token_types  # [types, hidden]: of first texts and, if there are two, of second ones
+        self.token_types = token_types  # [types, hidden]: for first texts and, if there are two, for second ones
         self.norm = norm
         self.layers = layers
         self.head = head
@@ -107,7 +107,7 @@ class Bert:
         return x
 
     def logits(self, hidden: torch.Tensor, ranks: object = None) -> torch.Tensor:
-        """hidden [texts, hidden] -> fp32 [texts, classes]"""
+        """Return fp32 logits [texts, classes] for hidden [texts, hidden]."""
         assert self.head is not None, "the encoder has no classes, and validation refuses requests for tokens"
         return self.head(hidden).float()
 
@@ -123,6 +123,6 @@ def load(config: BertConfig, loader: WeightLoader, context_length: int) -> Bert:
     norm = LayerNorm.load(loader, f"{names}.LayerNorm", hidden, config.eps)
     layers = [BertLayer.load(loader, f"{root}encoder.layer.{i}", config) for i in range(config.num_encoder_layers)]
     head = BertClasses.load(loader, root, config) if config.num_classes else None
-    # Where it is not part of the head the pooler serves other tasks, as other heads do; position_ids count from zero.
+    # A pooler that is not part of the head serves other tasks, as other heads do; position_ids count from zero.
     loader.skip(rf"{re.escape(root)}(pooler\.dense\.(weight|bias)|embeddings\.position_ids)|cls\..*|lm_head\..*")
     return Bert(words, positions, types, norm, layers, head)

@@ -1,4 +1,4 @@
-"""ModernBERT: a bidirectional encoder with norms before attention and feed-forward, rotary positions, and windows in most layers."""
+"""ModernBERT: a bidirectional encoder with pre-norms, rotary positions, and windows in most layers."""
 
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -20,7 +20,7 @@ from pilotlight.kernels.elementwise.rotary import rotary
 @dataclass(frozen=True, slots=True)
 class ModernBertLayer:
     shape: AttentionShape
-    attention_norm: LayerNorm | None  # None: of the first layer, behind the embedding's own norm
+    attention_norm: LayerNorm | None  # None in the first layer, after the embedding's own norm
     qkv_proj: Linear
     o_proj: Linear
     feed_forward_norm: LayerNorm
@@ -44,7 +44,7 @@ class ModernBertLayer:
         )
 
     def __call__(self, x: torch.Tensor, context: Context) -> torch.Tensor:
-        """x [tokens, hidden], texts back to back."""
+        """Compute the layer for x [tokens, hidden], texts concatenated."""
         x = x + self._attention(x if self.attention_norm is None else self.attention_norm(x), context)
         gate, up = self.gate_up_proj(self.feed_forward_norm(x), context).chunk(2, dim=1)
         return x + self.down_proj(F.gelu(gate) * up, context)
@@ -59,7 +59,7 @@ class ModernBertLayer:
 
 
 class ModernBertClasses(NamedTuple):
-    """Scores classes by a text's pooled hidden states."""
+    """A head that scores classes from a text's pooled hidden states."""
 
     dense: Linear
     norm: LayerNorm
@@ -75,7 +75,7 @@ class ModernBertClasses(NamedTuple):
         )
 
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
-        """hidden [texts, hidden] -> [texts, classes]"""
+        """Return [texts, classes] for hidden [texts, hidden]."""
         return self.classes.plain(self.norm(F.gelu(self.dense.plain(hidden))))
 
 
@@ -105,7 +105,7 @@ class ModernBert:
         return self.last_norm(x)
 
     def logits(self, hidden: torch.Tensor, ranks: object = None) -> torch.Tensor:
-        """hidden [texts, hidden] -> fp32 [texts, classes]"""
+        """Return fp32 logits [texts, classes] for hidden [texts, hidden]."""
         assert self.head is not None, "the encoder has no classes, and validation refuses requests for tokens"
         return self.head(hidden).float()
 
@@ -117,7 +117,7 @@ def load(config: ModernBertConfig, loader: WeightLoader, context_length: int) ->
     layers = [ModernBertLayer.load(loader, f"{root}layers.{i}", config, i) for i in range(config.num_layers)]
     last_norm = load_norm(loader, f"{root}final_norm", config)
     head = ModernBertClasses.load(loader, config) if config.num_classes else None
-    loader.skip(r"(head|decoder)\..*")  # of masked tokens
+    loader.skip(r"(head|decoder)\..*")  # for masked tokens
     rotary = [RotaryTable(rule, config.head_dim, context_length, loader.device) for rule in config.rotary]
     for table in rotary:
         loader.compute(table.compute)

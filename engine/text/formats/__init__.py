@@ -1,4 +1,7 @@
-"""How model families write reasoning and tool calls, and which way a checkpoint uses. No torch, no HTTP."""
+"""The formats of reasoning and tool calls of model families, and which one a checkpoint uses.
+
+No torch, no HTTP.
+"""
 
 from pilotlight.engine.text.formats.answer_format import AnswerFormat, raw_parser
 from pilotlight.engine.text.formats.parser import AnswerParser

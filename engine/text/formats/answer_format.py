@@ -1,4 +1,4 @@
-"""How one model writes its answers: its reasoning, its tool calls, and the markers that tell them from text."""
+"""One model's format of answers: reasoning, tool calls, and the markers that separate them from text."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -15,7 +15,7 @@ from pilotlight.engine.text.formats.tools import thinking as thinking_tags
 from pilotlight.engine.text.formats.tools.thinking import ThinkTags
 from pilotlight.engine.text.tokenizer import Tokenizer
 
-ENDING = 16  # tokens of a prompt that may tell where it leaves the reasoning
+ENDING = 16  # last tokens of a prompt that may show whether reasoning is open
 
 
 class AnswerFormat:
@@ -31,17 +31,23 @@ class AnswerFormat:
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, template: ChatTemplate, tool_format: str | None = None) -> "AnswerFormat":
-        """Return a checkpoint's format. `tool_format`: that of its calls by name; None: as its template tells."""
+        """Return a checkpoint's format.
+
+        `tool_format`: the name of the format of its calls, or None to derive it from its template.
+        """
         named = next((each for each in FORMATS if each.name == tool_format), None)
         return cls(tokenizer, named or tool_format_of(template), think_tags_of(template))
 
     @property
     def can_reason(self) -> bool:
-        """Tell whether its answers may have reasoning."""
+        """True if its answers may contain reasoning."""
         return self._think is not None or self._frames_all
 
     def thinking_after(self, prompt: Sequence[int], continued: str | None = None) -> Thinking:
-        """Return where a prompt leaves the reasoning. `continued`: the text of the message that the answer goes on with."""
+        """Return the state of reasoning at the end of a prompt.
+
+        `continued`: the text of the message that the answer continues.
+        """
         if self._think is None:
             return Thinking.CLOSED
         if continued is not None:
@@ -50,16 +56,19 @@ class AnswerFormat:
         return thinking_tags.state_of(self._markers.ending(prompt[-ENDING:]), self._think, self._markers)
 
     def has_reasoning(self, thinking: Thinking) -> bool:
-        """Tell whether there may be reasoning before an answer."""
+        """True if there may be reasoning before an answer."""
         return self._frames_all or (self._think is not None and thinking is not Thinking.CLOSED)
 
     @property
     def marks_calls(self) -> bool:
-        """Tell whether calls begin with a token that begins nothing else: then a call can be told from text at once."""
+        """True if calls start with a token that starts nothing else, so that they are recognised at once."""
         return self.tools is not None and self.tools.is_marked and self._markers.is_token(self.tools.tags[0])
 
     def parser(self, thinking: Thinking, schemas: Mapping[str, dict[str, Any]]) -> AnswerParser:
-        """`schemas`: of the arguments of the tools that may be called, by name; without any, calls are text."""
+        """Return a parser. `schemas`: of the arguments of available tools, by name.
+
+        Without any, calls are text.
+        """
         tools = self.tools if schemas or self._frames_all else None
         also_ends = tuple(self._markers[tag] for tag in tools.ends_thinking) if tools else ()
         reader = partial(
@@ -75,7 +84,7 @@ class AnswerFormat:
         if self.tools is not None and (rules.tools or self._frames_all):
             self.tools.write(grammar, rules, self._markers)
         else:
-            assert rules.document is not None, "without a format nobody can call"
+            assert rules.document is not None, "without a format there are no calls"
             grammar.rule("answer", rules.document)
         return str(grammar)
 

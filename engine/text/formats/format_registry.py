@@ -1,4 +1,7 @@
-"""The formats of tool calls by name, and which of them a checkpoint was trained on. A new one is one file and one line here."""
+"""The formats of tool calls by name, and the choice of one for a checkpoint.
+
+A new format is one file and one line here.
+"""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -30,17 +33,17 @@ def _any_name(name: str) -> bool:
 class ToolFormat(NamedTuple):
     name: str
     tags: tuple[str, ...]  # its markers
-    read: Reader  # of text and calls to the end of the answer
-    write: Callable[[Grammar, AnswerRules, Markers], None]  # the grammar of an answer that follows the rules
-    told_by: tuple[str, ...]  # texts that a template has, all of them, if its model writes calls so
+    read: Reader  # reads text and calls to the end of the answer
+    write: Callable[[Grammar, AnswerRules, Markers], None]  # writes the grammar of an answer that follows the rules
+    told_by: tuple[str, ...]  # texts that are all in a template if its model writes calls so
     allows: Callable[[str], bool] = _any_name  # whether a tool of this name can be called
     ends_thinking: tuple[str, ...] = ()  # markers before which some models leave their reasoning open
-    frames_all: bool = False  # answers without calls stand in it as well, and their reasoning
-    is_marked: bool = True  # calls begin with the first marker, alone or in sections, and nothing else does
-    efforts: tuple[str, ...] = ()  # words for how much to think that its models know; none: their templates judge
+    frames_all: bool = False  # answers without calls, and their reasoning, have this form as well
+    is_marked: bool = True  # calls start with the first marker, alone or in sections, and nothing else does
+    efforts: tuple[str, ...] = ()  # reasoning efforts that its models know; if empty, their templates decide
 
 
-# The first that fits. Names are vLLM's, but for harmony and Mistral's newer form.
+# The first that matches is used. Names are vLLM's, except for harmony and Mistral's newer form.
 FORMATS = (
     ToolFormat("harmony", harmony.TAGS, harmony.read, harmony.write, (harmony.CHANNEL,), harmony.allows, frames_all=True, is_marked=False,
                efforts=harmony.EFFORTS),

@@ -10,7 +10,7 @@ from pilotlight.engine.text.formats.markers import Markers
 from pilotlight.engine.text.formats.parts import AnswerRules, CallableTool
 
 TEXT = r"/(.|\n)*/"
-# White space between a document's parts, if any: a few spaces, or a line end and its indentation. Bounded, or a model may put out nothing else.
+# White space between a document's parts, if any: a few spaces, or a line end and its indentation. Bounded, or a model may output nothing else.
 WHITE_SPACE = r"[ \t]{1,8}|\r?\n[ \t]{0,64}"
 _FORMATS = {
     "date-time", "date", "time", "duration", "email", "idn-email", "hostname", "idn-hostname", "ipv4", "ipv6", "uri", "uri-reference", "iri",
@@ -26,11 +26,11 @@ _SIZES = (
     "minContains",
     "maxContains",
 )
-_VALUES = ("enum", "const", "default", "examples")  # of a schema that are no schemas
+_VALUES = ("enum", "const", "default", "examples")  # keys of a schema whose values are not schemas
 
 
 class Grammar:
-    """The rules of a grammar, as they are written. One of them is `answer`."""
+    """A grammar's rules, collected as they are written. One of them is `answer`."""
 
     def __init__(self) -> None:
         self._lines: list[str] = []
@@ -44,20 +44,26 @@ class Grammar:
         return name.partition("[")[0]
 
     def json(self, name: str, schema: dict[str, Any], *, is_lenient: bool = False) -> str:
-        """Add a rule of the documents of a schema, on one line, as models write arguments. `is_lenient`: as a tool."""
+        """Add a rule for documents of a schema, on one line, as models write arguments.
+
+        `is_lenient`: as in CallableTool.
+        """
         options = {"whitespace_pattern": " ", **({"lenient": True} if is_lenient else {})}
         return self.rule(name, f"%json {json.dumps({**asserting(schema), 'x-guidance': options}, ensure_ascii=False)}")
 
     def arguments(self, number: int, tool: CallableTool) -> str:
-        """Add a rule of a tool's arguments as one document."""
+        """Add a rule for a tool's arguments as one document."""
         return self.json(f"arguments{number}", tool.schema, is_lenient=tool.is_lenient)
 
     def up_to(self, name: str, marker: str, *, is_token: bool) -> str:
-        """Add a rule of any text that ends with a marker, its first."""
+        """Add a rule for any text up to and including the first occurrence of a marker."""
         return self.rule(name, f"{TEXT} {marker}") if is_token else self.rule(f"{name}[lazy]", f"{TEXT} {marker}")
 
     def answer(self, rules: AnswerRules, markers: Markers, tag: str, rest: str, *, between: str | None = None) -> None:
-        """Add the rule of an answer whose calls stand in sections, each from a tag on. `between`: what may be between two; None: there is one."""
+        """Add the rule of an answer whose calls are in sections, each starting with a tag.
+
+        `between`: allowed text between two sections; None if there is only one.
+        """
         section = self.rule("section", f"{markers.lark(tag)} {rest}")
         is_one = rules.is_single or between is None
         sections = section if is_one else f"{section} ({between} {section})*"
@@ -75,7 +81,10 @@ class Grammar:
             self.rule("text", TEXT)
 
     def whole(self, rules: AnswerRules, calls: str, free: str) -> None:
-        """Add the rule of an answer that is calls or something else. `free`: text that is no beginning of calls."""
+        """Add the rule of an answer that is either calls or something else.
+
+        `free`: text that does not start like calls.
+        """
         if rules.document is not None:
             self.rule("answer", f"{self.rule('calls', calls)} | document")
             self.rule("document", rules.document)
@@ -104,13 +113,18 @@ def document(constraint: Constraint) -> str:
 
 
 def any_of(texts: Sequence[str]) -> str:
-    """Return a pattern of some texts: the alternatives of a rule, which are items of a parser's row, are 2,000 at most."""
+    """Return a pattern of some texts.
+
+    A rule can have at most 2,000 alternatives, which are items of a parser's row.
+    """
     return "(?:" + "|".join(map(re.escape, texts)) + ")"
 
 
 def asserting(schema: Any) -> Any:
-    """Return a schema without the formats of others' making, such as "path": where JSON Schema defines none of that name, it demands nothing. Sizes
-    that are whole numbers are written so: 1.0 is 1."""
+    """Return a schema without nonstandard formats such as "path", which demand nothing in JSON Schema.
+
+    Sizes that are whole numbers are written as integers: 1.0 becomes 1.
+    """
     if isinstance(schema, list):
         return [asserting(part) for part in schema]
     if not isinstance(schema, dict):
@@ -123,7 +137,7 @@ def asserting(schema: Any) -> Any:
 
 
 def whole(value: Any) -> Any:
-    """Return 1 for 1.0, and so on; anything else as it is."""
+    """Return 1 for 1.0, and so on; anything else unchanged."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 

@@ -1,7 +1,7 @@
-"""The markers of a format, in a model's vocabulary: those that are tokens are told from text by their ids.
+"""The markers of a format, in a model's vocabulary: those that are tokens are recognised by their ids.
 
-A marker that is one token stands in what parsers read as one character that no text can hold: a surrogate, which UTF-8 cannot spell. So the same
-characters, spelled by other tokens, are text. A marker that no token stands for is found by its spelling. Refuses to know what markers mean.
+Parsers read such a marker as one character that no text can contain: a surrogate, which UTF-8 cannot encode. The same characters, spelled by other
+tokens, so remain text. A marker that is not a token is found by its spelling. Does not know what markers mean.
 """
 
 import json
@@ -12,12 +12,12 @@ from pilotlight.engine.text.tokenizer import Detokenizer, Tokenizer
 
 _FIRST = 0xD800
 _TOKENS = re.compile("[\ud800-\udfff]")
-# A tag that may be quoted in a text; nobody writes `<|call|>` there.
+# A tag that may be quoted in a text, unlike `<|call|>`.
 _MARKUP = re.compile(r"</?\w+=?>?|\[/?\w+\]", re.ASCII)
 
 
 class Markers:
-    """A format's markers as one model writes them. For several threads."""
+    """A format's markers for one model; thread-safe."""
 
     def __init__(self, tokenizer: Tokenizer, tags: Sequence[str]) -> None:
         found = {tag: tokenizer.added_token_id(tag) for tag in dict.fromkeys(tags)}
@@ -36,39 +36,39 @@ class Markers:
         self._tokenizer = tokenizer
 
     def __getitem__(self, tag: str) -> str:
-        """Return the marker as it stands in what parsers read."""
+        """Return the marker in the form that parsers read."""
         return self._written[tag]
 
     def all(self) -> tuple[str, ...]:
         return tuple(self._written.values())
 
     def lark(self, tag: str) -> str:
-        """Return the marker as it stands in a grammar: by its id, where it has one, for which no text stands then."""
+        """Return the marker in a grammar: by its id, if it has one, which no text can match."""
         return f"<[{self._ids[tag]}]>" if tag in self._ids else json.dumps(tag, ensure_ascii=False)
 
     def is_token(self, tag: str) -> bool:
         return tag in self._ids
 
     def push(self, detokenizer: Detokenizer, token_id: int) -> str:
-        """Return what a token adds to what is read."""
+        """Return what a token adds to the text that parsers read."""
         tag = self._tags.get(token_id)
         if tag is None:
             return detokenizer.push(token_id)
-        before = detokenizer.finish()  # bytes that no longer become a character
+        before = detokenizer.finish()  # bytes that can no longer become a character
         detokenizer.push(token_id)
         return before + self._written[tag]
 
     def ending(self, token_ids: Sequence[int]) -> str:
-        """Return some tokens as they are read, without white space at their end."""
+        """Return the text of some tokens as parsers read it, without trailing white space."""
         detokenizer = self._tokenizer.detokenizer()
         return "".join(self.push(detokenizer, token_id) for token_id in token_ids).rstrip()
 
     def as_text(self, text: str) -> str:
-        """Return what was read as a client may see it: of a special token, nothing."""
+        """Return parsed text as a client may see it, without special tokens."""
         return text.translate(self._spelling) if _TOKENS.search(text) else text
 
     def is_quotable(self, character: str) -> bool:
-        """Tell whether this marker, a token, is text inside a call's string; any other ends the call there."""
+        """True if this marker, a token, is text inside a call's string; any other ends the call there."""
         return character in self._quotable
 
 

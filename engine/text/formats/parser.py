@@ -1,4 +1,4 @@
-"""An answer's tokens to its parts. What comes out does not depend on how many come at once."""
+"""The parser of an answer's tokens. The parts do not depend on how many tokens are pushed at once."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -12,7 +12,7 @@ Reader = Callable[[Scanner], Reading[None]]
 
 
 class AnswerParser:
-    """Push tokens, take parts."""
+    """A parser: push tokens, take parts."""
 
     def __init__(
         self, markers: Markers, detokenizer: Detokenizer, reader: Reader, schemas: Mapping[str, dict[str, Any]]
@@ -21,20 +21,20 @@ class AnswerParser:
         self._scanner = Scanner(markers, schemas)
         self._reading = reader(self._scanner)
         next(self._reading, None)
-        self.num_pushed = 0  # characters, of which a marker that is a token is one
+        self.num_pushed = 0  # characters; a marker that is a token counts as one
 
     @property
     def num_settled(self) -> int:
-        """Characters whose meaning is known: what they have to show has been put out."""
+        """Return the number of characters whose parts have been returned."""
         return self.num_pushed - self._scanner.num_held
 
     @property
     def is_pending(self) -> bool:
-        """Tell whether the last token's text is not whole yet."""
+        """True if the last token's text is incomplete."""
         return self._detokenizer.is_pending
 
     def start_of(self, token_id: int) -> int:
-        """Return how many characters stand before this token, if it is the next."""
+        """Return how many characters precede this token, if it is the next."""
         return self.num_pushed + self._detokenizer.held_before(token_id)
 
     @property
@@ -45,7 +45,10 @@ class AnswerParser:
         return self._read(self._scanner.markers.push(self._detokenizer, token_id))
 
     def finish(self, *, is_cut: bool) -> list[Part]:
-        """Return what is left. `is_cut`: the model would have gone on, so what may be the beginning of a marker is nothing else."""
+        """Return the remaining parts.
+
+        `is_cut`: the model was interrupted, so that a possible start of a marker counts as one.
+        """
         self._scanner.is_cut = is_cut
         parts = self._read(self._detokenizer.finish())
         self._scanner.has_ended = True

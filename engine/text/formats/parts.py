@@ -1,4 +1,4 @@
-"""What an answer is made of: text, reasoning, calls with their arguments; and what it may be asked to be."""
+"""The parts of an answer: text, reasoning, calls with their arguments; and the rules for an answer."""
 
 from collections.abc import Iterable
 from enum import Enum
@@ -6,34 +6,37 @@ from typing import Any, NamedTuple
 
 
 class TextPart(NamedTuple):
-    """Text that the client sees, as it was written."""
+    """Text that the client sees, as written."""
 
     text: str
 
 
 class ReasoningPart(NamedTuple):
-    """Text that the model wrote for itself."""
+    """Text of the model's reasoning."""
 
     text: str
 
 
 class CallPart(NamedTuple):
-    """The beginning of a call."""
+    """The start of a call."""
 
     position: int  # among the answer's calls
     name: str
-    id: str | None = None  # where the format has one; None: anybody's choice
+    id: str | None = None  # if the format has one; else the reader may choose any
 
 
 class ArgumentsPart(NamedTuple):
-    """More of a call's arguments. A call's parts together are a JSON object, unless its author broke it or was cut."""
+    """More of a call's arguments.
+
+    A call's parts together are a JSON object, unless the model made an error or was interrupted.
+    """
 
     position: int
     text: str
 
 
 class CallEndPart(NamedTuple):
-    """The end of a call: nothing of it comes after."""
+    """The end of a call: no further part of it follows."""
 
     position: int
 
@@ -42,7 +45,7 @@ Part = TextPart | ReasoningPart | CallPart | ArgumentsPart | CallEndPart
 
 
 def merged(parts: Iterable[Part]) -> tuple[Part, ...]:
-    """Join neighbours of one kind: what is ready together travels together."""
+    """Join neighbours of one kind, so that they are sent together."""
     found: list[Part] = []
     for part in parts:
         last = found[-1] if found else None
@@ -60,23 +63,21 @@ def merged(parts: Iterable[Part]) -> tuple[Part, ...]:
 class CallableTool(NamedTuple):
     name: str
     schema: dict[str, Any]  # of its arguments
-    is_lenient: bool = (
-        False  # words of the schema that the grammar library does not know are left out instead of refused
-    )
+    is_lenient: bool = False  # unknown words of the schema are ignored instead of refused
 
 
 class AnswerRules(NamedTuple):
-    """What an answer must be, behind its reasoning: calls, a document, or either."""
+    """The required form of an answer after its reasoning: calls, a document, or either."""
 
     tools: tuple[CallableTool, ...] = ()  # that may be called
-    is_single: bool = False  # one call at most
-    document: str | None = None  # the only thing there may be beside calls, as the right side of a Lark rule
-    may_be_text: bool = False  # any text, before and between calls as well
+    is_single: bool = False  # at most one call
+    document: str | None = None  # the only alternative to calls, as the right side of a Lark rule
+    may_be_text: bool = False  # any text, also before and between calls
 
 
 class Thinking(Enum):
-    """Where a prompt leaves the model's reasoning."""
+    """The state of a model's reasoning at the end of a prompt."""
 
-    OPEN = "open"  # the answer begins inside
-    MAYBE = "maybe"  # the model may begin it
+    OPEN = "open"  # the answer starts inside the reasoning
+    MAYBE = "maybe"  # the model may start it
     CLOSED = "closed"  # there is none

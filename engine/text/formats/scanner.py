@@ -1,7 +1,7 @@
-"""An answer as it comes, for readers that are written as if all of it were there.
+"""A scanner of a growing answer, for readers that are written as if the answer were complete.
 
-A reader is a generator: where it needs more than has come it yields, and goes on there with the next token. What it has read and not put out yet is
-held back, so all that is shown is a function of the tokens so far. Once the answer has ended, nothing yields any more. Characters are read once.
+A reader is a generator: if it needs more than has arrived it yields, and continues there with the next token. Text that it has read but not decided
+about is held back, so the output is a function of the tokens so far. After the answer has ended, nothing yields any more. Characters are read once.
 """
 
 import re
@@ -15,25 +15,25 @@ T = TypeVar("T")
 Reading = Generator[None, None, T]
 TextKind = type[TextPart] | type[ReasoningPart]
 
-MOST_AGAIN = 4096  # characters behind a marker that are read a second time, where they turn out to be no call
+MOST_AGAIN = 4096  # characters after a marker that are read a second time if they turn out not to be a call
 
 
 class Scanner:
     def __init__(self, markers: Markers, schemas: Mapping[str, dict[str, Any]]) -> None:
-        """`schemas`: of the arguments of the tools that may be called, by name."""
+        """`schemas`: of the arguments of available tools, by name."""
         self.markers = markers
         self.schemas = schemas
-        self.text = ""  # what has come and is not read
+        self.text = ""  # has arrived and is not read
         self.has_ended = False
-        self.is_cut = False  # when it ended, the model would have gone on
+        self.is_cut = False  # the model was interrupted when it ended
         self.is_reasoning = False
         self.out = PartWriter(markers)
-        self._held: list[str] | None = None  # what was read of what may be a call
-        self._num_kept = 0  # characters of it
+        self._held: list[str] | None = None  # text that was read and may be a call
+        self._num_kept = 0  # number of its characters
 
     @classmethod
     def of_whole(cls, markers: Markers, text: str) -> "Scanner":
-        """Return a scanner of a text to which nothing is added."""
+        """Return a scanner of a complete text."""
         scanner = cls(markers, {})
         scanner.text = text
         scanner.has_ended = True
@@ -41,12 +41,12 @@ class Scanner:
 
     @property
     def num_held(self) -> int:
-        """Characters that have come and were not put out."""
+        """Return the number of characters that have arrived and were not output."""
         return self.out.num_held + self._num_kept + len(self.text)
 
     @property
     def was_cut(self) -> bool:
-        """The answer has ended, and the model would have gone on."""
+        """True if the answer has ended because the model was interrupted."""
         return self.has_ended and self.is_cut
 
     # Reading
@@ -58,7 +58,7 @@ class Scanner:
         return self.text[:1]
 
     def beyond_space(self, put: Callable[[str], object] | None = None) -> Reading[str]:
-        """Read white space, put it out where it is wanted, and return the character behind it without reading it."""
+        """Read white space, pass it to `put` if given, and return the next character without reading it."""
         while True:
             space = self.read(len(self.text) - len(self.text.lstrip()))
             if put is not None and space:
@@ -75,7 +75,7 @@ class Scanner:
         return text
 
     def starts(self, *words: str) -> Reading[str | None]:
-        """Return which of the words comes next, without reading it; the longest that does."""
+        """Return which of the words comes next, the longest of several, without reading it."""
         while True:
             if not self.has_ended and any(len(self.text) < len(word) and word.startswith(self.text) for word in words):
                 yield
@@ -83,20 +83,23 @@ class Scanner:
             return max((word for word in words if self.text.startswith(word)), key=len, default=None)
 
     def skip(self, *words: str) -> Reading[bool]:
-        """Read one of the words, if one comes next."""
+        """Read one of the words if one comes next; return True if so."""
         word = yield from self.starts(*words)
         self.read(len(word or ""))
         return word is not None
 
     def run(self, pattern: re.Pattern[str], most: int = 512) -> Reading[str]:
-        """Read as many characters as a pattern of one or more matches, up to the first that it does not."""
+        """Read up to `most` characters that match a pattern of one or more characters."""
         text = ""
         while (yield from self.first()) and len(text) < most and (found := pattern.match(self.text)):
             text += self.read(found.end())
         return text
 
     def until(self, words: Sequence[str], put: Callable[[str], object]) -> Reading[str | None]:
-        """Put out everything before the first of the words, and return that without reading it; None where the answer ends without."""
+        """Output everything before the first of the words, and return that word without reading it.
+
+        Returns None if the answer ends without one.
+        """
         while True:
             found = [(start, -len(word), word) for word in words if (start := self.text.find(word)) >= 0]
             if found:
@@ -113,7 +116,10 @@ class Scanner:
             yield
 
     def text_until(self, words: Sequence[str], kind: TextKind = TextPart) -> Reading[str | None]:
-        """Put out text up to the first of the words, return it and read it; all from there on is held back until it is a call or none."""
+        """Output text up to the first of the words, read and return it, and hold back what follows.
+
+        It is held until it turns out to be a call or not.
+        """
         while True:
             word = next((word for word in words if self.text.startswith(word)), None)
             if word is not None:
@@ -132,32 +138,36 @@ class Scanner:
             yield
 
     def _undecided(self, words: Sequence[str]) -> int:
-        """Return how much of the unread end may still become one of the words. Of an answer that was cut, what may be the beginning of any marker is
-        nothing else."""
+        """Return how much of the unread end may still become one of the words.
+
+        In an interrupted answer, a possible start of any marker counts as one.
+        """
         if self.has_ended:
             return held_suffix(self.text, (*words, *self.markers.all())) if self.is_cut else 0
         return held_suffix(self.text, words)
 
-    # What may be a call
+    # Possible calls
 
     def hold(self) -> None:
-        """Keep what is read from here on, until `release` or `unread`."""
+        """Keep text that is read from here on, until `release` or `unread`."""
         if self._held is None:
             self._held = []
 
     def release(self) -> None:
-        """What was held is part of a call."""
+        """Drop the held text: it is part of a call."""
         self._held, self._num_kept = None, 0
 
     def give_back(self) -> None:
-        """What was held is to be read once more."""
+        """Return the held text to the unread text."""
         text = "".join(self._held or ())
         self.release()
         self.text = text + self.text
 
     def unread(self, marker: str) -> None:
-        """What was held is no call: the marker with which it began is text, and what follows is read anew, unless that is long. Of an answer that was
-        cut there it is nothing."""
+        """Output the held text's marker as text, because it started no call, and reread the rest if short.
+
+        In an answer that was interrupted there, drop all of it.
+        """
         text = "".join(self._held or ())
         self.release()
         if self.was_cut:
@@ -169,25 +179,28 @@ class Scanner:
         self.out.show(text)
 
     def begin_call(self, name: str, call_id: str | None = None) -> None:
-        """Put out the beginning of a call: what was held belongs to it."""
+        """Output the start of a call, to which the held text belongs."""
         self.release()
         self.out.begin_call(name, call_id)
 
     def end_call(self) -> None:
-        """Put out the end of a call, unless the answer was cut in it."""
+        """Output the end of a call, unless the answer was interrupted in it."""
         if not self.was_cut:
             self.out.end_call()
 
 
 class PartWriter:
-    """The parts that a reader puts out, with the white space before a call held back until something else than a call follows."""
+    """The parts that a reader outputs.
+
+    White space before a call is held back until something else follows.
+    """
 
     def __init__(self, markers: Markers) -> None:
         self._markers = markers
         self._parts: list[Part] = []
-        self._space: list[str] = []  # that belongs to a call, if one follows
+        self._space: list[str] = []  # white space that belongs to a call, if one follows
         self._drops_space = False
-        self.num_held = 0  # characters of that space
+        self.num_held = 0  # number of its characters
         self.num_calls = 0
 
     def take(self) -> list[Part]:
@@ -195,7 +208,7 @@ class PartWriter:
         return parts
 
     def show(self, text: str, kind: TextKind = TextPart) -> None:
-        """Put out text, but not white space at its end before more of it has come."""
+        """Output text, but hold white space at its end until more follows."""
         text = self._markers.as_text(text)
         if self._drops_space:
             text = text.lstrip()
@@ -209,7 +222,7 @@ class PartWriter:
             self.num_held += len(text) - len(core)
 
     def put_text(self, text: str) -> None:
-        """Put out text at once: nothing but text follows."""
+        """Output text at once: nothing but text follows."""
         text = self._markers.as_text(text)
         if self._drops_space:
             text = text.lstrip()
@@ -218,12 +231,12 @@ class PartWriter:
             self._parts.append(TextPart(text))
 
     def drop_space(self, *, is_before: bool = True) -> None:
-        """White space before here is not text; nor is what follows, if it `is_before` something else than text."""
+        """Drop white space before this point, and also after it if `is_before` something other than text."""
         self._space, self.num_held = [], 0
         self._drops_space = self._drops_space or is_before
 
     def show_space(self, kind: TextKind = TextPart) -> None:
-        """The answer has ended: the white space at its end is text."""
+        """Output the held white space: the answer has ended, so it is text."""
         if self._space:
             self._parts.append(kind("".join(self._space)))
             self.drop_space(is_before=False)
@@ -234,7 +247,7 @@ class PartWriter:
         self.num_calls += 1
 
     def argue(self, text: str) -> None:
-        """Put out more of the call's arguments."""
+        """Output more of the call's arguments."""
         if text:
             self._parts.append(ArgumentsPart(self.num_calls - 1, text))
 

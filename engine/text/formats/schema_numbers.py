@@ -1,25 +1,28 @@
-"""Numbers of JSON schemas that the grammar library, which computes in doubles, enforces as they are; others are refused by name, never rounded."""
+"""Checks of numbers in JSON schemas that the grammar library, which uses doubles, cannot represent.
+
+Such numbers are refused with their keyword, never rounded.
+"""
 
 import json
 from collections.abc import Iterator
 from typing import Any
 
 _BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
-_MAX_INT64 = 2**63 - 1  # as a maximum: the library's largest integer, to which the next double is cut
+_MAX_INT64 = 2**63 - 1  # as a maximum: the library's largest integer, to which the next double is clamped
 _decoder = json.JSONDecoder()
 
 
 class InexactNumberError(ValueError):
-    """A number of a schema would be enforced as another one."""
+    """A number of a schema that would be enforced as another one."""
 
     def __init__(self, keyword: str, number: int) -> None:
         super().__init__(
-            f"{keyword} has the number {number}, which no double holds, nor the grammar library; write it as a string, or leave {keyword} out"
+            f"{keyword} has the number {number}, which is not exact as a double; write it as a string, or omit {keyword}"
         )
 
 
 def check_schema(schema: Any) -> None:
-    """Raises InexactNumberError."""
+    """Check a schema. Raises InexactNumberError."""
     for keyword, number in _inexact(schema):
         raise InexactNumberError(keyword, number)
 
@@ -32,7 +35,7 @@ def check_lark(text: str) -> None:
         at += len(text[at:]) - len(text[at:].lstrip())
         try:
             schema, at = _decoder.raw_decode(text, at)
-        except (ValueError, RecursionError):  # what is no JSON the library refuses by name
+        except (ValueError, RecursionError):  # the library itself refuses invalid JSON
             pass
         else:
             check_schema(schema)
@@ -40,7 +43,7 @@ def check_lark(text: str) -> None:
 
 
 def without_inexact(schema: Any) -> Any:
-    """Return a schema without the keywords that hold such numbers."""
+    """Return a schema without the keywords that have such numbers."""
     if isinstance(schema, list):
         return [without_inexact(part) for part in schema]
     if not isinstance(schema, dict):
@@ -53,7 +56,7 @@ def without_inexact(schema: Any) -> Any:
 
 
 def _inexact(schema: Any) -> Iterator[tuple[str, int]]:
-    """Yield keywords and their numbers that cannot be enforced, of a schema and those inside it."""
+    """Yield keywords and their numbers that cannot be enforced, in a schema and its subschemas."""
     level = [schema]
     while level:
         part = level.pop()

@@ -1,8 +1,8 @@
-"""JSON as models write it, piece by piece: a value comes out as it goes in, but for what no reader of JSON could take.
+"""JSON as models write it, read piece by piece: valid values pass unchanged, others are repaired.
 
-Numbers and words that are no JSON come out as strings, Python's True, False and None by their JSON names; halves of surrogate pairs as U+FFFD; line
-ends and other control characters inside a string, and backslashes before anything else, are escaped. Brackets and commas stay as they are: where a
-model forgets one, its arguments are no JSON, as they are with every server. RFC 8259 has the grammar.
+Invalid numbers and words become strings, Python's True, False and None their JSON names; halves of surrogate pairs become U+FFFD; line ends and other
+control characters inside a string, and backslashes before other characters, are escaped. Brackets and commas are not changed: if a model forgets one,
+its arguments are not JSON, as with every server. RFC 8259 has the grammar.
 """
 
 import json
@@ -17,7 +17,7 @@ from pilotlight.engine.text.formats.scanner import Reading, Scanner
 Put = Callable[[str], object]
 
 MOST_OF_A_NAME = 512  # characters
-MOST_OF_A_SCALAR = 400  # characters that wait for their end: no number that anybody reads is longer
+MOST_OF_A_SCALAR = 400  # characters that wait for their end: no useful number is longer
 CALL_KEYS = frozenset({"name", "arguments", "parameters", "id", "type"})
 
 _PLAIN = re.compile(r'[^"\'\\\x00-\x1f\ud800-\udfff]+')
@@ -33,7 +33,10 @@ _objects = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 def value(s: Scanner, put: Put) -> Reading[bool]:
-    """Read a value and put it out. Returns whether it is whole; it is not where the answer ends, or a marker stands, outside its strings."""
+    """Read a value and output it; return whether it is complete.
+
+    It is incomplete if the answer ends, or a marker occurs, outside its strings.
+    """
     depth = 0
     while True:
         first = yield from s.beyond_space(put if depth else None)
@@ -59,7 +62,10 @@ def value(s: Scanner, put: Put) -> Reading[bool]:
 
 
 def string(s: Scanner, put: Put) -> Reading[bool]:
-    """Read a string, in either kind of quotes, and put it out in JSON's. A tag inside, such as `</tool_call>`, is text."""
+    """Read a string, in either kind of quotes, and output it in JSON's.
+
+    A tag inside, such as `</tool_call>`, is text.
+    """
     quote = s.read(1)
     put('"')
     while first := (yield from s.first()):
@@ -81,7 +87,7 @@ def string(s: Scanner, put: Put) -> Reading[bool]:
 
 
 def as_json(text: str, s: Scanner) -> str:
-    """Return the JSON value that a text stands for; a text that is none is a string."""
+    """Return a text as a JSON value: itself if it is one, else a string."""
     alone = Scanner.of_whole(s.markers, text.strip())
     found: list[str] = []
     reading = value(alone, found.append)
@@ -96,12 +102,12 @@ def as_json(text: str, s: Scanner) -> str:
 
 
 def escaped(text: str) -> str:
-    """Return a text as it stands inside a JSON string."""
+    """Return a text escaped for the inside of a JSON string."""
     return json.dumps(text, ensure_ascii=False)[1:-1]
 
 
 def name(s: Scanner) -> Reading[str | None]:
-    """Read a short string that has to be there whole and right; None where it is not."""
+    """Read a short string; return None if it is not complete and valid."""
     raw = ""
     if (yield from s.beyond_space()) != '"':
         return None
@@ -127,14 +133,17 @@ def name(s: Scanner) -> Reading[str | None]:
 
 
 def call(s: Scanner, *, only: Container[str] | None = None, new_id: Callable[[], str] | None = None) -> Reading[bool]:
-    """Read a call as one object with a name and arguments, in either order, to its closing brace. Returns whether it is a call: of one that is none,
-    nothing has been put out. `only`: of these tools, and with arguments. `new_id`: for a call without an id."""
+    """Read a call as one object with a name and arguments, in either order, to its closing brace.
+
+    Returns whether it is a call; if not, nothing has been output. `only`: accept only these tools, and require arguments. `new_id`: makes the id of a
+    call without one.
+    """
     if (yield from s.beyond_space()) != "{":
         return False
     s.read(1)
     called: str | None = None
     call_id: str | None = None
-    arguments: list[str] | None = None  # that came before the name
+    arguments: list[str] | None = None  # that preceded the name
     has_begun = False
     while (first := (yield from s.beyond_space())) not in ("", "}"):
         if first == "," and s.read(1):
@@ -172,7 +181,10 @@ def call(s: Scanner, *, only: Container[str] | None = None, new_id: Callable[[],
 
 
 def _arguments(s: Scanner, called: str, call_id: str | None) -> Reading[bool]:
-    """Put out a call's arguments as they come; some models write the object once more as a string, which is put out when it is whole."""
+    """Output a call's arguments as they arrive; some models encode the object once more as a string.
+
+    Such a string is output when it is complete.
+    """
     first = yield from s.beyond_space()
     if first == "{":
         s.begin_call(called, call_id)
@@ -189,7 +201,7 @@ def _arguments(s: Scanner, called: str, call_id: str | None) -> Reading[bool]:
 
 
 def _object_of(text: str) -> str | None:
-    """Return the JSON object that a value stands for; None where it stands for none."""
+    """Return the JSON object of a value, which may be a string that contains it; None if there is none."""
     try:
         if text.startswith('"'):
             text = msgspec.json.decode(text, type=str)
@@ -220,7 +232,7 @@ def _scalar(s: Scanner, put: Put) -> Reading[None]:
 
 
 def _escape(s: Scanner) -> Reading[str]:
-    """Read what follows a backslash, which is there unread, and return it as JSON has it."""
+    """Read a backslash, not read yet, and what follows it; return the escape in valid JSON."""
     while len(s.text) < (6 if s.text[1:2] == "u" else 2):
         if s.has_ended:
             s.read(len(s.text))
@@ -251,4 +263,4 @@ def _replaced(s: Scanner) -> str:
 
 
 def drop(text: str) -> None:
-    """Put out nothing: for what is between the parts of a format."""
+    """Output nothing: for text between the parts of a format."""

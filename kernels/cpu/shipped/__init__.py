@@ -1,1 +1,1 @@
-"""Libraries of the C files that a platform wheel brings along, one for each level of x86-64, so that nobody who installs it needs a compiler."""
+"""Compiled C libraries in a platform wheel, one per level of x86-64: users need no compiler."""

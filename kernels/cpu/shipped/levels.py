@@ -1,7 +1,7 @@
-"""The levels of x86-64 that a wheel has a library for, and which of them this machine can run.
+"""The levels of x86-64 for which a wheel has a library, and the choice of one for this machine.
 
-A level is a set of instructions; the library of the highest one that the CPU has is used. All levels compute the same bits. A checkout has no such
-library and compiles one for the machine it is on (build.py).
+A level is a set of instructions; the library of the highest level that the CPU supports is used. All levels compute the same bits. A checkout has no
+such library and compiles one for its machine (build.py).
 """
 
 import hashlib
@@ -16,12 +16,12 @@ FOLDER = Path(__file__).parent
 
 class Level(NamedTuple):
     name: str
-    flags: tuple[str, ...]  # GCC's
-    needs: tuple[str, ...]  # as /proc/cpuinfo has them
+    flags: tuple[str, ...]  # for GCC
+    needs: tuple[str, ...]  # as named in /proc/cpuinfo
 
 
 _AVX512 = ("avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl", "avx2", "fma", "bmi2")
-# The highest first. LEVEL1_KIB: the first-level data cache of the CPUs that have no more than that level.
+# The highest first. LEVEL1_KIB: the first-level data cache of CPUs that support no higher level.
 LEVELS = (
     Level(
         "amx",
@@ -48,8 +48,10 @@ LEVELS = (
 
 
 def find(processor: str, folder: Path = FOLDER) -> Path | None:
-    """Return the library of the highest level that a processor has; None: there is none for it here. `processor`: its lines of /proc/cpuinfo. A file
-    whose digest is not in its name is damaged, and passed over."""
+    """Return the library of the highest level that a processor supports, or None if there is none.
+
+    `processor`: its lines of /proc/cpuinfo. A file whose digest differs from the one in its name is damaged and is skipped.
+    """
     has = set(processor.split())
     for level in LEVELS:
         if not has.issuperset(level.needs):
@@ -62,5 +64,5 @@ def find(processor: str, folder: Path = FOLDER) -> Path | None:
 
 
 def name_of(level: Level, library: Path) -> str:
-    """Return the name of a library, without its ending."""
+    """Return the name of a library, without its suffix."""
     return f"{level.name}-{hashlib.sha256(library.read_bytes()).hexdigest()[:32]}"

@@ -1,7 +1,8 @@
-"""Paged attention of the last tokens of each sequence, one (decode) or a few (verify): keys and values are read once for all query heads of their kv
-head and all queries, which are the rows of one small matrix product, and each context is split among programs.
+"""Paged attention of the last tokens of each sequence, one (decode) or a few (verify).
 
-Shapes alone are compiled in, no length: lengths are read on the device, and only the number of splits depends on what the host knows of them.
+Keys and values are read once for all query heads of their kv head and all queries, which are the rows of one small matrix product, and each context
+is split among programs. Only shapes are compiled in, no lengths: lengths are read on the device, and only the number of splits depends on what the
+host knows of them.
 """
 
 import torch
@@ -14,8 +15,8 @@ from pilotlight.kernels.triton.attention.split_kv import join, keys_of, split, w
 from pilotlight.kernels.triton.jit import jit
 from pilotlight.kernels.triton.matrices.fp8_codes import as_bytes, conversion
 
-# Two are the block table's. Of keys and of values, two tiles of 16 KiB are then on their way to a program in bf16 while it computes with a third, and
-# three programs fit on a processor. To read 4.8 TB/s at some 800 ns of latency, 132 processors must each have 29 KB on their way.
+# Two are for the block table. Two tiles of 16 KiB of keys, and two of values, are then being loaded for a program in bf16 while it computes with a
+# third, and three programs fit on a processor. To read 4.8 TB/s at some 800 ns of latency, 132 processors must each have 29 KB in flight.
 STAGES = 5
 
 # These depend on lengths and batches: a variant for each kind of value (1, multiples of 16) would be compiled while requests wait.
@@ -30,7 +31,7 @@ def _attend(
     HEAD_DIM: tl.constexpr, DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr,
     WINDOW: tl.constexpr, HAS_SINKS: tl.constexpr, HAS_CAP: tl.constexpr, FP8: tl.constexpr, DIRECT: tl.constexpr,
 ):  # fmt: skip
-    # Programs that run side by side read the heads of the same tokens, which lie side by side.
+    # Programs that run side by side read the heads of the same tokens, which are adjacent.
     program = tl.program_id(0)
     kv_head, row_tile = program % kv_heads, program // kv_heads % row_tiles
     program = program // (kv_heads * row_tiles)
@@ -74,7 +75,7 @@ def decode_attention(
     max_context_len: int,
     rule: AttentionRule,
 ) -> torch.Tensor:
-    """Compute as kernels/attention/decode_attention.py; whatever lies in padded positions is never read."""
+    """Compute decode_attention of kernels/attention; memory of padded positions is never read."""
     return attend(q[:, None], k_cache, v_cache, block_tables, context_lens, max_context_len, rule)[:, 0]
 
 
@@ -87,7 +88,7 @@ def attend(
     max_context_len: int,
     rule: AttentionRule,
 ) -> torch.Tensor:
-    """q [seqs, queries, heads, head_dim] -> the same, contiguous"""
+    """Attend from q [seqs, queries, heads, head_dim]; return the same shape, contiguous."""
     scale, window, sinks, soft_cap, kv_scales, _ = rule
     seqs, queries, heads, head_dim = q.shape
     kv_heads = k_cache.shape[2]
@@ -118,15 +119,15 @@ def attend(
 
 
 def tiling(dim: int, wanted_rows: int, bytes_per_value: int) -> tuple[int, int, int]:
-    """Rows, keys and warps of a tile, for the queries' type."""
-    # no tensor cores under ieee precision: with more rows or fewer warps registers are spilled
+    """Return rows, keys and warps of a tile, for the queries' type."""
+    # ieee precision uses no tensor cores: more rows or fewer warps would spill registers
     if bytes_per_value == 4:
         return 16, max(16, min(64, 4096 // dim)), 8
     return min(64, max(16, triton.next_power_of_2(wanted_rows))), max(16, min(128, 8192 // dim)), 4
 
 
 def capped(scale: float, soft_cap: float | None) -> tuple[float, float]:
-    """Return the factors of a product of query and key, and of its tanh, that give a score in powers of two."""
+    """Return the factors of the dot product, and of its tanh, that give scores in powers of two."""
     if soft_cap is None:
         return scale * LOG2_E.value, 0.0
     return scale / soft_cap, soft_cap * LOG2_E.value

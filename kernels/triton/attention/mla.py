@@ -1,5 +1,7 @@
-"""Latent attention in absorbed form: the cache's write, decode and prefill. Rows of attention are (query, head) pairs, because all heads meet the
-same latent vectors, which are read once as keys and as values. Decode splits each context among programs.
+"""Latent attention in absorbed form: the cache's write, decode and prefill.
+
+Rows of attention are (query, head) pairs, because all heads attend to the same latent vectors, which are read once as keys and as values. Decode
+splits each context among programs.
 """
 
 import torch
@@ -15,7 +17,7 @@ from pilotlight.kernels.triton.elementwise.kv_write import place_of
 from pilotlight.kernels.triton.elementwise.rotary import load_pairs, turn
 from pilotlight.kernels.triton.jit import jit
 
-_OF_BATCH = ("tables", "starts", "lens", "tables_seq", "seqs", "tiles", "splits")  # as decode_attention's
+_OF_BATCH = ("tables", "starts", "lens", "tables_seq", "seqs", "tiles", "splits")  # as in decode_attention
 
 
 @jit(of_batch=_OF_BATCH)
@@ -55,7 +57,7 @@ def _attend(
         total = tl.zeros([ROWS], tl.float32)
         result = tl.zeros([ROWS, LATENT_DIM], tl.float32)
         table = tables + seq.to(tl.int64) * tables_seq
-        # One loop, which masks all tiles: with a second for those that are seen whole, ptxas spills 284 bytes a thread for sm_90, and 52 without.
+        # One loop that masks all tiles: with a second one for fully visible tiles, ptxas spills 284 bytes a thread for sm_90, and 52 without.
         for start in range(begin, end, TILE):
             at = start + tl.arange(0, TILE)
             is_key = at < end
@@ -105,7 +107,7 @@ def mla_write(
     cache: torch.Tensor,
     slot_mapping: torch.Tensor,
 ) -> None:
-    """Compute as kernels/attention/mla.py."""
+    """Compute mla_write of kernels/attention/mla.py."""
     tokens, latent, half = x.shape[0], norm.shape[0], cos.shape[1]
     if tokens:
         _write[(tokens,)](
@@ -124,7 +126,7 @@ def mla_decode(
     max_context_len: int,
     scale: float,
 ) -> torch.Tensor:
-    """Compute as kernels/attention/mla.py; whatever lies in padded positions is never read."""
+    """Compute mla_decode of kernels/attention/mla.py; memory of padded positions is never read."""
     seqs, heads, _ = q_latent.shape
     out = torch.empty(q_latent.shape, dtype=q_latent.dtype, device=q_latent.device)
     if not out.numel():
@@ -155,7 +157,7 @@ def mla_decode(
 def mla_prefill(
     q_latent: torch.Tensor, q_rotary: torch.Tensor, cache: torch.Tensor, batch: VarlenBatch, scale: float
 ) -> torch.Tensor:
-    """Compute as kernels/attention/mla.py."""
+    """Compute mla_prefill of kernels/attention/mla.py."""
     tokens, heads, _ = q_latent.shape
     out = torch.empty(q_latent.shape, dtype=q_latent.dtype, device=q_latent.device)
     if not out.numel():
@@ -204,12 +206,12 @@ def _launch(
 
 
 def _rows(wanted: int, q_latent: torch.Tensor, q_rotary: torch.Tensor, cache: torch.Tensor) -> int:
-    """16 rows fill the smallest tensor-core product; 64, one of Hopper's warp groups, whose sums over 512 columns are 128 registers a thread."""
+    """Return the rows of a tile."""
     if hopper_mla.takes(q_latent, q_rotary, cache.shape[1]):
         return hopper_mla.ROWS
     return min(16 if q_latent.dtype == torch.float32 else 64, max(16, triton.next_power_of_2(wanted)))
 
 
 def _tile(dtype: torch.dtype) -> int:
-    """Keys: 32 of 576 values of two bytes are 36 KiB, and two such tiles lie in shared memory beside 72 KiB of queries."""
+    """Return the keys of a tile."""
     return 16 if dtype == torch.float32 else 32

@@ -1,7 +1,7 @@
-"""A tile of queries meets the paged keys and values of one kv head, a tile at a time, under a softmax that is corrected as it goes (Milakov and
-Gimelshein, 2018; FlashAttention, Dao et al., 2022): what decode, verify and prefill attention share.
+"""Attention of a tile of queries to one kv head's paged keys and values, for decode, verify, prefill.
 
-Scores are kept in powers of two: their scale carries log2(e), so that a weight is one exp2.
+Keys are read a tile at a time, under an online softmax (Milakov and Gimelshein, 2018; FlashAttention, Dao et al., 2022). Scores are in powers of two:
+their scale contains log2(e), so that a weight is one exp2.
 """
 
 import triton.language as tl
@@ -11,7 +11,7 @@ from pilotlight.kernels.triton.jit import jit
 from pilotlight.kernels.triton.matrices.fp8_codes import decode_fp8
 
 LOG2_E = tl.constexpr(1.4426950408889634)
-NO_WINDOW, SLIDING, CHUNKED = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)  # what a rule's window is
+NO_WINDOW, SLIDING, CHUNKED = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)  # the meaning of a rule's window
 
 
 @jit
@@ -22,8 +22,11 @@ def meet(
     HEAD_DIM: tl.constexpr, DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr,
     MASKED: tl.constexpr, WINDOW: tl.constexpr, HAS_CAP: tl.constexpr, FP8: tl.constexpr,
 ):  # fmt: skip
-    """queries [ROWS, DIM] at `position` [ROWS] meet the keys from begin (a multiple of TILE) to end; without MASKED every row must see all of
-    them, and they must fill their tiles. What lies before `first`, with a window, may be another's by now: it is not read. -> top, total, result"""
+    """Attend from queries [ROWS, DIM] at `position` [ROWS] to the keys from begin to end.
+
+    Return top, total, result. `begin` is a multiple of TILE. Without MASKED every row must see all of the keys, and they must fill their tiles. With
+    a window, keys before `first` may belong to another sequence by now and are not read.
+    """
     column, key = tl.arange(0, DIM), tl.arange(0, TILE)
     for start in range(begin, end, TILE):
         at = start + key
@@ -58,7 +61,7 @@ def meet(
 
 @jit
 def first_seen(position, window, WINDOW: tl.constexpr):
-    """-> the first position that is seen from another one"""
+    """Return the first position that is visible from another one."""
     return position // window * window if WINDOW == CHUNKED else tl.maximum(position - window + 1, 0)
 
 
@@ -69,11 +72,14 @@ def window_kind(rule: AttentionRule) -> int:
 
 @jit
 def weigh(scores, factor, top, total, MASKED: tl.constexpr):
-    """-> the weights of scores * factor, what earlier weights are worth now, and the new top and total. The factor, above 0, is applied to a row's
-    largest and inside the exponent, where it costs nothing: a multiply-add for each score instead of a product and a difference."""
+    """Return the weights of scores * factor, the factor for earlier weights, and the new top and total.
+
+    `factor`, above 0, is applied to a row's largest score and inside the exponent, where it is free: one multiply-add per score instead of a product
+    and a difference.
+    """
     new_top = tl.maximum(top, tl.max(scores, axis=1) * factor)
     shift = new_top
-    if MASKED:  # a row that has seen nothing keeps -inf, and -inf - -inf would be no number
+    if MASKED:  # a row that has seen nothing keeps -inf, and -inf - -inf would be NaN
         shift = tl.where(new_top == float("-inf"), 0.0, new_top)
     weights = tl.exp2(scores * factor - shift[:, None])
     fade = tl.exp2(top - shift)
@@ -84,7 +90,10 @@ def weigh(scores, factor, top, total, MASKED: tl.constexpr):
 def load_rows(
     cache, rows, is_key, column, HEAD_DIM: tl.constexpr, DIM: tl.constexpr, MASKED: tl.constexpr
 ):  # fmt: skip
-    """[TILE, DIM]; zeros beyond the keys and beyond HEAD_DIM. Only the masks that are needed: each costs instructions in every tile."""
+    """Load [TILE, DIM]; zeros beyond the keys and beyond HEAD_DIM.
+
+    Applies only the masks that are needed, because each costs instructions in every tile.
+    """
     if MASKED and HEAD_DIM < DIM:
         loaded = tl.load(cache + rows, mask=is_key[:, None] & (column < HEAD_DIM)[None, :], other=0.0)
     elif MASKED:
@@ -98,8 +107,10 @@ def load_rows(
 
 @jit
 def tanh(x):
-    """To fp32's precision relative to itself, which a score's distance from others needs: near 0, where 1 - 2 / (exp(2 x) + 1) cancels, by the
-    polynomial of Cephes' tanhf."""
+    """Return tanh with fp32's relative precision, which differences of scores need.
+
+    Near 0, where 1 - 2 / (exp(2 x) + 1) cancels, it is the polynomial of Cephes' tanhf.
+    """
     size = tl.abs(x)
     square = x * x
     near = square * -5.70498872745e-3 + 2.06390887954e-2

@@ -1,6 +1,7 @@
-"""Paged causal attention of prompt chunks over their cached prefix (FlashAttention-2's tiling, Dao, 2023): one program per tile of queries and head.
+"""Paged causal attention of prompt chunks over their cached prefix, one program per tile and head.
 
-Only tiles of keys on the diagonal or at a window's edge are masked. One launch serves a batch of unequal chunks, the longest ways first.
+The tiling is FlashAttention-2's (Dao, 2023). Only tiles of keys on the diagonal or at a window's edge are masked. One launch serves a batch of
+unequal chunks; the tiles that see most keys run first.
 """
 
 import torch
@@ -16,7 +17,7 @@ from pilotlight.kernels.triton.attention.varlen import sequence_of
 from pilotlight.kernels.triton.jit import jit
 from pilotlight.kernels.triton.matrices.fp8_codes import as_bytes, conversion
 
-_OF_BATCH = ("tables", "starts", "lens", "tables_seq", "window", "seqs", "tiles")  # as decode_attention's
+_OF_BATCH = ("tables", "starts", "lens", "tables_seq", "window", "seqs", "tiles")  # as in decode_attention
 
 
 @jit(of_batch=_OF_BATCH)
@@ -27,7 +28,7 @@ def _attend(
     HEAD_DIM: tl.constexpr, DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr,
     WINDOW: tl.constexpr, HAS_SINKS: tl.constexpr, HAS_CAP: tl.constexpr, FP8: tl.constexpr,
 ):  # fmt: skip
-    # Heads that share keys run side by side; a sequence's last tile, which sees most, runs first.
+    # Heads that share keys run side by side; a sequence's last tile, which sees most keys, runs first.
     head = tl.program_id(0) % heads
     seq, tile = sequence_of(tiles - 1 - tl.program_id(0) // heads, starts, seqs, 1, tl.arange(0, 128), ROWS)
     first = tl.load(starts + seq)
@@ -44,7 +45,7 @@ def _attend(
         prefix = context - num_queries + tile * ROWS  # tokens before the first query
         position = context - num_queries + query
         end = tl.minimum(context, prefix + ROWS)
-        whole_end = (prefix + 1) // TILE * TILE  # every query sees the keys of the tiles before
+        whole_end = (prefix + 1) // TILE * TILE  # every query sees the keys of earlier tiles
         begin = 0
         factor = 1.0
         if FP8:
@@ -57,7 +58,7 @@ def _attend(
         if WINDOW != NO_WINDOW:
             edge = first_seen(prefix, window, WINDOW)
             last = first_seen(prefix + ROWS - 1, window, WINDOW)
-            begin = (last + TILE - 1) // TILE * TILE  # the last query sees these tiles whole
+            begin = (last + TILE - 1) // TILE * TILE  # the last query sees whole tiles from here on
             top, total, result = meet(
                 rows, position, top, total, result,
                 k_cache, v_cache, table, head // group, cache_block, cache_offset, cache_head,
@@ -87,7 +88,7 @@ def _attend(
 def prefill_attention(
     q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, batch: VarlenBatch, rule: AttentionRule
 ) -> torch.Tensor:
-    """Compute as kernels/attention/prefill_attention.py."""
+    """Compute prefill_attention of kernels/attention."""
     scale, window, sinks, soft_cap, kv_scales, _ = rule
     tokens, heads, head_dim = q.shape
     assert k_cache.stride() == v_cache.stride(), "keys and values must be strided alike"
@@ -116,12 +117,12 @@ def prefill_attention(
 
 
 def tiling(dim: int, longest: int, bytes_per_value: int) -> tuple[int, int, int, int]:
-    """Queries, keys, warps and stages of a tile for the longest chunk: three shapes at most for each width of head."""
-    if bytes_per_value == 4:  # as decode_attention's
+    """Return queries, keys, warps and stages of a tile: at most three shapes per head width."""
+    if bytes_per_value == 4:  # as in decode_attention
         return 16, max(16, min(32, 4096 // dim)), 8, 3
     if longest <= 16:
         return 16, max(16, min(64, 8192 // dim)), 4, 3
-    # Three stages, of which the block table has one: keys and values of two tiles in shared memory.
+    # Three stages, one of them for the block table: keys and values of two tiles in shared memory.
     if dim <= 128:  # two warp groups of 64 rows, 252 registers a thread
         return (128, 128, 8, 3) if longest > 64 else (64, 64, 4, 3)
     return (128, 64, 8, 3) if longest > 64 and dim <= 256 else (64, max(16, 16384 // dim), 8, 3)

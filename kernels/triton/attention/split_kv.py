@@ -1,7 +1,7 @@
-"""Splitting a context among programs, and putting their partial results together (Flash-Decoding, Dao et al., 2023).
+"""Splitting a context among programs, and joining their results (Flash-Decoding, Dao et al., 2023).
 
 A partial result is an unnormalised sum of values, with its top score and the sum of its weights, in powers of two. Knows lines (one query of one
-head); refuses to know where their keys lie.
+head); does not know where their keys are.
 """
 
 from typing import NamedTuple
@@ -14,14 +14,14 @@ from pilotlight.kernels.triton.attention.paged_tiles import LOG2_E
 from pilotlight.kernels.triton.jit import jit
 from pilotlight.kernels.triton.launch import num_processors
 
-_LEAST_SPLIT = 256  # keys: below it a program ends before it has hidden its own start
+_LEAST_SPLIT = 256  # keys; with fewer, a program ends before it has amortised its start
 _LEAST = tl.constexpr(_LEAST_SPLIT)
-# Where there is work enough for many rounds, so many programs a processor: two to four of them run at once, and the last round, which leaves
-# processors idle, is then a quarter of the whole or less. A partial result costs 2 / 512 and less of the keys and values of so long a split.
+# Programs per processor if there is enough work for many rounds: two to four run at once, and the last round, which leaves processors idle, is then
+# at most a quarter of the whole. A partial result costs at most 2 / 512 of the keys and values of so long a split.
 _ROUNDS, _LONG_SPLIT = 8, 512
-# A program that has a processor to itself, and sums of 64 rows, spends the time of so many keys on its partial result. On an H100, 128 heads of
-# 512 take 339 us over 64 contexts of 8,192 whole, 364 in halves, 398 in quarters and 475 in ninths; over contexts of 128 to 8,192 they take 330,
-# 293, 272 and, in eighths, 301.
+# A program that occupies a whole processor, with sums of 64 rows, spends the time of so many keys on its partial result. On an H100, 128 heads of 512
+# take 339 us over 64 unsplit contexts of 8,192, 364 in halves, 398 in quarters and 475 in ninths; over contexts of 128 to 8,192 they take 330, 293,
+# 272 and, in eighths, 301.
 _PART = 350
 
 
@@ -33,8 +33,11 @@ class Splits(NamedTuple):
 
 
 def split(out: torch.Tensor, programs: int, keys: int, is_alone: bool = False) -> Splits:
-    """`out` [..., columns], contiguous, has a row for each line; `programs`: how many there would be without a split; `keys`: the most that one of
-    them reads; `is_alone`: a program takes a processor's registers and shared memory for itself."""
+    """Allocate the buffers of partial results, for as many splits as pay off.
+
+    `out` [..., columns], contiguous, has a row per line; `programs`: their number without a split; `keys`: the most that one of them reads;
+    `is_alone`: a program occupies all registers and shared memory of a processor.
+    """
     number = num_splits(programs, keys, out.device, is_alone)
     if number == 1:
         return Splits(1, out, out, out)
@@ -47,7 +50,7 @@ def split(out: torch.Tensor, programs: int, keys: int, is_alone: bool = False) -
 
 def num_splits(programs: int, keys: int, device: torch.device, is_alone: bool = False) -> int:
     processors = num_processors(device)
-    if is_alone:  # two rounds, for contexts of unequal lengths, and a few more splits where that fills the last one
+    if is_alone:  # two rounds, for contexts of unequal lengths, and a few more splits if they fill the last round
         most = max(1, triton.cdiv(keys, _LEAST_SPLIT))
         least = min(most, max(1, round(2 * processors / programs)))
         choices = range(least, min(most, least + 3) + 1)
@@ -59,8 +62,11 @@ def num_splits(programs: int, keys: int, device: torch.device, is_alone: bool = 
 
 @jit
 def keys_of(split, splits, first, end, TILE: tl.constexpr):
-    """-> where the keys of one of `splits` parts begin and end, of those from `first` to `end`. Each sequence divides its own, evenly, and uses fewer
-    splits where they would be short: a recorded step has as many as its longest context wants."""
+    """Return where the keys of one of `splits` parts start and end, among those from `first` to `end`.
+
+    Each sequence divides its own keys evenly, and uses fewer splits if they would be short: a recorded step has as many splits as its longest context
+    needs.
+    """
     used = tl.maximum(1, tl.minimum(splits, tl.cdiv(end - first, _LEAST)))
     length = tl.cdiv(tl.cdiv(end - first, used), TILE) * TILE
     begin = first + split * length
@@ -72,8 +78,10 @@ def write_part(
     out, tops, sums, sinks, line, head, is_row, top, total, result, factor, split, splits, column,
     COLUMNS: tl.constexpr, DIM: tl.constexpr, HAS_SINKS: tl.constexpr, DIRECT: tl.constexpr,
 ):  # fmt: skip
-    """result [ROWS, DIM], times `factor`, is what these lines [ROWS] of `head` [ROWS] got from one split, or, with DIRECT, all of it;
-    column: 0 to DIM - 1."""
+    """Store one split's partial result of lines [ROWS] of `head` [ROWS] or, with DIRECT, the final result.
+
+    The result [ROWS, DIM] is multiplied by `factor`; column: 0 to DIM - 1.
+    """
     inside = is_row[:, None]
     if COLUMNS < DIM:
         inside = inside & (column < COLUMNS)[None, :]
@@ -84,7 +92,7 @@ def write_part(
         total = tl.where(is_row & (total > 0.0), total, 1.0)
         tl.store(target, (result * (factor / total)[:, None]).to(out.dtype.element_ty), mask=inside)
     else:
-        # of a split that saw nothing nothing is read
+        # the part of a split that saw no keys is never read
         tl.store(target, result * factor, mask=inside & (total > 0.0)[:, None])
         tl.store(tops + line * splits + split, top, mask=is_row)
         tl.store(sums + line * splits + split, total, mask=is_row)
@@ -119,7 +127,7 @@ def _join(
 
 
 def join(splits: Splits, sinks: torch.Tensor | None, heads: int, out: torch.Tensor) -> None:
-    """Lines of one token are its heads, in order."""
+    """Join the partial results into `out`. The lines of one token are its heads, in order."""
     if splits.number > 1:
         columns = out.shape[-1]
         _join[(out.numel() // columns,)](

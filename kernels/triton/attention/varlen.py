@@ -1,4 +1,4 @@
-"""Finding out, inside a kernel, to which sequence of a varlen batch a tile belongs."""
+"""The sequence of a varlen batch to which a tile belongs, found inside a kernel."""
 
 import triton.language as tl
 
@@ -7,10 +7,11 @@ from pilotlight.kernels.triton.jit import jit
 
 @jit
 def sequence_of(tile, starts, seqs, rows_per_token, lanes, ROWS: tl.constexpr):
-    """-> the sequence and which of its tiles it is; lanes: 0 to 127.
+    """Return the sequence of a tile, and the tile's number in it; lanes: 0 to 127.
 
-    Sequence i's tiles are numbered from starts[i] * rows_per_token // ROWS + i on: so far apart that its tiles fit, and found without a table. The
-    last number is below tokens * rows_per_token // ROWS + seqs; numbers that are left over lie behind their sequence's rows."""
+    Sequence i's tiles are numbered from starts[i] * rows_per_token // ROWS + i on: spaced so that its tiles fit, and found without a table. The last
+    number is below tokens * rows_per_token // ROWS + seqs; unused numbers are past the end of their sequence's rows.
+    """
     before = 0
     for first in range(0, seqs, 128):
         seq = first + lanes

@@ -1,4 +1,4 @@
-"""Verify attention is decode attention with more rows, where all sequences have as many; else that of prompts."""
+"""Verify attention: decode attention with more rows, or prefill attention if rows are unequal."""
 
 import torch
 
@@ -11,7 +11,7 @@ from pilotlight.kernels.triton.attention.prefill_attention import prefill_attent
 def verify_attention(
     q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, batch: VarlenBatch, rule: AttentionRule
 ) -> torch.Tensor:
-    """Compute as kernels/attention/verify_attention.py."""
+    """Compute verify_attention of kernels/attention."""
     tables, _, lens, q_lens, context_lens = batch
     if len(set(q_lens)) != 1:
         return prefill_attention(q, k_cache, v_cache, batch, rule)

@@ -31,7 +31,7 @@ def _gated(x, out, x_token, columns, alpha, limit, KIND: tl.constexpr, BLOCK: tl
 
 
 def silu_and_mul(x: torch.Tensor) -> torch.Tensor:
-    """x [tokens, 2 * intermediate] -> [tokens, intermediate]"""
+    """Apply the activation to x [tokens, 2 * intermediate]; return [tokens, intermediate]."""
     return _run(x, SILU)
 
 

@@ -1,4 +1,4 @@
-"""New keys and values into the paged cache, as they are or as FP8: one program for a few kv heads of a token."""
+"""Writes of keys and values to the paged cache, plain or FP8: one program for a few kv heads."""
 
 import torch
 import triton
@@ -34,7 +34,7 @@ def place_of(slots, token, cache_block, cache_offset, BLOCK_SIZE: tl.constexpr):
 
 @jit
 def store_cached(target, x, scale, mask, FP8: tl.constexpr):
-    """`scale` points to what a stored number is multiplied by when it is read."""
+    """Store x, divided by the number that `scale` points to if the cache is FP8."""
     if FP8:
         tl.store(target, encode_fp8(x.to(tl.float32) / tl.load(scale), FP8), mask=mask)
     else:
@@ -49,7 +49,7 @@ def kv_write(
     slot_mapping: torch.Tensor,
     kv_scales: torch.Tensor | None = None,
 ) -> None:
-    """Compute as kernels/elementwise/kv_write.py."""
+    """Compute kv_write of kernels/elementwise."""
     tokens, kv_heads, head_dim = k.shape
     assert k_cache.stride() == v_cache.stride(), "keys and values must be strided alike"
     assert k_cache.stride(3) == 1, "heads must be contiguous"

@@ -1,4 +1,4 @@
-"""Root-mean-square normalisation: one program a row, the row in registers, one read and one write of memory."""
+"""Root-mean-square normalisation: one program per row, in registers, with one read and one write."""
 
 import torch
 import triton
@@ -20,7 +20,7 @@ def _rms_norm(
     inside = column < columns
     row = tl.load(x + token * x_token + head * x_head + column, mask=inside, other=0.0)
     if ADDS:
-        # rounded to the storage type before it is normalised, as kernels/elementwise/norm.py says
+        # rounded to the storage type before it is normalised, as in kernels/elementwise/norm.py
         row = (
             row.to(tl.float32)
             + tl.load(residual + token * residual_token + column, mask=inside, other=0.0).to(tl.float32)
@@ -33,7 +33,7 @@ def _rms_norm(
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """x [tokens, hidden], weight [hidden] -> [tokens, hidden]"""
+    """Return x [tokens, hidden] normalised and multiplied by weight [hidden]."""
     check_launch("rms_norm", "x", x.shape[1], "columns", LONGEST_ROW)
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     tokens, hidden = x.shape
@@ -49,7 +49,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
 def add_rms_norm(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """-> (normalised, x + residual), both new"""
+    """Return (normalised, x + residual), both new tensors."""
     check_launch("add_rms_norm", "x", x.shape[1], "columns", LONGEST_ROW)
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     summed = torch.empty_like(out)
@@ -65,7 +65,7 @@ def add_rms_norm(
 
 
 def head_rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """x [tokens, heads, head_dim], strided or not; weight [heads, head_dim]"""
+    """Normalise each head of x [tokens, heads, head_dim], which may be strided; weight [heads, head_dim]."""
     check_launch("head_rms_norm", "x", x.shape[1], "heads")
     check_launch("head_rms_norm", "x", x.shape[2], "columns", LONGEST_ROW)
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)

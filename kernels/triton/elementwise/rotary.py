@@ -1,4 +1,4 @@
-"""Rotary position embedding, pairs in two halves or side by side: one program for a few heads of a token."""
+"""Rotary position embedding, half-split or interleaved: one program for a few heads of a token."""
 
 import torch
 import triton
@@ -28,7 +28,7 @@ def _rotary(
 
 @jit
 def load_pairs(source, pair, half, inside, INTERLEAVED: tl.constexpr):
-    """-> both parts of each pair"""
+    """Return both values of each pair."""
     if INTERLEAVED:
         first, second = 2 * pair, 2 * pair + 1
     else:
@@ -42,7 +42,7 @@ def turn(first, second, c, s):
 
 
 def rotary(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, is_interleaved: bool = False) -> torch.Tensor:
-    """Compute as kernels/elementwise/rotary.py."""
+    """Compute rotary of kernels/elementwise."""
     tokens, heads, head_dim = x.shape
     if not x.stride(2) == cos.stride(1) == sin.stride(1) == 1:
         x, cos, sin = x.contiguous(), cos.contiguous(), sin.contiguous()

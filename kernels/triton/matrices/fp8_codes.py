@@ -1,4 +1,4 @@
-"""FP8 (e4m3) inside a kernel, from and to bytes: by the hardware's conversions where it has them, else by arithmetic on the bits.
+"""Conversions between FP8 (e4m3) and bytes inside a kernel, in hardware if available, else bit by bit.
 
 Bytes, because Triton's interpreter narrows to FP8 wrongly (a rounded-up mantissa does not carry into the exponent, 3.6 to 3.9) and Ampere has no FP8.
 """
@@ -15,11 +15,11 @@ NONE, BY_BITS, BY_HARDWARE = 0, 1, 2  # the FP8 parameter of a kernel
 
 @jit
 def decode_fp8(code, FP8: tl.constexpr):
-    """uint8 -> fp16, exactly."""
+    """Convert uint8 to fp16, exactly."""
     if FP8 == 2:
         value = code.to(tl.float8e4nv, bitcast=True).to(tl.float16)
     else:
-        # fp16 has eight more in its exponent's bias, and seven more bits of mantissa
+        # fp16's exponent bias is larger by eight, and its mantissa longer by seven bits
         wide = code.to(tl.uint16)
         half = (((wide & 0x80) << 8) | ((wide & 0x7F) << 7)).to(tl.float16, bitcast=True) * 256.0
         value = tl.where((wide & 0x7F) == 0x7F, float("nan"), half).to(tl.float16)
@@ -28,14 +28,14 @@ def decode_fp8(code, FP8: tl.constexpr):
 
 @jit
 def encode_fp8(x, FP8: tl.constexpr):
-    """fp32 -> uint8, to the nearest, ties to even; what is beyond 448 becomes 448, NaN stays NaN."""
+    """Convert fp32 to uint8, rounded to nearest even; values beyond 448 become 448, NaN stays NaN."""
     is_nan = x != x
     size = tl.minimum(tl.abs(x), 448.0)
     if FP8 == 2:
         magnitude = size.to(tl.float8e4nv).to(tl.uint8, bitcast=True).to(tl.int32)
     else:
-        # From 2^-6 on: 20 bits of mantissa are rounded away, and the exponent's bias is 7 instead of 127. Below, steps of 2^-9, which the sum with
-        # 2^14 leaves as its last bit.
+        # From 2^-6 on, 20 bits of mantissa are rounded off, and the exponent's bias is 7 instead of 127. Below, steps are 2^-9, the last bit of the
+        # sum with 2^14.
         bits = size.to(tl.int32, bitcast=True)
         normal = ((bits + 0x7FFFF + ((bits >> 20) & 1)) >> 20) - (120 << 3)
         tiny = (size + 16384.0).to(tl.int32, bitcast=True) - 0x46800000
@@ -50,7 +50,7 @@ def _has_hardware(device: torch.device) -> bool:
 
 
 def conversion(kv_scales: torch.Tensor | None) -> int:
-    """The FP8 parameter for a cache with these scales."""
+    """Return the FP8 parameter for a cache with these scales."""
     if kv_scales is None:
         return NONE
     return BY_HARDWARE if _has_hardware(kv_scales.device) else BY_BITS

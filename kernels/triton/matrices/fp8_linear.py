@@ -1,7 +1,8 @@
-"""FP8 (e4m3): activations rounded in one pass, and products of two FP8 matrices; of many rows under one scale each on both sides by cuBLAS.
+"""FP8 (e4m3): rounding of activations, and products of two FP8 matrices.
 
-Tensor cores add up FP8 products with fewer bits than fp32 has; so every 128 columns their sum goes, scaled, into an fp32 accumulator (DeepSeek-V3
-technical report, section 3.3). Under Triton's interpreter FP8 values are multiplied as fp16, which holds each of them exactly.
+Products of many rows with one scale per row on both sides are cuBLAS's. Tensor cores add FP8 products with fewer bits than fp32 has; so every 128
+columns their sum is added, scaled, to an fp32 accumulator (DeepSeek-V3 technical report, section 3.3). Under Triton's interpreter FP8 values are
+multiplied as fp16, which holds each of them exactly.
 """
 
 import torch
@@ -13,9 +14,9 @@ from pilotlight.kernels.triton.jit import jit
 from pilotlight.kernels.triton.launch import dense_rows, is_hopper
 from pilotlight.kernels.triton.matrices.linear import Tile, num_splits, sum_parts
 
-DEPTH = GROUP  # columns a step: no scale changes within
+DEPTH = GROUP  # columns per step: the scale is constant within
 _FEW = 16  # rows of x that fill one tile
-_QUANTISED = 2048  # values of a program that has several groups
+_QUANTISED = 2048  # values of a program with several groups
 
 
 @jit(of_batch=("tokens",))
@@ -23,7 +24,7 @@ def _quantise(
     x, scale, values, scales, x_token, tokens, columns, group, groups,
     LARGEST: tl.constexpr, GIVEN: tl.constexpr, GROUPS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """GROUPS groups of rows, each whole in registers: their largest values, unless the scale is given, then their rounding."""
+    """Round GROUPS groups of rows, each whole in registers, with a given scale or that of its maximum."""
     i = tl.program_id(0).to(tl.int64) * GROUPS + tl.arange(0, GROUPS)
     token, of_row, within = i // groups, i % groups, tl.arange(0, BLOCK)[None, :]
     column, is_token = of_row[:, None] * group + within, token < tokens
@@ -35,15 +36,17 @@ def _quantise(
     else:
         factor += tl.math.div_rn(tl.maximum(tl.max(tl.abs(wide), axis=1), 1e-12), LARGEST)
     tl.store(scales + i, factor, mask=is_token)
-    # divided as IEEE says: the ordinary quotient, 2 units off, would round to another number than the torch form's more often
+    # IEEE division: the fast quotient, off by 2 units, would more often round to another number than the torch form's
     wide = tl.math.div_rn(wide, factor[:, None])
     tl.store(values + token[:, None] * columns + column, _rounded(wide, LARGEST), mask=mask)
 
 
 @jit
 def _rounded(wide, LARGEST: tl.constexpr):
-    """The bits of the nearest e4m3 number, to even in the middle. Adding 1.5 * 2^23 steps leaves no bits below a step; the step is that of the
-    number's exponent, and of 2^-6 below it."""
+    """Return the bits of the nearest e4m3 number, ties to even.
+
+    Adding 1.5 * 2^23 steps leaves no bits below a step; the step is that of the number's exponent, or of 2^-6 for smaller numbers.
+    """
     wide = tl.minimum(tl.maximum(wide, -LARGEST), LARGEST)
     exponent = tl.maximum((wide.to(tl.int32, bitcast=True) >> 23) & 255, 121)
     shift = ((exponent - 3) << 23).to(tl.float32, bitcast=True) * 12582912.0
@@ -89,7 +92,7 @@ def _multiply(
 
 
 def quantise_fp8(x: torch.Tensor, group: int, scale: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute as kernels/matrices/fp8.py."""
+    """Compute quantise_fp8 of kernels/matrices/fp8.py."""
     x = dense_rows(x)
     tokens, columns = x.shape
     groups = -(-columns // group)
@@ -106,7 +109,7 @@ def quantise_fp8(x: torch.Tensor, group: int, scale: torch.Tensor | None = None)
 
 
 def fp8_linear(x: torch.Tensor, weight: Fp8Weight, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """Compute as kernels/matrices/fp8.py."""
+    """Compute fp8_linear of kernels/matrices/fp8.py."""
     assert bias is None or bias.is_contiguous(), "the bias must be contiguous"
     assert weight.values.stride(1) == 1, "columns must be contiguous"
     tokens, columns = x.shape
@@ -141,8 +144,10 @@ def fp8_linear(x: torch.Tensor, weight: Fp8Weight, bias: torch.Tensor | None = N
 
 
 def is_cublas(x: torch.Tensor, weight: Fp8Weight) -> bool:
-    """Tell whether torch multiplies: more than a few rows, under one scale each on both sides. With 4096 x 4096 an H100 took 22 us for 512 rows, by
-    tiles 54."""
+    """True if cuBLAS multiplies: more than a few rows, with one scale per row on both sides.
+
+    With 4096 x 4096 an H100 took 22 us for 512 rows, and 54 by tiles.
+    """
     rows, columns = weight.values.shape
     of_rows = weight.column_group >= columns and rows % 16 == 0 and columns % 16 == 0 and weight.values.is_contiguous()
     return x.is_cuda and x.shape[0] > _FEW and x.dtype == torch.bfloat16 and of_rows and is_hopper(x.device)

@@ -1,9 +1,8 @@
-"""Products of a few rows with a plain weight, and those of many with one that is decoded while it is read (of a few:
-kernels/triton/matrices/packed.py).
+"""Products of few rows with a plain weight, and of many rows with one that is decoded as it is read.
 
-Up to 4 rows of x are multiplied with a plain weight without tensor cores, up to 16 with any by their smallest tile; in both cases the columns are
-split among programs until there are enough of them to keep memory busy, and the parts are added in a fixed order. Shapes of tiles alone are compiled
-in.
+kernels/triton/matrices/packed.py has products of a few rows with packed weights. Up to 4 rows of x are multiplied with a plain weight without tensor
+cores, up to 16 with any weight by the smallest tile of tensor cores; in both cases the columns are split among programs until there are enough to
+keep memory busy, and the parts are added in a fixed order. Only shapes of tiles are compiled in.
 """
 
 from collections.abc import Callable
@@ -19,12 +18,12 @@ from pilotlight.kernels.triton.launch import num_processors
 from pilotlight.kernels.triton.matrices.tiles import multiply, multiply_few
 
 FEW = 4  # rows of x
-_LEAST_COLUMNS = 512  # of a split
+_LEAST_COLUMNS = 512  # per split
 _SCRATCH_BYTES = 128 << 20  # of decoded rows
-# Of few tokens: with 4096 columns the L2 still has them when cuBLAS reads them (64 rows of x and INT4 of 28672 x 4096 took 206 us on an H100 in two
-# parts, 162 in seven), and fewer would not fill cuBLAS's tiles (512 rows and 4096 x 14336: 180 us in four parts, whole 131).
+# For few tokens: with 4096 columns the L2 still has them when cuBLAS reads them (64 rows of x and INT4 of 28672 x 4096 took 206 us on an H100 in two
+# parts, 162 in seven), and fewer would not fill cuBLAS's tiles (512 rows and 4096 x 14336: 180 us in four parts, 131 whole).
 _NEAR_ROWS, _NEAR_TOKENS = 4096, 512
-# Tiles of x that take turns with one another at the same rows of the weight, so that both stay in the L2.
+# Number of tiles of x that take turns at the same rows of the weight, so that both stay in the L2.
 _GROUP_TILES = 8
 
 
@@ -33,7 +32,7 @@ class Tile(NamedTuple):
 
     tokens: int
     rows: int
-    half: int  # of the columns it takes at a time
+    half: int  # half the columns per step
     warps: int
     stages: int
 
@@ -74,7 +73,7 @@ def _multiply(
 
 @jit(of_batch=("splits",))
 def add_parts(parts, bias, out, parts_split, values, rows, splits, HAS_BIAS: tl.constexpr, BLOCK: tl.constexpr):
-    """out [values] = the sum of parts [splits, values], and the bias of each row."""
+    """Write the sum of parts [splits, values], plus the bias of each row, to out [values]."""
     value = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = value < values
     total = tl.zeros([BLOCK], tl.float32)
@@ -86,7 +85,7 @@ def add_parts(parts, bias, out, parts_split, values, rows, splits, HAS_BIAS: tl.
 
 
 def gemv(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """x [a few tokens, columns], weight [rows, columns]: reading the weight once is all the time there is."""
+    """Multiply x [a few tokens, columns] by weight [rows, columns]; limited by one read of the weight."""
     return product(x, plain_operands(weight), bias)
 
 
@@ -97,7 +96,7 @@ def product(
     tile: Tile | None = None,
     splits: int = 0,
 ) -> torch.Tensor:
-    """[tokens, rows]; with a tile and splits given, by these: `tune` tries some."""
+    """Return the product [tokens, rows]; `tile` and `splits` override the defaults, for `tune`."""
     assert x.stride(1) == 1, "columns must be contiguous"
     assert bias is None or bias.is_contiguous(), "the bias must be contiguous"
     tokens, columns = x.shape
@@ -127,7 +126,7 @@ def product(
 
 
 def sum_parts(parts: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor) -> None:
-    """parts fp32 [splits, tokens, rows], bias [rows] -> out [tokens, rows], all contiguous."""
+    """Sum parts fp32 [splits, tokens, rows] and bias [rows] into out [tokens, rows], all contiguous."""
     splits, values = parts.shape[0], out.numel()
     add_parts[(triton.cdiv(values, 256),)](
         parts, out if bias is None else bias, out, values, values, out.shape[1], splits,
@@ -141,11 +140,14 @@ def through_memory(
     bias: torch.Tensor | None,
     decode: Callable[[torch.Tensor, int], None],
 ) -> torch.Tensor:
-    """x times a weight of which `decode` writes some rows at a time: as many as the tensor that it is given has, from a first one on."""
+    """Multiply x by a weight that `decode` writes to scratch memory, some rows at a time.
+
+    `decode` fills the given tensor with as many rows as it has, starting at the given one.
+    """
     tokens, columns = x.shape
     step = min(rows, _SCRATCH_BYTES // (columns * x.element_size()), _NEAR_ROWS if tokens <= _NEAR_TOKENS else rows)
     if step < rows:
-        step = max(8, step // 128 * 128)  # of whole tiles
+        step = max(8, step // 128 * 128)  # whole tiles
     scratch = torch.empty((min(step, rows), columns), dtype=x.dtype, device=x.device)
     out = torch.empty((tokens, rows), dtype=x.dtype, device=x.device)
     for first in range(0, rows, step):
@@ -160,9 +162,9 @@ def through_memory(
 
 
 def tile_for(tokens: int, dtype: torch.dtype, is_plain: bool) -> Tile:
-    """Six shapes, by how many rows x has: all that a model needs compiled."""
+    """Return one of six shapes, by the number of rows of x; a model needs no others compiled."""
     if tokens <= FEW and is_plain:
-        # 512 columns: of x, which every row of the weight needs, a copy in the background is then 4 bytes for each of 128 threads, the least there is
+        # 512 columns: a background copy of x, which every row of the weight needs, is then 4 bytes for each of 128 threads, the minimum
         return Tile(triton.next_power_of_2(tokens), 16 if tokens == 1 else 8, 256, 4, 4)
     stages = 2 if dtype == torch.float32 else 3
     if tokens <= 16:
@@ -173,6 +175,9 @@ def tile_for(tokens: int, dtype: torch.dtype, is_plain: bool) -> Tile:
 
 
 def num_splits(programs: int, columns: int, device: torch.device) -> int:
-    """Enough programs for three on every two processors, each with 8 to 16 KiB on their way; none with fewer than 512 columns."""
+    """Return the number of splits that gives three programs per two processors.
+
+    No split has fewer than 512 columns.
+    """
     wanted = triton.cdiv(3 * num_processors(device), 2 * programs)
     return max(1, min(wanted, columns // _LEAST_COLUMNS))

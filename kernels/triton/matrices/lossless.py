@@ -1,14 +1,11 @@
-"""Products with a weight of 12 bits that are bf16 to the bit (kernels/matrices/lossless.py), which is decoded in the registers that tensor cores
-multiply, and
-the weight itself.
+"""Products with 12-bit weights that equal bf16 to the bit (kernels/matrices/lossless.py).
 
-Three words of 32 bits have eight columns: eight places, and twice four low bytes. What a palette of 16 bytes has at four places at a time, and which
-bytes belong together, are permutations of bytes, one instruction each on a GPU: all in all 4.8 instructions a weight, where an H100 that reads 3
-TB/s has time for 14. As in kernels/triton/matrices/packed.py, warps take columns by turns, and a thread multiplies them in the order in which it
-has them: of
-128 columns of a row four threads have 32 each, in four runs of eight. Escapes are decoded as the first of their palette, which is a number; what they
-differ by is multiplied at the end, one escape a thread. More rows of x, and types other than bf16, are multiplied by cuBLAS, with some rows of the
-weight at a time that were decoded into memory.
+Weights are decoded in the registers that tensor cores multiply. Three words of 32 bits have eight columns: eight palette indices, and twice four low
+bytes. Looking up four indices in a palette of 16 bytes, and joining bytes, are permutations of bytes, one instruction each on a GPU: in total 4.8
+instructions a weight; an H100 that reads 3 TB/s has time for 14. As in kernels/triton/matrices/packed.py, warps take columns in turns, and a thread
+multiplies them in the order in which it holds them: of 128 columns of a row four threads have 32 each, in four runs of eight. Escapes are decoded as
+the first value of their palette, which is finite; their differences from it are multiplied at the end, one escape a thread. For more rows of x, and
+types other than bf16, cuBLAS multiplies, and rows of the weight are decoded into memory, some at a time.
 """
 
 from functools import partial
@@ -34,14 +31,17 @@ if TYPE_CHECKING:
     from pilotlight.kernels.matrices.lossless import LosslessWeight
     from pilotlight.kernels.matrices.weight import GatedActivation
 
-_WARPS = 4  # that share rows of a weight
-_REGISTERS = {8: 128, 16: 160, 32: 255}  # by tokens, what a thread may use
-_WORDS, _ESCAPES = 128, 128  # of a row that are decoded together; looked at together
+_WARPS = 4  # warps that share rows of a weight
+_REGISTERS = {8: 128, 16: 160, 32: 255}  # registers a thread may use, by tokens
+_WORDS, _ESCAPES = 128, 128  # of a row: words decoded together; escapes examined together
 
 
 @jit
 def pick_bytes(low, high, selector, PERMUTES: tl.constexpr):
-    """Four of the eight bytes of two words: each of the selector's four lowest nibbles, 0 to 7, names one. PTX's prmt, where it `PERMUTES`."""
+    """Pick four of the eight bytes of two words, by the four lowest nibbles (0 to 7) of the selector.
+
+    Uses PTX's prmt if `PERMUTES`.
+    """
     if PERMUTES:
         picked = tl.inline_asm_elementwise(
             "prmt.b32 $0, $1, $2, $3;", "=r,r,r,r", [low, high, selector], dtype=tl.int32, is_pure=True, pack=1
@@ -57,15 +57,18 @@ def pick_bytes(low, high, selector, PERMUTES: tl.constexpr):
 
 @jit
 def decode(places, first_low, second_low, p0, p1, p2, p3, PERMUTES: tl.constexpr):
-    """Words of eight places, of the low bytes of the first half of a group and of the second one's; p0 to p3: the palette -> four words of two bf16:
-    columns 0 and 1, 2 and 3, 64 and 65, 66 and 67 from `word_columns` on."""
+    """Decode words to four words of two bf16 each.
+
+    `places`: eight palette indices; first_low, second_low: low bytes of the first and second half of a group; p0 to p3: the palette. The result is
+    columns 0 and 1, 2 and 3, 64 and 65, 66 and 67 from `word_columns` on.
+    """
     of_eight, is_behind = places & 0x77777777, (places >> 3) & 0x11111111
     front, back = pick_bytes(p0, p1, of_eight, PERMUTES), pick_bytes(p2, p3, of_eight, PERMUTES)
     mask = pick_bytes(places * 0 + 0xFF00, places * 0, is_behind, PERMUTES)
     early = front ^ ((front ^ back) & mask)  # high bytes of columns 0, 64, 1, 65
     front, back = pick_bytes(p0, p1, of_eight >> 16, PERMUTES), pick_bytes(p2, p3, of_eight >> 16, PERMUTES)
     mask = pick_bytes(places * 0 + 0xFF00, places * 0, is_behind >> 16, PERMUTES)
-    late = front ^ ((front ^ back) & mask)  # of columns 2, 66, 3, 67
+    late = front ^ ((front ^ back) & mask)  # high bytes of columns 2, 66, 3, 67
     return (
         pick_bytes(first_low, early, places * 0 + 0x6140, PERMUTES),
         pick_bytes(first_low, late, places * 0 + 0x6342, PERMUTES),
@@ -76,14 +79,16 @@ def decode(places, first_low, second_low, p0, p1, p2, p3, PERMUTES: tl.constexpr
 
 @jit
 def word_columns(word):
-    """The first column of words counted from a group's first on."""
+    """Return the first column of words that are counted from a group's first."""
     return word // 16 * 128 + word % 4 // 2 * 32 + word % 16 // 4 * 8 + word % 2 * 4
 
 
 @jit
 def load_words(at, is_there, has_second):
-    """Places and both halves' low bytes of groups of 128 columns, which have 16 words of each. They are read once: what the first-level cache should
-    keep is x, which strips share."""
+    """Load palette indices and both halves' low bytes of groups of 128 columns, 16 words of each.
+
+    They are read once: the first-level cache should keep x instead, which strips share.
+    """
     return (
         tl.load(at, mask=is_there, other=0, eviction_policy="evict_first"),
         tl.load(at + 16, mask=is_there, other=0, eviction_policy="evict_first"),
@@ -93,7 +98,7 @@ def load_words(at, is_there, has_second):
 
 @jit
 def low_byte_at(column):
-    """Where in a row of codes the low byte of a column is."""
+    """Return the position of a column's low byte in a row of codes."""
     within = column % 64
     return column // 128 * 192 + 64 + column % 128 // 64 * 64 + within % 32 // 8 * 16 + within // 32 * 8 + within % 8
 
@@ -107,8 +112,10 @@ def as_fp32(high, low):
 def load_step(
     weight_at, x_at, is_token, group, columns, x_words, TOKENS: tl.constexpr, TILES: tl.constexpr, WARPS: tl.constexpr,
 ):  # fmt: skip
-    """What a group of 128 columns a warp takes, from `group` on: of every eight rows places and both halves' low bytes; of every eight tokens four
-    runs of 32 columns."""
+    """Load what one step multiplies: 128 columns per warp from `group` on.
+
+    For every eight rows: palette indices and both halves' low bytes; for every eight tokens: four runs of 32 columns.
+    """
     its_group, word = (group + tl.arange(0, WARPS * 8) // 8)[:, None], tl.arange(0, 16)[None, :]
     is_there, has_second = its_group * 128 < columns, its_group * 128 + 64 < columns
     words, of_x = none(), none()
@@ -123,7 +130,7 @@ def load_step(
 
 @jit
 def x_operands(run0, run1, run2, run3, type: tl.constexpr, WARPS: tl.constexpr):
-    """Runs of columns of eight tokens -> the columns that each of a word's four pairs is multiplied with, [WARPS, 32, 8]."""
+    """Arrange runs of columns of eight tokens as the factors of a word's four pairs, [WARPS, 32, 8]."""
     even0, odd0 = tl.split(tl.reshape(run0, (WARPS * 8, 8, 2)))
     even1, odd1 = tl.split(tl.reshape(run1, (WARPS * 8, 8, 2)))
     even2, odd2 = tl.split(tl.reshape(run2, (WARPS * 8, 8, 2)))
@@ -138,7 +145,7 @@ def x_operands(run0, run1, run2, run3, type: tl.constexpr, WARPS: tl.constexpr):
 def multiply_step(
     sums, step, palette, type: tl.constexpr, PERMUTES: tl.constexpr, TOKENS: tl.constexpr, TILES: tl.constexpr, WARPS: tl.constexpr,
 ):  # fmt: skip
-    """sums, and what was loaded for a step multiplied."""
+    """Return sums plus the product of a step's loaded operands."""
     words, of_x = step
     x_parts, added = none(), none()
     for t in tl.static_range(TOKENS // 8):
@@ -171,9 +178,11 @@ def add_escapes(
     sums, escape, x, codes, escapes, first_row, row_bytes, x_token, first_token, tokens, start, middle, stop, upper, lower,
     TOKENS: tl.constexpr, WARPS: tl.constexpr,
 ):  # fmt: skip
-    """sums of a tile of 16 rows, one for every eight tokens, and what its escapes from `start` to `stop` differ by from what was multiplied, times x.
-    `escape`: the first of them; from `middle` on they are of the lower eight rows. `upper`, `lower`: what places of escapes
-    were decoded as."""
+    """Return sums of a tile of 16 rows, corrected for its escapes from `start` to `stop`.
+
+    Adds, for every eight tokens, x times the difference between an escape and the value that was multiplied in its place. `escape`: the first of
+    them; from `middle` on they belong to the lower eight rows. `upper`, `lower`: the values decoded in place of escapes.
+    """
     type: tl.constexpr = x.dtype.element_ty
     lane = tl.arange(0, WARPS)[:, None] * 32 + tl.arange(0, 32)[None, :]
     for at in tl.range(start, stop, WARPS * 32, num_stages=1):
@@ -186,7 +195,7 @@ def add_escapes(
         wrong = (tl.where(is_lower, lower, upper) << 8) | low
         less = (wrong ^ 0x8000).to(tl.int16).to(type, bitcast=True)
         is_row = (row[:, None, :] == tl.arange(0, 16)[None, :, None]) & is_mine[:, None, :]
-        # both are of bf16, which their difference is not
+        # both are bf16; their difference would not be
         rights = tl.where(is_row, right[:, None, :], 0.0).to(type)
         lesses, more = tl.where(is_row, less[:, None, :], 0.0).to(type), none()
         for t in tl.static_range(TOKENS // 8):
@@ -206,7 +215,7 @@ def _multiply(
     x_token, x_words_token, out_token, tokens, rows, columns, num_x_words, row_words,
     HAS_BIAS: tl.constexpr, PERMUTES: tl.constexpr, TOKENS: tl.constexpr, TILES: tl.constexpr, WARPS: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
-    """x as it is, and in words of two columns."""
+    """Multiply x, passed plain and in words of two columns, by the weight."""
     type: tl.constexpr = x.dtype.element_ty
     token_tiles = tl.cdiv(tokens, TOKENS)
     first, first_token = tl.program_id(0) // token_tiles * (16 * TILES), tl.program_id(0) % token_tiles * TOKENS
@@ -216,12 +225,12 @@ def _multiply(
     for i in tl.static_range(2 * TILES + 1):
         bounds += (tl.load(starts + tl.minimum(first // 8 + i, tl.cdiv(rows, 8))),)
     for i in tl.static_range(2 * TILES):
-        # rows behind the last one compute what it does, and are not stored
+        # rows past the last repeat its computation and are not stored
         row = tl.minimum(first + i * 8 + of_eight, rows - 1).to(tl.int64)
         weight_at += ((words + row * row_words)[:, None] + tl.arange(0, 16)[None, :],)
         at = palette_words + tl.minimum(first // 8 + i, (rows - 1) // 8) * 4
         palette += (tl.load(at), tl.load(at + 1), tl.load(at + 2), tl.load(at + 3))
-    for tile in tl.static_range(TILES):  # asked for here, needed behind all columns
+    for tile in tl.static_range(TILES):  # loaded here, needed after all columns
         i = bounds[2 * tile] + lane
         first_escapes += (tl.load(escapes + i, mask=i < bounds[2 * tile + 2], other=0),)
     for t in tl.static_range(TOKENS // 8):
@@ -263,8 +272,11 @@ def _unpack(
     words, codes, palette_words, starts, escapes, out, out_bits, first, rows, columns, row_words,
     PERMUTES: tl.constexpr, WORDS: tl.constexpr, ESCAPES: tl.constexpr,
 ):  # fmt: skip
-    """out, once in words of four columns and once in bits of one: rows from `first` on, which is a multiple of 8, of columns that 64 divides. A
-    program has the rows of one palette, and puts the escapes among its columns in their places."""
+    """Unpack rows from `first` on, a multiple of 8, with a number of columns that 64 divides.
+
+    `out` is passed twice, in words of four columns and as single values. A program has the rows of one palette, and writes the escapes among its
+    columns.
+    """
     row_tiles = tl.cdiv(rows, 8)
     begin, chunk = tl.program_id(0) % row_tiles * 8, tl.program_id(0) // row_tiles * WORDS
     palette, group = palette_words + (first + begin) // 8 * 4, (first + begin) // 8
@@ -280,7 +292,7 @@ def _unpack(
     target = out + i * (columns // 4) + chunk * 2 + (word // 16 * 32 + word // 2 % 2 * 8 + word // 4 % 4 * 2 + word % 2)
     tl.store(target, (pair0.to(tl.int64) & 0xFFFFFFFF) | (pair1.to(tl.int64) << 32), mask=is_there)
     tl.store(target + 16, (pair2.to(tl.int64) & 0xFFFFFFFF) | (pair3.to(tl.int64) << 32), mask=has_second)
-    tl.debug_barrier()  # escapes come after what other threads wrote in their places
+    tl.debug_barrier()  # escapes overwrite what other threads wrote in their places
     for start in tl.range(at, stop, ESCAPES, num_stages=1):
         row, its_column = begin + ((escape >> 29) & 7), (escape >> 8) & 0x1FFFFF
         is_mine = start + tl.arange(0, ESCAPES) < stop
@@ -299,7 +311,10 @@ def _decode_rows(
     words, palette_words, numbers, out, scale, first, rows, columns, row_words,
     HAS_NUMBERS: tl.constexpr, PERMUTES: tl.constexpr, GROUPS: tl.constexpr,
 ):  # fmt: skip
-    """Rows by number, or all from `first` on: their bits where `out` is of int16, else times `scale`. A number that there is no row of gives NaN."""
+    """Decode rows by number, or all from `first` on: their bits if `out` is int16, else times `scale`.
+
+    A number outside the table gives NaN.
+    """
     i = tl.program_id(0).to(tl.int64)
     row = tl.load(numbers + i).to(tl.int64) if HAS_NUMBERS else first + i
     is_row = (row >= 0) & (row < rows)
@@ -313,7 +328,7 @@ def _decode_rows(
     column = begin + word_columns(byte // 4) + byte % 4
     for half in tl.static_range(2):
         front, back = (pair2, pair3) if half else (pair0, pair1)
-        # in order of columns: [words, front or back, low or high]
+        # in column order: [words, front or back, low or high]
         low, high = tl.join(front << 16, back << 16), tl.join(front & -65536, back & -65536)
         values = tl.where(is_row, tl.reshape(tl.join(low, high), (GROUPS * 64,)), 0x7FC00000)
         if out.dtype.element_ty == tl.int16:
@@ -327,7 +342,7 @@ def _decode_rows(
 def _put_escapes(
     codes, starts, escapes, numbers, out, scale, first, rows, columns, row_bytes, HAS_NUMBERS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Each into its place, in rows that have been decoded."""
+    """Write each escape to its place in decoded rows."""
     i = tl.program_id(0).to(tl.int64)
     row = tl.load(numbers + i).to(tl.int64) if HAS_NUMBERS else first + i
     is_row = (row >= 0) & (row < rows)
@@ -348,7 +363,7 @@ def _put_escapes(
 
 
 def lossless_linear(x: torch.Tensor, weight: "LosslessWeight", bias: torch.Tensor | None = None) -> torch.Tensor:
-    """Compute as kernels/matrices/lossless.py."""
+    """Compute lossless_linear of kernels/matrices/lossless.py."""
     rows = weight.codes.shape[0]
     if x.dtype == torch.bfloat16 and x.shape[0] <= most_tokens(rows, weight.columns):
         return product(x, weight, bias)
@@ -358,17 +373,17 @@ def lossless_linear(x: torch.Tensor, weight: "LosslessWeight", bias: torch.Tenso
 def lossless_gated_linear(
     x: torch.Tensor, weight: "LosslessWeight", bias: torch.Tensor | None, activation: "GatedActivation"
 ) -> torch.Tensor:
-    """Compute as kernels/matrices/lossless.py."""
+    """Compute lossless_gated_linear of kernels/matrices/lossless.py."""
     return activation(lossless_linear(x, weight, bias))
 
 
 def lossless_logits(hidden: torch.Tensor, weight: "LosslessWeight") -> torch.Tensor:
-    """Compute as kernels/matrices/lossless.py."""
+    """Compute lossless_logits of kernels/matrices/lossless.py."""
     return lossless_linear(hidden, weight).float()
 
 
 def unpack_lossless(codes: torch.Tensor, weight: "LosslessWeight", dtype: torch.dtype) -> torch.Tensor:
-    """Compute as kernels/matrices/lossless.py."""
+    """Compute unpack_lossless of kernels/matrices/lossless.py."""
     out = torch.empty((codes.shape[0], weight.columns), dtype=dtype, device=codes.device)
     _decode(weight, out)
     return out.view(weight.shape)
@@ -377,7 +392,7 @@ def unpack_lossless(codes: torch.Tensor, weight: "LosslessWeight", dtype: torch.
 def lossless_rows(
     numbers: torch.Tensor, weight: "LosslessWeight", dtype: torch.dtype, scale: float = 1.0
 ) -> torch.Tensor:
-    """Compute as kernels/matrices/lossless.py."""
+    """Compute lossless_rows of kernels/matrices/lossless.py."""
     out = torch.empty((numbers.shape[0], weight.columns), dtype=dtype, device=numbers.device)
     _decode(weight, out, numbers=numbers.contiguous(), scale=scale)
     return out
@@ -386,7 +401,7 @@ def lossless_rows(
 def product(
     x: torch.Tensor, weight: "LosslessWeight", bias: torch.Tensor | None, strip: Strip | None = None
 ) -> torch.Tensor:
-    """[tokens, rows] of few tokens in bf16; with a strip given, by this, as tests try some."""
+    """Return the product [tokens, rows] for few tokens in bf16; `strip` overrides the default, for tests."""
     tokens, columns = x.shape
     rows, row_bytes = weight.codes.shape
     out = torch.empty((tokens, rows), dtype=x.dtype, device=x.device)
@@ -405,14 +420,17 @@ def product(
 
 
 def strip_for(tokens: int) -> Strip:
-    """As in kernels/triton/matrices/packed.py, tokens have no part in how many warps share rows: a row of x has the same bits in any company."""
+    """Return the strip for so many tokens.
+
+    The number of warps that share rows does not depend on tokens (as in packed.py): a row of x has the same bits in any batch.
+    """
     return Strip(min(32, max(8, triton.next_power_of_2(tokens))), 1 if tokens <= 16 else 2, _WARPS)
 
 
 def _decode(
     weight: "LosslessWeight", out: torch.Tensor, first: int = 0, numbers: torch.Tensor | None = None, scale: float = 1.0
 ) -> None:
-    """Rows `numbers`, or those from `first` on, into out [n, columns]."""
+    """Decode rows `numbers`, or those from `first` on, into out [n, columns]."""
     n, columns = out.shape
     if not out.numel():
         return

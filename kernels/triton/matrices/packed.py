@@ -1,11 +1,11 @@
-"""Products of up to 64 rows of x with a weight of four bits, which is decoded in the very registers that tensor cores multiply.
+"""Products of up to 64 rows of x with a four-bit weight, decoded in the tensor cores' registers.
 
 A warp has some rows of the weight, 16 a tile, and every WARPS-th run of 128 columns; warps of a program share rows, and add up at the end. A thread
-loads 16 bytes of a row, which are a block of 32 columns, and of x the same columns. Tensor cores want certain columns of certain threads, but which
-columns those are does not matter as long as they are the same of both sides: so they are multiplied in the order in which they lie in threads, and
-nothing goes through shared memory (tests/kernels/triton/test_matrices_compile.py looks for it). That takes 3 instructions a weight; an H100 that
-reads 3 TB/s has time for 5.4. How columns are added up depends on the weight alone: a row of x has the same bits in any company. For more rows the
-weight is decoded into memory, which cuBLAS reads.
+loads 16 bytes of a row, which are a block of 32 columns, and of x the same columns. Tensor cores expect certain columns in certain threads, but the
+order of columns is free as long as both sides have the same: so they are multiplied in the order in which threads hold them, and nothing passes
+through shared memory (tests/kernels/triton/test_matrices_compile.py checks that). This takes 3 instructions a weight; an H100 that reads 3 TB/s has
+time for 5.4. The order in which columns are added depends only on the weight: a row of x has the same bits in any batch. For more rows the weight is
+decoded into memory, which cuBLAS reads.
 """
 
 from functools import partial
@@ -26,18 +26,20 @@ if TYPE_CHECKING:
     from pilotlight.kernels.matrices.int4 import Int4Weight
     from pilotlight.kernels.matrices.mxfp4 import Mxfp4Weight
 
-MOST_TOKENS = 32  # of a program
+MOST_TOKENS = 32  # per program
 _BLOCK = 32  # columns
 _TYPES = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
-_NEAR_BYTES = 32 << 20  # of decoded rows that the L2 still has when cuBLAS reads them
-# 128 and 1024 twice: or-ing a code to their last bits adds it. An argument, since an instruction has room for one constant, which is the mask.
+_NEAR_BYTES = 32 << 20  # decoded rows that the L2 still has when cuBLAS reads them
+# 128 and 1024 twice: or-ing a code into their last bits adds it. Passed as an argument, since an instruction can hold one constant, and that is the
+# mask.
 MAGIC = {torch.bfloat16: 0x43004300, torch.float16: 0x64006400}
-# By tokens and tiles, what a thread may use: with no limit given, the assembler saves registers by loading a step behind the products before it.
+# Registers a thread may use, by tokens and tiles: without a limit, the assembler saves registers by moving a step's loads after the products before
+# it.
 REGISTERS = {(8, 1): 112, (8, 2): 168, (16, 1): 128, (16, 2): 168, (32, 2): 255}
 
 
 class Strip(NamedTuple):
-    """What a program multiplies: tokens, and tiles of 16 rows of the weight; and its warps."""
+    """The part of a product that one program computes: tokens, tiles of 16 weight rows, and its warps."""
 
     tokens: int  # 8, 16 or 32
     tiles: int
@@ -46,19 +48,19 @@ class Strip(NamedTuple):
 
 @jit
 def none():
-    """Nothing yet of what a loop that is unrolled will collect."""
+    """Return the empty tuple with which an unrolled loop starts to collect."""
     return ()
 
 
 @jit
 def halves(pair, type: tl.constexpr):
-    """int32 -> the numbers of 16 bits in its low and its high half."""
+    """Split int32 into the 16-bit numbers of its low and its high half."""
     return (pair & 0xFFFF).to(tl.int16).to(type, bitcast=True), (pair >> 16).to(tl.int16).to(type, bitcast=True)
 
 
 @jit
 def twice(value, type: tl.constexpr):
-    """fp32 -> the same number of 16 bits in both halves of an int32."""
+    """Return an fp32 number, as 16 bits, in both halves of an int32."""
     bits = value.to(type).to(tl.int16, bitcast=True).to(tl.int32) & 0xFFFF
     return bits | (bits << 16)
 
@@ -70,8 +72,11 @@ def shifted(word, LEFT: tl.constexpr):
 
 @jit
 def codes_of(word, magic, SHIFT: tl.constexpr, FORMAT: tl.constexpr, type: tl.constexpr):
-    """The codes at bits SHIFT and SHIFT + 16 of a word, as two numbers: of INT4 with 128 added (fp16: 1024); of MXFP4, whose exponent becomes the
-    last bits of theirs, times 2^-126 (fp16: 2^-14)."""
+    """Extract the codes at bits SHIFT and SHIFT + 16 of a word, as two numbers.
+
+    INT4 codes have 128 added (fp16: 1024); MXFP4 codes, whose exponents become the last bits of the numbers' exponents, are times 2^-126 (fp16:
+    2^-14).
+    """
     if FORMAT == 2:
         pair = (shifted(word, 0 - SHIFT) & 0x000F000F) | magic
     elif type == tl.bfloat16:
@@ -83,7 +88,7 @@ def codes_of(word, magic, SHIFT: tl.constexpr, FORMAT: tl.constexpr, type: tl.co
 
 @jit
 def multiply_add(a, b, c, type: tl.constexpr):
-    """a * b + c of two numbers each, rounded once."""
+    """Return a * b + c of two numbers each, rounded once."""
     if type == tl.bfloat16:
         both = tl.inline_asm_elementwise("fma.rn.bf16x2 $0, $1, $2, $3;", "=r,r,r,r", [a, b, c], tl.int32, True, 1)
     else:
@@ -93,8 +98,10 @@ def multiply_add(a, b, c, type: tl.constexpr):
 
 @jit
 def decode(pair, centre, factor, FORMAT: tl.constexpr, LATE: tl.constexpr, type: tl.constexpr, PAIRWISE: tl.constexpr):
-    """What two codes stand for, one tensor each: of INT4 pair + centre, of MXFP4 pair * centre, exactly; and unless LATE times factor, rounded. Two
-    at a time where PTX can be written, `PAIRWISE`."""
+    """Return the values of two codes: pair + centre for INT4, pair * centre for MXFP4, exactly.
+
+    Unless LATE they are multiplied by factor and rounded. `PAIRWISE` computes two at a time, with PTX.
+    """
     if PAIRWISE:
         nothing = pair * 0 + -0x7FFF8000  # -0.0, which changes no sum
         if FORMAT == 2:
@@ -121,14 +128,17 @@ def load_step(
     weight_at, late_at, x_at, is_token, k, end,
     BLOCKS: tl.constexpr, LATE: tl.constexpr, TOKENS: tl.constexpr, TILES: tl.constexpr, WARPS: tl.constexpr,
 ):  # fmt: skip
-    """What 128 columns a warp take, from column k on: words of the weight, scales of tiles where they are late, words of x."""
+    """Load what one step multiplies: 128 columns per warp from column k on.
+
+    That is words of the weight, scales of tiles if they are late, and words of x.
+    """
     column, chunk = k + tl.arange(0, WARPS * 8) // 8 * 128, k + tl.arange(0, WARPS)[:, None] * 128
     word = tl.arange(0, 16)[None, :]
     block = column[:, None] + word // 4 * 32
     words, late, of_x = none(), none(), none()
     for i in tl.static_range(2 * TILES):
         at = weight_at[i] + column[:, None] // 8
-        # they are read once: what the first-level cache should keep is x, which strips share
+        # they are read once: the first-level cache should keep x instead, which strips share
         words += (tl.load(at, mask=block < end, other=0, eviction_policy="evict_first"),)
     for tile in tl.static_range(TILES if LATE else 0):
         at = late_at[tile] + (chunk // (32 * BLOCKS) if BLOCKS else chunk * 0)
@@ -142,7 +152,10 @@ def load_step(
 
 @jit
 def load_factors(at, k, end, BLOCKS: tl.constexpr, LATE: tl.constexpr, TILES: tl.constexpr, WARPS: tl.constexpr):
-    """Scales or zeros of every eight rows: [WARPS * 8, 4], one for each block of 32 columns; late [WARPS * 8]."""
+    """Load scales or zeros of every eight rows: [WARPS * 8, 4], one per block of 32 columns.
+
+    Late [WARPS * 8].
+    """
     column, found = k + tl.arange(0, WARPS * 8) // 8 * 128, none()
     for i in tl.static_range(2 * TILES):
         if LATE:
@@ -162,14 +175,17 @@ def as_fp32(scale, FORMAT: tl.constexpr):
 
 @jit
 def for_words(value, LATE: tl.constexpr, LANES: tl.constexpr):
-    """[LANES, 4], late [LANES] -> [LANES, 16], for each word the one of its block."""
+    """Repeat [LANES, 4], or late [LANES], to [LANES, 16]: for each word the value of its block."""
     wide = value[:, None, None] if LATE else value[:, :, None]
     return tl.reshape(tl.broadcast_to(wide, (LANES, 4, 4)), (LANES, 16))
 
 
 @jit
 def x_operands(front, back, type: tl.constexpr, WARPS: tl.constexpr):
-    """Of 16 columns in each block of 32, those of `front` before those of `back`: the even ones and the odd ones, [WARPS, 32 columns, 8 tokens]."""
+    """Arrange 16 columns of each block of 32, `front` before `back`, as even and odd ones.
+
+    Each result is [WARPS, 32 columns, 8 tokens].
+    """
     low0, high0 = tl.split(tl.reshape(front, (WARPS * 8, 8, 2)))
     low1, high1 = tl.split(tl.reshape(back, (WARPS * 8, 8, 2)))
     even = x_operand((low0 & 0xFFFF) | (high0 << 16), (low1 & 0xFFFF) | (high1 << 16), type, WARPS)
@@ -179,7 +195,7 @@ def x_operands(front, back, type: tl.constexpr, WARPS: tl.constexpr):
 
 @jit
 def x_operand(front, back, type: tl.constexpr, WARPS: tl.constexpr):
-    """Pairs of columns [WARPS * 8 tokens, 4 blocks * 2], and those four columns behind -> [WARPS, 32, 8]."""
+    """Arrange pairs of columns [WARPS * 8 tokens, 4 blocks * 2], and the next four, as [WARPS, 32, 8]."""
     front_low, front_high = halves(front, type)
     back_low, back_high = halves(back, type)
     values = tl.join(tl.join(front_low, front_high), tl.join(back_low, back_high))
@@ -189,7 +205,10 @@ def x_operand(front, back, type: tl.constexpr, WARPS: tl.constexpr):
 
 @jit
 def weight_operand(low0, high0, low1, high1, WARPS: tl.constexpr):
-    """Columns of 8 rows, first and second of pairs, [WARPS * 8, 4 blocks * 2 * 2], and those of 8 more -> [WARPS, 16, 32], columns as x has them."""
+    """Arrange columns of 8 rows and of 8 more as [WARPS, 16, 32], columns in the order of x.
+
+    Each argument is the first or second of pairs, [WARPS * 8, 4 blocks * 2 * 2].
+    """
     values = tl.reshape(tl.join(tl.join(low0, high0), tl.join(low1, high1)), (WARPS, 8, 4, 2, 2, 2, 2))
     return tl.reshape(tl.permute(values, (0, 6, 1, 3, 2, 4, 5)), (WARPS, 16, 32))
 
@@ -200,9 +219,9 @@ def multiply_step(
     FORMAT: tl.constexpr, HAS_ZEROS: tl.constexpr, LATE: tl.constexpr, PAIRWISE: tl.constexpr,
     TOKENS: tl.constexpr, TILES: tl.constexpr, WARPS: tl.constexpr,
 ):  # fmt: skip
-    """sums, and what was loaded for a step multiplied."""
+    """Return sums plus the product of a step's loaded operands."""
     words, late, of_x = step
-    # -136 twice (fp16: -1032); of MXFP4 2^126 (2^14) twice
+    # -136 twice (fp16: -1032); for MXFP4 2^126 (2^14) twice
     BF16: tl.constexpr = -0x3CF73CF8 if FORMAT == 2 else 0x7E807E80
     FP16: tl.constexpr = -0x1BF71BF8 if FORMAT == 2 else 0x74007400
     NUMBER: tl.constexpr = 128.0 if type == tl.bfloat16 else 1024.0
@@ -244,9 +263,12 @@ def multiply_packed(
     FORMAT: tl.constexpr, HAS_ZEROS: tl.constexpr, BLOCKS: tl.constexpr, LATE: tl.constexpr, PAIRWISE: tl.constexpr,
     TOKENS: tl.constexpr, TILES: tl.constexpr, WARPS: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
-    """For each tile of 16 rows and each eight tokens fp32 [16, 8], in one tuple. Of every eight tokens `x_at` has pointers [WARPS * 8, 1] to rows of
-    x, in words of two columns, the same for each warp; of every tile `first_rows` its first row, and `last_rows` the one that stands for those behind
-    it. BLOCKS of 32 columns have one scale, 0: all. LATE: 128 columns have one, by which their sums are multiplied."""
+    """Return fp32 [16, 8] for each tile of 16 rows and each eight tokens, in one tuple.
+
+    `x_at` has, for every eight tokens, pointers [WARPS * 8, 1] to rows of x in words of two columns, the same for each warp; `first_rows` and
+    `last_rows` have each tile's first row and the row that replaces those past the end. BLOCKS of 32 columns share one scale (0: all). LATE: 128
+    columns share one, and their sums are multiplied by it.
+    """
     STEP: tl.constexpr = 128 * WARPS
     of_eight, of_tile = tl.arange(0, WARPS * 8) % 8, tl.arange(0, 16)[None, :]
     weight_at, scales_at, zeros_at, late_at, sums = none(), none(), none(), none(), none()
@@ -259,8 +281,8 @@ def multiply_packed(
         late_at += (scales + tl.minimum(first_rows[tile] + of_tile, last_rows[tile]).to(tl.int64) * scales_row,)
     for _ in tl.static_range(TILES * (TOKENS // 8)):
         sums += (tl.zeros([WARPS, 16, 8], tl.float32),)
-    # What a step takes is on its way during the one before; bytes always: loaded where they are used, they change the order in which Triton has
-    # columns in threads.
+    # A step's operands are loaded during the step before; bytes always: if they are loaded where they are used, Triton orders the columns in threads
+    # differently.
     its_scales = load_factors(scales_at, 0, columns, BLOCKS, LATE, 0 if LATE else TILES, WARPS)
     its_zeros = load_factors(zeros_at, 0, columns, BLOCKS, LATE, TILES if HAS_ZEROS else 0, WARPS)
     if AHEAD:
@@ -321,7 +343,7 @@ def _unpack(
     words, scales, zeros, out, first, rows, columns, weight_row, scales_row,
     FORMAT: tl.constexpr, HAS_ZEROS: tl.constexpr, BLOCKS: tl.constexpr, TYPE: tl.constexpr, ROWS: tl.constexpr, WORDS: tl.constexpr,
 ):  # fmt: skip
-    """out, in words of four columns [rows, columns / 4]: rows from `first` on as numbers of TYPE, each rounded once."""
+    """Decode rows from `first` on to TYPE, rounded once, in words of four columns [rows, columns / 4]."""
     row_tiles = tl.cdiv(rows, ROWS)
     i = (tl.program_id(0) % row_tiles * ROWS + tl.arange(0, ROWS))[:, None]
     start, row = tl.program_id(0) // row_tiles * WORDS, (first + i).to(tl.int64)
@@ -349,22 +371,22 @@ def _unpack(
 
 
 def int4_linear(x: torch.Tensor, weight: "Int4Weight", bias: torch.Tensor | None = None) -> torch.Tensor:
-    """Compute as kernels/matrices/int4.py."""
+    """Compute int4_linear of kernels/matrices/int4.py."""
     if weight.permutation is not None:
         x = x.index_select(1, weight.permutation)
     return product(x, weight.operands(), bias)
 
 
 def mxfp4_linear(x: torch.Tensor, weight: "Mxfp4Weight", bias: torch.Tensor | None = None) -> torch.Tensor:
-    """Compute as kernels/matrices/mxfp4.py."""
+    """Compute mxfp4_linear of kernels/matrices/mxfp4.py."""
     return product(x, weight.operands(), bias)
 
 
 def product(x: torch.Tensor, stored: Operands, bias: torch.Tensor | None, strip: Strip | None = None) -> torch.Tensor:
-    """[tokens, rows]; with a strip given, by this, as tests try some."""
+    """Return the product [tokens, rows]; `strip` overrides the default, for tests."""
     tokens, columns = x.shape
     rows = stored.rows
-    is_whole = columns % _BLOCK == 0  # whose rows are whole words of the memory that they are decoded into
+    is_whole = columns % _BLOCK == 0  # then rows are whole words of the scratch memory
     if x.dtype not in MAGIC or not tokens or not rows or not columns or (tokens > MOST_TOKENS and not is_whole):
         return linear.product(x, stored, bias)
     if tokens > most_tokens(rows, columns):
@@ -383,20 +405,26 @@ def product(x: torch.Tensor, stored: Operands, bias: torch.Tensor | None, strip:
 
 
 def most_tokens(rows: int, columns: int) -> int:
-    """Return how many rows of x meet a weight in registers, all of `MOST_TOKENS` at a time. Of 64 an H100 took 145 us with 28672 x 4096 and 72 with
-    4096 x 14336, through memory 206 and 106; but 32 with 4096 x 4096, through memory 23."""
+    """Return up to how many rows of x are multiplied in registers, `MOST_TOKENS` at a time.
+
+    For 64 rows an H100 took 145 us with 28672 x 4096 and 72 with 4096 x 14336, through memory 206 and 106; but 32 with 4096 x 4096, through memory
+    23.
+    """
     return MOST_TOKENS if rows * columns * 2 <= _NEAR_BYTES else 2 * MOST_TOKENS
 
 
 def strip_for(tokens: int, rows: int, processors: int) -> Strip:
-    """How many warps share rows decides in which order columns are added up, so tokens have no part in it. More tokens take more rows at a time,
-    because x is read again for each strip of them."""
+    """Return the strip for a product.
+
+    The number of warps that share rows decides the order in which columns are added, so it does not depend on tokens. More tokens take more rows at a
+    time, because x is read again for each strip of them.
+    """
     padded, is_large = min(MOST_TOKENS, max(8, triton.next_power_of_2(tokens))), rows >= 32 * processors
     return Strip(padded, 2 if padded > 16 or (padded > 8 and is_large) else 1, 4 if is_large else 8)
 
 
 def decode_rows(stored: Operands, out: torch.Tensor, first: int) -> None:
-    """Rows from `first` on, experts' one below the other, into out [some rows, columns]."""
+    """Decode rows from `first` on, with experts stacked, into out [some rows, columns]."""
     rows, columns = out.shape
     _unpack[(triton.cdiv(rows, 8) * triton.cdiv(columns, 1024),)](
         stored.weight.view(torch.int32), stored.scales, stored.zeros, out.view(torch.int64), first, rows, columns,
@@ -406,30 +434,30 @@ def decode_rows(stored: Operands, out: torch.Tensor, first: int) -> None:
 
 
 def _blocks(stored: Operands) -> int:
-    """Blocks of columns under one scale; 0: all."""
+    """Return the blocks of columns that share one scale; 0 for all."""
     return 0 if stored.column_group > stored.columns else stored.column_group // _BLOCK
 
 
 def takes(x: torch.Tensor, stored: Operands) -> bool:
-    """Tell whether `multiply_packed` does, as it is; `in_words` makes others such."""
+    """True if `multiply_packed` takes x and the weight; `in_words` converts other x."""
     return x.dtype in MAGIC and stored.format in (INT4, MXFP4) and stored.columns % _BLOCK == 0
 
 
 def is_decodable(x: torch.Tensor, stored: Operands) -> bool:
-    """Tell whether `decode_rows` takes experts, whose rows it counts through."""
+    """True if `decode_rows` takes these experts, whose rows it counts consecutively."""
     parts = [stored.weight, stored.scales, stored.zeros] if stored.has_zeros else [stored.weight, stored.scales]
     return takes(x, stored) and all(part.is_contiguous() for part in parts)
 
 
 def flags(stored: Operands) -> dict[str, Any]:
-    """Return the constants of a weight that `multiply_packed` is compiled for."""
+    """Return the constants of a weight for which `multiply_packed` is compiled."""
     blocks = _blocks(stored)
     late = stored.format == INT4 and blocks % 4 == 0
     return {"FORMAT": stored.format, "HAS_ZEROS": stored.has_zeros, "BLOCKS": blocks, "LATE": late}
 
 
 def in_words(x: torch.Tensor) -> torch.Tensor:
-    """x [tokens, columns] -> [tokens, words of two columns], whole blocks of them."""
+    """Return x [tokens, columns] as [tokens, words of two columns], in whole blocks."""
     if x.shape[1] % _BLOCK or x.stride(0) % 2 or x.storage_offset() % 2:
-        x = F.pad(x, (0, _BLOCK - x.shape[1] % _BLOCK))  # by none, one row would keep its stride
+        x = F.pad(x, (0, _BLOCK - x.shape[1] % _BLOCK))  # padding by none would keep the stride of a single row
     return x.view(torch.int32)

@@ -1,8 +1,8 @@
-"""The inner loop of every matrix product with a weight as it is stored: rows of x times rows of the weight, a tile of columns at a time.
+"""The inner loop of matrix products with a stored weight: rows of x times rows, tile by tile.
 
-Knows the storage formats, and decodes a tile in registers; refuses to know which rows and why. A tile of columns comes in two halves, because that is
-how four-bit values lie: in every block of 32 columns, byte j holds column j in its low half and column j + 16 in its high one, so that no value has
-to change its thread. Weights that are not packed take the columns behind each other, in two halves as well.
+Knows the storage formats, and decodes a tile in registers; does not know which rows are multiplied or why. A tile of columns has two halves, as
+four-bit values are stored: in every block of 32 columns, byte j holds column j in its low half and column j + 16 in its high one, so that no value
+moves to another thread. Unpacked weights take consecutive columns, in two halves as well.
 """
 
 import triton.language as tl
@@ -14,7 +14,7 @@ PLAIN, FP8, INT4, MXFP4 = (tl.constexpr(i) for i in range(4))  # from INT4 on pa
 
 @jit
 def half_columns(k, FORMAT: tl.constexpr, HALF: tl.constexpr):
-    """The columns of the first half of the tile that begins at column k, and how far behind them those of the second are."""
+    """Return the columns of the first half of the tile at column k, and the offset of the second half."""
     i = tl.arange(0, HALF)
     columns = k + (i // 16 * 32 + i % 16 if FORMAT >= INT4 else i)
     behind = 16 if FORMAT >= INT4 else HALF
@@ -26,8 +26,11 @@ def factors(
     scales, zeros, row, is_row, k, columns, scales_row, row_group, column_group,
     FORMAT: tl.constexpr, HAS_ZEROS: tl.constexpr, HALF: tl.constexpr,
 ):  # fmt: skip
-    """What `weights` wants beside the weights themselves, as it is stored: scales and zeros [ROWS, blocks of 32 columns]; of FP8 the scales of both
-    halves [ROWS]. `row_group` rows and `column_group` columns have one scale in common."""
+    """Load the scales and zeros for `weights`, as they are stored.
+
+    Scales and zeros are [ROWS, blocks of 32 columns]; for FP8, the scales of both halves are [ROWS]. `row_group` rows and `column_group` columns
+    share one scale.
+    """
     if FORMAT >= INT4:
         block = k // 32 + tl.arange(0, HALF // 16)
         inside = is_row[:, None] & (block * 32 < columns)[None, :]
@@ -49,11 +52,11 @@ def weights(
     weight, scale, zero, row, is_row, k, columns, weight_row,
     FORMAT: tl.constexpr, ROWS: tl.constexpr, HALF: tl.constexpr, TYPE: tl.constexpr,
 ):  # fmt: skip
-    """Both halves of weight[row, k : k + 2 * HALF], [ROWS, HALF] each, as numbers of type TYPE."""
+    """Return both halves of weight[row, k : k + 2 * HALF], [ROWS, HALF] each, as numbers of type TYPE."""
     if FORMAT >= INT4:
         block, byte = k // 32 + tl.arange(0, HALF // 16), tl.arange(0, 16)
         inside = is_row[:, None] & (block * 32 < columns)[None, :]
-        # [ROWS, blocks, 16]: the last block of a row is there whole
+        # [ROWS, blocks, 16]: the last block of a row is complete
         start = weight + row[:, None] * weight_row + block[None, :] * 16
         codes = tl.load(start[:, :, None] + byte[None, None, :], mask=inside[:, :, None], other=0).to(tl.int32)
         low, high = codes & 15, codes >> 4
@@ -79,7 +82,10 @@ def weights(
 
 @jit
 def e2m1(code):
-    """Four-bit floats: a sign, two bits of exponent, one of mantissa. 0 and 0.5 have no leading one."""
+    """Decode four-bit floats: a sign, two bits of exponent, one of mantissa.
+
+    0 and 0.5 have no leading one.
+    """
     magnitude = code & 7
     ordinary = ((magnitude << 22) + (126 << 23)).to(tl.float32, bitcast=True)
     value = tl.where(magnitude < 2, magnitude.to(tl.float32) * 0.5, ordinary)
@@ -88,7 +94,7 @@ def e2m1(code):
 
 @jit
 def power_of_two(scale):
-    """e8m0: the exponent of a float and nothing else; 0 is the one power that only a denormal holds. Loaders refuse 255, which is no number."""
+    """Decode e8m0: the exponent of a float and nothing else."""
     bits = scale.to(tl.int32)
     return tl.where(bits == 0, 1 << 22, bits << 23).to(tl.float32, bitcast=True)
 
@@ -98,8 +104,10 @@ def multiply(
     x, is_token, weight, scales, zeros, row, is_row, up_row, begin, end, columns, weight_row, scales_row, row_group, column_group,
     FORMAT: tl.constexpr, HAS_ZEROS: tl.constexpr, GATED: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr, HALF: tl.constexpr,
 ):  # fmt: skip
-    """x [TOKENS] pointers to rows, row [ROWS] -> fp32 [TOKENS, ROWS] over the columns from begin to end; gated, the products with the rows that lie
-    `up_row` behind as well."""
+    """Return fp32 [TOKENS, ROWS]: rows of x times rows of the weight, over the columns from begin to end.
+
+    x [TOKENS] are pointers to rows, row [ROWS] numbers. If GATED, also return the products with the rows `up_row` further.
+    """
     type = x.dtype.element_ty
     sums = tl.zeros([TOKENS, ROWS], tl.float32)
     up_sums = tl.zeros([TOKENS, ROWS], tl.float32)
@@ -134,12 +142,14 @@ def multiply_few(
     x, x_token, tokens, weight, row, is_row, begin, end, columns, weight_row,
     TOKENS: tl.constexpr, ROWS: tl.constexpr, HALF: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """The same for a few rows of x and a plain weight, without tensor cores: what they multiply would first have to change its thread through shared
-    memory. For the same reason sums are put together for every tile, and of one row of x after the other: Triton gives whatever has a third dimension
-    a layout of its own."""
+    """Compute `multiply` for a few rows of x and a plain weight, without tensor cores.
+
+    Tensor cores would first need operands moved to other threads through shared memory. For the same reason sums are combined per tile, and for one
+    row of x after the other: Triton gives anything with a third dimension its own layout.
+    """
     token = tl.arange(0, TOKENS)
     sums = tl.zeros([TOKENS, ROWS], tl.float32)
-    # said here: loops without tensor cores fetch ahead only if they are told to
+    # set here, because loops without tensor cores prefetch only on request
     for k in tl.range(begin, end, 2 * HALF, num_stages=STAGES):
         column, behind = half_columns(k, 0, HALF)
         first, second = weights(weight, 0, 0, row, is_row, k, columns, weight_row, 0, ROWS, HALF, tl.float32)

@@ -1,5 +1,7 @@
-"""Log probabilities from raw logits: each chunk of a row leaves its own likeliest tokens, its highest logit and the sum of powers below it; one
-program a row puts them together. Of equal logits, the first token comes first."""
+"""Log probabilities from raw logits, chunk by chunk; one program per row joins the chunks' results.
+
+Each chunk of a row writes its likeliest tokens, its highest logit and the sum of powers relative to it. Of equal logits, the first token comes first.
+"""
 
 import torch
 import triton
@@ -8,7 +10,7 @@ import triton.language as tl
 from pilotlight.kernels.triton.jit import jit
 from pilotlight.kernels.triton.launch import dense_rows
 
-CHUNK = 4096  # logits a program, in registers: the likeliest are taken out one after the other
+CHUNK = 4096  # logits per program, in registers: the likeliest are taken one after the other
 _NOBODY = tl.constexpr(0x7FFFFFFF)
 
 
@@ -43,7 +45,7 @@ def _of_row(
     top = tl.max(its_tops, axis=0)
     normaliser = top + tl.log(tl.sum(its_sums * tl.exp(its_tops - top), axis=0))
     tl.store(chosen + row, tl.load(logits + row * row_stride + tl.load(token_ids + row)) - normaliser)
-    # Each chunk's tokens are a queue in order: the best of all heads leaves, and the one behind it moves up.
+    # Each chunk's tokens are a sorted queue: the best of all heads is taken, and the next of its queue moves up.
     head = tl.zeros([CHUNKS], tl.int32)
     for i in range(0, num_top):
         at = (row * chunks + chunk) * num_top + head
@@ -60,7 +62,7 @@ def _of_row(
 def token_logprobs(
     logits: torch.Tensor, token_ids: torch.Tensor, num_top: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Compute as kernels/sampling/logprobs.py."""
+    """Compute token_logprobs of kernels/sampling/logprobs.py."""
     logits = dense_rows(logits)
     rows, vocab = logits.shape
     device = logits.device

@@ -21,7 +21,7 @@ def _mask(logits, rows, bits, vocab, words, BLOCK: tl.constexpr):
 
 
 def mask_(logits: torch.Tensor, rows: torch.Tensor, bits: torch.Tensor) -> None:
-    """Forbid tokens as kernels/sampling/masks.py has it."""
+    """Compute mask_ of kernels/sampling/masks.py."""
     masks, words = bits.shape
     vocab = logits.shape[1]
     if masks:

@@ -1,5 +1,7 @@
-"""Bias and penalties at the entries they touch, each entry for itself, with every product and sum rounded as torch rounds it: a token that is drawn
-from the changed logits is the same in both forms."""
+"""Bias and penalties, one logit entry at a time, with every product and sum rounded as in torch.
+
+A token sampled from the changed logits is therefore the same in both forms.
+"""
 
 from typing import TYPE_CHECKING
 
@@ -47,7 +49,7 @@ def _restore(logits, rows, tokens, before, row_stride, count, BLOCK: tl.constexp
 
 
 def penalize_(logits: torch.Tensor, entries: "LogitEntries") -> torch.Tensor:
-    """Compute as kernels/sampling/penalties.py."""
+    """Compute penalize_ of kernels/sampling/penalties.py."""
     count = len(entries.rows)
     before = torch.empty(count, dtype=logits.dtype, device=logits.device)
     if count:

@@ -1,15 +1,15 @@
-"""Picks one token per row of logits without a sort: the same integers as kernels/sampling/sample.py, so the same token.
+"""Choice of one token per row without a sort; the token equals that of kernels/sampling/sample.py.
 
 A row is cut into chunks, one program each, so that few long rows fill a GPU, and read three times, from the L2 after the first:
 
 1. `_tops`: each chunk's highest logit.
-2. `_count`: how many logits of a row cost how much, in bins of 1/32 of a factor of two (rows that top-k or top-p truncate).
-3. `_bound`, one program a row: from the counts follows a narrow *window* of costs in which truncation ends.
-4. `_sum`: what is cheaper than the window is surely kept and added up, the tokens in the window are listed.
+2. `_count`: how many logits of a row have which cost, in bins of 1/32 of a factor of two (rows that top-k or top-p truncate).
+3. `_bound`, one program a row: derives from the counts a narrow *window* of costs in which truncation ends.
+4. `_sum`: adds up the logits that are cheaper than the window and so certainly kept, and lists the tokens in the window.
 5. `_pick`, one program a row: bisects the window over the listed tokens, exactly, and inverts the cumulative distribution, first over chunks, then
-   inside one.
+inside one.
 
-A window holds tens of tokens of a language model's logits, and thousands where they are as flat as noise; the list has room for all of them.
+A window holds tens of tokens of a language model's logits, and thousands if they are as flat as noise; the list has room for all of them.
 """
 
 import torch
@@ -20,10 +20,10 @@ from pilotlight.kernels.sampling.sampling_batch import POWER, SamplingBatch
 from pilotlight.kernels.sampling.sampling_scale import FAR, GREEDY_SCALE
 from pilotlight.kernels.triton.jit import jit
 
-CHUNK = 8192  # logits a program
-TILE = 2048  # of them in registers at once
-BINS = 1024  # the last is for whatever costs more than 2**-32
-_NO_FUSION = {"enable_fp_fusion": False}  # products and sums are rounded one by one, as torch does
+CHUNK = 8192  # logits per program
+TILE = 2048  # logits in registers at once
+BINS = 1024  # the last one is for all costs above 2**-32
+_NO_FUSION = {"enable_fp_fusion": False}  # products and sums are rounded one by one, as in torch
 
 _BIN_BITS = tl.constexpr(19)
 _BIN = tl.constexpr(1 << 19)
@@ -35,7 +35,7 @@ _P5, _P4, _P3, _P2, _P1, _P0 = map(tl.constexpr, POWER)
 @jit
 def _cost(logits, top, scale):
     distance = (top - logits) * scale
-    return tl.where(distance < _FAR * 1.0, distance, _FAR * 1.0).to(tl.int32)  # what is no number is far, too
+    return tl.where(distance < _FAR * 1.0, distance, _FAR * 1.0).to(tl.int32)  # NaN is far, too
 
 
 @jit
@@ -51,7 +51,7 @@ def _weight(cost):
 
 @jit
 def _top_of(tops, row, chunks, CHUNKS: tl.constexpr):
-    """The highest of a row, NaN where any logit is."""
+    """Return a row's highest logit, NaN if any of its logits is."""
     chunk = tl.arange(0, CHUNKS)
     values = tl.load(tops + row * chunks + chunk, mask=chunk < chunks, other=float("-inf"))
     is_bad = tl.max((values != values).to(tl.int32), axis=0) > 0
@@ -115,25 +115,28 @@ def _count(
             values = tl.load(logits + row * row_stride + token, mask=token < end, other=float("-inf"))
             cost = tl.where(token < end, _cost(values, top, scale), _FAR)
             counts += tl.histogram(tl.minimum(cost >> _BIN_BITS, BINS - 1), BINS)
-            # what lies behind the vocabulary
+            # entries outside the vocabulary
             counts -= tl.where(bins == BINS - 1, tl.maximum(start + TILE - end, 0), 0)
         tl.atomic_add(histogram + row * BINS + bins, counts, mask=counts > 0)
 
 
 @jit(of_batch=("rows",))
 def _bound(integers, reals, histogram, bounds, rows, vocab, BINS: tl.constexpr):
-    """bounds [rows, 4]: the window's first cost and its last, how many logits cost less than the first, the highest cost that may be kept."""
+    """Fill bounds [rows, 4].
+
+    They are the window's first cost and its last, how many logits cost less than the first, and the highest cost that may be kept.
+    """
     row = tl.program_id(0).to(tl.int64)
     top_k, top_p = tl.load(integers + 2 * rows + row), tl.load(reals + rows + row)
     cut = tl.load(integers + 3 * rows + row).to(tl.int32)  # the highest cost that may be kept
-    first = cut + 1  # of the window, which is empty so far: it reaches to `last`
+    first = cut + 1  # first cost of the window, which is empty so far and ends at `last`
     last = cut
     num_before = 0
     if (top_k < vocab) | (top_p < 1.0):
         bins = tl.arange(0, BINS)
         counts = tl.load(histogram + row * BINS + bins)
         cumulative = tl.cumsum(counts, axis=0)
-        inside = cut + 1  # costs below it count for top-p, whatever the window says
+        inside = cut + 1  # costs below it count for top-p, independently of the window
         if top_k < vocab:
             bin_of_kth = tl.sum((cumulative < top_k).to(tl.int32), axis=0)
             inside = tl.minimum(inside, bin_of_kth * _BIN)
@@ -142,15 +145,15 @@ def _bound(integers, reals, histogram, bounds, rows, vocab, BINS: tl.constexpr):
         if top_p < 1.0:
             begin = bins * _BIN
             end = tl.where(bins == BINS - 1, _FAR, begin + _BIN)
-            # The polynomial is within 5 units of 2**-24 of monotone: 2**-20 more or less is safe.
+            # The polynomial is within 5 units of 2**-24 of monotone: a margin of 2**-20 is safe.
             most = _weight(begin)
             most = tl.where(begin <= cut, (most + (most >> 20) + 1) * counts, 0)
             least = _weight(end)
             least = tl.where(end <= inside, tl.maximum(least - (least >> 20) - 1, 0) * counts, 0)
             most_before, least_before = tl.cumsum(most, axis=0), tl.cumsum(least, axis=0)
             most_total, least_total = tl.sum(most, axis=0), tl.sum(least, axis=0)
-            # The nucleus ends in the first bin with which the kept weight reaches top_p of the total: with which what follows falls below the rest.
-            # Each says it with an error relative to itself, so both are asked: the first is sharp for a small top_p, the second for one near 1.
+            # The nucleus ends in the first bin with which the kept weight reaches top_p of the total, or the remaining weight falls below 1 - top_p.
+            # Each test has an error relative to its own size, so both are used: the first is sharp for a small top_p, the second for one near 1.
             wanted_least = (top_p * least_total.to(tl.float64) * 0.999999).to(tl.int64) - 1
             wanted_most = (top_p * most_total.to(tl.float64) * 1.000001).to(tl.int64) + 1
             rest_least = ((1.0 - top_p) * least_total.to(tl.float64) * 0.999999).to(tl.int64) - 1
@@ -174,7 +177,10 @@ def _sum(
     logits, tops, reals, bounds, sums, num_listed, listed, row_stride, vocab, chunks,
     CHUNKS: tl.constexpr, CHUNK: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """sums [rows, chunks, 2] int64: of what is surely kept, and of what top-p takes its share of unless top-k comes before it."""
+    """Fill sums [rows, chunks, 2] int64: the certainly kept weight, and the total that top-p refers to.
+
+    The total does not apply if top-k truncates first.
+    """
     row, chunk = tl.program_id(0).to(tl.int64) // chunks, tl.program_id(0) % chunks
     top = _top_of(tops, row, chunks, CHUNKS)
     scale = tl.load(reals + row).to(tl.float32)
@@ -202,7 +208,10 @@ def _sum(
 
 @jit
 def _listed_costs(logits, listed, start, count, top, scale, TILE: tl.constexpr):
-    """Return the costs of listed tokens, and the tokens; behind the last, costs that no floor reaches."""
+    """Return the costs of listed tokens, and the tokens.
+
+    Entries past the end get a cost above every floor.
+    """
     index = start + tl.arange(0, TILE)
     token = tl.load(listed + index, mask=index < count, other=0)
     values = tl.load(logits + token, mask=index < count, other=float("-inf"))
@@ -238,7 +247,7 @@ def _pick(
     if top_k < vocab:
         num_before = tl.load(bounds + row * 4 + 2)
         low, high = first, floor
-        while low < high:  # the least cost up to which there are top_k tokens
+        while low < high:  # find the least cost up to which there are top_k tokens
             middle = low + (high - low) // 2
             num = num_before + tl.sum((cost <= middle).to(tl.int32), axis=0)
             for start in range(TILE, count, TILE):
@@ -256,7 +265,7 @@ def _pick(
     if top_p < 1.0:
         wanted = tl.maximum((top_p * total.to(tl.float64)).to(tl.int64), 1)
         low, high = first, floor
-        while low < high:  # the least cost up to which the wanted weight is reached
+        while low < high:  # find the least cost up to which the wanted weight is reached
             middle = low + (high - low) // 2
             reached = surely + tl.sum(tl.where(cost <= middle, weight, 0), axis=0)
             for start in range(TILE, count, TILE):
@@ -280,7 +289,7 @@ def _pick(
     )
     # 2**-53
     number = ((word_0.to(tl.int64) << 21) | (word_1.to(tl.int64) >> 11)).to(tl.float64) * 1.1102230246251565e-16
-    number = tl.where(wide_scale < _GREEDY, number, 0.0)  # the first of the likeliest
+    number = tl.where(wide_scale < _GREEDY, number, 0.0)  # greedy: the first of the likeliest
     ends = tl.cumsum(sure, axis=0)
     kept = tl.sum(sure, axis=0)
     target = tl.minimum((number * kept.to(tl.float64)).to(tl.int64), kept - 1)
@@ -301,7 +310,7 @@ def _pick(
 
 
 def sample(logits: torch.Tensor, batch: SamplingBatch) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute as kernels/sampling/sample.py."""
+    """Compute sample of kernels/sampling/sample.py."""
     rows, vocab = logits.shape
     device = logits.device
     ids = torch.empty(rows, dtype=torch.int64, device=device)
@@ -311,7 +320,7 @@ def sample(logits: torch.Tensor, batch: SamplingBatch) -> tuple[torch.Tensor, to
     chunks = triton.cdiv(vocab, CHUNK)
     row_stride = logits.stride(0)
     tops = torch.empty(rows * chunks, dtype=torch.float32, device=device)
-    # Each begins at a multiple of 16 bytes, or a kernel would be compiled once more for those that do not.
+    # Each starts at a multiple of 16 bytes; otherwise a kernel would be compiled again for unaligned ones.
     padded = [-(-rows * each // 4) * 4 for each in (chunks, BINS, 4, 1)]
     bests, histogram, bounds, num_listed = torch.empty(sum(padded), dtype=torch.int32, device=device).split(padded)  # type: ignore[no-untyped-call]
     sizes = {"CHUNKS": triton.next_power_of_2(chunks), "CHUNK": CHUNK, "TILE": TILE, "num_warps": 8, **_NO_FUSION}

@@ -69,7 +69,7 @@ def test_everything_that_happens_to_requests_is_counted_under_its_own_name() -> 
     errors = [value("prediction_error_ms_bucket", site="ams1", le=le) for le in ("-30.0", "0.0", "10.0")]
     assert errors == [0.0, 1.0, 2.0], "10 ms early, and 10 ms late"
     assert (value("dearest_term_total", term="prefill"), value("dearest_term_total", term="rtt")) == (1.0, None)
-    assert [*metrics.predictions] == [
+    assert [*metrics.predictions()] == [
         Decision(n, "ams1", "home", {"rtt": 10.0, "prefill": 30.0}, 40.0, ms) for n, ms in ((1, 30.0), (2, 50.0))
     ]
     assert sum(metrics.first_tokens().counts) == 2

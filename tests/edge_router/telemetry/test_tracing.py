@@ -129,6 +129,6 @@ async def test_what_a_client_does_not_want_recorded_is_passed_on_and_not_recorde
 
 def test_a_router_without_a_collector_keeps_no_traces_and_a_wrong_url_is_refused() -> None:
     urls = {"ams1": "http://127.0.0.1:9"}
-    assert build_app(network(urls)).edge.proxy.tracing is None
+    assert not build_app(network(urls)).edge.stages.present()
     with pytest.raises(ConfigError, match="telemetry"):
         network(urls, telemetry={"otlp": "collector:4317"})

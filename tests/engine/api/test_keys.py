@@ -31,7 +31,7 @@ def test_what_holds_no_keys_is_refused_by_name(content: str, tmp_path: Path) -> 
     path = tmp_path / "host"
     path.write_text(content)
     path.chmod(0o600)
-    with pytest.raises(KeysError, match=f"{path} holds no keys"):
+    with pytest.raises(KeysError, match=f"{path} contains no keys"):
         read_keys(path)
 
 

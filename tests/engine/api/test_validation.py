@@ -95,7 +95,7 @@ def test_a_text_to_be_embedded_may_fill_the_context() -> None:
     code, sentence = refusal(asked((1,) * 17, pooling="mean"), EMBEDDING_MODEL) or ("", "")
     assert (code, "takes at most 16" in sentence) == ("context_length_exceeded", True)
     code, sentence = refusal(asked(), EMBEDDING_MODEL) or ("", "")
-    assert (code, "it generates nothing" in sentence) == ("invalid_request", True)
+    assert (code, "it cannot generate text" in sentence) == ("invalid_request", True)
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_a_text_to_be_embedded_may_fill_the_context() -> None:
     [
         ((image(0), image(1), image(2)), ""),
         ((image(0, 2), image(2)), ""),
-        ((image(1, 2), image(2)), "behind those of the one before"),
+        ((image(1, 2), image(2)), "after those of the image before"),
         ((image(3),), "they must lie in the prompt"),
         ((image(-1),), "they must lie in the prompt"),
         ((image(0, 0),), "an image's tokens are 0 from 0 on"),
@@ -136,7 +136,7 @@ def test_a_hosts_number_has_a_least_value(name: str, least: int) -> None:
     ("fields", "says"),
     [
         ({"kv_host_bytes": 1, "kv_host_dir": "/h"}, ""),
-        ({"kv_host_bytes": 1}, "kv_host_dir does not say where"),
+        ({"kv_host_bytes": 1}, "kv_host_dir is missing"),
         ({"kv_disk_dir": "/d"}, "kv_disk_dir is given"),
         ({"kv_store": "h:1"}, "kv_store is given"),
         ({"peer_address": "ipc://p"}, "peer_address is given"),

@@ -321,7 +321,7 @@ async def test_a_device_whose_every_step_fails_ends_its_host(
             await collect(client, submit("a", PROMPT))
         assert failed.value.code == "request_failed"
         assert client.death is None
-    with pytest.raises(EngineError, match="the device is taken for broken"):
+    with pytest.raises(EngineError, match="the device counts as broken"):
         await collect(client, submit("a", PROMPT))
     assert error in str(client.death)
     await client.close()
@@ -494,7 +494,7 @@ async def test_a_wrong_configuration_is_one_sentence() -> None:
         subprocess.run, [sys.executable, *arguments], cwd=ROOT, capture_output=True, text=True, check=False
     )
     assert done.returncode == 1
-    assert done.stderr.startswith("pilotlight.engine.host.engine_host: --config is no HostConfig")
+    assert done.stderr.startswith("pilotlight.engine.host.engine_host: --config is not a valid HostConfig")
     assert "Traceback" not in done.stderr
 
 
@@ -507,7 +507,7 @@ def test_a_kind_of_cpu_that_is_unknown_is_one_sentence() -> None:
     assert done.returncode == 1
     assert (
         done.stderr == "pilotlight.engine.host.engine_host: PILOTLIGHT_CPU=avx3 is no kind of CPU: "
-        "say avx2, avx512, avx512vnni, avx512bf16, amx or torch, or nothing\n"
+        "set it to avx2, avx512, avx512vnni, avx512bf16, amx or torch, or unset it\n"
     )
 
 
@@ -592,6 +592,6 @@ def test_a_host_serves_no_blocks_to_other_machines_without_keys(name: str) -> No
         problem = peer_address_problem(config)
         assert (problem is not None) is is_refused
         if problem is not None:
-            assert problem.startswith(f"{name} {address} can be reached from other machines")
+            assert problem.startswith(f"{name} {address} is reachable from other machines")
         assert peer_address_problem(replace(config, peer_keys="/keys")) is None
     assert peer_address_problem(HostConfig()) is None

@@ -227,7 +227,7 @@ async def test_a_second_front_end_waits_for_the_lease_of_the_first(host: Host, k
     async with front_end(host.address, keys[1]) as first:
         await is_answered(first)
         async with front_end(host.address, keys[1]) as second:
-            with pytest.raises(EngineError, match="another front end has a lease of this host, of 1 s"):
+            with pytest.raises(EngineError, match="another front end holds this host's lease of 1 s"):
                 await second.hello()
         await is_answered(first)
     await is_answered_in_the_end(host.address, keys[1])
@@ -292,7 +292,7 @@ async def test_a_front_end_that_vanishes_leaves_nothing_computing_and_its_place_
             if how == signal.SIGSTOP:
                 process.send_signal(signal.SIGCONT)
                 said = await asyncio.to_thread(process.stdout.readline)
-                assert "nothing was heard of this front end for 1 s, which was its lease" in said or "went away" in said
+                assert "this front end sent nothing for 1 s, the length of its lease" in said or "went away" in said
         finally:
             process.kill()
 

@@ -323,7 +323,7 @@ def test_ranks_share_a_layer_that_predicts_further_tokens(tmp_path: Path, pair: 
 def test_stages_refuse_a_drafter_with_weights_and_serve_the_next_model(pair: KvMemory) -> None:
     if pair.group is not None and pair.group.num_stages == 1:
         pytest.skip("of stages")
-    with pytest.raises(CheckpointError, match="draft drafts are not computed by a model in 2 stages"):
+    with pytest.raises(CheckpointError, match="draft does not draft for a model in 2 stages"):
         load_model(ModelSpec("tiny", str(HERE), "float32", 1024, speculate=f"draft:{MINI}"), host_of(pair), pair)
     model = load_model(ModelSpec("tiny", str(HERE), "float32", 1024), host_of(pair), pair)
     assert one(model.engine, submit("a", random_prompt(9, seed=1))).finish_reason == "length"

@@ -114,6 +114,6 @@ def test_a_conversation_of_which_a_message_would_be_left_out_is_refused() -> Non
     with pytest.raises(ChatTemplateError, match="leaves out messages of the role tool; send none"):
         template.render(messages)
     template = ChatTemplate({"default": LOOP.replace("CONTENT", FIRST_SYSTEM)}, {})
-    with pytest.raises(ChatTemplateError, match="leaves out system messages behind the first message"):
+    with pytest.raises(ChatTemplateError, match="leaves out system messages after the first message"):
         template.render([*messages[:2], {"role": "system", "content": "Be long."}])
     assert template.render([*messages[:2], {"role": "system", "content": ""}]), "nothing is left out of it"

@@ -267,7 +267,7 @@ def test_a_cut_off_bundle_and_a_changed_config_are_refused(directory: Path, out:
 
 def test_another_type_than_the_packed_one_is_refused(directory: Path, out: Path, memory: KvMemory) -> None:
     packed_into(out, directory, "float32")
-    with pytest.raises(CheckpointError, match="was packed as float32; say dtype auto, or pack it again as bfloat16"):
+    with pytest.raises(CheckpointError, match="was packed as float32; set dtype to auto, or pack it again as bfloat16"):
         load(out, None, memory, "bfloat16")
 
 

@@ -77,7 +77,7 @@ def test_what_cannot_be_computed_is_named(changes: Callable[[], dict[str, object
         ({"activation": partial(torch.relu)}, "activation is"),
         (
             {"gate_up": Int4Weight(torch.zeros(4, 20, 16).byte(), torch.ones(4, 20, 1), None, 32, 32, torch.arange(32))},
-            "gate_up has its columns in an order of their own",
+            "gate_up has permuted columns",
         ),
     ],
 )  # fmt: skip
@@ -102,7 +102,7 @@ def test_numbers_that_lie_apart_are_read_as_they_are() -> None:
     [
         ((4, 3, 1), "groups is 3, which 16 experts cannot fill evenly"),
         ((4, 4, 5), "top_groups is 5, wanted 1 to 4"),
-        ((4, 16, 2), "groups has one expert each"),
+        ((4, 16, 2), "groups are of one expert each"),
         ((5, 4, 1), "top_k is 5, wanted 1 to 4"),
         ((0, 4, 1), "top_k is 0, wanted 1 to 4"),
     ],

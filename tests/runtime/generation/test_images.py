@@ -163,7 +163,7 @@ async def test_models_tell_whether_they_see(site: Site, make_site: SiteMaker) ->
 
 SVG = b'<svg xmlns="http://www.w3.org/2000/svg" width="9" height="9"/>'
 BAD = {
-    "an SVG": (part(SVG), "is none of PNG, JPEG"),
+    "an SVG": (part(SVG), "is not in PNG, JPEG"),
     "half a header": (part(RED[:20]), "cannot be read"),
     "half an image": (part(RED[: len(RED) // 2]), "cannot be read as PNG"),
     "a bomb": (part(png_of_size(60_000, 60_000)), "far too many pixels"),

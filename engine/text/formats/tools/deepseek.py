@@ -1,7 +1,7 @@
-"""Tool calls as DeepSeek V3, R1 and V3.1 write them: one section of calls between tokens.
+"""Tool calls in the format of DeepSeek V3, R1 and V3.1: one section of calls between tokens.
 
 V3 and R1 write each call as `function`, a separator, the name, and the arguments as a fenced block of JSON; V3.1 as the name, the separator and the
-arguments. Both are read, whichever was expected. Sources: the chat templates of deepseek-ai/DeepSeek-V3-0324 and deepseek-ai/DeepSeek-V3.1.
+arguments. Both are read in every case. Sources: the chat templates of deepseek-ai/DeepSeek-V3-0324 and deepseek-ai/DeepSeek-V3.1.
 """
 
 import re
@@ -72,5 +72,5 @@ def _write(grammar: Grammar, rules: AnswerRules, markers: Markers, begin: str, b
 
 
 def allows(name: str) -> bool:
-    """Tell whether a tool of this name can be called."""
+    """True if a tool of this name can be called."""
     return _NAME.fullmatch(name) is not None and name == name.strip()

@@ -1,9 +1,9 @@
-"""Tool calls as GLM-4.5 writes them: a name, then keys and values in turn, each in tags that are tokens.
+"""Tool calls in the format of GLM-4.5: a name, then keys and values in turn, each in tags.
 
-    <tool_call>get_weather
-    <arg_key>city</arg_key>
-    <arg_value>Paris</arg_value>
-    </tool_call>
+<tool_call>get_weather
+<arg_key>city</arg_key>
+<arg_value>Paris</arg_value>
+</tool_call>
 
 Source: the chat template of zai-org/GLM-4.5. GLM-4.6 and 4.7 write the same, with fewer line ends.
 """

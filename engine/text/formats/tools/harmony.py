@@ -1,10 +1,10 @@
-"""Answers of gpt-oss: messages on channels, of which one is reasoning, one calls tools and one is the answer.
+"""Answers of gpt-oss: messages on channels for reasoning, for tool calls and for the answer.
 
-    <|channel|>analysis<|message|>The user wants ...<|end|>
-    <|start|>assistant<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>{"city": "Paris"}<|call|>
+<|channel|>analysis<|message|>The user wants ...<|end|>
+<|start|>assistant<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>{"city": "Paris"}<|call|>
 
 Source: OpenAI's cookbook, "OpenAI harmony response format". The prompt ends with `<|start|>assistant`; `<|call|>` and `<|return|>` end the answer.
-Commentary that is addressed to nobody is for the user. Every answer stands in this form, tools or not.
+Commentary without a recipient is for the user. Every answer has this form, with tools or without.
 """
 
 import re
@@ -54,7 +54,7 @@ def read(s: Scanner) -> Reading[None]:
 
 
 def _text(s: Scanner, ends: tuple[str, ...], *, is_reasoning: bool = False) -> Reading[None]:
-    """Read a message's text to its end, a marker that begins another left unread."""
+    """Read a message's text to its end; leave a marker that starts another one unread."""
     ending = yield from s.text_until(ends, *((ReasoningPart,) if is_reasoning else ()))
     if ending in ends[:3]:
         s.release()
@@ -85,5 +85,5 @@ def write(grammar: Grammar, rules: AnswerRules, markers: Markers) -> None:
 
 
 def allows(name: str) -> bool:
-    """Tell whether a tool of this name can be called."""
+    """True if a tool of this name can be called."""
     return _RECIPIENT.fullmatch(f"to={FUNCTIONS}{name}") is not None

@@ -1,7 +1,9 @@
-"""Tool calls as Hermes 2 Pro, Qwen 2.5 and 3 and Ember write them: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, in tags of their own.
+"""Tool calls in the format of Hermes 2 Pro, Qwen 2.5 and 3, and Ember: JSON objects in tags.
 
-Source: the model card of NousResearch/Hermes-2-Pro, "Prompt Format for Function Calling". What stands behind a tag and begins no call is text, the
-tag included: what a model wrote is not swallowed.
+<tool_call>{"name": ..., "arguments": {...}}</tool_call>
+
+Source: the model card of NousResearch/Hermes-2-Pro, "Prompt Format for Function Calling". A tag whose content is not a call is text, including the
+tag: no output of a model is dropped.
 """
 
 from pilotlight.engine.text.formats import values
@@ -12,7 +14,7 @@ from pilotlight.engine.text.formats.scanner import Reading, Scanner
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 TAGS = (OPEN, CLOSE)
-NEWLINE_BRACE = "}\n"  # what is between a call's arguments and its closing tag
+NEWLINE_BRACE = "}\n"  # between a call's arguments and its closing tag
 
 
 def read(s: Scanner) -> Reading[None]:
@@ -27,7 +29,7 @@ def read(s: Scanner) -> Reading[None]:
 
 
 def write(grammar: Grammar, rules: AnswerRules, markers: Markers) -> None:
-    """Write the grammar of an answer: calls stand on lines of their own, as in the templates."""
+    """Write the grammar of an answer: calls are on separate lines, as in the templates."""
     calls = []
     for number, tool in enumerate(rules.tools):
         begin = quoted('\n{"name": ' + quoted(tool.name) + ', "arguments": ')

@@ -1,9 +1,9 @@
-"""Tool calls as Kimi K2 writes them: one section of calls, each with an id that has the function's name and the call's number.
+"""Tool calls in the format of Kimi K2: one section of calls, with ids of function name and number.
 
-    <|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:0<|tool_call_argument_begin|>{"city": "Paris"}<|tool_call_end|>
-    <|tool_calls_section_end|>
+<|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:0<|tool_call_argument_begin|>{"city": "Paris"}<|tool_call_end|>
+<|tool_calls_section_end|>
 
-Source: moonshotai/Kimi-K2-Instruct, docs/tool_call_guidance.md. The ids are the client's too: the template writes results under them.
+Source: moonshotai/Kimi-K2-Instruct, docs/tool_call_guidance.md. Clients get the same ids: the template writes results under them.
 """
 
 import re
@@ -57,5 +57,5 @@ def write(grammar: Grammar, rules: AnswerRules, markers: Markers) -> None:
 
 
 def allows(name: str) -> bool:
-    """Tell whether a tool of this name can be called."""
+    """True if a tool of this name can be called."""
     return _ID.fullmatch(name) is not None and name == name.strip()

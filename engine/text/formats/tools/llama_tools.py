@@ -1,7 +1,8 @@
-"""Tool calls as Llama 3.1 and 3.2 write them: the answer is nothing but objects `{"name": ..., "parameters": {...}}`, with semicolons between two.
+"""Tool calls in the format of Llama 3.1 and 3.2: an answer of JSON objects, with semicolons between.
 
-Source: Meta's prompt formats of Llama 3.1 and 3.2, "JSON based tool calling". An object that names none of the tools is text, as any answer is that
-does not begin with one. `<|python_tag|>` may stand before the first, and Llama 4's `<|python_start|>` and `<|python_end|>` round all.
+An object is `{"name": ..., "parameters": {...}}`. Source: Meta's prompt formats of Llama 3.1 and 3.2, "JSON based tool calling". An object that names
+no available tool is text, as is any answer that does not start with one. `<|python_tag|>` may precede the first, and Llama 4's `<|python_start|>` and
+`<|python_end|>` enclose all.
 """
 
 from pilotlight.engine.text.formats import values
@@ -28,7 +29,7 @@ def read(s: Scanner) -> Reading[None]:
 
 
 def write(grammar: Grammar, rules: AnswerRules, markers: Markers) -> None:
-    """Write the grammar of an answer: one that begins with a brace is calls."""
+    """Write the grammar of an answer: one that starts with a brace is calls."""
     calls = []
     for number, tool in enumerate(rules.tools):
         begin = quoted(f'{{"name": {quoted(tool.name)}, "parameters": ')

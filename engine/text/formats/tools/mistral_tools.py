@@ -1,8 +1,8 @@
-"""Tool calls as Mistral's models write them, behind the token `[TOOL_CALLS]`.
+"""Tool calls in the format of Mistral's models, after the token `[TOOL_CALLS]`.
 
-Up to version 7 of their tokenizers it is one list of objects with a name and arguments; from version 11 on each call has a token of its own, a name,
-at times an id, and its arguments: `[TOOL_CALLS]get_weather[ARGS]{"city": "Paris"}`. Both are read, whichever was expected. Ids are nine letters and
-digits, or the templates refuse them. Source: mistralai/mistral-common, tokens/tokenizers/instruct.py.
+Up to version 7 of their tokenizers it is one list of objects with a name and arguments; from version 11 on each call has its own token, a name,
+sometimes an id, and its arguments: `[TOOL_CALLS]get_weather[ARGS]{"city": "Paris"}`. Both are read in every case. Ids are nine letters and digits;
+templates refuse others. Source: mistralai/mistral-common, tokens/tokenizers/instruct.py.
 """
 
 import re
@@ -77,5 +77,5 @@ def write_named(grammar: Grammar, rules: AnswerRules, markers: Markers) -> None:
 
 
 def allows(name: str) -> bool:
-    """Tell whether a tool of this name can be called."""
+    """True if a tool of this name can be called."""
     return _NAME.fullmatch(name) is not None and name == name.strip()

@@ -1,7 +1,7 @@
-"""Tool calls as Llama 3.2 and 4 may write them: the answer is a list of Python's calls, `[get_weather(city="Paris", days=3), stop()]`.
+"""Tool calls in the format that Llama 3.2 and 4 may use: a list of Python calls.
 
-Source: Meta's prompt formats of Llama 3.2 and 4, "Zero shot function calling". A list that begins with none of the tools is text, as any answer is
-that does not begin with one. `<|python_start|>` and `<|python_end|>` may stand round it.
+For example `[get_weather(city="Paris", days=3), stop()]`. Source: Meta's prompt formats of Llama 3.2 and 4, "Zero shot function calling". A list that
+starts with no available tool is text, as is any answer that does not start with one. `<|python_start|>` and `<|python_end|>` may enclose it.
 """
 
 import json
@@ -70,7 +70,7 @@ def _call(s: Scanner) -> Reading[bool]:
 
 
 def write(grammar: Grammar, rules: AnswerRules, markers: Markers) -> None:
-    """Write the grammar of an answer: one that begins with a bracket is calls."""
+    """Write the grammar of an answer: one that starts with a bracket is calls."""
     calls = []
     for number, tool in enumerate(rules.tools):
         arguments = _arguments(grammar, f"argument{number}", tool)
@@ -81,8 +81,10 @@ def write(grammar: Grammar, rules: AnswerRules, markers: Markers) -> None:
 
 
 def _arguments(grammar: Grammar, prefix: str, tool: CallableTool) -> str:
-    """Write the rules of keyword arguments in the schema's order, and return what stands for them: the first of a rule's alternatives goes on behind
-    its argument, the other, of an optional one, without it."""
+    """Write the rules of keyword arguments in the schema's order, and return the first rule.
+
+    Of a rule's alternatives the first continues after its argument; the other, for an optional one, omits it.
+    """
     schema = tool.schema
     properties, required = properties_of(schema), listed(schema.get("required"))
     if not properties:
@@ -107,5 +109,5 @@ def _arguments(grammar: Grammar, prefix: str, tool: CallableTool) -> str:
 
 
 def allows(name: str) -> bool:
-    """Tell whether a tool of this name can be called: it is Python's way to write one."""
+    """True if a tool of this name can be called: it must be a valid Python call."""
     return _CALLABLE.fullmatch(name) is not None

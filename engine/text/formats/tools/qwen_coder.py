@@ -1,14 +1,14 @@
-"""Tool calls as Qwen3-Coder writes them: a function's name and each argument in tags of their own.
+"""Tool calls in the format of Qwen3-Coder: function name and each argument in separate tags.
 
-    <tool_call>
-    <function=get_weather>
-    <parameter=city>
-    Paris
-    </parameter>
-    </function>
-    </tool_call>
+<tool_call>
+<function=get_weather>
+<parameter=city>
+Paris
+</parameter>
+</function>
+</tool_call>
 
-Source: the chat template of Qwen/Qwen3-Coder-30B-A3B-Instruct. The outer tags are tokens; models leave the first one out at times.
+Source: the chat template of Qwen/Qwen3-Coder-30B-A3B-Instruct. The outer tags are tokens; models sometimes omit the first one.
 """
 
 import json

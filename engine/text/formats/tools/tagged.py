@@ -1,6 +1,7 @@
-"""Arguments between tags, a value each, which is text where the tool's schema says that it is a string, and else JSON.
+"""Arguments in tags: the value is text if the tool's schema says string, else JSON.
 
-What two formats have in common (qwen_coder.py, glm.py). A closing tag inside a text is text, unless something follows that may follow a value.
+This is the common part of two formats (qwen_coder.py, glm.py). A closing tag inside a text is text, unless it is followed by something that may
+follow a value.
 """
 
 import re
@@ -12,7 +13,7 @@ from pilotlight.engine.text.formats.grammars import Grammar, in_slashes, quoted,
 from pilotlight.engine.text.formats.parts import CallableTool
 from pilotlight.engine.text.formats.scanner import Reading, Scanner
 
-MOST_SPACE = 64  # characters behind a closing tag, before what tells whether it is one
+MOST_SPACE = 64  # characters after a closing tag, within which the follower must show whether it is one
 ANYTHING = r"(?:.|\n)*"
 NAME = re.compile(r"[^<>\n\ud800-\udfff]+")
 _KINDS = {"n": "null", "t": "boolean", "f": "boolean", '"': "string", "{": "object", "[": "array"}
@@ -20,7 +21,7 @@ _REFUSED = ("format", "anyOf", "oneOf", "allOf", "not")
 
 
 class ValueTags(NamedTuple):
-    """What ends a value, and what may come behind that."""
+    """The tag that ends a value, and the tags that may follow it."""
 
     close: str
     padding: str  # between a value and its tags, on either side
@@ -28,12 +29,15 @@ class ValueTags(NamedTuple):
 
 
 def allows(name: str) -> bool:
-    """Tell whether a tool of this name can be called in such a format."""
+    """True if a tool of this name can be called in such a format."""
     return NAME.fullmatch(name) is not None and name == name.strip()
 
 
 def value(s: Scanner, key: str, schema: dict[str, Any], tags: ValueTags) -> Reading[None]:
-    """Read an argument's value to the end of its closing tag, and put it out as JSON: a text as it comes, another value at its end."""
+    """Read an argument's value and its closing tag, and output it as JSON.
+
+    A text is output as it arrives, another value at its end.
+    """
     kinds = kinds_of(properties_of(schema).get(key), schema)
     if tags.padding:
         yield from s.skip(tags.padding)
@@ -82,7 +86,7 @@ def _is_followed(s: Scanner, word: str, followers: Sequence[str]) -> Reading[boo
 
 
 def kinds_of(schema: Any, root: dict[str, Any]) -> set[str]:
-    """Return the types that a schema allows, as far as it says."""
+    """Return the types that a schema allows, as far as it is explicit."""
     if not isinstance(schema, dict):
         return set()
     if isinstance(reference := schema.get("$ref"), str):
@@ -99,29 +103,29 @@ def kinds_of(schema: Any, root: dict[str, Any]) -> set[str]:
 
 
 def properties_of(schema: dict[str, Any]) -> dict[str, Any]:
-    """Return a schema's properties; none where it says what no schema may."""
+    """Return a schema's properties; none if they are invalid."""
     properties = schema.get("properties")
     return properties if isinstance(properties, dict) else {}
 
 
 def listed(value: Any) -> list[Any]:
-    """Return a schema's list; an empty one where it has something else."""
+    """Return a schema's list, or an empty one if it has something else."""
     return value if isinstance(value, list) else []
 
 
 class ValueGrammar(NamedTuple):
-    """How a format writes an argument, as parts of Lark rules."""
+    """A format's way to write an argument, as parts of Lark rules."""
 
     begin: str  # with KEY for its key
-    free_begin: str  # of one whose key may be any
+    free_begin: str  # for an argument with any key
     close: str
     is_token: bool  # the closing tag
-    padding: str  # before it, behind JSON
-    behind: str  # it, as a part of a rule
+    padding: str  # before the closing tag, after JSON
+    behind: str  # the closing tag, as a part of a rule
 
 
 def write(grammar: Grammar, prefix: str, tool: CallableTool, tags: ValueGrammar) -> str:
-    """Write the rules of a tool's arguments, in the order of its schema, and return what stands for them."""
+    """Write the rules of a tool's arguments, in the order of its schema, and return the first rule."""
     schema = tool.schema
     properties = properties_of(schema)
     if not properties:
@@ -152,14 +156,14 @@ def _value(
     choices = [given["const"]] if "const" in given else listed(given.get("enum"))
     if choices:
         if not all(isinstance(choice, str) for choice in choices):
-            raise ValueError(f"the string {key!r} is to be what is none")
+            raise ValueError(f"the string {key!r} has an enum or const that is not a string")
         return f"({' | '.join(quoted(choice) for choice in choices)}) {padding}{tags.close}"
     if refused := next((name for name in _REFUSED if name in given), None):
         raise ValueError(f"{refused!r} of the string {key!r} cannot be enforced in this model's format of calls")
     if any(name in given for name in ("minLength", "maxLength", "pattern")):
         least, most = whole(given.get("minLength", 0)), whole(given.get("maxLength", ""))
         if type(least) is not int or (most != "" and type(most) is not int):
-            raise ValueError(f"minLength and maxLength of {key!r} are numbers")
+            raise ValueError(f"minLength and maxLength of {key!r} must be numbers")
         text = f"/[^<]{{{least},{most}}}/"
         if "pattern" in given:
             text = grammar.rule(rule.upper(), f"{text} & {in_slashes(_whole(given['pattern'], key))}")
@@ -168,20 +172,20 @@ def _value(
 
 
 def _whole(pattern: Any, key: str) -> str:
-    """Return a schema's pattern, which may match anywhere in a string unless it says where, as one of whole strings."""
+    """Return a schema's pattern, which may match anywhere unless it has anchors, as one for whole strings."""
     if not isinstance(pattern, str):
-        raise ValueError(f"the pattern of {key!r} is no string")
+        raise ValueError(f"the pattern of {key!r} is not a string")
     begins, ends = pattern.startswith("^"), re.search(r"(?<!\\)(?:\\\\)*\$\Z", pattern) is not None
     if (begins or ends) and _has_alternatives(pattern):
         raise ValueError(
-            f"the pattern of {key!r} has alternatives that begin or end apart: put them in a group, as in ^(a|b)$"
+            f"the pattern of {key!r} has alternatives with separate anchors: put them in a group, as in ^(a|b)$"
         )
     middle = pattern[begins : len(pattern) - ends]
     return f"{'' if begins else ANYTHING}(?:{middle}){'' if ends else ANYTHING}"
 
 
 def _has_alternatives(pattern: str) -> bool:
-    """Tell whether a pattern is several, outside of any group."""
+    """True if a pattern has alternatives outside of any group."""
     depth = 0
     for sign in re.sub(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]", "", pattern, flags=re.DOTALL):
         depth += (sign == "(") - (sign == ")")

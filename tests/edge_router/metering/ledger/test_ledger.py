@@ -34,7 +34,7 @@ COST = 6 * 1000 + 20 * 2000
 
 def asked(account: str = "acme", model: str = "m", more: bytes = b"") -> Any:
     head = Head("POST", "/v1/completions", "/v1/completions", [])
-    head.holder = Key(f"{account}-ci", "", account=Account(account))
+    head.hold(Key(f"{account}-ci", "", account=Account(account)))
     return RequestParser("", 4, lambda *_: None).parse(head, b'{"model": "%s"%s}' % (model.encode(), more), "r", "")
 
 

@@ -217,7 +217,7 @@ def test_every_kind_of_constraint_stands_in_a_grammar(tmp_path: Path, constraint
 
 
 @pytest.mark.parametrize(
-    ("pattern", "words"), [("^a|b$", "put them in a group"), ("a|b$", "put them in a group"), (3, "is no string")]
+    ("pattern", "words"), [("^a|b$", "put them in a group"), ("a|b$", "put them in a group"), (3, "is not a string")]
 )
 def test_a_pattern_that_means_several_things_is_refused_by_name(tmp_path: Path, pattern: Any, words: str) -> None:
     made = writer(tmp_path, "qwen3_coder", tags=True)

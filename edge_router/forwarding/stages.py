@@ -1,0 +1,101 @@
+"""What a request passes beside its forwarding: one list of stages, of what the configuration asks for and nothing else.
+
+A stage opens when a request is known, may refuse it, and returns the function that closes it at the request's end.
+"""
+
+from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
+
+from pilotlight.edge_router.admission.filter import EXPECTED_TOKENS, TenantLimits
+from pilotlight.edge_router.forwarding.request_state import RequestState
+from pilotlight.edge_router.metering.ledger.accounting import Accounting
+from pilotlight.edge_router.metering.objectives import Objectives
+from pilotlight.edge_router.routing.selection import SiteSelector
+from pilotlight.edge_router.telemetry.tracing import Tracing
+
+Close = Callable[[BaseException | None, float], None]
+"""Takes the error with which the request ended, and the seconds since it came."""
+Stage = Callable[[RequestState], Awaitable[Close | None]]
+"""Raises ApiError for a request that it refuses."""
+
+
+class Stages:
+    """The stages of one router: `present` returns those of the configuration as it is now."""
+
+    def __init__(
+        self,
+        limits: TenantLimits,
+        accounting: Accounting,
+        selector: SiteSelector,
+        objectives: Objectives | None,
+        tracing: Tracing | None,
+    ) -> None:
+        """`objectives`, `tracing`: None where there are none."""
+        self._limits = limits
+        self._accounting = accounting
+        self._selector = selector
+        self._objectives = objectives
+        self._tracing = tracing
+
+    def present(self) -> tuple[Stage, ...]:
+        return tuple(self._asked_for())
+
+    def _asked_for(self) -> Iterator[Stage]:
+        if self._tracing is not None:
+            yield partial(_trace, self._tracing)
+        if self._objectives is not None:
+            yield partial(_judge, self._objectives, self._selector)
+        if not self._selector.places.is_empty:
+            yield partial(_keep_to_data_rules, self._selector)
+        if self._limits.counts_tokens:
+            yield partial(_reserve_tokens, self._limits)
+        if self._limits.restricts_models:
+            yield _check_model
+        if self._accounting.ledger is not None:
+            yield partial(_charge, self._accounting, self._selector)
+
+
+async def _trace(tracing: Tracing, proxied: RequestState) -> Close:
+    proxied.follow(tracing.begin(proxied.request))
+    return lambda error, _: proxied.end_trace(error)
+
+
+async def _judge(objectives: Objectives, selector: SiteSelector, proxied: RequestState) -> Close | None:
+    request = proxied.request
+    if (model := request.model) is None or request.head.is_for_batch:
+        return None
+    return lambda error, took_s: objectives.count(proxied, selector.own_name(model), error, took_s)
+
+
+async def _keep_to_data_rules(selector: SiteSelector, proxied: RequestState) -> None:
+    if proxied.request.model is not None:
+        proxied.keep_to(selector.data_sites(proxied.request))
+
+
+async def _reserve_tokens(limits: TenantLimits, proxied: RequestState) -> Close:
+    """Reserve the tokens that the request may use, and settle with those that it used.
+    An answer that another router has started is continued even if the quota is used up."""
+    request = proxied.request
+    tokens = request.expected_tokens(EXPECTED_TOKENS)
+    reserved = await limits.reserve(request.head, tokens, may_refuse=not proxied.log.has_begun)
+
+    def settle(_: BaseException | None, __: float) -> None:
+        prompt = request.conversation.tokens if proxied.is_admitted else 0
+        limits.settle(reserved, prompt + proxied.delivered_tokens)
+
+    return settle
+
+
+async def _check_model(proxied: RequestState) -> None:
+    request, head = proxied.request, proxied.request.head
+    if head.holder is not None and head.method == "POST" and not head.is_for_function:
+        head.holder.account.check_model(request.asked_model)
+
+
+async def _charge(accounting: Accounting, selector: SiteSelector, proxied: RequestState) -> Close | None:
+    """Record the request's usage in the ledger, and count it against its account's day."""
+    charge = await accounting.begin(proxied.request, selector.own_names, proxied.part)
+    if charge is None:
+        return None
+    proxied.log.count_on(charge.meter)
+    return lambda _, took_s: accounting.end(charge, is_complete=proxied.is_complete, took_s=took_s)

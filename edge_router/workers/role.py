@@ -1,0 +1,87 @@
+"""The place of a worker among the processes of one router, and how its configuration differs from that of a router of one process."""
+
+import os
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from pilotlight.sites.config import ConfigError
+from pilotlight.sites.network import NetworkConfig
+from pilotlight.wire.hop.headers import HOP_SECRET_ENV
+
+WORKER_ENV = "PILOTLIGHT_WORKER"
+MAX_WORKERS = 64
+_COUNTED = ("requests_per_min", "tokens_per_min", "max_open", "tokens_per_day", "cost_per_day")
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerRole:
+    index: int
+    count: int
+    listener: int  # descriptor of the socket that listens
+    folder: Path  # private to the processes of this router
+
+    @classmethod
+    def present(cls) -> "WorkerRole | None":
+        """Return the role that the supervisor gave to this process; None in a router of one process."""
+        given = os.environ.pop(WORKER_ENV, None)  # not for this process's own children
+        if given is None:
+            return None
+        index, count, listener, folder = given.split(",", 3)
+        return cls(int(index), int(count), int(listener), Path(folder))
+
+    def encode(self) -> str:
+        return f"{self.index},{self.count},{self.listener},{self.folder}"
+
+    def socket_of(self, index: int) -> Path:
+        """Return the socket on which a worker answers the others."""
+        return self.folder / f"worker-{index}.sock"
+
+    @property
+    def own_socket(self) -> Path:
+        return self.socket_of(self.index)
+
+    @property
+    def first_socket(self) -> Path:
+        """Return the socket of the worker that keeps what only one process can."""
+        return self.folder / "first.sock"
+
+    def ready_file(self, pid: int) -> Path:
+        """Return the file that exists once the process serves."""
+        return self.folder / f"{pid}.ready"
+
+    def listening(self) -> socket.socket:
+        """Return the supervisor's socket, which outlives this process."""
+        return socket.socket(fileno=self.listener)
+
+    def configured(self, network: NetworkConfig) -> NetworkConfig:
+        """Return the configuration of this worker: a folder of its own in the ledger's, and durable streams that all workers can read."""
+        durable, ledger = network.durable, network.ledger
+        if durable.directory is None:
+            durable = replace(durable, directory=str(self.folder / "streams"))
+        if ledger.directory is not None and self.index:
+            ledger = replace(ledger, directory=str(Path(ledger.directory).expanduser() / f"worker-{self.index}"))
+        return replace(network, durable=durable, ledger=ledger)
+
+
+def check_workers(network: NetworkConfig, count: int, *, has_secret: bool) -> None:
+    """Raises ConfigError for a configuration that several processes cannot keep to together."""
+    if not 1 <= count <= MAX_WORKERS:
+        raise ConfigError(f"--workers must be between 1 and {MAX_WORKERS}, not {count}")
+    if count == 1:
+        return
+    if network.door.server_name != "own":
+        raise ConfigError(f"--workers needs the router's own server, and door.server is {network.door.server_name}")
+    if not has_secret:
+        raise ConfigError(
+            f"--workers needs a network secret, so that one worker can continue another's stream: set {HOP_SECRET_ENV}, at routers and sites"
+        )
+    limited = [*(account for account in network.accounts), network.tenant_limits]
+    if network.quotas.store is None and any(getattr(each, name, None) for each in limited for name in _COUNTED):
+        raise ConfigError("each worker would grant an account's whole limits: set quotas.store, or run one worker")
+    if network.ledger.directory is not None and network.ledger.store is None:
+        raise ConfigError("the ledger's SQLite file belongs to one process: set ledger.store, or run one worker")
+    if network.objectives:
+        raise ConfigError("[[objectives]] are counted in one process: remove them, or run one worker")

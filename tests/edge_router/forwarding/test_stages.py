@@ -1,0 +1,91 @@
+"""The stages of a request: those that the configuration asks for, and no others."""
+
+import pytest
+
+from pilotlight.edge_router.assembly import EdgeRouter
+from pilotlight.edge_router.forwarding.request_state import RequestState
+from pilotlight.edge_router.forwarding.stages import Close
+from pilotlight.edge_router.requests.request import Head, RequestParser
+from pilotlight.edge_router.routing.cost import CostPolicy
+from pilotlight.sites.network import RelayConfig
+from pilotlight.wire.credentials import Account, Key
+from pilotlight.wire.errors import ApiError
+from tests.edge_router.builders import Clock
+from tests.edge_router.fakes import network
+
+URLS = {"ams1": "http://127.0.0.1:9"}
+ACME = Key("k", "", account=Account("acme", models=("ember",)))
+CLOSED = {"accounts": [{"name": "acme", "models": ["ember"]}]}
+LIMITED = {"accounts": [{"name": "acme", "tokens_per_min": 1000}]}
+JUDGED = {"objectives": [{"model": "*", "answered": 0.9}]}
+KEPT_NEAR = {"models": [{"model": "ember", "data": {"sites": ["ams1"]}}]}
+
+
+def made(**tables: object) -> EdgeRouter:
+    return EdgeRouter(network(URLS, **tables), CostPolicy(), Clock())
+
+
+def names(router: EdgeRouter) -> list[str]:
+    return [getattr(stage, "func", stage).__name__ for stage in router.stages.present()]  # type: ignore[attr-defined]
+
+
+def request(model: str = "ember", method: str = "POST", path: str = "/v1/completions", key: Key = ACME) -> RequestState:
+    head = Head(method, path, path, [], holder=key)
+    body = b'{"model": "%s", "prompt": "%s", "max_tokens": 7}' % (model.encode(), b"x" * 400)
+    parsed = RequestParser("", 4, lambda *_: None).parse(head, body if method == "POST" else b"", "r", "")
+    return RequestState(parsed, RelayConfig(), 0.0)
+
+
+async def opened(router: EdgeRouter, proxied: RequestState) -> list[Close]:
+    found = [await stage(proxied) for stage in router.stages.present()]
+    return [close for close in found if close is not None]
+
+
+def test_a_router_of_which_nothing_is_asked_has_no_stage() -> None:
+    assert names(made()) == []
+
+
+def test_a_stage_is_there_for_each_thing_that_is_asked_for_in_the_order_of_their_opening() -> None:
+    assert names(made(**CLOSED)) == ["_check_model"]
+    assert names(made(**JUDGED, **LIMITED, **KEPT_NEAR)) == ["_judge", "_keep_to_data_rules", "_reserve_tokens"]
+
+
+async def test_limits_that_a_reload_brings_hold_for_the_next_request() -> None:
+    router = made()
+    router.become(network(URLS, **CLOSED))
+    assert names(router) == ["_check_model"]
+    router.become(network(URLS))
+    assert names(router) == []
+
+
+async def test_a_model_that_the_account_may_not_use_is_refused_and_what_asks_no_model_is_not() -> None:
+    router = made(**CLOSED)
+    with pytest.raises(ApiError, match="not available to the account acme") as refused:
+        await opened(router, request("other"))
+    assert (refused.value.word, refused.value.param) == ("forbidden", "model")
+    for proxied in (request(), request(method="GET", path="/v1/models"), request("other", path="/fn/f")):
+        assert await opened(router, proxied) == []
+
+
+@pytest.mark.parametrize("is_admitted", [True, False])
+async def test_a_request_is_settled_with_its_prompt_unless_a_later_stage_refused_it(is_admitted: bool) -> None:
+    router, proxied = made(**LIMITED), request()
+    (settle,) = await opened(router, proxied)
+    limits, head, prompt = router.admission.limits, proxied.request.head, proxied.request.conversation.tokens
+    with pytest.raises(ApiError, match="tokens per minute"):
+        await limits.reserve(head, 1000 - prompt)
+    if is_admitted:
+        proxied.admitted()
+    settle(None, 0.1)
+    used = prompt if is_admitted else 0
+    assert await limits.reserve(head, 1000 - used) is not None
+    with pytest.raises(ApiError, match="tokens per minute"):
+        await limits.reserve(head, 1)
+
+
+async def test_the_sites_that_data_may_go_to_are_named_to_the_site_that_answers() -> None:
+    proxied, anywhere = request(), request("other")
+    assert anywhere.request.data_sites == "*"
+    await opened(made(**KEPT_NEAR), proxied)
+    await opened(made(**KEPT_NEAR), anywhere)
+    assert (proxied.request.data_sites, anywhere.request.data_sites) == ("ams1", "*")

@@ -1,0 +1,242 @@
+"""A router of two workers: real processes on one port, killed, replaced and drained."""
+
+import asyncio
+import json
+import os
+import re
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import aiohttp
+import psutil
+import pytest
+
+from tests.edge_router.fakes import DONE, FakeSite, answer, continued_stream, event, raw_stream, sites
+from tests.edge_router.test_serve import ROOT, network_file
+
+pytestmark = pytest.mark.process
+
+SECRET = "a secret of sixteen bytes or more"
+ITEM = {"type": "message", "id": "msg_1", "role": "assistant", "status": "completed", "content": []}
+RESPONSE = {"id": "resp_1", "object": "response", "status": "completed", "model": "ember", "output": [ITEM]}
+ASKED = {"model": "ember", "input": "hello"}
+CHAT = {"model": "ember", "stream": True, "messages": [{"role": "user", "content": "hello"}]}
+
+
+async def answered(session: aiohttp.ClientSession, url: str, status: int) -> None:
+    """Wait until the URL is answered with a status."""
+    while True:
+        async with session.get(url) as response:
+            if response.status == status:
+                return
+        await asyncio.sleep(0.02)
+
+
+class Routed:
+    """A router of several workers, and clients that know which worker they have."""
+
+    def __init__(self, process: asyncio.subprocess.Process, url: str, site: FakeSite) -> None:
+        self.process, self.url, self.site = process, url, site
+        self._sessions: list[aiohttp.ClientSession] = []
+
+    async def client(self, is_wanted: Callable[[int], bool] = lambda _: True) -> tuple[aiohttp.ClientSession, int]:
+        """Return a client with one connection, and the id of the process that has it: one that `is_wanted`."""
+        async with asyncio.timeout(60):
+            while True:
+                session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=1))
+                self._sessions.append(session)
+                try:
+                    async with session.get(self.url + "/status") as response:
+                        pid = (await response.json())["process"]["pid"]
+                except aiohttp.ClientError:  # of a worker that is gone
+                    continue
+                if is_wanted(pid):
+                    return session, pid
+                await session.close()
+                await asyncio.sleep(0.02)  # a new worker needs the processor, too
+
+    async def workers(self, count: int = 2, without: frozenset[int] = frozenset()) -> dict[int, aiohttp.ClientSession]:
+        """Return a client of each of `count` workers."""
+        found: dict[int, aiohttp.ClientSession] = {}
+        while len(found) < count:
+            session, pid = await self.client(lambda pid: pid not in found and pid not in without)
+            found[pid] = session
+        return found
+
+    async def begun(self, session: aiohttp.ClientSession) -> aiohttp.ClientResponse:
+        """Return a stream whose first event has come, and whose end waits for a command."""
+        self.site.behave = raw_stream(event(0), end="on command")
+        response = await session.post(self.url + "/v1/chat/completions", json=CHAT)
+        assert await response.content.readany() == event(0)
+        return response
+
+    async def metric(self, pattern: str) -> list[str]:
+        session, _ = await self.client()
+        async with session.get(self.url + "/metrics") as response:
+            return re.findall(pattern, await response.text())
+
+    async def close(self) -> None:
+        for session in self._sessions:
+            await session.close()
+
+
+@asynccontextmanager
+async def routed(folder: Path, site: FakeSite, extra: str = "") -> AsyncIterator[Routed]:
+    site.secret = SECRET
+    file = network_file(folder, site.url, extra=extra)
+    state = {"PILOTLIGHT_HOP_SECRET": SECRET, "XDG_STATE_HOME": str(folder / "state")}
+    log = folder / "router.log"
+    with log.open("wb") as written:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "pilotlight.edge_router.serve", str(file), "--workers", "2",
+            cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT), **state}, stderr=written,
+        )  # fmt: skip
+    url = None
+    while url is None:
+        assert process.returncode is None, log.read_text()
+        await asyncio.sleep(0.02)
+        url = re.search(r"listening on (\S+) with 2 workers", log.read_text())
+    made = Routed(process, url[1], site)
+    try:
+        async with asyncio.timeout(60):
+            for session in (await made.workers()).values():
+                await answered(session, made.url + "/readyz", 200)
+        yield made
+    finally:
+        await made.close()
+        if process.returncode is None:
+            process.kill()  # its workers end with it
+        await process.wait()
+
+
+async def test_a_worker_that_is_killed_costs_its_own_streams_and_is_replaced(tmp_path: Path) -> None:
+    async with sites("ams1") as [site], routed(tmp_path, site) as router:
+        (killed, other) = (await router.workers()).items()
+        lost, kept = await router.begun(killed[1]), await router.begun(other[1])
+        os.kill(killed[0], signal.SIGKILL)
+        with pytest.raises(aiohttp.ClientError):
+            await lost.read()
+        site.go_on.set()
+        assert await kept.read() == event(99) + DONE
+        later = await router.workers(without=frozenset({killed[0]}))
+        assert other[0] in later
+        for session in later.values():
+            async with session.post(router.url + "/v1/chat/completions", json=CHAT) as response:
+                assert (await response.read()).endswith(DONE)
+
+
+async def test_a_durable_stream_of_a_killed_worker_goes_on_at_another(tmp_path: Path) -> None:
+    async with sites("ams1") as [site], routed(tmp_path, site) as router:
+        (killed, other) = (await router.workers()).items()
+        site.behave = continued_stream(40)
+        durable = {**CHAT, "stream_options": {"durable": True}}
+        response = await killed[1].post(router.url + "/v1/chat/completions", json=durable)
+        name = response.headers["x-pilotlight-stream"]
+        assert await response.content.readany()
+        os.kill(killed[0], signal.SIGKILL)
+        async with other[1].get(f"{router.url}/streams/{name}") as again:
+            body = await again.read()
+        events = [line for line in body.split(b"\n\n") if b'"i"' in line or b"[DONE]" in line]
+        assert (again.status, body.rstrip().endswith(b"[DONE]")) == (200, True)
+        assert len(events) == len(set(events))
+
+
+async def test_workers_are_replaced_one_by_one_without_a_lost_stream(tmp_path: Path) -> None:
+    async with sites("ams1") as [site], routed(tmp_path, site) as router:
+        before = await router.workers()
+        streams = [await router.begun(session) for session in before.values()]
+        router.process.send_signal(signal.SIGUSR2)
+        after = await router.workers(without=frozenset(before))
+        for session in after.values():
+            site.go_on.set()
+            async with session.post(router.url + "/v1/chat/completions", json=CHAT) as response:
+                assert (await response.read()).endswith(DONE)
+        for stream in streams:
+            assert await stream.read() == event(99) + DONE
+        async with asyncio.timeout(60):
+            while any(psutil.pid_exists(pid) for pid in before):
+                await asyncio.sleep(0.02)
+
+
+async def test_a_request_on_an_old_connection_is_answered_while_its_worker_retires(tmp_path: Path) -> None:
+    async with sites("ams1") as [site], routed(tmp_path, site) as router:
+        before = await router.workers()
+        idle, pid = await router.client()
+        open_stream = await router.begun(before[pid])  # so that it does not end
+        router.process.send_signal(signal.SIGUSR2)
+        await router.workers(without=frozenset(before))
+        async with idle.get(router.url + "/status") as response:
+            assert response.status == 200
+        site.go_on.set()
+        assert await open_stream.read() == event(99) + DONE
+
+
+async def test_a_stop_drains_every_worker(tmp_path: Path) -> None:
+    async with sites("ams1") as [site], routed(tmp_path, site) as router:
+        streams = [await router.begun(session) for session in (await router.workers()).values()]
+        router.process.send_signal(signal.SIGTERM)
+        site.go_on.set()
+        for stream in streams:
+            assert await stream.read() == event(99) + DONE
+        assert await router.process.wait() == 0
+
+
+async def test_a_hangup_reaches_every_worker(tmp_path: Path) -> None:
+    async with sites("ams1") as [site], routed(tmp_path, site) as router:
+        clients = (await router.workers()).values()
+        network_file(
+            tmp_path, site.url, extra=f'[door]\nrequire_key = true\n[[keys]]\nname = "a"\nkey_sha256 = "{"0" * 64}"\n'
+        )
+        router.process.send_signal(signal.SIGHUP)
+        async with asyncio.timeout(60):
+            for session in clients:
+                await answered(session, router.url + "/metrics", 401)
+
+
+async def test_any_worker_answers_with_the_metrics_of_all(tmp_path: Path) -> None:
+    async with sites("ams1") as [site], routed(tmp_path, site) as router:
+        for session in (await router.workers()).values():
+            async with session.post(router.url + "/v1/chat/completions", json=CHAT) as response:
+                await response.read()
+        for _ in range(2):
+            counts = await router.metric(r'router_requests_total\{worker="(\d)",outcome="ok",site="ams1"\} (\S+)')
+            assert sorted(counts) == [("0", "1.0"), ("1", "1.0")]
+
+
+async def test_a_stored_response_is_found_through_any_worker(tmp_path: Path) -> None:
+    async with sites("ams1") as [site], routed(tmp_path, site) as router:
+        site.behave = answer(200, RESPONSE)
+        clients = [*(await router.workers()).values()]
+        for asking in clients:
+            async with asking.post(router.url + "/v1/responses", json=ASKED) as response:
+                text = await response.text()
+                assert response.status == 200, text
+            for reading in clients:
+                async with reading.get(f"{router.url}/v1/responses/{json.loads(text)['id']}") as found:
+                    assert (found.status, (await found.json())["id"]) == (200, json.loads(text)["id"])
+
+
+async def test_stored_responses_are_found_while_the_worker_that_keeps_them_is_replaced_or_killed(
+    tmp_path: Path,
+) -> None:
+    async with sites("ams1") as [site], routed(tmp_path, site) as router:
+        site.behave = answer(200, RESPONSE)
+        before = await router.workers()
+        async with before[min(before)].post(router.url + "/v1/responses", json=ASKED) as response:
+            made = (await response.json())["id"]
+        streams = [await router.begun(session) for session in before.values()]
+        router.process.send_signal(signal.SIGUSR2)
+        after = await router.workers(without=frozenset(before))
+        for session in after.values():
+            async with session.get(f"{router.url}/v1/responses/{made}") as found:
+                assert found.status == 200, "the old first worker still has it"
+        site.go_on.set()
+        for stream in streams:
+            assert await stream.read() == event(99) + DONE
+        for killed in list(after):
+            os.kill(killed, signal.SIGKILL)
+            session, _ = await router.client(lambda pid: pid not in after)
+            await answered(session, f"{router.url}/v1/responses/{made}", 200)
