@@ -40,7 +40,7 @@ def lfm2(config: Mapping[str, Any]) -> DenseConfig:
 
 
 def lfm2_moe(config: Mapping[str, Any]) -> SparseConfig:
-    """LFM2 with experts in all layers but the first ones."""
+    """LFM2 MoE: LFM2's layers, with experts in all but the first ones."""
     inner, num_layers = positive_int(config, "intermediate_size", 7168), positive_int(config, "num_hidden_layers")
     num_experts = positive_int(config, "num_experts", 32)
     shape = ExpertsShape(
@@ -113,7 +113,7 @@ def qwen3_5(config: Mapping[str, Any]) -> DenseConfig:
 
 
 def qwen3_5_moe(config: Mapping[str, Any]) -> SparseConfig:
-    """Qwen 3.5 and 3.6 with experts (text)."""
+    """Qwen 3.5 and 3.6 MoE (text): Qwen 3.5's layers, with experts."""
     text = text_keys(config)
     num_layers = positive_int(text, "num_hidden_layers")
     sparse = _qwen_experts(text, 256, 8, renormalise=True)
