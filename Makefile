@@ -9,14 +9,14 @@ DEV := $(VENV)/.installed-dev
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq
 export TORCH_BUILD
 
-.PHONY: help install kernels links up quick test test-all test-servers test-clients check fmt docs reference bench bench-engine bench-cold bench-step bench-lossless bench-kv-types bench-quantized gguf-check bench-functions bench-deploys bench-site-death bench-prefill-decode-faults bench-block-transports bench-cache-restarts bench-prefill-decode bench-routing bench-router bench-metered bench-shared-quotas bench-account-timing bench-faults bench-attacks bench-structured bench-speculation bench-adapters bench-stages bench-experts bench-page soak mutants peers report eval-ember train-ember gpu-check gpu-bench clean release test-real
+.PHONY: help install kernels links up quick test test-all test-servers test-clients check fmt docs reference bench bench-engine bench-cold bench-step bench-lossless bench-functions bench-deploys bench-site-death bench-prefill-decode-faults bench-block-transports bench-prefill-decode bench-routing bench-router bench-metered bench-shared-quotas bench-account-timing bench-faults bench-attacks bench-structured bench-speculation bench-stages bench-page soak mutants peers report eval-ember train-ember gpu-check gpu-bench clean release test-real
 
 help:
 	@echo "make up         install what is missing, then run a router and three sites on this machine (MODEL=smollm2: with a real model)"
 	@echo "make quick      the unit tests: no process, no socket, a few cases of each table (after each save)"
 	@echo "make test       before each commit: quick, the tests with processes, and samples of all tables; PKG=engine/kv for one folder and what imports it; SEED=... repeats a draw"
 	@echo "make test-all   every test, every case of each table, every network and browser (nightly)"
-	@echo "make test-servers   the end-to-end tests under each HTTP server: our own, Hypercorn, uvicorn"
+	@echo "make test-servers   the end-to-end tests under each HTTP server: our own, Hypercorn"
 	@echo "make test-real  a real model, SmolLM2 (a download of 93 MB), through a router and two sites"
 	@echo "make test-clients   other projects' clients and load generators, unmodified, against a router and a site (installs them in .peers/)"
 	@echo "make check      lint and types, reported and never rewritten (make fmt rewrites)"
@@ -26,18 +26,14 @@ help:
 	@echo "make bench-engine   this engine beside transformers, vLLM and llama.cpp on this CPU (make peers sets them up, in .peers/)"
 	@echo "make bench-cold cold starts by five clocks, with a picture, beside the peers' starts"
 	@echo "make bench-lossless  bf16 weights in 12 bits beside plain ones, step by step in turns: speed and sizes; on disk; starts"
-	@echo "make bench-kv-types  a KV cache in FP8 beside one in bf16: tokens that fit, errors, the evaluation, decode steps in turns"
-	@echo "make bench-quantized  weights in eight and four bits beside bf16 and llama.cpp's, step by step in turns (make peers)"
-	@echo "make gguf-check  files that llama.cpp's own converter and quantizer write of the embedded model, answered by this engine"
 	@echo "make bench-step what a step costs beside the model: scheduling, preparation, prefix cache, generation tags"
 	@echo "make release    build what a release consists of, in dist/"
 	@echo "make report     redraw the tables of README and docs from the newest records"
 	@echo "make bench-site-death   what 64 open streams notice when their site is killed, frozen or drained"
 	@echo "make bench-prefill-decode-faults   hosts that compute prompts, hosts that answer, and their store, killed, stopped and cut off 100 times"
 	@echo "make bench-block-transports   64 MiB of KV blocks from one engine host to another, by every way there is"
-	@echo "make bench-cache-restarts   what fifty conversations find of the KV cache when everything was restarted"
 	@echo "make bench-prefill-decode   open streams beside long prompts, at one host and at two with roles (twelve minutes)"
-	@echo "make bench-routing  the routing policy beside seventeen others in simulated time, with plots (some two hours)"
+	@echo "make bench-routing  the routing policy beside three others and an oracle in simulated time (under an hour)"
 	@echo "make bench-router   what this router adds to a request, beside other routers (make peers)"
 	@echo "make bench-metered  what keys, limits, quotas and the ledger add to a request, beside LiteLLM's proxy (make peers)"
 	@echo "make bench-shared-quotas  three routers under abuse: do they keep to an account's limits together, and go on without their store?"
@@ -47,9 +43,7 @@ help:
 	@echo "make soak       half an hour of mixed traffic and random faults (MINUTES=... for less)"
 	@echo "make mutants    how many small faults in the product do its tests notice? (hours; goes on where it was stopped, in .mutants/)"
 	@echo "make bench-ledger  a hundred processes killed under load: has the ledger each token once?"
-	@echo "make bench-adapters  decode steps of sixteen adapters beside none; a site with a thousand of them (some six minutes)"
 	@echo "make bench-stages  pipeline stages cut by cost beside as many layers each: times and idle shares (a minute)"
-	@echo "make bench-experts  ranks with skewed experts before and after they are placed by load (a minute)"
 	@echo "make bench-structured  thousands of schemas: does each answer validate, and what do masks cost"
 	@echo "make bench-speculation  what drafts bring and cost, by workload, batch and drafter (some 8 minutes)"
 	@echo "make bench-page  the page in a headless Chromium: sizes, first paint, memory, what ten pages cost; a newcomer's first minute; new screenshots"
@@ -88,7 +82,7 @@ test-all: $(DEV) kernels
 	@$(PYTEST)
 
 test-servers: $(DEV) kernels
-	@for server in own hypercorn uvicorn; do \
+	@for server in own hypercorn; do \
 		echo "End to end under $$server:"; \
 		PILOTLIGHT_SERVER=$$server $(PYTEST) -m "not slow" tests/e2e || exit 1; \
 	done
@@ -134,19 +128,10 @@ bench-engine: $(DEV)
 bench-cold: $(DEV)
 	@$(BIN)/python -m load_tests.scenarios.cold --peers $(PEERS) --plot docs/cold-start.svg
 
-bench-kv-types: $(DEV)
-	@$(BIN)/python -m load_tests.scenarios.kv_types
-
 bench-lossless: $(DEV)
 	@$(BIN)/python -m load_tests.scenarios.lossless --sizes engine/embedded/ember
 	@$(BIN)/python -m load_tests.scenarios.lossless_disk
 	@$(BIN)/python -m load_tests.scenarios.lossless_starts
-
-bench-quantized: $(DEV)
-	@$(BIN)/python -m load_tests.scenarios.quantized --peers $(PEERS)
-
-gguf-check: $(DEV)
-	@$(BIN)/python -m load_tests.scenarios.gguf_files --peers $(PEERS)
 
 bench-step: $(DEV)
 	@$(BIN)/python -m load_tests.scenarios.step_cost
@@ -159,9 +144,6 @@ bench-prefill-decode-faults: $(DEV)
 
 bench-block-transports: $(DEV)
 	@$(BIN)/python -m load_tests.scenarios.block_transports
-
-bench-cache-restarts: $(DEV)
-	@$(BIN)/python -m load_tests.scenarios.cache_restarts
 
 bench-prefill-decode: $(DEV)
 	@$(BIN)/python -m load_tests.scenarios.prefill_decode
@@ -196,9 +178,6 @@ bench-ledger: $(DEV)
 	@$(BIN)/python -m load_tests.scenarios.ledger
 	@$(BIN)/python -m load_tests.scenarios.ledger --postgres
 
-bench-experts: $(DEV)
-	@$(BIN)/python -m load_tests.scenarios.expert_balance
-
 bench-stages: $(DEV)
 	@$(BIN)/python -m load_tests.scenarios.stages
 
@@ -208,9 +187,6 @@ bench-structured: $(DEV)
 
 bench-speculation: $(DEV)
 	@$(BIN)/python -m load_tests.scenarios.speculation
-
-bench-adapters: $(DEV)
-	@$(BIN)/python -m load_tests.scenarios.adapters
 
 bench-page: $(DEV)
 	@$(BIN)/python -m load_tests.scenarios.page

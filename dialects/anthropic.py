@@ -1,7 +1,7 @@
-"""Anthropic's Messages: the body, what it asks for, the answer and the events of its stream.
+"""Anthropic's Messages: the request body, its translation, the answer and the events of its stream.
 
-Sources: Anthropic's reference of POST /v1/messages, of counting tokens and of streaming. A prompt is cached here without being asked, so
-`cache_control` changes nothing; thinking that comes back is taken whatever its signature says, as nothing here is signed.
+Sources: Anthropic's reference of POST /v1/messages, of counting tokens and of streaming. Prompts are always cached, so `cache_control` changes
+nothing. Thinking blocks are accepted with any signature, because this server does not sign them.
 """
 
 from collections.abc import Iterator, Sequence
@@ -39,10 +39,11 @@ from pilotlight.wire.chat import MAX_ITEMS, FinishReason, TokenLogprob, Usage
 from pilotlight.wire.errors import ANTHROPIC_VERSION, ApiError
 from pilotlight.wire.sse import encode_event
 
-VERSION_HEADER = ANTHROPIC_VERSION.decode()  # whoever sends it speaks this dialect, at paths that several share
+# A client that sends this header speaks this dialect, on paths that several dialects share.
+VERSION_HEADER = ANTHROPIC_VERSION.decode()
 FINAL_EVENTS = frozenset({b"message_stop"})
 _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
-_LABELS = ("cache_control", "citations")  # of a block: they change nothing of what it says
+_LABELS = ("cache_control", "citations")  # fields of a block that do not change its content
 
 # Of an answer in one piece.
 MESSAGE_SCHEMA: dict[str, Any] = {
@@ -63,7 +64,9 @@ _objects = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 def _read_content(value: Any) -> Any:
-    """Read a text or blocks. A call's input that is nested too deep becomes text: an answer may have had such a call."""
+    """Read a string or a list of blocks.
+
+    A call's input that is nested too deep becomes text, because an earlier answer may have contained such a call."""
     if not isinstance(value, list):
         return value
     return objects(MAX_ITEMS)([
@@ -146,7 +149,7 @@ def _valid(
     messages = list(_messages(body, left_out))
     conversation = conversation_of(messages, [] if choice == "none" else tools, parallel=parallel, tool_choice=choice)
     variables = _thinking(body)
-    continues = body.messages[-1].role == "assistant"  # "prefill": the answer goes on with it
+    continues = body.messages[-1].role == "assistant"  # "prefill": the answer continues this message
     if continues and (messages[-1].tool_calls or not str(messages[-1].content or "").strip()):
         raise refused("the last message, where it is the assistant's, must end with text", "messages")
     if body.thinking is not None and "budget_tokens" in body.thinking:
@@ -189,7 +192,7 @@ def _messages(body: MessagesBody, left_out: list[str]) -> Iterator[MessageBody]:
 
 
 def _user(blocks: list[dict[str, Any]], where: str) -> Iterator[MessageBody]:
-    """Yield results of tools, each as a message of its own, and what the user says behind them."""
+    """Yield each tool result as a separate message, then the user's own content."""
     said: Content = []
     for i, block in enumerate(blocks):
         at = f"{where}[{i}]"
@@ -281,7 +284,9 @@ def _text_of(block: dict[str, Any], where: str) -> str:
 
 
 def _tools(tools: Sequence[MessagesToolBody], left_out: list[str]) -> Iterator[ToolBody]:
-    """Yield the tools that a client runs by their schemas. Those that have a type of their own are Anthropic's, and are named in `left_out`."""
+    """Yield the tools that the client runs, by their schemas.
+
+    Tools with a type other than `custom` run at Anthropic; their names are appended to `left_out`."""
     for i, tool in enumerate(tools):
         if tool.type not in (None, "custom"):
             left_out.append(f"tools[{i}] {tool.type[:50]}")
@@ -313,7 +318,7 @@ def _tool_choice(choice: dict[str, Any] | None) -> tuple[ToolChoice | None, bool
 
 
 def _thinking(body: MessagesBody) -> dict[str, Any]:
-    """Return what the chat template is told of thinking: nothing where the request leaves it to the model."""
+    """Return the chat template's variables for thinking; empty if the request leaves it to the model."""
     told: dict[str, Any] = {}
     if body.thinking is not None:
         kind = body.thinking.get("type")
@@ -344,8 +349,9 @@ def _constraint(body: MessagesBody) -> AnswerConstraint | None:
 
 
 def prompt_pieces(fields: dict[str, Any]) -> Iterator[tuple[bytes, bool]]:
-    """Yield the prompt in pieces that a later turn repeats, and whether a prefix ending there tells conversations apart. Clients move
-    `cache_control` on from turn to turn, so it is no part of them."""
+    """Yield the prompt in pieces that a later turn repeats, each with whether it identifies a conversation.
+
+    Clients move `cache_control` from turn to turn, so it is excluded."""
     if system := without_billing(fields.get("system")):
         yield canonical(_without_labels(system)), False
     messages = fields.get("messages")
@@ -428,7 +434,7 @@ def _content(block: Block, *, is_empty: bool = False) -> dict[str, Any]:
 
 
 def _input(arguments: str) -> msgspec.Raw | dict[str, Any]:
-    """Return a call's arguments as they are written, whose numbers may be of any size; of one that was cut, or that its author broke, none."""
+    """Return a call's arguments as written, keeping numbers of any size; {} if incomplete or invalid."""
     try:
         _objects.decode(arguments)
     except (ValueError, RecursionError):

@@ -1,8 +1,7 @@
-"""Answers as blocks, one behind the other: what the dialects share whose answers are not one text with calls beside it.
+"""Answers as a sequence of blocks, shared by Anthropic's Messages and OpenAI's Responses.
 
-A writer is told what the model has written, piece by piece, and returns the events that say so; it keeps what it was told, as some events and every
-answer in one piece repeat it. A writer that is told what another has shown stands where that one stood, so a stream goes on at another site.
-Refuses to know tokens, and where the pieces come from.
+A writer receives the model's output piece by piece and returns the stream's events. It keeps the output, because some events and every unstreamed
+answer repeat it. A writer that replays another site's output reaches the same state, so a stream continues at another site. Independent of tokens.
 """
 
 from collections.abc import Callable, Sequence
@@ -38,7 +37,9 @@ class Block:
 
 
 class BlockWriter:
-    """One answer in one dialect; a dialect says how each step is written. `num_events`: of those written so far, where they are numbered."""
+    """An answer in one dialect; subclasses encode each step.
+
+    `num_events` counts the events written so far, in dialects that number them."""
 
     call_prefix = "call_"
 
@@ -107,7 +108,7 @@ class BlockWriter:
         raise NotImplementedError
 
     def ended(self, usage: Usage, finish_reason: FinishReason, stop_string: str | None) -> bytes:
-        """Return the events behind all others."""
+        """Return the last events of the answer."""
         raise NotImplementedError
 
     def whole(self, usage: Usage, finish_reason: FinishReason, stop_string: str | None) -> bytes:

@@ -1,7 +1,7 @@
-"""Tools of the type `custom`, whose input is free text: for a model they are functions with one parameter, a text.
+"""Tools of the type `custom`, whose input is free text.
 
-A format by a regular expression is that text's pattern, which the engine enforces. A grammar in Lark's notation is described to the model, and not
-enforced: inside a JSON string it would have to know how JSON escapes.
+The model sees each as a function with one string parameter. The engine enforces a format that is a regular expression. A grammar in Lark's notation
+is only described to the model: inside a JSON string it would need to account for JSON's escapes.
 """
 
 import json
@@ -19,7 +19,9 @@ _WHOLE = re.compile(
 
 
 def function_of(name: str, description: str | None, format: Any) -> tuple[FunctionBody, bool]:
-    """Return the function that stands for a custom tool, and whether its format is enforced. Raises ValidationError."""
+    """Return the function that represents a custom tool, and whether its format is enforced.
+
+    Raises ValidationError."""
     schema: dict[str, Any] = {"type": "string"}
     match format:
         case None | {"type": "text"}:
@@ -49,7 +51,9 @@ def arguments_of(text: str) -> dict[str, Any]:
 
 
 class InputReader:
-    """Reads the input out of a call's arguments as they are written, {"input": "..."}. `text`: as far as it is read."""
+    """Reads the input from a call's arguments, {"input": "..."}, while they arrive.
+
+    `text` is the part read so far."""
 
     def __init__(self) -> None:
         self.text = ""

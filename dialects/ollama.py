@@ -1,8 +1,8 @@
-"""Ollama's API: chats, completions and embeddings, what its clients ask about models, and each line of an answer.
+"""Ollama's API: chats, completions, embeddings, information about models, and the lines of an answer.
 
-Source: Ollama's docs/api.md and api/types.go. An answer is a stream of JSON lines (wire/lines.py) unless the request says otherwise. A model's name
-may end in `:latest`. The options of Ollama's own runner are named as ignored. `keep_alive` changes nothing: a
-site's file says how models stay awake.
+Source: Ollama's docs/api.md and api/types.go. An answer is a stream of JSON lines (wire/lines.py) unless the request sets `stream` to false. A
+model's name may end in `:latest`. Options of Ollama's own runner are listed as ignored. `keep_alive` has no effect: the site's file decides how long
+models stay awake.
 """
 
 import time
@@ -357,7 +357,7 @@ def parse_model(raw: bytes) -> str:
 
 
 def routing_fields(path: str, fields: dict[str, Any]) -> dict[str, Any]:
-    """Return a body's fields as a router reads them: with other dialects' names, and with what is so where nothing is said."""
+    """Return a body's fields for a router: the other dialects' names, and Ollama's defaults."""
     model, options = fields.get("model") or fields.get("name"), fields.get("options")
     read = {**fields, "model": plain_name(model)} if isinstance(model, str) else dict(fields)
     if path in GENERATING:
@@ -368,7 +368,7 @@ def routing_fields(path: str, fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def prompt_pieces(fields: dict[str, Any]) -> Iterator[tuple[bytes, bool]]:
-    """Yield the prompt in pieces that a later turn repeats, and whether a prefix ending there tells conversations apart."""
+    """Yield the prompt in pieces that a later turn repeats, each with whether it identifies a conversation."""
     messages, system = fields.get("messages"), fields.get("system")
     if not isinstance(messages, list):
         if isinstance(system, str) and system:
@@ -384,7 +384,7 @@ def prompt_pieces(fields: dict[str, Any]) -> Iterator[tuple[bytes, bool]]:
 
 
 def fixed_routes() -> Iterator[Route]:
-    """Yield the paths that sites and routers answer alike: the version, and refusals of what no request can change."""
+    """Yield the paths that sites and routers answer alike: the version, and refusals to change models."""
 
     async def version(request: Request) -> Response:
         return Response(msgspec.json.encode({"version": VERSION}), media_type="application/json")

@@ -1,4 +1,4 @@
-"""OpenAI's chat completions: the body, and what it asks for."""
+"""OpenAI's chat completions: the request body and its translation to a generation request."""
 
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -88,7 +88,9 @@ class ValidChat(ValidGeneration, frozen=True):
 
 
 def parse_chat(raw: bytes, resolve: Resolve, *, strict: bool = False) -> ValidChat:
-    """Parse a body. `strict`: unknown fields are refused. Else they are named in `ignored`. Raises ApiError."""
+    """Parse a body.
+
+    With `strict`, refuse unknown fields; otherwise list them in `ignored`. Raises ApiError."""
     body, ignored = parse_body(ChatBody, raw, strict)
     not_enforced: list[str] = []
     tools = [_tool(tool, f"tools[{i}]", not_enforced) for i, tool in enumerate(body.tools or ())]
@@ -143,7 +145,7 @@ def _tool(tool: ChatToolBody, where: str, not_enforced: list[str]) -> ToolBody:
 def _template_options(body: ChatBody) -> dict[str, Any]:
     variables = dict(body.chat_template_kwargs or {})
     if taken := variables.keys() & TEMPLATE_NAMES:
-        message = f"chat_template_kwargs: {min(taken)!r} has a parameter of its own, or none"
+        message = f"chat_template_kwargs: {min(taken)!r} cannot be set here: the template gets it from the request's other parameters"
         raise ApiError("invalid_request", message, param="chat_template_kwargs")
     if body.reasoning_effort is not None:
         thinks = body.reasoning_effort != "none"  # as the templates of Qwen and GLM ask, and those of DeepSeek and Kimi

@@ -1,4 +1,4 @@
-"""OpenAI's completions: a text, or token ids, to go on with."""
+"""OpenAI's completions: a text or token ids to continue."""
 
 from typing import Annotated, Any, ClassVar
 

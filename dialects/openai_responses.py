@@ -1,7 +1,7 @@
-"""OpenAI's Responses: the body, what it asks for, the answer and the events of its stream.
+"""OpenAI's Responses: the request body, its translation, the answer and the events of its stream.
 
-Source: OpenAI's reference of POST /v1/responses and of its streaming events. What is kept between requests (`store`, `previous_response_id`,
-`background`) is app.py's: a body that comes here has all of its conversation.
+Source: OpenAI's reference of POST /v1/responses and of its streaming events. app.py handles the state between requests (`store`,
+`previous_response_id`, `background`): a body that reaches this module contains its whole conversation.
 """
 
 import json
@@ -45,7 +45,7 @@ from pilotlight.wire.sse import encode_event
 FINAL_EVENTS = frozenset({b"response.completed", b"response.incomplete", b"response.failed"})
 _LOGPROBS = "message.output_text.logprobs"  # in `include`
 _TEXTS = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
-_BOOKKEEPING = ("id", "status", "annotations", "logprobs")  # of an item: no part of what it says
+_BOOKKEEPING = ("id", "status", "annotations", "logprobs")  # bookkeeping fields of an item
 _ID_PREFIXES = {"text": "msg_", "reasoning": "rs_", "call": "fc_"}
 
 # Of an answer in one piece.
@@ -160,8 +160,10 @@ def _messages(body: ResponsesBody, left_out: list[str]) -> Iterator[MessageBody]
 
 
 def messages_of(given: str | list[dict[str, Any]], left_out: list[str]) -> Iterator[MessageBody]:
-    """Yield the conversation of an `input`. Neighbouring items of the assistant are one turn of it: reasoning, then text, then calls. Items that only
-    another service can read, or that are its own tools' work, are named in `left_out`."""
+    """Yield the conversation of an `input`.
+
+    Adjacent items of the assistant form one turn: reasoning, text, calls. Items of another service's own tools, and those that only it can read, are
+    named in `left_out`."""
     if isinstance(given, str):
         yield MessageBody(role="user", content=given)
         return
@@ -225,7 +227,9 @@ _FOREIGN = (
 
 
 def _is_foreign(kind: Any, item: dict[str, Any]) -> bool:
-    """Tell whether an item is another service's own. A call that its client answers has a `call_id`, one that the service answered has none."""
+    """Tell whether an item belongs to another service.
+
+    Calls that the client answers have a `call_id`; others do not."""
     if kind in ("function_call", "custom_tool_call"):
         return False
     return kind in _FOREIGN or (isinstance(kind, str) and kind.endswith("_call") and "call_id" not in item)
@@ -257,7 +261,7 @@ def _output(kind: str, item: dict[str, Any], where: str) -> str | Content:
 
 
 def _content_of(item: dict[str, Any]) -> dict[str, Any]:
-    """Return what an item of a kind of its own says, without its bookkeeping."""
+    """Return the content of an item of another kind, without its bookkeeping fields."""
     return {name: value for name, value in item.items() if name not in ("type", "id", "call_id", "status")}
 
 
@@ -299,7 +303,9 @@ def _part(part: dict[str, Any], where: str) -> str | ImagePart:
 
 
 def _call(kind: str, item: dict[str, Any], where: str) -> CallBody:
-    """Return a call that its client answers: of a function, of a custom tool, or of a tool that has a kind of its own, as `local_shell_call` is."""
+    """Return a call that the client answers.
+
+    It is of a function, a custom tool, or a typed tool such as `local_shell_call`."""
     arguments: str | dict[str, Any]
     match kind:
         case "function_call":
@@ -356,7 +362,7 @@ def _declared(tool: ResponsesToolBody) -> dict[str, Any]:
 
 
 def prompt_pieces(fields: dict[str, Any]) -> Iterator[tuple[bytes, bool]]:
-    """Yield the prompt in pieces that a later turn repeats, and whether a prefix ending there tells conversations apart."""
+    """Yield the prompt in pieces that a later turn repeats, each with whether it identifies a conversation."""
     if instructions := without_billing(fields.get("instructions")):
         yield canonical(instructions), False
     given = fields.get("input")

@@ -1,4 +1,4 @@
-"""The OpenAPI document of all dialects (/openapi.json), from their structs, and the same as a page to read (/docs)."""
+"""The OpenAPI document of all dialects (/openapi.json), generated from their structs, and its page (/docs)."""
 
 from functools import cache
 from html import escape
@@ -46,7 +46,9 @@ _REFERENCE = "#/components/schemas/{name}"
 
 
 class ApiOperation(NamedTuple):
-    """One method of one path. `body` and `answer` are types, or schemas where the dialect has no struct, one or several."""
+    """A method of a path.
+
+    `body` and `answer` are one or several types, or schemas where the dialect has no struct."""
 
     method: str
     path: str
@@ -118,7 +120,7 @@ OPERATIONS = (
     ApiOperation("delete", f"{ACCOUNT}/finetunes/{{finetune_id}}", "Remove an adapter", _NATIVE, Envelope[ListedFinetune]),
     ApiOperation("post", f"{ACCOUNT}/finetunes/{{finetune_id}}/finetune-assets", "Upload a file of an adapter, as a form with file and file_name",
               _NATIVE, Envelope[FinetuneAsset]),
-    ApiOperation("get", f"{ACCOUNT}/finetunes/public", "The adapters for everybody", _NATIVE, Envelope[tuple[ListedFinetune, ...]],
+    ApiOperation("get", f"{ACCOUNT}/finetunes/public", "The adapters for all accounts", _NATIVE, Envelope[tuple[ListedFinetune, ...]],
               query=(("limit", _NUMBER), ("offset", {"type": "integer", "minimum": 0}))),
     ApiOperation("get", "/client/v4/user/tokens/verify", "Whether a token works", _NATIVE, Envelope[TokenState]),
     ApiOperation("post", "/api/chat", "Ollama's chat", _OLLAMA, _LINE, OllamaChatBody, True),

@@ -1,4 +1,6 @@
-"""A prompt in pieces that a later turn of its conversation repeats, by which a router recognises it: OpenAI's messages, or a plain text."""
+"""A prompt in pieces that a later turn repeats, so that a router recognises the conversation.
+
+Handles OpenAI's messages and plain texts."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -14,7 +16,7 @@ _IMAGES = ("image_url", "input_image", "image")  # types of parts, in whichever 
 
 
 def pieces(fields: dict[str, Any]) -> Iterator[tuple[bytes, bool]]:
-    """Yield the pieces, and whether a prefix ending there tells conversations apart. Messages are objects."""
+    """Yield the pieces, each with whether it identifies one conversation. Messages are JSON objects."""
     messages, prompt, image = fields.get("messages"), fields.get("prompt"), fields.get("image")
     if image is not None and not isinstance(messages, list):
         yield digest_of(image), True

@@ -1,4 +1,4 @@
-"""What a request asks for, whatever its dialect: the values that come out of parsing, which nothing behind it checks again."""
+"""Parsed requests, independent of the dialect. Later stages do not validate them again."""
 
 from typing import Any, Literal
 
@@ -9,13 +9,15 @@ from pilotlight.dialects.body.images import ImagePart
 from pilotlight.wire.hop.continuation import NOTHING_DELIVERED, AnswerName, Delivered, Delivery
 from pilotlight.wire.hop.data_sites import NO_OTHERS, DataSites
 
-# Of a body: what is in it is worked on at once, in milliseconds at worst, and what is in a longer one in a thread.
+# Bytes of a body that is parsed in the event loop, in milliseconds at worst; longer ones are parsed in a thread.
 INLINE_BYTES = 16 << 10
 
 
 class AnswerConstraint(Struct, frozen=True):
-    """The form of an answer: a document by a JSON schema, a text by a regular expression, one of a JSON array's strings, or a sentence of a
-    grammar in Lark's notation. Whether it can be enforced is the engine's to say."""
+    """A constraint on the answer's form.
+
+    A document by a JSON Schema, a text by a regular expression, one of the strings of a JSON array, or a sentence of a grammar in Lark's notation.
+    The engine checks whether it can enforce it."""
 
     kind: Literal["json_schema", "regex", "choice", "lark"]
     text: str
@@ -27,27 +29,27 @@ class Conversation(Struct, frozen=True):
     messages: tuple[dict[str, Any], ...]
     tools: tuple[dict[str, Any], ...] = ()
     parallel_tool_calls: bool = True
-    variables: dict[str, Any] = {}  # further ones that the template may read
-    adds_generation_prompt: bool = True  # what begins the assistant's turn
-    continues_last: bool = False  # the answer goes on with the last message, which its prompt leaves open
-    drops_oldest: bool = False  # messages, where all of them are too long
-    must_call: bool = False  # some tool
-    allowed_tools: frozenset[str] | None = None  # that may be called; None: all
-    strict_tools: frozenset[str] = frozenset()  # whose arguments follow their schemas, whoever decides to call
-    images: tuple[ImagePart, ...] = ()  # in the order of the parts that stand for them in `messages`
+    variables: dict[str, Any] = {}  # further variables for the template
+    adds_generation_prompt: bool = True  # append the start of the assistant's turn
+    continues_last: bool = False  # the answer continues the last message, whose turn the prompt leaves open
+    drops_oldest: bool = False  # drop the oldest messages if the prompt is too long
+    must_call: bool = False  # the answer must contain a tool call
+    allowed_tools: frozenset[str] | None = None  # tools that may be called; None allows all
+    strict_tools: frozenset[str] = frozenset()  # their arguments must follow their schemas, even in unforced calls
+    images: tuple[ImagePart, ...] = ()  # in the order of their placeholders in `messages`
 
 
 class Sampling(Struct, frozen=True):
-    """Sampling parameters; None: as the model's own defaults say."""
+    """Sampling parameters. None means the model's default."""
 
     max_tokens: int | None = None
-    usual_max_tokens: int | None = None  # where neither the request nor the model's configuration says; None: all
+    usual_max_tokens: int | None = None  # used if neither the request nor the model sets a limit; None for no limit
     min_tokens: int = 0
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
     min_p: float | None = None
-    seed: int | None = None  # None: as the answer's name says
+    seed: int | None = None  # None derives the seed from the answer's name
     repetition_penalty: float | None = None
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
@@ -56,15 +58,16 @@ class Sampling(Struct, frozen=True):
     shows_stop: bool = False  # the stop string that ends the answer is part of it
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
-    num_logprobs: int | None = None  # of each token of the answer; None: none
+    num_logprobs: int | None = None  # alternatives per token of the answer; None for no log-probabilities
 
 
 Prompt = Conversation | str | tuple[int, ...]
 
 
 class ValidGeneration(Struct, frozen=True):
-    """A request of any generating endpoint. `model` is the site's own name, `requested_model` what the client called it, `n` how many
-    answers it wants to each of its prompts."""
+    """A request of any generating endpoint.
+
+    `model` is the site's name of the model, `requested_model` the client's, `n` the number of answers to each prompt."""
 
     model: str
     requested_model: str
@@ -73,10 +76,10 @@ class ValidGeneration(Struct, frozen=True):
     stream: bool
     n: int = 1
     constraint: AnswerConstraint | None = None
-    ignored: tuple[str, ...] = ()  # fields of its body that mean nothing here
-    num_bytes: int = 0  # of its body
-    num_prompt_logprobs: int | None = None  # alternatives in the table of the prompt's tokens; None: no table
-    # Of a request that a router sent, that router's choice: so another site can go on with the same answer.
+    ignored: tuple[str, ...] = ()  # unknown fields of the body
+    num_bytes: int = 0  # size of the body
+    num_prompt_logprobs: int | None = None  # alternatives per prompt token; None for no table
+    # Chosen by the router that forwarded the request, so that another site can continue the same answer.
     answer_name: AnswerName = msgspec.field(default_factory=AnswerName.fresh)
     delivery: Delivery = NOTHING_DELIVERED  # what the client has of the answer already, from another site
     prefixes: tuple[
@@ -114,7 +117,7 @@ class ValidGeneration(Struct, frozen=True):
 
     @property
     def num_prompt_alternatives(self) -> int | None:
-        """The number of alternatives that the engine reports of each prompt token; None: no table."""
+        """The number of alternatives reported per prompt token; None if no table is wanted."""
         return self.num_prompt_logprobs
 
     @property
@@ -134,12 +137,12 @@ class ValidEmbedding(Struct, frozen=True):
     model: str
     requested_model: str
     inputs: tuple[EmbeddingInput, ...]
-    dimensions: int | None = None  # None: all
+    dimensions: int | None = None  # None keeps all
     as_base64: bool = False
-    pooling: Literal["mean", "cls"] | None = None  # None: as the model was made for
+    pooling: Literal["mean", "cls"] | None = None  # None uses the model's own pooling
     field: str = "input"  # the request's name for its texts
     ignored: tuple[str, ...] = ()
-    prompt_name: str | None = None  # of the checkpoint's prompts, which stands before every text; None: its default one
+    prompt_name: str | None = None  # the checkpoint's prompt to put before every text; None uses the default one
 
     def where(self, position: int) -> str:
         """Return a client's name for one of its texts."""
@@ -150,7 +153,7 @@ class ScoredText(Struct, frozen=True):
     """A text whose classes are scored, or a pair of texts that are scored together."""
 
     first: str
-    second: str | None = None  # None: it is one text
+    second: str | None = None  # None for a single text
     where: str = "input"  # a client's name for it, or for the second one of a pair
 
 
@@ -161,15 +164,15 @@ class ValidScoring(Struct, frozen=True):
     requested_model: str
     texts: tuple[ScoredText, ...]
     kind: Literal["rerank", "score", "classify"]
-    top_n: int | None = None  # documents in the answer, the best first; None: all
-    returns_texts: bool = False  # documents are part of the answer
-    is_raw: bool = False  # logits in place of scores
-    truncates: bool = False  # a text that is too long for the model is cut at its end; of a pair the second one
-    most_second_tokens: int | None = None  # of a pair's second text, which is cut there
-    instruction: str | None = None  # for a model whose template has a place for one; None: its own
-    is_bare: bool = False  # the answer is text-embeddings-inference's: a list, without anything round it
+    top_n: int | None = None  # number of documents to return, best first; None returns all
+    returns_texts: bool = False  # include the documents in the answer
+    is_raw: bool = False  # return logits instead of probabilities
+    truncates: bool = False  # cut a text that is too long for the model at its end; of a pair, the second text
+    most_second_tokens: int | None = None  # limit of a pair's second text, which is cut there
+    instruction: str | None = None  # for models whose template accepts one; None uses the template's own
+    is_bare: bool = False  # return text-embeddings-inference's form: a bare list
     ignored: tuple[str, ...] = ()
-    pooling: None = None  # as the model was made for
+    pooling: None = None  # pooling is the model's own
 
 
-TextRequest = ValidEmbedding | ValidScoring  # whose texts are computed and not continued
+TextRequest = ValidEmbedding | ValidScoring  # requests that compute a result from texts without generating

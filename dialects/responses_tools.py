@@ -1,7 +1,9 @@
-"""The tools of Responses: functions, custom tools, and namespaces of both, each of which is a function for the model.
+"""The tools of Responses: functions, custom tools, and namespaces of both.
 
-A function of a namespace is called NAMESPACE__name by the model, and by its name beside its namespace in the items of a client. Tools of other types
-run at OpenAI's, as `web_search` does: the model does not see them.
+The model sees each as a function.
+
+The model calls a function of a namespace NAMESPACE__name; the client's items contain name and namespace separately. Tools of other types, such as
+`web_search`, run at OpenAI and are hidden from the model.
 """
 
 from collections.abc import Iterator
@@ -71,7 +73,9 @@ class ResponsesToolBody(InnerToolBody, frozen=True, kw_only=True):
 
 
 class ResponsesTools:
-    """The tools of a request. `by_name`: of those that the model calls by another name than its client, or whose calls have another form."""
+    """The tools of a request.
+
+    `by_name` holds the tools whose name or form of call differs between model and client."""
 
     def __init__(self, given: list[ResponsesToolBody]) -> None:
         """Raises ApiError."""
@@ -105,7 +109,7 @@ class ResponsesTools:
         if tool.name is None:
             raise refused("is required", f"{where}.name")
         name = flat_name(tool.name, namespace)
-        # OpenAI's are strict unless they say otherwise; but where null is sent, nothing is demanded of a schema that nobody has checked.
+        # OpenAI's tools are strict by default; an explicit null accepts the schema unchecked, so nothing is enforced.
         function = FunctionBody(name=name, description=tool.description, parameters=tool.parameters, strict=tool.strict)
         if tool.type == _CUSTOM:
             try:

@@ -1,4 +1,6 @@
-"""Scores of texts: documents by a query as Jina, Cohere, vLLM and text-embeddings-inference ask for them, and vLLM's scores of pairs and classes."""
+"""Scores of texts: documents ranked by a query, scores of pairs, and class probabilities.
+
+The forms of Jina, Cohere, vLLM and text-embeddings-inference."""
 
 from typing import Annotated, Any, ClassVar, Literal
 

@@ -1,4 +1,6 @@
-"""What a router has to know of each dialect: a body's fields, a prompt's pieces, and which event is the last of a stream."""
+"""The parts of a dialect that a router needs.
+
+They are a body's fields, a prompt's pieces, and the last event of a stream."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -18,7 +20,7 @@ _FINAL_EVENTS = anthropic.FINAL_EVENTS | openai_responses.FINAL_EVENTS
 
 
 def prompt_pieces(dialect: Dialect, fields: dict[str, Any]) -> Iterator[tuple[bytes, bool]]:
-    """Yield the prompt in pieces that a later turn repeats, and whether a prefix ending there tells conversations apart."""
+    """Yield the prompt in pieces that a later turn repeats, each with whether it identifies a conversation."""
     if dialect is Dialect.WORKERS_AI and all(fields.get(name) is None for name in ("messages", "prompt")):
         dialect = Dialect.OPENAI_RESPONSES  # whose form a `run` may have
     return _PIECES.get(dialect, prefix_pieces.pieces)(fields)

@@ -1,4 +1,4 @@
-"""Workers AI's `run`: a prompt or messages for a text model, texts for an embedding model, a query and contexts for a reranker."""
+"""Workers AI's `run` of a text model, an embedding model or a reranker."""
 
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -135,7 +135,8 @@ def parse_finetune(raw: bytes) -> FinetuneBody:
     body, _ = parse_body(FinetuneBody, raw, strict=False)
     if body.public:
         sentence = (
-            "public: adapters for everybody are the site's, which names them in its file or a model's adapters_dir"
+            "public: uploaded adapters belong to one account; those for all accounts go into the site's file "
+            "or a model's adapters_dir"
         )
         raise ApiError("unsupported_parameter", sentence, param="public")
     return body

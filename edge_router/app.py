@@ -22,13 +22,16 @@ from pilotlight.edge_router.service_table import RouterService, service_of
 from pilotlight.edge_router.services.batches.routes import BatchRoutes
 from pilotlight.edge_router.services.deployments import deployment_api
 from pilotlight.edge_router.services.finetune_routes import RoutedFinetunes
+from pilotlight.edge_router.services.issued_keys import IssuedKeys
 from pilotlight.edge_router.services.joining import JoinRoutes
 from pilotlight.edge_router.services.model_lists import ModelLists
-from pilotlight.edge_router.telemetry.activity import Operations, RouterActivity
+from pilotlight.edge_router.services.site_operations import SiteOperations
+from pilotlight.edge_router.telemetry.activity import RouterActivity
 from pilotlight.edge_router.telemetry.status_routes import FAILURES, OWN_PATHS, OwnRoutes, own_version
 from pilotlight.edge_router.workers.role import WorkerRole
 from pilotlight.edge_router.workers.siblings import FirstWorker, Siblings
 from pilotlight.page.feed import Feed
+from pilotlight.page.management import ManagementRoutes
 from pilotlight.page.routes import PageRoutes
 from pilotlight.page.sessions import Sessions
 from pilotlight.response_store.app import ResponsesApp
@@ -82,15 +85,18 @@ class RouterApp(Starlette):
             router.backends, access, router.clocks, places, hosts, router.tls, router.tell_workers
         )
         has_usage = router.accounting.ledger is not None
-        operations = Operations(router.backends, router.orders)
+        operations = SiteOperations(router.backends, router.orders)
         self.page = PageRoutes(
             self.feed,
             sessions,
             functions=self.deployments,
             timeline=operations.timeline,
-            actions=operations.by_name(),
+            requests=lambda: router.recent.described(router.orders),
             has_usage=has_usage,
+            has_keys=True,
         )
+        keys = IssuedKeys(router.keys_file, lambda: router.configured, router.renew_keys)
+        self.management = ManagementRoutes(operations, sessions, keys)
         metrics = _rendered_by(router) if self.siblings is None else self.siblings.metrics
         own = OwnRoutes(place, proxy, router.places, sessions, metrics)
         usage = UsageRoutes(router.accounting, access, sessions)
@@ -98,6 +104,7 @@ class RouterApp(Starlette):
             routes=[
                 *own.routes(),
                 *self.page.routes(),
+                *self.management.routes(),
                 *usage.routes(),
                 *self.deployments.routes(),
                 *JoinRoutes(router, file).routes(),

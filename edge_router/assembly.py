@@ -43,11 +43,13 @@ from pilotlight.edge_router.routing.selection import SiteSelector
 from pilotlight.edge_router.routing.views import Policy
 from pilotlight.edge_router.services.batches.queue import BatchQueue
 from pilotlight.edge_router.services.finetune_registry import SiteFinetunes
+from pilotlight.edge_router.services.issued_keys import with_issued_keys
 from pilotlight.edge_router.telemetry.metrics import RouterMetrics
+from pilotlight.edge_router.telemetry.recent_requests import RecentRequests
 from pilotlight.edge_router.telemetry.status_routes import own_version
 from pilotlight.edge_router.telemetry.tracing import Tracing
 from pilotlight.edge_router.workers.role import WorkerRole
-from pilotlight.sites.config import ConfigError
+from pilotlight.sites.config import ConfigError, router_state_directory
 from pilotlight.sites.network import NetworkConfig
 from pilotlight.support import background
 from pilotlight.support.database import DatabaseError
@@ -65,7 +67,9 @@ class EdgeRouter:
         self, network: NetworkConfig, policy: Policy, clock: Callable[[], float], role: WorkerRole | None = None
     ) -> None:
         """`role`: of one process of several. Raises ConfigError for a file or folder of the configuration that cannot be used."""
-        self.network, self.clock, self.role = network, clock, role
+        self.configured, self.keys_file = network, router_state_directory() / "keys.toml"
+        self.network = network = with_issued_keys(network, self.keys_file)
+        self.clock, self.role = clock, role
         relay = network.relay
         self.secret = hop_secret()
         self.tls = client_context(network.hop.authority)
@@ -88,6 +92,7 @@ class EdgeRouter:
         finetunes = SiteFinetunes(self.backends, data, self.orders)
         selector = SiteSelector(self.backends, policy, self.sessions, self.metrics, clock, data, finetunes, self._hints)
         self._tracing, self.objectives = _tracing(network), _objectives(network)
+        self.recent = RecentRequests()
         self.stages = Stages(limits, self.accounting, selector, self.objectives, self._tracing)
         self.proxy = Proxy(
             relay,
@@ -100,6 +105,7 @@ class EdgeRouter:
             clock,
             body_timeout_s=network.door.body_timeout_s,
             stages=self.stages.present(),
+            recent=self.recent,
         )
         # Two processes would run the same batch twice while one replaces the other.
         self.batches = _batches(network, self.proxy) if role is None else None
@@ -137,14 +143,21 @@ class EdgeRouter:
             stack.push_async_callback(self.recordings.close)
             yield
 
-    def become(self, network: NetworkConfig) -> None:
-        """Take over the file's sites, keys, limits, prices, hosts of functions, and where data may go."""
-        self.admission.access.become(access_of(network))
-        self.admission.limits.set(network.door, network.tenant_limits, network.accounts)
-        self.hosts.become(network)
-        self.accounting.prices.become(PriceList(network.prices, self.network.ledger.currency))
-        self.accounting.quotas.set(network.accounts)
-        self.set_sites(network)
+    def become(self, found: NetworkConfig) -> None:
+        """Take over what can change while the router runs: sites, keys, limits, prices and data rules. Raises ConfigError."""
+        merged = with_issued_keys(found, self.keys_file)
+        self.configured = found
+        self.admission.access.become(access_of(merged))
+        self.admission.limits.set(merged.door, merged.tenant_limits, merged.accounts)
+        self.hosts.become(merged)
+        self.accounting.prices.become(PriceList(merged.prices, self.network.ledger.currency))
+        self.accounting.quotas.set(merged.accounts)
+        self.set_sites(merged)
+
+    def renew_keys(self) -> None:
+        """Take over the keys that were made or revoked while the router runs, in all workers."""
+        self.become(self.configured)
+        self.tell_workers()
 
     def tell_workers(self) -> None:
         """Make the other workers, if there are any, read again what this one has changed."""

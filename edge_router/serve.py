@@ -155,7 +155,10 @@ def reload(app: RouterApp, network: NetworkConfig, file: Path | None) -> None:
     """Apply changed sites, keys, limits, prices and data rules. Certificates are checked all the time."""
     found = None if file is None else read_again(network, file, load_network, LIVE)
     if found is not None:
-        app.become(found)
+        try:
+            app.become(found)
+        except ConfigError as error:
+            log.error("SIGHUP: the previous configuration stays in use: %s", error)
 
 
 @asynccontextmanager

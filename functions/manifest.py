@@ -314,16 +314,9 @@ def _bindings(section: ManifestSection, directory: Path, path: Path) -> Iterator
         yield BindingDeclaration("var", name, {"value": value})
     if section.ai is not None:
         yield BindingDeclaration("ai", section.ai.binding, {})
-    named: list[tuple[str, tuple[Any, ...]]] = [
-        ("kv", section.kv_namespaces), ("d1", section.d1_databases), ("r2", section.r2_buckets),
-        ("queue_producer", section.queues.producers), ("service", section.services),
-        ("secrets_store", section.secrets_store_secrets), ("analytics_engine", section.analytics_engine_datasets),
-        ("vectorize", section.vectorize), ("hyperdrive", section.hyperdrive), ("worker_loader", section.worker_loaders),
-    ]  # fmt: skip
-    for kind, tables in named:
-        for table in tables:
-            options = _options(table, "binding", "remote")
-            yield BindingDeclaration(kind, table.binding, _of_environment(options, "service", path))
+    for kind, table in section.named_bindings():
+        options = _options(table, "binding", "remote")
+        yield BindingDeclaration(kind, table.binding, _of_environment(options, "service", path))
     if section.version_metadata is not None:
         yield BindingDeclaration("version_metadata", section.version_metadata.binding, {})
     for workflow in section.workflows:

@@ -4,6 +4,7 @@ manifest.py reads the file and uses the values.
 """
 
 import difflib
+from collections.abc import Iterator
 from typing import Annotated, Any, get_args
 
 import msgspec
@@ -256,6 +257,15 @@ class ManifestSection(Table, frozen=True, kw_only=True):
     workers_dev: bool | None = None
     observability: ObservabilityTable | None = None
     tail_consumers: tuple[TailConsumerTable, ...] = ()
+
+    def named_bindings(self) -> Iterator[tuple[str, Any]]:
+        """Iterate over bindings whose table names them by `binding` and has their options, each with its kind."""
+        by_kind: dict[str, tuple[Any, ...]] = {
+            "kv": self.kv_namespaces, "d1": self.d1_databases, "r2": self.r2_buckets, "queue_producer": self.queues.producers,
+            "service": self.services, "secrets_store": self.secrets_store_secrets, "analytics_engine": self.analytics_engine_datasets,
+            "vectorize": self.vectorize, "hyperdrive": self.hyperdrive, "worker_loader": self.worker_loaders,
+        }  # fmt: skip
+        return ((kind, table) for kind, tables in by_kind.items() for table in tables)
 
 
 def prune(values: dict[str, Any], table: type[Table], where: str = "") -> list[str]:

@@ -176,9 +176,7 @@ class ServedFunctions:
         for binding in manifest.bindings:
             names = UNNAMED.get(binding.kind, ())
             if names and not any(binding.options.get(name) for name in names):
-                id = f"{manifest.name}/{binding.name}"
-                self._owners.take_over(binding.kind, binding.name, id, manifest.name, self._services.databases)
-                binding = binding._replace(options={**binding.options, names[0]: id})
+                binding = binding._replace(options={**binding.options, names[0]: f"{manifest.name}/{binding.name}"})
             bindings.append(binding)
         return replace(manifest, bindings=tuple(bindings))
 
@@ -220,7 +218,9 @@ class ServedFunctions:
             await bindings.migrate_databases()
 
     def take_secrets(self, function: str, values: Mapping[str, str], before: Collection[str]) -> None:
-        """Store a function's secrets in place of those with the names `before`; it has them within SECRETS_S. Raises Failure."""
+        """Store a function's secrets in place of those with the names `before`; it has them within SECRETS_S.
+
+        Raises Failure."""
         try:
             for name in set(before) - set(values):
                 self._secrets.delete(function, name)

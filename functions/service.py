@@ -11,6 +11,7 @@ from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
 
 import msgspec
+from starlette.datastructures import QueryParams
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
@@ -18,7 +19,7 @@ from starlette.routing import BaseRoute, Route
 from pilotlight.functions.host.pool import FunctionPool
 from pilotlight.functions.host.site_functions import Trace
 from pilotlight.functions.inference import Inference
-from pilotlight.functions.routes.deployments import deployment_routes, events_of
+from pilotlight.functions.routes.deployments import deployment_routes, events_of, kept_invocations
 from pilotlight.functions.routes.invocations import AdmissionGate, function_routes
 from pilotlight.functions.served import ServedFunctions
 from pilotlight.functions.state_dir import state_dir_of
@@ -28,6 +29,7 @@ from pilotlight.sites.config import ConfigError, state_directory
 from pilotlight.sites.site import SiteConfig
 from pilotlight.support import atomic_files
 from pilotlight.wire.errors import ApiError
+from pilotlight.wire.hop.function_logs import FoundLogs, LogQuery
 from pilotlight.wire.hop.status import FunctionsStatus, FunctionStatus
 from pilotlight.wire.hop.usage_records import USAGE_PATH, UsageAsked
 
@@ -87,12 +89,24 @@ class FunctionsService:
             raise ApiError(
                 "forbidden", "usage of functions is reported only to routers that share a secret with this site"
             )
-        asked = await read_json(request, UsageAsked, MAX_BODY, "the body is not what a router asks for")
+        asked = await read_json(request, UsageAsked, MAX_BODY, "the body is not a valid request of a router")
         return json_response(msgspec.json.encode(self.served.usage.hand_out(asked)))
 
     def versions(self) -> bytes:
         """Return none: a site without a router serves each function as it is on disk."""
         return b"[]"
+
+    async def invocations(self, name: str, asked: QueryParams) -> bytes:
+        """Return the kept invocations of a function as JSON. Raises ApiError."""
+        fields = {
+            "function": name,
+            **{key: asked[key] for key in ("since_s", "grep", "status", "limit") if key in asked},
+        }
+        try:
+            query = msgspec.convert(fields, LogQuery, strict=False)
+        except msgspec.ValidationError as error:
+            raise ApiError("invalid_request", f"logs cannot be asked so: {error}") from None
+        return msgspec.json.encode(FoundLogs(await kept_invocations(self.served, query, self._site), {}, {}))
 
     def lines(self, name: str) -> AsyncGenerator[bytes, None]:
         """Iterate over a function's output from now on, as events. Raises ApiError."""

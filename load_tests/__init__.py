@@ -1,1 +1,3 @@
-"""Clients, scenarios and records: how fast, how steady, against whom. Talks HTTP; imports kernels/ and policies, never a server's insides."""
+"""Clients, scenarios and records: how fast, how steady, against whom.
+
+Talks HTTP; imports kernels/ and policies, never a server's insides."""

@@ -27,7 +27,9 @@ ENDED = REFUSED | {0}
 
 @dataclass(frozen=True)
 class Attack:
-    """A request that is sent again and again. `build` makes its body; `answers` are the statuses it may have, 0 a closed connection."""
+    """A request that is sent again and again.
+
+    `build` makes its body; `answers` are the statuses it may have, 0 a closed connection."""
 
     name: str
     build: Callable[[], bytes] = bytes

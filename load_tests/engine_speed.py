@@ -257,8 +257,9 @@ def launches(work: Callable[[], object]) -> tuple[dict[str, Any], float | None]:
 def measure(
     shape: str, device: torch.device, dtype: torch.dtype, batches: list[int], prompts: list[int], budget_s: float
 ) -> Iterator[dict[str, Any]]:
-    """Everything, for one shape: the results again with each row that comes to them. Memory-bound work is held against the larger of the two measured
-    bandwidths."""
+    """Everything, for one shape: the results again with each row that comes to them.
+
+    Memory-bound work is held against the larger of the two measured bandwidths."""
     config = SHAPES[shape]
     if device.type == "cpu":
         library.start(wait=True)

@@ -97,7 +97,9 @@ def run_suite(path: str, device: str, ignored: list[str], limit_s: float) -> tup
 
 
 def run_within(command: list[str], limit_s: float, environment: dict[str, str] | None = None) -> int:
-    """Run a command and return its status. One that takes longer is interrupted, which leaves it the time to write what it has; then killed."""
+    """Run a command and return its status.
+
+    One that takes longer is interrupted, which leaves it the time to write what it has; then killed."""
     with subprocess.Popen(command, cwd=ROOT, env=environment) as process:
         try:
             return process.wait(limit_s)

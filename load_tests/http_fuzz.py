@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, NamedTuple
 
+from load_tests.peers.uvicorn_server import SERVERS, make_server
 from pilotlight.wire.http.limits import HttpLimits
 from pilotlight.wire.http.listen import bind
-from pilotlight.wire.http.stock_servers import SERVERS, make_server
 
 ANSWER_S = 1.0  # for a server to say something; what says nothing by then waits for more
 AT_ONCE = 60

@@ -40,8 +40,10 @@ class Suite:
                 yield from (f"{file}:{node.lineno} {alias.name}" for alias in node.names if _is_private(alias.name))
 
     def pauses(self) -> Iterator[str]:
-        """Yield the places where a test sleeps for a fixed time, for which some machine is too slow. Not counted: `sleep(0)`, which gives others a
-        turn; sleeps of ten seconds and more, which stand for never; and those of a `while` loop, which waits for its condition."""
+        """Yield the places where a test sleeps for a fixed time, for which some machine is too slow.
+
+        Not counted: `sleep(0)`, which gives others a turn; sleeps of ten seconds and more, which stand for never; and those of a `while` loop, which
+        waits for its condition."""
         for file, tree in self.trees.items():
             waiting = {inner for node in ast.walk(tree) if isinstance(node, ast.While) for inner in ast.walk(node)}
             for node in ast.walk(tree):

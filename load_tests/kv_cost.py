@@ -27,8 +27,9 @@ _HOST = torch.device("cpu")
 
 
 def measure(runner: ModelRunner, batch: int = BATCH, blocks: int = BLOCKS) -> dict[str, Any]:
-    """Milliseconds of a decode step, of its check, and the share. The tables overlap, so that no memory is needed for `batch` contexts; a step
-    is the faster for it, and the share the larger."""
+    """Milliseconds of a decode step, of its check, and the share.
+
+    The tables overlap, so that no memory is needed for `batch` contexts; a step is the faster for it, and the share the larger."""
     assert len(runner.kv_cache) >= blocks + batch, f"the runner needs {blocks + batch} blocks"
     pool = BlockPool(len(runner.kv_cache))
     tables = [[*range(blocks - 1), blocks + i] for i in range(batch)]

@@ -25,7 +25,9 @@ DOOR = "\n[door]\nmax_connections_per_client = 20_000\nmax_open_per_client = 20_
 
 
 class LocalNetwork:
-    """A context manager around one `pilotlight up`. `ready_s` is the time from its start to its ready line."""
+    """A context manager around one `pilotlight up`.
+
+    `ready_s` is the time from its start to its ready line."""
 
     def __init__(
         self,

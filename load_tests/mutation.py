@@ -1,4 +1,6 @@
-"""Mutants: a file of the product with one small change each, such as `<=` for `<`. A suite is as good as the share of them that it notices.
+"""Mutants: a file of the product with one small change each, such as `<=` for `<`.
+
+A suite is as good as the share of them that it notices.
 
 Changes are made only inside functions, where a test can meet them, and never to docstrings, annotations or log lines.
 """
@@ -35,7 +37,9 @@ class Mutant(NamedTuple):
 
 
 def mutants_of(source: str) -> list[Mutant]:
-    """Return every mutant of a module, in the order of its lines. A few cannot be compiled: `compiles` tells."""
+    """Return every mutant of a module, in the order of its lines.
+
+    A few cannot be compiled: `compiles` tells."""
     finder = _Finder(source)
     functions = (
         node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)

@@ -1,4 +1,6 @@
-"""Paired differences: how likely they are by chance, and between which bounds their mean lies. Knows numbers; refuses to know what was measured."""
+"""Paired differences: how likely they are by chance, and between which bounds their mean lies.
+
+Knows numbers; refuses to know what was measured."""
 
 import random
 from collections.abc import Sequence

@@ -71,7 +71,9 @@ class Postgres:
 
 @contextmanager
 def running_postgres() -> Iterator[Postgres]:
-    """Yield a server that runs. Raises FileNotFoundError where it is not installed. It refuses to run as root, who runs it as somebody else."""
+    """Yield a server that runs.
+
+    Raises FileNotFoundError where it is not installed. It refuses to run as root, who runs it as somebody else."""
     programs = _programs()
     if programs is None:
         raise FileNotFoundError("PostgreSQL is not installed (Debian: apt-get install postgresql)")

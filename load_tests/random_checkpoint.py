@@ -41,7 +41,9 @@ def write(directory: Path, shape: Shape) -> Path:
 
 
 def write_tensors(directory: Path, config: dict[str, object], named: dict[str, tuple[int, ...]]) -> Path:
-    """Write tensors and their config.json, as `write` does. Those whose names end in "_packed" are words of four-bit codes, all others bf16."""
+    """Write tensors and their config.json, as `write` does.
+
+    Those whose names end in "_packed" are words of four-bit codes, all others bf16."""
     if (directory / "model.safetensors").exists():
         return directory
     directory.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,6 @@
-"""Records: one JSON file per measurement with the machine, versions, commit and date it was made with. README figures come from these."""
+"""Records: one JSON file per measurement with the machine, versions, commit and date it was made with.
+
+README figures come from these."""
 
 import importlib.metadata
 import json

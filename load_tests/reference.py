@@ -51,7 +51,9 @@ def configuration() -> str:
 
 
 def config_tables(kind: type[Table]) -> Iterator[tuple[str, Sequence[tuple[str, ...]]]]:
-    """Yield each table of a file by its TOML name, with its rows: key, value, default and meaning. A table's own tables follow it."""
+    """Yield each table of a file by its TOML name, with its rows: key, value, default and meaning.
+
+    A table's own tables follow it."""
     schema = json.loads(render(kind))
     yield from _tables("", schema, schema["$defs"])
 

@@ -73,10 +73,6 @@ REGIONS: dict[str, Region] = {
     "routing-moderate": Region(
         partial(routing.policy_rows, load="moderate"), ("edge_router/routing",), "routing", is_simulated=True
     ),
-    "routing-paired": Region(routing.paired_rows, ("edge_router/routing",), is_simulated=True),
-    "routing-paired-all": Region(
-        partial(routing.policy_rows, load="moderate"), ("edge_router/routing",), "routing-paired", is_simulated=True
-    ),
     "routing-troubles": Region(routing.trouble_rows, ("edge_router/routing",), "routing", is_simulated=True),
     "routing-pools": Region(routing.pool_rows, ("edge_router/routing",), "routing", is_simulated=True),
     "routing-scale": Region(routing.scale_rows, ("edge_router/routing",), "routing"),
@@ -238,7 +234,9 @@ def unmarked(text: str) -> str:
 
 
 def redrawn(text: str, regions: dict[str, str]) -> str:
-    """Return a page with every region replaced. Raises ValueError for a comment that is missing, twice there or without its fellow."""
+    """Return a page with every region replaced.
+
+    Raises ValueError for a comment that is missing, twice there or without its fellow."""
     for region, body in regions.items():
         begin, end = marks(region)
         if (text.count(begin), text.count(end)) != (1, 1) or text.index(begin) > text.index(end):

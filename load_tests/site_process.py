@@ -60,7 +60,9 @@ class SiteProcess:
     def ask(
         self, body: dict[str, Any], timeout_s: float = 300.0, path: str = "/v1/completions", tenant: str | None = None
     ) -> dict[str, Any]:
-        """One answer, from the moment when somebody listens; raises for anything but a 200. `tenant`: the key by which the site knows the client."""
+        """One answer, from the moment when somebody listens; raises for anything but a 200.
+
+        `tenant`: the key by which the site knows the client."""
         status, raw = self._exchange("POST", path, body, timeout_s, tenant)
         if status != 200:
             raise RuntimeError(f"{status}: {raw.decode(errors='replace')[:500]}")

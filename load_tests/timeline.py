@@ -1,4 +1,6 @@
-"""Timelines as a picture: one row per measurement, one bar per span, in SVG that any browser shows. Knows names and times, not what they mean."""
+"""Timelines as a picture: one row per measurement, one bar per span, in SVG that any browser shows.
+
+Knows names and times, not what they mean."""
 
 from html import escape
 from typing import NamedTuple

@@ -15,7 +15,9 @@ Work = Callable[[], object]
 
 
 class Budget:
-    """Seconds to be shared among a number of jobs. Whoever is late repeats less; nothing is left out for it."""
+    """Seconds to be shared among a number of jobs.
+
+    Whoever is late repeats less; nothing is left out for it."""
 
     def __init__(self, seconds: float, jobs: int) -> None:
         self._end = time.monotonic() + seconds

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import orjson
 
+from pilotlight.page.faults import Faults, SiteFault
 from pilotlight.page.history import History, Sample
 from pilotlight.page.source import Decision, Move, Source
 
@@ -20,6 +21,7 @@ class Feed:
 
     def __init__(self, source: Source, clock: Callable[[], float] = time.time) -> None:
         self.history = History()
+        self.faults = Faults()
         self._source = source
         self._clock = clock
         self._second = 0
@@ -59,6 +61,9 @@ class Feed:
             event = self._event if self._second == seen + 1 else self._whole()
             seen = self._second
 
+    def newest_faults(self) -> list[SiteFault]:
+        return self.faults.newest(self._clock())
+
     async def _until_next(self) -> None:
         if self._next is None:
             self._next = asyncio.get_running_loop().create_future()
@@ -74,6 +79,7 @@ class Feed:
     def _changes(self) -> tuple[list[bytes], list[str]]:
         """Return the rows of sites that differ from the last written ones, and the names of sites that are gone."""
         rows = self._source.sites()
+        self.faults.note(self._clock(), rows)
         if self._second % max(1, len(rows) // SITES_A_SECOND):
             return [], []
         changed: list[bytes] = []

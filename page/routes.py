@@ -1,18 +1,19 @@
 """Routes of the page, for a router or a site to mount: `/` for browsers, files and feed under `/page/`. The surrounding application handles their
 ApiErrors."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import msgspec
-import orjson
+from starlette.datastructures import QueryParams
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 
+from pilotlight.page.bodies import read_body, respond
 from pilotlight.page.feed import Feed
 from pilotlight.page.history import RANGES
 from pilotlight.page.sessions import Sessions, Visitor
@@ -20,7 +21,6 @@ from pilotlight.page.source import FunctionsSource
 from pilotlight.wire.errors import ApiError
 
 STATIC = Path(__file__).parent / "static"
-MAX_BODY = 4096
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -33,7 +33,6 @@ GUARDS = {
 }
 
 Timeline = Callable[[str], Awaitable[bytes]]  # of a site: {"spans": [{name, began_s, ended_s, what}]}
-Action = Callable[[str, str], Awaitable[None]]  # of a site and a model (empty: of the site)
 
 
 class PageRoutes:
@@ -44,13 +43,15 @@ class PageRoutes:
         *,
         functions: FunctionsSource | None = None,
         timeline: Timeline | None = None,
-        actions: Mapping[str, Action] | None = None,
+        requests: Callable[[], Awaitable[bytes]] | None = None,
         has_usage: bool = False,
+        has_keys: bool = False,
     ) -> None:
-        """`actions` are what an operator may do to a site or to one of its models, by name.
-        `has_usage` says whether GET /usage exists."""
+        """`requests` returns the newest ones as JSON.
+        `has_usage` says whether GET /usage exists, `has_keys` whether /manage/keys does."""
         self._timeline = timeline
-        self._actions = actions or {}
+        self._requests = requests
+        self._has_keys = has_keys
         self._functions = functions
         self._has_usage = has_usage
         self._index = (STATIC / "index.html").read_bytes()
@@ -66,7 +67,9 @@ class PageRoutes:
             Route(f"{at}/page/timeline", self.spans),
             Route(f"{at}/page/functions", self.versions),
             Route(f"{at}/page/tail", self.tail),
-            Route(f"{at}/page/action", self.action, methods=["POST"]),
+            Route(f"{at}/page/logs", self.logs),
+            Route(f"{at}/page/faults", self.faults),
+            Route(f"{at}/page/requests", self.requests),
             Mount(f"{at}/page", _Files(directory=STATIC)),
         ]
 
@@ -81,16 +84,19 @@ class PageRoutes:
     async def session(self, request: Request) -> Response:
         """GET returns the visitor, POST {"key": KEY} starts a session, DELETE ends it."""
         if request.method == "DELETE":
-            response = _json({})
+            response = respond({})
             self._sessions.close(response)
             return response
         if request.method == "GET":
             visitor = self._sessions.visitor(request)
-            return _json(self._told(visitor))
-        key = (await _fields(request)).get("key", "")
+            return respond(self._told(visitor))
+        try:
+            key = msgspec.json.decode(await read_body(request), type=dict[str, str]).get("key", "")
+        except msgspec.MsgspecError as error:
+            raise ApiError("invalid_request", f"the body has an invalid form: {error}") from None
         response = Response(media_type="application/json")
         visitor = self._sessions.open(f"Bearer {key}", response, is_secure=request.url.scheme == "https")
-        response.body = orjson.dumps(self._told(visitor))
+        response.body = msgspec.json.encode(self._told(visitor))
         response.headers["content-length"] = str(len(response.body))
         return response
 
@@ -98,8 +104,8 @@ class PageRoutes:
         return {
             "name": visitor.name,
             "is_admin": visitor.is_admin,
-            "actions": [*self._actions],
             "sees_usage": self._has_usage and visitor.is_admin,
+            "issues_keys": self._has_keys and visitor.is_admin,
         }
 
     async def feed(self, request: Request) -> Response:
@@ -122,7 +128,7 @@ class PageRoutes:
         if name not in RANGES:
             raise ApiError("invalid_request", f"range must be one of {', '.join(RANGES)}", param="range")
         samples = msgspec.to_builtins(self._feed.history.samples(name))
-        return _json({"range": name, "step_s": RANGES[name].step, "samples": samples})
+        return respond({"range": name, "step_s": RANGES[name].step, "samples": samples})
 
     async def spans(self, request: Request) -> Response:
         """Return the durations of the phases of a site's start and its models' wakes: `?site=`."""
@@ -146,15 +152,26 @@ class PageRoutes:
         events = self._functions.lines(request.query_params.get("name", ""))
         return StreamingResponse(events, media_type="text/event-stream", headers={"cache-control": "no-store"})
 
-    async def action(self, request: Request) -> Response:
-        """POST {"action": NAME, "site": NAME, "model": NAME}."""
-        self._sessions.actor(request)
-        fields = await _fields(request)
-        action = self._actions.get(fields.get("action", ""))
-        if action is None:
-            raise ApiError("invalid_request", f"action must be one of {', '.join(self._actions)}", param="action")
-        await action(fields.get("site", ""), fields.get("model", ""))
-        return _json({"done": True}, 202)
+    async def logs(self, request: Request) -> Response:
+        """Return a function's kept invocations: `?name=`, `grep`, `status`, `since_s`, `limit`.
+        For operators, because they may be private."""
+        self._sessions.visitor(request, "admin")
+        if self._functions is None:
+            raise ApiError("not_found", "this process has no functions")
+        asked = QueryParams([pair for pair in request.query_params.multi_items() if pair[0] != "name"])
+        found = await self._functions.invocations(request.query_params.get("name", ""), asked)
+        return Response(found, headers={"cache-control": "no-store"}, media_type="application/json")
+
+    async def faults(self, request: Request) -> Response:
+        """Return what went wrong at sites in the last day, the newest first."""
+        self._sessions.visitor(request)
+        return respond({"faults": self._feed.newest_faults()})
+
+    async def requests(self, request: Request) -> Response:
+        """Return the newest requests, the oldest first. For operators, because they name accounts."""
+        self._sessions.visitor(request, "admin")
+        found = b'{"requests":[]}' if self._requests is None else await self._requests()
+        return Response(found, headers={"cache-control": "no-store"}, media_type="application/json")
 
 
 class _Files(StaticFiles):
@@ -162,21 +179,3 @@ class _Files(StaticFiles):
         response = super().file_response(*args, **kwargs)  # type: ignore[arg-type]
         response.headers.update(GUARDS)
         return response
-
-
-async def _fields(request: Request) -> dict[str, str]:
-    if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":  # no form can send that
-        raise ApiError("invalid_request", "the body must be application/json")
-    body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > MAX_BODY:
-            raise ApiError("body_too_large", f"the body is larger than {MAX_BODY} bytes")
-    try:
-        return msgspec.json.decode(bytes(body), type=dict[str, str])
-    except msgspec.MsgspecError as error:
-        raise ApiError("invalid_request", f"the body has an invalid form: {error}") from None
-
-
-def _json(fields: object, status: int = 200) -> Response:
-    return Response(orjson.dumps(fields), status, {"cache-control": "no-store"}, "application/json")

@@ -5,6 +5,7 @@ from typing import Literal, Protocol
 
 import msgspec
 from msgspec.structs import replace
+from starlette.datastructures import QueryParams
 
 from pilotlight.wire.hop.status import FunctionsStatus, ModelStatus, Place, ProcessStatus
 
@@ -107,6 +108,10 @@ class FunctionsSource(Protocol):
 
     def versions(self) -> bytes:
         """Return JSON: of each deployed function its `name`, `versions` and `shares` of the traffic."""
+
+    async def invocations(self, name: str, asked: QueryParams) -> bytes:
+        """Return JSON: the kept `invocations` of a function, and the sites that are `unread`.
+        Raises ApiError for an invalid query."""
 
     def lines(self, name: str) -> AsyncGenerator[bytes, None]:
         """Iterate over the lines that a function prints from now on, as events: `{"site", "line"}`.

@@ -78,11 +78,11 @@ class AskedResponse:
         if self.previous is not None and not isinstance(self.previous, str):
             raise ApiError("invalid_request", "previous_response_id: must be a string", param="previous_response_id")
         if self.previous is not None and self.previous.startswith(CONVERSATION):
-            sentence = "previous_response_id: it is a conversation's: give it as `conversation`"
+            sentence = "previous_response_id: this is the id of a conversation: send it as `conversation`"
             raise ApiError("invalid_request", sentence, param="previous_response_id")
 
         if self.conversation is not None and self.previous is not None:
-            sentence = "conversation: give it or previous_response_id"
+            sentence = "conversation: send either conversation or previous_response_id"
             raise ApiError("invalid_request", sentence, param="conversation")
 
     async def gather(self, store: "ResponseStore") -> None:

@@ -1,4 +1,6 @@
-"""Conversations (/v1/conversations): a name for a list of items that responses go on from and add to. Source: OpenAI's reference of conversations.
+"""Conversations (/v1/conversations): a name for a list of items that responses go on from and add to.
+
+Source: OpenAI's reference of conversations.
 
 One is kept as a response is, by its own name. It stands behind its last response, or has the items that were added otherwise, so that what was said
 is in the database once. Responses that end at the same time are all added, in the order in which they end; so is all that is added in one process.

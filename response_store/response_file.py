@@ -51,7 +51,7 @@ class ResponseFile:
             async with asyncio.timeout(within_s), self._using:
                 return await self._done(work, is_write=is_write)
         except TimeoutError:
-            raise ResponsesFault("its disk does not answer in time") from None
+            raise ResponsesFault("its disk does not respond in time") from None
         except (sqlite3.Error, DatabaseError, OSError, orjson.JSONDecodeError, zlib.error) as error:
             word = storage_word(error)
             raise ResponsesFault(str(error) if word is None else word[2]) from None
@@ -135,7 +135,9 @@ def _locked(path: Path) -> int:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(fd)
-        raise OSError("another process stores responses there: give each its own responses.directory") from None
+        raise OSError(
+            "another process stores responses in it: give each process a different responses.directory"
+        ) from None
     return fd
 
 

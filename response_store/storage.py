@@ -265,7 +265,7 @@ class ResponseStore:
         if not self._keeping.is_on:
             raise ApiError("not_found", "responses are not stored here")
         if self.database.is_shared and self._confirming is None and not self._is_closed:
-            self._confirming = background.start(self._confirm_often, "telling of responses that are made")
+            self._confirming = background.start(self._confirm_often, "publishing new responses")
         if within_s is None:
             within_s = self.timings.answer_s if self.fault is None else self.timings.answer_after_fault_s
         try:

@@ -1,1 +1,3 @@
-"""One per site: the HTTP API, functions and bindings, residency, metering. Reaches engines by their protocol and never imports torch."""
+"""One per site: the HTTP API, functions and bindings, residency, metering.
+
+Reaches engines by their protocol and never imports torch."""

@@ -13,6 +13,7 @@ from starlette.middleware import Middleware
 from starlette.routing import BaseRoute, Mount
 
 from pilotlight.page.feed import Feed
+from pilotlight.page.management import ManagementRoutes
 from pilotlight.page.routes import PageRoutes
 from pilotlight.page.sessions import Sessions
 from pilotlight.runtime.api.middleware import FUNCTIONS, UNROUTED, SiteMiddleware
@@ -29,9 +30,11 @@ from pilotlight.runtime.api.routes.workers_ai import workers_ai_routes
 from pilotlight.runtime.hosts.launch import launchers_of
 from pilotlight.runtime.hosts.memory_budget import model_bytes
 from pilotlight.runtime.hosts.running_host import Launcher
+from pilotlight.runtime.management.operator import OwnSite
 from pilotlight.runtime.models.adapters import refuse_unusable
 from pilotlight.runtime.site import Site
 from pilotlight.runtime.telemetry.activity import SiteActivity
+from pilotlight.runtime.telemetry.recent_generations import described
 from pilotlight.sites.config import ConfigError
 from pilotlight.sites.site import SiteConfig
 from pilotlight.support import background
@@ -48,8 +51,9 @@ def build_app(
     hop_secret: str | None = None,
     url: str | None = None,
 ) -> "SiteApp":
-    """`launchers` start the engine hosts, one for each device (by default processes); `hop_secret` comes from the environment unless given; `url`
-    is where it listens. Raises ConfigError."""
+    """`launchers` start the engine hosts, one per device (processes by default); `hop_secret` defaults to the environment's.
+
+    `url` is the site's address. Raises ConfigError."""
     secret = hop_secret if hop_secret is not None else os.environ.get(HOP_SECRET_ENV) or None
     if config.listen.require_hop and secret is None:
         raise ConfigError(f"site {config.name!r}: listen.require_hop needs the network's secret in {HOP_SECRET_ENV}")
@@ -86,7 +90,10 @@ class SiteApp(Starlette):
         self._health = Health(site, self.functions)
         self.feed = Feed(SiteActivity(self._health.site_status, site.metrics.requests))
         sessions = Sessions(site.access, secret or "")
-        self._page = PageRoutes(self.feed, sessions, functions=self.functions, timeline=self._timeline)
+        self._page = PageRoutes(
+            self.feed, sessions, functions=self.functions, timeline=self._timeline, requests=self._requests
+        )
+        self._management = ManagementRoutes(OwnSite(site.config.name, site.operator), sessions)
         middleware = Middleware(
             SiteMiddleware,
             site=site.config.name,
@@ -104,19 +111,33 @@ class SiteApp(Starlette):
         )
         self.router.redirect_slashes = False
 
+    async def _requests(self) -> bytes:
+        return msgspec.json.encode(
+            {"requests": [described(each, self.site.config.name) for each in self.site.generator.recent.times]}
+        )
+
     async def _timeline(self, site: str) -> bytes:
         return msgspec.json.encode({"spans": self.site.timeline.spans})
 
     def routes_beside(self, at: str) -> Mount:
         """Return the page and the API it talks to, for an application whose own paths are somebody else's."""
-        return Mount(at, routes=[*self._page.routes(), *openai_routes(self.site.generator, self.site.config.limits)])
+        return Mount(
+            at,
+            routes=[
+                *self._page.routes(),
+                *self._management.routes(),
+                *openai_routes(self.site.generator, self.site.config.limits),
+            ],
+        )
 
     def _own_routes(self, secret: str | None) -> Iterator[BaseRoute]:
         if self.functions is not None:
             yield from self.functions.routes()
         yield from self._health.routes()
+        site = self.site
         yield from self._page.routes()
-        yield from Internal(self.site.models, self.site.timeline, secret).routes()
+        yield from self._management.routes()
+        yield from Internal(site.models, site.operator, site.generator.recent, site.timeline, secret).routes()
         if (first_port := self.site.config.engine.first_lend_port) is not None:
             from pilotlight.runtime.api.routes.lending_routes import LendingRoutes  # few sites lend
 
@@ -139,7 +160,9 @@ async def _lifespan(app: SiteApp) -> AsyncIterator[None]:
 
 
 def _functions_of(site: Site, secret: str | None) -> "FunctionsService | None":
-    """Return the site's functions, or None where its file names none: their packages take a tenth of a second to import. Raises ManifestError."""
+    """Return the site's functions, or None if its file names none.
+
+    Imports their packages only then, which takes a tenth of a second. Raises ManifestError."""
     if not site.config.functions.are_served:
         return None
     from pilotlight.functions.service import FunctionsService

@@ -1,7 +1,7 @@
-"""The process of one site, until it is told to stop: `serve_file` for `python -m pilotlight.runtime SITE_FILE`, and `run(site)` for the command line.
+"""The process of one site: `serve_file` for `python -m pilotlight.runtime SITE_FILE`, `run(site)` for the command line.
 
-SIGTERM or SIGINT drains: /readyz turns 503, new requests are refused, open streams may finish for drain_timeout_s and are then ended with an
-error event; only then does the server close, and its own grace has nothing left to cut. SIGHUP reads the site's file again.
+SIGTERM or SIGINT drains: /readyz turns 503, new requests are refused, open streams may finish for drain_timeout_s and are then ended with an error
+event. After that the server closes. SIGHUP reloads the site's file.
 """
 
 import asyncio
@@ -71,13 +71,14 @@ STALL_S = 600.0
 class ShutdownHooks(NamedTuple):
     """Callbacks and grace of a shutdown, beside what the site's file says."""
 
-    on_drain: Callable[[int], None] = lambda num_open: None  # told how many requests and sockets are waited for
-    on_cut: Callable[[int], None] = lambda num_open: None  # told how many of them are not waited for any longer
+    # called with the number of requests and sockets that are waited for
+    on_drain: Callable[[int], None] = lambda num_open: None
+    on_cut: Callable[[int], None] = lambda num_open: None  # called with the number that is no longer waited for
     last_bytes_s: float = LAST_BYTES_S
 
 
 class StartError(Exception):
-    """The site's parts cannot be started; the message says what to change."""
+    """The site's parts cannot be started; the message names the correction."""
 
 
 def serve_file(file: Path, model: str | None = None, deployments: str | None = None) -> int:
@@ -155,9 +156,10 @@ async def serve_app(
     file: Path | None = None,
     load: Callable[[Path], SiteConfig] = load_site,
 ) -> None:
-    """Serve on a bound socket, which it takes over, at the URL that the application was built for. `stop` begins the drain, as do the stop signals
-    when none is given, of which a second one cuts it short; `on_ready` gets the URL once the site answers requests with its models loaded. `load`
-    reads `file` again at SIGHUP."""
+    """Serve on a bound socket, which it takes over, at the URL that the application was built for.
+
+    `stop` begins the drain, as do the stop signals when none is given, of which a second one cuts it short; `on_ready` gets the URL once the site
+    answers requests with its models loaded. `load` reads `file` again at SIGHUP."""
     url = app.site.url or url_of(listener)
     log.info("listening on %s", url)
     force_shutdown = asyncio.Event()
@@ -210,7 +212,9 @@ async def _served(app: SiteApp, listener: socket.socket) -> AsyncIterator[None]:
 
 
 def _http_limits(max_message_bytes: int) -> HttpLimits:
-    """Return the limits. A quarter of the file descriptors is left to engines, functions and what they open."""
+    """Return the limits.
+
+    A quarter of the file descriptors is left to engines and functions."""
     files = file_limit()
     return HttpLimits(
         max_head_bytes=MAX_HEAD_BYTES,
@@ -254,7 +258,7 @@ async def _announce(site: Site, url: str, on_ready: Callable[[str], None] | None
 
 
 def _settle_memory(_: str) -> None:
-    """Freeze what is here now: a full collection that looked at it again would hold every request up for 20 to 40 ms."""
+    """Freeze all current objects: a full collection that scanned them would delay every request by 20 to 40 ms."""
     gc.freeze()
     gc.set_threshold(700, 10, 50)
 

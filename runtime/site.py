@@ -1,6 +1,7 @@
-"""A site's parts: engine hosts, models, admission, counters, and who may come in.
+"""The parts of a site: engine hosts, models, admission, counters and access.
 
-What lives as long as the site is made here; nothing is global, so two sites can live in one process. Refuses to know HTTP (app.py) and functions.
+They are created here and live as long as the site; nothing is global, so two sites can live in one process. Independent of HTTP (app.py) and
+functions.
 """
 
 import os
@@ -19,6 +20,7 @@ from pilotlight.runtime.generation.grammar_checks import GrammarChecks
 from pilotlight.runtime.generation.images import ImageReader
 from pilotlight.runtime.hosts.fleet import Fleet
 from pilotlight.runtime.hosts.running_host import Launcher
+from pilotlight.runtime.management.operator import SiteOperator
 from pilotlight.runtime.models.finetunes import FinetuneStore
 from pilotlight.runtime.models.registry import Models
 from pilotlight.runtime.models.wake_history import Wake
@@ -42,7 +44,7 @@ class Site:
     def __init__(
         self, config: SiteConfig, launchers: Sequence[Launcher], secret: str | None = None, url: str | None = None
     ) -> None:
-        """`launchers` start the engine hosts, one for each device; `secret` is the network's; `url` is where it listens, if on a socket."""
+        """`launchers` start the engine hosts, one per device; `secret` is the network's; `url` is the site's address, if any."""
         self.config = config
         self.url = url
         self.access = access_of(config)
@@ -65,6 +67,7 @@ class Site:
             finetunes=self.finetunes,
             lenders=lenders_of(config, secret),
         )
+        self.operator = SiteOperator(config, self.models)
         observers = self.metrics.engines.cut, self.metrics.engines.placed
         engine = Continuations(self.fleet, self.models, config.limits.continue_within_s, *observers)
         self.generator = Generator(
@@ -91,10 +94,12 @@ class Site:
     async def running(self) -> AsyncIterator[None]:
         try:
             async with self.fleet:
+                self.operator.serve_added()
                 self.models.start()
                 try:
                     yield
                 finally:
+                    await self.operator.close()
                     await self.models.stop()
         finally:
             self.generator.grammars.close()
@@ -108,7 +113,9 @@ class Site:
         self.fleet.end()
 
     def why_not_ready(self) -> list[str]:
-        """Return reasons. None: a request sent now would start to be answered, as a host lives and models that belong on the device are there."""
+        """Return why the site is not ready.
+
+        None means that a request would be answered now: a host lives and the pinned models are on the device."""
         reasons = ["the site is draining"] if self.admission.draining else []
         if (why := self.fleet.why_down) is not None:
             return [*reasons, why]

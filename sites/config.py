@@ -146,15 +146,15 @@ class AccessConfig(Table, frozen=True, kw_only=True):
         ),
     ] = ()
     server: Annotated[
-        Literal["own", "hypercorn", "uvicorn"],
+        Literal["own", "hypercorn"],
         Meta(description="HTTP server. Limits of connections, request heads and unread answers work with own only."),
     ] = "own"
     http2: Annotated[
         bool,
         Meta(
             description=(
-                "Also speak HTTP/2, through Hypercorn. Use it behind a proxy that limits clients' frames, not for "
-                "strangers."
+                "Also speak HTTP/2, through Hypercorn. Use it only with trusted clients, or "
+                "with a proxy in front that limits their frames."
             )
         ),
     ] = False
@@ -165,10 +165,6 @@ class AccessConfig(Table, frozen=True, kw_only=True):
     def server_name(self) -> str:
         """Name of the HTTP server: from the environment if it is set there."""
         return os.environ.get(SERVER_ENV) or ("hypercorn" if self.http2 else self.server)
-
-    def agree(self) -> None:
-        if self.http2 and self.server == "uvicorn":
-            raise ValueError('uvicorn does not support HTTP/2: set server = "hypercorn", or remove http2')
 
 
 class TelemetryConfig(Table, frozen=True, kw_only=True):

@@ -477,5 +477,12 @@ class NetworkConfig(Table, frozen=True, kw_only=True):
         check_access(self.listen.host, self.door, len(self.keys))
 
 
+class IssuedKeysFile(Table, frozen=True, kw_only=True):
+    """Keys and accounts that a router made while it ran; a key may name an account of the router's file."""
+
+    accounts: Annotated[tuple[CustomerConfig, ...], Meta(description="Accounts with their limits.")] = ()
+    keys: Annotated[tuple[KeyConfig, ...], Meta(description="API keys, by their digests.")] = ()
+
+
 def load_network(path: Path) -> NetworkConfig:
     return parse(NetworkConfig, read(path), str(path))

@@ -203,7 +203,7 @@ class EngineConfig(Table, frozen=True, kw_only=True):
     kv_disk_dir: Annotated[
         str | None,
         Meta(
-            description="Directory for KV blocks that host memory evicts; each site uses a folder of its own name. Unset: off."
+            description="Directory for KV blocks that host memory evicts; each site uses a subfolder with its name. Unset: off."
         ),
     ] = None
     kv_disk_gib: Annotated[Positive, Meta(description="Maximum size of kv_disk_dir.")] = 8.0
@@ -399,7 +399,7 @@ class EngineConfig(Table, frozen=True, kw_only=True):
             )
         if (first := self.first_lend_port) is not None and not 0 < first <= 65536 - len(self.device_groups):
             raise ValueError(
-                f"lend_at has port {first}, but each engine host needs a port of its own, from there up to 65535"
+                f"lend_at has port {first}, but each engine host needs a separate port, from there up to 65535"
             )
         refuse_twice([lender.site for lender in self.lenders], "lender's site")
         if self.kv_store is not None and not self.kv_host_gib:
@@ -651,7 +651,7 @@ class FunctionsConfig(Table, frozen=True, kw_only=True):
     ] = 1024
 
     logs_days: Annotated[
-        NonNegative, Meta(description="for which invocations are kept, with what they print (`pilotlight logs`)")
+        NonNegative, Meta(description="for which invocations and their output are kept (`pilotlight logs`)")
     ] = 7.0
     logs_mib: Annotated[
         int,
@@ -687,12 +687,27 @@ class FinetunesConfig(Table, frozen=True, kw_only=True):
     directory: Annotated[
         str | None,
         Meta(
-            description="Directory for uploaded adapters; each site uses a folder of its own name. Unset: uploads are refused."
+            description="Directory for uploaded adapters; each site uses a subfolder with its name. Unset: uploads are refused."
         ),
     ] = None
     per_account: Annotated[Count, Meta(description="Adapters of one account, or of one unknown key.")] = 30
     max_rank: Annotated[int, Meta(ge=1, le=64, description="Highest rank of an uploaded adapter.")] = 32
     max_mib: Annotated[Positive, Meta(description="Size of one uploaded file.")] = 300.0
+
+
+class CatalogueConfig(Table, frozen=True, kw_only=True):
+    """Models that an operator can add while the site runs (the page, `pilotlight network run`)."""
+
+    directories: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="Directories of checkpoints and GGUF files that the catalogue offers, beside what is downloaded."
+        ),
+    ] = ("~/models",)
+    state_dir: Annotated[
+        str | None,
+        Meta(description="Directory where added models are remembered; unset: ~/.local/state/pilotlight/SITE."),
+    ] = None
 
 
 class LimitsConfig(Table, frozen=True, kw_only=True):
@@ -742,10 +757,13 @@ class SiteConfig(Table, frozen=True, kw_only=True):
     ] = ()
     engine: Annotated[EngineConfig, Meta(description="Devices, KV cache and weights.")] = EngineConfig()
     models: Annotated[
-        tuple[ModelConfig, ...], Meta(description="Models that the site serves; none: it serves functions only.")
+        tuple[ModelConfig, ...], Meta(description="Models that the site serves; without any, it serves functions only.")
     ] = ()
     functions: Annotated[FunctionsConfig, Meta(description="Functions that the site serves, and their limits.")] = (
         msgspec.field(default_factory=FunctionsConfig)
+    )
+    catalogue: Annotated[CatalogueConfig, Meta(description="Models that an operator can add while the site runs.")] = (
+        CatalogueConfig()
     )
     images: Annotated[ImagesConfig, Meta(description="Images in requests.")] = ImagesConfig()
     finetunes: Annotated[FinetunesConfig, Meta(description="Adapters that accounts upload.")] = FinetunesConfig()

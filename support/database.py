@@ -183,9 +183,6 @@ class Databases:
             self._open[path] = make(path)
         return cast(ClosingT, self._open[path])
 
-    def are_open_in(self, folder: Path) -> bool:
-        return any(path.is_relative_to(folder.resolve()) for path in self._open)
-
     async def close(self) -> None:
         databases, self._open = list(self._open.values()), {}
         for database in reversed(databases):  # a database that was opened later may use an earlier one

@@ -28,7 +28,7 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "steady"))
 if os.environ.get("PILOTLIGHT_TEST_DEVICE", "cpu") == "cpu":
     os.environ["TRITON_INTERPRET"] = "1"
 
-os.environ["PILOTLIGHT_BOOTSTRAP"] = "0"
+os.environ["PILOTLIGHT_DIGESTS"] = "0"
 os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="pilotlight-state-")
 atexit.register(shutil.rmtree, os.environ["XDG_STATE_HOME"], ignore_errors=True)
 os.environ["SSL_CERT_FILE"] = str(Path(__file__).with_name("no_authority.pem"))

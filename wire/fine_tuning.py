@@ -14,13 +14,14 @@ JOBS = re.compile(
     r"(?:/client/v4/accounts/[^/]+)?(?:/ai)?/v1/fine_tuning/jobs(?:/(?P<job>[^/]+)(?:/(?P<part>[^/]+))?)?"
 )
 _NO_TRAINING = (
-    "nothing is trained here: train an adapter elsewhere and upload it at /client/v4/accounts/ACCOUNT/ai/finetunes"
+    "training is not supported: train an adapter elsewhere and upload it at /client/v4/accounts/ACCOUNT/ai/finetunes"
 )
 
 
 def jobs_answer(method: str, job: str | None, part: str | None, owned: Iterable[Finetune]) -> dict[str, Any]:
-    """Return what a request for jobs is answered with. `job`: one's id; `part`: what is asked of it; `owned`: the account's adapters. Raises
-    ApiError."""
+    """Return what a request for jobs is answered with.
+
+    `job`: one's id; `part`: what is asked of it; `owned`: the account's adapters. Raises ApiError."""
     if method != "GET":
         raise ApiError("not_implemented", _NO_TRAINING)
     if job is None:

@@ -17,7 +17,9 @@ _DATA_LINE = re.compile(rb"data(?<![^\r\n]data)(?=[:\r\n])")  # starts with a li
 
 
 class Event(NamedTuple):
-    """One event. `raw` has the bytes of the socket with the blank line, so that a relay can forward it unchanged."""
+    """One event.
+
+    `raw` has the bytes of the socket with the blank line, so that a relay can forward it unchanged."""
 
     data: bytes | None  # None for a comment or a field without data, which clients never see
     event_id: bytes | None

@@ -60,7 +60,7 @@ class Task(msgspec.Struct, frozen=True):
 CLASSIFICATION_TASK = Task(
     "00cd182b-bf30-4fc4-8481-84a3ab349657",
     "Text Classification",
-    "Models that score texts: classes of one, or how well one answers another.",
+    "Models that score texts: classify a text, or rate how well one text answers another.",
 )
 EMBEDDING_TASK = Task(
     "0137cdcf-162a-4108-94f2-1ca59e8c65ee", "Text Embeddings", "Models that turn a text into a vector of numbers."

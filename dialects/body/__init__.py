@@ -1,1 +1,1 @@
-"""Request bodies: their structs, their parsing and what is wrong with them."""
+"""Request bodies: their structs, parsing and error messages."""

@@ -1,7 +1,7 @@
-"""What an answer must be, as the world's parameters say it: OpenAI's `response_format`, Workers AI's bare form of it, vLLM's `structured_outputs` and
-`guided_...`, SGLang's `regex` and `json_schema`.
+"""Constraints on an answer, from the parameters of several APIs.
 
-Shapes and sizes only; whether a grammar can be enforced is the engine's to say, before the first token.
+OpenAI's `response_format`, Workers AI's bare form of it, vLLM's `structured_outputs` and `guided_...`, SGLang's `regex` and `json_schema`. Checks
+shapes and sizes only; the engine checks before the first token whether it can enforce a grammar.
 """
 
 from typing import Any
@@ -26,7 +26,7 @@ _KINDS = ("json", "regex", "choice", "grammar", "json_object")
 
 
 def constraint_of(body: SamplingBody) -> AnswerConstraint | None:
-    """Return the one constraint that a request has; None: it has none. Raises ApiError."""
+    """Return the request's only constraint, or None. Raises ApiError if there are several."""
     found: dict[str, AnswerConstraint] = {}
     for name in CONSTRAINING:
         value = getattr(body, name)

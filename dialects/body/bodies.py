@@ -1,7 +1,7 @@
-"""What the request bodies of the dialects are made of, as structs.
+"""The structs that the dialects' request bodies are built of.
 
-Shapes only: turning one into a `Valid...` value is validation's business, saying what is wrong with one is that of validation_errors.py. Strict
-types: "0.5" is not a number and true is not 1.
+Shapes only: parsing.py turns a body into a `Valid...` value, and validation_errors.py words the errors. Types are strict: "0.5" is not a number and
+true is not 1.
 """
 
 import json
@@ -22,7 +22,7 @@ MAX_LOGPROBS = 20
 MAX_BIASES = 1024
 MAX_BIAS = 100.0
 LEAST_TOP_P = 1e-9
-CUSTOM_INPUT = "input"  # the one parameter of the function that stands for a custom tool
+CUSTOM_INPUT = "input"  # the parameter of the function that represents a custom tool
 
 TokenIds = tuple[Annotated[int, Meta(ge=0)], ...]
 StopStrings = tuple[Annotated[str, Meta(min_length=1)], ...]
@@ -33,8 +33,7 @@ Reader = Callable[[Any], Any]
 
 
 def join_parts(value: Any) -> Any:
-    """Join a list of text parts to one text, joined by line ends, as other engines do for templates that expect text. With images among them it
-    stays a list."""
+    """Join text parts with newlines, as templates that expect text need; keep a list with images."""
     if not isinstance(value, list):
         if isinstance(value, str):
             return value
@@ -81,7 +80,9 @@ def objects(most: int) -> Reader:
 
 
 def not_deep(value: Any) -> Any:
-    """Return the value. Raises ValidationError beyond MAX_NESTING: deeper JSON breaks readers and writers, here or at a client."""
+    """Return the value.
+
+    Raises ValidationError beyond MAX_NESTING: deeper JSON breaks parsers here or at a client."""
     level = [value]
     for _ in range(MAX_NESTING + 1):
         level = [
@@ -117,7 +118,9 @@ def are_token_ids(value: Any) -> bool:
 
 
 def read_tool_choice(value: Any) -> Any:
-    """Read one of three words, the function that must be called, or the functions that may be, wrapped as in OpenAI's chats or not."""
+    """Read tool_choice: one of three words, one function, or a list of allowed ones.
+
+    Functions may be wrapped as in OpenAI's chat completions or bare."""
     if value in ("auto", "none", "required"):
         return value
     if value == "any":  # Workers AI's word, and others'
@@ -172,7 +175,9 @@ def _whole(value: Any) -> Any:
 
 
 def _zero_is_off(value: Any) -> Any:
-    """Read 0 as none: clients of Workers AI send it where they want no repetition penalty, and a factor of 0 would mean nothing."""
+    """Read 0 as absent.
+
+    Clients of Workers AI send it for "no repetition penalty", and a factor of 0 means nothing."""
     return None if type(value) in (int, float) and value == 0 else value
 
 
@@ -186,8 +191,9 @@ def _empty_is_absent(value: Any) -> Any:
 
 
 class Body(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The readers of fields that come in several forms (null is none of their business), and the fields that hold bodies, or lists of bodies, with
-    readers of their own."""
+    """The readers of fields with several forms, and of fields that hold bodies or lists of bodies.
+
+    Never called with null."""
 
     READERS: ClassVar[dict[str, Reader]] = {}
     PARTS: ClassVar[dict[str, type["Body"]]] = {}
@@ -199,7 +205,9 @@ class Body(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @classmethod
     def known(cls, values: dict[str, Any], ignored: list[str], where: str = "") -> dict[str, Any]:
-        """Return the values without unknown fields, of bodies inside them too, whose names are appended to `ignored`. May change them in place."""
+        """Return the values without unknown fields, also of nested bodies; add their names to `ignored`.
+
+        May change the values in place."""
         values = cls.cleaned(values)
         names = names_of(cls)
         if not values.keys() <= names:
@@ -218,7 +226,9 @@ class Body(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @classmethod
     def in_one_form(cls, values: dict[str, Any]) -> dict[str, Any]:
-        """Bring the values, in place, into the forms that the fields declare. A second time changes nothing in parts. Raises ValidationError."""
+        """Convert the values in place to the forms that the fields declare; idempotent.
+
+        Raises ValidationError."""
         values = cls.cleaned(values)
         for name, read in cls.READERS.items():
             if (value := values.get(name)) is not None:
@@ -254,12 +264,16 @@ class ToolBody(Body, frozen=True, kw_only=True):
 
 
 def _read_arguments(value: Any) -> Any:
-    """Keep an object, and write what else a broken call may have for one as text: it is taken back as it was handed out."""
+    """Keep an object; encode any other arguments as JSON text.
+
+    Clients send a broken call back with the arguments that they got."""
     return value if isinstance(value, str) else object_or_text(value)
 
 
 def object_or_text(value: Any) -> Any:
-    """Return an object, or the JSON text of anything else and of what is nested too deep to be read. Raises ValidationError."""
+    """Return an object as it is, and the JSON text of any other or too deeply nested value.
+
+    Raises ValidationError."""
     try:
         if isinstance(value, dict):
             return not_deep(value)
@@ -315,8 +329,9 @@ class MessageBody(Body, frozen=True, kw_only=True):
 
     @classmethod
     def cleaned(cls, values: dict[str, Any]) -> dict[str, Any]:
-        """Leave unknown fields of an assistant's message out: clients send answers back as they got them, with fields of other services and of their
-        own helpers. In what an author writes, an unknown field is refused."""
+        """Drop unknown fields of an assistant's message; refuse them in all other messages.
+
+        Clients send answers back with fields that other services or their own libraries added."""
         if values.get("role") != "assistant":
             return values
         message = only(values, cls)

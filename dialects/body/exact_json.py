@@ -1,6 +1,7 @@
-"""JSON of clients whose numbers stay what they are: an integer beyond 64 bits, of which the reader makes the nearest double, is refused by name.
+"""JSON whose integers beyond 64 bits are refused instead of rounded.
 
-Databases' ids of 64 bits pass; what is larger is a text's business. Knows JSON; refuses to know what a document means.
+The JSON reader would turn such an integer into the nearest double. Database ids of 64 bits pass; larger numbers must be sent as strings. Knows JSON
+only, not the fields of a body.
 """
 
 import json
@@ -14,7 +15,7 @@ from pilotlight.wire.errors import ApiError
 _MANY_DIGITS = re.compile(rb"[0-9]{19}")
 _MOST_SIGNS = 20  # of an integer of 64 bits
 _RANGE = range(-(2**63), 2**64)
-# Fields of a body with what was said before. The calls there may have numbers of any size, as answers hand them out.
+# Fields that hold the conversation's history. Its calls may have integers of any size, because answers contain them.
 _HISTORIES = ("messages", "input")
 _ARGUMENTS = ("input", "arguments")  # of a call, where they are no text
 
@@ -33,7 +34,9 @@ def refuse_inexact(raw: bytes | str) -> None:
 
 
 def body_values(raw: bytes) -> Any:
-    """Return the value of a body. Calls of what was said before keep whole numbers of any size. Raises orjson.JSONDecodeError."""
+    """Return the value of a body, with exact integers in the calls of its history.
+
+    Raises orjson.JSONDecodeError."""
     value = orjson.loads(raw)  # fast, and strict
     if not isinstance(value, dict) or not _MANY_DIGITS.search(raw):
         return value
@@ -57,7 +60,7 @@ def _with_calls(value: Any, exact: Any) -> Any:
 
 
 def refuse_inexact_fields(raw: bytes) -> None:
-    """Raise ApiError for a number of a body, other than in what was said before, that would become another one."""
+    """Raise ApiError if a number outside the conversation's history would lose digits."""
     if _MANY_DIGITS.search(raw):
         fields = json.loads(raw)
         refuse_inexact(json.dumps({name: value for name, value in fields.items() if name not in _HISTORIES}))

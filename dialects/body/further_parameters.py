@@ -1,11 +1,12 @@
-"""The world's parameters beside those of bodies.py: which ask for nothing that an answer shows, and which are refused, as what they ask for is not
-done here. What stands in neither place is named in the answer's header, and otherwise let be."""
+"""Parameters that bodies.py does not declare: harmless ones are ignored, unsupported ones refused.
+
+Any other unknown field is ignored and named in a header of the answer."""
 
 from typing import Any, NamedTuple
 
 
 class UnsupportedParameter(NamedTuple):
-    """A parameter that others support and we do not yet: which values of it ask for nothing, and what to do instead."""
+    """A parameter of other APIs that is not supported: values without effect, and what to use instead."""
 
     neutral: tuple[Any, ...]
     instead: str
@@ -29,7 +30,7 @@ UNSUPPORTED: dict[str, UnsupportedParameter] = {
     "lora": UnsupportedParameter(("",), "ask for an adapter as part of the model's name: BASE:ADAPTER"),
     "requests": UnsupportedParameter((), "batches are not supported yet; send one request per prompt"),
     "prompt_logprobs": UnsupportedParameter((), "logprobs are not part of this answer; see /ai/v1/chat/completions"),
-    # of Responses; what keeps them takes these out
+    # of Responses; the response store removes them before parsing
     "previous_response_id": UnsupportedParameter((), "no responses are kept here; send the whole conversation"),
     "background": UnsupportedParameter((False,), "no responses are kept here; wait for the answer"),
     "conversation": UnsupportedParameter((), "send the conversation's items, or previous_response_id"),

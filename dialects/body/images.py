@@ -1,6 +1,6 @@
-"""Images in the messages of every dialect: their parts in each one's shape go in, one ImagePart comes out.
+"""Images in messages: each dialect's form of an image is read into one ImagePart.
 
-Shapes only: what a URL leads to, and whether it is an image at all, is found out where it is read (runtime/generation/images.py).
+Shapes only: runtime/generation/images.py fetches URLs and decodes the files.
 """
 
 from base64 import b64encode
@@ -32,7 +32,9 @@ def image_at(url: Any) -> ImagePart:
 
 
 def image_of_base64(data: Any) -> ImagePart:
-    """Return an image whose file came as base64. Its own header says what it is, whatever type a body claims."""
+    """Return an image whose file was sent as base64.
+
+    Its type comes from the file's header, not from the body."""
     if not isinstance(data, str) or not data:
         raise ValidationError("must be the file's bytes as base64")
     return ImagePart(f"data:;base64,{data}")

@@ -1,10 +1,12 @@
-"""What is wrong with a value of a body, before anybody has said where in the body it stands."""
+"""An invalid value of a body, before its position in the body is known."""
 
 import msgspec
 
 
 class ValidationError(msgspec.ValidationError):
-    """A value that cannot be used. The message says why, without its place in the body; `word` is one of wire/errors.py."""
+    """An unusable value.
+
+    The message omits its place in the body; `word` is an error word of wire/errors.py."""
 
     def __init__(self, sentence: str, word: str = "invalid_request") -> None:
         super().__init__(sentence)

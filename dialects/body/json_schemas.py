@@ -1,5 +1,6 @@
-"""JSON Schemas of what the dialects take and give, from their structs. Of a field that is taken in several forms a struct has only the one it is
-brought into: the others are said here."""
+"""JSON Schemas of the dialects' requests and answers, from their structs.
+
+A struct declares only the normalised form of a field; the other accepted forms are added here."""
 
 from typing import Any
 
@@ -42,7 +43,9 @@ _PLAIN = (
 
 
 def components(kinds: list[Any], template: str) -> tuple[list[Schema], dict[str, Schema]]:
-    """Return the schemas of some types, and of the structs in them by name; `template`: of a reference, with `{name}` in it."""
+    """Return the schemas of the types and, by name, of the structs in them.
+
+    `template` is a reference to a struct, with `{name}` in it."""
     schemas, named = msgspec.json.schema_components(kinds, ref_template=template)
     return list(schemas), {name: _as_taken(name, schema) for name, schema in named.items()}
 

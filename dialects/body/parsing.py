@@ -1,7 +1,7 @@
-"""What the dialects' parsers share: a raw body goes in, its struct comes out, and what the dialects have in common is read from that.
+"""Parsing that the dialects share: raw bodies to structs, and structs to common values.
 
-Every mistake becomes an ApiError that names the parameter and says what to change. Which models exist is asked of a `resolve` function; the
-module refuses to know tokens: whether a prompt fits its model is found out where it is tokenised.
+Every error is an ApiError that names the parameter and the correction. A `resolve` function looks up models. Independent of tokens: whether a prompt
+fits its model is checked after tokenisation.
 """
 
 import json
@@ -44,13 +44,14 @@ def parse_body(body: type[BodyT], raw: bytes, strict: bool) -> tuple[BodyT, tupl
         from pilotlight.dialects.body.validation_errors import first_error
 
         raise first_error(_asked(raw, body, None if strict else ignored), body) or error from None
-    refuse_inexact_fields(raw)  # behind what is wrong with a field, which is named then
+    refuse_inexact_fields(raw)  # after the check of the fields, whose errors name the field
     return found, tuple(ignored)
 
 
 def _asked(raw: bytes, body: type[Body], ignored: list[str] | None) -> dict[str, Any]:
-    """Return the parameters that ask for something: null is absent, harmless parameters and neutral values of refused ones ask for nothing. Unknown
-    fields are named in `ignored`, and refused where it is None."""
+    """Return the parameters that have an effect, without nulls, harmless parameters and neutral values.
+
+    Names of unknown fields are appended to `ignored`; they are refused if it is None."""
     try:
         values = body_values(raw)
     except orjson.JSONDecodeError as error:
@@ -192,7 +193,9 @@ def _tool(tool: ToolBody) -> dict[str, Any]:
 
 
 def _message(message: MessageBody, where: str) -> dict[str, Any]:
-    """Return a message as templates expect it: the developer is the system, arguments are objects, and what is absent is left out."""
+    """Return a message as chat templates expect it.
+
+    The developer's role becomes `system`, arguments become objects, and absent fields are left out."""
     role = "system" if message.role == "developer" else message.role
     content = message.content if message.content is not None else message.refusal
     if content is None and role != "assistant":  # of which nothing may have been said before the length cut it
@@ -218,7 +221,9 @@ def _message(message: MessageBody, where: str) -> dict[str, Any]:
 
 
 def _content(content: str | Content) -> str | list[dict[str, str]]:
-    """Return what the reference gives a template: a text, or the parts of a message with images, whose pixels no template sees."""
+    """Return what the reference implementation passes to a template: a text, or parts with images.
+
+    Templates do not see pixels."""
     if isinstance(content, str):
         return content
     return [{"type": "text", "text": piece} if isinstance(piece, str) else {"type": "image"} for piece in content]
@@ -232,8 +237,9 @@ def _call(call_id: str | None, name: str, arguments: str | dict[str, Any]) -> di
 
 
 def read_arguments(text: str) -> str | dict[str, Any]:
-    """Read a call's arguments. Those that are no JSON object, as a call that the length has cut hands out, or that are nested too deep to be read,
-    stay text."""
+    """Read a call's arguments.
+
+    They stay text if they are not a JSON object, as in a call cut by the length limit, or if they are nested too deep."""
     try:
         arguments = not_deep(json.loads(text or "{}"))
     except (ValueError, RecursionError, ValidationError):

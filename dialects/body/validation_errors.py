@@ -1,7 +1,7 @@
-"""The first error of a body that was refused, as a client would name it: messages[0].content, with a sentence that says what to change.
+"""The first error of a refused body, with the path of its field, such as messages[0].content.
 
-It looks at every field again, in the order in which they are declared, and compares with what the structs declare. Good requests never come here, so
-the module and what it imports are loaded with the first bad one. It refuses to know what the fields mean.
+Checks each field again in the declared order. Valid requests do not need this module, so it is imported with the first invalid one. Independent of
+the fields' meanings.
 """
 
 import difflib
@@ -135,7 +135,7 @@ _BOUNDS = (
 
 
 def _misfit(value: Any, declared: inspect.Type) -> str | None:
-    """Return why the value itself does not fit, whatever it holds; None: it fits."""
+    """Return why the value itself is invalid, ignoring nested values, or None."""
     if isinstance(declared, inspect.LiteralType):
         return None if value in declared.values else f"must be {_alternatives(declared.values)}"
     kind = _JSON_TYPES.get(type(declared))

@@ -1,4 +1,6 @@
-"""OpenAI's decisions: POST /v1/decisions. Source: the types of openai-python 3.57 (decision_create_params.py, decision.py)."""
+"""OpenAI's decisions: POST /v1/decisions.
+
+Source: the types of openai-python 3.57 (decision_create_params.py, decision.py)."""
 
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, ClassVar, Literal

@@ -1,8 +1,8 @@
-"""A decision: a state, questions about it whose answers are known beforehand, and the probability of each answer.
+"""A decision: a state, questions with known options about it, and the probability of each option.
 
-A question is put to a chat model behind the state, which all questions of a request have in common, as the end of what the user says. An option's
-probability is that of its label as the model's answer, in proportion to the other options'. Formulas of confidence: those of TypeSafe's Choice and
-Score. Knows no dialect; refuses to know tokens.
+A chat model gets each question after the state, which all questions of a request share, at the end of the user's turn. An option's probability is
+that of its label as the model's answer, normalised over the options. Formulas of confidence: those of TypeSafe's Choice and Score. Independent of the
+dialect and of tokens.
 """
 
 from collections.abc import Sequence
@@ -45,7 +45,7 @@ class Question(Struct, frozen=True):
         lines = [
             f"{option.label}: {option.description}" if option.description else option.label for option in self.options
         ]
-        return "\n".join([*asked, "Answer with one of these, by what stands before the colon:", *lines])
+        return "\n".join([*asked, "Answer with one of these, by the label before the colon:", *lines])
 
 
 def predicate(instructions: str, name: str | None = None, yes: str = "", no: str = "") -> Question:
@@ -64,7 +64,9 @@ class ValidDecision(ValidGeneration, frozen=True):
     questions: tuple[Question, ...] = ()
 
     def asked(self, question: Question) -> Conversation:
-        """Return the state with a question behind it. Templates refuse two turns of the user in a row, so it is part of a last one."""
+        """Return the state followed by a question.
+
+        Templates refuse two user turns in a row, so both are one turn."""
         state = self.prompt
         assert isinstance(state, Conversation)
         *before, last = state.messages
@@ -87,7 +89,9 @@ def choice_confidence(probabilities: Sequence[float]) -> float:
 
 
 def score_confidence(probabilities: Sequence[float]) -> float:
-    """Return how near the levels are to the likeliest one, in proportion to an even distribution's distance from the middle: from 0 to 1."""
+    """Return how close the probabilities are to the likeliest level, from 0 to 1.
+
+    The mean distance from the likeliest level, relative to an even distribution's mean distance from the middle level."""
     if len(probabilities) == 1:
         return 1.0
     count, likeliest = len(probabilities), likeliest_of(probabilities)

@@ -1,7 +1,6 @@
-"""System One: POST /v1/systemone as its public clients send it, and the same as the input of a decision model at Workers AI's `run`.
+"""System One: POST /v1/systemone, also the input of a decision model at Workers AI's `run`.
 
-Sources: TypeSafe's API reference of /v1/systemone; Cloudflare's input of Clef, which has `images` besides. A state is text or JSON; questions have
-names.
+Sources: TypeSafe's API reference of /v1/systemone; Cloudflare's input of Clef, which adds `images`. A state is text or JSON; questions have names.
 """
 
 from collections.abc import Iterator, Sequence
@@ -97,7 +96,7 @@ def _options(criteria: Any, where: str) -> Iterator[Option]:
     if isinstance(criteria, list) and all(isinstance(label, str) for label in criteria):
         criteria = dict.fromkeys(criteria)
     if not isinstance(criteria, dict) or not 1 <= len(criteria) <= MAX_OPTIONS or "" in criteria:
-        raise refused(f"must be an object of 1 to {MAX_OPTIONS} options and what they mean", where)
+        raise refused(f"must be an object that maps 1 to {MAX_OPTIONS} options to their descriptions", where)
     for label, described in criteria.items():
         yield Option(label, "" if described is None else _text(described))
 

@@ -40,6 +40,9 @@ class SiteControl:
         finally:
             self._session = None
 
+    def knows(self, site: str) -> bool:
+        return site in self._urls
+
     async def exchange(
         self,
         method: str,

@@ -1,4 +1,4 @@
-"""Hint to a site that a model sleeping there was wanted (wire/hop/hints.py), so that the next request finds it awake.
+"""Hint to a site that a model sleeping there was wanted (wire/hop/management.py), so that the next request finds it awake.
 
 A site gets a hint if it would have won without the cost of waking the model; the request itself is answered elsewhere. Hints are sent in the
 background: a lost one costs nothing but its count.
@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry, Counter
 from pilotlight.edge_router.backends.site_control import SiteControl
 from pilotlight.edge_router.routing.views import Preference
 from pilotlight.wire.errors import message_of
-from pilotlight.wire.hop.hints import WAKE_PATH, WakeHint
+from pilotlight.wire.hop.management import WAKE_PATH, WakeHint
 
 # For one model at one site: longer than most wakes, so that the next status says whether it was heeded.
 EVERY_S = 5.0

@@ -27,6 +27,7 @@ from pilotlight.edge_router.requests.request import RequestParser, ValidRequest,
 from pilotlight.edge_router.routing.selection import AttemptPace, SiteSelector
 from pilotlight.edge_router.routing.views import Preference
 from pilotlight.edge_router.telemetry.metrics import NO_SITE, RouterMetrics
+from pilotlight.edge_router.telemetry.recent_requests import RecentRequests
 from pilotlight.sites.network import RelayConfig
 from pilotlight.support.logs import REQUEST
 from pilotlight.wire.errors import ApiError
@@ -60,6 +61,7 @@ class Proxy:
         *,
         body_timeout_s: float,
         stages: Iterable[Stage],
+        recent: RecentRequests,
     ) -> None:
         self.config = config
         self.admission = admission
@@ -69,6 +71,7 @@ class Proxy:
         self.metrics = metrics
         self.upstream = upstream  # open while the application runs
         self._stages = tuple(stages)
+        self._recent = recent
         self._max_body_bytes = int(config.max_body_mib * 2**20)
         self._clock = clock
         self.body_timeout_s = body_timeout_s
@@ -156,6 +159,7 @@ class Proxy:
             error, took_s = sys.exception(), self._clock() - proxied.started_at
             for close in reversed(closing):
                 close(error, took_s)
+            self._recent.note(proxied, error, took_s)
 
     def become(self, stages: Iterable[Stage]) -> None:
         """Run later requests through these stages."""

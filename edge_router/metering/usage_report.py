@@ -31,7 +31,9 @@ class UsageRoutes:
         return [Route(PATH, self.usage)]
 
     async def usage(self, request: Request) -> Response:
-        """Return usage. `?from=&to=` are dates or times, by default UTC; `?by=` some of GROUPS; `?account=`; `?format=csv`."""
+        """Return usage.
+
+        `?from=&to=` are dates or times, by default UTC; `?by=` some of GROUPS; `?account=`; `?format=csv`."""
         query = self._asked(request)
         ledger = self._accounting.ledger
         if ledger is None:
@@ -70,7 +72,7 @@ class UsageRoutes:
             return wanted
         if wanted not in (None, key.account.name):
             raise ApiError(
-                "forbidden", f"the key {key.name} may see only the usage of its own account, {key.account.name}"
+                "forbidden", f"the key {key.name} may read the usage of its account only, {key.account.name}"
             )
         return key.account.name
 

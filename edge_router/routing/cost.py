@@ -371,9 +371,10 @@ def _rtt_ms(request: RouteRequest, backend: BackendView) -> float:
 def _queue_ms(
     request: RouteRequest, backend: BackendView, model: ModelStatus, ms_per_token: float, worked_off_ms: float
 ) -> float:
-    """Return the wait for the rest of the published queue and of later requests when this request arrives. `worked_off_ms` is how much the site has
-    shortened its queue since it published; other routers have sent to it too, at the rate that it publishes. Requests that this router sent a moment
-    ago always count, and so do those behind an unanswered request."""
+    """Return the wait for the rest of the published queue and of later requests when this request arrives.
+
+    `worked_off_ms` is how much the site has shortened its queue since it published; other routers have sent to it too, at the rate that it publishes.
+    Requests that this router sent a moment ago always count, and so do those behind an unanswered request."""
     sent_ms = backend.pending_tokens * ms_per_token
     since_ms = max(0.0, request.now_s - backend.pending_since_s) * 1000
     work_ms = model.queued_tokens * ms_per_token + sent_ms

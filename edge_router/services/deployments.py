@@ -1,4 +1,6 @@
-"""The deployed functions of the network: versions, shares of traffic, and the routes that change them. Off without a deploy token or keys.
+"""The deployed functions of the network: versions, shares of traffic, and the routes that change them.
+
+Off without a deploy token or keys.
 
 A function belongs permanently to the account that deployed it first, together with its stores, so no other account can deploy, read or follow it. The
 deploy token and admin keys are the operator's, who may access all functions.
@@ -22,6 +24,7 @@ from typing import TypeVar
 import aiohttp
 import msgspec
 from msgspec.structs import replace
+from starlette.datastructures import QueryParams
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import BaseRoute, Route
@@ -324,8 +327,8 @@ class DeploymentApi:
         moves = await self._try_everywhere(replace(deployment, home=home), version)
         if moves and deployment.shares and new.percent < 100:
             sentence = (
-                f"the migration {moves[0]} of version {version.number} of {name} renames or deletes classes of Durable Objects, which is done for "
-                "everybody at once: deploy it without --percent"
+                f"the migration {moves[0]} of version {version.number} of {name} renames or deletes classes of Durable Objects, which affects "
+                "all clients at once: deploy it without --percent"
             )
             raise ApiError("invalid_request", sentence)
         before = replace(self._deployments.expected(name, new.expected_revision, author), home=home)
@@ -368,9 +371,8 @@ class DeploymentApi:
 
     async def logs(self, request: Request) -> Response:
         """Return the invocations that were kept at every site that can be asked now."""
-        query, after = log_query(self._readable(request), request.query_params)
-        found = await find_logs(self._followed(query.function), query, after, self._guard.signed)
-        return Response(encode(found), media_type=JSON, headers=NO_STORE)
+        found = await self.invocations(self._readable(request), request.query_params)
+        return Response(found, media_type=JSON, headers=NO_STORE)
 
     async def secrets(self, request: Request) -> Response:
         """Return the names of a function's secrets to its author, and the encrypted values to sites."""
@@ -406,7 +408,16 @@ class DeploymentApi:
         return name
 
     def versions(self) -> bytes:
-        return encode(list(self._deployments.known.values()))
+        """Return the deployments as JSON, each with the names of its secrets."""
+        known = self._deployments.known.values()
+        return encode(
+            [{**msgspec.structs.asdict(each), "secret_names": sorted(self._secrets.of(each.name))} for each in known]
+        )
+
+    async def invocations(self, name: str, asked: QueryParams) -> bytes:
+        """Return the kept invocations of a function at the sites that can be asked now, as JSON. Raises ApiError."""
+        query, after = log_query(_named(name), asked)
+        return encode(await find_logs(self._followed(query.function), query, after, self._guard.signed))
 
     def lines(self, name: str) -> AsyncGenerator[bytes, None]:
         """Iterate over a function's output at the reachable sites. Raises ApiError."""

@@ -72,7 +72,7 @@ class JoinRoutes:
         """Take a machine in. Raises ApiError."""
         assert self._network is not None
         if request.url.scheme != "https":
-            raise ApiError("forbidden", "the network's secret is told over https alone: set listen.tls_certificate")
+            raise ApiError("forbidden", "the network's secret is sent over https only: set listen.tls_certificate")
         try:
             asked = msgspec.json.decode(await limited_body(request, MAX_BODY), type=JoinRequest)
         except msgspec.MsgspecError as error:
@@ -80,7 +80,7 @@ class JoinRoutes:
         host = _host_of(asked.url)
         async with self._joining:
             joined = await asyncio.to_thread(self._join, self._network, asked, host)
-            self._router.set_sites(load_network(self._network.file))
+            self._router.become(load_network(self._network.file))
             self._router.tell_workers()
         log.info("site %s at %s has joined", asked.name, asked.url)
         return Response(msgspec.json.encode(joined), media_type=JSON)

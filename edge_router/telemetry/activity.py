@@ -1,19 +1,12 @@
 """The router's activity, as its page shows it (page/source.py).
 Reads counters of other modules, once a second."""
 
-from collections.abc import Callable, Mapping
-from functools import partial
-
-import msgspec
+from collections.abc import Callable
 
 from pilotlight.edge_router.backends.backend import Backend
-from pilotlight.edge_router.backends.site_control import SiteControl
 from pilotlight.edge_router.forwarding.proxy import Proxy
 from pilotlight.edge_router.forwarding.request_state import RequestState
-from pilotlight.page.routes import Action
 from pilotlight.page.source import Counts, Decision, Move, SiteRow, TimeHistogram, in_steps, shown
-from pilotlight.wire.errors import ApiError, message_of
-from pilotlight.wire.hop.hints import SLEEP_PATH, WAKE_PATH, WakeHint
 from pilotlight.wire.hop.status import Place
 
 TOKEN_GAPS_MS = (1, 2, 3, 5, 7.5, 10, 15, 20, 30, 40, 60, 80, 120, 160, 250, 400, 700, 1200, 2500)
@@ -67,43 +60,6 @@ class RouterActivity:
                 self._gaps[place] += tokens - before
             seen[proxied] = (now, tokens) if tokens != before or proxied not in self._seen else self._seen[proxied]
         self._seen = seen
-
-
-class Operations:
-    """Operations of the page. Raises ApiError, with the site's own reason if it has one."""
-
-    def __init__(self, backends: Mapping[str, Backend], orders: SiteControl) -> None:
-        self._backends = backends
-        self._orders = orders
-
-    def by_name(self) -> dict[str, Action]:
-        return {
-            "wake": partial(self._order, WAKE_PATH),
-            "sleep": partial(self._order, SLEEP_PATH),
-            "drain": partial(self._cordon, True),
-            "resume": partial(self._cordon, False),
-        }
-
-    async def timeline(self, site: str) -> bytes:
-        """Return the site's /timeline. Raises ApiError."""
-        answer = await self._orders.exchange("GET", self._backend(site).name, "/timeline")
-        if answer.status != 200:
-            raise ApiError("upstream_timeout", f"{site}: {message_of(answer.body)}")
-        return answer.body
-
-    async def _order(self, path: str, site: str, model: str) -> None:
-        hint = msgspec.json.encode(WakeHint(model))
-        answer = await self._orders.exchange("POST", self._backend(site).name, path, hint)
-        if answer.status == 0 or answer.status >= 300:
-            raise ApiError("conflict" if answer.status else "upstream_timeout", f"{site}: {message_of(answer.body)}")
-
-    async def _cordon(self, is_cordoned: bool, site: str, model: str) -> None:
-        self._backend(site).cordon(is_cordoned)
-
-    def _backend(self, site: str) -> Backend:
-        if (backend := self._backends.get(site)) is None:
-            raise ApiError("not_found", f"this network has no site named {site[:200]!r}")
-        return backend
 
 
 def _row(backend: Backend) -> SiteRow:

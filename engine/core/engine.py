@@ -9,12 +9,10 @@ a step's results, requirements.py what a sequence needs before it is computed.
 """
 
 import time
-import weakref
 from collections.abc import Callable
-from collections.abc import Sequence as SequenceOf
 
 from pilotlight.engine.adapters.adapter_residency import AdapterStore
-from pilotlight.engine.api.protocol import NO_DRAFTS, ErrorCode, ModelInfo, ModelLoad, Submit, TokenOutput
+from pilotlight.engine.api.protocol import NO_DRAFTS, ErrorCode, ModelInfo, ModelLoad, Submit
 from pilotlight.engine.api.step_journal import NOTHING_HELD, HeldSequences
 from pilotlight.engine.api.struct import replace
 from pilotlight.engine.api.validation import refusal
@@ -45,7 +43,6 @@ class Engine:
         clock: Callable[[], float] = time.perf_counter,
         identity: CacheIdentity | None = None,
         tiers: Tiers | None = None,
-        with_torch: bool = True,
         speculation: Speculation | None = None,
         grammars: Grammars | None = None,
         adapters: AdapterStore | None = None,
@@ -54,16 +51,14 @@ class Engine:
         """Prepare to serve one model.
 
         `lease`: the model borrows blocks from an arena; None if it owns `info.total_blocks`. `identity`: required if `tiers` outlive the engine.
-        `with_torch`: torch may be imported. `speculation`: guesses tokens that a step then verifies. `adapters`, `images`: the store of adapters and
-        the encoder of images; None if the model has none.
+        `speculation`: guesses tokens that a step then verifies. `adapters`, `images`: the store of adapters and the encoder of images; None if the
+        model has none.
         """
         self.info = info
         self.runner = runner
         self.tiers = tiers or Tiers()
-        # a weak reference, so that the memory mapped by a bootstrap program is freed with its engine
-        this: Engine = weakref.proxy(self)
-        self.sequences = OpenSequences(lambda sequence: this._take_back(sequence))
-        self.requirements = Requirements(info, self.sequences, clock, grammars, adapters, images, with_torch)
+        self.sequences = OpenSequences(self._take_back)
+        self.requirements = Requirements(info, self.sequences, clock, grammars, adapters, images)
         self._identity = identity or CacheIdentity(info.name, info.dtype, info.block_size)
         # when no other model has reserved more of the arena than at the start
         self._longest_context = info.context_length
@@ -150,29 +145,6 @@ class Engine:
         self._steps.wait()
         self.tiers.close()
         self.requirements.close()
-
-    def detach_sequences(self) -> list[Sequence]:
-        """Remove and return all sequences, oldest first, for another engine of the same model.
-
-        That engine adopts them and computes them again.
-        """
-        going = list(self.sequences)
-        for sequence in going:
-            self.sequences.remove(sequence)
-            sequence.forget_computed()
-            sequence.block_hashes = []
-        return sorted(going, key=lambda sequence: sequence.arrival)
-
-    def adopt_sequences(self, sequences: SequenceOf[Sequence]) -> None:
-        """Continue sequences that another engine of the same model has detached."""
-        for sequence in sequences:
-            sequence.length_limit = min(sequence.length_limit, self.info.context_length)
-            self._queue(sequence)
-
-    def hand_over_to(self, successor: "Engine") -> list[TokenOutput]:
-        """Hand every open sequence over to another engine of the same model; return the unsent outputs."""
-        successor.adopt_sequences(self.detach_sequences())
-        return self.sequences.take_outputs()
 
     @property
     def held(self) -> HeldSequences:

@@ -40,7 +40,6 @@ class Requirements:
         grammars: Grammars | None,
         adapters: AdapterStore | None,
         images: ImageEncoder | None,
-        with_torch: bool,
     ) -> None:
         """`clock`: the scheduler's; other arguments as for Engine."""
         self.token_masks = TokenMasks(info, grammars, sequences)
@@ -49,7 +48,6 @@ class Requirements:
         self._model = info.name
         self._sequences = sequences
         self._clock = clock
-        self._with_torch = with_torch
 
     def images_of(self, submit: Submit) -> tuple[SequenceImage, ...] | None:
         """Return a sequence's images, or None if one was sent without data and is not cached."""
@@ -83,7 +81,7 @@ class Requirements:
         They end before they read or write a block that now belongs to another sequence.
         """
         sequences = [chunk.sequence for chunk in chunks]
-        places = stale(scheduler.pool.generations, sequences, with_torch=self._with_torch)
+        places = stale(scheduler.pool.generations, sequences)
         for sequence in [sequences[i] for i in places]:
             log.error("%s: a block of sequence %s was handed to another one", self._model, sequence.sequence_id)
             message = "a block of the sequence's KV cache was handed to another one; send the request again"
@@ -113,11 +111,11 @@ class Requirements:
             self.images.close()
 
 
-def stale(generations: "array[int]", sequences: SequenceOf[Sequence], *, with_torch: bool = True) -> list[int]:
+def stale(generations: "array[int]", sequences: SequenceOf[Sequence]) -> list[int]:
     """Return the indices of sequences that hold a block which now belongs to another: an internal error.
 
     `generations`: one per block, which grows when its block is handed out again or leaves the model; a table remembers those of its blocks. All are
-    compared before a step reads any: if there are many, in a few operations, without Python per block. `with_torch`: torch is imported, or may be.
+    compared before a step reads any: if there are many, in a few operations, without Python per block.
     """
     blocks, remembered = array("q"), array("q")
     for sequence in sequences:
@@ -127,7 +125,7 @@ def stale(generations: "array[int]", sequences: SequenceOf[Sequence], *, with_to
     if not blocks:
         return []
     assert len(blocks) == len(remembered), "a block table and its generations differ in length"
-    if len(blocks) <= _FEW or not with_torch:
+    if len(blocks) <= _FEW:
         current = array("q", map(generations.__getitem__, blocks))
         if current == remembered:
             return []

@@ -51,6 +51,13 @@ def directory_of(file: Path, root: Path) -> Path:
     return place
 
 
+def license_of(directory: Path) -> str | None:
+    """Return the licence that a GGUF file's metadata states, empty if it states none; None if the directory stands for no GGUF file. Raises
+    CheckpointError."""
+    file = directory / GGUF_FILE
+    return str(GgufFile.open(file).metadata.get("general.license", "")) if file.exists() else None
+
+
 def _written(described: Described, metadata: Metadata, vocabulary: Vocabulary | None) -> dict[str, str]:
     config = dict(described.config)
     format = _format(described)

@@ -33,19 +33,19 @@ from pilotlight.engine.api.protocol import (
 )
 from pilotlight.engine.api.step_journal import HeldSequences, StepJournal
 from pilotlight.engine.api.validation import host_problem
-from pilotlight.engine.bootstrap import bootstrap_store
 from pilotlight.engine.core.open_sequences import error_output
 from pilotlight.engine.host.hosted_models import HostedModels
-from pilotlight.engine.host.model_loader import Loader, ModelLoader
+from pilotlight.engine.host.model_loader import ModelLoader
 from pilotlight.engine.host.process import configure_process
-from pilotlight.engine.host.served_model import ServedModel
 from pilotlight.engine.host.step_frames import StepFrames
 from pilotlight.engine.host.transport import FrontEndGone, HostTransport
+from pilotlight.engine.weights import digests
 from pilotlight.kernels.cpu.build import BuildError, discard_libraries, forced_kind
 from pilotlight.support.logs import inherit_logging
 
 if TYPE_CHECKING:
     from pilotlight.engine.api.keys import Keys
+    from pilotlight.engine.loading.loaded_model import LoadedModel
 
 log = logging.getLogger(__name__)
 
@@ -62,15 +62,11 @@ class EngineHost:
     def __init__(
         self,
         transport: HostTransport,
-        loader: Loader,
+        loader: ModelLoader,
         is_orphaned: Callable[[], bool] = lambda: False,
         journal: StepJournal | None = None,
     ) -> None:
-        """Prepare the host.
-
-        `loader`: may serve a model by other means until it is loaded (engine/bootstrap). `journal`: shows the site which sequences were being
-        computed when the host died.
-        """
+        """Prepare the host. `journal`: shows the site which sequences were being computed when the host died."""
         self._transport = transport
         self._loader = loader
         self._is_orphaned = is_orphaned
@@ -98,8 +94,7 @@ class EngineHost:
             for command in self._transport.receive(self._receive_timeout_s()):
                 self._handle_command(command)
             self._send_ready()
-            if not self._models.collect():
-                self.stop()
+            self._models.collect()
             working = [model for model in self._models.served.values() if model.engine.has_work]
             stepped = [model for model in working if self._broken is None and self._step(model)]
             if self._broken is not None:
@@ -165,7 +160,7 @@ class EngineHost:
             self._owes_ready = False
             self._transport.send(self._loader.ready)
 
-    def _step(self, model: ServedModel) -> bool:
+    def _step(self, model: "LoadedModel") -> bool:
         """Return False if nothing was computed: liveness requires progress, and an error is not progress."""
         engine, name = model.engine, model.spec.name
         num_steps = engine.stats.num_steps
@@ -194,7 +189,7 @@ class EngineHost:
         if self._journal is not None:
             self._journal.note(model, held)
 
-    def _note_peers(self, waiting: Sequence[ServedModel]) -> None:
+    def _note_peers(self, waiting: "Sequence[LoadedModel]") -> None:
         """Count messages from hosts that compute for this one as progress."""
         heard = max(model.engine.tiers.num_heard for model in waiting)
         if heard > self._num_heard:
@@ -206,7 +201,7 @@ class EngineHost:
             model.engine.sequences.has_outputs for model in self._models.served.values()
         )
 
-    def _send_frame(self, stepped: Sequence[ServedModel]) -> None:
+    def _send_frame(self, stepped: "Sequence[LoadedModel]") -> None:
         self._frames.send(self._models.served.values(), stepped)
 
 
@@ -246,11 +241,6 @@ def main(words: Sequence[str]) -> None:
         action="store_true",
         help="remove the files that earlier hosts built, because one of them crashed on them",
     )
-    parser.add_argument(
-        "--bootstrap",
-        action="store_true",
-        help="serve the first model by its bootstrap program, if it has one, until it is loaded",
-    )
     arguments = parser.parse_args(words)
     inherit_logging("engine")
     try:
@@ -266,7 +256,6 @@ def main(words: Sequence[str]) -> None:
     if arguments.afresh:
         with suppress(BuildError, OSError):  # then there is none
             discard_libraries()
-            bootstrap_store.discard()
     keys = _keys(arguments.keys)
     if problem := address_problem(arguments.address, has_keys=keys is not None):
         sys.exit(f"pilotlight.engine.host.engine_host: {problem}")
@@ -278,10 +267,10 @@ def main(words: Sequence[str]) -> None:
     # With keys, the front end is on another machine, and its lease shows whether it is alive.
     parent = arguments.parent if arguments.parent is not None or keys is not None else os.getppid()
     transport = SocketTransport(arguments.address, keys)
-    loader = ModelLoader(config, arguments.standby, records_bootstrap=True)
+    loader = ModelLoader(config, arguments.standby, digests.folder())
     host = EngineHost(
         transport,
-        _with_bootstrap(config, loader) if arguments.bootstrap else loader,
+        loader,
         lambda: parent is not None and os.getppid() != parent,
         StepJournal(arguments.journal) if arguments.journal is not None else None,
     )
@@ -294,12 +283,6 @@ def main(words: Sequence[str]) -> None:
     if loader.is_at_work:
         # A thread that is inside torch, whose import alone takes seconds on a busy machine, would abort the process when the interpreter ends.
         os._exit(0)
-
-
-def _with_bootstrap(config: HostConfig, loader: ModelLoader) -> Loader:
-    from pilotlight.engine.bootstrap.bootstrap_loader import with_bootstrap  # a standby does not need it
-
-    return with_bootstrap(config, loader)
 
 
 def _keys(path: Path | None) -> "Keys | None":

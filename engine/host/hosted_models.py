@@ -1,4 +1,4 @@
-"""The models of an engine host: loading, loaded, and served by other means until they are.
+"""The models of an engine host: loading, and loaded.
 
 Knows which results of the loader are still needed; does not know sequences, steps and when to look.
 """
@@ -6,8 +6,7 @@ Knows which results of the loader are still needed; does not know sequences, ste
 from typing import TYPE_CHECKING
 
 from pilotlight.engine.api.protocol import LoadProgress, ModelFailed, ModelReady, ModelSpec, ModelUnloaded
-from pilotlight.engine.host.model_loader import Loader
-from pilotlight.engine.host.served_model import ServedModel
+from pilotlight.engine.host.model_loader import ModelLoader
 from pilotlight.engine.host.step_frames import StepFrames
 from pilotlight.engine.host.transport import HostTransport
 
@@ -16,13 +15,12 @@ if TYPE_CHECKING:
 
 
 class HostedModels:
-    def __init__(self, loader: Loader, transport: HostTransport, frames: StepFrames) -> None:
-        """`loader`: may serve a model by other means until it is loaded (engine/bootstrap)."""
+    def __init__(self, loader: ModelLoader, transport: HostTransport, frames: StepFrames) -> None:
         self._loader = loader
         self._transport = transport
         self._frames = frames
-        self.served: dict[str, ServedModel] = {}  # by name
-        self.loading: dict[str, ModelSpec] = {}  # by name; some may be served by other means meanwhile
+        self.served: dict[str, LoadedModel] = {}  # by name
+        self.loading: dict[str, ModelSpec] = {}  # by name
         self._arriving: list[LoadedModel] = []  # loaded, but part of their cache is still held by other models
 
     def why_missing(self, name: str) -> str:
@@ -34,9 +32,7 @@ class HostedModels:
         known = served.spec if served else self.loading.get(spec.name)
         if known is None:
             self.loading[spec.name] = spec
-            stand_in = self._loader.load(spec)
-            if stand_in is not None:
-                self._serve(stand_in)
+            self._loader.load(spec)
         elif not known.loads_same(spec):
             message = f"{spec.name} is already loaded from {known.path}; unload it first"
             self._transport.send(ModelFailed(spec.name, "model_load_failed", message))
@@ -52,43 +48,25 @@ class HostedModels:
             model.close()
         self._transport.send(ModelUnloaded(name))
 
-    def collect(self) -> bool:
-        """Take the loader's results for this host.
-
-        Returns False if a model that is being served cannot be loaded: its sequences then move to the next host, which reports the reason.
-        """
-        can_go_on = True
+    def collect(self) -> None:
+        """Take the loader's results for this host."""
         for spec, result in self._loader.take_results():
             is_wanted = self.loading.get(spec.name) is spec  # else it was unloaded while it loaded
             match result:
-                case ModelFailed() if is_wanted and spec.name in self.served:
-                    can_go_on = False
                 case ModelFailed() if is_wanted:
                     del self.loading[spec.name]
                     self._transport.send(result)
                 case LoadProgress() if is_wanted:
-                    if spec.name in self.served:  # requests that wait for the load have a deadline
-                        self._frames.note_progress()
                     self._transport.send(result)
                 case LoadProgress() | ModelFailed():
                     pass
                 case loaded:
                     self._arriving.append(loaded)
         self._arriving = [loaded for loaded in self._arriving if not self._activate(loaded)]
-        return can_go_on
 
     def close(self) -> None:
         for model in (*self.served.values(), *self._arriving):
             model.close()
-
-    def _serve(self, model: ServedModel) -> None:
-        """Serve the model from now on, in place of its bootstrap program if it has one."""
-        name = model.spec.name
-        previous, self.served[name] = self.served.get(name), model
-        if previous is not None:
-            self._frames.add(*previous.engine.hand_over_to(model.engine))
-            previous.close()
-        self._transport.send(ModelReady(model.engine.info))
 
     def _activate(self, loaded: "LoadedModel") -> bool:
         """Serve a loaded model, or close it if it was unloaded meanwhile.
@@ -100,7 +78,8 @@ class HostedModels:
             loaded.close()
         elif loaded.has_whole_cache():
             del self.loading[name]
-            self._serve(loaded)
+            self.served[name] = loaded
+            self._transport.send(ModelReady(loaded.engine.info))
         else:
             return False
         return True

@@ -11,15 +11,13 @@ import signal
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from pilotlight.engine.api.errors import CheckpointError
 from pilotlight.engine.api.protocol import VERSION, HostConfig, HostReady, LoadProgress, ModelFailed, ModelSpec
 from pilotlight.engine.api.validation import host_problem
-from pilotlight.engine.bootstrap import bootstrap_store
 from pilotlight.engine.host.preparation import prepare
 from pilotlight.engine.host.process import at_low_priority
-from pilotlight.engine.host.served_model import ServedModel
 from pilotlight.engine.weights.digests import check_sound, verify_in_background
 
 if TYPE_CHECKING:
@@ -36,44 +34,20 @@ _LAST_LOAD_S = 1.0
 _LOOK_S = 0.5
 
 
-class Loader(Protocol):
-    """The loader of a host's models: a ModelLoader, or one that serves them sooner (engine/bootstrap)."""
-
-    @property
-    def ready(self) -> HostReady | None:
-        """Return the host's properties, or None until a model could be loaded."""
-
-    @property
-    def why_ending(self) -> str | None:
-        """Return why the loader wants the host to end, or None."""
-
-    def start(self) -> None: ...
-
-    def load(self, spec: ModelSpec) -> ServedModel | None:
-        """Start to load. Return what serves the model until it is loaded, if anything does."""
-
-    def prewarm(self, spec: ModelSpec) -> None:
-        """Prepare for a model that may have to be loaded, in idle time."""
-
-    def take_results(self) -> "list[tuple[ModelSpec, LoadResult]]": ...
-
-    def close(self) -> None: ...
-
-
 class ModelLoader:
-    def __init__(self, config: HostConfig, is_standby: bool = False, *, records_bootstrap: bool = False) -> None:
+    def __init__(self, config: HostConfig, is_standby: bool = False, digests: Path | None = None) -> None:
         """Prepare the thread.
 
-        `is_standby`: no request waits for this host; it prepares more thoroughly, at a lower priority. `records_bootstrap`: record bootstrap programs
-        of its models for later starts (engine/bootstrap).
+        `is_standby`: no request waits for this host; it prepares more thoroughly, at a lower priority. `digests`: the folder that keeps digests of
+        each checkpoint's first load, by which later loads are checked.
         """
         if problem := host_problem(config):
             raise ValueError(problem)
         self._config = config
         self._is_standby = is_standby
-        self._records_bootstrap = records_bootstrap
-        self.ready: HostReady | None = None
-        self.why_ending: str | None = None
+        self._digests = digests
+        self.ready: HostReady | None = None  # until a model could be loaded
+        self.why_ending: str | None = None  # the reason for which it has the host end
         self._specs: queue.SimpleQueue[ModelSpec | None] = queue.SimpleQueue()
         self._expected: queue.SimpleQueue[ModelSpec] = queue.SimpleQueue()
         self._results: queue.SimpleQueue[tuple[ModelSpec, LoadResult]] = queue.SimpleQueue()
@@ -187,11 +161,10 @@ class ModelLoader:
                 self._results.put((spec, LoadProgress(spec.name, done, total)))
 
         directory = Path(spec.path)
-        records = bootstrap_store.digests() if self._records_bootstrap else None
-        if records is not None:
-            check_sound(directory, records)
-        loaded = load_model(spec, self._config, self._memory, report, self._tiers, self._records_bootstrap)
-        if records is not None:
+        if self._digests is not None:
+            check_sound(directory, self._digests)
+        loaded = load_model(spec, self._config, self._memory, report, self._tiers)
+        if self._digests is not None:
             # The host ends as on a request to stop: open sequences move to a host with intact weights, and this one refuses the damaged ones by name.
-            verify_in_background(directory, records, lambda: os.kill(os.getpid(), signal.SIGTERM))
+            verify_in_background(directory, self._digests, lambda: os.kill(os.getpid(), signal.SIGTERM))
         return loaded

@@ -5,10 +5,13 @@ It sends a heartbeat while nothing is computed. Does not know commands and loads
 
 import time
 from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING
 
 from pilotlight.engine.api.protocol import HostPhases, StepOutput, TokenOutput
-from pilotlight.engine.host.served_model import ServedModel
 from pilotlight.engine.host.transport import HostTransport
+
+if TYPE_CHECKING:
+    from pilotlight.engine.loading.loaded_model import LoadedModel
 
 HEARTBEAT_S = 0.5
 
@@ -37,7 +40,7 @@ class StepFrames:
     def until_heartbeat_s(self) -> float:
         return self._last_frame_at + HEARTBEAT_S - time.monotonic()
 
-    def send(self, models: Collection[ServedModel], stepped: Sequence[ServedModel]) -> None:
+    def send(self, models: "Collection[LoadedModel]", stepped: "Sequence[LoadedModel]") -> None:
         """Send a frame. `stepped`: the models that have computed something."""
         started = time.perf_counter()
         outputs, self._outputs = self._outputs, []

@@ -91,14 +91,14 @@ class GatedDeltaNet:
             return qkv, torch.unflatten(gate, 1, (shape.value_heads, shape.value_dim)), steps, decays
         both, two = (torch.unflatten(project(x, context), 1, (shape.key_heads, -1)) for project in self.projections)
         of_key = shape.value_heads // shape.key_heads
-        q, k, v, gate = torch.split(both, (shape.key_dim, shape.key_dim, *(of_key * shape.value_dim,) * 2), dim=2)
+        q, k, v, gate = torch.split(both, [shape.key_dim, shape.key_dim, *(of_key * shape.value_dim,) * 2], dim=2)
         steps, decays = torch.split(two, of_key, dim=2)
         qkv = torch.cat((q.flatten(1), k.flatten(1), v.flatten(1)), dim=1)
         return qkv, gate.reshape(len(x), shape.value_heads, shape.value_dim), steps.flatten(1), decays.flatten(1)
 
     def _inputs(self, qkv: torch.Tensor, steps: torch.Tensor, decays: torch.Tensor) -> _Inputs:
         shape = self.shape
-        q, k, v = torch.split(qkv.float(), (shape.key_size, shape.key_size, shape.value_size), dim=1)
+        q, k, v = torch.split(qkv.float(), [shape.key_size, shape.key_size, shape.value_size], dim=1)
         q, k = (_unit(torch.unflatten(x, 1, (shape.key_heads, shape.key_dim))) for x in (q, k))
         of_key = shape.value_heads // shape.key_heads
         return _Inputs(

@@ -59,9 +59,9 @@ class Mamba:
         shape, cache = self.shape, context.caches[self.shape.layer]
         states, conv_state = cache.segments
         places = context.states[cache.group]
-        gate, mixed, steps = torch.split(self.in_proj(x, context), (shape.inner, shape.channels, shape.heads), dim=1)
+        gate, mixed, steps = torch.split(self.in_proj(x, context), [shape.inner, shape.channels, shape.heads], dim=1)
         mixed = self.conv(mixed, conv_state, places).float()
-        inner, b, c = torch.split(mixed, (shape.inner, *(shape.groups * shape.state,) * 2), dim=1)
+        inner, b, c = torch.split(mixed, [shape.inner, *(shape.groups * shape.state,) * 2], dim=1)
         inner = torch.unflatten(inner, 1, (shape.heads, shape.head_dim))
         b, c = (torch.unflatten(one, 1, (shape.groups, shape.state)) for one in (b, c))
         steps = F.softplus(steps.float() + self.step_bias)

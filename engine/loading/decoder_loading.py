@@ -11,9 +11,6 @@ from pilotlight.engine.adapters.adapter_store import RunnerAdapters
 from pilotlight.engine.api.errors import CheckpointError
 from pilotlight.engine.api.protocol import ModelInfo
 from pilotlight.engine.api.struct import replace
-from pilotlight.engine.bootstrap.bootstrap_store import are_wanted
-from pilotlight.engine.bootstrap.program import FileRange
-from pilotlight.engine.bootstrap.recorder import BackgroundRecorder, TensorLayout, record
 from pilotlight.engine.core.engine import Engine
 from pilotlight.engine.drafting.model_drafter import ModelDrafter
 from pilotlight.engine.execution.runner import ModelRunner
@@ -39,16 +36,14 @@ if TYPE_CHECKING:
     from pilotlight.engine.parallel.ranks import RankGroup
 
 
-def load_decoder(
-    loading: ModelLoading, memory: KvMemory, tiers: SharedTiers | None, records_bootstrap: bool
-) -> LoadedModel:
-    """Load a model with a KV cache. `records_bootstrap`: as in load_model. Raises CheckpointError."""
+def load_decoder(loading: ModelLoading, memory: KvMemory, tiers: SharedTiers | None) -> LoadedModel:
+    """Load a model with a KV cache. Raises CheckpointError."""
     spec, group = loading.spec, memory.group
     layout = loading.layout()
     loading.phases.end("fingerprint")
     place = find_place(spec, layout, memory.slabs, memory.arena.total_bytes, group.copies)
     try:
-        return _PlacedDecoder(loading, group, layout, place).load(tiers, records_bootstrap)
+        return _PlacedDecoder(loading, group, layout, place).load(tiers)
     except BaseException:
         group.drop(spec.name)
         place.close()
@@ -63,7 +58,7 @@ class _PlacedDecoder(NamedTuple):
     layout: CacheLayout
     place: Lease | Reservation
 
-    def load(self, tiers: SharedTiers | None, records_bootstrap: bool) -> LoadedModel:
+    def load(self, tiers: SharedTiers | None) -> LoadedModel:
         loading, group, spec = self.loading, self.group, self.loading.spec
         context_length = self._context_length()
         loading.phases.end("kv")
@@ -88,9 +83,6 @@ class _PlacedDecoder(NamedTuple):
             adapters=self._adapters(own),
             images=self._images(own),
         )
-        is_plain = drafts is None and spec.kv_dtype == "auto" and not self.layout.has_states
-        if records_bootstrap and is_plain and loading.arena.device.type == "cpu":
-            self._record_bootstrap(weights, info)
         return LoadedModel(spec, engine, self.place, start_moving(weights, own), group)
 
     @property
@@ -190,15 +182,3 @@ class _PlacedDecoder(NamedTuple):
             return None
         images = RunnerImages(own, sizes, self.loading.config.hidden_size * self.layout.dtype.itemsize)
         return self.group.images(images, self.loading.spec.name)
-
-    def _record_bootstrap(self, weights: FilledModel[Model], info: ModelInfo) -> None:
-        """Record a bootstrap program for the model's next start, if it has none."""
-        if not are_wanted():
-            return
-        parts = {
-            name: tuple(FileRange(part.file.name, part.start, part.num_bytes) for part in found)
-            for name, found in weights.in_files.items()
-        }
-        laid, fingerprint = TensorLayout(weights.tensors, parts), self.loading.source.fingerprint.hex()
-        layout, spec, host = self.layout, self.loading.spec, self.loading.host
-        BackgroundRecorder(lambda: record(weights.model, laid, layout, fingerprint, spec, host, info))

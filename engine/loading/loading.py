@@ -25,12 +25,8 @@ def load_model(
     memory: KvMemory,
     on_progress: ReadingProgress | None = None,
     tiers: SharedTiers | None = None,
-    records_bootstrap: bool = False,
 ) -> LoadedModel:
-    """Load a model.
-
-    `records_bootstrap`: write a program with which a later host can open the model (engine/bootstrap). Raises CheckpointError.
-    """
+    """Load a model. Raises CheckpointError."""
     with opened_source(spec, host, memory.arena, memory.links, on_progress) as loading:
         if not loading.config.cached_layers:
             if loading.recipe is None:
@@ -39,7 +35,7 @@ def load_model(
                     "embeddings with it: sentence-transformers' modules.json and 1_Pooling/config.json are missing"
                 )
             return _load_encoder(loading)
-        return load_decoder(loading, memory, tiers, records_bootstrap and memory.links is None)
+        return load_decoder(loading, memory, tiers)
 
 
 def _load_encoder(loading: ModelLoading) -> LoadedModel:

@@ -24,8 +24,11 @@ from pilotlight.engine.api.errors import CheckpointError
 from pilotlight.engine.api.plain_files import open_file, read_bytes
 from pilotlight.engine.weights.checkpoint import weight_files
 from pilotlight.kernels.cpu import durable
+from pilotlight.kernels.cpu.build import BuildError, private_cache, private_folder
 
 log = logging.getLogger(__name__)
+
+SWITCH = "PILOTLIGHT_DIGESTS"  # the folder where digests are kept, in place of one in the user's cache; 0: none are
 
 _FIRST_AFTER_S = 5.0  # other work of a load comes first
 _STEP_BYTES = 4 << 20
@@ -33,6 +36,17 @@ _SHARE = 0.25  # of a core's time, at most
 _SAMPLES = 16  # of each file, evenly spread
 _SAMPLE_BYTES = 4096
 _MAX_HEADER_BYTES = 1 << 20  # of a header of a hundred thousand tensors this much is telling enough
+
+
+def folder() -> Path | None:
+    """Return where the digests of first loads are kept; None: nowhere."""
+    own = os.environ.get(SWITCH)
+    if own == "0":
+        return None
+    try:
+        return private_folder(Path(own)) if own else private_cache("digests")
+    except BuildError:
+        return None
 
 
 def fingerprint(directory: Path) -> bytes:

@@ -33,7 +33,6 @@ from pilotlight.engine.weights.storage import (
     FilledStorage,
     LayoutPlan,
     MappedTensors,
-    StoredRange,
     WeightStorage,
     on_device,
 )
@@ -69,8 +68,6 @@ class FilledModel(Generic[ModelT]):
     is_proved: bool = False  # an earlier load has computed with these bytes
     tensors: Mapping[str, torch.Tensor] = field(default_factory=dict)  # by name, all of them
     saved_bytes: int = 0  # by matrices in 12 bits
-    # Where those tensors lie that are files' own pages.
-    in_files: Mapping[str, tuple[StoredRange, ...]] = field(default_factory=dict)
 
 
 class WeightLoad(Generic[ModelT]):
@@ -201,15 +198,10 @@ class WeightLoad(Generic[ModelT]):
 
     def _load_bundle(self, file: BundleFile) -> FilledModel[ModelT]:
         memory: torch.Tensor | None = None
-        in_files = {}
         if self._device.type == "cpu":
             is_packed = file is self._source.packed
             memory = file.map() if is_packed else map_cached(file)
             storage = BundleStorage(file.bundle, BundleMemory(memory, file.bundle).take)
-            if is_packed:
-                in_files = {
-                    spec.name: (StoredRange(file.path, start, spec.num_bytes),) for spec, start in file.bundle.tensors
-                }
         else:
             storage = BundleStorage(file.bundle, on_device(self._device), file.path)
         model = self._lay_out(storage)
@@ -222,7 +214,7 @@ class WeightLoad(Generic[ModelT]):
         if is_shared:
             register(file, self._device)  # for the next time
         saved = plain_bytes(storage.tensors, self._matrices) - sum(part.nbytes for part in storage.tensors.values())
-        return FilledModel(model, True, memory, tensors=storage.tensors, in_files=in_files, saved_bytes=saved)
+        return FilledModel(model, True, memory, tensors=storage.tensors, saved_bytes=saved)
 
     def _load_copied(self, path: Path) -> FilledModel[ModelT]:
         """Load packed weights whose layout depends on their content. The bundle in memory is a copy of the checkpoint: no disk is read again, but
@@ -313,7 +305,7 @@ class WeightLoad(Generic[ModelT]):
         self._phases.end("map")
 
         pending = self._pending(path, wanted, storage.tensors)
-        return FilledModel(model, False, None, pending, tensors=storage.tensors, in_files=in_files)
+        return FilledModel(model, False, None, pending, tensors=storage.tensors)
 
     def _pending(
         self, path: Path | None, wanted: list[TensorSpec], tensors: Mapping[str, torch.Tensor]

@@ -6,7 +6,6 @@ A service and the classes of Durable Objects are the owner's of their function; 
 written beside its data and stays when the function goes.
 """
 
-import logging
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from fnmatch import fnmatchcase
@@ -15,11 +14,8 @@ from pathlib import Path
 from pilotlight.functions.bindings.binding import BindingError
 from pilotlight.functions.bindings.place import directory_of
 from pilotlight.functions.manifest import Manifest
-from pilotlight.support import atomic_files
-from pilotlight.support.database import Databases
 
 SITE = "@site"  # no function has this name
-log = logging.getLogger("pilotlight.bindings")
 
 OF_A_FUNCTION = ("service", "durable_object", "props")  # resources that are named by their function
 
@@ -57,26 +53,6 @@ class Owners:
             if kind not in OF_A_FUNCTION and not _read(file):
                 file.parent.mkdir(parents=True, exist_ok=True)
                 file.write_text(self._of(manifest.name), encoding="utf-8")
-
-    def take_over(self, kind: str, before: str, id: str, function: str, databases: Databases) -> None:
-        """Move a function's store to its new name, if it belonged to the function alone and is not open.
-        If its owner is unknown or others may use it too, log what to move. Raises OSError."""
-        old, new = directory_of(self._state_dir, kind, before), directory_of(self._state_dir, kind, id)
-        if new.exists() or not old.is_dir() or (owner := _read(old / "owner")) not in ("", function):
-            return
-        if owner and f"{kind}:{before}" not in self._shared:
-            if databases.are_open_in(old):  # a version that names it is still served
-                return
-            old.rename(new)
-            atomic_files.sync(new.parent)
-            log.info("the %s store %s of %s is %s now: %s", kind, before, function, id, new)
-            return
-        why = f"others may use it, too (functions.shared, {kind}:{before})" if owner else "its owner is unknown"
-        log.warning(
-            "%s starts with an empty %s store %s; to use the data in %s, which it does not get because %s, move that folder to %s while the site "
-            "is stopped",
-            function, kind, id, old, why, new,
-        )  # fmt: skip
 
     def _of(self, function: str) -> str:
         return SITE if function in self._own else function

@@ -276,7 +276,9 @@ class QueueConsumer:
         self._queue.detach(self)
 
     async def close(self) -> None:
-        """Stop. Messages in delivery come again, and the attempt is not counted, because the site interrupted it."""
+        """Stop.
+
+        Messages in delivery come again, and the attempt is not counted, because the site interrupted it."""
         self.stop()
         for task in (self._task, *self._deliveries):
             task.cancel()

@@ -1,38 +1,24 @@
 """`pilotlight types`: the bindings of a manifest as a class with annotations, for editors and type checkers."""
 
+import sys
 from pathlib import Path
 from typing import Any
 
 from pilotlight.functions.manifest import load_manifest
 
-FACES = {  # where a function imports them from
-    "ai": "ai.AI",
-    "kv": "kv.KVNamespace",
-    "d1": "d1.D1Database",
-    "r2": "r2.R2Bucket",
-    "queue_producer": "queues.Queue",
-    "rate_limit": "rate_limit.RateLimit",
-    "assets": "service.Fetcher",
-    "service": "service.Service",
-    "durable_object": "durable_objects.DurableObjectNamespace",
-    "workflow": "workflow.Workflow",
-    "worker_loader": "worker_loader.WorkerLoader",
-    "analytics_engine": "small.AnalyticsEngine",
-    "vectorize": "vectorize.Vectorize",
-    "secrets_store": "small.StoredSecret",
-    "hyperdrive": "small.Hyperdrive",
-}
+SDK = Path(__file__).parents[1] / "sdk"
 VALUES = (bool, int, float, str, dict, list)
 
 
 def types(directory: Path, environment: str | None) -> str:
     """Return the source of a module with a class `Env`. Raises ManifestError."""
     imports, lines = {"from typing import Any"}, []
+    faces = _faces()
     for binding in sorted(load_manifest(directory, environment).bindings, key=lambda each: each.name):
-        face = FACES.get(binding.kind)
+        face = faces.get(binding.kind)
         if face is not None:
-            module, _, kind = face.partition(".")
-            imports.add(f"from workers.bindings.{module} import {kind}")
+            kind = face.__name__
+            imports.add(f"from {face.__module__} import {kind}")
         else:
             kind = _kind_of(binding.options.get("value"))
         lines.append(f"    {binding.name}: {kind}")
@@ -42,6 +28,15 @@ def types(directory: Path, environment: str | None) -> str:
         + "\n".join(sorted(imports))
         + f"\n\n\nclass Env:\n{body}\n"
     )
+
+
+def _faces() -> dict[str, type[Any]]:
+    """Return the classes of bindings by kind, as functions import them; without those that are not offered here."""
+    if str(SDK) not in sys.path:
+        sys.path.insert(0, str(SDK))
+    from workers.bindings import FACES
+
+    return {kind: face for kind, face in FACES.items() if kind != "not_offered"}
 
 
 def _kind_of(value: Any) -> str:

@@ -25,7 +25,7 @@ from pilotlight.runtime.api.middleware import GENUINE_HOP
 from pilotlight.support.database import DatabaseError
 from pilotlight.wire.errors import ApiError
 from pilotlight.wire.hop.deployments import SERVE_PATH, TAIL_PATH, TRY_PATH, Serve, Try, encode
-from pilotlight.wire.hop.function_logs import LOGS_PATH, LogQuery
+from pilotlight.wire.hop.function_logs import LOGS_PATH, LoggedInvocation, LogQuery
 from pilotlight.wire.hop.headers import DEPLOY_TOKEN_ENV, HOP, REQUEST_ID, Hop, hop_is_genuine
 from pilotlight.wire.sse import CONTENT_TYPE, encode_event
 
@@ -63,7 +63,9 @@ class FunctionDeploymentRoutes:
             raise ApiError("forbidden", "a version is tried and served for one of the network's routers only")
         if self._served.deployed is None:
             raise ApiError("not_found", "this site serves no deployed functions: its file has no functions.deployments")
-        return self._served.deployed, await read_json(request, kind, MAX_BODY, "the body is not what a router asks for")
+        return self._served.deployed, await read_json(
+            request, kind, MAX_BODY, "the body is not a valid request of a router"
+        )
 
     async def tail(self, request: Request) -> Response:
         if not self._is_from_router(request.scope):
@@ -77,11 +79,7 @@ class FunctionDeploymentRoutes:
         if not self._is_from_router(request.scope):
             raise ApiError("forbidden", "a function's log is read through one of the network's routers only")
         query = await read_json(request, LogQuery, MAX_BODY, "the body is not what a router asks for")
-        try:
-            found = await self._served.functions.invocations.find(query)
-        except (sqlite3.Error, DatabaseError) as error:
-            raise ApiError("overloaded", f"the log cannot be read now: {error}", retry_after_s=5) from None
-        return json_response(encode([replace(invocation, site=self._site) for invocation in found]))
+        return json_response(encode(await kept_invocations(self._served, query, self._site)))
 
     def _is_from_router(self, scope: Scope) -> bool:
         """Tell whether a router signed the request; without a network secret, routers sign with the deploy token."""
@@ -89,6 +87,15 @@ class FunctionDeploymentRoutes:
             return bool(scope.get(GENUINE_HOP, False))
         id, signature = header(scope, REQUEST_ID) or "", header(scope, HOP) or ""
         return hop_is_genuine(signature, self._token, time.time(), Hop(scope["method"], scope["path"], id, self._site))
+
+
+async def kept_invocations(served: ServedFunctions, query: LogQuery, site: str) -> list[LoggedInvocation]:
+    """Return what a site has kept of a function's invocations. Raises ApiError."""
+    try:
+        found = await served.functions.invocations.find(query)
+    except (sqlite3.Error, DatabaseError) as error:
+        raise ApiError("overloaded", f"the log cannot be read now: {error}", retry_after_s=5) from None
+    return [replace(invocation, site=site) for invocation in found]
 
 
 def deployment_routes(served: ServedFunctions, hop_secret: str | None, site: str) -> list[Route]:

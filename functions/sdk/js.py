@@ -306,7 +306,7 @@ def __getattr__(name: str) -> Any:
     if name.startswith("_"):
         raise AttributeError(name)
     raise ImportError(
-        f"js.{name} is not offered: functions are CPython here, with no JavaScript behind them; use Python's own, "
+        f"js.{name} is not offered: functions run in CPython, without JavaScript; use Python's own, "
         f"or one of {', '.join(__all__)}",
         name="js",
     )

@@ -1,4 +1,6 @@
-"""Models for tests: what an AI binding answers is what the test says. No weights are loaded, and nothing is computed."""
+"""Models for tests: what an AI binding answers is what the test says.
+
+No weights are loaded, and nothing is computed."""
 
 import inspect
 import json

@@ -94,8 +94,10 @@ class LocalWorker:
         ai: Answer | None = None,
         services: Iterable[Path] = (),
     ) -> None:
-        """`state`: where bindings keep their data. `vars`: in the place of the manifest's vars and local secrets. `ai`: what models answer, of their
-        name and inputs. `services`: folders of further functions, which it may call. Raises ManifestError."""
+        """`state`: where bindings keep their data.
+
+        `vars`: in the place of the manifest's vars and local secrets. `ai`: what models answer, of their name and inputs. `services`: folders of
+        further functions, which it may call. Raises ManifestError."""
         self._manifest = _for_tests(load_manifest(directory, environment), vars or {})
         self._others = [_for_tests(load_manifest(each), {}) for each in services]
         self._state = state
@@ -153,7 +155,9 @@ class LocalWorker:
         body: bytes | str | None = None,
         json: Any = None,
     ) -> WorkerResponse:
-        """Send a request. Redirects are not followed; a function that fails is a response with the status 500 and its traceback."""
+        """Send a request.
+
+        Redirects are not followed; a function that fails is a response with the status 500 and its traceback."""
         return self.run(self._fetched(path, method, dict(headers or {}), body, json))
 
     def scheduled(self, cron: str = "* * * * *", at_s: float | None = None) -> None:

@@ -1,224 +1,339 @@
-// Matrix products of a few rows with weights in a GGUF file's blocks (blocks.h), and rows of such weights: y[m][n] = x[m] . w[n] + bias[n].
+// Matrix products with weights in a GGUF file's blocks (blocks.h), and rows of such weights: y[m][n] = x[m] . w[n] + bias[n].
 //
 // Of each 32 columns x becomes bytes times a scale, as ggml's own products have it: a value is off by no more than a 254th of the largest of its 32. Codes
-// and bytes are multiplied as integers; what is added to a code's product is multiplied with the sum of those bytes. More rows go through gemm.c, for
-// which codes are decoded a tile at a time.
-#include "block_gemm.h"
+// and bytes are multiplied as integers, exactly; of each group of columns, in their order, that sum times both scales is added to an output by one fused
+// multiply-add, and what is added to codes times the sum of x by another. So an output has the same bits whatever it is computed with: other rows, another
+// chunk of a prompt, another kind of CPU.
+//
+// Vectors run along rows of w: a strip of these is decoded once, and meets all rows of x.
+#include "blocks.h"
 #include "outputs.h"
 #include "program.h"
+#include "tiles.h"
 
-#define W_UNIT 16              // rows of w that become outputs together
-#define FEW_ROWS 8             // of x, at most
-#define CHUNK 2048             // columns whose scales are worked out at a time
-#define GROUPS (CHUNK / SCALE_COLUMNS)
-#define AHEAD 2048             // bytes that are fetched before
 #define PIECE_BYTES (32 << 10)  // of w that a thread takes at a time, at least
 #define LARGE_PIECE_BYTES (128 << 10)  // and where threads have many to take
 #define PIECES_OF_THREAD 8
+#define MOST_ROWS 512        // of x that a strip meets, if as many
+#define MOST_BYTES (1 << 20)  // stay in the second-level cache
+#define WIDTH 16             // of a panel of them, with zeros behind the last row: as many as a matrix tile takes
+#define FEWEST_IN_TILES 7
+#define SUMS (3 * LANES)     // of a row and two strips, and what is read behind them
 
-// Rows of x: of each 16 columns the scale, and the sum of what the bytes stand for; zeros behind the last column up to whole vectors.
+// Thirty-two columns of x.
 typedef struct {
-    int8_t *values;
-    float *scales, *sums;
-    long values_stride, groups_stride;
+    int8_t values[32];
+    float scale, sum;           // sum: of what all values stand for
+    int32_t whole, first_half;  // sums of the values
+} byte_block;
+
+// Rows of x, in panels of `width`: [panels][columns / 32][width].
+typedef struct {
+    byte_block *blocks;
+    long rows, width, columns;
 } byte_rows;
 
-typedef void (*row_product)(const byte_rows *x, const uint8_t *row, long columns, lanes *totals);
-extern const row_product block_products[BLOCK_KINDS][4];  // by kind and rows of x: 1, 2, 4, 8
-
-#ifndef SCALAR_BF16  // compiled once
-// codes . x, of neighbouring four.
-INLINE lanes_i32 dot_of_step(const int has_large, code_bytes codes, const int8_t *x) {
-#if defined(WIDE) && defined(__AVX512VNNI__)
-    return (lanes_i32)_mm512_dpbusd_epi32(_mm512_setzero_si512(), (__m512i)codes, _mm512_loadu_si512(x));
-#elif defined(WIDE)
-    const __m512i a = (__m512i)codes, b = _mm512_loadu_si512(x);
-    if (!has_large) return (lanes_i32)_mm512_madd_epi16(_mm512_maddubs_epi16(a, b), _mm512_set1_epi16(1));
-    const __m512i even = _mm512_madd_epi16(_mm512_and_si512(a, _mm512_set1_epi16(255)), _mm512_srai_epi16(_mm512_slli_epi16(b, 8), 8));
-    return (lanes_i32)_mm512_add_epi32(even, _mm512_madd_epi16(_mm512_srli_epi16(a, 8), _mm512_srai_epi16(b, 8)));
-#elif LANES == 8 && defined(__AVX2__)
-    const __m256i a = (__m256i)codes, b = _mm256_loadu_si256((const __m256i *)x);
-#ifdef __AVXVNNI__
-    return (lanes_i32)_mm256_dpbusd_avx_epi32(_mm256_setzero_si256(), a, b);
-#else
-    if (!has_large) return (lanes_i32)_mm256_madd_epi16(_mm256_maddubs_epi16(a, b), _mm256_set1_epi16(1));
-    const __m256i even = _mm256_madd_epi16(_mm256_and_si256(a, _mm256_set1_epi16(255)), _mm256_srai_epi16(_mm256_slli_epi16(b, 8), 8));
-    return (lanes_i32)_mm256_add_epi32(even, _mm256_madd_epi16(_mm256_srli_epi16(a, 8), _mm256_srai_epi16(b, 8)));
-#endif
-#else  // of fewer lanes than a step has fours, the sums of more of them
-    lanes_i32 found = {0};
-    for (int i = 0; i < STEP_COLUMNS; i++) found[i * LANES / STEP_COLUMNS] += codes[i] * x[i];
-    return found;
-#endif
+// Columns from `column` on of row m.
+INLINE byte_block *blocks_at(const byte_rows *x, long m, long column) {
+    return x->blocks + (m / x->width * (x->columns / 32) + column / 32) * x->width + m % x->width;
 }
 
-// A number for each 16 columns of a step, in all of their lanes.
-INLINE lanes in_lanes_of_groups(const float *of_groups) {
+// Two strips of w, or what there is of them, begin at these rows.
+typedef struct {
+    long begin[2], count[2];
+} pair_of_strips;
+
+void multiply_pair(const block_rows *w, const byte_rows *x, pair_of_strips pair, long apart, float *sums);
+void decode_row(int kind, const uint8_t *const *rows, long first, long count, strip *to);
+
+#ifdef SCALAR_BF16  // compiled once
 #ifdef WIDE
-    const __m512i places = _mm512_set_epi32(3, 3, 3, 3, 2, 2, 2, 2, 1, 1, 1, 1, 0, 0, 0, 0);
-    return (lanes)_mm512_permutexvar_ps(places, _mm512_castps128_ps512(_mm_loadu_ps(of_groups)));
+#define AVX(name) _mm512_##name
+typedef __m512i integers;
+#elif LANES == 8 && defined(__AVX2__)
+#define AVX(name) _mm256_##name
+typedef __m256i integers;
+#endif
+
+#if defined(WIDE) && defined(__AVX512VNNI__)
+#define ADD_PRODUCTS(sum, codes, bytes) ((lanes_i32)_mm512_dpbusd_epi32((__m512i)(sum), (__m512i)(codes), _mm512_set1_epi32(bytes)))
+#elif LANES == 8 && defined(__AVXVNNI__)
+#define ADD_PRODUCTS(sum, codes, bytes) ((lanes_i32)_mm256_dpbusd_avx_epi32((__m256i)(sum), (__m256i)(codes), _mm256_set1_epi32(bytes)))
+#elif !defined(AVX)
+INLINE lanes_i32 add_products(lanes_i32 sum, lanes_u32 codes, int32_t bytes) {
+    for (int i = 0; i < 4; i++) sum += (lanes_i32)(codes >> 8 * i & 255) * (int8_t)(bytes >> 8 * i);
+    return sum;
+}
+#define ADD_PRODUCTS(sum, codes, bytes) add_products(sum, codes, bytes)
+#endif
+
+INLINE lanes fused(lanes a, lanes b, lanes sum) {
+#ifdef WIDE
+    return (lanes)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)sum);
+#elif LANES == 8 && defined(__FMA__)
+    return (lanes)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)sum);
 #else
-    lanes v;
-    for (int i = 0; i < LANES; i++) v[i] = of_groups[i * 2 / LANES];
-    return v;
+    return a * b + sum;
 #endif
 }
 
-// totals[m * W_UNIT] = x[m] . row, in lanes that are still to be added up.
-INLINE void row_by_rows(const int kind, const int x_rows, const byte_rows *x, const uint8_t *row, long columns, lanes *totals) {
-    lanes total[FEW_ROWS];
-    float scales[GROUPS + 16] __attribute__((aligned(64))), added[GROUPS + 16] __attribute__((aligned(64)));
-    float products[FEW_ROWS][GROUPS] __attribute__((aligned(64)));  // of both scales
+INLINE int32_t four_bytes(const int8_t *p) {
+    int32_t four;
+    memcpy(&four, p, 4);
+    return four;
+}
+
+INLINE void keep(lanes total, long kept, float *sums) {
+    if (kept == LANES) store_f32(sums, total);
+    else memcpy(sums, &total, kept * sizeof *sums);
+}
+
+// dots[m] += codes . x[m], of `fours` times four columns.
+INLINE void add_dots(const int bits, const int x_rows, const int fours, const lanes_u32 *codes, const byte_block *x, const int first, lanes_i32 *dots) {
+#ifdef ADD_PRODUCTS
+    (void)bits;
 #pragma GCC unroll 8
-    for (int m = 0; m < x_rows; m++) total[m] = all(0);
-    for (long first = 0; first < columns; first += CHUNK) {
-        const long count = columns - first < CHUNK ? columns - first : CHUNK, steps = count / STEP_COLUMNS, begin = first / STEP_COLUMNS;
-        scales_of_blocks(kind, row, first, count, scales, added);
-        for (long group = 0; group < count / SCALE_COLUMNS; group += LANES) {
-            const lanes scale = load_f32(scales + group), more = load_f32(added + group);
+    for (int i = 0; i < fours; i++)
+#pragma GCC unroll 8
+        for (int m = 0; m < x_rows; m++) dots[m] = ADD_PRODUCTS(dots[m], codes[i], four_bytes(x[m].values + first + 4 * i));
+#else  // pairs are added up in sixteen bits as long as they fit: 127 times two codes, so many times
+    const int most = bits == 5 ? 4 : bits == 6 ? 2 : 8;  // of eight bits the lowest are added so, and the others at once
+    const integers ones = AVX(set1_epi16)(1);
+    integers pairs[8];
+#pragma GCC unroll 8
+    for (int i = 0; i < fours; i++) {
+        const integers low = (integers)(bits == 8 ? codes[i] & ONES : codes[i]), upper = (integers)(codes[i] >> 1 & 0x7f7f7f7fu);
+#pragma GCC unroll 8
+        for (int m = 0; m < x_rows; m++) {
+            const integers bytes = AVX(set1_epi32)(four_bytes(x[m].values + first + 4 * i)), products = AVX(maddubs_epi16)(low, bytes);
+            pairs[m] = i % most ? AVX(add_epi16)(pairs[m], products) : products;
+            if ((i + 1) % most == 0 || i + 1 == fours) dots[m] += (lanes_i32)AVX(madd_epi16)(pairs[m], ones);
+            if (bits == 8) dots[m] += (lanes_i32)AVX(madd_epi16)(AVX(maddubs_epi16)(upper, bytes), AVX(set1_epi16)(2));
+        }
+    }
+#endif
+}
+
+// sums[m] = or += x[m] . w, of `count` columns; `width` blocks are between two of a row.
+INLINE void rows_by_strip(const int kind, const int x_rows, const strip *w, const byte_block *x, long width, long count, int goes_on, long kept, float *sums) {
+    const int group = block_kinds[kind].group, parts = 32 / group;
+    lanes total[8];
+#pragma GCC unroll 8
+    for (int m = 0; m < x_rows; m++) total[m] = goes_on ? load_f32(sums + m * SUMS) : all(0);
+    for (long i = 0; i < count / 32; i++, x += width) {
+#pragma GCC unroll 2
+        for (int part = 0; part < parts; part++) {
+            const long at = i * parts + part;
+            lanes_i32 dots[8];
 #pragma GCC unroll 8
             for (int m = 0; m < x_rows; m++) {
-                const long at = m * x->groups_stride + first / SCALE_COLUMNS + group;
-                store_f32(products[m] + group, scale * load_f32(x->scales + at));
-                total[m] += more * load_f32(x->sums + at);
+                const int32_t sum = parts == 1 ? x[m].whole : part ? x[m].whole - x[m].first_half : x[m].first_half;
+                dots[m] = (lanes_i32){0} - sum * block_kinds[kind].zero;
+            }
+            add_dots(block_kinds[kind].bits, x_rows, group / 4, w->codes + at * group / 4, x, part * group, dots);
+#pragma GCC unroll 8
+            for (int m = 0; m < x_rows; m++) {
+                total[m] = fused(__builtin_convertvector(dots[m], lanes), w->scales[at] * x[m].scale, total[m]);
+                if (block_kinds[kind].has_added) total[m] = fused(w->added[at], all(x[m].sum), total[m]);
             }
         }
-        const int8_t *values = x->values + first;
-        const uint8_t *ahead = row + first / block_sizes[kind].columns * block_sizes[kind].bytes + AHEAD;
-#define STEP(i, is_half) \
-    do { \
-        const code_bytes codes = codes_of(kind, row, begin + (i), is_half); \
-        __builtin_prefetch(ahead + (i) * (STEP_COLUMNS * block_sizes[kind].bytes / block_sizes[kind].columns), 0, 3); \
-        _Pragma("GCC unroll 8") for (int m = 0; m < x_rows; m++) { \
-            const lanes_i32 dot = dot_of_step(HAS_LARGE_CODES(kind), codes, values + m * x->values_stride + (i) * STEP_COLUMNS); \
-            total[m] += __builtin_convertvector(dot, lanes) * in_lanes_of_groups(products[m] + STEP_COLUMNS / SCALE_COLUMNS * (i)); \
-        } \
-    } while (0)
-        long i = 0;
-        if (block_sizes[kind].columns == 256)  // in what the parts of a block differ is then known to the compiler
-            for (; i < steps; i += 256 / STEP_COLUMNS) {
-                STEP(i, 0);
-                STEP(i + 1, 0);
-                STEP(i + 2, 0);
-                STEP(i + 3, 0);
-#if STEP_COLUMNS == 32
-                STEP(i + 4, 0);
-                STEP(i + 5, 0);
-                STEP(i + 6, 0);
-                STEP(i + 7, 0);
-#endif
-            }
-        else
-#pragma GCC unroll 2
-            for (; i < steps; i++) STEP(i, 0);
-        if (count % STEP_COLUMNS) STEP(i, 1);
-#undef STEP
     }
 #pragma GCC unroll 8
-    for (int m = 0; m < x_rows; m++) totals[m * W_UNIT] = total[m];
+    for (int m = 0; m < x_rows; m++) keep(total[m], kept, sums + m * SUMS);
 }
 
-#define PRODUCT(kind, x_rows) \
-    static void product_##kind##_##x_rows(const byte_rows *x, const uint8_t *row, long columns, lanes *totals) { \
-        row_by_rows(kind, x_rows, x, row, columns, totals); \
+#ifdef BYTE_TILES
+// As rows_by_strip, of the WIDTH rows of a panel.
+INLINE void panel_by_strip(const int kind, const strip *w, const byte_block *x, long count, int goes_on, long kept, float *sums) {
+    const int group = block_kinds[kind].group, has_added = block_kinds[kind].has_added;
+    const long groups = count / group;
+    int32_t dots[2][WIDTH * LANES] __attribute__((aligned(64)));
+    lanes total[WIDTH];
+#pragma GCC unroll 16
+    for (int m = 0; m < WIDTH; m++) total[m] = goes_on ? load_f32(sums + m * SUMS) : all(0);
+// The other group's tile is multiplied while one is added: a product comes 50 cycles after it is asked for.
+#define MULTIPLY(tile, a, b, i) \
+    do { \
+        clear_tile(tile); \
+        load_tile(a, x[(i) * group / 32 * WIDTH].values + (i) * group % 32, sizeof *x); \
+        load_tile(b, w->codes + (i) * group / 4, sizeof(lanes)); \
+        if (block_kinds[kind].zero) multiply_byte_tiles(tile, a, b); \
+        else multiply_with_unsigned_tiles(tile, a, b); \
+    } while (0)
+#define ADD(tile, a, b, i, next) \
+    do { \
+        store_tile(tile, dots[tile], sizeof(lanes)); \
+        if ((i) + 1 < groups) MULTIPLY(next, a, b, (i) + 1); \
+        const byte_block *x_block = x + (i) * group / 32 * WIDTH; \
+        _Pragma("GCC unroll 16") for (int m = 0; m < WIDTH; m++) { \
+            const lanes dot = (lanes)_mm512_cvtepi32_ps(_mm512_load_si512(dots[tile] + m * LANES)); \
+            total[m] = fused(dot, w->scales[i] * x_block[m].scale, total[m]); \
+            if (has_added) total[m] = fused(w->added[i], all(x_block[m].sum), total[m]); \
+        } \
+    } while (0)
+    MULTIPLY(0, 4, 6, 0);
+    for (long i = 0; i < groups; i += 2) {
+        ADD(0, 5, 7, i, 1);
+        if (i + 1 < groups) ADD(1, 4, 6, i + 1, 0);
     }
-#define PRODUCTS(kind) PRODUCT(kind, 1) PRODUCT(kind, 2) PRODUCT(kind, 4) PRODUCT(kind, 8)
-PRODUCTS(Q4_0) PRODUCTS(Q4_1) PRODUCTS(Q5_0) PRODUCTS(Q5_1) PRODUCTS(Q8_0) PRODUCTS(IQ4_NL) PRODUCTS(Q3_K) PRODUCTS(Q4_K) PRODUCTS(Q5_K) PRODUCTS(Q6_K)
-#define ROW(kind) [kind] = {product_##kind##_1, product_##kind##_2, product_##kind##_4, product_##kind##_8}
-const row_product block_products[BLOCK_KINDS][4] = {ROW(Q4_0),   ROW(Q4_1), ROW(Q5_0), ROW(Q5_1), ROW(Q8_0),
-                                                    ROW(IQ4_NL), ROW(Q3_K), ROW(Q4_K), ROW(Q5_K), ROW(Q6_K)};
+#undef ADD
+#undef MULTIPLY
+#pragma GCC unroll 16
+    for (int m = 0; m < WIDTH; m++) keep(total[m], kept, sums + m * SUMS);
+}
 #endif
 
-INLINE uint32_t most_of(lanes_u32 v) {
-    uint32_t most = v[0];
-    for (int i = 1; i < LANES; i++) most = v[i] > most ? v[i] : most;
-    return most;
+INLINE void multiply(const int kind, const strip *w, const byte_block *x, long rows, long width, long count, int goes_on, long kept, float *sums) {
+#ifdef BYTE_TILES
+    if (has_tiles && width == WIDTH) {
+        panel_by_strip(kind, w, x, count, goes_on, kept, sums);
+        return;
+    }
+#endif
+    long m = 0;
+#define ROWS(number) \
+    for (; m + number <= rows; m += number) rows_by_strip(kind, number, w, x + m, width, count, goes_on, kept, sums + m * SUMS)
+    if (LANES == 16) ROWS(8);
+    ROWS(4);
+    ROWS(2);
+    ROWS(1);
+#undef ROWS
 }
 
-// Thirty-two columns of x, `columns` of which are there: bytes, and of either half the scale and the sum. The scale is NaN where a value is not finite.
-INLINE void round_block(const scalar *x, long columns, int8_t *to, float *scales, float *sums) {
+typedef void (*decoding)(const uint8_t *const *rows, long first, long count, const uint8_t *ahead, strip *to);
+typedef void (*multiplying)(const strip *w, const byte_block *x, long rows, long width, long count, int goes_on, long lanes_kept, float *sums);
+
+#define KIND(kind) \
+    static void decode_##kind(const uint8_t *const *rows, long first, long count, const uint8_t *ahead, strip *to) { \
+        decode_strip(kind, rows, first, count, ahead, to); \
+    } \
+    static void multiply_##kind(const strip *w, const byte_block *x, long rows, long width, long count, int goes_on, long kept, float *sums) { \
+        multiply(kind, w, x, rows, width, count, goes_on, kept, sums); \
+    }
+KIND(Q4_0) KIND(Q4_1) KIND(Q5_0) KIND(Q5_1) KIND(Q8_0) KIND(IQ4_NL) KIND(Q3_K) KIND(Q4_K) KIND(Q5_K) KIND(Q6_K)
+#define EACH_KIND(of) \
+    {[Q4_0] = of##_Q4_0,     [Q4_1] = of##_Q4_1, [Q5_0] = of##_Q5_0, [Q5_1] = of##_Q5_1, [Q8_0] = of##_Q8_0, \
+     [IQ4_NL] = of##_IQ4_NL, [Q3_K] = of##_Q3_K, [Q4_K] = of##_Q4_K, [Q5_K] = of##_Q5_K, [Q6_K] = of##_Q6_K}
+static const decoding decode[BLOCK_KINDS] = EACH_KIND(decode);
+static const multiplying multiply_by_kind[BLOCK_KINDS] = EACH_KIND(multiply);
+
+// sums [x->rows][SUMS] = x . w, of the rows of two strips, the second's LANES behind the first's. The next pair of the same matrix lies `apart` rows behind.
+void multiply_pair(const block_rows *w, const byte_rows *x, pair_of_strips pair, long apart, float *sums) {
+    struct {
+        const uint8_t *rows[LANES], *ahead;
+        long kept, place;
+        int kind;
+        strip strip;
+    } parts[6];  // rows of a strip may be of three matrices
+    int num_parts = 0, shape = 0;
+    for (int i = 0; i < 2; i++)
+        for (long n = 0; n < pair.count[i]; n += parts[num_parts++].kept) {
+            const uint8_t **rows = parts[num_parts].rows;
+            parts[num_parts].kept = rows_of_strip(w, pair.begin[i] + n, pair.count[i] - n, rows, &parts[num_parts].kind);
+            parts[num_parts].ahead = rows[0] + apart * (rows[1] - rows[0]), parts[num_parts].place = i * LANES + n;
+        }
+    for (long column = 0; column < x->columns; column += CHUNK) {
+        const long count = x->columns - column < CHUNK ? x->columns - column : CHUNK;
+        for (int i = 0; i < num_parts; i++) {
+            decode[parts[i].kind](parts[i].rows, column, count, parts[i].ahead, &parts[i].strip);
+#ifdef BYTE_TILES
+            const int zero = block_kinds[parts[i].kind].zero;
+            lanes_u32 *codes = parts[i].strip.codes;
+            if (zero && has_tiles && x->width == WIDTH)  // which take them signed
+                for (long k = 0; k < count / 4; k++) codes[k] = (lanes_u32)_mm512_sub_epi8((__m512i)codes[k], _mm512_set1_epi8((char)zero));
+#endif
+        }
+        for (long m = 0; m < x->rows; m += x->width)
+            for (int i = 0; i < num_parts; i++) {
+                const long rows = x->rows - m < x->width ? x->rows - m : x->width;
+#ifdef BYTE_TILES
+                const int group = block_kinds[parts[i].kind].group;
+                if (x->width == WIDTH && shape != group) shape_tiles(shape = group);
+#endif
+                multiply_by_kind[parts[i].kind](&parts[i].strip, blocks_at(x, m, column), rows, x->width, count, column > 0, parts[i].kept,
+                                                sums + m * SUMS + parts[i].place);
+            }
+    }
+    if (shape) end_tiles();
+}
+
+void decode_row(int kind, const uint8_t *const *rows, long first, long count, strip *to) { decode[kind](rows, first, count, rows[0], to); }
+#endif
+
+
+// Thirty-two columns of x. The scale is NaN where a value is not finite.
+INLINE void round_block(const scalar *x, byte_block *to) {
     lanes value[32 / LANES];
     lanes_u32 most = {0};
     for (int i = 0; i < 32 / LANES; i++) {
-        const long left = columns - i * LANES;
-        value[i] = left >= LANES ? load(x + i * LANES) : left > 0 ? load_part(x + i * LANES, left) : all(0);
+        value[i] = load(x + i * LANES);
         const lanes_u32 bits = (lanes_u32)value[i] & 0x7fffffff, is_more = (lanes_u32)(bits > most);
         most = (bits & is_more) | (most & ~is_more);
     }
-    const uint32_t bits = most_of(most);
+#ifdef WIDE
+    const uint32_t bits = _mm512_reduce_max_epu32((__m512i)most);
+#else
+    uint32_t bits = most[0];
+    for (int i = 1; i < LANES; i++) bits = most[i] > bits ? most[i] : bits;
+#endif
     float largest;
     memcpy(&largest, &bits, 4);
     const int is_finite = bits < 0x7f800000u, is_tiny = largest < 0x1p-100f;  // whose inverse would be infinite
     const float scale = !is_finite ? NAN : is_tiny ? 0 : largest / 127.0f, up = is_finite && !is_tiny ? 127.0f / largest : 0;
-    int32_t whole[32];
+    to->whole = to->first_half = 0;
     for (int i = 0; i < 32 / LANES; i++) {
-        const lanes_i32 integers = __builtin_convertvector((is_finite ? value[i] * up : all(0)) + 12582912.0f - 12582912.0f, lanes_i32);
-        memcpy(whole + i * LANES, &integers, sizeof integers);
+        const lanes_i32 whole = __builtin_convertvector((is_finite ? value[i] * up : all(0)) + 12582912.0f - 12582912.0f, lanes_i32);
+#ifdef WIDE
+        _mm_storeu_si128((__m128i *)(to->values + i * LANES), _mm512_cvtepi32_epi8((__m512i)whole));
+        const int32_t sum = _mm512_reduce_add_epi32((__m512i)whole);
+#else
+        int32_t sum = 0;
+        for (int j = 0; j < LANES; j++) to->values[i * LANES + j] = (int8_t)whole[j], sum += whole[j];
+#endif
+        to->whole += sum;
+        if (i < 16 / LANES) to->first_half += sum;
     }
-    int32_t sum[2] = {0, 0};
-    for (int i = 0; i < 32; i++) to[i] = (int8_t)whole[i];
-    for (int i = 0; i < 16; i++) sum[0] += whole[i], sum[1] += whole[16 + i];
-    for (int i = 0; i < 2; i++) scales[i] = scale, sums[i] = scale * sum[i];
+    to->scale = scale, to->sum = scale * to->whole;
 }
 
 typedef struct {
     byte_rows into;
     const scalar *x;
-    long rows, columns, x_stride;
+    long x_stride;
 } rounding;
 
-// Row m; behind the last row of x zeros.
 static void round_row(const void *given, long m) {
     const rounding *r = given;
-    const scalar *x = r->x + m * r->x_stride;
-    int8_t *values = r->into.values + m * r->into.values_stride;
-    float *scales = r->into.scales + m * r->into.groups_stride, *sums = r->into.sums + m * r->into.groups_stride;
-    const long columns = m < r->rows ? r->columns : 0;
-    long column = 0;
-    for (; column < columns; column += 32) round_block(x + column, columns - column, values + column, scales + column / 16, sums + column / 16);
-    memset(values + column, 0, r->into.values_stride - column);
-    memset(scales + column / 16, 0, (r->into.groups_stride - column / 16) * sizeof *scales);
-    memset(sums + column / 16, 0, (r->into.groups_stride - column / 16) * sizeof *sums);
+    for (long column = 0; column < r->into.columns; column += 32) {
+        byte_block *to = blocks_at(&r->into, m, column);
+        if (m < r->into.rows) round_block(r->x + m * r->x_stride + column, to);
+        else memset(to, 0, sizeof *to);
+    }
 }
 
 typedef struct {
     block_rows w;
-    byte_rows x;  // as many rows as a product takes
+    byte_rows x;
     const scalar *bias;
     char *y;
-    long rows, outputs, columns, units_per_piece;
-    int which, activation, wide_output;  // which: of the products
+    long outputs, pairs_per_piece;
+    int activation, wide_output;
 } arguments;
 
-static void multiply_units(const void *given, long piece) {
+static void multiply_pairs(const void *given, long piece) {
     const arguments *a = given;
     const size_t size = a->wide_output ? sizeof(float) : sizeof(scalar);
-    lanes totals[FEW_ROWS * W_UNIT];
-    float sums[FEW_ROWS][2 * W_UNIT + LANES];  // some lanes behind the last sum are read, and not used
-    memset(totals, 0, sizeof *totals * W_UNIT << a->which);
-    const long end = W_UNIT * a->units_per_piece * (piece + 1);
-    for (long begin = W_UNIT * a->units_per_piece * piece; begin < end && begin < a->outputs; begin += W_UNIT) {
-        const long count = a->outputs - begin < W_UNIT ? a->outputs - begin : W_UNIT;
-        for (int part = 0; part < 1 + (a->activation != 0); part++) {
-            for (long n = 0; n < count; n++) {
-                int kind;
-                const uint8_t *row = block_row(&a->w, part * a->outputs + begin + n, &kind);
-                block_products[kind][a->which](&a->x, row, a->columns, totals + n);
-            }
-            for (long m = 0; m < a->rows; m++) sums_of_16(totals + m * W_UNIT, sums[m] + part * W_UNIT);
-        }
-        for (long m = 0; m < a->rows; m++)
-            finish(sums[m], W_UNIT, a->bias ? a->bias + begin : NULL, a->outputs, count, a->activation, a->wide_output,
+    const long per_pair = a->activation ? LANES : 2 * LANES, end = per_pair * a->pairs_per_piece * (piece + 1);
+    float sums[MOST_ROWS][SUMS] __attribute__((aligned(64)));
+    for (long begin = per_pair * a->pairs_per_piece * piece; begin < end && begin < a->outputs; begin += per_pair) {
+        const long count = a->outputs - begin < per_pair ? a->outputs - begin : per_pair, first = count < LANES ? count : LANES;
+        const pair_of_strips pair = {{begin, a->activation ? a->outputs + begin : begin + LANES}, {first, a->activation ? first : count - first}};
+        multiply_pair(&a->w, &a->x, pair, per_pair, sums[0]);
+        for (long m = 0; m < a->x.rows; m++)
+            finish(sums[m], LANES, a->bias ? a->bias + begin : NULL, a->outputs, count, a->activation, a->wide_output,
                    a->y + (m * a->outputs + begin) * size);
     }
 }
-
-// block_few_rows: of x, up to which codes are multiplied as they lie; for more it is faster to decode them once (Emerald Rapids).
-#if defined(SCALAR_BF16) && (defined(SOFTWARE_TILES) || defined(__AMX_BF16__))
-const int NAME(block_few_rows) = 4;
-#else
-const int NAME(block_few_rows) = FEW_ROWS;
-#endif
 
 // y [rows][outputs] = x w^T + bias, w up to three matrices one below the other, of so many rows each; kinds has a byte for each. With an activation w has
 // twice the outputs, gates above ups. wide_output: y is fp32 whatever the scalar, rounded as if it were not. 1: there is no memory.
@@ -227,65 +342,26 @@ int NAME(block_linear)(const scalar *x, const uint8_t *first, const uint8_t *sec
                        int wide_output, int threads) {
     const block_rows w = rows_of_blocks(first, second, third, rows_of_first, rows_of_second, rows_of_third, kinds, columns);
     const long outputs = w.ends[2] / (activation ? 2 : 1);
-    if (rows > NAME(block_few_rows)) return NAME(block_gemm)(x, &w, bias, y, rows, outputs, columns, x_stride, activation, wide_output, threads);
-    const int which = rows > 4 ? 3 : rows > 2 ? 2 : (int)rows - 1;
-    // rows that lie a multiple of 4 KiB apart would compete for the cache
-    const long values_stride = (columns + 255) / 256 * 256 + 64, groups_stride = values_stride / 64 * 4 + 16;
-    int8_t *values = shared_scratch((values_stride + 2 * groups_stride * sizeof(float)) << which);
-    if (!values) return 1;
-    float *scales = (float *)(values + (values_stride << which));
-    const byte_rows rounded = {values, scales, scales + (groups_stride << which), values_stride, groups_stride};
-    const rounding r = {rounded, x, rows, columns, x_stride};
-    share(round_row, &r, 1l << which, 1);
-    const long row_bytes = w.row_bytes[0], unit_bytes = W_UNIT * row_bytes * (activation ? 2 : 1), units = (outputs + W_UNIT - 1) / W_UNIT;
-    const long even = units * unit_bytes / (PIECES_OF_THREAD * (threads > 1 ? threads : 1l));
+    const long width = rows < FEWEST_IN_TILES ? rows : WIDTH, whole = (rows + width - 1) / width * width, row_size = columns / 32 * sizeof(byte_block);
+    const long fitting = MOST_BYTES / row_size / WIDTH * WIDTH, most = fitting < 64 ? 64 : fitting > MOST_ROWS ? MOST_ROWS : fitting;
+    byte_block *blocks = shared_scratch((whole < most ? whole : most) * row_size);
+    if (!blocks) return 1;
+    const long row_bytes = w.row_bytes[0], per_pair = activation ? LANES : 2 * LANES, pairs = (outputs + per_pair - 1) / per_pair;
+    const long pair_bytes = 2 * LANES * row_bytes, even = pairs * pair_bytes / (PIECES_OF_THREAD * (threads > 1 ? threads : 1l));
     const long piece_bytes = even > LARGE_PIECE_BYTES ? LARGE_PIECE_BYTES : even > PIECE_BYTES ? even : PIECE_BYTES;
-    const long per_piece = 1 + piece_bytes / (unit_bytes + 1);
-    const arguments a = {w, rounded, bias, y, rows, outputs, columns, per_piece, which, activation, wide_output};
-    const uint8_t *ups = !activation ? NULL : second ? second : first + outputs * row_bytes;
-    const reading reads = {.begin = (const char *)first, .second = (const char *)ups, .bytes_of_piece = per_piece * W_UNIT * row_bytes};
-    share_reading(multiply_units, &a, sizeof a, reads, (units + per_piece - 1) / per_piece, threads);
+    const long pairs_per_piece = pair_bytes < piece_bytes ? piece_bytes / pair_bytes : 1;
+    for (long top = 0; top < rows; top += most) {
+        const long count = rows - top < most ? rows - top : most;
+        const byte_rows rounded = {blocks, count, width, columns};
+        const rounding r = {rounded, x + top * x_stride, x_stride};
+        share(round_row, &r, whole - top < most ? whole - top : most, count < 8 ? 1 : threads);
+        char *into = (char *)y + top * outputs * (wide_output ? sizeof(float) : sizeof(scalar));
+        const arguments a = {w, rounded, bias, into, outputs, pairs_per_piece, activation, wide_output};
+        const char *ups = activation ? (const char *)block_row(&w, outputs, &(int){0}) : NULL;
+        share_reading(multiply_pairs, &a, sizeof a, (reading){(const char *)w.rows[0], ups, pairs_per_piece * per_pair * row_bytes, NULL},
+                      (pairs + pairs_per_piece - 1) / pairs_per_piece, threads);
+    }
     return 0;
-}
-
-// Columns first .. first + count of a row, `first` a multiple of 256, as the products' pieces have them; up to 63 columns behind the last are written, too.
-INLINE void decode_kind(const int kind, const uint8_t *row, long first, long count, packed *to) {
-    float scales[GROUPS + 16] __attribute__((aligned(64))), added[GROUPS + 16] __attribute__((aligned(64)));
-    scales_of_blocks(kind, row, first, count, scales, added);
-    for (long i = 0; i * STEP_COLUMNS < count; i++) {
-        const code_bytes codes = codes_of(kind, row, first / STEP_COLUMNS + i, count - i * STEP_COLUMNS < STEP_COLUMNS);
-        __builtin_prefetch(row + (first + count) / block_sizes[kind].columns * block_sizes[kind].bytes + i * STEP_COLUMNS, 0, 3);
-        lanes values[STEP_COLUMNS / LANES];
-#pragma GCC unroll 8
-        for (int j = 0; j < STEP_COLUMNS / LANES; j++) {
-            const long group = (i * STEP_COLUMNS + j * LANES) / SCALE_COLUMNS;
-#ifdef WIDE
-            const lanes whole = (lanes)_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm512_extracti32x4_epi32((__m512i)codes, j)));
-#elif LANES == 8 && defined(__AVX2__)
-            const __m128i quarter = _mm256_extracti128_si256((__m256i)codes, j >= 2);
-            const lanes whole = (lanes)_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(j & 1 ? _mm_unpackhi_epi64(quarter, quarter) : quarter));
-#else
-            lanes whole;
-            for (int k = 0; k < LANES; k++) whole[k] = codes[LANES * j + k];
-#endif
-            values[j] = whole * scales[group] + added[group];
-        }
-#if PER_LANE == 2
-        for (int j = 0; j < 4; j += 2) _mm512_storeu_si512(to + i * STEP_COLUMNS + 16 * j, (__m512i)_mm512_cvtne2ps_pbh((__m512)values[j + 1], (__m512)values[j]));
-#else
-        memcpy(to + i * STEP_COLUMNS, values, sizeof values);
-#endif
-    }
-}
-
-// As decode_kind, of any kind; count <= CHUNK.
-void NAME(decode_blocks)(int kind, const uint8_t *row, long first, long count, packed *to) {
-    switch (kind) {
-#define CASE(kind) \
-    case kind: decode_kind(kind, row, first, count, to); break;
-        CASE(Q4_0) CASE(Q4_1) CASE(Q5_0) CASE(Q5_1) CASE(Q8_0) CASE(IQ4_NL) CASE(Q3_K) CASE(Q4_K) CASE(Q5_K) CASE(Q6_K)
-#undef CASE
-    }
 }
 
 typedef struct {
@@ -298,21 +374,22 @@ typedef struct {
 
 static void pick_row(const void *given, long i) {
     const picking *p = given;
-    int kind;
     const int64_t number = p->numbers[i];
     const int is_there = number >= 0 && number < p->w.ends[2];
-    const uint8_t *row = block_row(&p->w, is_there ? number : 0, &kind);
     const float factor = is_there ? p->scale : NAN;  // as rows.c has it
-    packed decoded[CHUNK + 64];
+    const uint8_t *rows[LANES];
+    int kind;
+    strip w;
+    rows_of_strip(&p->w, is_there ? number : 0, 1, rows, &kind);
     for (long first = 0; first < p->columns; first += CHUNK) {
         const long count = p->columns - first < CHUNK ? p->columns - first : CHUNK;
-        NAME(decode_blocks)(kind, row, first, count, decoded);
+        decode_row(kind, rows, first, count, &w);
         scalar *to = p->y + i * p->columns + first;
-#if PER_LANE == 2
-        for (long k = 0; k < count; k++) to[k] = factor == 1.0f ? decoded[k] : put(widen(decoded[k]) * factor);
-#else
-        for (long k = 0; k < count; k++) to[k] = factor == 1.0f ? put(decoded[k]) : put(get(put(decoded[k])) * factor);
-#endif
+        for (long k = 0; k < count; k++) {
+            const int code = (int)(w.codes[k / 4][0] >> 8 * (k % 4) & 255) - block_kinds[kind].zero;
+            const float value = w.scales[k / block_kinds[kind].group][0] * code + (block_kinds[kind].has_added ? w.added[k / 32][0] : 0);
+            to[k] = factor == 1.0f ? put(value) : put(get(put(value)) * factor);
+        }
     }
 }
 

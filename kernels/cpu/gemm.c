@@ -3,12 +3,11 @@
 //
 // Vectors run along the rows of x, which are packed once; w is read where it lies, two columns (or one) at a time, repeated in all lanes. So w, the
 // larger one where rows are few, is neither packed nor summed across lanes. Threads take rows of w, so that nothing one of them writes is read by
-// another. A row's sums are the same in any company. Of a w that is coded in 12 bits rows are decoded while those before them meet x (decoding.h). What is
-// not multiplied as it lies (blocks of a GGUF file, and bf16 where no instruction takes it) becomes numbers that are, a chain of columns at a time, in the
-// second-level cache: bf16, 512 rows, a core with AVX-512 and without bf16 units: 135 GFLOP/s, where 89 come of widening it for each product, and fp32 has 138.
+// another. A row's sums are the same in any company. Of a w that is coded in 12 bits rows are decoded while those before them meet x (decoding.h). Where no
+// instruction takes bf16, it is widened a chain of columns at a time, in the second-level cache: 512 rows, a core with AVX-512: 135 GFLOP/s, where 89 come
+// of widening it for each product, and fp32 has 138.
 //
 // Where there are matrix tiles (tiles.h), these take the same x, whose lines are those of a tile's pairs, and rows of w where they lie.
-#include "block_gemm.h"
 #include "decoding.h"
 #include "outputs.h"
 #include "packing.h"
@@ -156,14 +155,11 @@ static void multiply(long vectors, const packed *x, const packed *w, long w_rows
 typedef struct {
     const scalar *x, *w, *bias;
     coded coded;        // in place of w
-    block_rows blocks;  // likewise, where it has rows
     packed *packed_x;  // [panels][columns / PER_LANE][vectors][LANES][PER_LANE]
     char *y;
     long rows, vectors, panels, outputs, columns, padded, x_stride;
     int activation, wide_output;
 } arguments;
-
-#define HAS_BLOCKS(a) ((a)->blocks.ends[2] > 0)
 
 // Vectors of rows are spread evenly over the panels.
 INLINE long first_vector(const arguments *a, long panel) { return panel * a->vectors / a->panels; }
@@ -196,7 +192,6 @@ static void multiply_chain(const arguments *a, long begin, long count, long colu
         float *into = sums + part * per_unit * vectors * LANES;
         if (decoded) {
             const fetching ahead = a->coded.codes ? (fetching){(const scalar *)codes_at(&a->coded, next_row, next_column), a->coded.row_bytes / (long)sizeof(scalar), 0}
-                                   : HAS_BLOCKS(a) ? (fetching){a->x, 0, 0}
                                                   : (fetching){a->w + next_row * a->columns + next_column, a->columns, 0};
             multiply(vectors, x, decoded + part * per_unit * DECODED, count, DECODED, depth, ahead, column > 0, panel ? NULL : decoder, into);
         } else {
@@ -207,20 +202,14 @@ static void multiply_chain(const arguments *a, long begin, long count, long colu
     }
 }
 
-// One chain of a unit as tiles read it, `DECODED` columns from row to row: decoded from blocks, or widened, from what the other decoder made where w is coded.
+// One chain of a unit as tiles read it, `DECODED` columns from row to row: widened, from what the other decoder made where w is coded.
 static void make_chain(const arguments *a, long begin, long count, long column, const scalar *of_codes, packed *to) {
     const long per_unit = UNIT / (a->activation ? 2 : 1), depth = a->columns - column < CHAIN ? a->columns - column : CHAIN;
     for (long part = 0; part < 1 + (a->activation != 0); part++)
         for (long n = 0; n < count; n++) {
             const long row = begin + part * a->outputs + n;
             packed *into = to + (part * per_unit + n) * DECODED;
-            if (HAS_BLOCKS(a)) {
-                int kind;
-                const uint8_t *blocks = block_row(&a->blocks, row, &kind);
-                NAME(decode_blocks)(kind, blocks, column, depth, into);
-            } else {
-                copy_packed(of_codes ? of_codes + (part * per_unit + n) * DECODED : a->w + row * a->columns + column, depth, depth, into);
-            }
+            copy_packed(of_codes ? of_codes + (part * per_unit + n) * DECODED : a->w + row * a->columns + column, depth, depth, into);
         }
 }
 
@@ -232,8 +221,8 @@ static void multiply_unit(const void *given, long unit) {
     const size_t size = a->wide_output ? sizeof(float) : sizeof(scalar);
     float sums[PANELS][UNIT * PANEL] __attribute__((aligned(64))), turned[LANES * UNIT + LANES] __attribute__((aligned(64)));
     scalar decoded[2][UNIT * DECODED] __attribute__((aligned(64)));
-    packed made[UNIT * DECODED] __attribute__((aligned(64)));  // of what is widened, or decoded from blocks
-    const int is_coded = a->coded.codes != NULL, is_hidden = is_coded && !has_tiles && !IS_WIDENED, is_made = HAS_BLOCKS(a) || IS_WIDENED;
+    packed made[UNIT * DECODED] __attribute__((aligned(64)));  // of what is widened
+    const int is_coded = a->coded.codes != NULL, is_hidden = is_coded && !has_tiles && !IS_WIDENED;
     coded_row rows[UNIT];
     decoder decoder = {.rows = rows, .columns = a->columns, .chain = CHAIN, .to_other = UNIT * DECODED};
     if (is_coded) {
@@ -248,8 +237,8 @@ static void multiply_unit(const void *given, long unit) {
     for (long column = 0; column < a->columns; column += CHAIN) {
         if (is_coded && !is_hidden) decode_chain(&decoder);
         const scalar *of_codes = is_coded ? decoded[column / CHAIN & 1] : NULL;
-        if (is_made) make_chain(a, begin, count, column, of_codes, made);
-        const packed *chain = is_made ? made : (const packed *)of_codes;
+        if (IS_WIDENED) make_chain(a, begin, count, column, of_codes, made);
+        const packed *chain = IS_WIDENED ? made : (const packed *)of_codes;
         for (long panel = 0; panel < a->panels; panel++)
             multiply_chain(a, begin, count, column, panel, chain, is_hidden ? &decoder : NULL, sums[panel]);
     }
@@ -286,7 +275,7 @@ const int NAME(gemm_is_fast) = 1, NAME(few_rows) = LEVEL1_KIB < 48 ? 12 : 6;
 const int NAME(gemm_is_fast) = 1, NAME(few_rows) = LANES == 8 ? 6 : 15;
 #endif
 
-static int multiply_by(const scalar *x, const scalar *w, coded coded, block_rows blocks, const scalar *bias, void *y, long rows, long outputs,
+static int multiply_by(const scalar *x, const scalar *w, coded coded, const scalar *bias, void *y, long rows, long outputs,
                        long columns, long x_stride, int activation, int wide_output, int threads) {
     const long most = rows < PANELS * PANEL ? rows : PANELS * PANEL, padded = whole_squares(columns), per_unit = UNIT / (activation ? 2 : 1);
     packed *packed_x = shared_scratch((most + LANES - 1) / LANES * LANES * padded * sizeof(packed));
@@ -294,7 +283,7 @@ static int multiply_by(const scalar *x, const scalar *w, coded coded, block_rows
     for (long top = 0; top < rows; top += PANELS * PANEL) {
         const long count = rows - top < PANELS * PANEL ? rows - top : PANELS * PANEL, vectors = (count + LANES - 1) / LANES;
         char *into = (char *)y + top * outputs * (wide_output ? sizeof(float) : sizeof(scalar));
-        const arguments a = {x + top * x_stride, w,       bias,    coded,    blocks,   packed_x, into,       count,      vectors,
+        const arguments a = {x + top * x_stride, w,       bias,    coded,    packed_x, into,       count,      vectors,
                              (vectors + VECTORS - 1) / VECTORS, outputs, columns, padded, x_stride, activation, wide_output};
         share(pack_vector, &a, vectors, threads);
         share(multiply_unit, &a, (outputs + per_unit - 1) / per_unit, threads);
@@ -305,7 +294,7 @@ static int multiply_by(const scalar *x, const scalar *w, coded coded, block_rows
 // As `linear`, for more rows.
 void NAME(gemm)(const scalar *x, const scalar *w, const scalar *bias, void *y, long rows, long outputs, long columns, long x_stride, int activation,
                 int wide_output, int threads) {
-    if (!multiply_by(x, w, (coded){0}, (block_rows){0}, bias, y, rows, outputs, columns, x_stride, activation, wide_output, threads))  // slower, without memory
+    if (!multiply_by(x, w, (coded){0}, bias, y, rows, outputs, columns, x_stride, activation, wide_output, threads))  // slower, without memory
         NAME(linear)(x, w, bias, y, rows, outputs, columns, x_stride, activation, wide_output, threads);
 }
 
@@ -318,11 +307,6 @@ void NAME(lossless_gemm)(const scalar *x, const uint8_t *codes, const uint8_t *p
                          const scalar *bias, void *y, long rows, long outputs, long columns, long x_stride, int activation, int wide_output,
                          int threads) {
     const coded w = {codes, palettes, starts, escapes, coded_row_bytes(columns)};
-    if (!multiply_by(x, NULL, w, (block_rows){0}, bias, y, rows, outputs, columns, x_stride, activation, wide_output, threads))
+    if (!multiply_by(x, NULL, w, bias, y, rows, outputs, columns, x_stride, activation, wide_output, threads))
         NAME(lossless_linear)(x, codes, palettes, starts, escapes, bias, y, rows, outputs, columns, x_stride, activation, wide_output, threads);
-}
-
-int NAME(block_gemm)(const scalar *x, const block_rows *w, const scalar *bias, void *y, long rows, long outputs, long columns, long x_stride,
-                     int activation, int wide_output, int threads) {
-    return !multiply_by(x, NULL, (coded){0}, *w, bias, y, rows, outputs, columns, x_stride, activation, wide_output, threads);
 }

@@ -1,4 +1,4 @@
-"""Memory maps of files, without torch: a bootstrap program maps its weights before torch is imported.
+"""Memory maps of files, without torch.
 
 Knows addresses; does not know what the files contain. Linux only.
 """
@@ -30,15 +30,6 @@ class MappedFile:
         self.start = -begin % HUGE_PAGE  # in `memory`
         self.address = begin + self.start
         _map_over(self.address, num_bytes, fd, 0, is_writable)
-
-
-class Zeros:
-    """Memory that reads as zero and takes none until it is written."""
-
-    def __init__(self, num_bytes: int) -> None:
-        self.memory = mmap.mmap(-1, max(1, num_bytes), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        self.num_bytes = num_bytes
-        self.address = ctypes.addressof(ctypes.c_char.from_buffer(self.memory))
 
 
 class OpenRange(NamedTuple):

@@ -44,16 +44,19 @@ INLINE void multiply_in_software(tile_of_software *sum, const tile_of_software *
     }
 }
 #else
-// Of the thread that calls: the shape of all eight, of which the processor knows nothing before.
-INLINE void begin_tiles(void) {
+// Of the thread that calls: the shape of all eight, of which the processor knows nothing before. A product takes so many bytes of each line of tiles 4 and 5,
+// and as many lines as they are words of tiles 6 and 7.
+INLINE void shape_tiles(int bytes) {
     struct {
         uint8_t palette, start_line, reserved[14];
         uint16_t line_bytes[16];
         uint8_t lines[16];
     } shape = {.palette = 1};
-    for (int t = 0; t < 8; t++) shape.line_bytes[t] = 64, shape.lines[t] = TILE_LINES;
+    for (int t = 0; t < 8; t++) shape.line_bytes[t] = t / 2 == 2 ? bytes : 64, shape.lines[t] = t / 2 == 3 ? bytes / 4 : TILE_LINES;
     if (has_tiles) __asm__ volatile("ldtilecfg %0" ::"m"(shape) : "memory");
 }
+
+INLINE void begin_tiles(void) { shape_tiles(64); }
 
 // The system need not keep what tiles hold when it stops this thread.
 INLINE void end_tiles(void) {
@@ -64,6 +67,12 @@ INLINE void end_tiles(void) {
 #define load_tile(t, from, stride) __asm__ volatile("tileloadd (%0,%1,1), %%tmm" #t ::"r"(from), "r"((long)(stride)) : "memory")
 #define store_tile(t, to, stride) __asm__ volatile("tilestored %%tmm" #t ", (%0,%1,1)" ::"r"(to), "r"((long)(stride)) : "memory")
 #define multiply_tiles(t, a, b) __asm__ volatile("tdpbf16ps %%tmm" #b ", %%tmm" #a ", %%tmm" #t ::: "memory")
+#ifdef __AMX_INT8__
+#define BYTE_TILES 1
+// Of signed bytes of a with those of b, or with unsigned ones.
+#define multiply_byte_tiles(t, a, b) __asm__ volatile("tdpbssd %%tmm" #b ", %%tmm" #a ", %%tmm" #t ::: "memory")
+#define multiply_with_unsigned_tiles(t, a, b) __asm__ volatile("tdpbsud %%tmm" #b ", %%tmm" #a ", %%tmm" #t ::: "memory")
+#endif
 #endif
 
 // Sixteen rows as a tile reads them, `stride` apart.

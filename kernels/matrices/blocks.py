@@ -2,8 +2,9 @@
 
 Rows consist of blocks, each with codes and their scales. Knows the blocks of each kind, from ggml's ggml-common.h and the reference forms in
 ggml-quants.c (https://github.com/ggml-org/ggml); does not know files (engine/weights/formats/gguf.py reads them). A weight is up to three stacked
-matrices, of different kinds: queries, keys and values, or gates and ups, need not be copied into one. For few rows of x the C library multiplies
-integers (kernels/cpu/blocks.c); for more it decodes blocks, a tile at a time. There is no form for GPUs, which get such weights unpacked.
+matrices, of different kinds: queries, keys and values, or gates and ups, need not be copied into one. Products round x to eight bits for each 32
+columns, whatever the number of its rows: the C library multiplies codes and bytes as integers (kernels/cpu/blocks.c), and a row has the same bits in
+any batch; torch multiplies the numbers that both represent. There is no form for GPUs, which get such weights unpacked.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,6 +24,8 @@ from pilotlight.kernels.elementwise.activation import FUSED
 from pilotlight.kernels.matrices.weight import GatedActivation, Weight, check_product
 
 MOST_JOINED = 3
+ROUNDED_COLUMNS = 32  # that share a scale, of x
+_LEAST = 2.0**-100  # smaller numbers become zero: their inverse would be infinite
 
 
 class BlockKind(NamedTuple):
@@ -128,6 +131,21 @@ def blocks_of(kind: str, stored: Tensor) -> Tensor:
     return torch.unflatten(stored, -1, (-1, BLOCK_KINDS[kind].num_bytes))
 
 
+def rounded(x: Tensor) -> Tensor:
+    """Round x [..., columns] to fp32 multiples of a 127th of the largest of each 32 columns.
+
+    A number that is not finite makes its 32 columns NaN.
+    """
+    groups = torch.unflatten(x.float(), -1, (-1, ROUNDED_COLUMNS))
+    largest = groups.abs().amax(-1, keepdim=True)
+    steps = (groups * (127 / largest)).round().where(largest >= _LEAST, 0.0)
+    return (steps * (largest / 127)).where(largest.isfinite(), torch.nan).flatten(-2)
+
+
+def _product(x: Tensor, weight: BlockWeight, bias: Tensor | None = None) -> Tensor:
+    return F.linear(rounded(x), weight.unpack(torch.float32), None if bias is None else bias.float())
+
+
 def _native(
     library: Library,
     x: Tensor,
@@ -144,7 +162,7 @@ def _native(
 @operation(check_product, native=_native)
 def block_linear(x: Tensor, weight: BlockWeight, bias: Tensor | None = None) -> Tensor:
     """Multiply x [tokens, columns] by the weight; return [tokens, rows]."""
-    return F.linear(x, weight.unpack(x.dtype), bias)
+    return _product(x, weight, bias).to(x.dtype)
 
 
 def _gated_native(
@@ -165,13 +183,13 @@ def block_gated_linear(x: Tensor, weight: BlockWeight, bias: Tensor | None, acti
 
     weight [2 * intermediate, columns]: gates, then ups.
     """
-    return activation(F.linear(x, weight.unpack(x.dtype), bias))
+    return activation(_product(x, weight, bias).to(x.dtype))
 
 
 @operation(check_product, native=partial(_native, wide_output=True))
 def block_logits(hidden: Tensor, weight: BlockWeight) -> Tensor:
     """Return fp32 logits [rows, vocab], rounded to the storage type first, of hidden [rows, columns]."""
-    return F.linear(hidden, weight.unpack(hidden.dtype)).float()
+    return _product(hidden, weight).to(hidden.dtype).float()
 
 
 def _check_rows(operation: str, numbers: Tensor, weight: BlockWeight, dtype: torch.dtype, scale: float = 1.0) -> None:

@@ -23,18 +23,14 @@ Damage = Callable[[Path], None]
 
 def rows() -> list[Row]:
     found = []
-    for name, suffix, damage in (
-        ("4,000 flips in a bootstrap program's weights", ".bootstrap", _flips(4000, after=0.3)),
-        ("a flip in a bootstrap program's header", ".bootstrap", _flips(1, after=0.0, before=0.0005)),
-        ("a bootstrap program is cut", ".bootstrap", _cut),
-        ("a bootstrap program is empty", ".bootstrap", _emptied),
-        ("the kernels library is cut to half", ".so", _cut),
-        ("400 flips in the kernels library", ".so", _flips(400, after=0.05)),
-        ("the kernels library is empty", ".so", _emptied),
+    for name, damage in (
+        ("the kernels library is cut to half", _cut),
+        ("400 flips in the kernels library", _flips(400, after=0.05)),
+        ("the kernels library is empty", _emptied),
     ):
         cache = Path(tempfile.mkdtemp(prefix="pilotlight-fault-"))
         shared = {site: Differently({"XDG_CACHE_HOME": str(cache)}) for site in SITES}
-        found.append(Row(name, _nothing, shared, before=_in_cache(cache, suffix, damage), streams=8))
+        found.append(Row(name, _nothing, shared, before=_in_cache(cache, damage), streams=8))
     for name, damage in (
         ("4,000 flips in a plain checkpoint", _flips(4000, after=0.1)),
         ("a plain checkpoint is cut", _cut),
@@ -59,13 +55,13 @@ def _nothing(it: Strike) -> None:
     time.sleep(1)
 
 
-def _in_cache(cache: Path, suffix: str, damage: Damage) -> Fault:
+def _in_cache(cache: Path, damage: Damage) -> Fault:
     """Every site has served; the files are damaged; every site is killed and comes back."""
 
     def strike(it: Strike) -> None:
         warm(it)
         # Of those that are finished: what is being made lies in a folder of its own, or has a name that begins with a dot.
-        files = _wait_for(lambda: [*cache.glob(f"pilotlight/*/[!.]*{suffix}")], 60)
+        files = _wait_for(lambda: [*cache.glob("pilotlight/kernels/[!.]*.so")], 60)
         for file in files:
             damage(file)
         it.notes["damaged"] = [file.name for file in files]
@@ -84,7 +80,7 @@ def _in_checkpoint(model: Path, damage: Damage) -> Fault:
         it.network.wait_until_up()
         warm(it)
         # What the first load has found.
-        _wait_for(lambda: [*model.parent.glob("pilotlight/bootstrap/digests/*.json")], 60)
+        _wait_for(lambda: [*model.parent.glob("pilotlight/digests/*.json")], 60)
         damage(model / "model.safetensors")
         kill_site(it, "ams1")
         time.sleep(6)
@@ -130,16 +126,15 @@ def warm(it: Strike, salt: str = "") -> None:
         urllib.request.urlopen(request, timeout=60).close()
 
 
-def _flips(count: int, after: float = 0.02, before: float = 1.0) -> Damage:
-    """Single bits, in this part of the file."""
+def _flips(count: int, after: float = 0.02) -> Damage:
+    """Single bits, behind this share of the file."""
 
     def damage(file: Path) -> None:
         size = file.stat().st_size
-        low, high = int(size * after), max(int(size * before), int(size * after) + 1)
         rng = random.Random(7)
         with file.open("r+b") as content:
             for _ in range(count):
-                position = rng.randrange(low, high)
+                position = rng.randrange(int(size * after), size)
                 content.seek(position)
                 byte = content.read(1)[0]
                 content.seek(position)

@@ -1,4 +1,6 @@
-"""Rows of links that lose packets, and of clients that vanish or never speak. They need the packet filter of a namespace of their own."""
+"""Rows of links that lose packets, and of clients that vanish or never speak.
+
+They need the packet filter of a namespace of their own."""
 
 import socket
 import time

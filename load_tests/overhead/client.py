@@ -35,7 +35,9 @@ class Heard:
 
 
 def request(url: str, key: str, prompt_bytes: int, tokens: int, path: str = "/v1/chat/completions") -> bytes:
-    """A chat completion as a client would send it; `tokens` > 0: streamed. The prompt is text of many short sentences."""
+    """A chat completion as a client would send it; `tokens` > 0: streamed.
+
+    The prompt is text of many short sentences."""
     sentence = "The lamp on the quay burns all night, and nobody has ever seen who lights it. "
     text = (sentence * (prompt_bytes // len(sentence) + 1))[:prompt_bytes]
     fields = {

@@ -78,7 +78,9 @@ PEERS = {
 
 @contextmanager
 def running(names: list[str], peers: Path, quotas: str = "") -> Iterator[list[Running]]:
-    """Run those of `names` that are installed, the trivial site first. `quotas`: the database of shared limits."""
+    """Run those of `names` that are installed, the trivial site first.
+
+    `quotas`: the database of shared limits."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="pilotlight-overhead-")))
         started = [stack.enter_context(trivial_site(folder))]

@@ -1,4 +1,6 @@
-"""A site that computes nothing: `python -m load_tests.overhead.trivial_site PORT`. It answers at once, or streams tokens at a pace.
+"""A site that computes nothing: `python -m load_tests.overhead.trivial_site PORT`.
+
+It answers at once, or streams tokens at a pace.
 
 Every token's text is the moment at which it was written, on the clock that all processes of a machine share, so that a client can tell how long it
 was under way. Behind our router it marks its events and publishes a status as a real site does; other routers' health checks are answered with

@@ -17,7 +17,9 @@ _NORMAL, _CONTROL, _UNUSED = 1, 3, 5  # llama.cpp's token types
 
 
 def write_gguf(folder: Path, gguf_package: Path, directory: Path) -> Path:
-    """`model.gguf` in `folder`, of the checkpoint in `directory`. Whole or not at all; one that is there already is kept."""
+    """`model.gguf` in `folder`, of the checkpoint in `directory`.
+
+    Whole or not at all; one that is there already is kept."""
     folder.mkdir(parents=True, exist_ok=True)
     target = folder / NAME
     if target.exists():

@@ -31,7 +31,9 @@ class LlamaFiles(NamedTuple):
         return cls(files, program, threads)
 
     def looks(self) -> dict[str, Look]:
-        """Return what decodes a sequence behind as many tokens as ours, by name. Raises RuntimeError when it is called, where llama.cpp ends."""
+        """Return what decodes a sequence behind as many tokens as ours, by name.
+
+        Raises RuntimeError when it is called, where llama.cpp ends."""
         return {
             f"llama.cpp {name}": partial(
                 self._look, LlamaCpp(self.program, file, self.threads, file.with_suffix(".log"))

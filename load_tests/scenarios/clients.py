@@ -237,7 +237,9 @@ def installed_npm(name: str, packages: tuple[str, ...], folder: Path, fresh: boo
 
 
 def installed_pip(name: str, packages: tuple[str, ...], folder: Path, fresh: bool, alone: str | None = None) -> Path:
-    """Install packages from PyPI into an environment of their own unless they are there; return its place. `alone`: see Client."""
+    """Install packages from PyPI into an environment of their own unless they are there; return its place.
+
+    `alone`: see Client."""
     place = place_of(name, folder)
     stamped(place, (*packages, alone or ""), fresh, lambda: pip(place, packages, alone))
     return place

@@ -37,8 +37,6 @@ CLOCKS = {
 }
 _STAY_S = 0.5  # beside three times a wake: after that a model may be put to sleep again (runtime/models/residency.py)
 _PLACE_FOR_COPY = 1 << 30
-_LIVES = 2  # of a model before its starts are measured; the second shows whether the first has left anything
-_LEAVES_WITHIN_S = 5.0
 
 
 class Measured(NamedTuple):
@@ -117,8 +115,6 @@ def measure(
     facts: dict[str, Any] = {"file_bytes": sum(file.stat().st_size for file in files)}
     bench = Bench(directory, options)
     measured: dict[str, list[Measured]] = {}
-    if set(clocks) & {"a", "b"}:
-        facts["bootstraps"] = bench.live_before()
     for clock in clocks:
         console.log(f"{size}: ({clock}) {CLOCKS[clock]}")
         if clock in ("a", "b"):
@@ -149,16 +145,6 @@ class Bench:
         self._rounds: int = options.rounds
         self._engine = {"device": options.device, "threads": options.threads, "kv_gib": 0.25, "standby": False}
         self.weights_bytes = sum(file.stat().st_size for file in directory.glob("*.safetensors"))
-
-    def live_before(self) -> bool:
-        """Serve the model once, which leaves what its next start answers by (engine/bootstrap). False: it cannot."""
-        for _ in range(_LIVES):
-            with self._site(self._model("a", "auto")) as site:
-                site.ask(one_token("a"))
-                if any(span["name"] == "bootstrap" for span in site.get("/timeline")["spans"]):
-                    return True
-                time.sleep(_LEAVES_WITHIN_S)
-        return False
 
     def from_nothing(self) -> Measured:
         with self._site(self._model("a", "auto")) as site:
@@ -216,7 +202,9 @@ class Bench:
         return measured
 
     def _until_kept(self, site: SiteProcess, model: str) -> None:
-        """As at a site that has been up for a while: the weights are in host memory, too. They are written there behind the first requests."""
+        """As at a site that has been up for a while: the weights are in host memory, too.
+
+        They are written there behind the first requests."""
 
         def is_kept() -> bool:
             return any(each["name"] == model and each["in_host_memory"] for each in site.get("/status")["models"])
@@ -261,7 +249,9 @@ def one_token(model: str) -> dict[str, Any]:
 
 
 def endless(model: str) -> dict[str, Any]:
-    """Ask for an endless answer. With random weights most tokens are no text, and make no event: hence the bias, to one that does."""
+    """Ask for an endless answer.
+
+    With random weights most tokens are no text, and make no event: hence the bias, to one that does."""
     return {**one_token(model), "max_tokens": 2000, "logit_bias": {"300": 100}}
 
 

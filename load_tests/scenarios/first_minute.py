@@ -61,7 +61,9 @@ def main() -> None:
 
 
 def address_of(network: "subprocess.Popen[str]") -> str:
-    """Return the address that it prints when it is ready. Its further output is read and dropped. Raises SystemExit."""
+    """Return the address that it prints when it is ready.
+
+    Its further output is read and dropped. Raises SystemExit."""
     assert network.stdout is not None
 
     def end_late() -> None:

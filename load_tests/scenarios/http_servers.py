@@ -23,11 +23,11 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from load_tests.peers.uvicorn_server import SERVERS, make_server
 from load_tests.records import write_record
 from pilotlight.wire.http.limits import HttpLimits
 from pilotlight.wire.http.listen import bind, loop_factory, url_of
 from pilotlight.wire.http.middleware import BodyBudget, OriginCheck, Origins
-from pilotlight.wire.http.stock_servers import SERVERS, make_server
 
 CONNECTIONS = 64
 EVENTS = 200

@@ -158,7 +158,9 @@ def _different_functions(tests: list[str]) -> list[str]:
 
 
 def summary(found: dict[str, Outcome]) -> dict[str, Any]:
-    """Count outcomes, in all and by package. A mutant that no test meets counts as not noticed, an unjudged one not at all."""
+    """Count outcomes, in all and by package.
+
+    A mutant that no test meets counts as not noticed, an unjudged one not at all."""
     packages: dict[str, Counter[str]] = {}
     for key, each in found.items():
         packages.setdefault(key.partition("/")[0], Counter())[each["outcome"]] += 1

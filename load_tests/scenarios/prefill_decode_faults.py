@@ -99,7 +99,9 @@ class Injector:
 
     @contextmanager
     def injected(self, fault: Fault) -> Iterator[None]:
-        """Open the scope of a fault. What was stopped or cut off, and not replaced meanwhile, goes on when it is left."""
+        """Open the scope of a fault.
+
+        What was stopped or cut off, and not replaced meanwhile, goes on when it is left."""
         pid = self._pid(fault.whose)
         match fault.how:
             case "kill":

@@ -1,6 +1,6 @@
-"""`make bench-routing`: every policy on every trace of the simulation at both loads, over held-out seeds; ours and the best others in ten troubles;
-what a decision costs; with a record and a plot per load. A run of a part has another `--subject`, and no plots. `--trace-file` adds a file in
-Mooncake's format, which is read where it lies and never kept.
+"""`make bench-routing`: every policy on every trace of the simulation at both loads, over held-out seeds; ours and the best other in ten troubles;
+what a decision costs; with a record. A run of a part has another `--subject`. `--trace-file` adds a file in Mooncake's format, which is read where
+it lies and never kept.
 
 Simulated time says nothing about this machine; the record's machine only explains the seconds that the runs took, and the decisions' times.
 """
@@ -8,7 +8,6 @@ Simulated time says nothing about this machine; the record's machine only explai
 import argparse
 import json
 import math
-import random
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
@@ -16,14 +15,12 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from load_tests.paired import interval
 from load_tests.records import spread, write_record
 from load_tests.scenarios.routing_scale import decision_costs, status_bytes
 from load_tests.sim.contenders import CONTENDERS, Contender
 from load_tests.sim.load import LOADS
 from load_tests.sim.mooncake import TraceFile
 from load_tests.sim.outcome import SLO_TPOT_MS, Outcome
-from load_tests.sim.plot import bars
 from load_tests.sim.pools import ARRANGEMENTS, WORKLOADS, Found, Pools, arrivals
 from load_tests.sim.run import simulate
 from load_tests.sim.traces import TRACES, Trace
@@ -31,7 +28,6 @@ from load_tests.sim.trouble import NONE, TROUBLES, Trouble
 from load_tests.sim.world import CRASHES, HELD_OUT_SEEDS, NUM_ROUTERS, NUM_SITES, PARTITIONS, TUNING_SEEDS
 from load_tests.tables.routing import OURS
 
-SUBJECT = "routing"
 MEASURES = {
     "p50_ms": 1, "p95_ms": 1, "p99_ms": 1, "mean_ms": 1, "tpot_p50_ms": 1, "tpot_p95_ms": 1, "e2e_p50_ms": 1, "e2e_p95_ms": 1, "goodput": 4,
     "of_bound": 4, "hit_ratio": 4, "shed": 5, "cross_region": 4, "retried": 4, "declined": 4, "turned_over": 2, "wakes": 0,
@@ -39,9 +35,8 @@ MEASURES = {
 TUNED_ON = ("chat", "agent", "documents")  # at heavy load: one light-tailed, one of long sessions, one heavy-tailed
 TUNING_REQUESTS = 4_000
 LONGER = {"agent": 2}  # times the requests of other traces: its sessions are six times as long
-TROUBLED = (OURS, "GORGO, declining", "llm-d, declining")
+TROUBLED = (OURS, "llm-d, declining")
 TROUBLED_TRACE = "chat"
-FEWEST_PAIRS = 8  # of fewer the bootstrap's bounds are too narrow
 FEW_SEEDS = 2  # of the record's, for what is wrong besides and for pools
 POOL_LOADS = (0.3, 0.6)
 POOL_REQUESTS = 3_000
@@ -79,8 +74,6 @@ def main() -> None:
     print(f"{perf_counter() - began:.0f} s, {results['seconds_on_one_core']} s of simulation")
     if asked.seeds != TUNING_SEEDS:
         path = write_record(asked.subject, results, ("numpy",))
-        if asked.subject == SUBJECT:
-            write_plots(path, asked.loads)
         print(path)
 
 
@@ -89,10 +82,9 @@ def _tune(policies: Iterable[str]) -> None:
     for name in policies:
         contender, tried = CONTENDERS[name], []
         for parameters in contender.grid:
-            one = Contender(contender.make_with, (parameters,), 0, contender.trouble)
+            one = Contender(contender.make_with, (parameters,))
             runs = [
-                simulate(name, one.make, TRACES[trace], "heavy", TUNING_REQUESTS, TUNING_SEEDS[0], trouble=one.trouble)
-                for trace in TUNED_ON
+                simulate(name, one.make, TRACES[trace], "heavy", TUNING_REQUESTS, TUNING_SEEDS[0]) for trace in TUNED_ON
             ]
             loss = statistics.fmean(math.log(run.p95_ms) + math.log(run.p99_ms) for run in runs)
             tried.append((loss, str(dict(parameters))))
@@ -117,9 +109,7 @@ def _run(
         return Outcome(**known[key])
     if asked.known:
         return None
-    contender = CONTENDERS[policy]
-    there = contender.trouble if trouble is NONE else trouble
-    outcome = simulate(policy, contender.make, trace, load, requests, seed, trouble=there)
+    outcome = simulate(policy, CONTENDERS[policy].make, trace, load, requests, seed, trouble=trouble)
     if asked.resume is not None:
         with asked.resume.open("a", encoding="utf-8") as file:
             file.write(json.dumps([key, asdict(outcome)]) + "\n")
@@ -161,7 +151,6 @@ def _results(
         "simulated_requests": sum(run.begun for run in runs),
         "seconds_on_one_core": round(sum(run.cpu_s for run in runs)),
         "cells": [_cell(each) for each in cells],
-        "paired": [pair for each in cells if (pair := _paired(each, cells)) is not None],
         "troubles": [{**_cell(each), "trouble": trouble} for (_, trouble), each in troubled.items()],
         "quiet": [_cell([run for run in quiet if run.policy == policy]) for policy in dict.fromkeys(run.policy for run in quiet)],
         "decisions": decision_costs(),
@@ -196,36 +185,6 @@ def _cell(runs: Sequence[Outcome]) -> dict[str, Any]:
     return {"trace": runs[0].trace, "load": runs[0].load, "policy": runs[0].policy, **figures}
 
 
-def _paired(others: Sequence[Outcome], cells: Iterable[Sequence[Outcome]]) -> dict[str, Any] | None:
-    """Ours over another policy, by the seeds that both had: geometric mean, and its bounds of 95 % confidence. None: too few seeds."""
-    first = others[0]
-    place = OURS, first.trace, first.load
-    ours = {run.seed: run for runs in cells for run in runs if (run.policy, run.trace, run.load) == place}
-    pairs = [(ours[run.seed], run) for run in others if run.seed in ours]
-    if first.policy == OURS or len(pairs) < FEWEST_PAIRS:
-        return None
-    over: dict[str, Any] = {"trace": first.trace, "load": first.load, "policy": first.policy, "n": len(pairs)}
-    for name in ("p95_ms", "p99_ms"):
-        logs = [math.log(getattr(own, name) / getattr(other, name)) for own, other in pairs]
-        low, high = interval(logs, random.Random(name))
-        mean = statistics.fmean(logs)
-        over[name] = {key: round(math.exp(value), 3) for key, value in {"mean": mean, "low": low, "high": high}.items()}
-    return over
-
-
-def write_plots(record: Path, loads: Iterable[str]) -> None:
-    """Draw the plots from the record alone."""
-    results = json.loads(record.read_text(encoding="utf-8"))["results"]
-    for load in loads:
-        groups: dict[str, list[tuple[str, float, float]]] = {}
-        for cell in results["cells"]:
-            if cell["load"] == load:
-                bar = (cell["policy"], cell["p50_ms"]["median"], cell["p95_ms"]["median"])
-                groups.setdefault(cell["trace"], []).append(bar)
-        title = f"Time to first token at {load} load, p50 / p95, ms, simulated: medians of {len(results['seeds'])} held-out seeds"
-        (record.parent / f"routing-{load}.svg").write_text(bars(title, groups, highlight=OURS), encoding="utf-8")
-
-
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--requests", type=int, default=20_000, help="of one run, warm-up included, about")
@@ -242,7 +201,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--tune", action="store_true", help="try the grids of --policies instead, on a tuning seed")
     parser.add_argument("--tuning", dest="seeds", action="store_const", const=TUNING_SEEDS, default=HELD_OUT_SEEDS[:3])
     parser.add_argument("--seeds", type=int, nargs="+", help="instead of three held-out ones")
-    parser.add_argument("--subject", default=SUBJECT, help="of the record")
+    parser.add_argument("--subject", default="routing", help="of the record")
     parser.add_argument(
         "--resume", type=Path, metavar="FILE", help="keep each run's figures there, and do not repeat them"
     )

@@ -10,7 +10,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from load_tests.sim.policies.gorgo import GorgoPolicy
+from load_tests.sim.policies.llm_d import WeightedScoresPolicy
 from pilotlight.edge_router.backends.backend import Backend
 from pilotlight.edge_router.backends.rtt import RoundTrip
 from pilotlight.edge_router.requests.session import ConversationFingerprint, Prefix, SessionTable
@@ -40,10 +40,10 @@ def decision_costs() -> dict[str, dict[str, float]]:
         views = [backend.view() for backend in _backends(number)]
         digests = tuple((2**31 + i, 6000 - 150 * i) for i in range(DIGESTS))
         request = RouteRequest("m", 6000, b"key", held={"s3": 3000}, digests=digests, now_s=1.0)
-        policy, baseline = CostPolicy(), GorgoPolicy()
+        policy, baseline = CostPolicy(), WeightedScoresPolicy(rtt=1.0)
         costs[str(number)] = {
             "rank_us": _us(lambda: policy.rank(request, views), number),  # noqa: B023
-            "gorgo_rank_us": _us(lambda: baseline.rank(request, views), number),  # noqa: B023
+            "llm_d_rank_us": _us(lambda: baseline.rank(request, views), number),  # noqa: B023
         }
     return costs
 
@@ -78,7 +78,9 @@ def planned_sessions(prefix_bytes: float) -> dict[str, float]:
 
 
 def _mean_of_changes() -> float:
-    """Of a site whose cache is full: what comes pushes out as much. It makes its digest anew every ten seconds; a router asks once a second."""
+    """Of a site whose cache is full: what comes pushes out as much.
+
+    It makes its digest anew every ten seconds; a router asks once a second."""
     draw, status = random.Random(1), _status("s1", MAX_PUBLISHED)
     held = list(decode_prefixes(status.models[0].prefixes))
     after = held[CHANGED_IN_10_S:] + [draw.randrange(2**31) for _ in range(CHANGED_IN_10_S)]

@@ -180,8 +180,10 @@ class Ember:
         return _ratios(kept), watch
 
     def mixed(self, drafters: SequenceOf[Drafter], rounds: int) -> dict[str, Any]:
-        """Streams of all kinds but JSON, none of which ends before it has its tokens. Of a batch of fixed streams the slowest would say how long
-        it takes, however many tokens the others' drafts save: when one ends, another begins."""
+        """Streams of all kinds but JSON, none of which ends before it has its tokens.
+
+        Of a batch of fixed streams the slowest would say how long it takes, however many tokens the others' drafts save: when one ends, another
+        begins."""
         self._speculate(drafters)
         draw = random.Random(7)
         workloads = [workload for workload, task in WORKLOADS.items() if task not in ("json", "long")]

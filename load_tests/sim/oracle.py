@@ -1,4 +1,4 @@
-"""Policies that are told the truth: what no router could know, for the oracle, or what a balancer beside its own sites knows at once."""
+"""The oracle: a policy that knows what no router could."""
 
 from collections.abc import Sequence
 
@@ -7,42 +7,36 @@ from load_tests.sim.traces import Turn
 from pilotlight.edge_router.routing.views import BackendView, Preference, RouteRequest, eligible
 
 
-class InformedPolicy:
-    """Told before each decision what is true at that moment."""
+class OraclePolicy:
+    """The site that answers this request first, by its true queue, cache and round trip. Greedy, so no bound: it ignores what later requests pay."""
 
     def __init__(self) -> None:
-        self.sites: Sequence[SimSite] = ()
-        self.by_name: dict[str, SimSite] = {}
-        self.rtt_s: Sequence[float] = ()
-        self.turn: Turn | None = None
-        self.now = 0.0
+        self._sites: Sequence[SimSite] = ()
+        self._number_of: dict[str, int] = {}
+        self._rtt_s: Sequence[float] = ()
+        self._turn: Turn | None = None
+        self._now = 0.0
 
     def see(self, sites: Sequence[SimSite], rtt_s: Sequence[float], turn: Turn, now: float) -> None:
-        """`rtt_s`: from the deciding router to each of `sites`."""
-        if sites is not self.sites:
-            self.sites, self.by_name = sites, {site.spec.name: site for site in sites}
-        self.rtt_s, self.turn, self.now = rtt_s, turn, now
+        """Take in what is true before a decision. `rtt_s`: from the deciding router to each of `sites`."""
+        if sites is not self._sites:
+            self._sites, self._number_of = sites, {site.spec.name: i for i, site in enumerate(sites)}
+        self._rtt_s, self._turn, self._now = rtt_s, turn, now
 
     def rank(self, request: RouteRequest, backends: Sequence[BackendView]) -> list[Preference]:
-        raise NotImplementedError
-
-
-class OraclePolicy(InformedPolicy):
-    """The site that answers this request first, by its true queue, cache and round trip. Greedy, so no bound: it spares nobody who comes behind."""
-
-    def rank(self, request: RouteRequest, backends: Sequence[BackendView]) -> list[Preference]:
-        assert self.turn is not None
-        turn, number_of = self.turn, {site.spec.name: i for i, site in enumerate(self.sites)}
+        assert self._turn is not None
+        turn = self._turn
         preferences = []
         for backend in eligible(request, backends):
-            site = self.by_name[backend.name]
+            number = self._number_of[backend.name]
+            site = self._sites[number]
             uncached = turn.prompt_tokens - site.matched_tokens(turn.prefixes, turn.prompt_tokens)
-            rtt_ms = 1000 * self.rtt_s[number_of[backend.name]]
+            rtt_ms = 1000 * self._rtt_s[number]
             terms = {
                 "rtt": rtt_ms,
                 "queue": 1000 * site.queued_tokens() / site.rate(),
                 "prefill": 1000 * uncached / site.rate(),
-                "wake": 1000 * site.wake_left_s(self.now),
+                "wake": 1000 * site.wake_left_s(self._now),
             }
             preferences.append(Preference(backend, sum(terms.values()), terms, "true"))
         return sorted(preferences, key=lambda each: (each.cost_ms, each.backend.name))

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from load_tests.sim.oracle import InformedPolicy
+from load_tests.sim.oracle import OraclePolicy
 from load_tests.sim.site import MODEL, SimSite
 from load_tests.sim.traces import Turn
 from load_tests.sim.trouble import NONE, Trouble
@@ -95,7 +95,7 @@ class SimRouter:
             conversation.short_digests,
             now,
         )
-        if isinstance(self.policy, InformedPolicy):
+        if isinstance(self.policy, OraclePolicy):
             self.policy.see(self._sites, self.world.rtt_s[self.number], turn, now)
         preferences = self.policy.rank(request, [backend.view() for backend in self.backends])
         return request, preferences

@@ -330,7 +330,9 @@ def prepare(
     faults: bool = True,
     trouble: Trouble = NONE,
 ) -> Simulation:
-    """`requests`: about how many are sent in all; how long that takes follows from the load. The measured time is one day of the clients' world."""
+    """`requests`: about how many are sent in all; how long that takes follows from the load.
+
+    The measured time is one day of the clients' world."""
     cities = _cities()
     shape = trace.shape() if isinstance(trace, TraceFile) else shape_of(trace)
     rate = (QUIET if load == "quiet" else LOADS[load]) * capacity(build_world(cities, seed).sites, shape)

@@ -51,7 +51,9 @@ class Trace:
 
 
 class Chain:
-    """A growing prompt. Digests only need to be distinct and repeatable here; the router's are hashes of the text."""
+    """A growing prompt.
+
+    Digests only need to be distinct and repeatable here; the router's are hashes of the text."""
 
     def __init__(self, *root: int) -> None:
         self._key = hash((20261121, *root))  # tuples of integers hash alike in every process

@@ -87,14 +87,6 @@ def worst_rows(results: Record) -> Iterable[list[str]]:
         yield line
 
 
-def paired_rows(results: Record) -> Iterable[list[str]]:
-    """Return ours over each policy that had enough of the same seeds, with the bounds of 95 % confidence."""
-    yield ["ours over", "seeds", "p95", "p99"]
-    for pair in results["paired"]:
-        bounds = [f"{at['mean']:.2f} ({at['low']:.2f} to {at['high']:.2f})" for at in (pair["p95_ms"], pair["p99_ms"])]
-        yield [f"{pair['policy']}: {pair['trace']}, {pair['load']}", f"{pair['n']}", *bounds]
-
-
 def _seeds(cell: Record) -> int:
     return int(cell["p95_ms"]["n"])
 
@@ -125,7 +117,7 @@ def scale_rows(results: Record) -> Iterable[list[str]]:
     """Return what a decision costs by the number of sites, and what their statuses weigh."""
     yield ["", *(f"{number} sites" for number in results["decisions"])]
     yield ["a decision, ms of processor time", *(f"{at['rank_us'] / 1000:.2f}" for at in results["decisions"].values())]
-    yield ["GORGO's", *(f"{at['gorgo_rank_us'] / 1000:.2f}" for at in results["decisions"].values())]
+    yield ["llm-d's", *(f"{at['llm_d_rank_us'] / 1000:.2f}" for at in results["decisions"].values())]
     names = {
         "full_bytes": "with full digests",
         "changes_bytes": "with what has changed of them",

@@ -7,7 +7,7 @@ function fill(node, props, children) {
     if (value === undefined || value === null || value === false) continue;
     if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
     else if (name === "style") Object.assign(node.style, value);
-    else if (name === "value") node.value = value;
+    else if (name === "value" || name === "checked") node[name] = value;
     else node.setAttribute(name, value === true ? "" : String(value));
   }
   for (const child of children.flat(Infinity)) {
@@ -21,7 +21,10 @@ export const h = (tag, props, ...children) => fill(document.createElement(tag), 
 export const s = (tag, props, ...children) => fill(document.createElementNS(SVG, tag), props, children);
 
 export function show(node, ...children) {
+  // What is drawn again each second keeps the keyboard's place, by the name of the control.
+  const focused = node.contains(document.activeElement) ? document.activeElement.ariaLabel : null;
   node.replaceChildren(...children.flat(Infinity).filter((one) => one !== null && one !== undefined && one !== false));
+  if (focused) [...node.querySelectorAll("[aria-label]")].find((one) => one.ariaLabel === focused)?.focus({ preventScroll: true });
 }
 
 export function announce(text) {
@@ -33,7 +36,7 @@ export function table(columns, rows, empty) {
   if (!rows.length) return h("p", { class: "soft" }, empty);
   const kind = (column) => ({ class: column[2] ? "number" : null });
   return h("table", null,
-    h("thead", null, h("tr", null, columns.map((column) => h("th", { ...kind(column), scope: "col" }, column[0])))),
+    h("thead", null, h("tr", null, columns.map((column) => (column[0] ? h("th", { ...kind(column), scope: "col" }, column[0]) : h("td"))))),
     h("tbody", null, rows.map((row) => h("tr", null, columns.map((column) => h("td", kind(column), column[1](row)))))));
 }
 

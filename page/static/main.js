@@ -9,17 +9,18 @@ import { models } from "./views/models.js";
 import { sites } from "./views/sites.js";
 import { functions } from "./views/functions.js";
 import { usage } from "./views/usage.js";
+import { requests } from "./views/requests.js";
 import { timeline } from "./views/timeline.js";
 
 const VIEWS = [["overview", "Overview", overview], ["playground", "Playground", playground], ["routing", "Routing", routing],
-  ["models", "Models", models], ["sites", "Sites", sites], ["functions", "Functions", functions], ["usage", "Usage", usage], ["timeline", "Timeline", timeline]];
+  ["models", "Models", models], ["sites", "Sites", sites], ["functions", "Functions", functions], ["usage", "Keys and usage", usage], ["requests", "Requests", requests], ["timeline", "Timeline", timeline]];
 
-export const session = { name: "", is_admin: false, actions: [], key: "" }; // the key: for the playground, in this tab's memory alone
+export const session = { name: "", is_admin: false, key: "" }; // the key: for the playground, in this tab's memory alone
 const view = document.getElementById("view"), link = document.getElementById("link"), who = document.getElementById("who");
 let leave = () => {};
 
 // A site alone has nowhere to route to.
-const views = () => VIEWS.filter(([one]) => one !== "routing" || network.name === "router");
+const views = () => VIEWS.filter(([one]) => (one !== "routing" || network.name === "router") && (one !== "requests" || session.is_admin));
 
 function open() {
   const [name] = location.hash.slice(1).split("?");

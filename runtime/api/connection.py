@@ -1,7 +1,8 @@
-"""One HTTP exchange's two ends: the body read within a limit, the client watched while work is done, an answer sent.
+"""Both ends of one HTTP exchange: read the body within a limit, watch for a disconnect, send a response.
 
-ASGI callables only: anything that buffers a response, or asks for the disconnect only when sending, hides a client's leaving. The server below
-(wire/http/connection.py) also reports a client that closes only its sending half as gone: a client must keep its side open until it has its answer.
+ASGI callables only: middleware that buffers a response, or checks for the disconnect only when sending, hides that a client has left. The HTTP server
+(wire/http/connection.py) also reports a client that closes only its sending half as gone: a client must keep its side open until it has the
+response.
 """
 
 import asyncio
@@ -26,11 +27,13 @@ Headers = Iterable[tuple[str, str]]
 
 
 class AnswerCut(Exception):
-    """An answer that has begun cannot be finished, and whom it concerns has been told: the client sees the connection end."""
+    """A response that started and cannot be finished; the connection is closed without a further message."""
 
 
 async def read_body(scope: Scope, receive: Receive, limit_bytes: int) -> bytes:
-    """Read a whole body. A longer one than the limit, or one that never ends, is refused while it is coming in. Raises ApiError, ClientDisconnect."""
+    """Read a whole body.
+
+    A longer one than the limit, or one that never ends, is refused while it is coming in. Raises ApiError, ClientDisconnect."""
     encoding = header(scope, "content-encoding")
     if encoding is not None and encoding.lower() != "identity":
         raise ApiError("invalid_request", "a request body must not be compressed; drop the content-encoding header")
@@ -59,7 +62,7 @@ BodyT = TypeVar("BodyT")
 
 
 async def read_json(request: Request, kind: type[BodyT], limit_bytes: int, expected: str) -> BodyT:
-    """A body of the network's own parts. Raises ApiError, whose sentence begins with what was `expected`."""
+    """Decode a body sent by another part of the network. Raises ApiError whose message starts with `expected`."""
     raw = await read_body(request.scope, request.receive, limit_bytes)
     try:
         return msgspec.json.decode(raw, type=kind)
@@ -68,7 +71,9 @@ async def read_json(request: Request, kind: type[BodyT], limit_bytes: int, expec
 
 
 async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
-    """Do the work, in the caller's own task; cancel it, and return when its scopes are left, as soon as the client leaves."""
+    """Await the work in the caller's task; cancel it when the client disconnects.
+
+    Returns after the work's scopes are left."""
     task, has_left = asyncio.current_task(), False
     assert task is not None
 
@@ -83,7 +88,7 @@ async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, None]) ->
     try:
         await work
     except asyncio.CancelledError:
-        if not has_left or task.cancelling() > 1:  # somebody else has cancelled it
+        if not has_left or task.cancelling() > 1:  # cancelled by another task
             raise
     finally:
         watcher.cancel()
@@ -108,7 +113,9 @@ async def send_error(send: Send, error: ApiError, dialect: Dialect) -> None:
 
 
 def answering(scope: Scope, send: Send) -> Send:
-    """Return a `send` for an HTTP answer: to a WebSocket's handshake, one in place of an open socket (ASGI's extension `websocket.http.response`)."""
+    """Return a `send` for an HTTP response.
+
+    For a WebSocket's handshake it refuses the upgrade (ASGI's extension `websocket.http.response`)."""
     if scope["type"] != "websocket":
         return send
 
@@ -141,10 +148,10 @@ def too_large(limit_bytes: int) -> ApiError:
 
 
 class EventWriter:
-    """A stream of server-sent events that begins with its first one, never falls silent for longer than a heartbeat, and has a notice for its router
-    when the site begins to drain: that one may take the stream elsewhere at once.
+    """A stream of server-sent events with heartbeats and a notice for the router when the site starts to drain.
 
-    Until something is sent the response has no status, so a refusal can still have its own. Use as `async with`.
+    After the notice the router may continue the stream at another site. The response has no status until the first event is sent, so a refusal can
+    still set its own. Use as `async with`.
     """
 
     HEADERS = (("cache-control", "no-cache"), ("x-accel-buffering", "no"))
@@ -152,7 +159,7 @@ class EventWriter:
     def __init__(
         self, send: Send, heartbeat_s: float, headers: Headers = (), drains: asyncio.Event | None = None
     ) -> None:
-        """`drains`: set when the site does; None: there is no router to be told."""
+        """`drains` is set when the site starts to drain; None if no router is notified."""
         self._send = send
         self._heartbeat_s = heartbeat_s
         self._drains = drains or asyncio.Event()
@@ -163,7 +170,7 @@ class EventWriter:
         self.started = asyncio.Event()
 
     def add_headers(self, headers: Headers) -> None:
-        """Add headers, where the response has not begun: a heartbeat may have come first."""
+        """Add headers, unless the response has started (a heartbeat may have been first)."""
         if not self.started.is_set():
             self._headers += headers
 
@@ -175,7 +182,7 @@ class EventWriter:
     async def __aexit__(self, *_: object) -> None:
         assert self._task is not None
         self._task.cancel()
-        with suppress(asyncio.CancelledError, Exception):  # a failed heartbeat means that nobody listens any more
+        with suppress(asyncio.CancelledError, Exception):  # a failed heartbeat means that the client has disconnected
             await self._task
 
     async def write(self, events: bytes) -> None:
@@ -188,7 +195,7 @@ class EventWriter:
 
     async def close(self) -> None:
         assert self._task is not None
-        self._task.cancel()  # nothing comes behind the end
+        self._task.cancel()  # nothing may follow the end
         async with self._lock:
             await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
@@ -205,4 +212,4 @@ class EventWriter:
             except TimeoutError:
                 continue
             await self.write(DRAIN_NOTICE)
-            self._drains = asyncio.Event()  # it is told once
+            self._drains = asyncio.Event()  # the notice is sent once

@@ -1,7 +1,7 @@
-"""The layer round every route: who has sent a request, its id, the site's name on each response, and an answer to whatever fails.
+"""The middleware of every route: authenticates the sender, sets the request id, adds the site's name, answers failures.
 
-A request id from outside is kept only with a genuine signature of one of the network's routers; anybody else could confuse our logs with it. The
-scope says behind it whether the hop is genuine. Failures are answered in the dialect of the path; an unforeseen one is also logged.
+A request id from outside is kept only with a valid signature of one of the network's routers; other clients could mix up the logs. The scope then
+records whether the hop is authentic. Failures are sent in the dialect of the path; unforeseen ones are also logged.
 """
 
 import hashlib
@@ -32,7 +32,7 @@ PUBLIC_PATHS = ("/livez", "/readyz", "/health", "/ping", "/version", "/api/versi
 # Where keys or signatures are required, for routers and keys with the scope `metrics` alone.
 METRICS_PATHS = ("/metrics", "/status", "/timeline")
 INTERNAL = "/internal/"
-PAGE = "/page/"  # judges by its own sessions
+PAGE = ("/page/", "/manage/")  # judge by the page's own sessions
 FUNCTIONS = "/fn/"  # functions judge for themselves who may ask
 MODELS_AS_FUNCTIONS = "/fn/@"  # and models do not
 OWN_PATHS = PUBLIC_PATHS + METRICS_PATHS
@@ -44,7 +44,7 @@ log = logging.getLogger("pilotlight.http")
 
 
 class HopRefused(ApiError):
-    """A refusal for the network's own failure: it is told to the router, and logged for the operator."""
+    """A refusal caused by the network itself: sent to the router, and logged for the operator."""
 
     def __init__(self, fault: str, message: str, clock: str = "") -> None:
         """`clock`: this site's time, signed, for a router of the network whose own differs."""
@@ -127,8 +127,9 @@ class SiteMiddleware:
             )
 
     def _request_id(self, scope: Scope) -> tuple[str, str | None]:
-        """The router's id where its signature is genuine, with the digest of the body that it has signed; else a new one, and None. Raises ApiError
-        where it must not pass."""
+        """Return the router's id and the digest of the body that it signed, or a new id and None.
+
+        Raises ApiError if the signature is invalid or required and missing."""
         signature = header(scope, headers.HOP)
         given = header(scope, headers.REQUEST_ID) or ""
         if self._hop_secret is not None and signature is not None:
@@ -140,9 +141,7 @@ class SiteMiddleware:
                 return given or os.urandom(16).hex(), digest
             age_s = headers.age_of_hop(signature, time.time())
             if age_s is None or not headers.hop_is_genuine(signature, self._hop_secret, time.time() - age_s, hop):
-                sentence = (
-                    f"the {headers.HOP} signature is not made with this site's secret, or for another site or request"
-                )
+                sentence = f"the {headers.HOP} signature was made with another secret, or for another site or request"
                 raise HopRefused("signature", sentence)
             when = f"{abs(age_s):.0f} s {'old' if age_s > 0 else 'ahead'}"
             sentence = f"the {headers.HOP} signature is {when} by this site's clock: set the clocks"
@@ -162,7 +161,7 @@ class SiteMiddleware:
         elif self._require_hop:
             message = "this site answers only requests that come through one of the network's routers, and are signed"
             raise HopRefused("signature", message)
-        elif path.startswith(MODELS_AS_FUNCTIONS) or (path != "/" and not path.startswith((FUNCTIONS, PAGE))):
+        elif path.startswith(MODELS_AS_FUNCTIONS) or (path != "/" and not path.startswith((FUNCTIONS, *PAGE))):
             holder = self._access.holder(authorization)
             if holder is not None:
                 scope[HOLDER], scope[ACCOUNT] = holder, holder.account.name
@@ -179,11 +178,13 @@ def _as_api_error(error: Exception, scope: Scope) -> ApiError:
         return error
     name, path = scope.get("method", "WebSocket"), scope["path"]
     log.error("%s %s (request %s)", name, path, scope["pilotlight.request_id"], exc_info=error)
-    return ApiError("internal_error", "something went wrong inside this site; its log has the details")
+    return ApiError("internal_error", "internal error at this site; see its log")
 
 
 def _checked(receive: Receive, digest: str) -> Receive:
-    """Refuse a body that is not the one that was signed, once all of it is here: a route that streams it has had the beginning by then."""
+    """Refuse a body that differs from the signed one, when all of it has arrived.
+
+    A route that streams the body has already read its start."""
     hasher = hashlib.sha256()
 
     async def checked() -> Message:
@@ -222,4 +223,4 @@ async def _no_method(request: Request, error: Exception) -> NoReturn:
     )
 
 
-UNROUTED: dict[int, ExceptionHandler] = {404: _no_path, 405: _no_method}  # of an application behind this layer
+UNROUTED: dict[int, ExceptionHandler] = {404: _no_path, 405: _no_method}  # of an application inside this middleware

@@ -1,9 +1,8 @@
-"""A router's own words beside the client's request: whose it is, which answer this is, what the client has of it already, and how long it may wait
-here.
+"""Headers and fields that a router adds to a client's request.
 
-Believed on a genuine hop only. From anybody else no word is heard (a site that has no secret may stand behind a router that has one), and what is
-said to have been delivered is refused. Knows the request's headers and the part of its body that is the router's; refuses to know how an answer is
-continued.
+They give the tenant, the answer's name, the part that was already delivered, and the longest wait here. Only an authentic hop may send them. From
+other clients they are ignored (a site without a secret may serve a router that has one), except that a delivered part is refused. Independent of how
+an answer is continued.
 """
 
 from collections.abc import Iterable
@@ -38,7 +37,7 @@ RequestT = TypeVar("RequestT", bound=ValidGeneration)
 
 
 class Declined(ApiError):
-    """A refusal with the queue's length, so that the router ranks anew with fresh news instead of waiting behind what it could not know of."""
+    """A refusal with the queue's length, so that the router can rank the sites again with a current value."""
 
     def __init__(self, queued_tokens: int, queue_ms: float, max_wait_ms: int) -> None:
         message = f"the queue is {queue_ms:.0f} ms long, longer than the {max_wait_ms} ms that {MAX_QUEUE_WAIT} allows"
@@ -50,14 +49,16 @@ class Declined(ApiError):
 
 
 class RouterContext(NamedTuple):
-    name: AnswerName | None = None  # None: nobody goes on with this answer elsewhere
+    name: AnswerName | None = None  # None if no other site can continue this answer
     delivery: Delivery = NOTHING_DELIVERED
     prefixes: tuple[tuple[int, int], ...] = ()  # the digests by which the router knows the prompt's beginnings
     data_sites: DataSites = NO_OTHERS  # that may see the request beside this one
     max_queue_wait_ms: int | None = None  # with a longer queue this site would no longer be the router's first choice
 
     def applied_to(self, request: RequestT, num_bytes: int) -> RequestT:
-        """Return the request with what the router says of it. `num_bytes`: of the client's own body. Raises ApiError."""
+        """Return the request with what the router says of it.
+
+        `num_bytes`: of the client's own body. Raises ApiError."""
         choices = self.delivery.choices
         if len(choices) > request.num_choices:
             raise ApiError("invalid_request", f"{len(choices)} choices were delivered of {request.num_choices}")
@@ -75,7 +76,9 @@ class RouterContext(NamedTuple):
         )
 
     def check_queue(self, load: ModelLoad | None) -> None:
-        """Raise Declined where the queue is longer than the router allows. A site that has not measured its speed yet takes what comes."""
+        """Raise Declined where the queue is longer than the router allows.
+
+        A site that has not measured its speed yet takes what comes."""
         if self.max_queue_wait_ms is None or load is None or load.prefill_tokens_per_s <= 0:
             return
         queue_ms = 1000 * load.waiting_tokens / load.prefill_tokens_per_s
@@ -108,26 +111,32 @@ def router_context(scope: Scope, raw: bytes) -> tuple[RouterContext, bytes]:
 
 
 def tenant_in(scope: Scope) -> Tenant:
-    """Return the tenant of a request: by the router's word, by the key where it is known here, or by the key itself."""
+    """Return the tenant of a request: from the router, from the key if it is known here, or the key itself."""
     owner = owner_of(header(scope, "authorization"), scope.get(ACCOUNT, ""))
     return tenant_of(owner, scope["path_params"].get("account_id"))
 
 
 def may_see(scope: Scope, names: Iterable[str]) -> bool:
-    """Tell whether a model of these names is in the lists for the request's key. What goes through a router is chosen there."""
+    """Tell whether the request's key may use a model of one of these names.
+
+    True for requests of a router, which checks this itself."""
     holder: Key | None = scope.get(HOLDER)
     return holder is None or holder.account.may_use(*names)
 
 
 def check_model(scope: Scope, model: str) -> None:
-    """Raise ApiError for a model that is not the key's to use. What comes through a router was judged there."""
+    """Raise ApiError for a model that the key may not use.
+
+    Requests of a router pass: it checks this itself."""
     holder: Key | None = scope.get(HOLDER)
     if holder is not None:
         holder.account.check_model(model)
 
 
 def body_limit(scope: Scope, limit_bytes: int) -> int:
-    """Return the limit of a body whose first part may be the router's: the client's own part has `limit_bytes`. Raises ApiError for a stranger's."""
+    """Return the size limit of a body that may start with the router's part.
+
+    The client's own part may have `limit_bytes`. Raises ApiError if the sender is no router of the network."""
     answer = header(scope, ANSWER)
     if answer is None:
         return limit_bytes

@@ -1,8 +1,7 @@
-"""Draining of request bodies that an answer left unread, behind stock servers: a refused client can read its refusal although it is still sending.
+"""Read and discard request bodies that a response left unread, so that a refused client can read its refusal.
 
-Closing a socket with unread bytes in it resets the connection, which can destroy the response on its way; and over HTTP/2 Hypercorn's queue of ten
-unread body messages blocks for ever once nobody takes them. So what an answer left unread is taken and dropped before the response ends. Our own
-server does as much itself.
+Closing a socket with unread bytes resets the connection, which can destroy the response on its way. Over HTTP/2, Hypercorn's queue of ten unread body
+messages blocks forever if nothing takes them. Pilotlight's own server does this itself.
 """
 
 import asyncio

@@ -1,1 +1,1 @@
-"""The `pilotlight` command: one file per command, each error one sentence that says what to do."""
+"""The `pilotlight` command: one file per command; each error is one sentence with its correction."""

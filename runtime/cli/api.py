@@ -1,6 +1,6 @@
-"""Api: the command line's own small HTTP client, synchronous and from the standard library, because a command should start at once.
+"""Api: the command line's HTTP client, synchronous and from the standard library so that commands start fast.
 
-Knows requests, streamed events and how to turn a refusal into a sentence; refuses to know terminals.
+Knows requests, streamed events and how to turn a refusal into a sentence; independent of terminals.
 """
 
 import http.client
@@ -37,7 +37,7 @@ class Api:
         self._connection = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
 
     def probe(self, path: str) -> tuple[int, bytes] | None:
-        """Ask once. Return status and body, or None where nobody answers."""
+        """Send one request. Return status and body, or None if the server cannot be reached."""
         try:
             with self._request("GET", path, None) as answer:
                 return answer.status, answer.read()
@@ -62,7 +62,9 @@ class Api:
             raise self._unreachable(error) from None
 
     def stream(self, path: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        """Iterate over the JSON of each event until the stream's end. Raises CliError for a refusal, an error event or a cut stream."""
+        """Iterate over the JSON of each event until the stream's end.
+
+        Raises CliError for a refusal, an error event or a cut stream."""
         try:
             with self._request("POST", path, json.dumps(body).encode()) as answer:
                 if answer.status != 200:

@@ -21,7 +21,7 @@ HELP = (
 
 
 def chat(api: Api, prompt: str | None, model: str | None, system: str | None, options: dict[str, Any]) -> None:
-    """Print one answer for a prompt (or for piped standard input); without either, a conversation until Ctrl-D."""
+    """Print the answer to a prompt, or to piped standard input; otherwise hold a conversation until Ctrl-D."""
     model = first_model(api) if model is None else known_model(api, model)
     messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
     if prompt is None and not sys.stdin.isatty():
@@ -36,10 +36,12 @@ def chat(api: Api, prompt: str | None, model: str | None, system: str | None, op
 
 
 def converse(api: Api, model: str, messages: list[dict[str, Any]], options: dict[str, Any]) -> None:
-    """Hold a conversation. `messages`: what comes before the first turn; grows with the conversation."""
+    """Hold a conversation. `messages` are those before the first turn; the conversation is appended to them."""
     console = Console()
     images: list[dict[str, Any]] = []  # of the next message
-    console.print(f"Talking to {model} at {api.url}. /help tells more, Ctrl-D ends.", style="dim", highlight=False)
+    console.print(
+        f"Talking to {model} at {api.url}. /help lists the commands, Ctrl-D ends.", style="dim", highlight=False
+    )
     while (line := read_turn(console)) not in (None, "/bye"):
         if not line:
             continue
@@ -61,7 +63,9 @@ def converse(api: Api, model: str, messages: list[dict[str, Any]], options: dict
 
 
 def read_turn(console: Console) -> str | None:
-    """Read what is said next, several lines between triple quotes; None at the end of input. Ctrl-C drops what was typed."""
+    """Read the next turn, several lines between triple quotes; None at the end of input.
+
+    Ctrl-C drops the typed text."""
     try:
         line = console.input("[bold]> [/bold]").strip()
         if not line.startswith(QUOTES):
@@ -79,7 +83,7 @@ def read_turn(console: Console) -> str | None:
 
 
 def obey(command: str, messages: list[dict[str, Any]], images: list[dict[str, Any]]) -> str:
-    """Carry out a command, and return what is to be said of it. `images`: parts of the next message."""
+    """Run a command and return the text to print. `images` are parts of the next message."""
     word, _, rest = command.partition(" ")
     system = [message for message in messages[:1] if message["role"] == "system"]
     match word:
@@ -102,7 +106,7 @@ def obey(command: str, messages: list[dict[str, Any]], images: list[dict[str, An
 
 
 def image_part(path: Path) -> dict[str, Any]:
-    """Return a file as a part of a message. What it is, the model's site finds out. Raises OSError."""
+    """Return a file as a part of a message. The site detects its type. Raises OSError."""
     data = b64encode(path.read_bytes()).decode()
     return {"type": "image_url", "image_url": {"url": f"data:;base64,{data}"}}
 

@@ -1,4 +1,6 @@
-"""Child: one server process that a command started, its log, and its end. Dies with its parent, even when the parent is killed."""
+"""Child: one server process that a command started, its log, and its end.
+
+Dies with its parent, even when the parent is killed."""
 
 import os
 import signal
@@ -24,7 +26,7 @@ class Child:
         self._oom_kills: int | None = None
 
     def start(self) -> None:
-        """Start the process in a session of its own, so that a terminal's Ctrl-C reaches us alone and children end in order."""
+        """Start the process in a new session, so that a terminal's Ctrl-C does not reach children and they end in order."""
         environment = {**os.environ, **self._environment, "PILOTLIGHT_PARENT_PID": str(os.getpid())}
         self.started_at = time.monotonic()
         self._oom_kills = oom_kills()

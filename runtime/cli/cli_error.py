@@ -1,4 +1,4 @@
-"""CliError: the one way a command fails, with a sentence that says what to do."""
+"""CliError: the failure of a command, with a sentence that names the correction."""
 
 
 class CliError(Exception):

@@ -1,4 +1,4 @@
-"""The `pilotlight` command: names, options and help; each command's work is in a file of its own, imported when it runs."""
+"""The `pilotlight` command: names, options and help. The work of each command is imported when it runs."""
 
 import os
 import sys
@@ -11,6 +11,7 @@ from pilotlight.functions.cli import d1_commands, exports, state
 from pilotlight.runtime.cli.api import API_KEY_ENV, DEFAULT_URL, Api
 from pilotlight.runtime.cli.cli_error import CliError
 from pilotlight.runtime.cli.keys.key_commands import keys
+from pilotlight.runtime.cli.manage.manage_commands import manage
 from pilotlight.runtime.cli.models.adapter_commands import adapters
 from pilotlight.runtime.cli.network.network_commands import network as network_commands
 from pilotlight.sites.config import SERVER_ENV, ConfigError
@@ -38,6 +39,7 @@ INFERENCE, FUNCTIONS, OPERATIONS = "Inference", "Functions", "Operations"  # hea
 
 app.add_typer(keys, name="keys", rich_help_panel=OPERATIONS)
 app.add_typer(network_commands, name="network", rich_help_panel=OPERATIONS)
+app.add_typer(manage, name="manage", rich_help_panel=OPERATIONS)
 app.add_typer(adapters, name="adapters", rich_help_panel=INFERENCE)
 for name, commands in (
     ("secret", state.secret),
@@ -62,7 +64,7 @@ def pilotlight(
 
 ServerOption = Annotated[
     str | None,
-    typer.Option("--server", help="HTTP server: own, hypercorn or uvicorn; overrides door.server of the files."),
+    typer.Option("--server", help="HTTP server: own or hypercorn; overrides door.server of the files."),
 ]
 
 
@@ -75,7 +77,8 @@ def up(
     server: ServerOption = None,
     open_page: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
     model: Annotated[
-        str | None, typer.Option(help="What all sites serve in place of their files' models, as `serve` takes it.")
+        str | None,
+        typer.Option(help="Model that all sites serve in place of their files' models; a value as for `serve`."),
     ] = None,
     functions: Annotated[
         bool, typer.Option("--functions", help="Serve functions that `pilotlight deploy` brings from this machine.")
@@ -347,7 +350,9 @@ def types(
     directory: Annotated[Path, typer.Argument(help="A folder with a wrangler.toml or wrangler.jsonc.")] = Path("."),
     env: Annotated[str | None, typer.Option(help=r"An \[env.NAME] of the manifest.")] = None,
 ) -> None:
-    """Print the manifest's bindings as an annotated class, for editors: `pilotlight types > src/env_types.py`."""
+    """Print the manifest's bindings as an annotated class, for editors.
+
+    Example: `pilotlight types > src/env_types.py`."""
     from pilotlight.functions.cli.types_command import types as run
 
     print(run(directory, env), end="")
@@ -442,12 +447,14 @@ def logs(
             help="An HTTP status (404, 5xx), an outcome (ok, exception, exceededCpu, exceededMemory, canceled), or error."
         ),
     ] = None,
-    limit: Annotated[int, typer.Option(min=1, max=1000, help="Of more invocations the newest.")] = 100,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what comes, until Ctrl-C.")] = False,
+    limit: Annotated[
+        int, typer.Option(min=1, max=1000, help="Maximum number of invocations; the newest are printed.")
+    ] = 100,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Follow: print new invocations until Ctrl-C.")] = False,
     as_json: JsonOption = False,
     url: UrlOption = DEFAULT_URL,
 ) -> None:
-    """Print what was kept of a function's invocations at every site: outcome, duration, CPU time, what it printed."""
+    """Print a function's stored invocations at every site: outcome, duration, CPU time, output."""
     from pilotlight.functions.cli.logs_command import logs as run
 
     run(Api(url), name, since=since, grep=grep, status=status, limit=limit, follow=follow, as_json=as_json)
@@ -495,7 +502,7 @@ def quantize(
         typer.Option(help="A file of typical text, to which the rounding is fitted (GPTQ)."),
     ] = None,
 ) -> None:
-    """Round a model's matrices to eight or four bits, as a checkpoint that vLLM and transformers also read."""
+    """Round a model's matrices to 8 or 4 bits, as a checkpoint that vLLM and transformers also read."""
     from pilotlight.runtime.cli.models.quantize import quantize as run
 
     run(model, to, group, out, calibrate)
@@ -572,19 +579,25 @@ def status(as_json: JsonOption = False, url: UrlOption = DEFAULT_URL) -> None:
 
 @app.command(rich_help_panel=OPERATIONS)
 def join(
-    url: Annotated[str, typer.Argument(help="Of the network's router, as https://router.example:8443.")],
-    token: Annotated[str, typer.Argument(help="As `pilotlight network token` prints it.")],
-    folder: Annotated[Path, typer.Option("--dir", help="For the site's file, its certificate and the secret.")] = Path(
-        "~/.config/pilotlight"
-    ),
-    name: Annotated[str | None, typer.Option(help="Of the site; asked for, or the machine's.")] = None,
-    address: Annotated[str | None, typer.Option(help="Where routers reach this machine; found by default.")] = None,
+    url: Annotated[str, typer.Argument(help="URL of the network's router, such as https://router.example:8443.")],
+    token: Annotated[str, typer.Argument(help="Token, as printed by `pilotlight network token`.")],
+    folder: Annotated[
+        Path, typer.Option("--dir", help="Folder for the site's file, its certificate and the secret.")
+    ] = Path("~/.config/pilotlight"),
+    name: Annotated[
+        str | None, typer.Option(help="Name of the site; asked for interactively, by default the machine's.")
+    ] = None,
+    address: Annotated[
+        str | None, typer.Option(help="Address at which routers reach this machine; detected by default.")
+    ] = None,
     port: Annotated[int, typer.Option(min=1, max=65535)] = 8790,
-    city: Annotated[str | None, typer.Option(help="Where it stands; asked for, or where the router stands.")] = None,
+    city: Annotated[
+        str | None, typer.Option(help="Location of the site; asked for interactively, by default the router's.")
+    ] = None,
     latitude: Annotated[float | None, typer.Option(min=-90, max=90)] = None,
     longitude: Annotated[float | None, typer.Option(min=-180, max=180)] = None,
     model: Annotated[
-        str, typer.Option(help="What it serves first: ember, a directory, or a Hugging Face hub id.")
+        str, typer.Option(help="Model to serve first: ember, a directory, or a Hugging Face hub id.")
     ] = "ember",
     starts: Annotated[bool, typer.Option("--start/--no-start", help="Serve at once.")] = True,
 ) -> None:
@@ -601,17 +614,19 @@ def join(
 NetworkOption = Annotated[
     Path | None, typer.Option("--network", help="A router's file; the files of `up` without --network and --site.")
 ]
-SitesOption = Annotated[list[Path] | None, typer.Option("--site", help="A site's file; several times, too.")]
+SitesOption = Annotated[list[Path] | None, typer.Option("--site", help="A site's file. Repeatable.")]
 
 
 @app.command(rich_help_panel=OPERATIONS)
 def backup(
-    folder: Annotated[Path, typer.Argument(help="Where backups are kept; guard it as what it is a copy of.")],
+    folder: Annotated[Path, typer.Argument(help="Folder for backups. Protect it like the data itself.")],
     network: NetworkOption = None,
     site: SitesOption = None,
-    keep: Annotated[int | None, typer.Option(min=1, help="So many of the newest; all by default.")] = None,
+    keep: Annotated[int | None, typer.Option(min=1, help="Number of newest backups to keep; all by default.")] = None,
 ) -> None:
-    """Copy the state of a router and sites of this machine, while they run: deployments, data of functions, secrets, ledger, adapters."""
+    """Copy the state of this machine's router and sites while they run.
+
+    That is deployments, data of functions, secrets, ledger and adapters."""
     from pilotlight.runtime.cli.operations.backup import backup as run
     from pilotlight.runtime.cli.operations.state_roots import roots_of_files
 
@@ -620,10 +635,10 @@ def backup(
 
 @app.command(rich_help_panel=OPERATIONS)
 def restore(
-    folder: Annotated[Path, typer.Argument(help="Where `backup` has put it.")],
+    folder: Annotated[Path, typer.Argument(help="Folder to which `backup` wrote.")],
     network: NetworkOption = None,
     site: SitesOption = None,
-    snapshot: Annotated[str | None, typer.Option(help="By its name; the newest by default.")] = None,
+    snapshot: Annotated[str | None, typer.Option(help="Name of the backup; the newest by default.")] = None,
 ) -> None:
     """Put a backup's state where the files of this machine's router and sites say, which must not run."""
     from pilotlight.runtime.cli.operations.backup import restore as run
@@ -636,11 +651,9 @@ def restore(
 def doctor(
     network: NetworkOption = None,
     site: SitesOption = None,
-    time_server: Annotated[
-        str | None, typer.Option(help="A host that tells the time (NTP), with which the clock is compared.")
-    ] = None,
+    time_server: Annotated[str | None, typer.Option(help="NTP server with which the clock is compared.")] = None,
 ) -> None:
-    """Say what of this machine would stand in the way of a router's and sites' files, and how to mend it."""
+    """Check this machine for problems that would stop a router or site, and print how to fix them."""
     from pilotlight.runtime.cli.operations.doctor import doctor as run
     from pilotlight.runtime.cli.operations.doctor import listens_of_files
     from pilotlight.runtime.cli.operations.state_roots import roots_of_files

@@ -1,4 +1,6 @@
-"""`pilotlight init`: a folder with a manifest, a first function and its tests, from a template. Writes nothing over what is there."""
+"""`pilotlight init`: a folder with a manifest, a first function and its tests, from a template.
+
+Writes nothing over what is there."""
 
 import re
 import shlex
@@ -18,7 +20,9 @@ IGNORED = ".pilotlight/\n.dev.vars*\n.env*\n__pycache__/\n"
 
 
 def init(directory: Path, name: str | None, template: str = "hello") -> None:
-    """Raises CliError for a name that no function may have, a template that is not there, and where there is a file already."""
+    """Check the arguments.
+
+    Raises CliError for an invalid function name, an unknown template, or an existing file."""
     chosen = name or re.sub(r"[^a-z0-9_-]+", "-", directory.resolve().name.lower())[:63].strip("-_") or "function"
     try:
         msgspec.convert(chosen, Name)

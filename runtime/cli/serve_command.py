@@ -16,7 +16,6 @@ from rich.console import Console
 
 from pilotlight.runtime.cli.api import Api
 from pilotlight.runtime.cli.cli_error import CliError
-from pilotlight.runtime.cli.keys.key_files import key_config, new_key
 from pilotlight.runtime.cli.models.ray_head import ray_head
 from pilotlight.runtime.cli.start_progress import ServerStart, StartProgress
 from pilotlight.runtime.cli.up import POLL_S, require_free
@@ -24,6 +23,7 @@ from pilotlight.runtime.hosts.gpus import installed_gpus
 from pilotlight.runtime.models.sources import name_of, source_of
 from pilotlight.sites.accounts import KeysFile
 from pilotlight.sites.config import parse
+from pilotlight.sites.key_files import key_config, new_key
 from pilotlight.sites.rules import is_loopback
 from pilotlight.sites.site import SiteConfig, load_keys
 from pilotlight.wire.credentials import bearer_token
@@ -61,7 +61,7 @@ class Served(NamedTuple):
     kv_gib: float | None = None
     num_prefill: int = 0  # hosts that compute prompts for the others
     num_decode: int = 0  # and hosts that answer; 0 of both: one host that does both
-    tool_format: str | None = None  # None: as its chat template tells
+    tool_format: str | None = None  # None: detected from the chat template
     max_model_len: int | None = None
     tp: int = 1
     lossless: str = "auto"
@@ -71,12 +71,14 @@ class Served(NamedTuple):
     expert_parallel: bool = False
     redundant_experts: int = 0
     dp: int = 1
-    speculate: str | None = None  # None: as a site's file that says nothing
-    ray: str | None = None  # HOST:PORT of a cluster that has further devices; auto, start; None: all are here
+    speculate: str | None = None  # None: the default of a site's file
+    ray: str | None = None  # HOST:PORT of a cluster with further devices, auto or start; None if all are here
 
     @property
     def engine(self) -> dict[str, Any]:
-        """The table of a site's file that says where the model is computed. Raises CliError for ranks that have no device each."""
+        """Return the table of a site's file that assigns devices to the model.
+
+        Raises CliError if there are fewer devices than ranks."""
         ranks = self.tp * self.pp * self.dp
         split: dict[str, Any] = {
             "stages": self.pp,
@@ -163,7 +165,7 @@ class Served(NamedTuple):
         return bool(self.num_prefill or self.num_decode)
 
     def _hosts(self) -> list[dict[str, str]]:
-        """Return the hosts of each role: on GPUs of their own where there are some, else on this machine's cores, divided among them."""
+        """Return the hosts of each role: on separate GPUs if there are any, otherwise on shares of the CPU cores."""
         roles = ["prefill"] * self.num_prefill + ["decode"] * self.num_decode
         on_gpus = self.device.startswith("cuda") or (self.device == "auto" and bool(installed_gpus()))
         return [{"device": f"cuda:{i}" if on_gpus else "cpu", "role": role} for i, role in enumerate(roles)]
@@ -206,15 +208,13 @@ def serve(
     if served.ray == "start":
         with ray_head() as address:
             print(f"Other machines lend it their devices: ray start --address={address}")
-            print(
-                "Ray knows no keys: whoever reaches that address can run code here, so keep it within a network of its own."
-            )
+            print("Ray has no authentication: any client of that address can run code here. Use a private network.")
             return serve(served._replace(ray=address), clients)
     known = clients.known()
     if not (known.keys or clients.open_to_all or is_loopback(served.host)):
         raise CliError(
-            f"{served.host} can be reached from other machines: give --api-key KEY or --keys FILE (`pilotlight keys create`), or say "
-            "--open-to-all to serve whoever comes."
+            f"{served.host} can be reached from other machines: give --api-key KEY or --keys FILE (`pilotlight keys create`), or "
+            "--open-to-all to serve every client."
         )
     own_key, own = new_key("pilotlight-serve", ("admin",))  # this command's own, to watch the start
 
@@ -238,7 +238,7 @@ def serve(
 
 
 class Start:
-    """Watches the server from a thread of its own until it is ready, or ends it when it cannot become so."""
+    """Watches the server from a separate thread until it is ready; stops it if it cannot become ready."""
 
     def __init__(self, site: SiteConfig, admin_key: str = "") -> None:
         self.failure: str | None = None

@@ -1,6 +1,6 @@
-"""StartProgress: what a person sees while processes start: one line each, with a bar while weights load.
+"""StartProgress: the progress of starting processes, one line each, with a bar while weights load.
 
-On a terminal the lines live; elsewhere each change of state is printed once. Knows the published status, not how processes are started.
+On a terminal the lines are updated; elsewhere each change of state is printed once. Knows the published status, not how processes are started.
 """
 
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""`pilotlight status` and `pilotlight models`: what runs where, as a table for people or JSON for programs."""
+"""`pilotlight status` and `pilotlight models`: what runs where, as a table or as JSON."""
 
 import json
 from datetime import timedelta
@@ -66,7 +66,9 @@ def isolations(status: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
 
 
 def list_processes(status: dict[str, Any], url: str) -> list[dict[str, Any]]:
-    """List every process: role, site, pid, url, state. An unreachable site is listed with what its router knows."""
+    """List every process: role, site, pid, url, state.
+
+    An unreachable site is listed with what its router knows."""
     if "sites" not in status:
         return site_processes(status, "ready" if status["ready"] else "starting")
     router = status["process"]

@@ -1,6 +1,6 @@
-"""`pilotlight up`: a router and its sites as processes of this machine, from the first line of progress to the last process's end.
+"""`pilotlight up`: a router and its sites as processes of this machine, from their start to the end of the last one.
 
-Knows which processes there are and in what order they end; what they do is their own business.
+Knows the processes and the order in which they end, not their work.
 """
 
 import os
@@ -76,7 +76,9 @@ def up(
 
 
 def load_sites(sites_dir: Path, network: NetworkConfig) -> list[tuple[Path, SiteConfig]]:
-    """Load the files of the network's sites, in its order. Raises CliError when a file is missing or disagrees with the network."""
+    """Load the files of the network's sites, in its order.
+
+    Raises CliError when a file is missing or disagrees with the network."""
     found: list[tuple[Path, SiteConfig]] = []
     for ref in network.sites:
         path = sites_dir / f"{ref.name}.toml"
@@ -140,8 +142,9 @@ def require_free(host: str, port: int, hint: str = "choose another with --port")
 
 @contextmanager
 def running(console: Console, children: list[Child]) -> Iterator[None]:
-    """Open a scope of the children's life: started here, ended here, whatever happens in between. Ctrl-C, SIGTERM and a closed terminal end it in
-    order; any other SIGHUP is passed on."""
+    """Open a scope of the children's life: started here, ended here, whatever happens in between.
+
+    Ctrl-C, SIGTERM and a closed terminal end it in order; any other SIGHUP is passed on."""
 
     def stop(number: int, frame: FrameType | None) -> None:
         raise Stop

@@ -34,7 +34,8 @@ def print_usage(api: Api, asked: dict[str, str], as_json: bool, as_csv: bool) ->
         print(json.dumps(told, indent=2))
         return
     table = Table(*told["by"], box=None, header_style="bold")
-    counts = [name for name in COUNTS if all(name in row for row in told["usage"])]  # an older router tells fewer
+    # an older router sends fewer fields
+    counts = [name for name in COUNTS if all(name in row for row in told["usage"])]
     for name in (*(COUNTS[name] for name in counts), told["currency"]):
         table.add_column(name, justify="right")
     for row in told["usage"]:
@@ -44,5 +45,5 @@ def print_usage(api: Api, asked: dict[str, str], as_json: bool, as_csv: bool) ->
 
 
 def _amount(cost: Any) -> str:
-    """Return a sum without the zeros behind it; a dash where nothing had a price."""
+    """Return a sum without trailing zeros; a dash if nothing had a price."""
     return "-" if cost is None else str(cost).rstrip("0").rstrip(".")

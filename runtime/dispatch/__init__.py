@@ -1,1 +1,1 @@
-"""Which engine host computes a sequence, and how it moves to another one."""
+"""Selection of the engine host for a sequence, and moves of sequences between hosts."""

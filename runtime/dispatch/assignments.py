@@ -1,10 +1,11 @@
-"""What is open on each replica, in tokens that are probably still to be computed, and by measured rates in seconds.
+"""The open work of each replica, in tokens that are probably still to be computed, and in seconds by measured rates.
 
-Every open sequence counts with the part of its prompt that is not cached, until its first token is here, and with what is left of an answer as long
-as the model's last ones. Seconds add up over the models of a host. Refuses to know who decides by them (dispatcher.py), waking and failures.
+An open sequence counts with the uncached part of its prompt until its first token, and with the rest of an answer as long as the model's recent ones.
+Seconds are summed over the models of a host. Independent of the decisions (dispatcher.py), wakes and failures.
 """
 
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -67,11 +68,11 @@ class Prompt(NamedTuple):
 
 
 class Assignments:
-    def __init__(self, states: Sequence[ModelState], *, has_choice: bool) -> None:
-        """`has_choice`: prompts may be computed in several places, so that it matters what is cached where."""
+    def __init__(self, states: Mapping[str, ModelState], *, has_choice: bool) -> None:
+        """`states`: a view that may change. `has_choice`: prompts may be computed in several places, so that it matters what is cached where."""
         self.has_choice = has_choice
-        self._states = {state.name: state for state in states}
-        self._output_tokens = {state.name: OUTPUT_TOKENS for state in states}
+        self._states = states
+        self._output_tokens: defaultdict[str, float] = defaultdict(lambda: OUTPUT_TOKENS)
         self._open: dict[str, Assignment] = {}  # by sequence
 
     @contextmanager
@@ -100,7 +101,9 @@ class Assignments:
                 self._learn(submit, assignment)
 
     def least_loaded(self, submit: Submit, prompt: Prompt, replicas: Sequence[Replica]) -> Replica:
-        """Return the one where a sequence would end soonest. Choices of one request follow the first, which computes their prompt."""
+        """Return the one where a sequence would end soonest.
+
+        Choices of one request follow the first, which computes their prompt."""
         if (leader := self._open.get(submit.leader or "")) is not None and leader.replica in replicas:
             return leader.replica
 
@@ -110,11 +113,11 @@ class Assignments:
         return min(replicas, key=lambda replica: (cost_s(replica), replica.host.index))
 
     def waits(self, replica: Replica) -> HostWaits:
-        """Return what the next sequence would lose on the replica's host, to prompts and to answers of all its models."""
+        """Return the delay that the prompts and answers of the replica's host cause for the next sequence."""
         return HostWaits(self.prompts_s(replica), sum(map(self._answers_s, self._on_host(replica))))
 
     def backlog_s(self, replica: Replica) -> float:
-        """Return what a new sequence would lose to everything that is open on the replica's host, of all its models."""
+        """Return the total delay that a new sequence would cause for all open sequences of the replica's host."""
         return sum(self._work_s(each) for each in self._on_host(replica))
 
     def prompts_s(self, replica: Replica) -> float:
@@ -122,8 +125,9 @@ class Assignments:
         return sum(each.work.prefill_tokens / self.prompt_rate(each) for each in self._on_host(replica))
 
     def prompt_rate(self, replica: Replica) -> float:
-        """Return tokens per second of a long prompt: the best that a host of this kind of device was measured at. One that only answers has computed
-        short ones, each at the price of a step."""
+        """Return tokens per second of a long prompt: the best measured rate of a host of this kind of device.
+
+        A host that only answers has computed short prompts only, each at the cost of a step."""
         kind = replica.host.device.partition(":")[0]
         alike = [other for other in self._states[replica.model].replicas if other.host.device.partition(":")[0] == kind]
         return max(other.load.prefill_tokens_per_s for other in alike) or self._rates(replica)[0]

@@ -1,7 +1,7 @@
-"""Prompts under which engine hosts have ended by themselves: tried once more, apart from the others, and then refused by name.
+"""Prompts that were open when engine hosts crashed: retried once, alone, and then refused.
 
-Remembered by the prompt and not by the request, so that one which is sent again ends no further hosts. A host that was killed charges nobody
-(supervisor.py knows which it was). Refuses to know hosts.
+Stored by the prompt and not by the request, so that sending it again crashes no further hosts. A host that was killed from outside charges no prompt
+(supervisor.py distinguishes the two). Independent of hosts.
 """
 
 import time
@@ -55,7 +55,7 @@ class Charges:
 
 
 def _name(submit: Submit) -> bytes:
-    """Return what tells one prompt from others, however much of its answer other sites and hosts have given."""
+    """Return what identifies a prompt, however much of its answer other sites and hosts have delivered."""
     tokens = submit.prompt_token_ids[: len(submit.prompt_token_ids) - submit.num_delivered_tokens]
     adapter = None if submit.adapter is None else submit.adapter.digest
     images = [image.digest for image in submit.images]

@@ -1,9 +1,8 @@
-"""Sequences that outlive their engine host: what a dead host leaves unfinished is submitted, with the tokens it already has, to another that has
-the model, or to the next one.
+"""Failover of sequences between engine hosts: the unfinished ones of a dead host are submitted to the next host.
 
-A sampled token depends on (logits, params, seed, position) alone, so the reader of a sequence sees one unbroken row of outputs and never learns
-of the change. Whatever cannot be continued soon, or has ended too many hosts (charges.py), ends with an error. The module refuses to know text and
-HTTP.
+They keep the tokens that they have. A sampled token depends on (logits, params, seed, position) alone, so the reader of a sequence gets one unbroken
+row of outputs and does not notice the change. A sequence that cannot be continued soon, or that has crashed too many hosts (charges.py), ends with an
+error. Independent of text and HTTP.
 """
 
 import asyncio
@@ -26,7 +25,7 @@ from pilotlight.runtime.models.registry import Models
 from pilotlight.wire.hop.data_sites import NO_OTHERS, DataSites
 
 Outcome = Literal["continued", "failed"]
-Observer = Callable[[str, Outcome], None]  # (model, what became of a sequence whose host died)
+Observer = Callable[[str, Outcome], None]  # (model, outcome of a sequence whose host died)
 PlacementObserver = Callable[[Placement], None]  # where a prompt is computed, where there was a choice
 
 
@@ -41,8 +40,9 @@ class Continuations:
         observe: Observer,
         observe_placement: PlacementObserver = lambda placement: None,
     ) -> None:
-        """`within_s`: a sequence that had begun has its next token so soon after its host's death, or ends with an error. One that had not
-        begun only has to be on the next host by then: there it waits for its turn, as before."""
+        """`within_s` limits the time from a host's death to the next token of a started sequence, which otherwise fails.
+
+        A sequence without a token only needs to be submitted to the next host by then."""
         self.fleet = fleet
         self.models = models
         self.within_s = within_s
@@ -53,8 +53,9 @@ class Continuations:
 
     @asynccontextmanager
     async def generate(self, submit: Submit, data_sites: DataSites = NO_OTHERS) -> AsyncIterator["ContinuedSequence"]:
-        """Open a sequence's scope, through all its hosts. Leaving it aborts the sequence wherever it is, unless it has ended. `data_sites`: that may
-        see it, beside this one."""
+        """Open a sequence's scope, through all its hosts.
+
+        Leaving it aborts the sequence wherever it is, unless it has ended. `data_sites`: that may see it, beside this one."""
         sequence = ContinuedSequence(self, submit, data_sites)
         try:
             await sequence.begin()
@@ -88,7 +89,7 @@ class ContinuedSequence:
         self.scope = AsyncExitStack()  # of the sequence on its present host
 
     async def begin(self) -> None:
-        """Open the sequence on a host; while none has its model, wait for the next one, as a sequence does that lost its own."""
+        """Open the sequence on a host; wait for the next host if none has its model."""
         self._site.charges.require_harmless(self._submit)
         self._is_suspect = self._site.charges.of(self._submit) > 0
         within_s = self._site.within_s
@@ -123,7 +124,9 @@ class ContinuedSequence:
         return self._note(output)
 
     def _is_cut(self, error: EngineError) -> bool:
-        """Return whether the host died, not merely this sequence. A site that ends lets its streams end with it."""
+        """Return whether the host died, not merely this sequence.
+
+        A site that ends lets its streams end with it."""
         assert self._client is not None
         return error.code == "engine_error" and self._client.death is not None and not self._site.fleet.is_ending
 
@@ -151,8 +154,9 @@ class ContinuedSequence:
         return output
 
     async def _note_death(self, error: EngineError) -> None:
-        """Charge the request with its host's death where that ended by itself in a step of this sequence. Raises EngineError where it is one too
-        many."""
+        """Charge the request with its host's death where that ended by itself in a step of this sequence.
+
+        Raises EngineError where it is one too many."""
         assert self._client is not None
         assert self._device_host is not None
         if self._submit.sequence_id not in await self._device_host.charged(self._client):
@@ -162,7 +166,7 @@ class ContinuedSequence:
         self._is_suspect = True
 
     async def _resume(self, error: EngineError, deadline: float) -> TokenOutput:
-        """`deadline`: of a sequence that had begun, however many hosts die meanwhile; one that waits for its turn has a new one at each death."""
+        """`deadline` applies to a started sequence, across all host failures; a waiting one gets a new deadline at each."""
         within_s = self._site.within_s
         if not self._has_begun and self._cuts > 1:
             deadline = asyncio.get_running_loop().time() + within_s
@@ -201,8 +205,9 @@ class ContinuedSequence:
         return placement.explained
 
     async def _begin_prefill(self, placement: Placement, submit: Submit) -> tuple[Placement, Submit]:
-        """Let another host compute the prompt, and return the sequence that fetches it from there. Where that host has just gone, or declines, the
-        sequence is as it was."""
+        """Let another host compute the prompt, and return the sequence that fetches it from there.
+
+        Where that host has just gone, or declines, the sequence is as it was."""
         info = self._site.models.info_of(submit.model)
         assert placement.prefill is not None
         assert info is not None, "a model that is awake was loaded"
@@ -214,7 +219,9 @@ class ContinuedSequence:
         return placement, fetching
 
     def _note(self, output: TokenOutput) -> TokenOutput:
-        """Count an output's tokens. What the first host found cached is what the request found, whatever the next one computes again."""
+        """Count an output's tokens.
+
+        What the first host found cached is what the request found, whatever the next one computes again."""
         if self._prefill is not None:
             output = self._prefill.as_found(output)
         self._delivered += output.token_ids
@@ -233,7 +240,7 @@ class ContinuedSequence:
 
 
 def remaining(submit: Submit, delivered: Sequence[int]) -> Submit:
-    """Return what is left of a sequence whose first tokens were delivered: positions, counts and random numbers go on where they were."""
+    """Return the rest of a sequence whose first tokens were delivered; positions, counts and random numbers continue."""
     sampling = replace(
         submit.sampling,
         max_tokens=submit.sampling.max_tokens - len(delivered),

@@ -66,8 +66,9 @@ class PromptHost(Protocol):
         """Open the scope of a prompt's computation. Raises EngineError where the host is gone, or declines."""
 
     def note_found(self, first: TokenOutput, *, is_late: bool, is_lost: bool) -> None:
-        """Note what came of a prompt's blocks, as the answer's first output tells. `is_late`: the prompt had not ended by then; `is_lost`: nothing
-        came of what was not here."""
+        """Note what came of a prompt's blocks, as the answer's first output tells.
+
+        `is_late`: the prompt had not ended by then; `is_lost`: nothing came of what was not here."""
 
 
 class OwnHost(NamedTuple):

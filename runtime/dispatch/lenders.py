@@ -102,7 +102,9 @@ class Lender:
         self._rest_s, self._rests_until = 0.0, -math.inf
 
     def offer(self, submit: Submit, num_missing: int, info: ModelInfo, own_rate: float) -> LenderOffer:
-        """Predict what the prompt would cost there, until so many of its tokens are here. `own_rate`: of this site, where that one's is not known."""
+        """Predict what the prompt would cost there, until so many of its tokens are here.
+
+        `own_rate`: of this site, where that one's is not known."""
         why_not = self._why_not(submit.model)
         if submit.images or submit.adapter is not None:
             why_not = "prompts with images or an adapter are not lent"
@@ -122,7 +124,9 @@ class Lender:
 
     @asynccontextmanager
     async def computing(self, prefill: Submit) -> AsyncIterator[PromptBegun]:
-        """Open the scope of a prompt's computation there. Raises EngineError where the site declines, or is not reached."""
+        """Open the scope of a prompt's computation there.
+
+        Raises EngineError where the site declines, or is not reached."""
         prompt = BorrowedPrompt(prefill.model, prefill.sequence_id, prefill.prompt_token_ids, prefill.salt)
         answer: _LenderAnswer | None = None
         try:
@@ -216,7 +220,9 @@ class Lender:
             self._pool.put_back(answer.connection)
 
     async def _ask(self, method: str, path: str, body: bytes = b"") -> "_LenderAnswer":
-        """Return an answer that has begun. Raises EngineError where it is a refusal, and what UNREACHABLE names."""
+        """Return an answer that has begun.
+
+        Raises EngineError where it is a refusal, and what UNREACHABLE names."""
         kept = self._pool.idle(self._origin)
         if kept is not None:
             try:

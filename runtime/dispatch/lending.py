@@ -51,7 +51,9 @@ class Lending:
 
     @asynccontextmanager
     async def lend(self, prompt: BorrowedPrompt) -> AsyncIterator[LentPrompt]:
-        """Open the scope of a prompt's computation. Raises ApiError where the site does not lend, or no longer."""
+        """Open the scope of a prompt's computation.
+
+        Raises ApiError where the site does not lend, or no longer."""
         name = prompt.model if prompt.model in self._states else "unknown"  # of labels there is a bounded number
         state = self._states.get(prompt.model)
         replica = None if state is None else self._idle(state)

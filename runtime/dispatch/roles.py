@@ -41,7 +41,9 @@ class RolePolicy:
         self._cool_since: float | None = None
 
     def judge(self, now: float, waits: Sequence[HostWaits | None]) -> RoleShift | None:
-        """Judge what each host's next sequence would lose, every now and then; None: that host is not up. A shift starts all clocks anew."""
+        """Judge what each host's next sequence would lose, every now and then; None: that host is not up.
+
+        A shift starts all clocks anew."""
         least = {side: min(self._waits(side, waits), default=0.0) for side in _SIDES}
         for side in _SIDES:
             self._hot_since[side] = held_since(self._hot_since[side], least[side] > self._hot_wait_s, now)

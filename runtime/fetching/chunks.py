@@ -63,7 +63,9 @@ class Fetching:
             raise
 
     def _look(self) -> list[ListedChunk]:
-        """Return what an earlier attempt has not brought. What it has is read again before it is believed; holes are not read."""
+        """Return what an earlier attempt has not brought.
+
+        What it has is read again before it is believed; holes are not read."""
         missing = []
         for file in self._listing.files:
             path = self._folder / file.name
@@ -123,7 +125,7 @@ class Fetching:
     async def _keep_body(self, response: aiohttp.ClientResponse, chunk: ListedChunk) -> None:
         body = await response.content.readexactly(chunk.size)
         if not await asyncio.to_thread(self._keep, chunk, body):
-            raise RetryLater("what came has another SHA-256 than its listing says")
+            raise RetryLater("the received chunk does not match its SHA-256 in the listing")
         self._has_come(chunk)
 
     def _url_of(self, file: ListedFile) -> str:

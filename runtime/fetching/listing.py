@@ -64,7 +64,9 @@ class ListedChunk(NamedTuple):
 
 
 def parse_listing(raw: bytes) -> Listing:
-    """Parse a listing. Raises ListingError on all that would write elsewhere than into one directory, or could not be whole."""
+    """Parse a listing.
+
+    Raises ListingError on all that would write elsewhere than into one directory, or could not be whole."""
     try:
         listing = msgspec.json.decode(raw, type=Listing)
     except msgspec.MsgspecError as error:

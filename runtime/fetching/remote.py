@@ -45,7 +45,9 @@ class Remote(NamedTuple):
                 f"{source}: after # comes sha256= and 64 hexadecimal digits, which `pilotlight pack` prints"
             )
         if pin is None and parts.scheme == "http":
-            raise FetchError(f"{source}: over plain http anybody may change it; use https, or pin it with #sha256=...")
+            raise FetchError(
+                f"{source}: plain http does not protect it from changes; use https, or pin it with #sha256=..."
+            )
         return cls(parts._replace(fragment="").geturl().rstrip("/"), pin[1] if pin else None)
 
     def kept(self) -> Path | None:
@@ -55,7 +57,9 @@ class Remote(NamedTuple):
 
 
 async def fetch(remote: Remote, on_progress: Progress | None = None) -> Path:
-    """Return the model's directory. Without the server, the version that it served last serves on. Raises FetchError."""
+    """Return the model's directory.
+
+    Without the server, the version that it served last serves on. Raises FetchError."""
     if (kept := remote.kept()) is not None:
         return kept
     async with aiohttp.ClientSession(timeout=TIMEOUT, trust_env=True, auto_decompress=False) as session:

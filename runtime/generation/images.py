@@ -1,7 +1,7 @@
-"""Images of requests: what their URLs hold is fetched or decoded, and whether a model may be given it is found out in a child process.
+"""Images of requests: fetch or decode their URLs, and check them for the model in a child process.
 
-A decoder is native code: there it meets a client's bytes first, all of them, and the engine host decodes only what has passed. Whatever is wrong is
-the client's to mend, so it is a 400 that says which image it was.
+A decoder is native code: a client's bytes are first decoded in the child, completely, and the engine host decodes only images that passed. Every
+error is the client's, so it is a 400 that names the image.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ class ImageReader:
     """A site's reader of images. One for all requests: it bounds what is in hand at once."""
 
     def __init__(self, config: ImagesConfig, max_body_mib: float, fetch: Fetch | None = None) -> None:
-        """`max_body_mib`: what is fetched for a request is no more than its body could have held."""
+        """`max_body_mib` limits the bytes fetched for a request to what its body could have held."""
         self._config = config
         self._most_fetched = int(max_body_mib * MIB)
         self._fetch = fetch or ImageFetcher(config.allowed_hosts).fetch

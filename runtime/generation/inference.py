@@ -1,6 +1,6 @@
-"""A site's models for its functions, without HTTP: the same validation, tenants, limits and words as at Workers AI's own path.
+"""A site's models for its functions, without HTTP.
 
-Implements ../../functions/inference.py over the generator.
+Same validation, tenants, limits and errors as Workers AI's own path. Implements ../../functions/inference.py over the generator.
 """
 
 import asyncio
@@ -110,10 +110,10 @@ class SiteInference:
 
 
 class GeneratedEvents:
-    """A generation in a task of its own, which it never leaves: deadlines belong to tasks, and readers may change."""
+    """A generation in a separate task that runs to its end: deadlines belong to tasks, and readers may change."""
 
     def __init__(self, model: str, heartbeat_s: float) -> None:
-        self.use = ResourceUse()  # for what is generated, of which some may wait
+        self.use = ResourceUse()  # outputs, some of which may wait
         self._model = model
         self._heartbeat_s = heartbeat_s
         self._waiting: asyncio.Queue[bytes | ApiError | None] = asyncio.Queue(EVENTS_WAITING)
@@ -125,7 +125,9 @@ class GeneratedEvents:
         self._task = asyncio.create_task(self._run(events), name="inference")
 
     async def begin(self) -> None:
-        """Return when there is something to read. Raises ApiError for what is refused before, and then nothing is left to close."""
+        """Return when the first output can be read.
+
+        Raises ApiError if the request is refused before; then nothing needs closing."""
         try:
             self._first = await self._next()
             self._has_begun = True
@@ -181,7 +183,7 @@ def _as_api_error(error: Exception, model: str) -> ApiError:
     if isinstance(error, ApiError):
         return error
     log.error("a function's call of %s failed", model, exc_info=error)
-    return ApiError("internal_error", "something went wrong inside this site; its log has the details")
+    return ApiError("internal_error", "internal error at this site; see its log")
 
 
 class _Envelope(msgspec.Struct):

@@ -1,7 +1,7 @@
-"""The forms that one conversation can have for chat templates: each was written for some of them, and refuses others.
+"""The forms of one conversation for chat templates: each template accepts some of them and refuses others.
 
-Arguments of calls are objects or JSON text; arguments that are no JSON object, as those of a call that the length has cut, are text or the only value
-of an object. A system message after the first message is a message of its own, or is folded into the user's neighbouring one.
+Arguments of calls are objects or JSON text; arguments that are not a JSON object, such as those of a truncated call, are text or the only value of an
+object. A system message after the first message stays separate, or is merged into the user's message next to it.
 """
 
 import json
@@ -55,7 +55,7 @@ def _with_arguments(call: dict[str, Any], write: Callable[[Any], Any]) -> dict[s
 
 
 def _with_system_folded(messages: Messages) -> Messages:
-    """Join system messages at the beginning, and each later one to the user's message before it, or else to the one after it."""
+    """Join system messages at the start, and merge each later one into the previous or next user message."""
     folded: list[dict[str, Any]] = []
     pending: str | None = None  # of the system's, for the user's next message
     for message in messages:

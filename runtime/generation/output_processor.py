@@ -1,9 +1,9 @@
-"""An engine's tokens to what a client may see: text, reasoning, tool calls, logprobs, and which token each delta reaches.
+"""Converts an engine's tokens into output for the client: text, reasoning, tool calls and log-probabilities.
 
-The pure middle of every answer, without sockets or clocks: TokenOutput in, Delta out. Text that may still become a stop string, a marker or a whole
-character is held back; a token counts as carried once all of its text has gone out. All that is held, hence all that is shown, is a function of
-the tokens so far: a processor that is told what another one has shown goes on with the next character. Stop strings are looked for in the text that
-the client sees, never in reasoning, calls or their markup.
+Free of sockets and clocks: TokenOutput in, Delta out. Text that may become a stop string, a marker or a complete character is held back; a token
+counts as delivered when all of its text was sent. The held text, and so the output, is a function of the tokens so far: a processor that replays
+another one's output continues with the next character. Stop strings are searched in the client's text only, never in reasoning, calls or their
+markup.
 """
 
 from collections import deque
@@ -76,8 +76,9 @@ class StopMatcher:
         self.found: str | None = None  # that has ended the text
 
     def push(self, text: str) -> tuple[str, bool]:
-        """The text that is safe to show, and whether a stop string ended it: the one complete first, of two the longer, so that
-        the answer does not depend on how the text was cut."""
+        """The text that is safe to send, and whether a stop string ended it.
+
+        Of several stop strings the one complete first wins, of two at once the longer, so that the result does not depend on how the text was cut."""
         if not self._stops:
             return text, False
         text = self.held + text
@@ -97,11 +98,13 @@ class StopMatcher:
 
 
 class DivergedError(Exception):
-    """An answer that was to be continued has been computed otherwise than before."""
+    """The continuation of an answer differs from what was computed before."""
 
 
 class OutputProcessor:
-    """One answer under way. Push outputs as they come, take what can be shown when there is somebody to show it to."""
+    """One answer in progress.
+
+    Push outputs as they arrive; take the deltas when the client can receive them."""
 
     def __init__(
         self,
@@ -129,7 +132,7 @@ class OutputProcessor:
 
     @property
     def stop_string(self) -> str | None:
-        """The stop string that has ended the answer; None: something else has, or nothing yet."""
+        """The stop string that ended the answer; None if it has not ended or ended otherwise."""
         return self._stop.found
 
     def end_with(self, token_ids: tuple[int, ...], reason: FinishReason) -> None:
@@ -138,8 +141,10 @@ class OutputProcessor:
         self.finish_reason, self.is_taken = reason, True
 
     def resume(self, token_ids: tuple[int, ...], again: tuple[int, ...] = ()) -> int:
-        """Stand where one stood that was pushed these tokens and had taken from it all it could show. `again`: so was it with these, but they
-        are to be pushed once more: their log-probabilities have not been shown. Returns how many tokens count as carried."""
+        """Restore the state of a processor that was pushed these tokens and whose output was taken.
+
+        The tokens of `again` were processed too, but must be pushed once more, because their log-probabilities were not delivered. Returns the number
+        of tokens that count as delivered."""
         self._replay(token_ids)
         if self.finish_reason is not None:
             raise DivergedError("the tokens delivered so far are a whole answer already")
@@ -268,7 +273,7 @@ class _PendingTokens:
     def __init__(self) -> None:
         self.num_shown = 0  # characters of the answer that have been put out, or were markup
         self._tokens: deque[DeliveredToken] = deque()
-        # Of each, the characters parsed once its text is complete; None: its last character is unfinished.
+        # For each token the number of characters parsed when its text is complete; None if its last character is incomplete.
         self._ends: deque[int | None] = deque()
         self._new_ids: list[int] = []
 
@@ -281,14 +286,14 @@ class _PendingTokens:
         self._ends.append(end)
 
     def complete(self, end: int) -> None:
-        """Note that the character is whole which the last tokens had begun: there is new text."""
+        """Record that the last tokens completed a character: there is new text."""
         position = len(self._ends)
         while position and self._ends[position - 1] is None:
             position -= 1
             self._ends[position] = end
 
     def take(self, *, is_ended: bool) -> tuple[tuple[DeliveredToken, ...], tuple[int, ...]]:
-        """Return the tokens that are carried now, all of them where the answer has ended; and the ids of those that came since the last time."""
+        """Return the tokens delivered by now, all of them after the end, and the ids of those since the last call."""
         tokens: list[DeliveredToken] = []
         while self._ends:
             end = self._ends[0]

@@ -1,6 +1,6 @@
-"""A request's prompt to the tokens that its model reads: rendered, encoded, its images in their places, and within the context.
+"""Converts a request's prompt to tokens: render, encode, insert images, and check against the context.
 
-Refuses to know sequences and dialects.
+Independent of sequences and dialects.
 """
 
 from typing import NamedTuple
@@ -24,7 +24,9 @@ class EncodedPrompt(NamedTuple):
 
 
 async def encode(model: AwakeModel, request: ValidGeneration, prompt: Prompt, reader: ImageReader) -> EncodedPrompt:
-    """Encode a prompt, which fits the model's context with room for at least one more token. Raises ApiError, ChatTemplateError, TokenizerError."""
+    """Encode a prompt, which fits the model's context with room for at least one more token.
+
+    Raises ApiError, ChatTemplateError, TokenizerError."""
     images: tuple[SizedImage, ...] = ()
     if isinstance(prompt, Conversation) and prompt.images:
         placeholders_of(model, request)
@@ -35,7 +37,7 @@ async def encode(model: AwakeModel, request: ValidGeneration, prompt: Prompt, re
 
 
 def placeholders_of(model: AwakeModel, request: ValidGeneration) -> ImagePlaceholders:
-    """Return how a model is told of images. Raises ApiError for one that sees none."""
+    """Return how the model's prompt refers to images. Raises ApiError for a model without vision."""
     if model.text.placeholders is None or model.info.image_token_id is None:
         # The first sentence is OpenAI's, by which clients know it.
         message = f"Invalid content type. image_url is only supported by certain models. {request.requested_model!r} takes texts alone"
@@ -112,7 +114,7 @@ def _check_effort(model: AwakeModel, prompt: Conversation) -> None:
 async def _encode_newest(
     model: AwakeModel, request: ValidGeneration, prompt: Conversation, images: tuple[SizedImage, ...]
 ) -> EncodedPrompt:
-    """Encode as much of a conversation's end as fits, from some user's message on, behind what the system says."""
+    """Encode the system's message and as much of the conversation's end as fits, starting with a user's message."""
     try:
         return await _encode(model, request, prompt, images)
     except ApiError as error:
@@ -145,7 +147,9 @@ def _num_images(message: dict[str, object]) -> int:
 
 
 async def _encode_text(model: AwakeModel, request: ValidGeneration, text: str, *, is_rendered: bool) -> tuple[int, ...]:
-    """Encode a text, or only the beginning of one far beyond the context: all of it would keep a core busy for seconds, to be refused."""
+    """Encode a text, or only the start of one far beyond the context.
+
+    Encoding all of it would keep a core busy for seconds before the refusal."""
     tokenizer, limit = model.text.tokenizer, model.info.context_length
     if request.most_prompt_tokens is not None:  # the last tokens are wanted
         return await tokenizer.encode_prompt(text, is_rendered=is_rendered)

@@ -1,7 +1,7 @@
-"""Conversations to prompts' texts by one model's chat template, which may take long, take gigabytes or never end.
+"""Renders conversations with a model's chat template, which may be slow, use gigabytes or never end.
 
-Templates come with checkpoints and are programs: they run in a child process with limits. Those of embedded models are ours, and run here: a short
-conversation in the event loop, a long one in a thread. Refuses to know tokens' ids.
+Templates come with checkpoints and are programs: they run in a child process with limits. Those of embedded models are trusted and run here: a short
+conversation in the event loop, a long one in a thread. Independent of token ids.
 """
 
 import asyncio
@@ -53,7 +53,7 @@ class Rendering:
             raise BrokenTemplateError(self.why_broken)
 
     async def text(self, conversation: Conversation, *, is_short: bool) -> str:
-        """Special tokens that somebody wrote are marked in it. Raises ChatTemplateError, EngineError."""
+        """Special tokens in a client's text are marked. Raises ChatTemplateError, EngineError."""
         if not self.is_checked or self.why_broken is not None:
             await self.check()
         try:
@@ -87,7 +87,7 @@ def expect_conversation(*, is_trusted: bool) -> None:
 
 
 class _Renderer(Protocol):
-    """Where a template is compiled and rendered."""
+    """The process in which a template is compiled and rendered."""
 
     async def compile(self) -> None: ...
 

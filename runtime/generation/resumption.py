@@ -1,7 +1,7 @@
-"""An answer that another site began: what is left of it to compute, and processors that stand where the other site's stood.
+"""Continues an answer of another site: the remaining computation, and processors in the other site's state.
 
-The prompt is rendered here anew and the delivered tokens come behind it, so positions, counts and random numbers go on where they were. A choice
-that had ended is not computed again. Refuses to know how the delivered tokens came here (wire/hop/continuation.py) and who cut the stream.
+The prompt is rendered again, followed by the delivered tokens, so that positions, counts and random numbers continue. A finished choice is not
+computed again. Independent of how the delivered tokens arrived (wire/hop/continuation.py) and why the stream was cut.
 """
 
 import asyncio
@@ -22,7 +22,9 @@ Submits = dict[int, Submit]  # by choice
 async def resumed(
     request: ValidGeneration, submits: Submits, new_processor: Callable[[], OutputProcessor]
 ) -> tuple[Submits, list[OutputProcessor]]:
-    """Return what is left to submit, and processors that stand where the other site's stood. `submits` is the request without anything delivered."""
+    """Return what is left to submit, and processors that stand where the other site's stood.
+
+    `submits` is the request without anything delivered."""
     if sum(len(delivered.token_ids) for delivered in request.delivery.choices) <= INLINE_TOKENS:
         return _resumed(request, submits, new_processor)
     return await asyncio.to_thread(_resumed, request, submits, new_processor)
@@ -54,7 +56,7 @@ def _resumed(
 
 
 def _with_prompt_logprobs(request: ValidGeneration, submits: Submits, left: Submits) -> Submits:
-    """An echo stands at the beginning of each choice: while one of a prompt's has not begun, the prompt's log-probabilities are needed once more."""
+    """Each choice starts with an echo: if a choice has not started, the prompt's log-probabilities are needed again."""
     if not any(submit.sampling.prompt_logprobs for submit in submits.values()):
         return left
     still = {choice // request.n for choice in submits if not request.delivered(choice).has_begun}

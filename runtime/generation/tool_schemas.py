@@ -1,6 +1,6 @@
-"""The schemas that calls of tools follow: as their authors wrote them, or as much of them as can be enforced.
+"""The schemas of tool calls: as the client wrote them, or the part of them that can be enforced.
 
-Knows JSON schemas; refuses to know models, grammars and requests.
+Knows JSON Schema; independent of models, grammars and requests.
 """
 
 import re
@@ -58,7 +58,9 @@ def without_patterns(schema: Any, refused: re.Pattern[str]) -> Any:
 
 
 def closed(schema: dict[str, Any]) -> dict[str, Any]:
-    """Return a schema of arguments that allows no keys beside those it names, if it names some and nothing else may add to them."""
+    """Return a schema of arguments that forbids keys other than its own.
+
+    Only if it names some and no other part of it may add keys."""
     properties, required = schema.get("properties"), schema.get("required")
     if not isinstance(properties, dict) or any(word in schema for word in _ADDS_KEYS):
         return schema

@@ -1,4 +1,4 @@
-"""What one answer has used: tokens of its prompts, what was found cached of them, drafts, and the device's time."""
+"""The usage of one answer: tokens of its prompts, cached tokens, drafts, and device time."""
 
 from collections.abc import Sequence
 
@@ -11,10 +11,12 @@ from pilotlight.wire.hop.usage import ResourceUse
 
 
 class UsageCounter:
-    """A prompt counts once, however many choices it has; what was found cached of it is what its first choice found."""
+    """A prompt counts once for all choices; its cached tokens are those that its first choice found."""
 
     def __init__(self, prompts: list[EncodedPrompt], processors: Sequence[OutputProcessor], delivery: Delivery) -> None:
-        """`processors`: one for each choice; they count its tokens. `delivery`: what another site has made of this answer, and counted."""
+        """`processors`: one for each choice; they count its tokens.
+
+        `delivery`: what another site has made of this answer, and counted."""
         self.prompt_tokens = sum(len(prompt.token_ids) for prompt in prompts)
         self.cached_tokens = delivery.cached_tokens
         self.delivered_tokens = sum(len(delivered.token_ids) for delivered in delivery.choices)
@@ -33,19 +35,20 @@ class UsageCounter:
         self._device_us += output.device_us
 
     def count_cached(self, choice: int) -> None:
-        """Count, with a prompt's first delta, what was found cached of it: so a site that goes on knows by what was delivered what is counted."""
+        """Count a prompt's cached tokens with its first delta, so that a site that continues the answer knows from the delivered part what was
+        counted."""
         found = self._found_cached.pop(choice, 0)
         if choice % self._choices_per_prompt == 0 and choice not in self._continued:
             self.cached_tokens += found
 
     def usage(self) -> Usage:
-        """Return what a client is told."""
+        """Return the usage for the client."""
         use = self.resource_use()
         drafts = (use.accepted, use.drafted - use.accepted)
         return Usage.of(use.prompt, use.output, use.cached, use.reasoning, *drafts, self._image_tokens)
 
     def resource_use(self) -> ResourceUse:
-        """Return what a router is told: tokens of the whole answer, and what this site has done for it."""
+        """Return the usage for a router: tokens of the whole answer, and this site's share of the work."""
         output = sum([each.completion_tokens for each in self._processors])
         reasoning = sum([each.reasoning_tokens for each in self._processors])
         tokens = (self.prompt_tokens, self.cached_tokens, output, reasoning)

@@ -10,7 +10,8 @@ needs its memory later gets it before another's only replica goes. A replica tha
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from weakref import WeakKeyDictionary
 
 from pilotlight.runtime.dispatch.assignments import Assignments
 from pilotlight.runtime.dispatch.roles import RolePolicy
@@ -31,7 +32,7 @@ Observer = Callable[[str, str], None]  # (model, "up" or "down")
 class Autoscaler:
     def __init__(
         self,
-        states: Sequence[ModelState],
+        states: Collection[ModelState],
         budgets: Sequence[DeviceBudget],
         waker: Waker,
         changed: ChangeNotifier,
@@ -39,12 +40,13 @@ class Autoscaler:
         observe: Observer,
         assignments: Assignments,
     ) -> None:
-        self._states = states
+        self._states = states  # a view that may change
         self._assignments = assignments
         self._roles: RolePolicy | None = None
         if config.shift_roles:
             self._roles = RolePolicy(config.roles, config.scale_up_wait_s, config.scale_down_after_s)
-        self._heats = [(state, Heat(config.scale_up_wait_s, config.scale_down_after_s)) for state in states]
+        self._config = config
+        self._heats: WeakKeyDictionary[ModelState, Heat] = WeakKeyDictionary()
         self._budgets = budgets
         self._waker = waker
         self._changed = changed
@@ -57,8 +59,8 @@ class Autoscaler:
         while True:
             await asyncio.sleep(LOOK_EVERY_S)
             try:
-                for state, heat in self._heats:
-                    await self._look(state, heat)
+                for state in tuple(self._states):
+                    await self._look(state, self._heat(state))
                 self._shift_roles()
             except Exception:  # whatever it is, the site goes on with the replicas it has
                 log.exception("looking whether a model needs more devices")
@@ -76,10 +78,15 @@ class Autoscaler:
             case "less":
                 self._retire(taking)
 
+    def _heat(self, state: ModelState) -> Heat:
+        if (heat := self._heats.get(state)) is None:
+            heat = self._heats[state] = Heat(self._config.scale_up_wait_s, self._config.scale_down_after_s)
+        return heat
+
     def _shift_roles(self) -> None:
-        if self._roles is None:
+        if self._roles is None or not self._states:
             return
-        replicas = self._states[0].replicas  # any model's: what is asked is of their hosts
+        replicas = next(iter(self._states)).replicas  # any model's: what is asked is of their hosts
         waits = [self._assignments.waits(each) if each.host.why_down is None else None for each in replicas]
         shift = self._roles.judge(time.monotonic(), waits)
         if shift is not None:

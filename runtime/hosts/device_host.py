@@ -67,7 +67,9 @@ class HostHandle:
 
     @property
     def why_down(self) -> str | None:
-        """None while there is a host that answers. A closed socket tells of a death before the process's exit is seen."""
+        """None while there is a host that answers.
+
+        A closed socket tells of a death before the process's exit is seen."""
         if self.state != "up" or self.running is None:
             return self.reason
         return self.running.client.death
@@ -93,7 +95,9 @@ class HostHandle:
         return client
 
     async def next_client(self, after: EngineClient | None = None) -> EngineClient:
-        """Wait for a host whose client is not `after`. Raises EngineError when host after host does not live, or the site waits for none."""
+        """Wait for a host whose client is not `after`.
+
+        Raises EngineError when host after host does not live, or the site waits for none."""
         while True:
             if self._ended is not None:
                 raise EngineError("engine_error", self._ended)
@@ -218,7 +222,9 @@ class ProgressWatch:
 
     @property
     def step_deadline_s(self) -> float:
-        """The time in which a host that has work has to take a step. Where no step ever ended inside it, nothing is measured: it is doubled."""
+        """The time in which a host that has work has to take a step.
+
+        Where no step ever ended inside it, nothing is measured: it is doubled."""
         least_s = self._least_deadline_s * (1 << min(self._num_late, MOST_DOUBLINGS))
         return max(least_s, DEADLINE_FACTOR * self._predicted_s)
 
@@ -259,7 +265,6 @@ class ProgressWatch:
     def note_step(self, step: StepOutput) -> bool:
         """Return whether the host has answered a request: errors are no progress."""
         self.has_spoken = True
-        self._is_ready = self._is_ready or step.step > 0  # a bootstrap program steps while its host is made ready
         has_answered = any(output.finish_reason not in ("error", "abort") for output in step.outputs)
         if has_answered or step.step != self._last_step:
             self._last_step, self._progress_at = step.step, time.monotonic()

@@ -8,6 +8,8 @@ import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from pilotlight.engine.api.errors import CheckpointError
+from pilotlight.engine.planning.devices import GPUS, DeviceSet, cpu
 from pilotlight.runtime.hosts.gpus import Gpu, installed_gpus
 from pilotlight.runtime.hosts.memory import GIB, gib
 from pilotlight.sites.config import ConfigError
@@ -20,7 +22,9 @@ _OTHER_KINDS = ("dxg", "nvmap", "kfd")  # Windows, Tegra and AMD show their GPUs
 def check_devices(
     devices: Sequence[str], kv_gib: float = 0.0, root: Path = Path("/"), read_gpus: ReadGpus = installed_gpus
 ) -> None:
-    """Check what a site file names. Raises ConfigError for a GPU that this machine does not have, or that is smaller than a device's KV cache."""
+    """Check what a site file names.
+
+    Raises ConfigError for a GPU that this machine does not have, or that is smaller than a device's KV cache."""
     numbers = [int(device.partition(":")[2] or 0) for device in devices if device.startswith("cuda")]
     if not numbers:
         return
@@ -33,6 +37,17 @@ def check_devices(
         raise ConfigError(
             f"engine device 'cuda:{missing[0]}' cannot be used: this machine shows {has}; correct engine.device or engine.devices"
         )
+
+
+def this_machine() -> DeviceSet:
+    """Return this machine's devices for a plan: its GPUs, of the first one's kind, else its CPU. Raises CheckpointError."""
+    gpus = installed_gpus() or ()
+    if not gpus:
+        return DeviceSet(1, cpu())
+    known = next((device for name, device in GPUS.items() if name in gpus[0].name.lower()), None)
+    if known is None:
+        raise CheckpointError(f"nothing is known of the speed of {gpus[0].name}; say --devices, of {', '.join(GPUS)}")
+    return DeviceSet(len(gpus), known._replace(memory_bytes=gpus[0].total_bytes))
 
 
 def is_surely_cpu(device: str, root: Path = Path("/"), read_gpus: ReadGpus = installed_gpus) -> bool:

@@ -1,6 +1,6 @@
-"""A site's engine hosts, one for each of its devices: started and stopped together, and asked together how they are.
+"""A site's engine hosts, one per device: started, stopped and queried together.
 
-Most sites have one. Each host's life is its own (supervisor.py); which model lives where is registry.py's and dispatcher.py's business.
+Most sites have one. supervisor.py handles a host's life; registry.py and dispatcher.py choose its models.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ from pilotlight.sites.site import EngineConfig
 
 
 class HostLoad(NamedTuple):
-    """How busy one model is on one device."""
+    """The load of one model on one device."""
 
     device_index: int
     model: str
@@ -43,7 +43,7 @@ class Fleet:
         await asyncio.gather(*(supervisor.__aexit__() for supervisor in self._supervisors))
 
     def end(self) -> None:
-        """Note that the site drains: what is open waits for no further host."""
+        """Record that the site drains: open sequences wait for no further host."""
         self.is_ending = True
 
     def fail_open(self, reason: str) -> None:
@@ -88,7 +88,7 @@ class Fleet:
 
     @property
     def fallbacks(self) -> tuple[str, ...]:
-        """What hosts compute more slowly than their machine could, as they said at their start."""
+        """Reasons why hosts compute more slowly than their machine could, as reported at their start."""
         said = [sentence for host in self.hosts if host.ready is not None for sentence in host.ready.fallbacks]
         return tuple(dict.fromkeys(said))
 

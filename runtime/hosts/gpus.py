@@ -1,6 +1,6 @@
-"""A machine's NVIDIA GPUs as their driver tells of them: memory, and into how many instances each is divided (MIG).
+"""A machine's NVIDIA GPUs, as reported by their driver: memory, and the number of MIG instances of each.
 
-By NVML, which needs neither CUDA nor torch; imported only where a driver is loaded. Refuses to know what a site wants of them.
+Uses NVML, which needs neither CUDA nor torch; imported only if a driver is loaded. Independent of their use.
 """
 
 import logging
@@ -14,12 +14,14 @@ log = logging.getLogger("pilotlight.engine")
 class Gpu(NamedTuple):
     name: str
     total_bytes: int
-    num_instances: int | None = None  # None: it is not in MIG mode, and is one device itself
+    num_instances: int | None = None  # None if MIG is off, and the GPU is one device
 
 
 @cache
 def installed_gpus() -> tuple[Gpu, ...] | None:
-    """Return all of them, in the driver's order. None: there is no telling, and the log says why."""
+    """Return all GPUs in the driver's order.
+
+    None if they cannot be queried; the reason is logged."""
     try:
         import pynvml
     except ImportError:

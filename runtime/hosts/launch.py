@@ -51,16 +51,13 @@ class ProcessLauncher:
         places: Sequence[TierDirectory],
         cores: Cores | None = None,
         *,
-        bootstraps: bool = False,
         model_bytes: tuple[int, ...] = (),
         lend_address: str | None = None,
         secret: str | None = None,
     ) -> None:
         """`owner` of what the host keeps: the site, or one of its devices. `places`: where the tiers of all the site's devices lie, this one's first.
         `lend_address`: where hosts of other sites fetch blocks; `secret`: the network's, of which their keys are made.
-        `cores` are the host's own, where it has not all. `group`: devices that share every model. `bootstraps`: the first host may serve by bootstrap
-        programs. Those that follow it do not: by then the checkpoint's pages may have left the page cache."""
-        self._bootstraps = bootstraps
+        `cores` are the host's own, where it has not all. `group`: devices that share every model."""
         self._model_bytes = model_bytes
         self._lend_address = lend_address
         self._secret = secret
@@ -79,7 +76,6 @@ class ProcessLauncher:
         place = SocketDirectory()
         peer_address = place.peer_address if self._config.shares_blocks and tier_place is not None else None
         config = host_config(self._config, self._group, self._owner, tier_place, peer_address, self._model_bytes)
-        bootstraps, self._bootstraps = self._bootstraps and not (standby or afresh), False
         try:
             if peer_address is not None and (self._lend_address is not None or self._config.lenders):
                 config = replace(config, lend_address=self._lend_address, peer_keys=str(self._write_keys(place)))
@@ -89,7 +85,6 @@ class ProcessLauncher:
                 *("--config", msgspec.json.encode(config).decode()),
                 *(("--standby",) if standby else ()),
                 *(("--afresh",) if afresh else ()),
-                *(("--bootstrap",) if bootstraps else ()),
             )
             if self._cores is not None:
                 keep_to(process.pid, self._cores)
@@ -179,14 +174,15 @@ def launchers_of(
     model_bytes: Callable[[int], tuple[int, ...]] = lambda ranks: (),
     secret: str | None = None,
 ) -> list[ProcessLauncher]:
-    """Return one for each of the site's devices. `model_bytes`: of models on so many ranks; `secret`: the network's. What other sites' hosts have
-    left in the way of sockets is removed a little later."""
+    """Return one for each of the site's devices.
+
+    `model_bytes`: of models on so many ranks; `secret`: the network's. What other sites' hosts have left in the way of sockets is removed a little
+    later."""
     remove_dead_later()
     devices = config.device_groups
     owners, places = owners_of(site, len(devices)), kv_places(site, len(devices))
     on_cpu = len(devices) > 1 and devices[0][0] == "cpu"
     cores = divided([_num_near(group) for group in devices]) if on_cpu else [None] * len(devices)
-    bootstraps = len(devices) == len(devices[0]) == 1 and is_surely_cpu(devices[0][0])
 
     def sizes(group: tuple[str, ...]) -> tuple[int, ...]:
         """A KV cache without a size is what models leave of a GPU."""
@@ -203,7 +199,6 @@ def launchers_of(
             group,
             [places[i], *places[:i], *places[i + 1 :]],
             own,
-            bootstraps=bootstraps,
             model_bytes=sizes(group),
             lend_address=lend_address(i),
             secret=secret,
@@ -225,8 +220,9 @@ def host_config(
     peer_address: str | None = None,
     model_bytes: tuple[int, ...] = (),
 ) -> HostConfig:
-    """Return what a host is started with. `tier_place`: where blocks may outlive the host; None: neither in memory nor on disk. `peer_address`: where
-    other hosts of the site fetch them."""
+    """Return what a host is started with.
+
+    `tier_place`: where blocks may outlive the host; None: neither in memory nor on disk. `peer_address`: where other hosts of the site fetch them."""
     disk = config.kv_disk_dir if tier_place is not None else None
     return HostConfig(
         device=group[0],

@@ -1,4 +1,6 @@
-"""How much memory this machine, or this container, could still give. Knows Linux's files; elsewhere it knows nothing, and says so with None."""
+"""The memory that this machine, or this container, can still provide.
+
+Reads Linux's files; None on other systems."""
 
 from pathlib import Path
 
@@ -6,7 +8,7 @@ GIB = 1 << 30
 
 
 def available_bytes(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """Return what could be taken without swapping: the kernel's estimate, and less where the container is allowed less."""
+    """Return the bytes available without swapping: the kernel's estimate, or the container's limit if lower."""
     machine = _meminfo(proc / "meminfo").get("MemAvailable")
     limit, used = _number(cgroup / "memory.max"), _number(cgroup / "memory.current")
     if limit is None or used is None:  # "max": no limit

@@ -1,7 +1,7 @@
-"""What a site file says to keep in the machine's memory, held against what the machine has: blocks of KV caches, and sleeping weights.
+"""Check of a site file's host memory (KV blocks and sleeping weights) against the machine's.
 
-Too much is refused at start, with the arithmetic, while no request waits: later it would be a request's engine host that dies of
-it. What the site's former life left is its own: it counts as used, and is there for the taking. Refuses to know what lies in the files.
+Too much is refused at the start, with the arithmetic: later it would kill an engine host with requests. Files of the site's previous run count as
+used and as available. Independent of the files' contents.
 """
 
 import shutil
@@ -22,7 +22,7 @@ SHARE = 0.5
 
 
 class AvailableMemory(NamedTuple):
-    """The memory that is to be had where the tiers would lie."""
+    """The available memory where the tiers are stored."""
 
     memory: int  # that could be taken without swapping
     place: int  # free in the file system in memory
@@ -45,7 +45,9 @@ class AvailableMemory(NamedTuple):
 
 
 def check_memory_budget(site: SiteConfig, supply: AvailableMemory) -> None:
-    """Check the site file. Raises ConfigError when the tiers of all devices, and the weights', are more than there is."""
+    """Check the site file.
+
+    Raises ConfigError when the tiers of all devices, and the weights', are more than there is."""
     promised = []
     if kv := _kv_bytes(site.engine):
         devices = len(site.engine.all_devices)
@@ -62,7 +64,9 @@ def check_memory_budget(site: SiteConfig, supply: AvailableMemory) -> None:
 
 
 def weights_limit(site: SiteConfig, supply: AvailableMemory) -> int:
-    """Return the bytes of the tier of weights. Raises ConfigError when the models that must sleep there do not fit."""
+    """Return the bytes of the tier of weights.
+
+    Raises ConfigError when the models that must sleep there do not fit."""
     promised_gib = site.engine.weights_host_gib
     if promised_gib is None:
         left = max(0, supply.most - _kv_bytes(site.engine))
@@ -80,12 +84,14 @@ def weights_limit(site: SiteConfig, supply: AvailableMemory) -> int:
 
 
 def model_bytes(site: SiteConfig, ranks: int) -> tuple[int, ...]:
-    """Return the planned weights of each model on one of so many ranks of a GPU; 0 where it is still to be downloaded."""
+    """Return the planned weights of each model per rank of a GPU; 0 if it is not downloaded yet."""
     return tuple(_needed(model, site, ranks) for model in site.models)
 
 
 def _needed(model: ModelConfig, site: SiteConfig, ranks: int = 1) -> int:
-    """Return the bytes of files that are here. What is still to be downloaded is not known, and counts when it comes."""
+    """Return the bytes of the local files.
+
+    Files that are not downloaded yet are unknown and count later."""
     try:
         directory = local_directory(model.source)
     except SourceError:
@@ -105,7 +111,7 @@ def _kv_bytes(engine: EngineConfig) -> int:
 
 
 def _taken(directory: Path) -> int:
-    """Return the bytes of memory that files take: one may be larger than what has been written to it."""
+    """Return the bytes of memory that files occupy; a file may be larger than what was written to it."""
     taken = 0
     for path in directory.glob("*"):
         try:

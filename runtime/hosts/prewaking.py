@@ -1,12 +1,12 @@
-"""What happens to models that no request asks for: those that are expected wake shortly before, those that have been idle for long enough sleep.
+"""Wakes and sleep without a request: expected models wake shortly before, long-idle ones sleep.
 
-Once a second. Also puts the weights that are to lie in host memory from the start there. Refuses to know how anything is expected (demand.py).
+Checked once a second. Also loads the weights that start in host memory. Independent of the prediction (demand.py).
 """
 
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 
 from pilotlight.runtime.models.device_budget import DeviceBudget
@@ -23,12 +23,13 @@ FORESIGHT_S = 1.0  # between two looks
 class Foresight:
     def __init__(
         self,
-        states: Sequence[ModelState],
+        states: Collection[ModelState],
         budgets: Sequence[DeviceBudget],
         memory: HostMemory,
         queue: WakeQueue,
         clock: Callable[[], float],
     ) -> None:
+        """`states`: a view that may change."""
         self._states = states
         self._budgets = budgets
         self._memory = memory
@@ -40,11 +41,11 @@ class Foresight:
         await self._fill_host_memory()
         while True:
             await asyncio.sleep(FORESIGHT_S)
-            for state in self._states:
+            for state in tuple(self._states):
                 try:
                     await self._look(state)
-                except Exception:  # whatever it is, the other models have their turn
-                    log.exception("looking whether model %s is to be awake", state.name)
+                except Exception:  # after any exception the other models are still checked
+                    log.exception("checking whether to wake model %s in advance", state.name)
 
     async def _look(self, state: ModelState) -> None:
         if state.is_asleep and self._is_expected(state):
@@ -78,7 +79,7 @@ class Foresight:
 
     async def _fill_host_memory(self) -> None:
         """Load every model that is to lie there from the start once, one after the other, and put it to sleep again."""
-        for state in self._states:
+        for state in tuple(self._states):
             if state.config.residency == "host" and not state.awake:
                 with suppress(ApiError):  # the log has said why; a request will try again
                     await self._queue.until_awake(state)

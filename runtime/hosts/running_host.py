@@ -1,4 +1,6 @@
-"""What a supervisor needs of an engine host's process and of what starts it: the seam behind which tests put fakes. launch.py has the real ones."""
+"""The interfaces of an engine host's process and of its launcher, as the supervisor uses them.
+
+Tests replace them by fakes; launch.py has the real ones."""
 
 from typing import Protocol
 
@@ -17,11 +19,11 @@ class RunningHost(Protocol):
 
     @property
     def url(self) -> str | None:
-        """Where its socket listens."""
+        """The address of its socket."""
 
     @property
     def peer_address(self) -> str | None:
-        """Where it serves its KV blocks to the site's other hosts; None: it serves none."""
+        """The address at which it serves its KV blocks to the site's other hosts; None if it serves none."""
 
     async def exited(self) -> str:
         """Return when the process has ended: a sentence that says how."""
@@ -32,11 +34,11 @@ class RunningHost(Protocol):
 
     @property
     def ended_by_itself(self) -> bool:
-        """Tell whether it has ended by an error or a signal of its own, and not because somebody ended it."""
+        """Tell whether it ended by its own error or signal, and not because another process ended it."""
 
     @property
     def is_suspended(self) -> bool:
-        """Tell whether somebody has stopped the process, so that it could take no step."""
+        """Tell whether another process has suspended it, so that it could take no step."""
 
     def held(self) -> HeldSequences:
         """Return the sequences that it noted last to be at work for."""
@@ -47,8 +49,9 @@ class RunningHost(Protocol):
 
 class Launcher(Protocol):
     async def launch(self, *, standby: bool = False, afresh: bool = False) -> RunningHost:
-        """`standby`: no request waits for it; it is made ready thoroughly and at low priority. `afresh`: it believes no file that hosts before it
-        have generated, and removes them."""
+        """`standby`: no request waits for it; it is made ready thoroughly and at low priority.
+
+        `afresh`: it believes no file that hosts before it have generated, and removes them."""
 
     def close(self) -> None:
         """Note that no further host is launched, and the last has ended."""

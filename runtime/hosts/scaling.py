@@ -55,7 +55,9 @@ class Heat:
         self._cool_since: float | None = None
 
     def judge(self, now: float, loads: Sequence[ModelLoad], max_num_seqs: int) -> Verdict:
-        """Judge the loads of the replicas that take requests, every now and then. A verdict starts both clocks anew."""
+        """Judge the loads of the replicas that take requests, every now and then.
+
+        A verdict starts both clocks anew."""
         if not loads or not self._hot_wait_s:
             self._hot_since = self._cool_since = None
             return "stay"

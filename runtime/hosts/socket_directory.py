@@ -41,12 +41,12 @@ class SocketDirectory:
 
     @property
     def peer_address(self) -> str:
-        """Where the host serves its KV blocks to other hosts."""
+        """The path at which the host serves its KV blocks to other hosts."""
         return f"ipc://{self.directory}/blocks"
 
     @property
     def journal(self) -> Path:
-        """Where the host notes which sequences it is at work for."""
+        """The file in which the host records its open sequences."""
         return self.directory / "steps"
 
     def remove(self) -> None:

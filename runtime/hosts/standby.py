@@ -42,8 +42,10 @@ class Standby:
         quiet_s: float,
         prepare_within_s: float,
     ) -> None:
-        """`wanted` None: where memory allows. `quiet_since`: the time.monotonic() since when the site has had a host without work; None while it
-        has not; prepared after `quiet_s` of that."""
+        """`wanted` None: where memory allows.
+
+        `quiet_since`: the time.monotonic() since when the site has had a host without work; None while it has not; prepared after `quiet_s` of
+        that."""
         self._launcher = launcher
         self._wanted = wanted
         self._quiet_since = quiet_since

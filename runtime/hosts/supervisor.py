@@ -1,8 +1,8 @@
 """Keeps one device's engine host alive: starts it, watches it, replaces it.
 
-A host that has exited, that is not ready in time, or has work and takes no step inside its deadline is killed; every sequence open on it fails at
-once (continuation.py goes on with it elsewhere), and the standby takes its place, or a new host is started after a bounded pause (device_host.py
-knows both). Refuses to know models and requests; how a host is started is its launcher's business.
+A host that has exited, is not ready in time, or has work and takes no step within its deadline is killed. All sequences open on it fail at once
+(continuation.py continues them elsewhere), and the standby takes its place, or a new host is started after a bounded pause (device_host.py knows
+both). Independent of models and requests; the launcher starts hosts.
 """
 
 import asyncio
@@ -61,7 +61,7 @@ class Supervisor:
             started_at = time.monotonic()
             try:
                 reason = await self._run_one()
-            except Exception as error:  # whatever it is, the site must not be left without what starts hosts
+            except Exception as error:  # the supervisor must survive any exception, because nothing else starts hosts
                 log.exception("supervising the engine host")
                 reason = f"the engine host could not be supervised: {error!r}"
                 self._down(reason)
@@ -103,8 +103,9 @@ class Supervisor:
             device_host.restarts.note_exit(host.has_crashed)
 
     async def _charged(self, host: RunningHost, is_stuck: bool) -> Iterable[str]:
-        """Return the sequences under which a dead host has ended by itself: none where somebody has killed or suspended it. `is_stuck`: its process
-        lives, and took no step."""
+        """Return the sequences that were open when a host crashed; none if it was killed or suspended from outside.
+
+        `is_stuck` means that its process lives but takes no steps."""
         if is_stuck:
             return () if host.is_suspended else host.held().computed
         if host.client.failed_under:
@@ -144,7 +145,7 @@ class Supervisor:
             await asyncio.wait({exited})  # which raises only when this task is cancelled as well
 
     def _why_stuck(self, host: RunningHost) -> str | None:
-        """Return why a host that lives is of no use; None while it makes progress, or has nothing to do and says so."""
+        """Return why a live host must be replaced; None while it makes progress or is idle and responsive."""
         progress = self.device_host.progress
         is_silent = time.monotonic() - host.client.last_event_at > SILENT_S
         if progress.quiet_since is not None and is_silent:

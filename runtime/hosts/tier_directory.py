@@ -102,18 +102,20 @@ class TierDirectory:
 
 
 def kv_places(site: str, num_devices: int) -> list[TierDirectory]:
-    """Return one for each of the site's devices. The first one's has the site's own name: a site that gets a second device keeps what it has."""
+    """Return one for each of the site's devices.
+
+    The first one's has the site's own name: a site that gets a second device keeps what it has."""
     return [TierDirectory(owner) for owner in owners_of(site, num_devices)]
 
 
 def owners_of(site: str, num_devices: int) -> list[str]:
-    """Return the owners of what is kept beyond an engine host's life: the site, and each further one of its devices."""
+    """Return the owners of state that outlives an engine host: the site, and one for each further device."""
     return [site if index == 0 else f"{site}@{index}" for index in range(num_devices)]
 
 
 @contextmanager
 def _owned(directory: Path, names: Sequence[str]) -> Iterator[bool]:
-    """Own a directory for as long as the scope is open; False: somebody else does. Raises OSError."""
+    """Own a directory while the scope is open; False if another process owns it. Raises OSError."""
     with ExitStack() as locks:
         for name in names:
             if (lock := try_lock(directory, name)) is None:
@@ -124,14 +126,14 @@ def _owned(directory: Path, names: Sequence[str]) -> Iterator[bool]:
 
 
 def is_dead(directory: Path) -> bool:
-    """Tell whether nobody owns a directory."""
+    """Tell whether no process owns a directory."""
     with suppress(OSError), _owned(directory, LOCKS) as is_ours:
         return is_ours
     return False  # it is being removed, or is not ours
 
 
 def remove_if_dead(directory: Path, title: str, names: Sequence[str] = LOCKS) -> None:
-    """Remove a directory where all of these locks are free: the engine host of a killed site may live for another moment."""
+    """Remove a directory if all of these locks are free: a killed site's engine host may live on for a moment."""
     try:
         with _owned(directory, names) as is_ours:
             if is_ours:
@@ -142,7 +144,7 @@ def remove_if_dead(directory: Path, title: str, names: Sequence[str] = LOCKS) ->
 
 
 def try_lock(directory: Path, name: str) -> int | None:
-    """Return the lock's descriptor; None if another process has it, or had it and has removed the file meanwhile."""
+    """Return the lock's descriptor; None if another process has it, or had it and removed the file."""
     path = directory / name
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:

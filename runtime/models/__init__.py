@@ -1,1 +1,1 @@
-"""A site's models: where their weights are, how they wake, what they are asked for."""
+"""A site's models: where their weights are, how they wake, and the demand for them."""

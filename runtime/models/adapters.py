@@ -1,9 +1,7 @@
-"""The adapters that a site knows: for each of its models, those that its file names, each folder of a directory of adapters, and what accounts have
-uploaded, each for itself.
+"""The adapters of a site's models: named in its file, found in a model's directory, or uploaded by accounts.
 
-Requests name one as `model:adapter`, or beside the model where a dialect has a field for it. An adapter is read when it is first asked for, so that
-ten thousand of them cost a start nothing; one whose files are no longer there is unknown. Refuses to know slots and sequences, which are the
-engine's.
+Requests name one as `model:adapter`, or in a separate field if the dialect has one. An adapter is read at its first request, so that ten thousand of
+them cost a start nothing; one whose files are gone is unknown. Independent of the engine's slots and sequences.
 """
 
 import asyncio
@@ -41,16 +39,24 @@ class _Version(NamedTuple):
 
 class AdapterRegistry:
     def __init__(self, models: Iterable[ModelConfig], finetunes: FinetuneStore | None = None) -> None:
-        """`finetunes`: what accounts have uploaded; None: nothing is taken."""
+        """`finetunes` are the uploads of accounts; None refuses uploads."""
         self.finetunes = finetunes
-        self._models = {config.name: config for config in models}
-        self._named = {
-            name: {each.name: _place(each.path) for each in config.adapters} for name, config in self._models.items()
-        }
+        self._models: dict[str, ModelConfig] = {}
+        self._named: dict[str, dict[str, Path]] = {}
+        for config in models:
+            self.add(config)
         self._read: dict[Path, _Version] = {}
 
+    def add(self, config: ModelConfig) -> None:
+        """Know the adapters of a further model."""
+        self._models[config.name] = config
+        self._named[config.name] = {each.name: _place(each.path) for each in config.adapters}
+
+    def remove(self, model: str) -> None:
+        del self._models[model], self._named[model]
+
     def names(self, model: str, owner: str = "") -> list[str]:
-        """Return a model's adapters, those that are an owner's own included, in order of their names."""
+        """Return a model's adapters including the owner's uploads, sorted by name."""
         directory = self._models[model].adapters_dir
         found = set(self._named[model])
         if directory is not None:
@@ -60,7 +66,7 @@ class AdapterRegistry:
         return sorted(found)
 
     def public(self) -> list[Finetune]:
-        """Return the adapters that are for everybody as fine-tunes: each is its own name's, as old as its folder."""
+        """Return the adapters for all accounts in the form of fine-tunes, with the folder's age and the name as id."""
         found = []
         for model in self._models:
             for name in self.names(model):
@@ -77,8 +83,9 @@ class AdapterRegistry:
         return self._find_public(model, adapter) is not None
 
     async def of(self, request: ValidGeneration, owner: str) -> AdapterSource | None:
-        """Return the adapter that a request asks for; None: the model as it is. `owner`: whose uploads it may use. Raises ApiError for one that is
-        not there, or is none."""
+        """Return the adapter that a request names; None for the base model.
+
+        `owner` is the account whose uploads may be used. Raises ApiError for an unknown adapter."""
         named = self.named_in(request.requested_model, request.model)
         if request.lora and named is not None:  # an account's list of models would be asked for a third
             message = f"the request names two adapters, {named[:100]!r} behind its model and {request.lora[:100]!r}: leave one out"
@@ -100,12 +107,12 @@ class AdapterRegistry:
         return AdapterSource(name, str(directory), known.digest)
 
     def named_in(self, requested: str, model: str) -> str | None:
-        """Return the adapter's name in what a request calls a model; None: it is the model's own, or an alias."""
+        """Return the adapter's name in a requested model name; None for the model's own name or an alias."""
         config = self._models[model]
         return None if requested in (model, *config.aliases) else requested.rpartition(SEPARATOR)[2]
 
     def _find(self, model: str, adapter: str, owner: str) -> Path | None:
-        """Return an adapter's files: the owner's own before everybody's."""
+        """Return an adapter's files; the owner's uploads take precedence."""
         own = None if self.finetunes is None else self.finetunes.find(owner, adapter)
         if self.finetunes is not None and own is not None and own.is_whole and own.model == model:
             return self.finetunes.place(own)

@@ -1,7 +1,7 @@
-"""Child processes in which what strangers send is tried or run: chat templates and tokenizers of checkpoints, images of clients.
+"""Child processes that run or parse untrusted input: checkpoints' chat templates and tokenizers, clients' images.
 
-All sites of this process share them, as they share the threads of `asyncio.to_thread`: a child keeps nothing but what it has compiled. A job that
-takes too much ends its child alone. Refuses to know what that means to whom.
+All sites of this process share them, as they share the threads of `asyncio.to_thread`; a child keeps nothing but its compiled templates. A job that
+exceeds its limits ends only its child. The caller handles the failure.
 """
 
 import asyncio
@@ -16,8 +16,9 @@ NUM_CHILDREN = 4  # more than the callers of any one model or kind take at once
 
 
 async def run_guarded(job: GuardedJob) -> Any:
-    """Return the job's result. Raises JobError for an exception, JobEndedError for a job that ends whichever child it is in, EngineError where the
-    machine has no time for it."""
+    """Return the job's result.
+
+    Raises JobError for an exception, JobEndedError for a job that ends whichever child it is in, EngineError where the machine has no time for it."""
     for is_last_try in (False, True):
         try:
             return await asyncio.wrap_future(children().submit(job))

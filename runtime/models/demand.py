@@ -1,6 +1,6 @@
-"""How much a model is wanted: by requests that have it, by those that wait for it, and by those that are expected.
+"""The demand for a model: requests in progress, waiting and expected.
 
-Pure arithmetic over times it is given (seconds of the wall clock). Refuses to know what is done with the expectation.
+Pure arithmetic over given times (seconds of the wall clock), independent of the use of the result.
 """
 
 HOUR_S = 3600.0
@@ -26,7 +26,7 @@ class Demand:
 
 
 class Arrivals:
-    """When the next request is to be expected: from the gaps between the last ones, and from the hours of the day at which the model is used."""
+    """Predicts the next request from the gaps between the last ones and the hours of the day with requests."""
 
     def __init__(self) -> None:
         self._last: float | None = None
@@ -53,7 +53,9 @@ class Arrivals:
         self._last = now_s
 
     def expected_in_s(self, now_s: float) -> float:
-        """Return how long until the next one, at the present rate: what has been silent for longer than its usual gap is expected less and less."""
+        """Return the expected time until the next request.
+
+        After a silence longer than the usual gap, the estimate grows."""
         self._roll(now_s)
         if self._last is None:
             return NEVER_S
@@ -62,7 +64,7 @@ class Arrivals:
         return min(by_gaps, self._expected_by_hour_s(now_s))
 
     def is_due(self, now_s: float, lead_s: float) -> bool:
-        """Return whether the next one is likely to come within `lead_s`, by its rhythm or because an hour begins in which it is used."""
+        """Return whether a request within `lead_s` is likely, by the gaps or because an hour with usual demand starts."""
         self._roll(now_s)
         if self._last is None:
             return False

@@ -1,13 +1,13 @@
-"""Memory for weights on one device: which models hold some, which is put to sleep for which, in which order the waking get it.
+"""Memory for weights on one device: which models have some, and which sleep to make room for a waking one.
 
-Decisions are residency.py's; this carries them out. One model at a time is given memory, first come first served: nothing overtakes a large model for
-ever. Models in use are waited for; after a while the ones in the way take no new requests until the waiting model has had its turn.
+residency.py decides; this module acts. One model at a time is given memory, in order of arrival, so a large model is not starved. Models in use are
+waited for; after a while those that hold the needed memory take no new requests until the waiting model has been served.
 """
 
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -37,7 +37,7 @@ class Suitability(NamedTuple):
 class DeviceBudget:
     def __init__(
         self,
-        states: Iterable[ModelState],
+        states: Mapping[str, ModelState],
         host: HostHandle,
         memory: HostMemory,
         config: EngineConfig,
@@ -45,7 +45,7 @@ class DeviceBudget:
         on_eviction: Callable[[str, str], None],
         clock: Callable[[], float],
     ) -> None:
-        self._states = {state.name: state for state in states}
+        self._states = states
         self._host = host
         self._memory = memory
         self._config = config
@@ -55,7 +55,9 @@ class DeviceBudget:
         self._turn = asyncio.Lock()  # fair: first come, first served
 
     async def acquire(self, state: ModelState) -> bool:
-        """Return when the model has memory on this device, true if others were put to sleep for it. Raises EngineError when it never can have."""
+        """Return when the model has memory on this device, true if others were put to sleep for it.
+
+        Raises EngineError when it never can have."""
         if self._replica(state).holds_memory:
             return False
         needed = state.num_bytes
@@ -106,7 +108,7 @@ class DeviceBudget:
         return Suitability(delay, crowding, held, len(others), self._host.index)
 
     def could_take_quietly(self, state: ModelState) -> bool:
-        """Return whether there is room for a model that no request has asked for: none may be put to sleep that is expected as soon."""
+        """Return whether a model without requests fits; no model may be put to sleep that is expected as soon."""
         if self._turn.locked():
             return False
         plan = make_room(state.num_bytes, self.weights_limit(), self._candidates())
@@ -116,11 +118,13 @@ class DeviceBudget:
         return plan.is_possible and all(other.expected_in_s(now) > 2 * mine for other in others)
 
     async def put_to_sleep(self, state: ModelState) -> None:
-        """Unload the model's weights, which stay in host memory where they have a place there. The caller has made sure that nothing uses it."""
+        """Unload the model's weights, which stay in host memory where they have a place there.
+
+        The caller has made sure that nothing uses it."""
         await asyncio.shield(self._begin_sleep(state))
 
     def weights_limit(self) -> int | None:
-        """Return the bytes of weights that may be awake; None: whatever fits."""
+        """Return the limit of awake weights in bytes, or None for no limit."""
         if self._config.weights_gib is not None:
             return round(self._config.weights_gib * GIB)
         return None if self._host.ready is None else self._host.ready.weights_bytes

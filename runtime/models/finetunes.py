@@ -1,7 +1,7 @@
-"""The adapters that accounts have uploaded to a site: a folder for each, by its id, with its two files and what is known of it.
+"""The adapters that accounts uploaded to a site: a folder for each, named by id, with two files and a record.
 
-A file is there whole or not at all, and an adapter is used when both are there and were found to be good. Ids of those that were removed are kept
-for a while, so that a site which was away then learns of it. Knows files and owners; refuses to know HTTP and models.
+A file is stored completely or not at all; an adapter is usable when both files are there and valid. Ids of removed adapters are kept for a while, so
+that a site that was away learns of the removal. Knows files and owners, not HTTP or models.
 """
 
 import errno
@@ -40,7 +40,7 @@ class FinetuneStore:
         self.config = config
         self._directory = directory
         self._writing = threading.Lock()  # one change at a time, as long as the disk takes
-        self._lock = threading.Lock()  # what is known; held for no file, since requests look on the site's event loop
+        self._lock = threading.Lock()  # the records; kept in memory because requests look them up on the event loop
         self._known: dict[str, Finetune] = {}
         self._owned: dict[str, dict[str, str]] = {}  # ids by name, by owner
         self._changes = 0
@@ -59,7 +59,7 @@ class FinetuneStore:
     def everything(self) -> FinetuneList:
         with self._lock:
             state, kept = self.state, tuple(self._known.values())
-        # Behind the state that it is told with: what is removed meanwhile is told once more, and not too late.
+        # Read after the state that it is sent with: a removal in between is then reported twice instead of late.
         return FinetuneList(state, kept, tuple(path.name for path in (self._directory / REMOVED).iterdir()))
 
     def of(self, owner: str) -> list[Finetune]:
@@ -67,13 +67,13 @@ class FinetuneStore:
             return [self._known[id] for id in self._owned.get(owner, {}).values()]
 
     def find(self, owner: str, name: str) -> Finetune | None:
-        """Return an owner's, by its id or its name."""
+        """Return an owner's adapter by its id or name, or None."""
         with self._lock:
             found = self._known.get(name) or self._known.get(self._owned.get(owner, {}).get(name, ""))
             return found if found is not None and found.owner == owner else None
 
     def get(self, owner: str, name: str) -> Finetune:
-        """Return an owner's. Raises ApiError: somebody else's is none."""
+        """Return an owner's adapter. Raises ApiError (404) if it belongs to another account."""
         found = self.find(owner, name)
         if found is None:
             raise ApiError("not_found", f"there is no fine-tune {name[:100]!r}")
@@ -95,7 +95,9 @@ class FinetuneStore:
         return new
 
     def put(self, finetune: Finetune, file_name: str, content: BinaryIO, base: Shapes) -> Finetune:
-        """Add one of its files; the second one is kept if they can be used together, with a model of these projections. Raises ApiError."""
+        """Add one of an adapter's files; the second one only if both fit together and the model.
+
+        The model is given by its projections. Raises ApiError."""
         with self._writing, as_api_errors():
             now = self.get(finetune.owner, finetune.id)
             if now.is_whole:
@@ -111,7 +113,7 @@ class FinetuneStore:
                 self._check(made, file_name, is_whole, base)
                 now = replace(now, modified_s=time.time(), is_whole=is_whole)
                 _write(made, now)
-                for name in (file_name, RECORD):  # the record last: it says what there is
+                for name in (file_name, RECORD):  # the record last: it marks the adapter as complete
                     atomic_files.replace(made / name, self.place(now) / name)
             self._note(now)
         return now
@@ -131,7 +133,7 @@ class FinetuneStore:
                 self._check(made, WEIGHTS, True, base)
                 _write(made, replace(finetune, is_whole=True))
                 made.chmod(0o755)
-                shutil.rmtree(self.place(finetune), ignore_errors=True)  # what had come of it
+                shutil.rmtree(self.place(finetune), ignore_errors=True)  # an incomplete upload
                 atomic_files.replace(made, self.place(finetune))
             self._note(replace(finetune, is_whole=True))
 
@@ -174,7 +176,7 @@ class FinetuneStore:
 
     @contextmanager
     def _making(self, finetune: Finetune) -> Iterator[Path]:
-        """A folder for what is to come into place, gone afterwards."""
+        """A temporary folder for files before they are moved into place."""
         made = Path(tempfile.mkdtemp(prefix=".", dir=self._directory))
         try:
             _write(made, finetune)
@@ -198,7 +200,7 @@ class FinetuneStore:
                 if entry.name.startswith("."):
                     shutil.rmtree(entry.path, ignore_errors=True)  # what a former life left half done
                 elif entry.name != REMOVED:
-                    with suppress(OSError, msgspec.DecodeError):  # what is none of ours stays as it lies there
+                    with suppress(OSError, msgspec.DecodeError):  # files of other programs are left as they are
                         self._note(decoder.decode((Path(entry.path) / RECORD).read_bytes()))
 
 

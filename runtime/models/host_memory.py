@@ -1,10 +1,10 @@
-"""Which models' weights may lie in the site's host memory: a sleeping model's file gives way to one that is about to be written.
+"""Which models' weights may use the site's host memory: sleeping models' files are evicted for a new file.
 
-All engine hosts of the site share the files. Decisions are residency.py's, files weights_tier.py's; this joins them.
+All engine hosts of the site share the files. residency.py decides, weights_tier.py stores; this module connects them.
 """
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 
 from pilotlight.runtime.hosts.memory import gib
 from pilotlight.runtime.models.model_state import ModelState
@@ -15,8 +15,9 @@ log = logging.getLogger("pilotlight.models")
 
 
 class HostMemory:
-    def __init__(self, states: Iterable[ModelState], tier: WeightsTier | None, clock: Callable[[], float]) -> None:
-        self._states = tuple(states)
+    def __init__(self, states: Collection[ModelState], tier: WeightsTier | None, clock: Callable[[], float]) -> None:
+        """`states`: a view that may change."""
+        self._states = states
         self._tier = tier
         self._clock = clock
 
@@ -24,7 +25,7 @@ class HostMemory:
         return self._tier is not None and self._tier.bytes_of(state.name) > 0
 
     def file_for(self, state: ModelState) -> str | None:
-        """Return where the model's weights may lie; sleeping models' files give way. None: it has no place there."""
+        """Return where the model's weights may be stored, evicting sleeping models' files; None if there is no room."""
         tier, name = self._tier, state.name
         if tier is None or state.config.residency == "disk":
             return None
@@ -42,3 +43,8 @@ class HostMemory:
             log.info("%s leaves host memory for %s", victim, name)
             tier.remove(victim)
         return str(tier.file_of(name))
+
+    def remove(self, name: str) -> None:
+        """Remove the file of a model that the site no longer serves."""
+        if self._tier is not None:
+            self._tier.remove(name)

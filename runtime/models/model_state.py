@@ -1,6 +1,6 @@
-"""One model of the site: what is configured, what is known of it, how much it is wanted, and its replicas, one for each device.
+"""The state of one of the site's models: configuration, facts, demand, and a replica for each device.
 
-State and the facts that follow from it; registry.py, wakes.py, device_budget.py and dispatcher.py change it. Refuses to know how anything is loaded.
+Holds the state and its derived facts; registry.py, wakes.py, device_budget.py and dispatcher.py change it. Independent of how weights are loaded.
 """
 
 import asyncio
@@ -17,6 +17,7 @@ from pilotlight.runtime.models.residency import SPARE, EvictionCandidate
 from pilotlight.runtime.models.text import TextSide
 from pilotlight.runtime.models.wake_history import WakeHistory
 from pilotlight.sites.site import ModelConfig
+from pilotlight.wire.errors import ApiError
 from pilotlight.wire.hop.status import ModelStatus, Residency
 
 
@@ -27,7 +28,7 @@ class AwakeModel(NamedTuple):
 
 
 class OpenWork:
-    """Sequences that are open on a replica, and the tokens that are still to be computed for them, as far as one can tell."""
+    """The open sequences of a replica, and the estimated number of tokens still to compute for them."""
 
     def __init__(self) -> None:
         self.sequences = 0
@@ -36,7 +37,7 @@ class OpenWork:
 
 
 class Replica:
-    """One model on one device: asleep there, waking, awake, falling asleep; and the sequences that are open on it."""
+    """A model on one device: asleep, waking, awake or falling asleep; with its open sequences."""
 
     def __init__(self, model: str, host: HostHandle) -> None:
         self.model = model
@@ -78,7 +79,7 @@ class Replica:
 
     @property
     def takes_prompts(self) -> bool:
-        """Tell whether other hosts can fetch what it computes: it says where, and has been heard of since it was late."""
+        """Tell whether other hosts can fetch its blocks: its address is known, and it has responded since it was last late."""
         client = self.host.client
         return self.host.peer_address is not None and client is not None and client.last_event_at >= self.late_at
 
@@ -96,18 +97,31 @@ class Replica:
         self.prefixes.forget()
 
 
+class ModelStates(dict[str, "ModelState"]):
+    """The models of a site by their names. A name that was removed while a request was under way raises ApiError."""
+
+    def __missing__(self, name: str) -> "ModelState":
+        raise ApiError("model_not_found", f"this site has no model named {name[:200]!r}", param="model")
+
+
 class ModelState:
     def __init__(
-        self, config: ModelConfig, hosts: Sequence[HostHandle], on_lost: Callable[[str], None] = lambda model: None
+        self,
+        config: ModelConfig,
+        hosts: Sequence[HostHandle],
+        on_lost: Callable[[str], None] = lambda model: None,
+        *,
+        is_added: bool = False,
     ) -> None:
-        """`on_lost`: told when it is on no device any more."""
+        """`on_lost`: called when it is on no device any more. `is_added`: an operator added it; it is not in the site's file."""
         self.config = config
+        self.is_added = is_added
         self.replicas = tuple(Replica(config.name, host) for host in hosts)
         self.info: ModelInfo | None = None  # of the last load: what the model can do stays true while it sleeps
         self.text: TextSide | None = None
         self.directory: Path | None = None
         self.num_bytes = 0  # of its weights; a guess until an engine has said so
-        self.detail = ""  # of what is being done with it, for people
+        self.detail = ""  # the current operation, for people
         self.loaded_share = 0.0  # of the bytes downloaded or, later, loaded
         self.history = WakeHistory()
         self.demand = Demand()
@@ -123,7 +137,7 @@ class ModelState:
 
     @property
     def loads(self) -> list[ModelLoad]:
-        """How busy it is where it is awake, as far as hosts have said so."""
+        """The load of its awake replicas, as far as hosts have reported it."""
         return [load for replica in self.awake if (load := replica.host.loads.get(self.name)) is not None]
 
     @property
@@ -139,7 +153,7 @@ class ModelState:
 
     @property
     def flaw(self) -> str | None:
-        """Why it takes no conversations although it may be awake; None as far as is known."""
+        """Why it refuses conversations even when awake; None if no reason is known."""
         return self.text.rendering.why_broken if self.text is not None else None
 
     @property
@@ -199,7 +213,9 @@ class ModelState:
     def device_candidate(
         self, replica: Replica, monotonic: float, now: float, is_in_host_memory: bool
     ) -> EvictionCandidate:
-        """Describe a replica that holds memory of its device. One that the model could do without gives way before another model's only one."""
+        """Describe a replica that holds memory of its device.
+
+        One that the model could do without gives way before another model's only one."""
         is_spare = self.is_spare(replica)
         return EvictionCandidate(
             self.name,
@@ -213,7 +229,7 @@ class ModelState:
         )
 
     def host_memory_candidate(self, now: float, file_bytes: int) -> EvictionCandidate:
-        """Describe a model whose weights lie in host memory, for the sake of a fast wake."""
+        """Describe a model whose weights are in host memory for a fast wake."""
         return EvictionCandidate(
             self.name,
             file_bytes,
@@ -251,6 +267,7 @@ class ModelState:
             evictions=history.evictions,
             copies=len(awake),
             in_host_memory=is_in_host_memory,
+            is_added=self.is_added,
         )
 
 

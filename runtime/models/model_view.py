@@ -1,4 +1,6 @@
-"""What the site says of its models: names, what each can do, where it is and how busy. Refuses to change anything."""
+"""What the site publishes about its models: names, abilities, places and load.
+
+Read-only."""
 
 import time
 from collections.abc import Mapping
@@ -18,15 +20,23 @@ class ModelRegistry:
     def __init__(self, states: Mapping[str, ModelState], memory: HostMemory) -> None:
         self.created = int(time.time())
         self._states = states
-        self._names = {name: state.name for state in states.values() for name in (state.name, *state.config.aliases)}
+        self._names: dict[str, str] = {}
         self._memory = memory
+        self.refresh()
+
+    def refresh(self, hidden: str = "") -> None:
+        """Read the names of the models again, which have changed. `hidden`: a model that takes no further requests."""
+        found = [state for state in self._states.values() if state.name != hidden]
+        self._names = {name: state.name for state in found for name in (state.name, *state.config.aliases)}
 
     @property
     def configs(self) -> list[ModelConfig]:
         return [state.config for state in self._states.values()]
 
     def resolve(self, name: str) -> str | None:
-        """Return a model's own name, from its name or an alias, or from one of these with an adapter's behind it, whoever may use that."""
+        """Return a model's own name, from its name or an alias, with or without an adapter's suffix.
+
+        Does not check who may use the adapter."""
         known = self._names.get(name)
         if known is not None or SEPARATOR not in name:
             return known
@@ -34,11 +44,11 @@ class ModelRegistry:
         return self._names.get(base) if is_name(adapter) else None
 
     def adapter_in(self, name: str) -> str:
-        """Return the adapter's name behind a model's; empty: there is none."""
+        """Return the adapter's name at the end of a model name; empty if there is none."""
         return "" if name in self._names or self.resolve(name) is None else name.rpartition(SEPARATOR)[2]
 
     def names_of(self, name: str) -> list[str]:
-        """Return all names of what one of them names: a model's own and its aliases, each with the adapter's behind it that `name` has."""
+        """Return all names of the same model: its own and its aliases, each with the adapter suffix of `name`."""
         behind = f"{SEPARATOR}{adapter}" if (adapter := self.adapter_in(name)) else ""
         own = self.resolve(name)
         return [known + behind for known, of in self._names.items() if of == own]
@@ -80,11 +90,11 @@ class ModelRegistry:
         return tuple(state.status(self._memory.holds(state)) for state in self._states.values())
 
     def missing(self) -> list[str]:
-        """Return why the site is not ready: one sentence for each model that should be on the device and is not."""
+        """Return why the site is not ready: a sentence for each model that is missing from its device."""
         return [
             f"model {state.name!r}: {state.detail or state.flaw or state.residency(self._memory.holds(state))}"
             for state in self._states.values()
-            if state.config.residency == "device" and (not state.awake or state.flaw is not None)
+            if state.config.residency == "device" and not state.is_added and (not state.awake or state.flaw is not None)
         ]
 
     def load(self, name: str) -> ModelLoad | None:
@@ -93,7 +103,7 @@ class ModelRegistry:
         return min(state.loads, key=attrgetter("waiting_tokens"), default=None) if state is not None else None
 
     def kv_tokens(self, model: AwakeModel) -> int:
-        """Return the tokens of KV cache that the model could have now: less than all while others of its host are at work."""
+        """Return the tokens of KV cache that are free for the model now; less than all while other models use the host."""
         loads = self._states[model.info.name].loads
         return (
             sum([load.total_blocks for load in loads]) if loads else model.info.total_blocks

@@ -1,8 +1,8 @@
-"""The site's models: a request gets one that is awake, and each of its sequences a replica to be computed on.
+"""The site's models: provides a request with an awake model and each of its sequences with a replica.
 
-A model wakes at start, for its first request, or shortly before that is expected; requests that come meanwhile wait for the same waking. What a
-request uses stays awake somewhere. Puts together the parts that decide: wake_queue.py (requests that wait), device_budget.py and residency.py (what
-sleeps for what), wakes.py (how one wakes), prewaking.py and autoscaler.py (what happens unasked). Refuses to know HTTP and torch.
+A model wakes at the start, for its first request, or shortly before one is expected; requests that arrive meanwhile share the wake. A model in use
+stays awake on a device. Combines the parts that decide: wake_queue.py (waiting requests), device_budget.py and residency.py (eviction), wakes.py (the
+wake itself), prewaking.py and autoscaler.py (changes without a request). Independent of HTTP and torch.
 """
 
 import asyncio
@@ -25,14 +25,14 @@ from pilotlight.runtime.models.adapters import AdapterRegistry
 from pilotlight.runtime.models.device_budget import DeviceBudget
 from pilotlight.runtime.models.finetunes import FinetuneStore
 from pilotlight.runtime.models.host_memory import HostMemory
-from pilotlight.runtime.models.model_state import AwakeModel, ModelState
+from pilotlight.runtime.models.model_state import AwakeModel, ModelState, ModelStates
 from pilotlight.runtime.models.model_view import ModelRegistry
 from pilotlight.runtime.models.sources import PREFIX
 from pilotlight.runtime.models.wake_history import Wake
 from pilotlight.runtime.models.wake_queue import WakeQueue
 from pilotlight.runtime.models.wakes import Waker
 from pilotlight.runtime.models.weights_tier import WeightsTier
-from pilotlight.sites.site import SiteConfig
+from pilotlight.sites.site import ModelConfig, SiteConfig
 from pilotlight.support import background
 from pilotlight.wire.errors import ApiError
 from pilotlight.wire.hop.data_sites import DataSites
@@ -58,25 +58,29 @@ class Models:
         lenders: "Lenders | None" = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """`clock` is of the wall: rhythms are those of days. `on_eviction` is told the model and where it sleeps; `on_scaling`, up or down;
-        `on_lost`, that it is on no device any more, and what it had cached is gone."""
+        """`clock` is a wall clock, because demand follows the hours of the day.
+
+        `on_eviction` is called with the model and where it sleeps, `on_scaling` with up or down, `on_lost` when a model has left its last device and
+        its cached blocks are gone."""
         self._fleet = fleet
         self._clock = clock
-        self.states = {config.name: ModelState(config, fleet.hosts, on_lost) for config in site.models}
-        states = tuple(self.states.values())
+        self._on_lost = on_lost
+        self.states = ModelStates({config.name: ModelState(config, fleet.hosts, on_lost) for config in site.models})
+        states = self.states.values()  # a view: models are added and removed while the site runs
         self._changed = (
             ChangeNotifier()
         )  # a request has ended, or a model has woken or fallen asleep, on whichever device
-        memory = HostMemory(states, tier, clock)
+        self._memory = memory = HostMemory(states, tier, clock)
         self._budgets = budgets = tuple(
-            DeviceBudget(states, host, memory, site.engine, self._changed, on_eviction, clock) for host in fleet.hosts
+            DeviceBudget(self.states, host, memory, site.engine, self._changed, on_eviction, clock)
+            for host in fleet.hosts
         )
         self._waker = Waker(budgets, memory, self._changed, site.engine, on_wake)
         self._queue = WakeQueue(fleet, budgets, self._waker, memory, self._changed, site.limits.max_waking)
         self.adapters = AdapterRegistry(site.models, finetunes)
         self.registry = ModelRegistry(self.states, memory)
         self.lenders = lenders
-        self.assignments = Assignments(states, has_choice=len(fleet.hosts) > 1 or lenders is not None)
+        self.assignments = Assignments(self.states, has_choice=len(fleet.hosts) > 1 or lenders is not None)
         self._dispatch = Dispatch(self.assignments)
         self._foresight = Foresight(states, budgets, memory, self._queue, clock)
         self._autoscaler = Autoscaler(
@@ -88,7 +92,7 @@ class Models:
 
     def start(self) -> None:
         """Begin to wake what is to be on the device from the start."""
-        for state in self.states.values():
+        for state in tuple(self.states.values()):
             if state.config.residency == "device":
                 self._queue.begin(state)
         self._tasks.append(background.start(self._foresight.run, "waking models ahead of their use"))
@@ -128,8 +132,10 @@ class Models:
             self._changed.notify_all()
 
     async def place(self, submit: Submit, data_sites: DataSites) -> Placement:
-        """Return the replicas of a model in use that a sequence is to be computed on: at once where one lives, else as soon as one does. The caller
-        assigns the sequence to them (`assignments.assigned`) before it waits for anything. `data_sites`: that may see it, beside this one."""
+        """Return the replicas on which to compute a sequence of a model in use; wait until one is awake.
+
+        The caller assigns the sequence to them (`assignments.assigned`) before its next await. `data_sites` are the sites, beside this one, that may
+        see the sequence."""
         state = self.states[submit.model]
         while True:
             live = [replica for replica in state.awake if replica.is_live]
@@ -160,8 +166,13 @@ class Models:
         if self.states[name].text is None:
             expect_conversation(is_trusted=self.states[name].config.source.startswith(PREFIX))
 
+    def wake(self, name: str) -> None:
+        """Begin to wake the model if it sleeps, also after its wakes have failed: an operator asked."""
+        if (state := self.states[name]).is_asleep:
+            self._queue.begin(state)
+
     def hint(self, name: str) -> None:
-        """Begin to wake the model if it sleeps, and there is room, or a model that is less expected: a request is on its way."""
+        """Start to wake a sleeping model for an expected request, if there is room or a less expected model to evict."""
         state = self.states[name]
         if state.is_asleep and not state.history.is_given_up:
             state.demand.arrivals.note(self._clock())
@@ -175,9 +186,48 @@ class Models:
         replicas = zip(self._budgets, state.replicas, strict=True)
         await asyncio.gather(*(budget.put_to_sleep(state) for budget, replica in replicas if replica.is_awake))
 
+    def add(self, config: ModelConfig) -> None:
+        """Serve a further model, asleep at first. Raises ApiError for a name that is taken, and where the site has no engine host."""
+        if not self._fleet.hosts:
+            sentence = "this site was started without models and has no engine host: name one under [[models]] of its file, and restart it"
+            raise ApiError("conflict", sentence)
+        for name in (config.name, *config.aliases):
+            if self.registry.resolve(name) is not None:
+                sentence = f"this site serves a model named {name[:200]!r} already: give another name"
+                raise ApiError("conflict", sentence, param="model")
+        self.states[config.name] = ModelState(config, self._fleet.hosts, self._on_lost, is_added=True)
+        self.adapters.add(config)
+        self.registry.refresh()
+
+    async def remove(self, name: str) -> None:
+        """Stop to serve a model that `add` added. Its files stay. Raises ApiError while requests use it, or its weights are being loaded."""
+        state = self.states[name]
+        if not state.is_added:
+            raise ApiError("conflict", f"{name} is in the site's file: remove it there, and restart the site")
+        if state.demand.waiters:
+            raise ApiError("conflict", f"requests wait for {name}: remove it when they have ended")
+        self.registry.refresh(hidden=name)  # no further request gets it
+        try:
+            if state.directory is None:  # its files are still being fetched
+                fetching = [replica.task for replica in state.waking if replica.task is not None]
+                for task in fetching:
+                    task.cancel()
+                await asyncio.gather(*fetching, return_exceptions=True)
+            await self.put_to_sleep(name)
+            if not state.is_asleep:  # a request that had its name before
+                raise ApiError("conflict", f"{name} is in use: remove it when its requests have ended")
+        except ApiError:
+            self.registry.refresh()
+            raise
+        del self.states[name]
+        self.adapters.remove(name)
+        self._memory.remove(name)
+        self.registry.refresh()
+
     def _note_down(self, host: HostHandle, reason: str) -> None:
-        """Forget every replica that the host held. Of the models that are nowhere else, those in use, and those that stay, wake again, in this
-        order."""
+        """Forget every replica that the host held.
+
+        Of the models that are nowhere else, those in use, and those that stay, wake again, in this order."""
         budget = self._budgets[host.index]
         lost = [state for state in self.states.values() if state.replicas[host.index].is_awake]
         for state in sorted(lost, key=lambda state: state.demand.users == 0):

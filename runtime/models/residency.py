@@ -1,8 +1,8 @@
-"""Eviction: which models sleep so that another may wake, and when that may happen.
+"""Eviction policy: which models sleep so that another may wake, and when.
 
-A pure policy over what it is told of every model; it touches nothing. A model is worth keeping for what its loss is expected to cost: the time its
-waking takes, over the time until its next use, per byte that it holds. What has just woken stays for a while, so that two models cannot
-throw each other out for ever; what is pinned or has requests open is never a candidate.
+A pure function of the state of every model. A model's value is the expected cost of its loss: the duration of its wake, divided by the time until its
+next use, per byte that it holds. A model that has just woken stays for a while, so that two models cannot evict each other forever. Pinned models and
+those with open requests are never candidates.
 """
 
 from collections.abc import Iterable, Sequence
@@ -25,7 +25,7 @@ class EvictionCandidate(NamedTuple):
     priority: int = 0
     awake_for_s: float = 1e9
     wake_s: float = 1.0  # what waking it again would take
-    next_use_s: float = 1e9  # how long until its next request, as far as one can tell
+    next_use_s: float = 1e9  # estimated time until its next request
 
     @property
     def worth(self) -> tuple[int, float]:
@@ -39,7 +39,9 @@ class EvictionCandidate(NamedTuple):
 
 
 class EvictionPlan(NamedTuple):
-    """`evict`: models that give way at once. `wait_s`: none does yet, look again then, or when a request ends (None: only then)."""
+    """`evict`: models that give way at once.
+
+    `wait_s`: none does yet, look again then, or when a request ends (None: only then)."""
 
     evict: tuple[str, ...] = ()
     is_possible: bool = True  # now
@@ -62,7 +64,7 @@ def make_room(needed: int, budget: int | None, held: Sequence[EvictionCandidate]
 
 
 def cheapest(missing: int, candidates: Iterable[EvictionCandidate]) -> tuple[str, ...] | None:
-    """Return those of least worth that free `missing` bytes together, and none that the others make unnecessary. None: all are not enough."""
+    """Return the models of least value whose sleep frees `missing` bytes, without unnecessary ones; None if not enough."""
     chosen: list[EvictionCandidate] = []
     freed = 0
     for candidate in sorted(candidates, key=lambda candidate: (*candidate.worth, candidate.name)):
@@ -85,6 +87,6 @@ def could_ever_fit(needed: int, budget: int | None, held: Sequence[EvictionCandi
 
 
 def must_yield(needed: int, budget: int, held: Sequence[EvictionCandidate]) -> tuple[str, ...]:
-    """Return the models that take no new requests, so that a model that has waited long for room gets it when theirs have ended."""
+    """Return the models that take no new requests, so that a model that has waited long gets room when theirs end."""
     missing = sum(candidate.num_bytes for candidate in held) + needed - budget
     return cheapest(missing, [candidate for candidate in held if not candidate.is_pinned]) or ()

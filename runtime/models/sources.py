@@ -1,7 +1,7 @@
-"""Where a model's files are: `embedded:NAME`, a directory, a GGUF file, the URL of a packed one, a Hugging Face hub id, or a short name of
-short_names.py -> a local directory.
+"""Resolution of a model's source to a local directory.
 
-Local names never touch the network; what downloads is in runtime/fetching. The module refuses to know what is in the files.
+A source is `embedded:NAME`, a directory, a GGUF file, the URL of a packed model, a Hugging Face hub id, or a short name of short_names.py. Local
+sources never use the network; runtime/fetching downloads. Independent of the files' contents.
 """
 
 import asyncio
@@ -22,11 +22,13 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
 class SourceError(Exception):
-    """The model's files cannot be had; the message says what to change."""
+    """The model's files cannot be obtained; the message names the correction."""
 
 
 async def directory_of(source: str, on_progress: Progress | None = None) -> Path:
-    """Return the model's directory. A download ends when this is cancelled, and resumes where an earlier one was cut. Raises SourceError."""
+    """Return the model's directory.
+
+    A download ends when this is cancelled, and resumes where an earlier one was cut. Raises SourceError."""
     local = await asyncio.to_thread(local_directory, source)  # the head of a GGUF file has some 10 MB to be read
     if local is not None:
         return local
@@ -39,7 +41,7 @@ async def directory_of(source: str, on_progress: Progress | None = None) -> Path
 
 
 def local_directory(source: str) -> Path | None:
-    """Return the directory that a source names without a download; None for a hub id, and for a URL of what was not fetched yet."""
+    """Return the directory of a source without a download; None for a hub id or a URL that was not fetched yet."""
     if source.startswith(PREFIX):
         return _embedded(source.removeprefix(PREFIX))
     if is_url(source):
@@ -66,7 +68,9 @@ def local_directory(source: str) -> Path | None:
 
 
 def source_of(given: str) -> str:
-    """Return the source that a command's argument means: the name of an embedded model alone is one, unless a folder here has it."""
+    """Return the source that a command's argument means.
+
+    The bare name of an embedded model is one, unless a local folder has that name."""
     is_embedded = (EMBEDDED / given).is_dir() and not Path(given).exists()
     return f"{PREFIX}{given}" if is_embedded else given
 

@@ -1,6 +1,6 @@
-"""A model's text side: its tokenizer, chat template, answers' format and recommended sampling, read beside its weights.
+"""A model's text side: its tokenizer, chat template, output format and default sampling.
 
-Knows the checkpoint's small files; refuses to know engines and residency.
+Reads the checkpoint's small files; independent of engines and residency.
 """
 
 import sys
@@ -40,12 +40,12 @@ class TextSide(NamedTuple):
     pairs: PairTemplate
     answers: AnswerFormat
     defaults: SamplingDefaults
-    placeholders: ImagePlaceholders | None  # None: the checkpoint has no eyes
+    placeholders: ImagePlaceholders | None  # None if the checkpoint has no vision encoder
     family: str  # `model_type` of its config.json; empty: it has none
 
     @classmethod
     def from_directory(cls, directory: Path, tool_format: str | None = None) -> "TextSide":
-        """`tool_format`: by name; None: as the chat template tells."""
+        """`tool_format` is a format's name; None detects it from the chat template."""
         template = ChatTemplate.from_directory(directory)
         defaults = sampling_defaults(read_json(directory / "generation_config.json"))
         tokenizer = Tokenizer.from_directory(directory)
@@ -73,7 +73,9 @@ def _placeholders(directory: Path, tokenizer: Tokenizer) -> ImagePlaceholders | 
 
 
 def check_vocabulary(tokenizer: Tokenizer, info: ModelInfo) -> None:
-    """Raises TokenizerError: an added token without an embedding is refused when a prompt holds it, a whole vocabulary without here."""
+    """Check that the embeddings cover the tokenizer's base vocabulary.
+
+    Raises TokenizerError. A single added token without an embedding is refused when a prompt contains it."""
     if tokenizer.num_base_tokens > info.vocab_size:
         raise TokenizerError(
             f"its tokenizer has {tokenizer.num_base_tokens} tokens and its weights embed {info.vocab_size}; "
@@ -82,8 +84,10 @@ def check_vocabulary(tokenizer: Tokenizer, info: ModelInfo) -> None:
 
 
 def sampling_defaults(config: dict[str, Any]) -> SamplingDefaults:
-    """Read generation_config.json. Only an explicit `do_sample: false` means greedy: many checkpoints leave it out and mean to be sampled. Raises
-    TokenizerError for a number that no request could be sampled with."""
+    """Read generation_config.json.
+
+    Only an explicit `do_sample: false` means greedy: many checkpoints leave it out and mean to be sampled. Raises TokenizerError for a number that no
+    request could be sampled with."""
     repetition_penalty = _number(config, "repetition_penalty", 1.0, (0.01, 100.0))
     if config.get("do_sample") is False:
         return SamplingDefaults(temperature=0.0, repetition_penalty=repetition_penalty)

@@ -1,5 +1,6 @@
-"""A model's wakes so far: how long they took, from where, and those that failed. From these follows what the next one is expected to take, and when
-it may be tried again.
+"""A model's wakes so far: how long they took, from where, and those that failed.
+
+From these follows what the next one is expected to take, and when it may be tried again.
 """
 
 import time
@@ -10,8 +11,8 @@ from pilotlight.wire.errors import ApiError
 # From the checkpoint; from host memory; another model slept for it; its host had died; a further replica, from the host memory of the first.
 Clock = Literal["disk", "host", "swap", "crash", "sibling"]
 RETRY_FAILED_S = 10.0  # a load that failed is tried again by a request after so long
-# For routers' asking and for models that stay on the device the time doubles with each failure, up to this: what is broken for good must not be
-# read, and others put to sleep for it, every ten seconds.
+# For hints of routers and pinned models the delay doubles with each failure, up to this: a permanently broken model must not be read, and evict
+# others, every ten seconds.
 RETRY_FAILED_MAX_S = 300.0
 # What waking is guessed to take before it has been measured: reading at a disk's pace, or mapping what is in memory.
 _DISK_BYTES_PER_S, _HOST_BYTES_PER_S, _LEAST_S = 1e9, 8e9, 0.05
@@ -44,7 +45,7 @@ class WakeHistory:
 
     @property
     def is_given_up(self) -> bool:
-        """The last one failed, too lately for another to be begun by anything but a request that is here."""
+        """Tell whether the last wake failed so recently that only a waiting request may start another."""
         if self.failure is None:
             return False
         retry_after_s = min(RETRY_FAILED_MAX_S, RETRY_FAILED_S * 2.0 ** min(self.failures - 1, 10))
@@ -56,7 +57,7 @@ class WakeHistory:
         return self.failure is not None and self.failure.word == "overloaded"
 
     def expected_s(self, is_in_host_memory: bool, num_bytes: int) -> float:
-        """Return what waking takes from where the model sleeps: as measured last, else guessed from the bytes of its weights."""
+        """Return the duration of a wake from where the model sleeps: last measured, or estimated from its size."""
         measured = self.last_ms_from.get("host" if is_in_host_memory else "disk", 0.0)
         if measured:
             return measured / 1e3

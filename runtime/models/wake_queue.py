@@ -1,6 +1,6 @@
-"""Requests that wait for a model: the first of them wakes it, all of them share that waking, and a drain refuses those that are left.
+"""Requests that wait for a model: the first one wakes it, all share the wake, and a drain refuses the rest.
 
-Knows which device suits a waking model best. Refuses to know how a model wakes (wakes.py) and what is put to sleep for it (device_budget.py).
+Chooses the best device for a waking model. Independent of how a model wakes (wakes.py) and of eviction (device_budget.py).
 """
 
 import asyncio
@@ -38,14 +38,17 @@ class WakeQueue:
         self._waits: set[asyncio.Timeout] = set()
 
     def drain(self) -> None:
-        """Refuse at once what waits for a model: nothing has begun for it here, another site may have the model awake, and a wake that outlasts the
-        drain would end in an error."""
+        """Refuse the requests that wait for a model at once.
+
+        None of them has started here, another site may have the model awake, and a wake that outlasts the drain would end in an error."""
         self._is_draining = True
         for wait in self._waits:
             wait.reschedule(asyncio.get_running_loop().time())
 
     async def until_available(self, state: ModelState) -> AwakeModel:
-        """Return when the model is awake and takes requests. Raises ApiError when it cannot be had, or too many wait for it."""
+        """Return when the model is awake and takes requests.
+
+        Raises ApiError when it cannot be had, or too many wait for it."""
         if self._is_draining:
             raise shutting_down()
         demand = state.demand
@@ -86,7 +89,7 @@ class WakeQueue:
         return state.history.lacked_a_host and self._fleet.why_down is None
 
     def begin(self, state: ModelState, replicas: Sequence[Replica] = ()) -> None:
-        """Wake the model on the device that suits it best, of all that answer or of those of the given replicas."""
+        """Wake the model on the best responding device, or on the best of the given replicas' devices."""
         replicas = replicas or state.replicas
         replicas = [replica for replica in replicas if replica.host.role != "prefill"] or replicas
         if len(replicas) > 1:

@@ -1,8 +1,8 @@
-"""How a model wakes on one device: its files fetched, room made, its text side read beside its weights, the waking measured.
+"""The wake of a model on one device: fetch files, make room, load the weights and, meanwhile, the text side; measure it.
 
-A load that fails is told to every request that waits for the model, unless it is awake elsewhere. A chat template is part of it where no request
-waits; one that waits may be no conversation, and the template is looked at a little later. A host that dies under a load is followed by the
-next one of the same device: what kills hosts is not let loose on the others. Refuses to know what asked.
+A failed load is raised in every request that waits for the model, unless it is awake elsewhere. A wake without waiting requests checks the chat
+template too; otherwise it is checked a little later, because the request may not need it. If a host dies during a load, the next host of the same
+device takes over: other devices are not exposed to the cause. Independent of the reason for the wake.
 """
 
 import asyncio
@@ -94,7 +94,7 @@ class Waker:
             self._fail(state, replica, "model_load_failed", str(error))
         except EngineError as error:
             self._fail(state, replica, "model_load_failed" if error.code == "engine_error" else error.code, str(error))
-        except Exception as error:  # whatever it is, requests must hear of it rather than wait
+        except Exception as error:  # requests must get any exception instead of waiting
             log.exception("loading %s", state.name)
             self._fail(state, replica, "model_load_failed", repr(error))
         finally:
@@ -104,7 +104,7 @@ class Waker:
             self._changed.notify_all()
 
     async def _files(self, state: ModelState) -> Path:
-        """Return the model's folder, fetched if it is not here: a wake asks no server for what is here."""
+        """Return the model's folder; fetch it only if it is not here."""
         if state.directory is None or not state.directory.is_dir():
             state.detail = "its files are being fetched"
             state.note_files(await directory_of(state.config.source, _reporter(state, "downloaded")))
@@ -137,8 +137,8 @@ class Waker:
         loading_s = sum(seconds for _, seconds in info.load_phases) or info.load_s
         replica.awake_since = state.demand.used_at = now
         clock = _clock(is_further, info.mapped, history.is_cut, has_evicted)
-        # Without the waits for room and for a host that was only starting: what is expected of the next wake, and how long the model stays
-        # after it, must not grow with how crowded the device was.
+        # Excludes waits for room and for a starting host: the estimate of the next wake, and how long the model stays after it, must not grow with
+        # the device's load.
         history.note_wake(1e3 * min(now - room_at, loading_s + WAY_S), info.mapped)
         phases = (("residency", room_at - began), ("host", max(0.0, now - room_at - loading_s)))
         self._on_wake(
@@ -162,7 +162,7 @@ class Waker:
     async def _load(
         self, state: ModelState, replica: Replica, directory: Path, text: "asyncio.Task[TextSide]"
     ) -> ModelInfo:
-        # Beside the weights; before them, so that a missing tokenizer is told without reading gigabytes first.
+        # The text side is awaited beside the weights, so that a missing tokenizer is reported without reading gigabytes first.
         weights = asyncio.create_task(self._load_weights(state, replica, directory))
         try:
             await asyncio.wait({text, weights}, return_when=asyncio.FIRST_EXCEPTION)
@@ -192,7 +192,9 @@ class Waker:
             check.add_done_callback(self.checks.discard)
 
     async def _check_template(self, state: ModelState, rendering: Rendering) -> None:
-        """Compile the template. The model stays awake with a broken one, and refuses conversations; its status says why (`ModelState.flaw`)."""
+        """Compile the template.
+
+        The model stays awake with a broken one, and refuses conversations; its status says why (`ModelState.flaw`)."""
         await asyncio.sleep(TEMPLATE_AFTER_S)
         try:
             await rendering.check()
@@ -242,8 +244,10 @@ class Waker:
 
 
 def _clock(is_further: bool, is_mapped: bool, was_cut: bool, has_evicted: bool) -> Clock:
-    """Return where a wake came from, by which its time is compared with others. `is_further`: the model is awake on another device; `is_mapped`: its
-    weights lay in host memory; `was_cut`: its host had died; `has_evicted`: another model made room."""
+    """Return where a wake came from, by which its time is compared with others.
+
+    `is_further`: the model is awake on another device; `is_mapped`: its weights lay in host memory; `was_cut`: its host had died; `has_evicted`:
+    another model made room."""
     if is_further and is_mapped:
         return "sibling"
     if was_cut and not is_further:
@@ -283,7 +287,9 @@ def _log_conversion(info: ModelInfo) -> None:
 
 
 def _limited(info: ModelInfo, config: ModelConfig) -> ModelInfo:
-    """Return what there is of a model, with as much context as the site's file gives it. Raises EngineError: more than there is."""
+    """Return what there is of a model, with as much context as the site's file gives it.
+
+    Raises EngineError: more than there is."""
     if config.context_tokens is None:
         return info
     if config.context_tokens > info.context_length:

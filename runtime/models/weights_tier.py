@@ -1,8 +1,8 @@
-"""The site's weights in host memory: one file per model in a directory that outlives every engine host.
+"""The site's weights in host memory: one file per model, in a directory that outlives the engine hosts.
 
-An engine host writes a model's file, or maps the one that is there; this side decides which models may have one, and deletes files. Memory of a
-deleted file is free when the last host that has it mapped is done with it: only sleeping models' files are worth deleting. What a killed runtime
-left is adopted by the site's next life. Refuses to know what is in the files.
+An engine host writes a model's file, or maps the existing one; this module decides which models may have one, and deletes files. A deleted file's
+memory is free when the last host unmaps it, so only sleeping models' files are worth deleting. A new runtime adopts the files of a killed one.
+Independent of the files' contents.
 """
 
 import hashlib
@@ -20,9 +20,7 @@ from pilotlight.sites.site import SiteConfig
 log = logging.getLogger("pilotlight.models")
 
 _ENDING = ".weights"
-_UNFINISHED = (
-    ".partial"  # behind the file's name, where an engine host is writing it (engine/weights/bundles/bundle_file.py)
-)
+_UNFINISHED = ".partial"  # suffix of a file that an engine host is writing (engine/weights/bundles/bundle_file.py)
 
 
 class WeightsTier:
@@ -40,7 +38,7 @@ class WeightsTier:
         return _size(self.file_of(model))
 
     def held_for(self, model: str) -> int:
-        """Return what the model takes of the tier: its file, or one that is still being written, which has its full size from the beginning."""
+        """Return the bytes of the model's file; a file being written counts with its full size."""
         return max([self.bytes_of(model), *(_size(path) for path in self._unfinished(model))])
 
     def remove(self, model: str) -> None:
@@ -52,7 +50,7 @@ class WeightsTier:
         return list(self._directory.glob(f"{self.file_of(model).name}.*{_UNFINISHED}"))
 
     def adopt(self, models: Iterable[str]) -> None:
-        """Keep the files of these models, which the engine checks before it uses them; whatever else a former life left goes."""
+        """Keep the files of these models (the engine checks them before use) and delete all other files of earlier runs."""
         known = {self.file_of(model) for model in models}
         for path in self._directory.iterdir():
             if path in known:
@@ -70,7 +68,9 @@ def open_tier(
     place: TierDirectory | None = None,
     supply_at: Callable[[Sequence[TierDirectory]], AvailableMemory] = AvailableMemory.at,
 ) -> WeightsTier | None:
-    """Return the site's tier, or None where it has none. Raises ConfigError when the site file promises more than there is, for whatever it keeps."""
+    """Return the site's tier, or None if it has none.
+
+    Raises ConfigError if the site file assigns more host memory than the machine has."""
     place = place or TierDirectory(site.name, kind="weights")
     supply = supply_at([place, *kv_places(site.name, len(site.engine.all_devices))])
     check_memory_budget(site, supply)

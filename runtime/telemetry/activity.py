@@ -1,4 +1,6 @@
-"""What a site that runs alone does, as its page shows it (page/source.py). Reads what others count; asked once a second."""
+"""Activity of a site without a router, for its page (page/source.py).
+
+Reads the counters of other modules, once a second."""
 
 from collections.abc import Callable
 from typing import Literal

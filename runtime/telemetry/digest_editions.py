@@ -1,4 +1,6 @@
-"""Tells each router only what has changed of the site's digests since the edition that it knows: whole ones are 44 kB a status and model."""
+"""Sends each router only the changes of the site's digests since its last edition.
+
+Complete digests are 44 kB per status and model."""
 
 import os
 from collections import OrderedDict

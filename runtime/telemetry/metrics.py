@@ -55,7 +55,9 @@ class Metrics:
         statuses: Statuses,
         lenders: Lenders | None,
     ) -> None:
-        """Publish at each scrape the engine's counts, `gauges` (by name: meaning and reader), models' residency and the sites that lend."""
+        """Publish counters at each scrape: the engine's, `gauges`, models' residency, and lending sites.
+
+        `gauges` maps a name to its meaning and reader."""
         self._registry.register(_ModelCollector(loads, statuses))
         if lenders is not None:
             self._registry.register(_LenderCollector(lenders))
@@ -99,7 +101,7 @@ class RequestMetrics:
 
     @contextmanager
     def measure(self, model: str) -> Iterator["Measure"]:
-        """Count a request's outcome, whatever it is, when the scope ends."""
+        """Count the request's outcome when the scope ends."""
         measure = Measure(self, model, time.monotonic())
         outcome = "client_left"
         try:
@@ -128,7 +130,7 @@ class Measured(Protocol):
 
     @property
     def delivered_tokens(self) -> int:
-        """Of the completion, those that another site made."""
+        """Completion tokens that another site generated."""
 
     @property
     def finish_reason(self) -> str | None:
@@ -165,7 +167,7 @@ class Measure(msgspec.Struct, eq=False):
 
 
 class EngineMetrics:
-    """Steps of the engine hosts, and what becomes of their models."""
+    """Steps of the engine hosts, and wakes, evictions and failures of their models."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         counter, times = partial(Counter, registry=registry), partial(Histogram, registry=registry)
@@ -225,7 +227,7 @@ class EngineMetrics:
 
 
 class _GpuCollector:
-    """The GPUs of the machine, as their driver tells at a scrape."""
+    """The machine's GPUs, as reported by their driver at each scrape."""
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         states = read_states()

@@ -1,4 +1,4 @@
-"""The end of a process of ours, in words: its status, its signal, and whether the kernel took it because memory had run out.
+"""Describes the end of a child process: its status, its signal, and whether the kernel's OOM killer ended it.
 
 Knows Linux's counters; elsewhere a SIGKILL has no reason.
 """
@@ -22,8 +22,9 @@ def ending(code: int, oom_kills_before: int | None) -> str:
 
 
 def oom_kills() -> int | None:
-    """Processes that the kernel has killed for want of memory: of this process's control group, where it counts, else of the whole machine. None: it
-    is not known."""
+    """Return how many processes the OOM killer has ended, or None if unknown.
+
+    Of this process's control group if it counts them, otherwise of the machine."""
     for file in (*_of_group(), Path("/proc/vmstat")):
         with suppress(OSError, ValueError):
             counts = dict(line.split()[:2] for line in file.read_text().splitlines() if len(line.split()) > 1)

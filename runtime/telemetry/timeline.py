@@ -1,7 +1,7 @@
-"""The spans of a site's start and its models' wakes: the last few hundred spans of wall-clock time, published at /timeline.
+"""The spans of a site's start and its models' wakes: the last few hundred, published at /timeline.
 
-Every cold start is a row of spans (a process, its imports, a model's weights, ...); whoever measures from outside lays his own clock over them.
-The module refuses to know what happens in a span.
+A cold start is a row of spans in wall-clock time (a process, its imports, a model's weights, ...), so that measurements from outside can be aligned
+with them. Independent of the work in a span.
 """
 
 import os
@@ -44,7 +44,7 @@ class Timeline:
 
 
 def process_began_s() -> float | None:
-    """Return the time at which this process was started, to the clock tick (10 ms); None where the system does not say."""
+    """Return when this process was started, to the clock tick (10 ms); None if the system does not report it."""
     try:
         ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
         age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")

@@ -1,7 +1,7 @@
-"""A site's spans: of requests, in the trace of the router that sent them; of generations, with their phases; and of functions' invocations.
+"""A site's spans: requests, in the trace of the router that sent them; generations with phases; functions' invocations.
 
-A generation is a part of whatever asked for it, a request or a function. Names are of OpenTelemetry's conventions for HTTP, GenAI and functions. No
-span has anything of a prompt or an answer. Refuses to know how spans are sent (wire/tracing.py).
+A generation is a child of its request or function. Names follow OpenTelemetry's conventions for HTTP, GenAI and functions. Spans contain no part of a
+prompt or an answer. Independent of their export (wire/tracing.py).
 """
 
 import time
@@ -93,7 +93,9 @@ class RequestSpan:
 
 
 class GenerationSpan:
-    """A generation's phases: admission until the engine has it, queue until its first step, prefill until its first token, decode."""
+    """Record a generation's phases.
+
+    They are admission (until the engine has it), queue (until its first step), prefill (until its first token) and decode."""
 
     def __init__(self, spans: Spans, span: "Span") -> None:
         self._spans, self._span = spans, span
@@ -119,7 +121,9 @@ class GenerationSpan:
     def computed(
         self, use: ResourceUse, finish_reason: FinishReason | None, *, first_output_ns: int, queue_us: int
     ) -> None:
-        """Note what the engine has done. `first_output_ns`: when it came, 0 if it did not. `queue_us`: for which the engine let the sequence wait."""
+        """Note what the engine has done.
+
+        `first_output_ns`: when it came, 0 if it did not. `queue_us`: for which the engine let the sequence wait."""
         self._first_output_ns, self._queue_us = first_output_ns, queue_us
         span = self._span
         span.set_attribute("gen_ai.usage.input_tokens", use.prompt)

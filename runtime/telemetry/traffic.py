@@ -1,8 +1,8 @@
-"""A site's traffic as routers are told of it: how much arrives for each model, and which conversations' beginnings its prefix cache holds.
+"""A site's traffic, for routers: arrivals of each model, and the conversation prefixes in its prefix cache.
 
-A prefix is known by the digest that the router names it with, salted per tenant: the site can compare such digests and nothing else, so nothing of
-one tenant can be found by another (I4). The record follows the engine's cache from outside: it is bounded by the cache's size, corrected by what
-the engine says it found, and empty after the model has left the device.
+The router names a prefix by a digest, salted per tenant: the site can only compare digests, so no tenant can find another's prefixes (I4). The record
+follows the engine's cache from outside: it is bounded by the cache's size, corrected by the hits that the engine reports, and emptied when the model
+leaves the device.
 """
 
 import math
@@ -31,7 +31,9 @@ class Traffic:
     def computed(
         self, model: str, prompt_tokens: int, cached_tokens: int, prefixes: Sequence[tuple[int, int]], kv_tokens: int
     ) -> None:
-        """A prompt is in the cache now. `prefixes`: (short digest, tokens up to there as the router estimates them), longest first."""
+        """A prompt is in the cache now.
+
+        `prefixes`: (short digest, tokens up to there as the router estimates them), longest first."""
         known = self._models[model]
         known.prompt_tokens += prompt_tokens
         known.cached_tokens += cached_tokens
@@ -118,7 +120,9 @@ class HeldPrefixes:
         return self._digest
 
     def _correct(self, prefixes: Sequence[tuple[int, int]], prompt_tokens: int, cached_tokens: int) -> None:
-        """Drop a prefix that should have been found and was not: it has been evicted, and with it all conversations that were used no later."""
+        """Drop a prefix that was expected in the cache and not found.
+
+        It was evicted, and with it all conversations that were used no later."""
         held = next((tokens for digest, tokens in prefixes if digest in self._segments), 0)
         total = max((tokens for _, tokens in prefixes), default=0)
         if not held or cached_tokens >= BELIEVED_SHARE * held * prompt_tokens / max(1, total):

@@ -16,7 +16,6 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 
-from load_tests.sim.policies.nearest import NearestPolicy
 from pilotlight.edge_router.app import build_app
 from pilotlight.edge_router.assembly import EdgeRouter
 from pilotlight.edge_router.forwarding.proxy import Proxy
@@ -35,6 +34,7 @@ from pilotlight.wire.hop.headers import CLOCK, HOP, REFUSAL, REQUEST_ID, Hop, ag
 from pilotlight.wire.hop.status import encode_status
 from pilotlight.wire.http.listen import bind
 from tests.edge_router.builders import network, site_status
+from tests.edge_router.nearest import NearestPolicy
 
 Behaviour = Callable[["FakeSite", web.Request], Awaitable[web.StreamResponse]]
 SSE = {"content-type": "text/event-stream; charset=utf-8"}

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from yarl import URL
 
-from load_tests.sim.policies.nearest import NearestPolicy
 from pilotlight.edge_router.forwarding.timeouts import SilenceWatch
 from tests.edge_router.fakes import DONE, WHOLE, FakeSite, begin, event, hang, raw_stream, router, sites
+from tests.edge_router.nearest import NearestPolicy
 
 pytestmark = pytest.mark.process
 

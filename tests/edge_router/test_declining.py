@@ -6,12 +6,12 @@ import pytest
 from aiohttp import web
 from msgspec.structs import replace
 
-from load_tests.sim.policies.nearest import NearestPolicy
 from pilotlight.edge_router.routing.views import MAX_DECLINES, BackendView, Preference, RouteRequest
 from pilotlight.wire.hop.headers import MAX_QUEUE_WAIT, PREFIXES, QUEUE
 from pilotlight.wire.hop.prefixes import decode_prompt_prefixes
 from tests.clock import Clock
 from tests.edge_router.fakes import DONE, Behaviour, FakeSite, continued_stream, event, refuse, router, sites
+from tests.edge_router.nearest import NearestPolicy
 
 pytestmark = pytest.mark.process
 

@@ -3,25 +3,17 @@
 import pytest
 from msgspec.structs import replace
 
-from load_tests.sim.policies.dynamo import DynamoPolicy
-from load_tests.sim.policies.gorgo import GorgoPolicy
-from load_tests.sim.policies.header_affinity import HeaderAffinityPolicy
 from load_tests.sim.policies.least_outstanding import LeastOutstandingPolicy
 from load_tests.sim.policies.llm_d import WeightedScoresPolicy
-from load_tests.sim.policies.nearest import NearestPolicy
-from load_tests.sim.policies.power_of_two import PowerOfTwoPolicy
 from load_tests.sim.policies.round_robin import RoundRobinPolicy
-from load_tests.sim.policies.smg_cache_aware import CacheAwarePolicy
 from pilotlight.edge_router.routing.cost import Assumptions, CostPolicy
 from pilotlight.edge_router.routing.placement import placement_order
 from pilotlight.edge_router.routing.views import BackendView, Home, Policy, Preference, RouteRequest
 from pilotlight.wire.hop.status import Place
 from tests.edge_router.builders import PLACES, view
+from tests.edge_router.nearest import NearestPolicy
 
-ALL_POLICIES = [
-    CostPolicy, NearestPolicy, RoundRobinPolicy, LeastOutstandingPolicy, PowerOfTwoPolicy, HeaderAffinityPolicy, CacheAwarePolicy, DynamoPolicy,
-    WeightedScoresPolicy, GorgoPolicy,
-]  # fmt: skip
+ALL_POLICIES = [CostPolicy, NearestPolicy, RoundRobinPolicy, LeastOutstandingPolicy, WeightedScoresPolicy]
 ASK = RouteRequest(model="ember", prompt_tokens=1000)
 
 

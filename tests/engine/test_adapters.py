@@ -203,22 +203,6 @@ def test_several_answers_to_a_prompt_share_it_and_the_adapter(llama: Written) ->
     assert heard["0"].token_ids == one(load_engine(llama.base), leader).token_ids
 
 
-def test_another_engine_goes_on_with_the_same_adapter(llama: Written) -> None:
-    messages = [message for message, _ in requests(llama, 1)]
-    expected = alone(llama, messages)
-    engine, successor = load_engine(llama.base), load_engine(llama.base)
-    for message in messages:
-        engine.submit(message)
-    heard: dict[str, Heard] = {}
-    for _ in range(6):
-        engine.step()
-    for output in engine.hand_over_to(successor):
-        heard.setdefault(output.sequence_id, Heard()).hear(output)
-    assert not engine.requirements.adapters._waiting
-    assert all(resident.users == 0 for resident in engine.requirements.adapters._resident.values())
-    assert_same(drain(successor, [], heard=heard), expected)
-
-
 def test_recorded_steps_are_those_with_adapters_and_those_without(llama: Written, arithmetic: str) -> None:
     if arithmetic == "torch":
         pytest.skip("torch's steps are not recorded on a CPU")

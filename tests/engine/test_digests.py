@@ -9,7 +9,6 @@ import pytest
 
 from pilotlight.engine.api.errors import CheckpointError
 from pilotlight.engine.api.protocol import HostConfig, ModelFailed, ModelSpec
-from pilotlight.engine.bootstrap import bootstrap_store
 from pilotlight.engine.host.model_loader import ModelLoader
 from pilotlight.engine.tools.packing import Report, pack_directory
 from pilotlight.engine.weights.digests import check_sound, verify, verify_in_background
@@ -109,15 +108,14 @@ def test_whoever_serves_damage_is_told(checkpoint: Path) -> None:
     assert told.wait(60)
 
 
-def test_a_packed_model_that_was_damaged_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_packed_model_that_was_damaged_is_refused(tmp_path: Path) -> None:
     write_llama(tmp_path / "model")
     packed = tmp_path / "packed"
     path = pack_directory(tmp_path / "model", packed, "auto", Report())
-    monkeypatch.setattr(bootstrap_store, "digests", lambda: tmp_path)
     assert looks(packed)
     flip(path, secretly=True)
     assert not looks(packed)
-    loader = ModelLoader(HostConfig(kv_bytes=1 << 20), records_bootstrap=True)
+    loader = ModelLoader(HostConfig(kv_bytes=1 << 20), digests=tmp_path)
     refused = loader._try_to_load(ModelSpec("tiny", str(packed)))
     assert isinstance(refused, ModelFailed)
     assert f"{path} is damaged: its bytes are not those of its first load" in refused.message

@@ -235,31 +235,6 @@ def test_whoever_continues_an_answer_puts_out_the_rest_of_it(drafters: str) -> N
     engine.close()
 
 
-@EACH
-@pytest.mark.parametrize("depth", [1, 2])
-def test_a_model_that_moves_or_wakes_again_goes_on_with_its_sequences(drafters: str, depth: int) -> None:
-    """As on waking, and where a bootstrap program has begun: another engine adopts what is open."""
-    first, second = ember(drafters, depth=depth), ember(drafters, depth=depth)
-    heard: dict[str, Heard] = {}
-    for message in requests(12):
-        first.submit(message)
-    for _ in range(12):
-        first.step()
-    for output in first.sequences.take_outputs() + first.hand_over_to(second):
-        heard.setdefault(output.sequence_id, Heard()).hear(output)
-    assert_drafted(first, at_least=0)
-    for open_one in second.sequences:
-        assert open_one.token_ids[-1] >= 0
-    while second.has_work:
-        second.step()
-        for output in second.sequences.take_outputs():
-            heard.setdefault(output.sequence_id, Heard()).token_ids += output.token_ids
-    expected = told_without(12)
-    assert {name: one.token_ids for name, one in heard.items()} == {n: one.token_ids for n, one in expected.items()}
-    first.close()
-    second.close()
-
-
 @pytest.mark.parametrize(
     "drafters",
     [*DRAFTERS[:2], pytest.param(DRAFTERS[2], marks=pytest.mark.slow)],

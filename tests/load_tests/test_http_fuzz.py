@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from load_tests.http_fuzz import Case, Verdict, cases, differences, why
-from pilotlight.wire.http.stock_servers import SERVERS
+from load_tests.peers.uvicorn_server import SERVERS
 
 
 @pytest.mark.process

@@ -5,19 +5,24 @@ import json
 import threading
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import ExitStack, asynccontextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 import uvicorn
 from msgspec.structs import replace
 from starlette.applications import Starlette
+from starlette.datastructures import QueryParams
 
 from pilotlight.edge_router.telemetry.status_routes import FAILURES
 from pilotlight.page.feed import Feed
+from pilotlight.page.management import KeyRequest, ManagementRoutes
 from pilotlight.page.routes import PageRoutes
 from pilotlight.page.sessions import Sessions
 from pilotlight.page.source import Decision, Move
 from pilotlight.wire.credentials import Access
+from pilotlight.wire.hop.function_logs import FoundLogs, LoggedInvocation, LogLine
+from pilotlight.wire.hop.management import Catalogue, CatalogueModel, DeviceReading, Download, Fit, SiteOperation
 from tests.page.browser import browser, needs_chromium, opened, until
 from tests.page.fakes import ToldSource, counts, row
 
@@ -25,7 +30,7 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
 pytestmark = needs_chromium
-VIEWS = ["overview", "playground", "routing", "models", "sites", "functions", "usage", "timeline"]
+VIEWS = ["overview", "playground", "routing", "models", "sites", "functions", "usage", "requests", "timeline"]
 HOSTILE = [
     '<img src=x onerror="window.pwned=1">',
     "<script>window.pwned=1</script>",
@@ -50,10 +55,61 @@ class ToldFunctions:
             [{"name": text, "revision": 1, "versions": versions, "shares": shares} for text in HOSTILE]
         ).encode()
 
+    async def invocations(self, name: str, asked: QueryParams) -> bytes:
+        logged = [
+            LoggedInvocation(i, text, text, text, 1.0, 1.0, 1.0, text, text, 200, text, text, text, (LogLine(1.0, text, text),), text)
+            for i, text in enumerate(HOSTILE)
+        ]  # fmt: skip
+        return msgspec.json.encode(FoundLogs(logged, {}, {HOSTILE[0]: HOSTILE[1]}))
+
     async def lines(self, name: str) -> AsyncGenerator[bytes, None]:
         for text in HOSTILE:
             yield b"data: " + json.dumps({"site": text, "at_s": 1.0, "line": text}).encode() + b"\n\n"
         await asyncio.sleep(60)
+
+
+class ToldOperator:
+    """Sites whose models, downloads and refusals are hostile."""
+
+    async def catalogues(self) -> dict[str, Catalogue | str]:
+        fit = Fit(True, HOSTILE[0], HOSTILE[1], HOSTILE[2], 1, 1, 1.0, 1, 1.0, 1)
+        models = tuple(
+            CatalogueModel(text, text, "gguf", True, text, 1, 1, text, text, (text,), replace(fit, fits=i % 2 == 0, reason=text))
+            for i, text in enumerate(HOSTILE)
+        )  # fmt: skip
+        downloads = tuple(
+            Download(text, "running" if i % 2 else "failed", 1, 2, text) for i, text in enumerate(HOSTILE)
+        )
+        return {HOSTILE[0]: Catalogue(models, downloads, (DeviceReading(HOSTILE[0], 1, 2),)), HOSTILE[1]: HOSTILE[2]}
+
+    async def perform(self, site: str, operation: SiteOperation) -> None: ...
+
+
+class ToldKeys:
+    def list_keys(self) -> list[dict[str, Any]]:
+        return [
+            {"name": text, "account": text, "scopes": [text], "key_sha256": text, "state": text, "is_issued": True}
+            for text in HOSTILE
+        ]
+
+    async def create(self, new: KeyRequest) -> str:
+        return HOSTILE[0]
+
+    async def revoke(self, name: str) -> None: ...
+
+
+async def told_requests() -> bytes:
+    fields = {
+        "at_s": 1.0,
+        "tries": 1,
+        "moves": 1,
+        "first_token_ms": 1.0,
+        "took_ms": 2.0,
+        "output_tokens": 1,
+        "phases": None,
+    }
+    names = ("request_id", "account", "path", "model", "site", "outcome")
+    return json.dumps({"requests": [{**fields, **dict.fromkeys(names, text)} for text in HOSTILE]}).encode()
 
 
 async def told_spans(site: str) -> bytes:
@@ -71,7 +127,10 @@ class Served:
     def __enter__(self) -> "Served":
         feed = Feed(self.source)
         sessions = Sessions(Access([], is_required=False), "")
-        routes = PageRoutes(feed, sessions, functions=ToldFunctions(), timeline=told_spans)
+        routes = PageRoutes(
+            feed, sessions, functions=ToldFunctions(), timeline=told_spans, requests=told_requests, has_keys=True
+        )
+        management = ManagementRoutes(ToldOperator(), sessions, ToldKeys())
 
         @asynccontextmanager
         async def lifespan(app: Starlette):  # type: ignore[no-untyped-def]
@@ -79,7 +138,7 @@ class Served:
             yield
             task.cancel()
 
-        app = Starlette(routes=routes.routes(), lifespan=lifespan, exception_handlers=FAILURES)
+        app = Starlette(routes=[*routes.routes(), *management.routes()], lifespan=lifespan, exception_handlers=FAILURES)
         config = uvicorn.Config(app, port=self.port, log_level="critical", timeout_graceful_shutdown=1)
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._server.run, daemon=True)
@@ -121,6 +180,19 @@ def test_hostile_texts_are_shown_and_never_run(chromium: "Browser") -> None:
                 page.wait_for_selector("h2:has-text('Deployed versions')")
                 page.locator("button:has-text('follow')").first.click()
                 until(page, "text => document.querySelector('.log').textContent.includes(text)", HOSTILE[-1])
+                page.locator("button:has-text('logs')").first.click()
+                page.wait_for_selector("td pre.log", state="attached")
+            if view == "models":
+                page.wait_for_selector("h3:has-text('Downloads')")
+                page.locator("button:has-text('Run')").first.click()
+                page.locator("dialog button:has-text('Run')").click()
+                page.wait_for_selector("[role=status]:has-text('onerror')")
+            if view == "usage":
+                page.locator("button:has-text('revoke')").first.click()
+                page.locator("dialog button:has-text('revoke')").click()
+                page.wait_for_selector("[role=status]:has-text('onerror')")
+            if view == "requests":
+                page.wait_for_selector("main details", state="attached")
             page.wait_for_timeout(100)
             assert page.evaluate("window.pwned") is None
             assert page.locator("main img, main script, main [onerror], main [onload]").count() == 0
@@ -137,7 +209,7 @@ def test_a_thousand_models_at_many_sites_stay_a_short_page(chromium: "Browser") 
         page.keyboard.press("/")
         page.keyboard.type("model-0777")
         page.wait_for_selector("h2:has-text('model-0777')")
-        assert page.locator("main tr").count() == 4, "its heading and three sites"
+        assert page.locator("main section:has(h2:text-is('model-0777')) tr").count() == 4, "its heading and three sites"
         page.click("a[href='#sites']")
         page.wait_for_selector("text=280 more: filter to see them")
 

@@ -513,7 +513,7 @@ async def test_a_second_process_is_told_and_takes_over_when_the_first_has_ended(
             made = response("a", status="queued")
             await first.begin(made)
             assert not await second.keep(response("b"))
-            with pytest.raises(ApiError, match="another process stores responses there"):
+            with pytest.raises(ApiError, match="another process stores responses in it"):
                 await second.find("a", "t")
             made.fields = response("a").fields
             await first.settle(made)

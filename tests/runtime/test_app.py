@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from starlette.types import Message
 
-from pilotlight.runtime.cli.keys.key_files import new_key
+from pilotlight.sites.key_files import new_key
 from tests.asgi import Exchange, call
 from tests.runtime.conftest import Site, SiteMaker
 

@@ -21,24 +21,6 @@ pytestmark = pytest.mark.process
 ENGINE = EngineConfig(device="cpu", threads=1, kv_gib=0.01)
 
 
-def test_the_first_host_alone_may_serve_by_bootstrap_programs() -> None:
-    async def launch_two() -> list[list[str]]:
-        (launcher,) = launchers_of(ENGINE, "launch-test")
-        commands = []
-        for _ in range(2):
-            host = await launcher.launch()
-            await host.client.hello()
-            commands.append(psutil.Process(host.pid).cmdline())
-            await host.stop(grace_s=5.0)
-            assert await host.exited()
-        launcher.close()
-        return commands
-
-    first, second = asyncio.run(launch_two())
-    assert "--bootstrap" in first
-    assert "--bootstrap" not in second
-
-
 def test_one_that_is_killed_before_it_has_answered_is_replaced(tmp_path: Path) -> None:
     write_llama(tmp_path)
 

@@ -151,7 +151,7 @@ async def test_a_text_has_the_probabilities_of_its_classes(make_site: SiteMaker)
         assert one.json["data"] == [first]
         refused = await call(site.app, "/v1/rerank", RERANK)
         assert refused.status == 400
-        assert "tells 3 classes apart, and a pair has one score" in refused.json["error"]["message"]
+        assert "has 3 classes, but a pair needs a single score" in refused.json["error"]["message"]
         (model,) = (await call(site.app, "/v1/models")).json["data"]
         assert (model["type"], model["labels"]) == ("classification", ["no", "yes", "perhaps"])
 

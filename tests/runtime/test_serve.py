@@ -415,7 +415,10 @@ async def test_a_hangup_reads_the_sites_keys_again(
 
 
 def test_a_networks_router_is_that_of_its_deployments_unless_the_sites_file_names_one(tmp_path: Path) -> None:
-    text = 'name = "ams1"\nplace = {city = "Amsterdam", latitude = 52.31, longitude = 4.76}\nlisten = {port = 1}\n[[models]]\nname = "m"\nsource = "embedded:ember"\n'
+    text = (
+        'name = "ams1"\nplace = {city = "Amsterdam", latitude = 52.31, longitude = 4.76}\nlisten = {port = 1}\n'
+        '[[models]]\nname = "m"\nsource = "embedded:ember"\n'
+    )
     (plain := tmp_path / "plain.toml").write_text(text)
     (named := tmp_path / "named.toml").write_text(text + '[functions]\ndeployments = "http://router.example"\n')
     site = load_changed("embedded:ember", "http://127.0.0.1:8787", plain)

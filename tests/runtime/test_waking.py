@@ -379,35 +379,6 @@ async def test_a_hint_wakes_a_model_and_only_a_router_may_give_one(
         assert (garbled.status, garbled.json["error"]["code"]) == (400, "malformed_json")
 
 
-async def test_a_router_puts_a_model_to_sleep_and_nobody_else_does_nor_while_it_is_used(
-    make_site: SiteMaker, entries: list[dict[str, Any]]
-) -> None:
-    async with make_site(models=entries, hop_secret="s3cret") as site:
-        body = b'{"model": "a"}'
-        signature = sign_hop("s3cret", time.time(), Hop("POST", "/internal/sleep", "r1", site.config.name), body)
-        signed = {"x_pilotlight_hop": signature, "x_request_id": "r1"}
-        await call(site.app, CHAT, ask("a"))
-        unsigned = await call(site.app, "/internal/sleep", body=body)
-        assert (unsigned.status, unsigned.json["error"]["code"]) == (403, "forbidden")
-        async with site.app.site.models.use("a"):
-            refused = await call(site.app, "/internal/sleep", body=body, **signed)
-            assert (refused.status, refused.json["error"]["code"]) == (409, "conflict")
-            assert site.engine.loaded == ["a"]
-        asleep = await call(site.app, "/internal/sleep", body=body, **signed)
-        assert (asleep.status, asleep.json["model"]) == (202, "a")
-        assert site.engine.loaded == []
-        again = await call(site.app, "/internal/sleep", body=body, **signed)
-        assert again.status == 202, "it sleeps already"
-        assert (await call(site.app, CHAT, ask("a"))).status == 200
-
-
-async def test_without_a_secret_nobody_puts_models_to_sleep(
-    make_site: SiteMaker, entries: list[dict[str, Any]]
-) -> None:
-    async with make_site(models=entries) as site:
-        assert (await call(site.app, "/internal/sleep", {"model": "a"})).status == 403
-
-
 async def test_a_model_that_failed_to_load_is_offered_again_after_a_while_and_a_hint_wakes_it(small: Site) -> None:
     models, state = small.app.site.models, small.app.site.models.states["a"]
     small.engine.load_error = EngineError("model_load_failed", "the disk was away")

@@ -90,11 +90,6 @@ NETWORKS: list[tuple[str, Tables, Tables]] = [
         {"listen": {"port": 0, "tls_key": "k"}},
         {"listen": {"port": 0, "tls_key": "k", "tls_certificate": "c"}},
     ),
-    (
-        "uvicorn does not support HTTP/2",
-        {"door": {"http2": True, "server": "uvicorn"}},
-        {"door": {"http2": True, "server": "hypercorn"}},
-    ),
 ]
 SITES: list[tuple[str, Tables, Tables]] = [
     ("kv_gib is larger than any machine's memory", engine(kv_gib=float("inf")), engine(kv_gib=1e9)),

@@ -39,6 +39,7 @@ class ModelStatus(msgspec.Struct, frozen=True):
     wakes: int = 0  # since the site's start (counter)
     evictions: int = 0  # put to sleep since then, for another's sake or for being idle (counter)
     copies: int = 0  # devices on which it is awake
+    is_added: bool = False  # by an operator, while the site ran: it can be removed
     in_host_memory: bool = False  # its weights are in host memory, awake or not: it wakes fastest from there
     arriving_per_s: float = 0.0  # requests, a moving average
     arriving_tokens_per_s: float = 0.0  # prompt tokens that had to be computed, likewise

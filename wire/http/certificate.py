@@ -53,10 +53,10 @@ class Certificate:
             ends_s = _end_of(self._files[0])
             self.context.load_cert_chain(*self._files)
         except (OSError, ValueError) as error:
-            log.error("the new certificate cannot be used, the old one serves on: %s", error)
+            log.error("the new certificate cannot be used; the old one stays in use: %s", error)
             return False
         self.ends_s = ends_s
-        log.warning("the certificate was read again")
+        log.warning("the certificate was reloaded")
         return True
 
     def _load(self) -> ssl.SSLContext:

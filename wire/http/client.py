@@ -105,7 +105,7 @@ class ResponseParser:
         except httptools.HttpParserError as error:
             raise ConnectionLost(f"it sent invalid HTTP: {error}") from None
         if not self.has_head and self._head_bytes > MAX_HEAD_BYTES:
-            raise ConnectionLost(f"it sent a head of more than {MAX_HEAD_BYTES >> 10} KiB")
+            raise ConnectionLost(f"it sent headers of more than {MAX_HEAD_BYTES >> 10} KiB")
 
     def end(self) -> None:
         """The peer sends nothing more."""

@@ -66,7 +66,7 @@ class HttpExchange:
     async def _run(self, app: Application) -> None:
         try:
             await app(self.scope, self.receive, AnswerSender(self))
-            failure = None if self.is_done or self.is_gone else "it returned before the end of its answer"
+            failure = None if self.is_done or self.is_gone else "it returned before its response was complete"
         except asyncio.CancelledError:
             self._connection.abort()
             raise
@@ -78,7 +78,7 @@ class HttpExchange:
         if self.has_begun:
             self._connection.abort()  # the client must notice that its part is not the whole
         else:
-            log.error("the application gave no answer: %s", failure)
+            log.error("the application sent no response: %s", failure)
             self._start = {"status": 500, "headers": []}
             await self.send({"type": "http.response.body", "body": b""})
 

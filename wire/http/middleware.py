@@ -145,7 +145,7 @@ class BodyBudget:
             held_bytes += size
             self.held_bytes += size
             if size and self.held_bytes > self._max_bytes:
-                sentence = "the bodies of other requests use the whole memory: try again soon"
+                sentence = "the bodies of other requests use all memory for bodies: retry later"
                 raise ApiError("overloaded", sentence, retry_after_s=1)
             return message
 

@@ -1,15 +1,13 @@
-"""Other ASGI servers instead of our own: Hypercorn, which also speaks HTTP/2, and uvicorn, if it is installed.
+"""Hypercorn instead of our own ASGI server, because it also speaks HTTP/2.
 
-They decide what only the owner of a socket can: limits of connections and slow heads, refusals of broken requests, close codes. Each is imported when
-it is chosen. Their defaults are made for short requests; each setting here changes one that harms streams.
+It decides what only the owner of a socket can: limits of connections and slow heads, refusals of broken requests, close codes. It is imported when
+it is chosen. Its defaults are made for short requests; each setting here changes one that harms streams.
 """
 
 import asyncio
-import contextlib
 import socket
 import ssl
 import sys
-from collections.abc import Iterator
 from importlib.util import find_spec
 from typing import Any, Protocol
 
@@ -18,7 +16,7 @@ from pilotlight.wire.http.limits import HttpLimits
 from pilotlight.wire.http.listen import ListenError
 from pilotlight.wire.http.server import Server
 
-SERVERS = ("own", "hypercorn", "uvicorn")
+SERVERS = ("own", "hypercorn")
 
 PING_S = 20.0  # below the minute of silence after which proxies take a WebSocket for dead
 
@@ -41,7 +39,7 @@ def make_server(name: str, app: Application, limits: HttpLimits, **own: Any) -> 
     """`own` are further arguments of our own server."""
     if name == "own":
         return Server(app, limits, **own)
-    return (HypercornServer if name == "hypercorn" else UvicornServer)(app, limits)
+    return HypercornServer(app, limits)
 
 
 class HypercornServer:
@@ -84,34 +82,6 @@ class HypercornServer:
         assert self._task is not None
         self._config.graceful_timeout = grace_s
         self._stop.set()
-        await self._task
-
-
-class UvicornServer:
-    def __init__(self, app: Application, limits: HttpLimits) -> None:
-        self._app = app
-        self._limits = limits
-
-    async def start(self, listener: socket.socket, context: ssl.SSLContext | None = None) -> None:
-        import uvicorn
-
-        class Quiet(uvicorn.Server):  # type: ignore[misc, unused-ignore]
-            @contextlib.contextmanager
-            def capture_signals(self) -> Iterator[None]:
-                yield  # they are the process's own
-
-        config = uvicorn.Config(
-            self._app, interface="asgi3", http="httptools", ws="wsproto", lifespan="off", log_config=None, log_level="warning", access_log=False,
-            server_header=False, proxy_headers=False, timeout_keep_alive=int(self._limits.keep_alive_s),
-            ws_max_size=self._limits.max_message_bytes, ws_ping_interval=PING_S, ws_per_message_deflate=False,
-            ssl_context_factory=None if context is None else lambda *_: context,
-        )  # fmt: skip
-        self._server = Quiet(config)
-        self._task = asyncio.create_task(self._server.serve(sockets=[listener]))
-
-    async def stop(self, grace_s: float = 1.0) -> None:
-        self._server.config.timeout_graceful_shutdown = max(1, round(grace_s))
-        self._server.should_exit = True
         await self._task
 
 

@@ -99,7 +99,9 @@ class Ledger:
             return waiting
 
     def begin(self, request: ValidRequest, model: str, part: str = "", adapter: str = "") -> MeterSlot:
-        """Return a meter. Raises ApiError if the ledger is failing and the configuration refuses requests then."""
+        """Return a meter.
+
+        Raises ApiError if the ledger is failing and the configuration refuses requests then."""
         if self.fault is not None and self._config.when_failing == "refuse":
             raise _failing()
         holder = request.head.holder

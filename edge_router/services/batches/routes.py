@@ -134,7 +134,9 @@ class _Asked:
         self._query = {name: values[-1] for name, values in query.items()}
 
     async def answer(self) -> Fields | StoredFile | StoredBatch:
-        """Return the fields to send, or the file whose content to send, or the batch whose responses to send. Raises ApiError."""
+        """Return the fields to send, or the file whose content to send, or the batch whose responses to send.
+
+        Raises ApiError."""
         method = self._head.method
         if "model" in self._found:
             return await self._run()

@@ -148,7 +148,9 @@ class GuardedDatabase:
         self._database = Database(path, self._prepare, max_bytes=max_bytes, caches=False)
 
     async def run(self, work: Callable[[Connection, StatementGuard], T], time_limit_s: float) -> T:
-        """Do the work. A transaction that it leaves open is rolled back, and settings that it leaves are undone."""
+        """Do the work.
+
+        A transaction that it leaves open is rolled back, and settings that it leaves are undone."""
 
         def guarded_work(connection: Connection) -> T:
             assert self._guard is not None, "the connection was prepared before any work"

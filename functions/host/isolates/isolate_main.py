@@ -141,7 +141,9 @@ class Function:
         return await _awaited(_with_wanted(on_fetch, request, workers.env, context))
 
     async def _rpc(self, frame: frames.RpcEvent, body: Inbound | None) -> Any:
-        """Call a method. If functions or streams come with its arguments or its result, a session follows the call."""
+        """Call a method.
+
+        If functions or streams come with its arguments or its result, a session follows the call."""
         session = RpcSession()
         args, kwargs = session.unpack(frame.args), session.unpack(frame.kwargs)
         is_begun = session.is_used

@@ -76,8 +76,10 @@ class _Lifespan:
 
 
 class _Exchange:
-    """One request. Its response ends with the last `http.response.body`, and the application continues in the background (`waitUntil`); iterating
-    yields the chunks of a streamed response."""
+    """One request.
+
+    Its response ends with the last `http.response.body`, and the application continues in the background (`waitUntil`); iterating yields the chunks
+    of a streamed response."""
 
     def __init__(self, request: Request, context: Context) -> None:
         self._body, self._stream = request.taken()

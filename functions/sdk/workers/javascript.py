@@ -224,7 +224,7 @@ class _Subtle:
     async def digest(self, algorithm: Any, data: Any) -> Buffer:
         name = (algorithm if isinstance(algorithm, str) else algorithm["name"]).upper()
         if name not in DIGESTS:
-            raise TypeError(f"crypto.subtle.digest: {name!r} is none of {', '.join(DIGESTS)}")
+            raise TypeError(f"crypto.subtle.digest: {name!r} is not supported; use one of {', '.join(DIGESTS)}")
         return Buffer(hashlib.new(DIGESTS[name], bytes(data), usedforsecurity=False).digest())
 
     def __getattr__(self, name: str) -> Any:

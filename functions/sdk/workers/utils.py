@@ -12,8 +12,8 @@ def import_from_javascript(name: str) -> Any:
     Raises ImportError: there is no JavaScript to import from."""
     if name != "cloudflare:workers":
         raise ImportError(
-            f"{name!r} cannot be imported: functions are CPython here, with no JavaScript behind them; "
-            "only 'cloudflare:workers' is there, for sockets use Python's `socket` or asyncio.open_connection",
+            f"{name!r} cannot be imported: functions run in CPython, without JavaScript; "
+            "only 'cloudflare:workers' can be imported; for sockets use Python's `socket` or asyncio.open_connection",
             name=name,
         )
     return SimpleNamespace(

@@ -50,7 +50,7 @@ def pack(value: Any, where: str, further: Packer = lambda value, where: None, kn
         if isinstance(value, Exception):
             name = value.name if isinstance(value, Failure) else type(value).__name__
             return {ERROR: {"name": name, "message": str(value)}}
-        hint = "await it first" if hasattr(value, "__await__") else f"what can be is {known}"
+        hint = "await it first" if hasattr(value, "__await__") else f"supported are {known}"
         verb = "kept" if known is KEPT else "sent"
         raise DataCloneError(f"{where} is of the type {type(value).__name__}, which cannot be {verb}; {hint}")
 

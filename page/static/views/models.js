@@ -3,7 +3,8 @@
 import { card, h, show, table } from "../dom.js";
 import { lines } from "../chart.js";
 import { models as all, network } from "../network.js";
-import { button } from "../act.js";
+import { button } from "../manage.js";
+import { catalogue } from "./catalogue.js";
 import { bytes, ms, number, percent } from "../words.js";
 
 const SHOWN = 20, MAX_SECONDS = 300;
@@ -11,8 +12,9 @@ const LIES = { device: ["awake", "good"], host: ["asleep in memory", "soft"], di
 
 export function models(session) {
   const list = h("div"), told = h("p", { class: "soft", role: "status" });
-  const filter = h("input", { type: "search", placeholder: "Filter (/)", "aria-label": "Filter models", oninput: () => update() });
+  const filter = h("input", { type: "search", placeholder: "Filter (/)", "aria-label": "Filter models", oninput: () => { update(); offered?.draw(); } });
 
+  const say = (text) => show(told, text), offered = session.is_admin ? catalogue(filter, say) : null;
   const used = new Map(); // of each model that was shown, what its caches have held since the view was opened
 
   function note(model) {
@@ -31,20 +33,21 @@ export function models(session) {
     const found = all().filter((model) => model.name.toLowerCase().includes(filter.value.toLowerCase()));
     show(list, found.slice(0, SHOWN).map((model) => card(model.name, table([
       ["site", (one) => one.site],
-      ["lies", (one) => h("span", { class: LIES[one.residency][1], title: one.detail }, one.residency === "loading" ? `loading, ${percent(one.loaded)}` : LIES[one.residency][0], one.detail && `: ${one.detail}`)],
+      ["lies", (one) => h("span", { class: LIES[one.residency][1], title: one.detail }, one.residency === "loading" ? ["loading ", h("progress", { max: 1, value: one.loaded, "aria-label": `Loading ${one.name} at ${one.site}` }), ` ${percent(one.loaded)}`] : LIES[one.residency][0], one.detail && `: ${one.detail}`)],
       ["running", (one) => one.running, true], ["waiting", (one) => one.waiting, true],
       ["cache used", (one) => (one.kv_blocks_total ? percent(1 - one.kv_blocks_free / one.kv_blocks_total) : "–"), true],
       ["prompt tokens/s", (one) => number(Math.round(one.prefill_tokens_per_s)) , true], ["tokens/s a stream", (one) => number(Math.round(one.decode_tokens_per_s)), true],
       ["weights", (one) => bytes(one.weights_bytes), true], ["last wake", (one) => (one.wake_ms ? ms(one.wake_ms) : "–"), true],
       ["wakes", (one) => one.wakes, true], ["put to sleep", (one) => one.evictions, true],
-      ["", (one) => [one.residency !== "device" && button(session, "wake", one.site, one.name, (text) => show(told, text)), one.residency === "device" && button(session, "sleep", one.site, one.name, (text) => show(told, text))]],
+      ["", (one) => [one.residency !== "device" && one.residency !== "loading" && button(session, "wake", one.site, one.name, say), one.residency === "device" && button(session, "sleep", one.site, one.name, say),
+        one.is_added && button(session, "remove", one.site, one.name, say, `Remove ${one.name} from ${one.site}? Its files stay.`)]],
     ], model.at, ""), model.at[0].aliases.length > 0 && h("p", { class: "soft" }, `also called ${model.at[0].aliases.join(", ")}`),
       kept(note(model), model.name, isOpen))),
-    !found.length && h("p", { class: "soft" }, "No model matches."),
+    !found.length && h("p", { class: "soft" }, all().length ? "No model matches." : session.is_admin ? "No model is served yet: run one of the catalogue above." : "No model is served yet."),
     found.length > SHOWN && h("p", { class: "soft" }, `${found.length - SHOWN} more: filter to see them.`));
   }
 
-  return { node: h("div", null, h("div", { class: "row" }, filter, told), list), update };
+  return { node: h("div", null, h("div", { class: "row" }, filter, told), offered?.node, h("h2", null, "Served"), list), update, leave: () => offered?.leave() };
 }
 
 function kept(details, name, isOpen) {

@@ -1,15 +1,17 @@
-// Sites: state, load, devices and processes.
+// Sites: state, load, devices and processes, and what went wrong in the last day.
 
 import { card, h, show, table } from "../dom.js";
 import { network } from "../network.js";
-import { button } from "../act.js";
-import { ms, seconds } from "../words.js";
+import { button, call } from "../manage.js";
+import { bytes, clock, ms, seconds } from "../words.js";
 
-const SHOWN = 50;
+const SHOWN = 50, SHOWN_FAULTS = 50;
 
 export function sites(session) {
-  const list = h("div"), told = h("p", { class: "soft", role: "status" });
+  const list = h("div"), told = h("p", { class: "soft", role: "status" }), wrong = h("div");
   const filter = h("input", { type: "search", placeholder: "Filter (/)", "aria-label": "Filter sites", oninput: () => update() });
+  let devices = {};
+  const say = (text) => show(told, text);
 
   function update() {
     const word = filter.value.toLowerCase();
@@ -21,13 +23,29 @@ export function sites(session) {
         ["requests", (site) => `${site.inflight} of ${site.max_inflight}`, true], ["round trip", (site) => ms(site.rtt_ms), true],
         ["models awake", (site) => `${site.models.filter((model) => model.residency === "device").length} of ${site.models.length}`, true],
         ["up for", (site) => seconds(site.uptime_s), true], ["version", (site) => site.version],
-        ["", (site) => button(session, site.state === "draining" ? "resume" : "drain", site.name, "", (text) => show(told, text))],
-      ], found.slice(0, SHOWN), "No site matches.")),
+        ["", (site) => network.name === "router" && (site.state === "draining" ? button(session, "resume", site.name, "", say) : button(session, "drain", site.name, "", say, `Drain ${site.name}? It gets no further requests; open ones finish.`))],
+      ], found.slice(0, SHOWN), word ? "No site matches." : "No site has joined yet.")),
       found.length > SHOWN && h("p", { class: "soft" }, `${found.length - SHOWN} more: filter to see them.`),
-      found.slice(0, word || found.length < 6 ? 6 : 0).map((site) => card(`Processes of ${site.name}`,
+      found.slice(0, word || found.length < 6 ? 6 : 0).map((site) => card(`What runs at ${site.name}`,
         site.detail && h("p", { class: "bad" }, site.detail),
+        devices[site.name] && table([["device", (one) => one.name], ["memory used", (one) => `${bytes(one.used_bytes)} of ${bytes(one.total_bytes)}`, true],
+          ["power", (one) => (one.power_w ? `${Math.round(one.power_w)} W` : "–"), true], ["heat", (one) => (one.celsius ? `${Math.round(one.celsius)} °C` : "–"), true]], devices[site.name], ""),
         table([["role", (one) => one.role], ["device", (one) => one.device ?? "–"], ["pid", (one) => one.pid, true], ["address", (one) => one.url ?? "–"]], site.processes, "It has told of none."))));
   }
 
-  return { node: h("div", null, h("div", { class: "row" }, filter, told), list), update };
+  async function readFaults() {
+    let faults;
+    if (session.is_admin) devices = Object.fromEntries(Object.entries((await call("GET", "manage/catalogue").catch(() => ({ sites: {} }))).sites).map(([name, one]) => [name, one.devices]));
+    try { ({ faults } = await (await fetch("page/faults")).json()); } catch { return; }
+    show(wrong, card("Faults of the last day", table([
+      ["when", (one) => clock(one.at_s)], ["site", (one) => h("b", null, one.site)], ["what", (one) => `${one.what}${one.until_s === null ? "" : one.until_s > one.at_s ? ` for ${seconds(one.until_s - one.at_s)}` : ""}`],
+      ["cause", (one) => one.cause || "–"], ["", (one) => one.until_s === null && h("span", { class: "bad" }, "lasts")],
+    ], (faults ?? []).slice(0, SHOWN_FAULTS), "No site has failed since this process started.")));
+  }
+
+  readFaults();
+  const timer = setInterval(readFaults, 5000);
+  const joining = session.is_admin && network.name === "router" && card("One more machine", h("p", null, "On this machine, print a token that is valid once: ", h("code", null, "pilotlight network token FOLDER"),
+    ". It prints the line to paste on the other machine. A network that machines may join is made by ", h("code", null, "pilotlight network init FOLDER --host NAME"), "."));
+  return { node: h("div", null, h("div", { class: "row" }, filter, told), list, wrong, joining), update, leave: () => clearInterval(timer) };
 }

@@ -10,7 +10,7 @@ from pilotlight.wire.chat import ChatLogprobs
 
 
 class BlockBuilder:
-    """One answer. Of one that another site began, the writer is first told what that one has shown."""
+    """One answer. If another site started it, the writer first replays what the client already has."""
 
     def __init__(self, new_writer: NewWriter, request: ValidGeneration, generator: Generator) -> None:
         self._writer = new_writer(request)

@@ -1,6 +1,6 @@
-"""Logprobs as the two endpoints write them: OpenAI's lists of chosen tokens, and vLLM's table of the prompt's.
+"""Log-probabilities in OpenAI's form (the chosen tokens) and vLLM's (a table of the prompt's tokens).
 
-Knows token texts and offsets; refuses to know where a number comes from.
+Knows token texts and offsets, not the source of the numbers.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,9 @@ def chat_logprobs(tokens: Sequence[DeliveredToken], tokenizer: Tokenizer) -> Cha
 
 
 def text_logprobs(texts: Sequence[str], tokens: Sequence[DeliveredToken], tokenizer: Tokenizer) -> list[ChatLogprobs]:
-    """Return the logprobs of each of an answer's texts: other tokens were reasoning, calls or their markup."""
+    """Return the log-probabilities of each text of an answer.
+
+    Tokens of reasoning, calls and markup are left out."""
     spelled = [tokenizer.token_bytes(token.token_id) for token in tokens]
     ends = list(accumulate(map(len, spelled)))
     written, behind, found = b"".join(spelled), 0, []
@@ -102,13 +104,15 @@ def _by_id(token_id: int, reported: TokenLogprobs, num_top: int, tokenizer: Toke
 
 
 def _top_by_text(token_id: int, reported: TokenLogprobs, num_top: int | None, tokenizer: Tokenizer) -> dict[str, float]:
-    """Return the likeliest tokens, and the token that is there: one more, where it is none of them."""
+    """Return the likeliest tokens, and the actual token if it is not among them."""
     there = (token_id, reported.logprob)
     return {tokenizer.token_text(other): logprob for other, logprob in (there, *reported.top[:num_top])}
 
 
 def _offsets(token_ids: Sequence[int], tokenizer: Tokenizer) -> list[int]:
-    """Characters before each token. One that begins in the middle of a character counts from that character's start."""
+    """Characters before each token.
+
+    One that begins in the middle of a character counts from that character's start."""
     detokenizer = tokenizer.detokenizer()
     offsets, decoded = [], 0
     for token_id in token_ids:

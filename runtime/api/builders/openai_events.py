@@ -1,5 +1,6 @@
-"""OpenAI's objects and events: a chat's deltas as `chat.completion` and its chunks, a completion's as `text_completion`, with the prompt before them
-when it is to be echoed."""
+"""OpenAI's objects and events: `chat.completion` and its chunks, and `text_completion`.
+
+A completion starts with the prompt if the request asks to echo it."""
 
 from typing import ClassVar, Generic, TypeVar
 
@@ -95,7 +96,7 @@ class ChatBuilder(OpenAIBuilder[ValidChat]):
         self._resumed = set(self._begun)  # choices of which another site has shown the beginning
 
     def events(self, delta: Delta, generation: Generation) -> bytes:
-        """Return one event per part, the tokens with the last; the finish has an event of its own."""
+        """Return one event per part, the last one with the tokens, and a separate event for the finish."""
         shown = tuple(token for token in delta.tokens if token.is_shown)
         events = b""
         if delta.choice in self._resumed:
@@ -138,7 +139,7 @@ class ChatBuilder(OpenAIBuilder[ValidChat]):
         if isinstance(part, CallPart):
             begun = ToolCallDelta(part.position, FunctionDelta(part.name), self._call_id(part, choice), "function")
             return MessageDelta(tool_calls=(begun,))
-        assert isinstance(part, ArgumentsPart), "the end of a call is nobody's to see"
+        assert isinstance(part, ArgumentsPart), "the end of a call is not sent to clients"
         if (reader := self._inputs.get((choice, part.position))) is not None:
             return _more_input(part.position, reader.push(part.text))
         return MessageDelta(tool_calls=(ToolCallDelta(part.position, FunctionDelta(arguments=part.text)),))

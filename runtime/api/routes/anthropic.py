@@ -1,4 +1,4 @@
-"""Anthropic's paths: /v1/messages and /v1/messages/count_tokens, under the prefixes that OpenAI's have."""
+"""Anthropic's paths: /v1/messages and /v1/messages/count_tokens, under the same prefixes as OpenAI's."""
 
 from functools import partial
 

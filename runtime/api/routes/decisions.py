@@ -1,4 +1,6 @@
-"""Decisions in their dialects: /v1/decisions and /v1/systemone, and the input of a decision model at Workers AI's `run`. Never a stream."""
+"""Decisions: /v1/decisions, /v1/systemone, and the input of a decision model at Workers AI's `run`.
+
+Never a stream."""
 
 from collections.abc import Callable, Sequence
 from functools import partial

@@ -1,4 +1,4 @@
-"""Embeddings as both dialects write them: OpenAI's /ai/v1/embeddings and Workers AI's `{"text": ...}` at /ai/run."""
+"""Embeddings: OpenAI's /ai/v1/embeddings, and Workers AI's `{"text": ...}` at /ai/run."""
 
 from typing import TYPE_CHECKING
 

@@ -1,7 +1,7 @@
-"""Generating endpoints, whatever their dialect: read, validate, generate, and write one object or a stream.
+"""Generating endpoints of every dialect: read, validate, generate, and write one object or a stream.
 
-An endpoint adds two things of its own: how a body becomes a `Valid...` value, and a ResponseBuilder that renders deltas in its dialect. A stream
-to one of the network's routers carries marks (wire/hop/continuation.py), and the router is told when the site drains.
+An endpoint supplies the parser that makes a `Valid...` value of a body, and a ResponseBuilder that renders deltas in its dialect. A stream to one of
+the network's routers has resume points (wire/hop/continuation.py) and a notice when the site starts to drain.
 """
 
 import asyncio
@@ -116,7 +116,7 @@ class Endpoint(Generic[RequestT]):
                 if not writer.started.is_set():
                     raise
                 log.exception("a stream of %s failed", request.model)
-                failure = ApiError("internal_error", "something went wrong inside this site; its log has the details")
+                failure = ApiError("internal_error", "internal error at this site; see its log")
                 await writer.write(failure.event(self._dialect))
             await writer.close()
 
@@ -134,7 +134,9 @@ class Endpoint(Generic[RequestT]):
 
 
 def naming_ignored(request: ValidGeneration | TextRequest, left_out: Sequence[str] = ()) -> list[tuple[str, str]]:
-    """Return the header that names the fields of a request that mean nothing here. `left_out`: fields that its answer is not held to."""
+    """Return the header that names the fields of a request that mean nothing here.
+
+    `left_out`: fields that its answer is not held to."""
     return _ignored_header(request.requested_model, (*request.ignored, *left_out))
 
 
@@ -168,7 +170,9 @@ async def parsed(parse: Callable[[bytes, *Arguments], ParsedT], raw: bytes, *arg
 
 
 def events_of(delta: Delta, generation: Generation, builder: ResponseBuilder) -> bytes:
-    """Return the server-sent events of a delta, with the response's ending behind the last; a heartbeat for one that brings nothing."""
+    """Return the server-sent events of a delta, the last with the response's ending.
+
+    A delta without content gives a heartbeat."""
     if delta is EMPTY_DELTA:
         return HEARTBEAT
     return builder.events(delta, generation) + (builder.ending(generation) if generation.is_finished else b"")

@@ -1,7 +1,7 @@
-"""Workers AI's fine-tunes: accounts list, create, upload and remove adapters; and what routers ask about all of them.
+"""Workers AI's fine-tunes: accounts list, create, upload and remove adapters; routers read all of them.
 
-An account is known by its key, or by a router's word; whatever account a path names, it has the same ones. Requests use an adapter by its id or
-name (`lora`), or as MODEL:NAME.
+The key, or a header of the router, identifies the account; the account in the path is ignored. Requests use an adapter by its id or name (`lora`), or
+as MODEL:NAME.
 """
 
 import asyncio
@@ -35,10 +35,10 @@ AT = "/client/v4/accounts/{account_id}/ai/finetunes"
 _JOB_PATHS = ("", "/{job}", "/{job}/{part}")
 MOST_LISTED = 1000
 LISTED = 50  # where the client does not say how many
-BODY_BYTES = 64 << 10  # of what is no file
+BODY_BYTES = 64 << 10  # bytes of a body that is not a file
 FORM_BYTES = 16 << 10  # round a file
 CONFIG_BYTES = 1 << 20
-MOST_UPLOADS = 8  # at once: what has come of each lies on the disk
+MOST_UPLOADS = 8  # at once; the files that arrived stay on the disk
 UPLOAD_S = 600.0  # for a whole file: 500 kB/s for the largest one by default
 REREAD_S = 30.0  # after which a model that had not been loaded yet may have been
 
@@ -79,7 +79,7 @@ class FinetuneRoutes:
         return json_response(_encoder.encode(jobs_answer(request.method, named.get("job"), named.get("part"), owned)))
 
     async def public(self, request: Request) -> Response:
-        """The adapters that the site has for everybody, in order of models and names."""
+        """The site's adapters for all accounts, ordered by model and name."""
         limit, offset = (_number(request, name, default) for name, default in (("limit", LISTED), ("offset", 0)))
         found = await asyncio.to_thread(self._adapters.public)
         shown = [each.listed() for each in found[offset : offset + min(limit, MOST_LISTED)]]
@@ -91,11 +91,11 @@ class FinetuneRoutes:
         asked = parse_finetune(await read_body(request.scope, request.receive, BODY_BYTES))
         model = self._model(asked.model)
         if not is_name(asked.name):
-            sentence = f"{asked.name[:100]!r} is no fine-tune's name: letters, digits, '.', '_' and '-', 100 at most, a letter or digit first"
+            sentence = f"{asked.name[:100]!r} is not a valid name: use at most 100 letters, digits, '.', '_' and '-', with a letter or digit first"
             raise ApiError("invalid_request", sentence, param="name")
         check_model(request.scope, f"{asked.model}:{asked.name}")
         if self._adapters.has_public(model, asked.name):
-            raise ApiError("conflict", f"{model!r} has an adapter named {asked.name!r} for everybody", param="name")
+            raise ApiError("conflict", f"{model!r} has an adapter named {asked.name!r} for all accounts", param="name")
         owner, account = tenant_in(request.scope).owner, request.scope.get(ACCOUNT, "")
         new = await asyncio.to_thread(store.create, owner, account, model, asked.name, asked.description)
         return _enveloped(new.listed())
@@ -130,7 +130,7 @@ class FinetuneRoutes:
         return json_response(_encoder.encode(await asyncio.to_thread(self._store().everything)))
 
     async def one(self, request: Request) -> Response:
-        """One of them with its files, to be brought to another site; one that comes from there; one that was removed there."""
+        """Export an adapter with its files to another site, import one, or remove one that was removed elsewhere."""
         _require_router(request)
         store, id = self._store(), request.path_params["id"]
         if request.method == "DELETE":
@@ -152,7 +152,7 @@ class FinetuneRoutes:
     def _uploading(self) -> Iterator[None]:
         if self._num_uploads >= MOST_UPLOADS:
             raise ApiError(
-                "overloaded", f"{MOST_UPLOADS} files are coming in at this site: send it again", retry_after_s=5
+                "overloaded", f"{MOST_UPLOADS} files are being uploaded to this site: retry later", retry_after_s=5
             )
         self._num_uploads += 1
         try:
@@ -162,7 +162,7 @@ class FinetuneRoutes:
 
     def _store(self) -> FinetuneStore:
         if self._adapters.finetunes is None:
-            sentence = "this site takes no fine-tunes: finetunes.directory of its file says where they would be kept"
+            sentence = "uploads of adapters are disabled: set finetunes.directory in the site's file"
             raise ApiError("not_found", sentence)
         return self._adapters.finetunes
 
@@ -181,7 +181,7 @@ class FinetuneRoutes:
             if directory is None and self._models.info(model) is not None:  # it has been downloaded
                 directory = await directory_of(config.source)
             if directory is None:
-                sentence = f"{model!r} has not been loaded here yet, so nobody knows what fits it: ask it something, and send this again"
+                sentence = f"{model!r} has not been loaded here yet, so the adapter cannot be checked: send the model a request, then retry"
                 raise ApiError("overloaded", sentence, retry_after_s=REREAD_S)
             planned = await asyncio.to_thread(read_model, directory)
         except (SourceError, CheckpointError) as error:
@@ -238,7 +238,7 @@ def _id(id: str) -> str:
 
 def _require_router(request: Request) -> None:
     if not request.scope.get(GENUINE_HOP, False):
-        raise ApiError("forbidden", "only a router that shares a secret with this site may ask for its fine-tunes")
+        raise ApiError("forbidden", "only a router that shares a secret with this site may read its fine-tunes")
 
 
 def _number(request: Request, name: str, default: int) -> int:

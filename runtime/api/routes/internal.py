@@ -1,8 +1,9 @@
-"""Routes for the network's own parts: POST /internal/wake (a request for this model is on its way), POST /internal/sleep (an operator wants it to
-sleep), GET /timeline (what took how long).
+"""Routes for the network's own parts: POST /internal/wake (a request for this model is on its way), GET /internal/catalogue and POST
+/internal/operation (an operator's), GET /timeline (what took how long).
 
-A hint changes what the site does, so where the network has a secret it must be signed like any hop. It is only a hint: it is never refused for
-want of room, and says where the model is.
+POST /internal/wake (a request for this model will follow), POST /internal/sleep (an operator puts it to sleep), GET /timeline (duration of each
+step). A hint changes the site's state, so it must be signed like any hop if the network has a secret. It is never refused for lack of capacity; the
+response reports where the model's weights are.
 """
 
 import msgspec
@@ -12,24 +13,45 @@ from starlette.routing import Route
 
 from pilotlight.runtime.api.connection import json_response, read_json
 from pilotlight.runtime.api.middleware import GENUINE_HOP
+from pilotlight.runtime.management.operator import SiteOperator
 from pilotlight.runtime.models.registry import Models
+from pilotlight.runtime.telemetry.recent_generations import RecentGenerations
 from pilotlight.runtime.telemetry.timeline import Timeline
 from pilotlight.wire.errors import ApiError
-from pilotlight.wire.hop.hints import SLEEP_PATH, WAKE_PATH, WakeAnswer, WakeHint
+from pilotlight.wire.hop.management import (
+    CATALOGUE_PATH,
+    OPERATION_PATH,
+    REQUESTS_PATH,
+    WAKE_PATH,
+    SiteOperation,
+    WakeAnswer,
+    WakeHint,
+)
 
 MAX_BODY = 4096
 
 
 class Internal:
-    def __init__(self, models: Models, timeline: Timeline, hop_secret: str | None) -> None:
+    def __init__(
+        self,
+        models: Models,
+        operator: SiteOperator,
+        recent: RecentGenerations,
+        timeline: Timeline,
+        hop_secret: str | None,
+    ) -> None:
+        self._recent = recent
         self._models = models
+        self._operator = operator
         self._timeline = timeline
         self._needs_signature = hop_secret is not None
 
     def routes(self) -> list[Route]:
         return [
             Route(WAKE_PATH, self.wake, methods=["POST"]),
-            Route(SLEEP_PATH, self.sleep, methods=["POST"]),
+            Route(CATALOGUE_PATH, self.catalogue),
+            Route(OPERATION_PATH, self.operation, methods=["POST"]),
+            Route(REQUESTS_PATH, self.requests),
             Route("/timeline", self.timeline),
         ]
 
@@ -40,13 +62,19 @@ class Internal:
         self._models.hint(name)
         return self._told(name)
 
-    async def sleep(self, request: Request) -> Response:
+    async def catalogue(self, request: Request) -> Response:
+        _require_router(request)
+        return json_response(msgspec.json.encode(await self._operator.catalogue()))
+
+    async def operation(self, request: Request) -> Response:
         """Unlike a hint this takes something away: never without a signature."""
-        if not request.scope.get(GENUINE_HOP, False):
-            raise ApiError("forbidden", "only a router that shares a secret with this site may put its models to sleep")
-        name = await self._model(request)
-        await self._models.put_to_sleep(name)
-        return self._told(name)
+        _require_router(request)
+        await self._operator.perform(await read_json(request, SiteOperation, MAX_BODY, "the body must be an operation"))
+        return json_response(b"{}", 202)
+
+    async def requests(self, request: Request) -> Response:
+        _require_router(request)
+        return json_response(msgspec.json.encode(list(self._recent.times)))
 
     async def _model(self, request: Request) -> str:
         """Return the model's own name."""
@@ -62,3 +90,8 @@ class Internal:
 
     async def timeline(self, request: Request) -> Response:
         return json_response(msgspec.json.encode({"spans": self._timeline.spans}))
+
+
+def _require_router(request: Request) -> None:
+    if not request.scope.get(GENUINE_HOP, False):
+        raise ApiError("forbidden", "only a router that shares a secret with this site may manage its models")

@@ -1,5 +1,6 @@
-"""Routes for the other sites of the network, which may have prompts computed here (wire/hop/lending.py): nobody without the network's secret is
-heard."""
+"""Routes for other sites of the network that have prompts computed here (wire/hop/lending.py).
+
+Every request must be signed with the network's secret."""
 
 import re
 
@@ -24,7 +25,7 @@ from pilotlight.wire.hop.lending import (
     encode_line,
 )
 
-MAX_BODY = 32 << 20  # four million tokens: the engine says what fits
+MAX_BODY = 32 << 20  # four million tokens; the engine checks the model's own limit
 MAX_SALT = 64
 _HAND_OVER = re.compile(r"[0-9a-f]{32}")
 _PROBE = bytes(PROBE_BYTES)
@@ -32,7 +33,7 @@ _PROBE = bytes(PROBE_BYTES)
 
 class LendingRoutes:
     def __init__(self, lending: Lending, first_port: int) -> None:
-        """`first_port`: where the site's first host serves blocks to other sites; the next ones have the ports behind it."""
+        """`first_port` is where the site's first host serves blocks to other sites; the next hosts use the next ports."""
         self._lending = lending
         self._first_port = first_port
 
@@ -76,7 +77,7 @@ class _PromptRoute:
                     device_us += output.device_us
         except ApiError:
             if has_begun:
-                raise AnswerCut from None  # whoever borrows computes what has not come
+                raise AnswerCut from None  # the borrower computes the missing blocks itself
             raise
         await _send_line(send, PromptComputed(num_cached, device_us), is_last=True)
 

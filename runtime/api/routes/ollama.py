@@ -1,4 +1,4 @@
-"""Ollama's paths: /api/chat, /api/generate, /api/embed, and what its clients ask about models (dialects/ollama.py).
+"""Ollama's paths: /api/chat, /api/generate, /api/embed, and information about models (dialects/ollama.py).
 
 A stream goes to a router as events with resume points, and to a client as lines.
 """
@@ -110,7 +110,9 @@ class OllamaBuilder:
         self._models = generator.models.registry
 
     def events(self, delta: Delta, generation: Generation) -> bytes:
-        """Return a line for each part; tokens' logprobs are with the last. An end that shows nothing more is told by the last line alone."""
+        """Return a line for each part; the last one has the tokens' log-probabilities.
+
+        An end without further output adds no line of its own."""
         messages = list(self._messages(delta))
         if not messages:
             return b""
@@ -142,7 +144,9 @@ class OllamaBuilder:
                 yield OllamaMessage(tool_calls=(self._call(*next(calls)),))
 
     def _call(self, call: CallPart, arguments: str) -> OllamaCall:
-        """Return a call. Arguments that are no JSON object, which clients of this API cannot read, are left out."""
+        """Return a call.
+
+        Arguments that are no JSON object, which clients of this API cannot read, are left out."""
         try:
             _objects.decode(arguments)
         except (ValueError, RecursionError):
@@ -198,7 +202,9 @@ class OllamaModels:
         return json_response(orjson.dumps({"models": [self._listed(name) for name in self._names(request)]}))
 
     async def awake(self, request: Request) -> Response:
-        """Models that are on a device. None is put to sleep for its age, so they expire at no time that is known."""
+        """Models that are on a device.
+
+        None is put to sleep for its age, so they expire at no time that is known."""
         names = [name for name in self._names(request) if self._models.residency(name) == "device"]
         models = [{**self._listed(name), "expires_at": _NEVER, **self._awake(name)} for name in names]
         return json_response(orjson.dumps({"models": models}))

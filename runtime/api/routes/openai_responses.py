@@ -1,4 +1,6 @@
-"""OpenAI's Responses: /v1/responses and what is kept below it. A router of the network keeps responses itself: what one sends is only answered."""
+"""OpenAI's Responses: /v1/responses and the stored responses below it.
+
+A router of the network stores responses itself: its requests are only answered."""
 
 from functools import partial
 
@@ -19,7 +21,7 @@ from pilotlight.wire.errors import Dialect
 
 
 class ResponsesEndpoint:
-    """A pure ASGI application for all of these paths. Run `run()` as a task; `close()` behind it."""
+    """A pure ASGI application for all of these paths. Run `run()` as a task; call `close()` afterwards."""
 
     def __init__(self, generator: Generator, config: SiteConfig, access: Access) -> None:
         limits, kept = config.limits, config.responses

@@ -1,7 +1,6 @@
-"""OpenAI's paths: /ai/v1/chat/completions, /ai/v1/completions, /ai/v1/embeddings, /ai/v1/models, the same under /v1, and under an account's path at
-Cloudflare.
+"""OpenAI's paths: chat completions, completions, embeddings and models.
 
-Knows paths and models; how an answer is written is runtime/api/builders' business.
+Under /ai/v1, /v1, and an account's path at Cloudflare. Knows paths and models; runtime/api/builders writes the answers.
 """
 
 from typing import Literal

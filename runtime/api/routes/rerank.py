@@ -1,5 +1,6 @@
-"""Scores: /v1/rerank, /rerank and /v2/rerank in Jina's, Cohere's and text-embeddings-inference's form, vLLM's /v1/score and /v1/classify, and Workers
-AI's `{"query": ..., "contexts": [...]}` at /ai/run."""
+"""Scores: /v1/rerank, /rerank, /v2/rerank, /v1/score, /v1/classify, and contexts at Workers AI's /ai/run.
+
+In the forms of Jina, Cohere, text-embeddings-inference, vLLM, and Workers AI (`{"query": ..., "contexts": [...]}`)."""
 
 import os
 import time

@@ -1,4 +1,4 @@
-"""Endpoints whose answer is one object about all of a request's texts: embeddings and scores, in every dialect. Never a stream."""
+"""Endpoints that answer all of a request's texts with one object: embeddings and scores. Never a stream."""
 
 from collections.abc import Awaitable, Callable
 from functools import partial

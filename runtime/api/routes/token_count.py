@@ -1,4 +1,6 @@
-"""How many tokens a request's prompt has, as its model's own template and tokenizer write it: the same in every dialect that asks for it."""
+"""The number of tokens of a request's prompt, by its model's template and tokenizer.
+
+The count is the same in every dialect."""
 
 import asyncio
 from collections.abc import Callable

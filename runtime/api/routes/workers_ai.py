@@ -1,7 +1,7 @@
-"""Cloudflare Workers AI's native paths: .../ai/run/{model}, what models, tasks and schemas there are, and whether a token works.
+"""Cloudflare Workers AI's native paths: .../ai/run/{model}, lists of models, tasks and schemas, and token checks.
 
-Same generation as OpenAI's paths, other shapes: an envelope round one object, a stream of `{"response": ...}` whose last event has the usage. An
-answer that is asked for as JSON is a document there, not its text; in a stream it is text, and so is one that was cut short.
+Generates as OpenAI's paths do, in other forms: an envelope around one object, or a stream of `{"response": ...}` whose last event has the usage. An
+answer requested as JSON is an object there; in a stream, or if it was cut short, it is text.
 """
 
 import re
@@ -94,7 +94,9 @@ def workers_ai_routes(generator: Generator, limits: LimitsConfig, is_busy: Calla
 
 
 class _AsFunction:
-    """A model at a function's path: POST /fn/@org/model with its inputs. For callers of functions, all of them one account."""
+    """A model at a function's path: POST /fn/@org/model with its inputs.
+
+    For callers of functions, all of them one account."""
 
     def __init__(self, endpoint: "_Run") -> None:
         self._endpoint = endpoint
@@ -105,7 +107,7 @@ class _AsFunction:
 
 
 class _Run:
-    """One path for every task: what is asked of a model shows in the body alone."""
+    """Run a model of any task; the body determines which."""
 
     def __init__(
         self,
@@ -122,7 +124,7 @@ class _Run:
             message = "queueRequest is for a router with a ledger, which keeps the queue; a site alone has none"
             raise ApiError("unsupported_parameter", message, param="queueRequest")
         if _BUSY.search(scope["query_string"]) and self._is_busy(scope["path_params"]["model"]):
-            message = "all of this model's room is taken, and the request asked not to wait"
+            message = "the model has no free capacity, and the request asked not to wait"
             raise ApiError("overloaded", message, retry_after_s=RETRY_AFTER_S)
         raw = await read_body(scope, receive, body_limit(scope, self._max_body_bytes))
         _, asked = router_context(scope, raw)
@@ -132,8 +134,9 @@ class _Run:
 
 
 def task_of(raw: bytes) -> Literal["run", "response", "embedding", "reranking", "decision"]:
-    """Return what a body asks for: an answer, one in the Responses API's form, embeddings, scores of contexts, or decisions. Most that hold these
-    words have them in a message's parts; what is not JSON is another's to refuse."""
+    """Return which kind of request a body is: a generation, a Responses body, embeddings, scores, or decisions.
+
+    The fields are only searched for as words first, because most bodies with these words have them in a message. Invalid JSON is refused later."""
     if not any(word in raw for word in (b'"text"', b'"input"', b'"contexts"', b'"questions"')):
         return "run"
     try:
@@ -192,7 +195,9 @@ class RunBuilder:
 
 
 class ModelCatalog:
-    """The site's models as cards, a page at a time; `?search=` keeps those whose name contains it, `?task=` those of a task, by its name or id."""
+    """The site's models as cards, a page at a time.
+
+    `?search=` keeps names that contain it, `?task=` those of a task by its name or id."""
 
     def __init__(self, generator: Generator) -> None:
         self._models = generator.models.registry
@@ -210,7 +215,7 @@ class ModelCatalog:
         return json_response(_encoder.encode(Envelope(tuple(shown), result_info=info)))
 
     async def schema(self, request: Request) -> Response:
-        """What a model's inputs and its result are, as JSON Schema; `?model=` names it."""
+        """The JSON Schemas of a model's input and result; `?model=` names it."""
         asked = request.query_params.get("model", "")
         name = self._models.resolve(asked)
         if name is None or not may_see(request.scope, self._models.names_of(asked)):
@@ -255,7 +260,7 @@ async def _tasks(request: Request) -> Response:
 
 
 async def _token(request: Request) -> Response:
-    """Tell a key that works that it does: any other was refused before."""
+    """Confirm that a key is valid; invalid ones were refused earlier."""
     key = bearer_token(header(request.scope, "authorization"))
     if not key:
         raise ApiError("unauthorized", "send the key to be verified as `Authorization: Bearer KEY`")
@@ -275,7 +280,7 @@ def _results(delta: Delta) -> Iterator[TextResult]:
 
 
 def _call(call: CallPart, arguments: str) -> Call:
-    """Arguments that are no JSON are told as the text they are."""
+    """Return a call's arguments as an object, or as text if they are not valid JSON."""
     if not _is_json(arguments):
         arguments = msgspec.json.encode(arguments).decode()
     # An event has one line; in JSON a line end can only be white space.

@@ -30,8 +30,8 @@ def create_key(
     ] = None,
 ) -> None:
     """Make a key, show it once, and keep its digest."""
-    from pilotlight.runtime.cli.keys.key_files import NewKey
     from pilotlight.runtime.cli.keys.key_files import create as run
+    from pilotlight.sites.key_files import NewKey
 
     run(NewKey(name, tuple(scope or ("models",)), account, expires_days), file)
 
@@ -40,7 +40,7 @@ def create_key(
 def list_keys(
     file: KeysFileOption, as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False
 ) -> None:
-    """List a file's keys: whose they are, what they open, and until when."""
+    """List a file's keys: account, scopes and expiry."""
     from pilotlight.runtime.cli.keys.key_files import list_keys as run
 
     run(file, as_json)
@@ -60,7 +60,7 @@ def rotate_key(
     file: KeysFileOption,
     grace_hours: Annotated[float, typer.Option(min=0.0, help="Hours for which the previous key stays valid.")] = 24.0,
 ) -> None:
-    """Make a new key in the place of another."""
+    """Replace a key by a new one."""
     from pilotlight.runtime.cli.keys.key_files import rotate as run
 
     run(file, name, grace_hours)

@@ -1,101 +1,44 @@
-"""`pilotlight keys`: a client's key, shown once; a network's, a site's or `serve`'s file keeps its digest alone.
+"""What `pilotlight keys` prints: to standard output the key alone, everything else to standard error."""
 
-Files are changed line by line, so that what somebody has written beside the keys stays as it is; a change is read back before it is kept, and one
-that would say anything else than it should is refused.
-"""
-
-import hashlib
 import json
-import os
-import re
-import secrets
 import sys
-import tempfile
-import tomllib
-from collections.abc import Sequence
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, NamedTuple
 
 from rich.console import Console
 from rich.table import Table
 
-from pilotlight.runtime.cli.cli_error import CliError
-from pilotlight.sites.accounts import KeyConfig
-from pilotlight.sites.config import ConfigError, parse
+from pilotlight.sites.key_files import NewKey, add_key, keys_of, revoke_key, rotate_key
 
-PREFIX = "pl-"  # so that whoever finds one in a log or a commit knows what it is
-KEY_BYTES = 32
-
-_TABLE = re.compile(r"^[ \t]*\[\[[ \t]*keys[ \t]*\]\][ \t]*(#.*)?$")
-_ANY_TABLE = re.compile(r"^[ \t]*\[")
-
-
-class NewKey(NamedTuple):
-    """What `keys create` is told of a key."""
-
-    name: str
-    scopes: tuple[str, ...] = ("models",)
-    account: str | None = None
-    expires_days: float | None = None
-
-
-def new_key(name: str, scopes: Sequence[str] = ("models",), **more: Any) -> tuple[str, KeyConfig]:
-    """Make a key, and the entry that knows it. Raises ConfigError for an invalid name or scope."""
-    key = PREFIX + secrets.token_urlsafe(KEY_BYTES)
-    return key, key_config(name, key, scopes, **more)
-
-
-def key_config(name: str, key: str, scopes: Sequence[str], **more: Any) -> KeyConfig:
-    values = {"name": name, "key_sha256": _digest_of(key), "scopes": list(scopes), **more}
-    return parse(KeyConfig, values, "pilotlight keys")
+_WHEN = "what serves by it takes that over at its next start, or at SIGHUP"
 
 
 def create(new: NewKey, file: Path | None) -> None:
-    """Make a key and print it: to standard output the key alone, everything else to standard error."""
-    more: dict[str, Any] = {} if new.account is None else {"account": new.account}
-    if new.expires_days is not None:
-        more["expires"] = _from_now(timedelta(days=new.expires_days))
-    key, known = new_key(new.name, new.scopes, **more)
-    fields = {"name": new.name, "key_sha256": known.key_sha256, "scopes": [*new.scopes], **more}
-    table = "[[keys]]\n" + "".join(f"{name} = {_toml(value)}\n" for name, value in fields.items())
+    """Make a key and print it. Raises ConfigError."""
+    key, table = add_key(new, file)
     if file is not None:
-        append(file, new.name, table, new.account)
         print(f"{file} knows {new.name}; {_WHEN}. The key is shown only now:", file=sys.stderr)
     else:
         print(f"Add this to the file that is to know it:\n\n{table}\nThe key is shown only now:", file=sys.stderr)
     print(key)
 
 
-_WHEN = "what serves by it takes that over at its next start, or at SIGHUP"
-
-
 def rotate(file: Path, name: str, grace_h: float) -> None:
-    """Print a new key in the place of another, which is known for a while longer. Raises CliError."""
-    key = PREFIX + secrets.token_urlsafe(KEY_BYTES)
-    before = _entry(file, name)
-    if before.get("revoked"):
-        raise CliError(f"{name} was revoked: create a key of another name.")
-    changes = {
-        "key_sha256": _digest_of(key),
-        "former_sha256": before["key_sha256"],
-        "former_expires": _from_now(timedelta(hours=grace_h)),
-    }
-    _change(file, name, changes)
+    """Print a new key in the place of another. Raises ConfigError."""
+    key = rotate_key(file, name, grace_h)
     print(f"{file} knows {name} by a new key, and by the one before for {grace_h:g} h; {_WHEN}.", file=sys.stderr)
     print("The key is shown only now:", file=sys.stderr)
     print(key)
 
 
 def revoke(file: Path, name: str) -> None:
-    """Refuse a key from now on, and the one before it. Raises CliError."""
-    _change(file, name, {"revoked": True})
+    """Refuse a key from now on. Raises ConfigError."""
+    revoke_key(file, name)
     print(f"{name} is refused by {file}; {_WHEN}.", file=sys.stderr)
 
 
 def list_keys(file: Path, as_json: bool) -> None:
     """Print a file's keys: whose they are, what they open, and until when."""
-    found = [_told(entry) for entry in _entries(_read(file), file)]
+    found = keys_of(file)
     if as_json:
         print(json.dumps(found, indent=2))
         return
@@ -103,147 +46,3 @@ def list_keys(file: Path, as_json: bool) -> None:
     for each in found:
         table.add_row(each["name"], each["account"], ", ".join(each["scopes"]), each["state"])
     Console().print(table)
-
-
-def _told(entry: dict[str, Any]) -> dict[str, Any]:
-    known = parse(KeyConfig, entry, "pilotlight keys")
-    now = datetime.now(UTC)
-    state = "known"
-    if known.revoked:
-        state = "revoked"
-    elif known.expires is not None:
-        state = f"{'expired' if known.expires <= now else 'expires'} {known.expires.astimezone(UTC):%Y-%m-%d %H:%MZ}"
-    if known.former_expires is not None and known.former_expires > now and not known.revoked:
-        state += f", the key before it until {known.former_expires.astimezone(UTC):%Y-%m-%d %H:%MZ}"
-    return {
-        "name": known.name,
-        "account": known.account or known.name,
-        "scopes": [*known.scopes],
-        "key_sha256": known.key_sha256,
-        "state": state,
-    }
-
-
-def append(file: Path, name: str, table: str, account: str | None = None) -> None:
-    """Append a table to a TOML file, which leaves all before it as it is. Raises CliError, also for an account that the file does not have."""
-    before = _read(file) if file.exists() else ""
-    known = _entries(before, file)
-    accounts = [each.get("name") for each in tomllib.loads(before).get("accounts", []) if isinstance(each, dict)]
-    if account is not None and account not in accounts:
-        raise CliError(f"{file} has no account named {account!r}: add [[accounts]] with that name first.")
-    if any(entry.get("name") == name for entry in known):
-        raise CliError(f"{file} has a key named {name!r} already: `pilotlight keys rotate`, or choose another name.")
-    after = before + ("\n" if before and not before.endswith("\n") else "") + ("\n" if before else "") + table
-    (added,) = tomllib.loads(table)["keys"]
-    if _entries(after, file) != [*known, added]:
-        raise CliError(f"{file} cannot take a key: keys must be written as [[keys]] there.")
-    _write(file, after)
-
-
-def _change(file: Path, name: str, changes: dict[str, Any]) -> None:
-    """Set fields of one key in its file. Raises CliError where the file is not as it would have to be, and leaves it so."""
-    text = _read(file)
-    entries = _entries(text, file)
-    number = next((i for i, entry in enumerate(entries) if entry.get("name") == name), None)
-    if number is None:
-        known = ", ".join(str(entry.get("name")) for entry in entries) or "none"
-        raise CliError(f"{file} has no key named {name!r}; it has {known}.")
-    wanted = [*entries[:number], {**entries[number], **changes}, *entries[number + 1 :]]
-    after = _with_fields(text, number, changes)
-    try:
-        parse(KeyConfig, wanted[number], str(file))
-        is_right = _entries(after, file) == wanted
-    except CliError:
-        is_right = False
-    if not is_right:
-        raise CliError(
-            f"{file} does not write {name} as a [[keys]] table with a line for each field: change it by hand."
-        )
-    _write(file, after)
-
-
-def _with_fields(text: str, number: int, changes: dict[str, Any]) -> str:
-    lines = text.splitlines(keepends=True)
-    starts = [i for i, line in enumerate(lines) if _TABLE.match(line.rstrip("\r\n"))]
-    if number >= len(starts):
-        return text
-    start = starts[number] + 1
-    end = next((i for i in range(start, len(lines)) if _ANY_TABLE.match(lines[i])), len(lines))
-    block = lines[start:end]
-    if block and not block[-1].endswith("\n"):
-        block[-1] += "\n"
-    for field, value in changes.items():
-        line = f"{field} = {_toml(value)}\n"
-        at = next((i for i, old in enumerate(block) if re.match(rf"[ \t]*{field}[ \t]*=", old)), None)
-        if at is not None:
-            block[at] = line
-        else:
-            last = max((i for i, old in enumerate(block) if old.strip()), default=-1)
-            block.insert(last + 1, line)
-    return "".join([*lines[:start], *block, *lines[end:]])
-
-
-def _entry(file: Path, name: str) -> dict[str, Any]:
-    found = [entry for entry in _entries(_read(file), file) if entry.get("name") == name]
-    if not found:
-        raise CliError(f"{file} has no key named {name!r}.")
-    return found[0]
-
-
-def _entries(text: str, file: Path) -> list[dict[str, Any]]:
-    try:
-        found = tomllib.loads(text).get("keys", [])
-    except tomllib.TOMLDecodeError as error:
-        raise CliError(f"{file} cannot take a key: {error}") from None
-    if not isinstance(found, list) or not all(isinstance(entry, dict) for entry in found):
-        raise CliError(f"{file} cannot take a key: keys must be written as [[keys]] there.")
-    return found
-
-
-def _read(file: Path) -> str:
-    try:
-        return file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise CliError(f"{file} cannot be read: {error}") from None
-
-
-def _write(file: Path, text: str) -> None:
-    """Put the text in the file's place whole, with its permissions; a new one is its owner's alone."""
-    real = file.resolve()
-    try:
-        handle, made = tempfile.mkstemp(dir=real.parent, prefix=f".{real.name}.")
-        try:
-            with open(handle, "w", encoding="utf-8") as opened:
-                opened.write(text)
-                opened.flush()
-                os.fsync(opened.fileno())
-            if real.exists():
-                os.chmod(made, real.stat().st_mode & 0o777)
-            os.replace(made, real)
-        except BaseException:
-            os.unlink(made)
-            raise
-    except OSError as error:
-        raise CliError(f"{file} cannot be written: {error}") from None
-
-
-def _digest_of(key: str) -> str:
-    return hashlib.sha256(key.encode()).hexdigest()
-
-
-def _from_now(span: timedelta) -> datetime:
-    try:
-        return (datetime.now(UTC) + span).replace(microsecond=0)
-    except OverflowError:
-        raise ConfigError("pilotlight keys: that is later than there are dates") from None
-
-
-def _toml(value: Any) -> str:
-    match value:
-        case bool():
-            return str(value).lower()
-        case datetime():
-            return value.strftime("%Y-%m-%dT%H:%M:%SZ")
-        case list():
-            return "[" + ", ".join(map(_toml, value)) + "]"
-    return json.dumps(value)

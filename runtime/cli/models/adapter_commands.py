@@ -1,4 +1,4 @@
-"""`pilotlight adapters`: names, options and help; the work is in adapter_folder.py, imported when it runs."""
+"""`pilotlight adapters`: names, options and help. The work is in adapter_folder.py, imported when it runs."""
 
 from pathlib import Path
 from typing import Annotated
@@ -32,7 +32,7 @@ def list_adapters(folder: FolderOption) -> None:
 
 @adapters.command("remove")
 def remove_adapter(name: AdapterName, folder: FolderOption) -> None:
-    """Remove an adapter; what it is answering is answered to its end."""
+    """Remove an adapter; answers in progress are finished."""
     from pilotlight.runtime.cli.models.adapter_folder import remove as run
 
     run(name, folder)

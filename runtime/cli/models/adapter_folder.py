@@ -1,7 +1,7 @@
-"""`pilotlight adapters`: the folder that sites read adapters from (`adapters_dir` of a model), to which one is added whole or not at all.
+"""`pilotlight adapters`: the folder from which sites read adapters (`adapters_dir` of a model).
 
-A site looks at the folder for every request, so nothing has to be told to it. An adapter that is removed while it answers is on its device already,
-and ends its answers.
+An adapter is added completely or not at all. A site looks at the folder for every request, so it needs no notice. An adapter that is removed during
+an answer is already on the device, and the answer is finished.
 """
 
 import shutil

@@ -1,4 +1,6 @@
-"""`pilotlight pack`: finds or downloads the model, starts the process that packs it (this one loads no torch), and shows how far it is."""
+"""`pilotlight pack`: finds or downloads the model, starts the process that packs it, and shows its progress.
+
+This process does not load torch."""
 
 import asyncio
 import json
@@ -21,7 +23,7 @@ DTYPES = ("auto", "float32", "bfloat16")
 
 def pack(model: str, dtype: str, out: Path | None, is_lossless: bool = False) -> None:
     if dtype not in DTYPES:
-        raise CliError(f"--dtype {dtype} is none of {', '.join(DTYPES)}")
+        raise CliError(f"--dtype must be one of {', '.join(DTYPES)}, not {dtype}")
     out = out or Path(f"{model.removeprefix(PREFIX).rstrip('/').rsplit('/', 1)[-1]}.packed")
     console = Console()
     with progress_bar(console) as bar:
@@ -57,7 +59,9 @@ def fetched(model: str, bar: Progress) -> Path:
 
 
 def work(module: str, arguments: list[str], show: Show) -> dict[str, Any]:
-    """Run a process that says where it stands, and return the last thing it says. It ends with this one: nobody would read what it says."""
+    """Run a process that reports its progress, and return its last report.
+
+    It ends with this process, its only reader."""
     command = [sys.executable, "-m", module, *arguments]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True) as process:
         assert process.stdout is not None

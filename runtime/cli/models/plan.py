@@ -1,4 +1,4 @@
-"""`pilotlight plan`: what fits of a model on which devices, before anything is bought or downloaded but a config.json."""
+"""`pilotlight plan`: which devices a model fits on, computed from its config.json alone."""
 
 from pathlib import Path
 from typing import Any, NamedTuple, cast, get_args
@@ -9,13 +9,13 @@ from rich.table import Table
 
 from pilotlight.engine.api.errors import CheckpointError
 from pilotlight.engine.api.protocol import KvDtype
-from pilotlight.engine.planning.devices import GIB, GPUS, Device, DeviceSet, cpu, parse_devices
+from pilotlight.engine.planning.devices import GIB, DeviceSet, parse_devices
 from pilotlight.engine.planning.link import Link, plan_link
 from pilotlight.engine.planning.model_plan import PlannedModel, read_model
 from pilotlight.engine.planning.parallelism import Parallelism
 from pilotlight.engine.planning.planner import ModelPlan, Workload, described, make_plan
 from pilotlight.runtime.cli.cli_error import CliError
-from pilotlight.runtime.hosts.gpus import installed_gpus
+from pilotlight.runtime.hosts.devices import this_machine
 from pilotlight.runtime.models.sources import SourceError, local_directory
 
 _SHOWN = 5  # splits
@@ -23,7 +23,7 @@ _WIDTH = 110  # columns of the terminal, at least
 
 
 class PlanRequest(NamedTuple):
-    """What is asked of a plan."""
+    """The options of a plan."""
 
     model: str
     devices: str = "this-machine"
@@ -41,7 +41,7 @@ class PlanRequest(NamedTuple):
 
     @property
     def wanted(self) -> Parallelism | None:
-        """The split that was asked for; None: the best is looked for."""
+        """The requested split, or None to search for the best one."""
         if self.tp is self.pp is self.ep is None:
             return None
         return Parallelism(*(degree or 1 for degree in (self.tp, self.pp, self.ep)))
@@ -53,7 +53,7 @@ def plan(question: PlanRequest, as_json: bool = False) -> None:
         devices = parse_devices(question.devices, this_machine)
         model = read_model(_config_of(question.model), question.dtype, on_cpu=devices.device.is_cpu)
         if question.kv_dtype not in get_args(KvDtype):
-            raise CliError(f"--kv-dtype {question.kv_dtype} is none of {', '.join(get_args(KvDtype))}.")
+            raise CliError(f"--kv-dtype must be one of {', '.join(get_args(KvDtype))}, not {question.kv_dtype}.")
         model = model._replace(kv_dtype=cast(KvDtype, question.kv_dtype))
         if question.is_lossless:
             model = _in_12_bits(model, devices)
@@ -78,7 +78,9 @@ def plan(question: PlanRequest, as_json: bool = False) -> None:
 
 
 def _in_12_bits(model: PlannedModel, devices: DeviceSet) -> PlannedModel:
-    """Return the model with its matrices in 12 bits. Raises CliError where a site would leave them as they are."""
+    """Return the model with its matrices in 12 bits.
+
+    Raises CliError where a site would leave them as they are."""
     if not devices.device.is_cpu or model.dtype != "bfloat16" or model.quantization is not None:
         format = model.quantization.method if model.quantization else model.dtype
         raise CliError(
@@ -88,20 +90,10 @@ def _in_12_bits(model: PlannedModel, devices: DeviceSet) -> PlannedModel:
     return model._replace(is_lossless=True)
 
 
-def this_machine() -> DeviceSet:
-    """Return this machine's devices: its GPUs, of the first one's kind, else its CPU. Raises CheckpointError."""
-    gpus = installed_gpus() or ()
-    if not gpus:
-        return DeviceSet(1, cpu())
-    known = next((device for name, device in GPUS.items() if name in gpus[0].name.lower()), None)
-    if known is None:
-        raise CheckpointError(f"nothing is known of the speed of {gpus[0].name}; say --devices, of {', '.join(GPUS)}")
-    device: Device = known._replace(memory_bytes=gpus[0].total_bytes)
-    return DeviceSet(len(gpus), device)
-
-
 def _config_of(source: str) -> Path:
-    """Return the directory or file that describes the model; of a hub id its config.json, which is fetched where it is not here."""
+    """Return the directory or file that describes the model.
+
+    For a hub id this is its config.json, downloaded if it is not in the cache."""
     path = Path(source).expanduser()
     if path.suffix == ".json" and path.is_file():
         return path
@@ -112,7 +104,7 @@ def _config_of(source: str) -> Path:
 
     try:
         return Path(hf_hub_download(source, "config.json"))
-    except Exception as error:  # of the hub's many: each says what is wrong with the id or the way to it
+    except Exception as error:  # of the hub's many exceptions; each names the error in the id or the connection
         raise SourceError(f"the config.json of {source} cannot be had: {error}") from error
 
 

@@ -10,7 +10,7 @@ from pilotlight.runtime.models.sources import SourceError, directory_of, local_d
 
 
 def pull(model: str) -> None:
-    """Download, and print the model's directory; what is here already is only named. Raises CliError."""
+    """Download the model if it is not here, and print its directory. Raises CliError."""
     source = source_of(model)
     console = Console(stderr=True)
     try:

@@ -1,4 +1,6 @@
-"""`pilotlight quantize`: finds or downloads the model, and starts the process that rounds it (this one loads no torch)."""
+"""`pilotlight quantize`: finds or downloads the model, and starts the process that rounds it.
+
+This process does not load torch."""
 
 from pathlib import Path
 
@@ -13,7 +15,7 @@ BITS = ("int8", "int4")
 
 def quantize(model: str, to: str, group: int, out: Path | None, calibrate: Path | None = None) -> None:
     if to not in BITS:
-        raise CliError(f"--to {to} is none of {', '.join(BITS)}")
+        raise CliError(f"--to must be one of {', '.join(BITS)}, not {to}")
     if group % 32:
         raise CliError(f"--group {group} is no multiple of 32, nor 0 for whole rows")
     out = out or Path(f"{model.removeprefix(PREFIX).rstrip('/').rsplit('/', 1)[-1]}.{to}")

@@ -1,6 +1,7 @@
-"""The first node of a Ray cluster on this machine, for as long as a command runs: other machines join it, and lend it devices.
+"""The first node of a Ray cluster on this machine, for the duration of a command.
 
-It has none itself: whoever runs it names this machine's own. Refuses to know what the cluster is for.
+Other machines join it and lend it devices. The node itself offers none: the caller assigns this machine's devices. Independent of the cluster's
+use.
 """
 
 import importlib.util
@@ -55,7 +56,7 @@ def own_address() -> str:
     """Return this machine's address on the way to others; its own loopback where there is no such way."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            probe.connect(("192.0.2.1", 9))  # an address of nobody's; nothing is sent
+            probe.connect(("192.0.2.1", 9))  # an unassigned address; nothing is sent
         except OSError:
             return "127.0.0.1"
         address: str = probe.getsockname()[0]

@@ -1,6 +1,7 @@
-"""`pilotlight join`: this machine becomes a site of a network, by a token, and serves.
+"""`pilotlight join`: make this machine a site of a network by a token, and serve.
 
-The token names the authority, so nobody between the two can stand for the router. Knows the order: who is it, may I, write, serve.
+The token contains the authority's fingerprint, so that no other server can pass for the router. The steps: authenticate the network, ask to join,
+write the files, serve.
 """
 
 import http.client
@@ -60,7 +61,7 @@ ToldT = TypeVar("ToldT")
 
 
 class Wishes(NamedTuple):
-    """The options of the command line; what they leave out is found or asked."""
+    """The options of the command line; missing values are detected or asked for."""
 
     name: str | None = None
     address: str | None = None
@@ -100,7 +101,7 @@ def join(url: str, token: str, folder: Path, wishes: Wishes) -> Path:
         atomic_files.write(path, _site_text(url, folder, name, address, place, wishes).encode())
     except OSError as error:
         raise CliError(f"{folder} cannot be written: {error.strerror}.") from None
-    load_site(path)  # what was written is what is read
+    load_site(path)  # check the written file by reading it
     print(f"{name} has joined {url}; its files are in {folder}.", file=sys.stderr)
     return path
 
@@ -117,14 +118,16 @@ class _Router:
         self._context.check_hostname, self._context.verify_mode = False, ssl.CERT_NONE  # until `face` has returned
 
     def face(self, fingerprint: str) -> NetworkFace:
-        """Return what the network shows of itself. Raises CliError where that is another network than the token's."""
+        """Return what the network shows of itself.
+
+        Raises CliError where that is another network than the token's."""
         face = self._ask("GET", AUTHORITY_PATH, None, NetworkFace)
         try:
             found = fingerprint_of(face.authority.encode())
         except AuthorityError as error:
-            raise CliError(f"{self._url} shows no authority: {error}.") from None
+            raise CliError(f"{self._url} sent no valid certificate authority: {error}.") from None
         if found != fingerprint:
-            raise CliError(f"{self._url} is not the network of this token: somebody may stand between you and it.")
+            raise CliError(f"{self._url} is not the network of this token: the connection may be intercepted.")
         self._context = ssl.create_default_context(cadata=face.authority)
         return face
 
@@ -158,7 +161,7 @@ class _Router:
 
 
 def _place(wishes: Wishes, router: Place) -> Place:
-    """Return where this machine stands: as said, as asked where there is a terminal, else where the router stands."""
+    """Return this machine's location: the option, the answer at a terminal, or the router's location."""
     if wishes.city is not None and wishes.latitude is not None and wishes.longitude is not None:
         return Place(wishes.city, wishes.latitude, wishes.longitude)
     city = wishes.city or _asked("City", router.city)
@@ -197,7 +200,7 @@ def _site_text(url: str, folder: Path, name: str, address: str, place: Place, wi
 
 
 def _machine() -> str:
-    """Describe what this machine has, for whoever reads the file."""
+    """Describe this machine's devices, as a comment for readers of the file."""
     gpus, memory = installed_gpus() or (), available_bytes()
     has = [f"{os.cpu_count() or 1} CPUs", *([] if memory is None else [f"{gib(memory)} of memory available"])]
     return f"Found here: {', '.join([*has, *(gpu.name for gpu in gpus)])}."

@@ -1,4 +1,4 @@
-"""`pilotlight network`: names, options and help; the work is in network_folder.py, imported when it runs."""
+"""`pilotlight network`: names, options and help. The work is in network_folder.py, imported when it runs."""
 
 from pathlib import Path
 from typing import Annotated
@@ -19,7 +19,9 @@ def init_network(
     longitude: Annotated[float, typer.Option(min=-180, max=180)] = 0.0,
     minutes: Annotated[float, typer.Option(min=0.1, help="For which the first token is good.")] = 60.0,
 ) -> None:
-    """Make a network: a router's file, an authority for certificates, a secret, a key for you and a token for the next machine."""
+    """Create a network.
+
+    That is a router's file, a certificate authority, a secret, an admin key and a token for the next machine."""
     from pilotlight.runtime.cli.network.network_folder import init
 
     init(folder, host, port, (city, latitude, longitude), minutes)
@@ -54,7 +56,9 @@ def list_network(folder: FolderArgument) -> None:
 
 @network.command("remove")
 def remove_site(folder: FolderArgument, name: Annotated[str, typer.Argument(help="Of the site.")]) -> None:
-    """Remove a site from the router's file. Its open requests finish. It still knows the secret: rotate that if the machine is lost."""
+    """Remove a site from the router's file.
+
+    Its open requests finish. It still knows the secret: rotate that if the machine is lost."""
     from pilotlight.runtime.cli.network.network_folder import remove
 
     remove(folder, name)
@@ -62,7 +66,7 @@ def remove_site(folder: FolderArgument, name: Annotated[str, typer.Argument(help
 
 @network.command("rotate-secret")
 def rotate_secret(folder: FolderArgument) -> None:
-    """Take the next of three steps from the network's secret to a new one, at each of which nobody is refused."""
+    """Take the next of three steps that rotate the network's secret without refusing any process."""
     from pilotlight.runtime.cli.network.network_folder import rotate
 
     rotate(folder)

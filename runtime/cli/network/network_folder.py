@@ -1,4 +1,6 @@
-"""A network's folder: network.toml, authority, certificate, secret, tokens. Made once, changed by commands, read by the router."""
+"""A network's folder: network.toml, authority, certificate, secret, tokens.
+
+Made once, changed by commands, read by the router."""
 
 import json
 import secrets
@@ -12,10 +14,10 @@ from rich.console import Console
 from rich.table import Table
 
 from pilotlight.runtime.cli.cli_error import CliError
-from pilotlight.runtime.cli.keys.key_files import new_key
 from pilotlight.sites.joining.authority import Authority, AuthorityError, new_pair
 from pilotlight.sites.joining.network_file import remove_site
 from pilotlight.sites.joining.tokens import Tokens
+from pilotlight.sites.key_files import new_key
 from pilotlight.sites.network import load_network
 from pilotlight.support import atomic_files
 
@@ -69,7 +71,7 @@ def init(folder: Path, host: str, port: int, place: tuple[str, float, float], mi
         atomic_files.write(folder / "network.toml", text.encode())
     except OSError as error:
         raise CliError(f"{folder} cannot hold a network: {error.strerror or error}.") from None
-    load_network(folder / "network.toml")  # what was written is what is read
+    load_network(folder / "network.toml")  # check the written file by reading it
     print(f"Made a network in {folder}. Its key, for you, is shown only now:", file=sys.stderr)
     print(key)
     print(f"\nStart its router:\n  pilotlight router {folder}/network.toml", file=sys.stderr)
@@ -110,8 +112,10 @@ def remove(folder: Path, name: str) -> None:
 
 
 def rotate(folder: Path) -> None:
-    """Take the next of three steps from one secret to another, at each of which every process believes what any other signs: the new one is believed,
-    then signs, then stands alone. Raises CliError."""
+    """Take the next of three steps that rotate the secret.
+
+    At each step every process accepts all signatures in use: first the new secret is accepted, then it signs, then the old one is removed. Raises
+    CliError."""
     file = folder / "secret"
     try:
         known = file.read_text().strip().split(",")

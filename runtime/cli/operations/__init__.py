@@ -1,1 +1,1 @@
-"""Commands for whoever runs a network: backups, restores, and what is wrong with a machine."""
+"""Commands for operators: backup, restore and diagnosis of a machine."""

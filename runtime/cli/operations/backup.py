@@ -1,8 +1,8 @@
-"""`pilotlight backup` and `pilotlight restore`: the state of a router and its sites, taken while they run, and put in place elsewhere.
+"""`pilotlight backup` and `pilotlight restore`: copy the state of a running router and its sites, and restore it.
 
-A database is read by SQLite's backup API, in one read transaction: each is whole, and has every write that was acknowledged before it was read. Other
-files are read before the databases, and those that are new after them: what a meter has counted is in the ledger at least once, which knows each
-request by its id. A bucket's newest objects are opened while its index is locked: each object that the index names is there.
+Databases are read by SQLite's backup API, each in one read transaction: the copy is consistent and has every write acknowledged before it started.
+Other files are read before the databases, and new ones again afterwards: the ledger contains everything that a meter counted at least once, and
+identifies each request by its id. A bucket's newest objects are opened while its index is locked, so each object in the index exists.
 """
 
 import fcntl
@@ -31,14 +31,16 @@ MAX_OPEN_OBJECTS = 500  # of the 1,024 files that a process may open by default
 
 
 def backup(folder: Path, roots: Sequence[StateRoot], keep: int | None) -> str:
-    """Take a snapshot; return a sentence about it. `keep`: so many of the newest, if not all. Raises CliError."""
+    """Take a snapshot; return a sentence about it.
+
+    `keep`: so many of the newest, if not all. Raises CliError."""
     there = [root for root in roots if root.path.is_dir()]
     if not there:
         raise CliError(f"there is no state at {', '.join(str(root.path) for root in roots)}: nothing was ever kept.")
     for root in there:
         _check_owner(root.path)
         if folder.absolute().is_relative_to(root.path):
-            raise CliError(f"{folder} lies in {root.path}, of which it would be a copy: choose another place.")
+            raise CliError(f"{folder} is inside {root.path}, which is backed up: choose another folder.")
     backups = BackupFolder(folder)
     backups.make()
     with open(folder / "lock", "w") as lock:
@@ -60,8 +62,9 @@ def backup(folder: Path, roots: Sequence[StateRoot], keep: int | None) -> str:
 
 
 def restore(folder: Path, roots: Sequence[StateRoot], name: str | None) -> str:
-    """Put a snapshot's files in place; return a sentence. Raises CliError, before anything is written, for a root that is in use or not empty, and
-    for one that the snapshot does not have."""
+    """Put a snapshot's files in place; return a sentence.
+
+    Raises CliError, before anything is written, for a root that is in use or not empty, and for one that the snapshot does not have."""
     backups = BackupFolder(folder)
     snapshot = backups.read(name)
     wanted = [root for root in roots if root.name in snapshot.roots]
@@ -195,7 +198,9 @@ def _is_database(path: Path) -> bool:
 
 
 def _check_owner(path: Path) -> None:
-    """Raise CliError for another user's state: SQLite would leave files beside a database that its owner could not write."""
+    """Raise CliError for another user's state.
+
+    SQLite would leave files beside a database that its owner could not write."""
     owner = path.stat().st_uid
     if owner != os.geteuid():
         import pwd
@@ -208,7 +213,7 @@ def _check_owner(path: Path) -> None:
 
 
 def _alone_in(path: Path) -> "closing[_Directory]":
-    """Make a directory and keep it from whoever serves from it. Raises CliError."""
+    """Create a directory and lock it against servers that would use it. Raises CliError."""
     try:
         path.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as error:

@@ -1,4 +1,6 @@
-"""`pilotlight doctor`: what of a machine would stand in a site's way, and how to mend it. Changes nothing."""
+"""`pilotlight doctor`: find problems of this machine that would stop a site, and how to fix them.
+
+Changes nothing."""
 
 import os
 import resource
@@ -39,7 +41,9 @@ class Finding(NamedTuple):
 def doctor(
     listens: Sequence[ListenConfig], roots: Sequence[StateRoot], time_server: str | None, console: Console | None = None
 ) -> bool:
-    """Print what is found; return whether nothing is wrong. `time_server`: what the clock is compared with, if anything."""
+    """Print what is found; return whether nothing is wrong.
+
+    `time_server`: what the clock is compared with, if anything."""
     console = console or Console()
     signs = {"ok": "[green]ok[/]   ", "note": "[yellow]note[/] ", "wrong": "[red]wrong[/]"}
     found = list(findings(listens, roots, time_server))
@@ -83,7 +87,7 @@ def _torch() -> Finding:
 
 
 def _kernels() -> Finding:
-    """In a process of its own, as a runtime imports no kernels."""
+    """Run in a separate process, because a runtime does not import kernels."""
     code = "from pilotlight.kernels.cpu.build import find_library; print(find_library() or '')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     if done.returncode:
@@ -111,9 +115,7 @@ def shared_memory(found: os.statvfs_result | None) -> Finding:
         return Finding("wrong", "there is no /dev/shm", "mount -t tmpfs tmpfs /dev/shm")
     size = found.f_blocks * found.f_frsize
     if size < LEAST_SHM:
-        sentence = (
-            "sleeping weights and KV blocks lie there: docker run --shm-size 8g, or mount -o remount,size=50% /dev/shm"
-        )
+        sentence = "it holds sleeping weights and KV blocks: use docker run --shm-size 8g, or mount -o remount,size=50% /dev/shm"
         return Finding("wrong", f"/dev/shm has {size / 2**20:.0f} MiB", sentence)
     return Finding("ok", f"/dev/shm has {size / GIB:.1f} GiB, {found.f_bavail * found.f_frsize / GIB:.1f} of them free")
 
@@ -202,7 +204,9 @@ def _clock_ahead_s(server: str) -> float | None:
 
 
 def listens_of_files(network: Path | None, sites: Sequence[Path] | None) -> list[ListenConfig]:
-    """Return where the processes of these files listen; without any, those that `pilotlight up` starts. Raises ConfigError."""
+    """Return where the processes of these files listen; without any, those that `pilotlight up` starts.
+
+    Raises ConfigError."""
     from pilotlight.sites.network import NETWORK_FILE, load_network
     from pilotlight.sites.site import LOCAL, load_site
 

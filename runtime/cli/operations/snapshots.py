@@ -1,7 +1,7 @@
-"""A folder of backups: chunks of files by their SHA-256, compressed, each stored once, and one JSON file per snapshot that lists files by chunks.
+"""A folder of backups: compressed chunks of files stored once each, by SHA-256, and a JSON file per snapshot.
 
-A snapshot costs what has changed since the one before. Nothing is believed but by its digest. Knows bytes and digests; what is backed up, and how
-it is read, is backup.py's.
+The JSON file lists files by their chunks, so a snapshot costs only the changes since the previous one. Every chunk is verified by its digest. Knows
+bytes and digests; backup.py selects and reads the data.
 """
 
 import hashlib
@@ -31,7 +31,9 @@ class SavedFile(msgspec.Struct, frozen=True):
 
 
 class Snapshot(msgspec.Struct, frozen=True):
-    """The state of one moment. `created` is its mark: all that was acknowledged before that is in the snapshot."""
+    """The state of one moment.
+
+    `created` is its mark: all that was acknowledged before that is in the snapshot."""
 
     format: int
     created: str  # RFC 3339, UTC

@@ -1,7 +1,7 @@
-"""Where a router and its sites keep what outlives them: the directories that a backup takes, by names that are the same on every machine.
+"""The directories of persistent state of a router and its sites, under names that are the same on every machine.
 
-Knows configuration files; what is in the directories is for backup.py. Not here: caches (models, compiled kernels, KV blocks), logs, and durable
-streams, which end minutes after they began.
+A backup copies them. Knows configuration files; backup.py knows the contents. Excluded are caches (models, compiled kernels, KV blocks), logs, and
+durable streams, which end minutes after they started.
 """
 
 from collections.abc import Iterator, Sequence
@@ -26,7 +26,9 @@ class StateRoot(NamedTuple):
 
 
 def roots_of_files(network: Path | None, sites: Sequence[Path] | None) -> list[StateRoot]:
-    """Return the roots of a router's and sites' files; without any, of those that `pilotlight up` starts. Raises ConfigError."""
+    """Return the roots of a router's and sites' files; without any, of those that `pilotlight up` starts.
+
+    Raises ConfigError."""
     if network is None and not sites:
         network, sites = NETWORK_FILE, sorted(LOCAL.glob("*.toml"))
     return state_roots(None if network is None else load_network(network), [load_site(path) for path in sites or ()])

@@ -1,8 +1,8 @@
-"""One request for decisions as a scope: permit, model, and the branches of one tree of tokens behind the state, through the engine.
+"""A request for decisions, as a scope: its permit, its model, and the branches of a token tree after the state.
 
-The state is the tree's root, a question a branch, its options the leaves. The first leaf computes the state, whose blocks all others then find
-cached. Of each other question one option is computed, whose first position also tells the options of one token; then what is left. An option's
-score is the sum of its tokens' log-probabilities, so it depends on its own question alone. Refuses to know dialects.
+The state is the tree's root, each question a branch, its options the leaves. The first leaf computes the state, whose blocks are then cached for all
+others. For each other question one option is computed first, and its first position also scores the options of one token; the remaining options
+follow. An option's score is the sum of its tokens' log-probabilities, so it depends on its own question alone. Independent of dialects.
 """
 
 import asyncio
@@ -25,12 +25,14 @@ from pilotlight.wire.hop.usage import ResourceUse
 
 # Leaves that the engine has at a time: as many as it takes into one batch.
 WINDOW = 64
-# Likeliest tokens that a leaf's first position reports: an option that is one of them needs no leaf of its own.
+# Number of likeliest tokens reported for a leaf's first position. An option among them needs no leaf.
 TOP = 64
 
 
 class Decisions:
-    """An answer in the making, and then made. Its clock is watched as a generation's is (runtime/telemetry/metrics.py)."""
+    """An answer in the making, and then made.
+
+    Its clock is watched as a generation's is (runtime/telemetry/metrics.py)."""
 
     def __init__(self, input_tokens: int) -> None:
         self.probabilities: list[list[float]] = []  # of each question's options
@@ -61,7 +63,7 @@ class Leaf(NamedTuple):
 
 
 class AskedQuestion:
-    """A question as tokens, and what is known of its options' scores."""
+    """A question as tokens, and the known scores of its options."""
 
     def __init__(self, prompt: EncodedPrompt, options: Sequence[tuple[int, ...]]) -> None:
         self.prompt = prompt
@@ -70,7 +72,7 @@ class AskedQuestion:
 
     @property
     def first(self) -> int:
-        """The option that is computed first: the longest one, whose score no other's can tell."""
+        """The option to compute first: the longest one, because no other option's result includes its score."""
         return max(range(len(self.options)), key=lambda i: len(self.options[i]))
 
     @property
@@ -78,7 +80,7 @@ class AskedQuestion:
         return [i for i, known in enumerate(self.scores) if known is None]
 
     def learn(self, option: int, reported: Sequence[TokenLogprobs]) -> None:
-        """Take an option's log-probabilities, and those of all options of one token that its first position tells."""
+        """Store an option's log-probabilities, and the one-token options' scores that its first position reports."""
         self.scores[option] = math.fsum(each.logprob for each in reported)
         first = {self.options[option][0]: reported[0].logprob, **dict(reported[0].top)}
         for i, tokens in enumerate(self.options):
@@ -131,7 +133,9 @@ class Decider:
                 return decisions
 
     async def _asked(self, model: AwakeModel, request: ValidDecision, question: Question) -> AskedQuestion:
-        """Return a question and its options as tokens. Raises ApiError for a model that would think before it answers."""
+        """Return a question and its options as tokens.
+
+        Raises ApiError for a model that would think before it answers."""
         prompt = await encode(model, request, request.asked(question), self._generator.images)
         if model.text.answers.thinking_after(prompt.token_ids) is Thinking.OPEN:
             sentence = f"{request.requested_model!r} begins each answer with its thoughts, which its template cannot turn off: ask another model"
@@ -145,7 +149,7 @@ class Decider:
             )
             raise ApiError("context_length_exceeded", sentence, param=request.prompt_field)
         if any(a != b and b[: len(a)] == a for a in options for b in options) and model.info.eos_token_ids:
-            # What begins another option is told from it by where it ends.
+            # An option that is a prefix of another is distinguished by its end.
             options = [(*tokens, model.info.eos_token_ids[0]) for tokens in options]
         return AskedQuestion(prompt, options)
 
@@ -188,7 +192,7 @@ class Decider:
         async with self._generator.engine.generate(submit) as outputs:
             async for output in outputs:
                 if output.finish_reason == "abort":
-                    raise ApiError("aborted", "the engine was told to end this request")
+                    raise ApiError("aborted", "the request was aborted")
                 decisions.device_us += output.device_us
                 if output.prompt_logprobs is not None:
                     return output

@@ -90,7 +90,9 @@ def _encode_one(model: AwakeModel, prompt: str, text: EmbeddingInput, where: str
 
 
 def _shortened(vector: Vector, dimensions: int | None) -> Vector:
-    """The first numbers of a vector, at length 1 again: models that are trained for it (Matryoshka) put the most telling ones first."""
+    """Return the first numbers of a vector, rescaled to length 1.
+
+    Models trained for it (Matryoshka) put the most informative numbers first."""
     if dimensions is None or dimensions == len(vector):
         return vector
     kept = vector[:dimensions]

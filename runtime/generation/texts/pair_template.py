@@ -1,8 +1,8 @@
-"""How a chat template writes a query and a document for a model that was trained to judge them so (Qwen3-Reranker): as messages of these two roles,
-with an instruction as the system's.
+"""Chat templates that join a query and a document for a reranker trained on chats (Qwen3-Reranker).
 
-The template is rendered once, with probes in the places of the texts, and a pair is put together from the pieces round them: a template is a
-program, and would otherwise run once for every document. Refuses to know tokens.
+Query and document are messages of these two roles, with an instruction as the system's. The template is rendered once with placeholders for the
+texts, and each pair is built from the pieces around them: otherwise the template, a program, would run once for every document. Independent of
+tokens.
 """
 
 import asyncio
@@ -54,7 +54,9 @@ _QWEN3_PIECES: Final = PairPieces(
 
 
 class PairTemplate:
-    """One model's. Each of its two forms, with an instruction and without, is found out once, when it is asked for."""
+    """One model's.
+
+    Each of its two forms, with an instruction and without, is found out once, when it is asked for."""
 
     def __init__(
         self,
@@ -66,8 +68,10 @@ class PairTemplate:
         may_be_used: bool = True,
         is_qwen3: bool = False,
     ) -> None:
-        """`variables`: that the template is rendered with. `is_required`: the checkpoint has its texts go through the template; `may_be_used`: it
-        does not say that they do not. `is_qwen3`: they go through the model card's in its place."""
+        """`variables`: that the template is rendered with.
+
+        `is_required`: the checkpoint has its texts go through the template; `may_be_used`: it does not say that they do not. `is_qwen3`: they go
+        through the model card's in its place."""
         self.is_required = is_required
         self.may_be_used = may_be_used
         self._rendering = rendering

@@ -1,6 +1,6 @@
-"""The texts of one request as a scope: permit, model, tokens, a few texts at a time through the engine, their vectors in order.
+"""The texts of a request as a scope: permit, model, tokens, batches through the engine, and vectors in order.
 
-Knows what all such requests share; refuses to know what is made of a vector, HTTP and dialects.
+Shared by embeddings and scores; independent of the use of a vector, HTTP and dialects.
 """
 
 import asyncio
@@ -28,11 +28,13 @@ class EncodedText(NamedTuple):
     """A text, or two that are one to the model, as tokens."""
 
     token_ids: tuple[int, ...]
-    second_from: int = 0  # where the second one begins; 0: there is one, or the model does not tell them apart
+    second_from: int = 0  # start of the second text; 0 if there is one text, or the model does not distinguish them
 
 
 class PooledTexts:
-    """An answer in the making, and then made. Its clock is watched as a generation's is (runtime/telemetry/metrics.py)."""
+    """An answer in the making, and then made.
+
+    Its clock is watched as a generation's is (runtime/telemetry/metrics.py)."""
 
     def __init__(self, texts: list[EncodedText], pooling: Pooling) -> None:
         self.pooling = pooling
@@ -64,8 +66,9 @@ class TextPooler:
         encode: Callable[[AwakeModel], Awaitable[list[EncodedText]]],
         finish: Callable[[AwakeModel, list[Vector]], list[Vector]],
     ) -> PooledTexts:
-        """Return the vectors of a request's texts. `encode`: the texts as the model takes them, or ApiError for a model or a text that does not fit;
-        `finish`: what is made of their vectors."""
+        """Return the vectors of a request's texts.
+
+        `encode` returns the texts as tokens, or raises ApiError for an unsuitable model or text; `finish` converts their vectors."""
         site = self._generator
         with (
             as_api_errors(site.request_timeout_s),
@@ -104,7 +107,7 @@ class TextPooler:
         async with self._generator.engine.generate(submit) as outputs:
             async for output in outputs:
                 if output.finish_reason == "abort":
-                    raise ApiError("aborted", "the engine was told to end this request")
+                    raise ApiError("aborted", "the request was aborted")
                 pooled.device_us += output.device_us
                 if output.embedding is not None:
                     return output.embedding
@@ -119,8 +122,9 @@ def refuse_adapter(pooler: TextPooler, request: TextRequest) -> None:
 
 
 def check_tokens(model: AwakeModel, token_ids: tuple[int, ...], where: str, remedy: str) -> None:
-    """Raise ApiError for tokens that the model does not take. `where`: a client's name for the text; `remedy`: what to do about one that is too
-    long."""
+    """Raise ApiError for tokens that the model does not take.
+
+    `where`: a client's name for the text; `remedy`: what to do about one that is too long."""
     if not token_ids:
         raise ApiError("invalid_request", f"{where} has no tokens; send at least one", param=where)
     limit, vocab = model.info.context_length, model.info.vocab_size
@@ -133,7 +137,9 @@ def check_tokens(model: AwakeModel, token_ids: tuple[int, ...], where: str, reme
 
 
 def _most_at_once(texts: list[EncodedText]) -> int:
-    """Tokens the engine holds of a request, at worst: thousands of texts are not refused for being many, nor others on their account."""
+    """Return the most tokens of a request that the engine holds at once.
+
+    Requests with thousands of texts are accepted without causing refusals of others."""
     return sum(sorted(len(text.token_ids) for text in texts)[-WINDOW:])
 
 

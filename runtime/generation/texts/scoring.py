@@ -59,8 +59,8 @@ class Scorer:
             raise ApiError("invalid_request", message, param="model")
         if request.kind != "classify" and len(labels) > 1:
             message = (
-                f"{request.requested_model!r} tells {len(labels)} classes apart, and a pair has one score; "
-                "ask /ai/v1/classify for those of a text"
+                f"{request.requested_model!r} has {len(labels)} classes, but a pair needs a single score; "
+                "use /ai/v1/classify to classify texts"
             )
             raise ApiError("invalid_request", message, param="model")
 
@@ -69,7 +69,7 @@ class _Encoder:
     """The texts of one request as one model takes them."""
 
     def __init__(self, request: ValidScoring, model: AwakeModel, pieces: PairPieces | None) -> None:
-        """`pieces`: of a model whose template writes pairs; None: its tokenizer joins them."""
+        """`pieces` come from a model's template for pairs; None if its tokenizer joins them."""
         self._request = request
         self._model = model
         self._tokenizer: Tokenizer = model.text.tokenizer
@@ -113,8 +113,9 @@ class _Encoder:
 
 
 async def _pieces(request: ValidScoring, model: AwakeModel) -> PairPieces | None:
-    """Return how the model's template writes a pair. Raises ApiError for an instruction that it has no place for, and for a model that cannot do
-    without a template."""
+    """Return how the model's template writes a pair.
+
+    Raises ApiError for an instruction that it has no place for, and for a model that cannot do without a template."""
     if request.texts[0].second is None:
         if request.instruction is not None:
             raise ApiError(

@@ -10,7 +10,7 @@ from aiohttp import web
 
 from pilotlight.edge_router.backends.site_clocks import SiteClocks
 from pilotlight.edge_router.backends.site_control import SiteAnswer, SiteControl
-from pilotlight.wire.hop.hints import WAKE_PATH, WakeHint
+from pilotlight.wire.hop.management import WAKE_PATH, WakeHint
 from tests.edge_router.fakes import FakeSite, answer, hang, sites
 
 pytestmark = pytest.mark.process

@@ -15,7 +15,7 @@ from pilotlight.edge_router.backends import wake_hints as hints_module
 from pilotlight.edge_router.backends.wake_hints import sleeping_winner
 from pilotlight.edge_router.routing.views import Preference
 from pilotlight.wire.hop.headers import HOP, HOP_SECRET_ENV, REQUEST_ID, Hop, signed_body
-from pilotlight.wire.hop.hints import WAKE_PATH
+from pilotlight.wire.hop.management import WAKE_PATH
 from tests.edge_router.builders import model_status, view
 from tests.edge_router.fakes import FakeSite, Router, hang, reset_before_first_byte, router, sites, stream_of
 

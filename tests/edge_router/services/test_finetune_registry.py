@@ -197,7 +197,7 @@ async def test_an_accounts_adapters_stay_where_its_data_may_be(tmp_path: Path) -
     ("body", "status", "words"),
     [
         ({"name": "tone"}, 409, "there is a fine-tune named 'tone' already"),
-        ({"name": "../up"}, 400, "is no fine-tune's name"),
+        ({"name": "../up"}, 400, "is not a valid name"),
         ({"name": 3}, 400, "must be an object such as"),
         ({"model": "nothing", "name": "new"}, 429, "no site that accepts fine-tunes and serves 'nothing'"),
     ],

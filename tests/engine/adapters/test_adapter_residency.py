@@ -233,7 +233,7 @@ def test_a_grammar_and_an_adapter_are_waited_for_together() -> None:
 def test_a_sequence_awaits_what_it_asks_for_and_no_more() -> None:
     model = ModelInfo("m", 16, 100, (), "float32", 4, total_blocks=8, weights_bytes=0, load_s=0.0)
     open_sequences = OpenSequences(lambda sequence: None)
-    needs = Requirements(model, open_sequences, lambda: 0.0, None, FakeStore(1), None, with_torch=False)
+    needs = Requirements(model, open_sequences, lambda: 0.0, None, FakeStore(1), None)
     assert needs.awaited(Sequence("plain", [1, 2], SamplingParams(1), b"")) is None
     assert isinstance(needs.awaited(sequence("a")), AwaitedAdapter)
     needs.close()

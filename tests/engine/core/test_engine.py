@@ -3,9 +3,7 @@
 import pytest
 
 from pilotlight.engine.api.protocol import SamplingParams, Submit
-from pilotlight.engine.core.engine import Engine
-from pilotlight.engine.kv.pool.prefix_index import CacheIdentity
-from tests.engine.driver import Heard, drain, one, submit
+from tests.engine.driver import drain, one, submit
 from tests.engine.fake_runner import VOCAB, FakeLaunched, expected_tokens, fake_engine
 
 PROMPT = [5, 6, 7, 8, 9, 10]
@@ -206,23 +204,3 @@ def test_closing_waits_for_the_step_in_flight(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(engine.tiers, "close", lambda: ended.append("the tiers"), raising=False)
     engine.close()
     assert ended == ["the step", "the tiers"]
-
-
-def test_sequences_of_another_engine_are_computed_and_cached_under_this_ones_names() -> None:
-    """Names of blocks say what computed them: those of one engine mean nothing to the next."""
-    engines = []
-    for dtype in ("float32", "bfloat16"):
-        engine, runner = fake_engine(num_blocks=32)
-        identity = CacheIdentity("tiny", dtype, engine.info.block_size)
-        engines.append(Engine(engine.info, runner, engine.scheduler.limits, identity=identity))
-    first, second = engines
-    prompt = list(range(20))
-    first.submit(submit("a", prompt, max_tokens=6))
-    first.step()
-    heard = {"a": Heard()}
-    for output in first.sequences.take_outputs():
-        heard["a"].hear(output)
-    second.adopt_sequences(first.detach_sequences())
-    assert not first.has_work
-    assert drain(second, [], heard=heard)["a"].token_ids == expected_tokens(prompt, 6)
-    assert one(second, submit("b", [*prompt, 500], max_tokens=2)).num_cached_tokens == 20

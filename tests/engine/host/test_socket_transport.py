@@ -37,6 +37,9 @@ class FakeModel:
     def __init__(self, spec: ModelSpec, engine: Engine) -> None:
         self.spec, self.engine = spec, engine
 
+    def has_whole_cache(self) -> bool:
+        return True
+
     def close(self) -> None:
         pass
 
@@ -48,6 +51,7 @@ class FakeLoader:
         self.ready: HostReady | None = HostReady(VERSION)
         self.why_ending: str | None = None
         self.engine, _ = fake_engine(num_blocks=50_000)
+        self.loaded: list[tuple[ModelSpec, FakeModel]] = []
         step, pause = self.engine.step, threading.Event()
 
         def step_slowly(*on_held: Any) -> bool:
@@ -59,11 +63,12 @@ class FakeLoader:
     def start(self) -> None:
         pass
 
-    def load(self, spec: ModelSpec) -> FakeModel:
-        return FakeModel(spec, self.engine)
+    def load(self, spec: ModelSpec) -> None:
+        self.loaded.append((spec, FakeModel(spec, self.engine)))
 
     def take_results(self) -> list[Any]:
-        return []
+        results, self.loaded = self.loaded, []
+        return results
 
     def close(self) -> None:
         pass

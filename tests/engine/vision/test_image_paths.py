@@ -8,7 +8,7 @@ import pytest
 from pilotlight.engine.kv.tiered_cache import TieredCache
 from pilotlight.engine.loading.kv_memory import KvMemory
 from tests.engine.agreement import assert_agrees
-from tests.engine.driver import drain, drain_preempting, load_engine, one
+from tests.engine.driver import drain_preempting, load_engine, one
 from tests.engine.parallel.test_ranks import group_memory, group_of, loaded
 from tests.engine.pictures import FAMILIES, VisionCheckpoint, write_vision
 from tests.engine.test_hand_over import Pair
@@ -84,13 +84,3 @@ def test_the_host_that_answers_encodes_nothing_that_it_fetches(written: VisionCh
     assert (encodes(pair.prefill)[0], encodes(pair.decode)[0]) == (1, 0)
     pair.assert_nothing_is_left()
     pair.close()
-
-
-def test_a_successor_goes_on_with_images_that_are_waited_for(written: VisionCheckpoint) -> None:
-    first, second = load_engine(written.directory), load_engine(written.directory)
-    prompt = written.prompt([*text(9, 1), -1, *text(7, 3)], WIDE)
-    first.submit(with_images("a", prompt, max_tokens=4))
-    first.step()
-    first.hand_over_to(second)
-    assert not first.has_work
-    assert_agrees(written.with_images(WIDE), prompt[0], drain(second, [])["a"])

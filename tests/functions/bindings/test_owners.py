@@ -7,7 +7,6 @@ import pytest
 from pilotlight.functions.bindings.binding import BindingError
 from pilotlight.functions.bindings.owners import SITE, Owners
 from pilotlight.functions.manifest import Manifest, load_manifest
-from pilotlight.support.database import Database, Databases
 
 NAMES = {
     "kv:1": '[[kv_namespaces]]\nbinding = "A"\nid = "1"',
@@ -101,67 +100,3 @@ def test_an_owner_that_was_half_written_is_written_again(tmp_path: Path, own: tu
     file.write_text("")
     Owners(tmp_path, own, {}).claim(one)
     assert file.read_text() == written
-
-
-def old_store(state: Path, owner: str) -> Path:
-    """What an unnamed store was before each function had its own: a folder of the binding's name."""
-    folder = state / "bindings/kv/KV"
-    folder.mkdir(parents=True)
-    (folder / "entries.sqlite").write_text("what was kept")
-    if owner:
-        (folder / "owner").write_text(owner)
-    return folder
-
-
-def take_over(owners: Owners, databases: Databases | None = None) -> None:
-    owners.take_over("kv", "KV", "web/KV", "web", databases or Databases())
-
-
-def kept_by_web(state: Path) -> list[str]:
-    """What lies under the name that the store has now."""
-    found = [path for path in (state / "bindings/kv").iterdir() if path.name.startswith("web-KV.")]
-    return [path.read_text() for folder in found for path in sorted(folder.iterdir())]
-
-
-def test_an_old_store_is_taken_over_once_by_the_function_that_alone_used_it(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    old = old_store(tmp_path, "web")
-    owners = Owners(tmp_path, (), {})
-    take_over(owners)
-    assert (kept_by_web(tmp_path), old.exists()) == (["what was kept", "web"], False)
-    old_store(tmp_path, "web")  # a later version names it: that is another store
-    take_over(owners)
-    assert (kept_by_web(tmp_path), old.exists()) == (["what was kept", "web"], True)
-    assert "WARNING" not in caplog.text
-
-
-@pytest.mark.parametrize(
-    ("owner", "shared", "why"),
-    [("", {}, "its owner is unknown"), ("web", {"kv:KV": ("other",)}, "others may use it, too")],
-)
-def test_of_an_old_store_that_may_be_anothers_as_well_the_log_says_what_to_move(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, owner: str, shared: dict[str, tuple[str, ...]], why: str
-) -> None:
-    old = old_store(tmp_path, owner)
-    take_over(Owners(tmp_path, (), shared))
-    assert (kept_by_web(tmp_path), old.exists()) == ([], True)
-    assert why in caplog.text
-    assert f"{old}, which" in caplog.text
-    assert f"move that folder to {old.parent / 'web-KV.'}" in caplog.text
-
-
-@pytest.mark.parametrize("owner", ["other", SITE])
-def test_anothers_old_store_stays_where_it_is_without_a_word(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, owner: str
-) -> None:
-    old = old_store(tmp_path, owner)
-    take_over(Owners(tmp_path, (), {}))
-    assert (kept_by_web(tmp_path), old.exists(), caplog.text) == ([], True, "")
-
-
-def test_an_old_store_that_a_version_still_has_open_is_not_moved_under_it(tmp_path: Path) -> None:
-    old, databases = old_store(tmp_path, "web"), Databases()
-    databases.get(old / "entries.sqlite", Database)
-    take_over(Owners(tmp_path, (), {}), databases)
-    assert (kept_by_web(tmp_path), old.exists()) == ([], True)

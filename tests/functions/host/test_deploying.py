@@ -20,13 +20,11 @@ from pilotlight.edge_router.requests.function_hosts import FunctionHosts
 from pilotlight.edge_router.services.deployments import DeployGuard, DeploymentApi
 from pilotlight.edge_router.telemetry.status_routes import FAILURES
 from pilotlight.functions.bindings.queues import Queue
-from pilotlight.functions.bindings.storage.kv import SCHEMA
 from pilotlight.functions.cli.deploy import delete_secret, deploy, put_secret, rollback, secret_names, tail, versions
 from pilotlight.functions.cli.logs_command import logs
 from pilotlight.functions.host import deployed
 from pilotlight.runtime.cli.api import Api
 from pilotlight.runtime.cli.cli_error import CliError
-from pilotlight.support.database import Database, create
 from pilotlight.wire.credentials import Access
 from pilotlight.wire.hop.deployments import Tried
 from pilotlight.wire.hop.headers import DEPLOY_TOKEN_ENV
@@ -257,22 +255,6 @@ async def test_stores_that_two_functions_leave_unnamed_are_two(network: Network)
         await network.deploy()
     for name in ("greeter", "other"):
         assert [(await network.ask(name=name)).body.decode() for _ in range(2)][1] == name
-
-
-async def test_a_store_from_before_each_function_had_its_own_is_found_again(network: Network) -> None:
-    old = Path(network.site.config.functions.state_dir or "") / "bindings/kv/KV"
-    database = Database(old / "entries.sqlite", lambda connection: create(connection, SCHEMA))
-    row = "INSERT INTO entries (key, value) VALUES (CAST('last' AS BLOB), CAST('kept' AS BLOB))"
-    await database.run(lambda connection: connection.execute(row).close())
-    await database.close()
-    (old / "owner").write_text("greeter")
-    source = ENTRY.replace('await self.env.KV.put("last", "VERSION")', "before = await self.env.KV.get('last')")
-    network.write(
-        "new", source.replace('Response("VERSION")', "Response(before)"), MANIFEST.replace('id = "kept"\n', "")
-    )
-    await network.deploy()
-    assert (await network.ask()).body == b"kept"
-    assert not old.exists()
 
 
 async def test_of_two_versions_that_were_tried_with_one_store_the_first_that_is_accepted_owns_it(

@@ -413,7 +413,7 @@ async def test_what_cannot_be_sent_is_named_with_its_place(served: Served) -> No
     ]
     assert found[3] == "DataCloneError: identity's arguments is nested too deeply, or contains itself"
     assert found[4].endswith("cannot be sent; await it first")
-    assert "what can be is None, bool, numbers, " in found[5]
+    assert "supported are None, bool, numbers, " in found[5]
 
 
 async def test_what_an_object_keeps_comes_back_as_it_was_and_what_cannot_be_kept_is_named(served: Served) -> None:

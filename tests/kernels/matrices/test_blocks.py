@@ -7,12 +7,12 @@ import torch
 
 from pilotlight.kernels.checks import ArgumentError
 from pilotlight.kernels.elementwise.activation import silu_and_mul
-from pilotlight.kernels.matrices.blocks import BLOCK_KINDS, BlockWeight, block_linear, row_bytes, unpack
+from pilotlight.kernels.matrices.blocks import BLOCK_KINDS, BlockWeight, block_linear, rounded, row_bytes, unpack
 from tests.engine.gguf.files import Kind, random_blocks
 
 pytestmark = pytest.mark.cpu_only
 KINDS = list(BLOCK_KINDS)
-ROUNDED = 1 / 254  # of the largest of 32 values of x: what a product of few rows rounds by
+ROUNDED = 1 / 254  # of the largest of 32 values of x: what a product rounds by
 
 
 def blocks(kind: str, rows: int, columns: int) -> torch.Tensor:
@@ -61,6 +61,23 @@ def test_products_are_off_by_no_more_than_x_is_rounded(kind: str, dtype: torch.d
         assert ((logits.double() - exact + bias.double()).abs() <= allowed + 2**-8 * exact.abs()).all()
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_products_are_those_of_what_x_is_rounded_to(kind: str) -> None:
+    stored = blocks(kind, 35, 512)
+    weight, plain = BlockWeight.joined([stored], [kind], 512), numbers(kind, stored).double()
+    x = torch.randn(130, 512)
+    x[3, 64:96] = 0
+    x[5, 32:64] *= 2.0**-110
+    values = rounded(x)
+    assert ((values - x).abs() <= 1.01 * ROUNDED * x.abs().amax(1, keepdim=True)).all()
+    for rows in (1, 5, 130):
+        off = (weight.linear(x[:rows]).double() - values[:rows].double() @ plain.T).abs()
+        # a tie of x may be rounded to either side
+        allowed = bound(x[:rows], plain, 0) * 2**-8 + 2 * ROUNDED * x.abs().max() * plain.abs().max()
+        assert (off <= allowed).all()
+        assert off.median() <= 2**-20 * plain.abs().max() * 512
+
+
 def test_matrices_of_several_kinds_are_one_below_the_other() -> None:
     kinds, heights = ("q4_k", "q6_k", "q8_0"), (33, 18, 5)
     stored = [blocks(kind, rows, 768) for kind, rows in zip(kinds, heights, strict=True)]
@@ -83,13 +100,25 @@ def test_gates_and_ups_are_fused_with_their_activation(rows: int, heights: tuple
     assert torch.allclose(weight.gated(x, None, silu_and_mul), silu_and_mul(weight.linear(x)), rtol=1e-5, atol=1e-6)
 
 
-def test_a_row_has_the_same_bits_in_any_company_of_few(arithmetic: str) -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_row_has_the_same_bits_in_any_company(kind: str, dtype: torch.dtype, arithmetic: str) -> None:
+    """Chunks of 1,024 columns, whole vectors of outputs and what is left of both."""
     if arithmetic == "torch":
-        pytest.skip("torch chooses its sums by their number")
-    weight = BlockWeight.joined([blocks("q4_k", 50, 512)], ["q4_k"], 512)
-    x = torch.randn(3, 512)
-    together = weight.linear(x)
-    assert all(torch.equal(weight.linear(x[i : i + 1])[0], together[i]) for i in range(3))
+        pytest.skip("torch chooses the order of its sums by their number")
+    columns = 1280 if kind.endswith("_k") else 1120
+    weight = BlockWeight.joined([blocks(kind, 25, columns), blocks(kind, 25, columns)], [kind, kind], columns)
+    x, bias = torch.randn(130, columns).to(dtype), torch.randn(50).to(dtype)
+    for product in (
+        lambda x: weight.linear(x),
+        lambda x: weight.linear(x, bias),
+        weight.logits,
+        lambda x: weight.gated(x, bias, silu_and_mul),
+    ):
+        together = product(x)
+        for rows in (1, 2, 3, 5, 9, 12, 16, 31, 49):
+            first = 130 - rows
+            assert torch.equal(product(x[first:]), together[first:]), rows
 
 
 @pytest.mark.parametrize("rows", [1, 12])

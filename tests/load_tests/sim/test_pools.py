@@ -98,6 +98,6 @@ def _runtime_hands_over(prompt: int, answers: Device, other: Device, link_tokens
         replicas.append(
             SimpleNamespace(model="m", host=host, load=load, work=work, prefixes=prefixes, takes_prompts=True)
         )
-    states = cast("Any", [SimpleNamespace(name="m", replicas=replicas)])
+    states = cast("Any", {"m": SimpleNamespace(name="m", replicas=replicas)})
     submit = Submit("s", "m", (1,) * prompt, SamplingParams(1))
     return dispatcher.Dispatch(Assignments(states, has_choice=True)).place(submit, replicas).prefill is not None

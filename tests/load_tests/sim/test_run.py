@@ -47,7 +47,7 @@ def test_no_policy_hits_more_than_an_infinite_cache(policy: str, trace: str) -> 
     assert 0 <= outcome.hit_ratio <= outcome.bound < 1
 
 
-@pytest.mark.parametrize("policy", ["Pilotlight", "power of two", "SMG cache-aware"])
+@pytest.mark.parametrize("policy", ["Pilotlight", "llm-d, declining"])
 def test_equal_seeds_replay_exactly_and_others_do_not(policy: str) -> None:
     def figures(seed: int) -> dict[str, object]:
         outcome = simulate(policy, CONTENDERS[policy].make, TRACES["burst"], "heavy", 500, seed)

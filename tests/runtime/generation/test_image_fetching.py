@@ -57,8 +57,8 @@ async def test_a_file_is_fetched_through_redirects_within_the_allowed_hosts() ->
         ("https://images.example/circle", "redirected more than 5 times"),
         ("https://images.example/large", "is larger than"),
         ("https://images.example/gone", "its host answered 404"),
-        ("https://[", "has a URL that is none"),
-        ("https://images.example/nowhere", "has a URL that is none"),
+        ("https://[", "has an invalid URL"),
+        ("https://images.example/nowhere", "has an invalid URL"),
     ],
 )
 async def test_what_leads_elsewhere_or_is_too_large_is_refused(url: str, words: str) -> None:

@@ -141,7 +141,7 @@ async def test_ten_thousand_adapters_cost_a_start_nothing(
 async def test_an_account_asks_for_the_adapters_that_are_open_to_it(
     make_site: SiteMaker, models: list[dict[str, Any]]
 ) -> None:
-    from pilotlight.runtime.cli.keys.key_files import new_key
+    from pilotlight.sites.key_files import new_key
 
     key, known = new_key("k", account="acme")
     keys = [{"name": "k", "key_sha256": known.key_sha256, "scopes": ["models"], "account": "acme"}]

@@ -120,7 +120,7 @@ async def test_another_account_learns_nothing_of_it(make_site: SiteMaker, tables
 
 
 async def test_keys_of_one_account_have_its_adapters_together(make_site: SiteMaker, tables: dict[str, Any]) -> None:
-    from pilotlight.runtime.cli.keys.key_files import new_key
+    from pilotlight.sites.key_files import new_key
 
     made = [new_key(name, account="acme") for name in ("one", "two")]
     keys = [{"name": key.name, "key_sha256": key.key_sha256, "account": "acme"} for _, key in made]
@@ -158,14 +158,14 @@ async def test_an_account_has_as_many_as_the_file_says(make_site: SiteMaker, tab
 @pytest.mark.parametrize(
     ("body", "status", "words"),
     [
-        ({"name": "../up"}, 400, "is no fine-tune's name"),
+        ({"name": "../up"}, 400, "is not a valid name"),
         ({"name": ""}, 400, "name"),
-        ({"name": "fr"}, 409, "'tiny' has an adapter named 'fr' for everybody"),
+        ({"name": "fr"}, 409, "'tiny' has an adapter named 'fr' for all accounts"),
         ({"name": "taken"}, 409, "there is a fine-tune named 'taken' already"),
         ({"model": "nothing"}, 400, "no model named 'nothing'"),
         ({"model": "tiny:fr"}, 400, "no model named 'tiny:fr'"),
         ({"model": 3}, 400, "model"),
-        ({"public": True}, 400, "adapters for everybody are the site's"),
+        ({"public": True}, 400, "uploaded adapters belong to one account"),
         ({"description": "x" * 1001}, 400, "description"),
     ],
 )
@@ -293,7 +293,7 @@ async def test_so_many_files_come_in_at_once(
         slow._incoming.put_nowait({"type": "http.request", "body": content[:99], "more_body": True})
         while (refused := await put(site, id, "other", b"")).status == 400:  # the slow one has not come in yet
             pass
-        assert (refused.status, "files are coming in" in why(refused)) == (429, True)
+        assert (refused.status, "files are being uploaded" in why(refused)) == (429, True)
         slow._incoming.put_nowait({"type": "http.request", "body": content[99:], "more_body": False})
         assert (await slow.done()).status == 200
         assert (await put(site, id, CONFIG, adapter_files()[CONFIG])).status == 200

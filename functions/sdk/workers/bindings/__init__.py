@@ -1,6 +1,7 @@
-"""The values of `self.env.NAME` in a function: `open_face` makes them from a manifest's declarations. The runtime does the work."""
+"""The values of `self.env.NAME` in a function: `open_face` makes them from a manifest's declarations.
 
-from collections.abc import Callable
+The runtime does the work."""
+
 from typing import Any
 
 from workers.bindings.ai import AI
@@ -17,7 +18,7 @@ from workers.bindings.worker_loader import WorkerLoader
 from workers.bindings.workflow import Workflow
 from workers.face import Channel, as_record
 
-_FACES: dict[str, Callable[[Channel, str, dict[str, Any]], Any]] = {
+FACES: dict[str, type[Any]] = {
     "ai": AI,
     "kv": KVNamespace,
     "d1": D1Database,
@@ -41,4 +42,4 @@ def open_face(channel: Channel, kind: str, name: str, options: dict[str, Any]) -
     """Return the value of `env.NAME`; vars and secrets are plain values."""
     if kind in ("var", "secret"):
         return as_record(options["value"])
-    return _FACES[kind](channel, name, options)
+    return FACES[kind](channel, name, options)

@@ -17,7 +17,7 @@ from pilotlight.engine.kv.pool.prefix_index import block_name, chain_root, exten
 from pilotlight.engine.loading.kv_memory import make_kv_memory
 from pilotlight.engine.loading.loading import load_model
 from tests.checkpoints import write_checkpoint
-from tests.engine.driver import Heard, drain, one, random_prompt, submit
+from tests.engine.driver import drain, one, random_prompt, submit
 from tests.engine.fake_runner import FakeArena, borrowing_engine, fake_engine
 from tests.engine.families import config
 
@@ -155,21 +155,6 @@ def test_bad_numbers_reach_nobody_through_blocks_that_a_window_has_left() -> Non
     assert len(set(runner.scrubbed)) == len(runner.scrubbed) == 2 * 11, "what was given back among them"
     runner.bad_prompts.clear()
     assert [one(engine, submit(str(n), prompt[:n], max_tokens=1)).num_cached_tokens for n in (40, 12)] == [0, 8]
-
-
-def test_sequences_go_on_in_another_engine_and_at_any_place_of_a_window() -> None:
-    prompt = random_prompt(30, seed=1)
-    alone = one(fake_engine(num_blocks=64)[0], submit("a", prompt, max_tokens=30)).token_ids
-    for steps in range(1, 30, 3):
-        first, second = (fake_engine(num_blocks=64, windows=(None, 9), depth=2)[0] for _ in range(2))
-        first.submit(submit("a", prompt, max_tokens=30))
-        heard = {"a": Heard()}
-        for _ in range(steps):
-            first.step()
-        for output in first.hand_over_to(second):
-            heard["a"].hear(output)
-        assert first.scheduler.pool.num_held == 0
-        assert drain(second, [], heard=heard)["a"].token_ids == alone
 
 
 def test_models_with_windows_lend_each_other_what_they_have_left() -> None:

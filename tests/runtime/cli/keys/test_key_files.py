@@ -11,9 +11,10 @@ import pytest
 
 from pilotlight.functions.cli.dev import DevOptions, dev
 from pilotlight.runtime.cli.cli_error import CliError
-from pilotlight.runtime.cli.keys.key_files import NewKey, create, list_keys, revoke, rotate
+from pilotlight.runtime.cli.keys.key_files import create, list_keys, revoke, rotate
 from pilotlight.runtime.cli.serve_command import Clients, Served, serve
 from pilotlight.sites.config import ConfigError
+from pilotlight.sites.key_files import NewKey
 from pilotlight.sites.site import load_keys
 
 
@@ -53,18 +54,18 @@ def test_a_name_that_is_taken_or_is_none_and_a_file_that_is_no_toml_are_refused(
     create(NewKey("alice"), file)
     assert file.stat().st_mode & 0o077 == 0
     before = file.read_text()
-    with pytest.raises(CliError, match="alice"):
+    with pytest.raises(ConfigError, match="alice"):
         create(NewKey("alice"), file)
     for new, field in ((NewKey('a"b'), "name"), (NewKey("bob", ("everything",)), "scopes")):
         with pytest.raises(ConfigError, match=field):
             create(new, file)
     assert file.read_text() == before
-    with pytest.raises(CliError, match="no account named 'acme'"):
+    with pytest.raises(ConfigError, match="no account named 'acme'"):
         create(NewKey("bob", account="acme"), file)
     assert file.read_text() == before
     for broken in ("[", "keys = []\n", "keys = 1\n"):
         file.write_text(broken)
-        with pytest.raises(CliError, match="cannot take a key"):
+        with pytest.raises(ConfigError, match="cannot take a key"):
             create(NewKey("bob"), file)
         assert file.read_text() == broken
 
@@ -120,7 +121,7 @@ def test_a_rotated_key_leaves_the_one_before_for_its_grace_and_the_rest_of_the_f
 def test_a_revoked_key_is_marked_and_not_rotated_again(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     revoke(file, "ci")
     assert [key.get("revoked") for key in tomllib.loads(file.read_text())["keys"]] == [True, None]
-    with pytest.raises(CliError, match="was revoked"):
+    with pytest.raises(ConfigError, match="was revoked"):
         rotate(file, "ci", 1.0)
     list_keys(file, as_json=True)
     told = {each["name"]: each for each in json.loads(capsys.readouterr().out)}
@@ -151,9 +152,9 @@ def test_a_file_whose_keys_are_written_in_another_way_is_left_as_it_is(
 
 
 def test_a_key_that_is_not_there_is_named_beside_those_that_are(file: Path) -> None:
-    with pytest.raises(CliError, match="no key named 'cj'; it has ci, other"):
+    with pytest.raises(ConfigError, match="no key named 'cj'; it has ci, other"):
         revoke(file, "cj")
-    with pytest.raises(CliError, match="cannot be read"):
+    with pytest.raises(ConfigError, match="cannot be read"):
         list_keys(file.parent / "none.toml", False)
 
 

@@ -36,7 +36,7 @@ def test_a_model_is_packed_and_checked_and_damage_is_reported(tmp_path: Path) ->
     ("arguments", "words"),
     [
         (["pack", "nowhere"], "there is no directory nowhere"),
-        (["pack", "embedded:ember", "--dtype", "float8"], "--dtype float8 is none of auto, float32, bfloat16"),
+        (["pack", "embedded:ember", "--dtype", "float8"], "--dtype must be one of auto, float32, bfloat16, not float8"),
         (["pack", "embedded:ember", "--dtype", "float32", "--lossless"], "--lossless is for plain weights in bfloat16"),
         (["pack", "--verify", "."], "holds no bundle; `pilotlight pack` makes one"),
     ],

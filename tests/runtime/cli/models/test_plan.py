@@ -8,8 +8,9 @@ import pytest
 
 from pilotlight.engine.planning.devices import GIB, DeviceSet, cpu
 from pilotlight.runtime.cli.cli_error import CliError
-from pilotlight.runtime.cli.models import plan as command
-from pilotlight.runtime.cli.models.plan import PlanRequest, plan, this_machine
+from pilotlight.runtime.cli.models.plan import PlanRequest, plan
+from pilotlight.runtime.hosts import devices as machine
+from pilotlight.runtime.hosts.devices import this_machine
 from pilotlight.runtime.hosts.gpus import Gpu
 
 SCOUT = str(Path(__file__).parents[3] / "engine" / "planning" / "configs" / "llama-4-scout.json")
@@ -43,7 +44,7 @@ def test_people_are_told_the_best_split_the_others_and_why(capsys: pytest.Captur
 def test_the_embedded_model_is_planned_for_this_machine(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(command, "installed_gpus", lambda: None)
+    monkeypatch.setattr(machine, "installed_gpus", lambda: None)
     found = told(capsys, model="embedded:ember")
     assert found["devices"] == "1xcpu"
     assert found["dtype"] == "float32"
@@ -106,8 +107,8 @@ def test_what_cannot_be_planned_is_said_in_a_sentence(question: dict[str, Any], 
 
 
 def test_this_machine_is_its_gpus_or_its_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(command, "installed_gpus", lambda: (Gpu("NVIDIA H100 80GB HBM3", 80 * GIB),) * 2)
+    monkeypatch.setattr(machine, "installed_gpus", lambda: (Gpu("NVIDIA H100 80GB HBM3", 80 * GIB),) * 2)
     found = this_machine()
     assert (found.number, found.device.name, found.device.memory_bytes) == (2, "h100", 80 * GIB)
-    monkeypatch.setattr(command, "installed_gpus", lambda: None)
+    monkeypatch.setattr(machine, "installed_gpus", lambda: None)
     assert this_machine() == DeviceSet(1, cpu())

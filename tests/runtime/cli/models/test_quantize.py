@@ -28,7 +28,7 @@ def test_a_model_is_rounded_and_the_next_command_is_named(tmp_path: Path) -> Non
     ("arguments", "words"),
     [
         (["quantize", "nowhere", "--to", "int4"], "there is no directory nowhere"),
-        (["quantize", "embedded:ember", "--to", "fp8"], "--to fp8 is none of int8, int4"),
+        (["quantize", "embedded:ember", "--to", "fp8"], "--to must be one of int8, int4, not fp8"),
         (["quantize", "embedded:ember", "--to", "int4", "--group", "48"], "--group 48 is no multiple of 32"),
     ],
 )

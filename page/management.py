@@ -1,0 +1,176 @@
+"""The management API of a router, or of a site that runs alone.
+
+The page and `pilotlight manage` change a running network by it.
+
+All of it needs the scope `admin`, by a key or by the page's cookie; every change is a line of the log `pilotlight.audit`.
+
+GET /manage/catalogue, POST /manage/sites/SITE (a SiteOperation), GET /manage/audit; at routers also GET and POST /manage/keys, and DELETE
+/manage/keys/NAME.
+"""
+
+import logging
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Annotated, Any, Literal, NamedTuple, Protocol, TypeVar
+
+import msgspec
+from msgspec import Meta
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+from pilotlight.page.bodies import read_body, respond
+from pilotlight.page.sessions import Sessions
+from pilotlight.wire.errors import ApiError
+from pilotlight.wire.hop.management import Catalogue, SiteOperation
+
+log = logging.getLogger("pilotlight.audit")
+
+SHOWN = 200  # changes
+BodyT = TypeVar("BodyT")
+
+
+class KeyRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A key to be made, and the limits of its account where it has none yet."""
+
+    name: str
+    scopes: tuple[Literal["models", "deploy", "metrics", "admin"], ...] = ("models",)
+    account: str | None = None  # an account with the key's name, if unset
+    expires_days: Annotated[float, Meta(gt=0, le=36_500)] | None = None
+    requests_per_min: float | None = None
+    tokens_per_min: float | None = None
+    tokens_per_day: int | None = None
+    cost_per_day: float | None = None
+
+
+class Operator(Protocol):
+    """Carries operations out."""
+
+    async def catalogues(self) -> dict[str, Catalogue | str]:
+        """Return each site's catalogue, or why there is none."""
+
+    async def perform(self, site: str, operation: SiteOperation) -> None:
+        """Begin an operation at a site. Raises ApiError."""
+
+
+class KeyIssuer(Protocol):
+    """Makes keys that are valid at once."""
+
+    def list_keys(self) -> list[dict[str, Any]]: ...
+
+    async def create(self, new: KeyRequest) -> str:
+        """Return the key, which nothing keeps. Raises ApiError."""
+
+    async def revoke(self, name: str) -> None:
+        """Raises ApiError."""
+
+
+class AuditLine(NamedTuple):
+    at_s: float
+    who: str
+    what: str
+    outcome: str  # "done", or why not
+
+
+class ManagementRoutes:
+    def __init__(
+        self,
+        operator: Operator,
+        sessions: Sessions,
+        keys: KeyIssuer | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._operator = operator
+        self._sessions = sessions
+        self._keys = keys
+        self._clock = clock
+        self._lines: deque[AuditLine] = deque(maxlen=SHOWN)
+
+    def routes(self) -> list[BaseRoute]:
+        keys = [
+            Route("/manage/keys", self.list_keys),
+            Route("/manage/keys", self.create_key, methods=["POST"]),
+            Route("/manage/keys/{name}", self.revoke_key, methods=["DELETE"]),
+        ]
+        return [
+            Route("/manage/catalogue", self.catalogue),
+            Route("/manage/sites/{site}", self.operate, methods=["POST"]),
+            Route("/manage/audit", self.audit),
+            *(keys if self._keys is not None else ()),
+        ]
+
+    async def catalogue(self, request: Request) -> Response:
+        self._sessions.visitor(request, "admin")
+        found = await self._operator.catalogues()
+        return respond(
+            {
+                "sites": {site: one for site, one in found.items() if isinstance(one, Catalogue)},
+                "unread": {site: reason for site, reason in found.items() if isinstance(reason, str)},
+            }
+        )
+
+    async def operate(self, request: Request) -> Response:
+        """Begin an operation at a site; its progress is in the catalogue and in the page's feed."""
+        who = self._sessions.actor(request).name
+        operation, site = await _read(request, SiteOperation), request.path_params["site"]
+        subject = " ".join(word for word in (operation.source, operation.model) if word)
+        async with self._audited(who, f"{operation.action} {subject} at {site}".replace("  ", " ")):
+            await self._operator.perform(site, operation)
+        return respond({"started": True}, 202)
+
+    async def audit(self, request: Request) -> Response:
+        """Return the newest changes, the oldest first."""
+        self._sessions.visitor(request, "admin")
+        return respond({"changes": [line._asdict() for line in self._lines]})
+
+    async def list_keys(self, request: Request) -> Response:
+        self._sessions.visitor(request, "admin")
+        assert self._keys is not None
+        return respond({"keys": self._keys.list_keys()})
+
+    async def create_key(self, request: Request) -> Response:
+        """Return a new key, once."""
+        who, new = self._sessions.actor(request).name, await _read(request, KeyRequest)
+        assert self._keys is not None
+        async with self._audited(who, f"create the key {new.name} with {', '.join(new.scopes)}"):
+            key = await self._keys.create(new)
+        return respond({"name": new.name, "key": key}, 201)
+
+    async def revoke_key(self, request: Request) -> Response:
+        who, name = self._sessions.actor(request).name, request.path_params["name"]
+        assert self._keys is not None
+        async with self._audited(who, f"revoke the key {name}"):
+            await self._keys.revoke(name)
+        return respond({"revoked": name})
+
+    @asynccontextmanager
+    async def _audited(self, who: str, what: str) -> AsyncIterator[None]:
+        """Open a scope in which a change is made; its line says whether it was."""
+        outcome = "done"
+        try:
+            yield
+        except ApiError as error:
+            outcome = error.message
+            raise
+        except BaseException as error:
+            outcome = repr(error)
+            raise
+        finally:
+            line = AuditLine(self._clock(), who, _plain(what), _plain(outcome))
+            self._lines.append(line)
+            log.info("%s: %s: %s", line.who, line.what, line.outcome)
+
+
+async def _read(request: Request, kind: type[BodyT]) -> BodyT:
+    """Raises ApiError."""
+    try:
+        return msgspec.json.decode(await read_body(request), type=kind)
+    except msgspec.MsgspecError as error:
+        raise ApiError("invalid_request", f"the body has an invalid form: {error}") from None
+
+
+def _plain(text: str) -> str:
+    """Return one line of a client's words for a log."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text)[:300]

@@ -1,0 +1,1 @@
+"""`pilotlight manage`."""

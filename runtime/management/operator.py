@@ -1,0 +1,154 @@
+"""Carries out operations on a running site.
+
+Models are downloaded, added, woken, put to sleep and removed.
+"""
+
+import asyncio
+import logging
+from pathlib import Path
+
+from pilotlight.runtime.management.added_models import AddedModels
+from pilotlight.runtime.management.catalogue import LocalCatalogue, device_readings
+from pilotlight.runtime.management.downloads import Downloads
+from pilotlight.runtime.models.registry import Models
+from pilotlight.runtime.models.sources import SourceError, directory_of, is_url, local_directory, name_of, source_of
+from pilotlight.sites.config import ConfigError, parse, state_directory
+from pilotlight.sites.site import ModelConfig, SiteConfig
+from pilotlight.wire.errors import ApiError
+from pilotlight.wire.hop.management import Catalogue, SiteOperation
+
+log = logging.getLogger("pilotlight.models")
+
+
+class SiteOperator:
+    def __init__(self, site: SiteConfig, models: Models) -> None:
+        """Raises ConfigError for a file of added models that cannot be read."""
+        folder = site.catalogue.state_dir
+        self._path = (state_directory(site.name) if folder is None else Path(folder).expanduser()) / "models.json"
+        self._added = AddedModels(self._path)
+        self._catalogue = LocalCatalogue(site)
+        self._models = models
+        self._downloads = Downloads(directory_of, self._note_downloaded)
+
+    def serve_added(self) -> None:
+        """Serve the models that were added before a restart.
+        A model whose name the site's file has taken is logged and left out."""
+        for config in self._added.configs():
+            try:
+                self._models.add(config)
+            except ApiError as error:
+                log.error("%s: the model %r is not served: %s", self._path, config.name, error.message)
+
+    async def close(self) -> None:
+        await self._downloads.close()
+
+    async def catalogue(self) -> Catalogue:
+        served = {state.name: state.config.source for state in self._models.states.values()}
+        models = await asyncio.to_thread(self._catalogue.models, served, self._added.downloaded)
+        return Catalogue(models, self._downloads.statuses(), device_readings())
+
+    async def perform(self, operation: SiteOperation) -> None:
+        """Begin an operation. Raises ApiError."""
+        match operation.action:
+            case "wake":
+                self._models.wake(self._named(operation))
+            case "sleep":
+                await self._models.put_to_sleep(self._named(operation))
+            case "remove":
+                await self._models.remove(self._named(operation))
+                self._keep()
+            case "run":
+                await self._run(operation)
+            case "pull":
+                source = _source(operation)
+                if await asyncio.to_thread(_is_here, source):
+                    raise ApiError("conflict", f"{source[:200]} is here already: run it")
+                self._downloads.start(source)
+            case "cancel":
+                self._downloads.cancel(operation.source)
+            case "drain" | "resume":
+                raise ApiError("invalid_request", f"a router does {operation.action}, not a site", param="action")
+
+    async def _run(self, operation: SiteOperation) -> None:
+        source = _source(operation)
+        config = _config(source, operation)
+        try:
+            fit = await asyncio.to_thread(self._catalogue.describe, source)
+        except SourceError as error:
+            raise ApiError("invalid_request", str(error), param="source") from None
+        if fit is not None and not fit.fits:
+            raise ApiError("invalid_request", f"{source[:200]} cannot be served: {fit.reason}", param="source")
+        self._models.add(config)
+        self._keep()
+        self._models.wake(config.name)
+
+    def _named(self, operation: SiteOperation) -> str:
+        name = self._models.registry.resolve(operation.model)
+        if name is None:
+            raise ApiError("model_not_found", f"this site has no model named {operation.model[:200]!r}", param="model")
+        return name
+
+    def _keep(self) -> None:
+        """Write the added models down. Raises ApiError."""
+        try:
+            self._added.keep_models(state.config for state in self._models.states.values() if state.is_added)
+        except OSError as error:
+            sentence = f"done, but {self._path} cannot be written ({error.strerror}): a restart of the site forgets it"
+            raise ApiError("internal_error", sentence) from None
+
+    def _note_downloaded(self, source: str) -> None:
+        if not is_url(source):
+            return
+        try:
+            self._added.note_downloaded(source)
+        except OSError as error:
+            log.error("%s cannot be written: %s", self._path, error)
+
+
+class OwnSite:
+    """The one site of a process that serves its page without a router."""
+
+    def __init__(self, name: str, operator: SiteOperator) -> None:
+        self._name = name
+        self._operator = operator
+
+    async def catalogues(self) -> dict[str, Catalogue | str]:
+        return {self._name: await self._operator.catalogue()}
+
+    async def perform(self, site: str, operation: SiteOperation) -> None:
+        """Raises ApiError."""
+        if site != self._name:
+            raise ApiError("not_found", f"this is the site {self._name}, and not {site[:200]!r}")
+        await self._operator.perform(operation)
+
+
+def _source(operation: SiteOperation) -> str:
+    """Raises ApiError."""
+    if not operation.source.strip():
+        raise ApiError("invalid_request", "source must name a model's files", param="source")
+    return source_of(operation.source.strip())
+
+
+def _is_here(source: str) -> bool:
+    """Raises ApiError for a source that names nothing."""
+    try:
+        return local_directory(source) is not None
+    except SourceError as error:
+        raise ApiError("invalid_request", str(error), param="source") from None
+
+
+def _config(source: str, operation: SiteOperation) -> ModelConfig:
+    """Raises ApiError."""
+    values = {
+        "name": operation.model or name_of(source),
+        "source": source,
+        "residency": operation.residency,
+        "lossless": operation.lossless,
+        "kv_dtype": operation.kv_dtype,
+        "context_tokens": operation.context_tokens,
+        "sleep_after_s": operation.sleep_after_s,
+    }
+    try:
+        return parse(ModelConfig, {name: value for name, value in values.items() if value is not None}, "run")
+    except ConfigError as error:
+        raise ApiError("invalid_request", str(error)) from None

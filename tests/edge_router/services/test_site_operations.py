@@ -1,0 +1,103 @@
+"""What an operator does with the sites of a network through its router."""
+
+import json
+from collections.abc import Awaitable
+from types import SimpleNamespace
+from typing import Any, cast
+
+import msgspec
+import pytest
+
+from pilotlight.edge_router.backends.site_control import SiteAnswer
+from pilotlight.edge_router.services.site_operations import SiteOperations
+from pilotlight.wire.errors import ApiError
+from pilotlight.wire.hop.management import CATALOGUE_PATH, OPERATION_PATH, Catalogue, SiteOperation
+from tests.edge_router.fakes import Router, answer, router, sites
+from tests.edge_router.telemetry.test_activity import whole
+
+pytestmark = pytest.mark.process
+
+
+async def act(running: Router, site: str, **fields: str) -> tuple[int, Any]:
+    async with running.http.post(f"{running.url}/manage/sites/{site}", json=fields) as told:
+        return told.status, await told.json()
+
+
+async def test_a_site_that_is_drained_here_gets_nothing_new_until_it_is_resumed() -> None:
+    async with sites("ams1", "iad1") as fakes, router(fakes) as running:
+        assert (await act(running, "ams1", action="drain"))[0] == 202
+        for _ in range(4):
+            async with running.chat() as told:
+                assert "site=iad1;" in told.headers["x-pilotlight-route"]
+        (row,) = [site for site in (await whole(running))["sites"] if site["name"] == "ams1"]
+        assert (row["state"], row["detail"]) == ("draining", "cordoned by an operator, here")
+        assert (await act(running, "ams1", action="resume"))[0] == 202
+        await running.until_states(ams1="healthy")
+
+
+async def test_an_operation_reaches_the_site_and_is_a_line_of_the_audit() -> None:
+    async with sites("ams1") as fakes, router(fakes) as running:
+        fakes[0].behave = answer(202, {})
+        assert (await act(running, "ams1", action="run", source="/models/m", model="m"))[0] == 202
+        assert [request.path for request in fakes[0].seen][-1] == OPERATION_PATH
+        assert msgspec.json.decode(fakes[0].bodies[-1], type=SiteOperation) == SiteOperation("run", "m", "/models/m")
+        fakes[0].behave = answer(409, {"error": {"message": "m is in use"}})
+        status, told = await act(running, "ams1", action="remove", model="m\nx")
+        assert (status, told["error"]["code"]) == (409, "conflict")
+        async with running.http.get(f"{running.url}/manage/audit") as audit:
+            lines = [(each["what"], each["outcome"]) for each in (await audit.json())["changes"]]
+        assert lines == [("run /models/m m at ams1", "done"), ("remove m?x at ams1", "ams1: m is in use")]
+
+
+async def test_catalogues_of_sites_are_returned_beside_why_one_is_missing() -> None:
+    async with sites("ams1", "iad1") as fakes, router(fakes) as running:
+        fakes[0].behave = answer(200, json.loads(msgspec.json.encode(Catalogue())))
+        fakes[1].behave = answer(403, {"error": {"message": "not signed"}})
+        async with running.http.get(f"{running.url}/manage/catalogue") as told:
+            found = await told.json()
+        assert found["sites"] == {"ams1": {"models": [], "downloads": [], "devices": []}}
+        assert found["unread"] == {"iad1": "not signed"}
+        assert CATALOGUE_PATH in [request.path for request in fakes[0].seen]
+
+
+@pytest.mark.parametrize(
+    ("answered", "timeline", "order"),
+    [
+        (SiteAnswer(200, b"{}"), "b'{}'", "None"),
+        (SiteAnswer(202, b"{}"), "upstream_timeout: ams1: {}", "None"),
+        (SiteAnswer(0, b"no answer"), "upstream_timeout: ams1: no answer", "upstream_timeout: ams1: no answer"),
+        (SiteAnswer(409, b'{"error": {"message": "no"}}'), "upstream_timeout: ams1: no", "conflict: ams1: no"),
+        (SiteAnswer(300, b"x" * 500), "upstream_timeout: ams1: " + "x" * 200, "invalid_request: ams1: " + "x" * 200),
+    ],
+)
+async def test_an_operator_hears_what_a_site_says_or_why_it_does_not(
+    answered: SiteAnswer, timeline: str, order: str
+) -> None:
+    class Orders:
+        async def exchange(self, *_: object, **__: object) -> SiteAnswer:
+            return answered
+
+    async def told(work: Awaitable[object]) -> str:
+        try:
+            return str(await work)
+        except ApiError as error:
+            return f"{error.word}: {error.message}"
+
+    operations = SiteOperations({"ams1": cast("Any", SimpleNamespace(name="ams1"))}, cast("Any", Orders()))
+    assert await told(operations.timeline("ams1")) == timeline
+    assert await told(operations.perform("ams1", SiteOperation("wake", "ember"))) == order
+
+
+async def test_operations_that_make_no_sense_are_refused_by_name() -> None:
+    async with sites("ams1") as fakes, router(fakes) as running:
+        assert (await act(running, "nowhere", action="drain"))[1]["error"]["code"] == "not_found"
+        assert "explode" in (await act(running, "ams1", action="explode"))[1]["error"]["message"]
+        assert "`colour`" in (await act(running, "ams1", action="run", colour="red"))[1]["error"]["message"]
+        form = {"data": b'{"action": "drain"}', "headers": {"content-type": "text/plain"}}
+        async with running.http.post(f"{running.url}/manage/sites/ams1", **form) as told:
+            assert told.status == 400, "what a form of another page can send"
+        strange = {"json": {"action": "drain"}, "headers": {"origin": "https://evil.example"}}
+        async with running.http.post(f"{running.url}/manage/sites/ams1", **strange) as told:
+            assert told.status == 403
+        async with running.http.get(f"{running.url}/page/history?range=1y") as told:
+            assert told.status == 400

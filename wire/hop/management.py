@@ -1,0 +1,116 @@
+"""Messages of routers to sites beside clients' requests, signed as hops.
+
+POST WAKE_PATH hints that a request for a model is on its way. For operators: GET CATALOGUE_PATH, POST OPERATION_PATH, which returns 202 when the
+operation has started, and GET REQUESTS_PATH, the newest generations.
+"""
+
+from typing import Literal
+
+import msgspec
+
+from pilotlight.wire.hop.status import Residency
+
+WAKE_PATH = "/internal/wake"
+CATALOGUE_PATH = "/internal/catalogue"
+OPERATION_PATH = "/internal/operation"
+REQUESTS_PATH = "/internal/requests"
+
+ModelKind = Literal["embedded", "package", "directory", "gguf", "packed", "hub"]
+SleepsOn = Literal["auto", "host", "disk"]
+
+
+class WakeHint(msgspec.Struct, frozen=True):
+    model: str
+
+
+class WakeAnswer(msgspec.Struct, frozen=True):
+    model: str  # its own name
+    residency: Residency  # the present state: "loading" if this hint or an earlier request started its wake
+
+
+class Fit(msgspec.Struct, frozen=True):
+    """The plan of a model on a site's devices."""
+
+    fits: bool
+    reason: str
+    devices: str = ""  # as 2xh100
+    dtype: str = ""  # in which it computes
+    weights_bytes: int = 0
+    kv_tokens: int = 0  # that fit beside the weights, of all sequences together
+    tokens_per_s: float = 0.0  # predicted, of all sequences together
+    batch: int = 0  # sequences of that prediction
+    first_token_ms: float = 0.0  # predicted, of a prompt of `prompt_tokens`
+    prompt_tokens: int = 0
+
+
+class CatalogueModel(msgspec.Struct, frozen=True):
+    """A model that a site could serve, or serves."""
+
+    source: str  # as a site's file names it
+    name: str  # that requests would use
+    kind: ModelKind
+    is_here: bool  # its files are on the site's machine
+    how: str = ""  # what makes it available where it is not here
+    file_bytes: int = 0
+    context_length: int = 0  # tokens; 0: not known before it is here
+    architecture: str = ""
+    license: str = ""  # as its files state it; empty: they state none
+    served_as: tuple[str, ...] = ()  # names of models that the site serves from this source
+    fit: Fit | None = None  # unknown (None) until its files are there
+
+
+class Download(msgspec.Struct, frozen=True):
+    """A download under way, or the last one of its source."""
+
+    source: str
+    state: Literal["running", "done", "failed", "cancelled"]
+    done_bytes: int = 0
+    total_bytes: int = 0  # 0: not known yet
+    error: str = ""
+
+
+class DeviceReading(msgspec.Struct, frozen=True):
+    """A device's state now; 0: it does not say."""
+
+    name: str
+    used_bytes: int = 0
+    total_bytes: int = 0
+    power_w: float = 0.0
+    celsius: float = 0.0
+
+
+class Catalogue(msgspec.Struct, frozen=True):
+    models: tuple[CatalogueModel, ...] = ()
+    downloads: tuple[Download, ...] = ()
+    devices: tuple[DeviceReading, ...] = ()
+
+
+class SiteOperation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One operation of an operator.
+    `model` is for wake, sleep and remove; `source` for pull, cancel and run, which reads the rest too."""
+
+    action: Literal["wake", "sleep", "drain", "resume", "pull", "cancel", "run", "remove"]
+    model: str = ""  # run: the name that requests use; empty: the source's own
+    source: str = ""
+    residency: SleepsOn = "auto"
+    lossless: Literal["auto", "off", "always"] = "auto"
+    kv_dtype: Literal["auto", "fp8"] = "auto"
+    context_tokens: int | None = None
+    sleep_after_s: float | None = None
+
+
+class GenerationTimes(msgspec.Struct, frozen=True):
+    """The phases of a generation at its site, in ms."""
+
+    request_id: str
+    model: str
+    at_s: float  # of its beginning, since the epoch
+    wake_ms: float  # until the model was awake
+    admission_ms: float  # then until the engine had it: the prompt is rendered and tokenised
+    queue_ms: float  # until its first step
+    prefill_ms: float  # until its first token
+    decode_ms: float
+    prompt_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    outcome: str  # a finish reason, or an error's word
