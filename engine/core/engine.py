@@ -170,8 +170,9 @@ class Engine:
                 ends[chunk.sequence] = chunk.end
         self._steps.drop()
         self._chunks = []
+        limits = self.scheduler.limits
         for sequence in ends:
-            sequence.rewind()
+            sequence.rewind(limits.block_size if limits.has_states else 1)
         culprit = self._suspects.note_failure(ends)
         if culprit is not None:
             self.sequences.fail(culprit, "request_failed", f"{message}; it fails with this request alone: change it")

@@ -167,13 +167,18 @@ class Sequence:
         self.device_us -= told
         return told
 
-    def rewind(self) -> None:
-        """Go back to the tokens of collected steps; the blocks stay.
+    def rewind(self, unit: int = 1) -> None:
+        """Go back to the tokens of collected steps, and to a multiple of `unit` of these; the blocks stay.
 
         Later values in them are overwritten before they are read.
         """
         self._drop_pending()
-        self.num_computed_tokens = self.num_completed_tokens
+        kept = self.num_completed_tokens // unit * unit
+        if self.pooling is not None and kept < self.num_completed_tokens:
+            kept = 0  # what is pooled of the tokens in between cannot be taken back
+        first_reported = max(1, self.sampling.prompt_logprobs_from)
+        del self.prompt_logprobs[max(0, kept + 1 - first_reported) :]
+        self.num_computed_tokens = self.num_completed_tokens = kept
         self.epoch += 1
 
     def forget_computed(self) -> None:

@@ -123,7 +123,7 @@ class DecoderConfig:
         shape = shape or self.attention(0)
         heads, kv_heads, dim = shape[:3]
         value, wide = shape.value_dim or dim, bool(self.norm.offset)
-        sizes = {"q": heads * dim, "k": kv_heads * dim, "v": kv_heads * value}
+        sizes = {"q": heads * dim * (1 + shape.is_gated), "k": kv_heads * dim, "v": kv_heads * value}
         parts = "qk" if value < dim or shape.keys_are_values else "qkv"
         names, rows = [f"{name}.self_attn.{part}_proj" for part in parts], [sizes[part] for part in parts]
         found = [
@@ -137,7 +137,7 @@ class DecoderConfig:
                 "attention", alone, [sizes["v"]], self.hidden_size, bias=qkv_bias, unit=value, repeats=True
             )
         if qk_norm:  # a row per head, as its kernel reads them
-            for part, size in (("q", heads * dim), ("k", kv_heads * dim)):
+            for part, size in (("q", heads * dim), ("k", sizes["k"])):
                 found.append(
                     WeightShape("norms", f"{name}.self_attn.{part}_norm", size, 0, "rows", dim, True, is_wide=wide)
                 )

@@ -171,7 +171,12 @@ class ModelRunner:
         self.graphs = self._new_graphs()
 
     def _new_graphs(self) -> DecodeGraphs | None:
-        """Return new graphs for the model at its present memory addresses."""
+        """Return new graphs for the model at its present memory addresses; None for a model with states.
+
+        Steps are padded with their first sequence once more, whose state would change twice.
+        """
+        if self.layout.has_states:
+            return None
         model, drafts, layers = self.model, self._drafts, self._layers
         device, adapters = self.kv_cache.device, self.adapters
         most_logits = _MOST_RECORDED_LOGITS if self.kv_cache.is_cuda else math.inf

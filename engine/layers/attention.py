@@ -78,7 +78,7 @@ class Attention:
         q_size, kv_size = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
         heads, kv_heads = loader.shard.heads(shape[:2], name)
         value, reads = shape.value_dim or shape.head_dim, input_size or hidden_size
-        parts = {"q": q_size, "k": kv_size, "v": kv_size}
+        parts = {"q": q_size * (1 + shape.is_gated), "k": kv_size, "v": kv_size}
         if shape.keys_are_values or value < shape.head_dim:
             del parts["v"]
         names = [f"{name}.{part}_proj" for part in parts]
@@ -101,7 +101,7 @@ class Attention:
         """Attend from x [tokens, hidden]; return [tokens, hidden]."""
         value_dim = self.shape.value_dim
         batch, cache, tokens = context.batch, context.caches[self.shape.layer], x.shape[0]
-        qkv = self._projected(x, context)
+        qkv, gate = self._projected(x, context)
         k_cache, v_cache = cache.segments
         group = batch.groups[cache.group]
         rule = self.rule if cache.scales is None else self.rule._replace(kv_scales=cache.scales)
@@ -117,21 +117,27 @@ class Attention:
         attended = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
         if value_dim is not None:
             attended = attended[..., :value_dim]
+        if gate is not None:
+            attended = attended * gate.sigmoid()
         return context.summed(self.o_proj(attended.reshape(tokens, -1), context))
 
-    def _projected(self, x: torch.Tensor, context: Context) -> torch.Tensor:
-        """Project x [tokens, hidden] to queries, keys and values [tokens, heads + 2 * kv_heads, head_dim].
+    def _projected(self, x: torch.Tensor, context: Context) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Project x [tokens, hidden] to queries, keys and values [tokens, heads + 2 * kv_heads, head_dim], and to a gate
+        [tokens, heads, head_dim] where there is one.
 
         Values with fewer numbers than keys are padded with zeros.
         """
         shape = self.shape
         made = torch.unflatten(self.qkv_proj(x, context), 1, (-1, shape.head_dim))
+        if shape.is_gated:
+            pairs, others = torch.split(made, [2 * shape.num_heads, 2 * shape.num_kv_heads], dim=1)
+            return torch.cat((pairs[:, 0::2], others), dim=1), pairs[:, 1::2]
         if shape.keys_are_values:
-            return torch.cat((made, made[:, shape.num_heads :]), dim=1)
+            return torch.cat((made, made[:, shape.num_heads :]), dim=1), None
         if self.v_proj is None:
-            return made
+            return made, None
         values = torch.unflatten(self.v_proj(x, context), 1, (shape.num_kv_heads, -1)) * shape.value_scale
-        return torch.cat((made, F.pad(values, (0, shape.head_dim - values.shape[2]))), dim=1)
+        return torch.cat((made, F.pad(values, (0, shape.head_dim - values.shape[2]))), dim=1), None
 
     def _keep(self, qkv: torch.Tensor, cache: LayerCache, slots: torch.Tensor, context: Context) -> torch.Tensor:
         """Write keys and values of qkv [tokens, heads + 2 * kv_heads, head_dim] to the cache.

@@ -59,8 +59,9 @@ class LatentAttention:
 
     def __call__(self, x: torch.Tensor, context: Context) -> torch.Tensor:
         """Attend from x [tokens, hidden]; return [tokens, hidden]."""
-        (segment,), group, _ = context.caches[self.shape.layer]
-        cache, batch, decoded = segment.squeeze(2), context.batch.groups[group], context.batch.num_decoded
+        kept = context.caches[self.shape.layer]
+        (segment,), batch = kept.segments, context.batch.groups[kept.group]
+        cache, decoded = segment.squeeze(2), context.batch.num_decoded
         norm, (cos, sin) = self.latent_norm, context.turns[0]
         mla_write(self.latent_proj(x, context), norm.weight, norm.eps, cos, sin, cache, batch.slot_mapping)
         q = self.queries(x, context)

@@ -12,7 +12,6 @@ from pilotlight.engine.api.errors import CheckpointError
 from pilotlight.engine.api.protocol import ModelInfo
 from pilotlight.engine.api.struct import replace
 from pilotlight.engine.core.engine import Engine
-from pilotlight.engine.drafting.drafter_registry import DraftWords
 from pilotlight.engine.drafting.model_drafter import ModelDrafter
 from pilotlight.engine.execution.runner import ModelRunner
 from pilotlight.engine.grammar.constraints import Grammars
@@ -24,7 +23,7 @@ from pilotlight.engine.kv.pool.prefix_index import CacheIdentity
 from pilotlight.engine.kv.shared_tiers import SharedTiers
 from pilotlight.engine.kv.tier_protocol import Tiers
 from pilotlight.engine.kv.transfer.block_copier import make_copier
-from pilotlight.engine.loading.draft_loading import LoadedDrafts, identity_of
+from pilotlight.engine.loading.draft_loading import LoadedDrafts, identity_of, read_words
 from pilotlight.engine.loading.kv_memory import KvMemory
 from pilotlight.engine.loading.loaded_model import LoadedModel
 from pilotlight.engine.loading.model_loading import ModelLoading, start_moving
@@ -71,11 +70,11 @@ class _PlacedDecoder(NamedTuple):
         info = self._info(context_length, weights, drafts)
         identity = self._identity(info, tiers)
         drafter = None if drafts is None else self._drafter(drafts, own)
-        words = DraftWords.read(spec.speculate)
+        words = read_words(spec.speculate, loading.config.cached_layers)
         engine = Engine(
             info,
             runner,
-            loading.limits(self.layout.block_size, self.layout.windows),
+            loading.limits(self.layout.block_size, self.layout.windows, has_states=self.layout.has_states),
             self.place if isinstance(self.place, Lease) else None,
             identity=identity,
             tiers=self._tiers(own, info, identity, tiers),

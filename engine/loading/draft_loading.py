@@ -5,7 +5,7 @@ belongs to the model it was trained for; an MTP layer is in the model's own chec
 share the model's matrices share its drafter's.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -90,6 +90,18 @@ class PlannedDrafts(Protocol):
         """Load the drafter. Raises CheckpointError."""
 
 
+def read_words(words: str, layers: Sequence[CachedLayer]) -> DraftWords:
+    """Return the drafters that `words` ask for of a model with these caches. Every token changes a state, which cannot go back to the last accepted
+    one: with states "auto" is none, and any drafter by name is refused. Raises CheckpointError."""
+    if not any(layer.is_state for layer in layers):
+        return DraftWords.read(words)
+    if words in ("auto", "off"):
+        return DraftWords()
+    raise CheckpointError(
+        f"speculate: {words} drafts for models that keep keys and values alone, and this one keeps a state; say off"
+    )
+
+
 def plan_drafts(words: DraftWords, config: Any, degrees: Parallelism) -> PlannedDrafts | None:
     """Read the configuration of the drafter in `words`; return None if it has no weights.
 
@@ -152,6 +164,10 @@ class PlannedDraftModel(NamedTuple):
             )
         if not config.cached_layers:
             raise CheckpointError(f"{architecture(raw)} generates nothing")
+        if any(layer.is_state for layer in config.cached_layers):
+            raise CheckpointError(
+                f"{architecture(raw)} keeps a state, which cannot go back from tokens that it guessed"
+            )
         return cls(directory, raw, config)
 
     @property

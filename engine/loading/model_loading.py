@@ -15,14 +15,20 @@ from pilotlight.engine.core.phases import Phases
 from pilotlight.engine.description.config_registry import ArchitectureConfig
 from pilotlight.engine.description.decoder_config import DecoderConfig, architecture
 from pilotlight.engine.description.image_sizes import ImageSizes, read_image_sizes
-from pilotlight.engine.drafting.drafter_registry import DraftWords
 from pilotlight.engine.execution.runner import ModelRunner
 from pilotlight.engine.execution.text_head import TextHead
 from pilotlight.engine.kv.arena import Arena
 from pilotlight.engine.kv.pool.block_parts import BlockParts
 from pilotlight.engine.kv.pool.groups import Windows
 from pilotlight.engine.kv.pool.layout import CacheLayout, in_fp8
-from pilotlight.engine.loading.draft_loading import DraftTarget, LoadedDrafts, PlannedDrafts, PlannedMtp, plan_drafts
+from pilotlight.engine.loading.draft_loading import (
+    DraftTarget,
+    LoadedDrafts,
+    PlannedDrafts,
+    PlannedMtp,
+    plan_drafts,
+    read_words,
+)
 from pilotlight.engine.loading.dry_run import DryRun
 from pilotlight.engine.loading.warm_up import BackgroundWarmUp
 from pilotlight.engine.models.decoder import Decoder
@@ -74,7 +80,7 @@ def opened_source(
         raw_config["tie_word_embeddings"] = True
     family = find_family(raw_config)
     config = family.parse_config(raw_config)
-    words = DraftWords.read(spec.speculate)
+    words = read_words(spec.speculate, config.cached_layers)
     drafts = None if recipe is not None else plan_drafts(words, config, Parallelism.of_host(host))
     if isinstance(drafts, PlannedMtp):
         config = drafts.config  # which has its layer loaded
@@ -139,6 +145,7 @@ class ModelLoading(NamedTuple):
         degrees = Parallelism.of_host(self.host)
         num_experts = plan_model(self.raw_config).num_experts
         degrees.require_counts(config.num_layers, config.num_heads, config.num_kv_heads, num_experts)
+        degrees.require_one_rank_of_states(config.cached_layers)
         return self._layouts(links.shard)[links.stage]
 
     def block_parts(self) -> BlockParts:
@@ -326,7 +333,9 @@ class ModelLoading(NamedTuple):
             load_phases=self.phases.spent,
         )
 
-    def limits(self, block_size: int, windows: Windows = (None,), whole_prompts: bool = False) -> SchedulerLimits:
+    def limits(
+        self, block_size: int, windows: Windows = (None,), *, has_states: bool = False, whole_prompts: bool = False
+    ) -> SchedulerLimits:
         host = self.host
         return SchedulerLimits(
             block_size,
@@ -337,6 +346,7 @@ class ModelLoading(NamedTuple):
             windows,
             host.stages,
             1 if self.links is None else Parallelism.of_host(host).copies,
+            has_states,
             whole_prompts,
         )
 

@@ -13,6 +13,7 @@ import torch
 
 from pilotlight.engine.description.decoder_config import DecoderConfig
 from pilotlight.engine.execution.context import Context
+from pilotlight.engine.execution.state_places import state_places
 from pilotlight.engine.layers.embedding import ScoreHead, TokenEmbedding
 from pilotlight.engine.layers.norm import RMSNorm
 from pilotlight.engine.layers.rotary import RotaryTable
@@ -191,7 +192,8 @@ class Decoder:
         """Return the context with the batch's values that all layers need."""
         positions = context.batch.positions
         turns = tuple([table.at(positions) for table in self.rotary])
-        return replace(context, turns=turns, temperatures=self.temperature and self.temperature.at(positions))
+        temperatures = self.temperature and self.temperature.at(positions)
+        return replace(context, turns=turns, temperatures=temperatures, states=state_places(context))
 
     def embed(self, context: Context, rows: torch.Tensor | None = None) -> torch.Tensor:
         """Return the hidden states before the first layer.

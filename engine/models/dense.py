@@ -13,6 +13,7 @@ from pilotlight.engine.layers.encoder_attention import EncoderAttention
 from pilotlight.engine.layers.mlp import GatedMLP
 from pilotlight.engine.layers.moe import SparseMLP
 from pilotlight.engine.layers.norm import RMSNorm
+from pilotlight.engine.layers.recurrent import load_recurrent
 from pilotlight.engine.layers.temperature import Temperature
 from pilotlight.engine.models.decoder import Decoder, DecoderLayer, LogitRule, Part, load_decoder, root_of
 from pilotlight.engine.models.mtp import MtpHead
@@ -31,6 +32,9 @@ def load(config: DenseConfig, loader: WeightLoader, context_length: int) -> Deco
     attention_kind = EncoderAttention if config.is_bidirectional else Attention
 
     def attention(i: int, name: str) -> Part:
+        mixer = config.mixer(i) if i < config.num_layers else None
+        if mixer is not None:
+            return load_recurrent(loader, name, config.hidden_size, mixer)
         # A drafting layer comes after the last one, and has the same form.
         shape = config.attention(min(i, config.num_layers - 1))._replace(layer=i)
         return attention_kind.load(
@@ -47,6 +51,8 @@ def load(config: DenseConfig, loader: WeightLoader, context_length: int) -> Deco
 
     decoder = load_layers(config, loader, context_length, attention)
     loader.skip(_TOWERS)
+    if config.recurrent:
+        loader.skip(r"mtp\..*")  # layers that predict further tokens, which nothing drafts by
     return decoder
 
 

@@ -3,12 +3,14 @@
 Knows counts; does not know bytes and devices.
 """
 
+from collections.abc import Sequence
 from functools import cache
 from typing import NamedTuple
 
 from pilotlight.engine.api.errors import CheckpointError
 from pilotlight.engine.api.protocol import HostConfig
 from pilotlight.engine.description.tensor_sizes import WeightShape
+from pilotlight.engine.kv.pool.layout import CachedLayer
 from pilotlight.engine.weights.shard import Shard
 
 
@@ -102,6 +104,13 @@ class Parallelism(NamedTuple):
             raise CheckpointError(f"tp is {self.tp}, and the model has {has}; tp may be {fit}")
         if max(self.tp, self.ep) % min(self.tp, self.ep):
             raise CheckpointError(f"tp {self.tp} and ep {self.ep} do not divide one another; make one a multiple")
+
+    def require_one_rank_of_states(self, layers: Sequence[CachedLayer]) -> None:
+        """Raise CheckpointError where several ranks are to share a model whose layers keep states."""
+        if self.size > 1 and any(layer.is_state for layer in layers):
+            raise CheckpointError(
+                f"{self} makes {self.size} ranks, and this model keeps a state beside its cache, which ranks do not share: give it one device"
+            )
 
 
 ALONE = Parallelism()

@@ -54,7 +54,7 @@ class SplitPlan(NamedTuple):
     @property
     def fits(self) -> bool:
         return all(rank.kv_bytes >= 0 for rank in self.ranks) and (
-            self.ranks[0].layout is None or self.kv_tokens >= self.workload.limits.block_size
+            self.ranks[0].layout is None or self.kv_tokens >= self.ranks[0].layout.block_size
         )
 
     @property

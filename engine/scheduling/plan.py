@@ -22,6 +22,8 @@ class SchedulerLimits(NamedTuple):
     windows: Windows = (None,)
     stages: int = 1  # of a pipeline: so many steps are in flight, each with its share of the decodes
     copies: int = 1  # of the attention: ranks with separate sequences and blocks
+    # each token changes a state in place: after a failed step it is computed again from the end of a block
+    has_states: bool = False
     # every prompt in one step, nothing cached: an encoder's tokens all attend to each other
     whole_prompts: bool = False
 

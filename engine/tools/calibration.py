@@ -92,7 +92,7 @@ def observe(directory: Path, text: str, wanted: set[str], on_progress: ReadingPr
     model = family.load(config, loader, config.context_length)
     fill(storage.jobs, storage.tasks)
     layout = CacheLayout(config.cached_layers, _BLOCK_TOKENS, dtype, config.context_length)
-    blocks = layout.new_blocks(len(layout.groups) * -(-(_CHUNK_TOKENS + 1) // _BLOCK_TOKENS), _CPU)
+    blocks = layout.new_blocks(len(layout.groups) * -(-(_CHUNK_TOKENS + 1) // layout.block_size), _CPU)
     runner = ModelRunner(model, layout, blocks)
     for i, chunk in enumerate(chunks):
         runner.warm_up(chunk, with_decode=False)

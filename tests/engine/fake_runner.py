@@ -102,7 +102,10 @@ class FakeRunner:
         depth: int = 1,
         windows: Windows = (None,),
         copies: int = 1,
+        has_states: bool = False,
     ) -> None:
+        """`has_states`: the last group of layers keeps one, in all slots of a block."""
+        self.state_group = len(windows) - 1 if has_states else None
         self.copies = copies
         self.windows = windows
         self.memory = memory
@@ -134,6 +137,8 @@ class FakeRunner:
             assert before is not None, "a chunk would read what was never written"
             assert len(before) == start, "foreign or stale cache content"
             contexts += [(*before, *token_ids[first : i + 1]) for i in range(first, end)]
+        if self.state_group is not None:  # a step that fails may have changed states before
+            self._change_states(step, contexts, firsts)
         if any(context[: len(bad)] == bad for context in contexts for bad in self.poisons):
             self.num_failures += 1
             raise RuntimeError("a prompt that no device computes")
@@ -144,10 +149,13 @@ class FakeRunner:
         assert len(set(slots)) == len(slots), "two tokens were to be written into one slot"
         for number, group in enumerate(step.groups):
             for slot, context in zip(group.slots, contexts, strict=True):
-                self.slots[slot] = _content(context, number)
+                if number != self.state_group:
+                    self.slots[slot] = _content(context, number)
                 if self.memory is not None:
                     self.memory.write(slot // self.block_size)
         for number, (group, window) in enumerate(zip(step.groups, self.windows, strict=True)):
+            if number == self.state_group:
+                continue
             ends = zip(group.tables, [step.positions[i] for i in firsts[:-1]], firsts[1:], strict=True)
             for table, start, end in ends:  # after all writes: none may hit another's blocks
                 self._read(table, contexts[end - 1], number, 0 if window is None else max(0, start + 1 - window))
@@ -177,6 +185,23 @@ class FakeRunner:
 
     def reset(self) -> None:
         self.slots = [None] * len(self.slots)
+
+    def _change_states(self, step: StepInput, contexts: list[tuple[int, ...]], firsts: list[int]) -> None:
+        """Read the state of each chunk's tokens before, then leave that behind the last of its tokens in every block that these reach."""
+        assert self.state_group is not None
+        assert not step.checks_drafts, "a state cannot go back to the last accepted token"
+        size, tables = self.block_size, step.groups[self.state_group].tables
+        chunks = [
+            (table, step.positions[first], contexts[end - 1])
+            for table, first, end in zip(tables, firsts, firsts[1:], strict=False)
+        ]
+        for table, start, context in chunks:
+            before = table[(start - 1) // size] * size if start else -1
+            assert not start or self.slots[before] == _content(context[:start], self.state_group), "not its state"
+        for table, start, context in chunks:
+            for place in range(start // size, (len(context) - 1) // size + 1):
+                block = table[place] * size
+                self.slots[block : block + size] = [_content(context[: (place + 1) * size], self.state_group)] * size
 
     def _read(self, table: SequenceOf[int], context: tuple[int, ...], group: int, first: int) -> None:
         for position in range(first, len(context)):
@@ -223,12 +248,20 @@ def fake_engine(
     windows: Windows = (None,),
     copies: int = 1,
     images: ImageEncoder | None = None,
+    has_states: bool = False,
 ) -> tuple[Engine, FakeRunner]:
     """`num_blocks`: for each group of layers, on each of the ranks that have sequences of their own."""
     in_all = copies * num_blocks * len(windows)
-    runner = FakeRunner(in_all, block_size, depth=depth, windows=windows, copies=copies)
+    runner = FakeRunner(in_all, block_size, None, depth, windows, copies, has_states)
     limits = SchedulerLimits(
-        block_size, max_num_batched_tokens, max_num_seqs, max_waiting, max_decode_delay_s, windows, copies=copies
+        block_size,
+        max_num_batched_tokens,
+        max_num_seqs,
+        max_waiting,
+        max_decode_delay_s,
+        windows,
+        copies=copies,
+        has_states=has_states,
     )
     info = _info("tiny", in_all, limits, eos_token_ids)
     if images is not None:

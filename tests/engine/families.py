@@ -24,6 +24,9 @@ from transformers import (
     GptOssConfig,
     GraniteConfig,
     GraniteMoeConfig,
+    GraniteMoeHybridConfig,
+    Lfm2Config,
+    Lfm2MoeConfig,
     Llama4TextConfig,
     LlamaConfig,
     MiMoV2FlashConfig,
@@ -39,8 +42,11 @@ from transformers import (
     PreTrainedModel,
     Qwen2Config,
     Qwen2MoeConfig,
+    Qwen3_5MoeTextConfig,
+    Qwen3_5TextConfig,
     Qwen3Config,
     Qwen3MoeConfig,
+    Qwen3NextConfig,
     SeedOssConfig,
     SmolLM3Config,
 )
@@ -60,6 +66,15 @@ YARN = {
 LATENT: dict[str, Any] = {
     "num_key_value_heads": 6, "head_dim": None, "q_lora_rank": 26, "kv_lora_rank": 20, "qk_nope_head_dim": 9, "qk_rope_head_dim": 6,
     "v_head_dim": 11, "moe_intermediate_size": 27,
+}  # fmt: skip
+
+DELTA: dict[str, Any] = {
+    "linear_num_key_heads": 1, "linear_num_value_heads": 3, "linear_key_head_dim": 6, "linear_value_head_dim": 5, "linear_conv_kernel_dim": 4,
+    "head_dim": 12, "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.5},
+}  # fmt: skip
+
+_MAMBA: dict[str, Any] = {
+    "num_attention_heads": 7, "num_key_value_heads": 1, "mamba_n_heads": 3, "mamba_d_state": 5, "mamba_chunk_size": 16,
 }  # fmt: skip
 
 
@@ -568,6 +583,98 @@ FURTHER: dict[str, PreTrainedConfig] = {
         global_head_dim=14,
         rope_parameters=None,
         tie_word_embeddings=True,
+    ),
+    "lfm2, attention in layer 1": config(
+        Lfm2Config,
+        layer_types=["conv", "full_attention", "conv"],
+        head_dim=None,
+        num_attention_heads=7,
+        num_key_value_heads=1,
+    ),
+    "lfm2, biased, a wide convolution, untied": config(
+        Lfm2Config,
+        layer_types=["full_attention", "conv", "conv", "full_attention"],
+        num_hidden_layers=4,
+        head_dim=None,
+        hidden_size=48,
+        conv_bias=True,
+        conv_L_cache=5,
+        block_auto_adjust_ff_dim=False,
+        tie_word_embeddings=True,
+    ),
+    "qwen3-next, attention in layer 1, three of five experts": config(
+        Qwen3NextConfig,
+        layer_types=["linear_attention", "full_attention", "linear_attention"],
+        **DELTA,
+        num_experts=5,
+        num_experts_per_tok=3,
+        moe_intermediate_size=27,
+        shared_expert_intermediate_size=19,
+    ),
+    "qwen3-next, one kv head, biased, a dense layer, tied": config(
+        Qwen3NextConfig,
+        layer_types=["full_attention", "linear_attention", "linear_attention"],
+        **DELTA | {"linear_num_key_heads": 3},
+        num_key_value_heads=1,
+        num_attention_heads=3,
+        attention_bias=True,
+        num_experts=4,
+        num_experts_per_tok=1,
+        moe_intermediate_size=9,
+        shared_expert_intermediate_size=8,
+        norm_topk_prob=False,
+        mlp_only_layers=[1],
+        tie_word_embeddings=True,
+    ),
+    "qwen3.5, attention in layer 2": config(
+        Qwen3_5TextConfig, layer_types=["linear_attention", "linear_attention", "full_attention"], **DELTA
+    ),
+    "qwen3.5-moe, two of four experts": config(
+        Qwen3_5MoeTextConfig,
+        layer_types=["linear_attention", "full_attention", "linear_attention"],
+        **DELTA,
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=21,
+        shared_expert_intermediate_size=11,
+    ),
+    "granite-4, attention in layer 1": config(
+        GraniteMoeHybridConfig,
+        layer_types=["linear_attention", "full_attention", "linear_attention"],
+        head_dim=None,
+        **_MAMBA | {"num_key_value_heads": 7},
+        num_local_experts=0,
+        shared_intermediate_size=29,
+        residual_multiplier=0.6,
+        attention_multiplier=0.4,
+        embedding_multiplier=1.5,
+        logits_scaling=1.2,
+    ),
+    "granite-4, two groups, biased, turning, two of five experts, tied": config(
+        GraniteMoeHybridConfig,
+        layer_types=["linear_attention", "full_attention", "linear_attention"],
+        **_MAMBA | {"mamba_n_groups": 2, "mamba_n_heads": 4, "num_attention_heads": 2},
+        hidden_size=44,
+        head_dim=None,
+        attention_bias=True,
+        mamba_proj_bias=True,
+        mamba_conv_bias=False,
+        position_embedding_type="rope",
+        num_local_experts=5,
+        num_experts_per_tok=2,
+        shared_intermediate_size=13,
+        tie_word_embeddings=True,
+    ),
+    "lfm2-moe, two of five experts": config(
+        Lfm2MoeConfig,
+        layer_types=["conv", "full_attention", "conv"],
+        head_dim=None,
+        num_attention_heads=7,
+        num_key_value_heads=1,
+        num_dense_layers=1,
+        num_experts=5,
+        num_experts_per_tok=2,
+        moe_intermediate_size=27,
     ),
     "glm-4.7-flash, three of eight experts": config(
         Glm4MoeLiteConfig, **LATENT, n_routed_experts=8, num_experts_per_tok=3, routed_scaling_factor=1.4

@@ -109,7 +109,16 @@ def test_a_further_family_agrees_in_chunks_in_a_batch_and_behind_a_prefix(
     assert_agrees(model, prompts["a"], again)
 
 
-@pytest.mark.parametrize("name", ["gemma3, one kv head, untied", "qwen3, yarn, tied", "gpt-oss, experts in mxfp4"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "gemma3, one kv head, untied",
+        "qwen3, yarn, tied",
+        "gpt-oss, experts in mxfp4",
+        "qwen3.5, attention in layer 2",
+        "granite-4, attention in layer 1",
+    ],
+)
 def test_bf16_follows_the_reference_in_bf16(tmp_path: Path, name: str) -> None:
     model = write_family(tmp_path, name, torch.bfloat16)
     prompt = random_prompt(40, seed=5)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from pilotlight.engine.api.protocol import SamplingParams, Submit, TokenLogprobs
 from pilotlight.engine.core.engine import Engine
 from pilotlight.engine.kv.pool.groups import Windows
+from pilotlight.engine.kv.pool.layout import STATE_WINDOW
 from pilotlight.engine.kv.tier_protocol import Tiers
 from tests.engine.driver import Heard
 from tests.engine.fake_drafter import FakeDrafter
@@ -45,6 +46,7 @@ class Shape(NamedTuple):
     tick_s: float = 0.0  # by which every look turns the clock
     max_decode_delay_s: float = math.inf
     copies: int = 1  # ranks with as many blocks, and sequences of their own
+    has_states: bool = False  # of a further group of layers
 
 
 arrivals = st.lists(
@@ -80,6 +82,7 @@ shapes = st.builds(
     tick_s=st.sampled_from([0.0, 1.0]),
     max_decode_delay_s=st.sampled_from([math.inf, 0.0, 8.0]),
     copies=st.sampled_from([1, 1, 2, 3]),
+    has_states=st.booleans(),
 )
 
 
@@ -113,7 +116,7 @@ def play_and_check(shape: Shape, plan: list[Arrival]) -> None:
             check(heard[name], arrival, engine.info.context_length)
     pool = engine.scheduler.pool
     assert pool.num_held == 0
-    assert pool.num_available == shape.copies * shape.num_blocks * len(shape.windows)
+    assert pool.num_available == shape.copies * shape.num_blocks * (len(shape.windows) + shape.has_states)
     assert max(runner.batch_tokens, default=0) <= shape.max_num_batched_tokens
     if currently_in_test_context():  # what its examples have met, and not a plan that is played alone
         event("preempted" if engine.scheduler.counts.preemptions else "not preempted")
@@ -122,16 +125,17 @@ def play_and_check(shape: Shape, plan: list[Arrival]) -> None:
 
 
 def make_engine(shape: Shape, make_tiers: Callable[[FakeRunner], Tiers] | None = None) -> tuple[Engine, FakeRunner]:
-    *limits, depth, windows, drafts, tick_s, max_decode_delay_s, copies = shape
+    *limits, depth, windows, drafts, tick_s, max_decode_delay_s, copies, has_states = shape
     return fake_engine(
         *limits,
         depth=depth,
         make_tiers=make_tiers,
         clock=count(0.0, tick_s).__next__,
         max_decode_delay_s=max_decode_delay_s,
-        speculation=None if drafts is None else FakeDrafter(drafts),
-        windows=windows,
+        speculation=None if drafts is None or has_states else FakeDrafter(drafts),
+        windows=(*windows, STATE_WINDOW) if has_states else windows,
         copies=copies,
+        has_states=has_states,
     )
 
 

@@ -282,7 +282,10 @@ def test_ranks_of_every_family_ask_for_all_that_a_checkpoint_has(tmp_path: Path,
     family = find_family(raw)
     config: Any = family.parse_config(raw)
     each = partial(load, tmp_path, lambda loader: family.load(config, loader, 64), read_format(raw), fused=config.fused)
-    if config.num_heads % 2 or (config.num_kv_heads % 2 and config.num_kv_heads > 1):
+    if getattr(config, "recurrent", ()):
+        with pytest.raises(CheckpointError, match="2 ranks cannot share"):
+            each(shard=Shard(1, 2))
+    elif config.num_heads % 2 or (config.num_kv_heads % 2 and config.num_kv_heads > 1):
         with pytest.raises(CheckpointError, match="heads, which 2 ranks cannot share evenly"):
             each(shard=Shard(1, 2))
     elif name == PACKED:

@@ -52,6 +52,7 @@ tight = st.builds(
     drafts=st.none() | st.integers(0, 2**32),
     tick_s=st.sampled_from([0.0, 0.3, 1.0]),  # of transfers that take up to four looks, some are late
     copies=st.sampled_from([1, 1, 2, 3]),
+    has_states=st.booleans(),
 )
 
 
@@ -87,7 +88,8 @@ def run(shape: Shape, plan: list[Arrival], seed: int, capacity: int, has_disk: b
             if heard[name].error != "on purpose":
                 check(heard[name], arrival, engine.info.context_length)
     assert engine.scheduler.pool.num_held == 0
-    assert engine.scheduler.pool.num_available == shape.copies * shape.num_blocks * len(shape.windows)
+    num_groups = len(shape.windows) + shape.has_states
+    assert engine.scheduler.pool.num_available == shape.copies * shape.num_blocks * num_groups
     assert max(runner.batch_tokens, default=0) <= shape.max_num_batched_tokens
     assert not tiers[0].pins
     assert not tiers[0].open

@@ -31,8 +31,8 @@ from pilotlight.engine.weights.config import (
 from pilotlight.engine.weights.fused import FusedRows
 
 _MIXTRAL = ExpertNames("block_sparse_moe", "gate", "e_score_correction_bias", "experts", ("w1", "w3", "w2"))
-_GRANITE = ExpertNames("block_sparse_moe", "router.layer")
-_QWEN2 = ExpertNames(shared="shared_expert", shared_gate="shared_expert_gate")
+GRANITE_EXPERTS = ExpertNames("block_sparse_moe", "router.layer")
+QWEN2_EXPERTS = ExpertNames(shared="shared_expert", shared_gate="shared_expert_gate")
 _ERNIE = ExpertNames(bias="moe_statics.e_score_correction_bias")
 
 
@@ -65,10 +65,10 @@ def qwen2_moe(config: Mapping[str, Any]) -> SparseConfig:
             default_experts=60,
             default_top_k=4,
             renormalise=flag(config, "norm_topk_prob", False),
-            names=_QWEN2,
+            names=QWEN2_EXPERTS,
             shared_size=positive_int(config, "shared_expert_intermediate_size", 5632),
         ),
-        sparse_layers=_every_step(config),
+        sparse_layers=every_step(config),
     )
 
 
@@ -91,7 +91,7 @@ def qwen3_moe(config: Mapping[str, Any]) -> SparseConfig:
             default_experts=text.get("num_local_experts", 128),
             renormalise=flag(text, "norm_topk_prob", False),
         ),
-        sparse_layers=_every_step(text),
+        sparse_layers=every_step(text),
     )
 
 
@@ -120,11 +120,12 @@ class GraniteMoeConfig(SparseConfig):
 
     @property
     def fused(self) -> tuple[FusedRows, ...]:
-        (num_experts, hidden, inner), mlp = self.sparse.experts, _GRANITE.mlp
+        (num_experts, hidden, inner), mlp = self.sparse.experts, GRANITE_EXPERTS.mlp
         each = f"{mlp}.experts.{{expert}}"
         return (
             FusedRows(f"{mlp}.input_linear", {f"{each}.gate_proj": inner, f"{each}.up_proj": inner}, num_experts),
             FusedRows(f"{mlp}.output_linear", {f"{each}.down_proj": hidden}, num_experts),
+            *self.divided,
         )
 
 
@@ -137,7 +138,7 @@ def granite_moe(config: Mapping[str, Any]) -> SparseConfig:
         qkv_bias=bias,
         o_bias=bias,
         sparse=read_softmax_experts(
-            config, "num_local_experts", default_experts=8, default_top_k=2, renormalise=True, names=_GRANITE
+            config, "num_local_experts", default_experts=8, default_top_k=2, renormalise=True, names=GRANITE_EXPERTS
         ),
         sparse_layers=_all_layers(config),
         **granite_scales(config),
@@ -256,7 +257,7 @@ def _all_layers(config: Mapping[str, Any]) -> frozenset[int]:
     return frozenset(range(positive_int(config, "num_hidden_layers")))
 
 
-def _every_step(config: Mapping[str, Any]) -> frozenset[int]:
+def every_step(config: Mapping[str, Any]) -> frozenset[int]:
     """Return the layers with experts: every n-th, except those listed as dense."""
     num_layers = positive_int(config, "num_hidden_layers")
     step, dense = positive_int(config, "decoder_sparse_step", 1), layer_numbers(config, "mlp_only_layers", num_layers)

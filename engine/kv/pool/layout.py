@@ -1,8 +1,14 @@
 """The layout of a KV cache block: *segments* per layer, and *groups* of layers with one block table.
 
 A block contains the keys and values (or other segments) of `block_size` tokens in the layers of one group, contiguously, so that one copy moves it
-between tiers and machines. A segment is stored head by head, [num_heads, block_size, head_dim], so that a rank's heads are few pieces of it. Blocks
-of all groups have the same size and come from one pool. Knows bytes and shapes; does not know which block has which tokens.
+between tiers and machines. A segment is stored head by head, [num_heads, block_size, head_dim], so that a rank's heads are few pieces of it.
+
+A layer may keep a *state* instead of data per token: a block then contains the state after the last computed token of the block. The next token reads
+it there and writes its own state, into the same block or, after a block's last token, into the next block. So a full block contains a snapshot, which
+nothing changes, and a token needs the block of the previous token: a window of two tokens. Tables, names, prefix hits, tiers and peers know no more
+than that about states.
+
+Blocks of all groups have the same size and come from one pool. Knows bytes and shapes; does not know which block has which tokens.
 """
 
 from collections import defaultdict
@@ -23,6 +29,11 @@ _VERSION = 2
 _ALIGNMENT = 16  # bytes: a kernel is compiled again for unaligned arguments
 # A group is one more table to fill and copy in every step: use fewer groups if a full context needs at most this factor more memory.
 _WASTE = 1.02
+STATE_WINDOW = 2  # tokens: the one before is what a state is of
+# Every full block of a state is a snapshot. Where these would take more than so many times the bytes of the keys and values of as many tokens, blocks
+# are longer, up to a length at which a prefix hit still leaves little of a long prompt to compute.
+_SNAPSHOT_SHARE = 3
+_LONGEST_BLOCK = 1024  # tokens
 
 
 class CacheSegment(NamedTuple):
@@ -33,11 +44,21 @@ class CacheSegment(NamedTuple):
     head_dim: int
     dtype: "torch.dtype | None" = None  # None for the cache's
     scale: float = 1.0  # of FP8: the factor for stored numbers
+    is_state: bool = False  # one vector per head and block, not per token
+    is_wide: bool = False  # always fp32
 
 
 class CachedLayer(NamedTuple):
     segments: tuple[CacheSegment, ...]
     window: int | None = None  # tokens that a query sees, itself included; None for all before it
+
+    @classmethod
+    def of_state(cls, *segments: CacheSegment) -> "CachedLayer":
+        return cls(tuple([segment._replace(is_state=True) for segment in segments]), STATE_WINDOW)
+
+    @property
+    def is_state(self) -> bool:
+        return self.segments[0].is_state
 
     def part_of(self, shard: Shard) -> "CachedLayer":
         """Return one rank's part: its heads of each segment, shared if there are fewer than ranks."""
@@ -52,12 +73,15 @@ def in_fp8(
     dtype: "torch.dtype",
     scales: Mapping[int, tuple[float, float]] = MappingProxyType({}),
 ) -> tuple[CachedLayer, ...]:
-    """Return the layers with keys and values in FP8, of type `dtype`.
+    """Return the layers with keys and values in FP8, of type `dtype`; states stay unchanged.
 
     `scales`: of keys and of values, by layer; 1 by default. Raises CheckpointError for layers that cache something else.
     """
     found = []
     for i, layer in enumerate(layers):
+        if layer.is_state:
+            found.append(layer)
+            continue
         names = tuple(segment.name for segment in layer.segments)
         if names != ("k", "v"):
             raise CheckpointError(
@@ -78,9 +102,11 @@ class LayerGroup(NamedTuple):
 class LayerCache(NamedTuple):
     """One layer's view of the blocks."""
 
-    segments: "tuple[torch.Tensor, ...]"  # each [num_blocks, block_size, num_heads, head_dim], stored head by head
+    segments: "tuple[torch.Tensor, ...]"  # each [num_blocks, block_size, num_heads, head_dim], stored head by head; of a state [num_blocks, 1, ...]
     group: int  # number of the group whose block table locates its blocks
     scales: "torch.Tensor | None" = None  # [len(segments)] fp32, if they are in FP8
+    block_size: int = 0  # tokens
+    is_state: bool = False
 
 
 class CacheLayout:
@@ -95,12 +121,12 @@ class CacheLayout:
     ) -> None:
         """Choose groups and block size.
 
-        `dtype`: of segments without a type; `context_length`: for which the block size is optimised. `stages`: the ranks' runs of layers, of which
-        this one has `stage`; blocks and groups are the same on all.
+        `block_size`: tokens, or more if there are states. `dtype`: of segments without a type; `context_length`: for which the block size is
+        optimised. `stages`: the ranks' runs of layers, of which this one has `stage`; blocks and groups are the same on all.
         """
         self.layers = tuple(layers)
-        self.block_size = block_size
         self.dtype = dtype
+        self.block_size = self._length(block_size)
         stages = self._stages = tuple(stages) or (range(len(self.layers)),)
         groups = _groups(self.layers, [self._layer_bytes(layer) for layer in layers], context_length, stages)
         self.block_bytes = max(self._bytes_of_layers(group.layers, of) for group in groups for of in stages)
@@ -110,6 +136,10 @@ class CacheLayout:
     @property
     def windows(self) -> Windows:
         return tuple([group.window for group in self.groups])
+
+    @property
+    def has_states(self) -> bool:
+        return any(layer.is_state for layer in self.layers)
 
     @property
     def identity(self) -> str:
@@ -124,7 +154,7 @@ class CacheLayout:
         group = max(self.groups, key=lambda group: self._bytes_of_layers(group.layers, self._own))
         segments = self.layers[group.layers[0]].segments if group.layers else ()
         parts = " + ".join(
-            f"{one.name} {one.num_heads} x {one.head_dim} x {self._dtype_of(one).itemsize} bytes" for one in segments
+            f"{one.name} {one.num_heads} x {one.head_dim} x {self._item_bytes(one)} bytes" for one in segments
         )
         return f"a block of {self.block_size} tokens takes {self.block_bytes} bytes ({len(group.layers)} layers of {parts})"
 
@@ -151,7 +181,13 @@ class CacheLayout:
                     self._view(segment, blocks, start)
                     for start, segment in islice(placed, len(self.layers[i].segments))
                 ]
-                views[i] = LayerCache(tuple(segments), number, _scales_of(self.layers[i], blocks))
+                views[i] = LayerCache(
+                    tuple(segments),
+                    number,
+                    _scales_of(self.layers[i], blocks),
+                    self.block_size,
+                    self.layers[i].is_state,
+                )
         return [views[i] for i in range(len(self.layers))]
 
     def placed(self, layers: Sequence[int]) -> Iterator[tuple[int, CacheSegment]]:
@@ -162,30 +198,42 @@ class CacheLayout:
                 yield start, segment
                 start += self._bytes_of(segment)
 
-    def head_bytes(self, segment: CacheSegment) -> int:
+    def head_bytes(self, segment: CacheSegment, block_size: int | None = None) -> int:
         """Return the bytes of one head's vectors in a block."""
-        return self.block_size * segment.head_dim * self._dtype_of(segment).itemsize
+        rows = 1 if segment.is_state else block_size or self.block_size
+        return rows * segment.head_dim * self._item_bytes(segment)
+
+    def _length(self, block_size: int) -> int:
+        """Return how many tokens a block holds: so many, or more where there are states."""
+        state = sum(self._layer_bytes(layer, 1) for layer in self.layers if layer.is_state)
+        token = sum(self._layer_bytes(layer, block_size) for layer in self.layers if not layer.is_state) / block_size
+        while block_size < _LONGEST_BLOCK and state > _SNAPSHOT_SHARE * token * block_size:
+            block_size *= 2
+        return block_size
 
     def _view(self, segment: CacheSegment, blocks: "torch.Tensor", start: int) -> "torch.Tensor":
         """Return the segment at byte `start` of each block."""
-        numbers = blocks.view(self._dtype_of(segment))
-        shape = (len(blocks), self.block_size, segment.num_heads, segment.head_dim)
+        import torch
+
+        rows = 1 if segment.is_state else self.block_size
+        numbers = blocks.view(torch.float32 if segment.is_wide else segment.dtype or self.dtype)
+        shape = (len(blocks), rows, segment.num_heads, segment.head_dim)
         # Explicit: with a single block torch would choose the stride between blocks freely.
-        strides = (numbers.shape[1], segment.head_dim, self.block_size * segment.head_dim, 1)
+        strides = (numbers.shape[1], segment.head_dim, rows * segment.head_dim, 1)
         return numbers.as_strided(shape, strides, numbers.storage_offset() + start // numbers.itemsize)
 
-    def _dtype_of(self, segment: CacheSegment) -> "torch.dtype":
-        return segment.dtype or self.dtype
+    def _item_bytes(self, segment: CacheSegment) -> int:
+        return 4 if segment.is_wide else (segment.dtype or self.dtype).itemsize
 
-    def _bytes_of(self, segment: CacheSegment) -> int:
-        size = segment.num_heads * self.head_bytes(segment)
+    def _bytes_of(self, segment: CacheSegment, block_size: int | None = None) -> int:
+        size = segment.num_heads * self.head_bytes(segment, block_size)
         return -(-size // _ALIGNMENT) * _ALIGNMENT
 
     def _bytes_of_layers(self, layers: Sequence[int], stage: range) -> int:
         return sum(self._layer_bytes(self.layers[i]) for i in layers if i in stage)
 
-    def _layer_bytes(self, layer: CachedLayer) -> int:
-        return sum(map(self._bytes_of, layer.segments))
+    def _layer_bytes(self, layer: CachedLayer, block_size: int | None = None) -> int:
+        return sum([self._bytes_of(segment, block_size) for segment in layer.segments])
 
 
 def keys_and_values(num_heads: int, head_dim: int) -> tuple[CacheSegment, ...]:
@@ -206,8 +254,8 @@ def _groups(
 ) -> tuple[LayerGroup, ...]:
     """Group layers of one window, in order.
 
-    Chooses the largest block size whose cost for a full context is close to the minimum. Stages alternate, so that each has equally much of every
-    group.
+    Chooses the largest block size whose cost for a full context, with all snapshots of its states, is close to the minimum. Stages alternate, so that
+    each has equally much of every group.
     """
     kinds: dict[int | None, list[int]] = defaultdict(list)
     in_turns = [i for at_once in zip_longest(*stages) for i in at_once if i is not None]
@@ -222,7 +270,10 @@ def _groups(
     for block_bytes in candidates:
         cuts = [_cut(kinds[window], sizes, block_bytes) for window in windows]
         if all(cuts):
-            tokens = sum(len(cut) * (window or context_length) for window, cut in zip(windows, cuts, strict=True))
+            tokens = sum(
+                len(cut) * (context_length if window is None or layers[cut[0][0]].is_state else window)
+                for window, cut in zip(windows, cuts, strict=True)
+            )
             costs[block_bytes] = block_bytes * tokens
     block_bytes = max(size for size, cost in costs.items() if cost <= _WASTE * min(costs.values()))
     return tuple(LayerGroup(part, window) for window in windows for part in _cut(kinds[window], sizes, block_bytes))

@@ -10,9 +10,10 @@ from pilotlight.engine.api.struct import replace
 from pilotlight.engine.core.bisection import Suspects
 from pilotlight.engine.core.engine import Engine
 from pilotlight.engine.core.sequence import Sequence
+from pilotlight.engine.kv.pool.layout import STATE_WINDOW
 from tests.engine.driver import Heard, submit
 from tests.engine.fake_drafter import FakeDrafter
-from tests.engine.fake_runner import FakeRunner, expected_tokens, fake_engine
+from tests.engine.fake_runner import FakeRunner, expected_tokens, fake_engine, prompt_logprobs_of
 
 POISON = (666, 667)
 
@@ -231,3 +232,34 @@ def test_the_halves_of_a_failed_step_and_the_others_take_turns() -> None:
     suspects.discard(b)
     assert not suspects
     assert suspects.note_failure({other: 2}) is None, "another failure is another search"
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_states_that_a_failed_step_has_changed_are_computed_anew_from_the_end_of_a_block(depth: int) -> None:
+    engine, runner = fake_engine(
+        num_blocks=256, max_num_seqs=64, depth=depth, windows=(None, STATE_WINDOW), has_states=True
+    )
+    for i in range(5):
+        engine.submit(submit(str(i), prompt_of(i), max_tokens=12))
+    for _ in range(4):
+        engine.step()
+    engine.submit(submit("poison", [*POISON, 5], max_tokens=12))
+    runner.poisons = {POISON}
+    heard = run(engine)
+    assert "it fails with this request alone" in (heard.pop("poison").error or "")
+    assert {name: one.token_ids for name, one in heard.items()} == {
+        str(i): expected_tokens(prompt_of(i), 12) for i in range(5)
+    }
+
+
+def test_a_prompt_whose_states_are_computed_anew_reports_each_token_once() -> None:
+    engine, runner = fake_engine(num_blocks=64, max_num_batched_tokens=6, windows=(None, STATE_WINDOW), has_states=True)
+    prompt = list(range(50, 70))
+    engine.submit(submit("a", prompt, max_tokens=3, prompt_logprobs=True))
+    engine.step()
+    runner.explode = True
+    with pytest.raises(RuntimeError, match="on fire"):
+        engine.step()
+    runner.explode = False
+    engine.recover("a step failed")
+    assert run(engine)["a"].prompt_logprobs == prompt_logprobs_of(prompt)

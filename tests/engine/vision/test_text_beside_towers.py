@@ -17,6 +17,8 @@ from transformers import (
     PreTrainedConfig,
     PreTrainedModel,
     Qwen2_5_VLConfig,
+    Qwen3_5Config,
+    Qwen3_5MoeConfig,
     Qwen3VLConfig,
     Qwen3VLMoeConfig,
 )
@@ -24,7 +26,7 @@ from transformers import (
 from tests.checkpoints import AWKWARD, change_tensors, give_values
 from tests.engine.agreement import assert_agrees, full
 from tests.engine.driver import drain, load_engine, one, random_prompt
-from tests.engine.families import LATENT, YARN
+from tests.engine.families import DELTA, LATENT, YARN
 
 HALF = {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.5}
 MIXED = {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [2, 2, 1]}
@@ -103,6 +105,23 @@ MODELS: dict[str, PreTrainedConfig] = {
     "qwen 3 vl, experts": Qwen3VLMoeConfig(
         text_config=text(rope_parameters=MIXED, norm_topk_prob=True, **EXPERTS),
         vision_config=QWEN | {"deepstack_visual_indexes": [0], "num_position_embeddings": 4},
+        tie_word_embeddings=False,
+        **IDS,
+    ),
+    "qwen 3.5": Qwen3_5Config(
+        text_config=text(**DELTA, layer_types=["linear_attention", "full_attention", "linear_attention"]),
+        vision_config=QWEN | {"num_position_embeddings": 4},
+        tie_word_embeddings=False,
+        **IDS,
+    ),
+    "qwen 3.5, experts": Qwen3_5MoeConfig(
+        text_config=text(
+            **DELTA,
+            **EXPERTS,
+            shared_expert_intermediate_size=11,
+            layer_types=["linear_attention", "full_attention", "linear_attention"],
+        ),
+        vision_config=QWEN | {"num_position_embeddings": 4},
         tie_word_embeddings=False,
         **IDS,
     ),

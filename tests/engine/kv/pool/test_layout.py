@@ -4,7 +4,14 @@ import pytest
 import torch
 
 from pilotlight.engine.api.errors import CheckpointError
-from pilotlight.engine.kv.pool.layout import CachedLayer, CacheLayout, CacheSegment, in_fp8, keys_and_values
+from pilotlight.engine.kv.pool.layout import (
+    STATE_WINDOW,
+    CachedLayer,
+    CacheLayout,
+    CacheSegment,
+    in_fp8,
+    keys_and_values,
+)
 from pilotlight.kernels.attention.attention_rule import AttentionRule
 from pilotlight.kernels.attention.decode_attention import decode_attention
 from pilotlight.kernels.attention.fp8_cache import FP8
@@ -99,3 +106,31 @@ def test_keys_and_values_are_kept_in_fp8_with_the_scales_of_their_layer_and_noth
     assert [segment.num_heads for segment in (*first.segments, *second.segments)] == [2, 2, 1, 1]
     with pytest.raises(CheckpointError, match="layer 1 caches latent, which FP8 does not support"):
         in_fp8([GROUPED, LATENT], FP8)
+
+
+STATE = CachedLayer.of_state(CacheSegment("delta", 3, 20, is_wide=True), CacheSegment("conv", 1, 42))
+
+
+def test_a_block_has_one_state_in_fp32_whatever_its_tokens_and_the_caches_type_are() -> None:
+    layout = CacheLayout((STATE, GROUPED), 16, torch.bfloat16, 1024)
+    state, keys = layout.views(layout.new_blocks(2, CPU))
+    assert [tuple(part.shape) for part in state.segments] == [(2, 1, 3, 20), (2, 1, 1, 42)]
+    assert [part.dtype for part in state.segments] == [torch.float32, torch.bfloat16]
+    assert (state.is_state, state.block_size, keys.is_state) == (True, 16, False)
+    assert layout.windows[keys.group] is None
+    assert layout.windows[state.group] == STATE_WINDOW
+
+
+def test_blocks_are_as_long_as_their_snapshots_are_large() -> None:
+    def length(numbers: int) -> int:
+        state = CachedLayer.of_state(CacheSegment("delta", 1, numbers, is_wide=True))
+        return CacheLayout((state, GROUPED), 16, torch.float32).block_size
+
+    token = 2 * 2 * 6 * 4  # bytes of keys and values
+    assert length(3 * 16 * token // 4) == 16
+    assert length(3 * 16 * token // 4 + 4) == 32
+    assert length(10**7) == 1024, "the longest, at which a hit leaves little to compute"
+
+
+def test_states_stay_in_fp32_beside_keys_and_values_in_fp8() -> None:
+    assert in_fp8((STATE, GROUPED), FP8)[0] == STATE

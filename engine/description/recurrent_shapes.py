@@ -1,0 +1,150 @@
+"""Sizes of layers that mix tokens by a state in the place of attention: what they keep of a sequence, and their tensors."""
+
+from typing import NamedTuple
+
+from pilotlight.engine.description.tensor_sizes import WeightShape
+from pilotlight.engine.kv.pool.layout import CacheSegment
+
+
+class ShortConvShape(NamedTuple):
+    """A gated convolution over the last tokens (LFM2, arXiv 2511.23404, section 2)."""
+
+    name: str  # of its tensors, behind the layer's
+    layer: int  # whose cache it is
+    channels: int
+    width: int  # tokens that it sees
+    is_biased: bool = False
+
+    @property
+    def segments(self) -> tuple[CacheSegment, ...]:
+        return (conv_segment(self.channels, self.width),)
+
+    def weights(self, layer_name: str, hidden_size: int) -> list[WeightShape]:
+        name = f"{layer_name}.{self.name}"
+        return [
+            *_projection(f"{name}.in_proj", 3 * self.channels, hidden_size, self.is_biased),
+            *_convolution(f"{name}.conv", self.channels, self.width, self.is_biased),
+            *_projection(f"{name}.out_proj", hidden_size, self.channels, self.is_biased),
+        ]
+
+
+class DeltaShape(NamedTuple):
+    """The gated delta rule behind a short convolution (Qwen3-Next, Qwen3.5)."""
+
+    name: str
+    layer: int
+    key_heads: int  # of queries and keys; each is that of as many heads of values as there are for one
+    value_heads: int
+    key_dim: int
+    value_dim: int
+    width: int
+    eps: float  # of the norm behind it
+    is_grouped: bool  # the checkpoint keeps the projections of one head of keys, and of its heads of values, together
+
+    @property
+    def key_size(self) -> int:
+        return self.key_heads * self.key_dim
+
+    @property
+    def value_size(self) -> int:
+        return self.value_heads * self.value_dim
+
+    @property
+    def channels(self) -> int:
+        """Numbers of a token's queries, keys and values, which the convolution mixes."""
+        return 2 * self.key_size + self.value_size
+
+    @property
+    def projections(self) -> dict[str, int]:
+        """The rows of each of the matrices that read the hidden states."""
+        if self.is_grouped:
+            return {"in_proj_qkvz": self.channels + self.value_size, "in_proj_ba": 2 * self.value_heads}
+        return {
+            "in_proj_qkv": self.channels,
+            "in_proj_z": self.value_size,
+            "in_proj_b": self.value_heads,
+            "in_proj_a": self.value_heads,
+        }
+
+    @property
+    def segments(self) -> tuple[CacheSegment, ...]:
+        matrix = CacheSegment("delta", self.value_heads, self.key_dim * self.value_dim, is_wide=True)
+        return matrix, conv_segment(self.channels, self.width)
+
+    def weights(self, layer_name: str, hidden_size: int) -> list[WeightShape]:
+        name = f"{layer_name}.{self.name}"
+        found = []
+        for part, rows in self.projections.items():
+            found += _projection(f"{name}.{part}", rows, hidden_size)
+        return [
+            *found,
+            *_convolution(f"{name}.conv1d", self.channels, self.width, is_biased=False),
+            WeightShape("attention", f"{name}.A_log", self.value_heads, is_wide=True),
+            WeightShape("attention", f"{name}.dt_bias", self.value_heads, is_wide=True),
+            WeightShape("norms", f"{name}.norm.weight", self.value_dim),
+            *_projection(f"{name}.out_proj", hidden_size, self.value_size),
+        ]
+
+
+class MambaShape(NamedTuple):
+    """Mamba-2 (arXiv 2405.21060)."""
+
+    name: str
+    layer: int
+    heads: int
+    head_dim: int
+    state: int  # numbers that a head keeps for each of its own
+    groups: int  # of heads, which share what they read and write by, and a norm
+    width: int
+    eps: float
+    has_conv_bias: bool
+    is_biased: bool
+
+    @property
+    def inner(self) -> int:
+        return self.heads * self.head_dim
+
+    @property
+    def channels(self) -> int:
+        """Numbers of a token that the convolution mixes: the heads' inputs, and what each group reads and writes by."""
+        return self.inner + 2 * self.groups * self.state
+
+    @property
+    def projected(self) -> int:
+        return self.inner + self.channels + self.heads
+
+    @property
+    def segments(self) -> tuple[CacheSegment, ...]:
+        matrix = CacheSegment("mamba", self.heads, self.state * self.head_dim, is_wide=True)
+        return matrix, conv_segment(self.channels, self.width)
+
+    def weights(self, layer_name: str, hidden_size: int) -> list[WeightShape]:
+        name = f"{layer_name}.{self.name}"
+        of_heads = [
+            WeightShape("attention", f"{name}.{one}", self.heads, is_wide=True) for one in ("A_log", "dt_bias", "D")
+        ]
+        return [
+            *_projection(f"{name}.in_proj", self.projected, hidden_size, self.is_biased),
+            *_convolution(f"{name}.conv1d", self.channels, self.width, self.has_conv_bias),
+            *of_heads,
+            WeightShape("norms", f"{name}.norm.weight", self.inner),
+            *_projection(f"{name}.out_proj", hidden_size, self.inner, self.is_biased),
+        ]
+
+
+RecurrentShape = ShortConvShape | DeltaShape | MambaShape
+
+
+def conv_segment(channels: int, width: int) -> CacheSegment:
+    """Return what a convolution keeps: its inputs at the tokens before the next one, [width - 1, channels]."""
+    return CacheSegment("conv", 1, (width - 1) * channels)
+
+
+def _projection(name: str, rows: int, columns: int, is_biased: bool = False) -> list[WeightShape]:
+    found = [WeightShape("attention", name, rows, columns)]
+    return [*found, WeightShape("attention", f"{name}.bias", rows)] if is_biased else found
+
+
+def _convolution(name: str, channels: int, width: int, is_biased: bool) -> list[WeightShape]:
+    found = [WeightShape("attention", f"{name}.weight", channels * width)]
+    return [*found, WeightShape("attention", f"{name}.bias", channels)] if is_biased else found

@@ -1,0 +1,77 @@
+"""The short causal convolution over the state that it keeps, and LFM2's layer of one between two gates (arXiv 2511.23404, section 2)."""
+
+from typing import Self
+
+import torch
+
+from pilotlight.engine.description.recurrent_shapes import ShortConvShape
+from pilotlight.engine.execution.context import Context
+from pilotlight.engine.execution.state_places import StatePlaces
+from pilotlight.engine.layers.linear import Linear
+from pilotlight.engine.weights.loader import WeightLoader
+from pilotlight.kernels.state.short_conv import Activation, short_conv, short_conv_step
+
+
+class CausalConv:
+    """weight [channels, width]; bias [channels] or None."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, activation: Activation | None = None) -> None:
+        self.weight = weight
+        self.bias = bias
+        self.activation = activation
+
+    @classmethod
+    def load(
+        cls,
+        loader: WeightLoader,
+        name: str,
+        channels: int,
+        width: int,
+        *,
+        bias: bool = False,
+        activation: Activation | None = None,
+    ) -> Self:
+        weight = loader.tensor(f"{name}.weight", channels, 1, width).view(channels, width)
+        return cls(weight, loader.tensor(f"{name}.bias", channels) if bias else None, activation)
+
+    def __call__(self, x: torch.Tensor, kept: torch.Tensor, places: StatePlaces) -> torch.Tensor:
+        """x [tokens, channels]; kept [blocks, 1, 1, (width - 1) * channels], which is brought up to date -> [tokens, channels]"""
+        before = self.weight.shape[1] - 1
+        state = torch.unflatten(kept[:, 0, 0], 1, (before, x.shape[1]))  # [blocks, width - 1, channels]
+        outputs, decoded = [], places.num_decoded
+        if places.before is not None and places.after is not None:
+            seen = torch.cat((state[places.before], x[:decoded].unsqueeze(1)), dim=1)
+            outputs.append(short_conv_step(seen, self.weight, self.bias, self.activation))
+            state[places.after] = seen[:, 1:]
+        for prompt in places.prompts:
+            first, end = prompt.first, prompt.ends[-1]
+            earlier = x.new_zeros(before, x.shape[1]) if prompt.before is None else state[prompt.before][0]
+            seen = torch.cat((earlier, x[first:end]))
+            outputs.append(short_conv(seen, self.weight, self.bias, self.activation))
+            state[prompt.after] = torch.stack([seen[stop - first : stop - first + before] for stop in prompt.ends])
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+
+
+class ShortConv:
+    def __init__(self, in_proj: Linear, conv: CausalConv, out_proj: Linear, shape: ShortConvShape) -> None:
+        self.in_proj = in_proj
+        self.conv = conv
+        self.out_proj = out_proj
+        self.shape = shape
+
+    @classmethod
+    def load(cls, loader: WeightLoader, layer_name: str, hidden_size: int, shape: ShortConvShape) -> Self:
+        name, channels, bias = f"{layer_name}.{shape.name}", shape.channels, shape.is_biased
+        return cls(
+            Linear.load(loader, [f"{name}.in_proj"], [3 * channels], hidden_size, bias),
+            CausalConv.load(loader, f"{name}.conv", channels, shape.width, bias=bias),
+            Linear.load(loader, [f"{name}.out_proj"], [hidden_size], channels, bias),
+            shape,
+        )
+
+    def __call__(self, x: torch.Tensor, context: Context) -> torch.Tensor:
+        """x [tokens, hidden] -> [tokens, hidden]"""
+        before, behind, inner = self.in_proj(x, context).chunk(3, dim=1)
+        cache = context.caches[self.shape.layer]
+        mixed = self.conv(before * inner, cache.segments[0], context.states[cache.group])
+        return self.out_proj(behind * mixed, context)

@@ -1,0 +1,108 @@
+"""Models that keep a state beside their cache: what a hit saves, what a context takes, and what is refused by name."""
+
+from pathlib import Path
+
+import pytest
+from transformers import Qwen3NextConfig
+
+from pilotlight.engine.api.errors import CheckpointError
+from pilotlight.engine.kv.pool.groups import CacheGroups
+from pilotlight.engine.kv.pool.layout import STATE_WINDOW
+from pilotlight.engine.planning.devices import cpu
+from pilotlight.engine.planning.memory_plan import StepLimits, all_ranks, block_layout
+from pilotlight.engine.planning.model_plan import plan_model
+from pilotlight.engine.planning.parallelism import Parallelism, RankPlace
+from tests.checkpoints import write_checkpoint, write_llama
+from tests.engine.agreement import assert_agrees, full
+from tests.engine.driver import drain, load_engine, one, random_prompt, submit
+from tests.engine.families import FURTHER, write_family
+
+HYBRID = "qwen3-next, attention in layer 1, three of five experts"
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("hybrid")
+    write_family(path, HYBRID)
+    return path
+
+
+def published() -> dict[str, object]:
+    config: dict[str, object] = Qwen3NextConfig().to_dict()
+    return {**config, "architectures": ["Qwen3NextForCausalLM"], "max_position_embeddings": 1 << 17}
+
+
+@pytest.mark.long
+def test_a_prompt_that_shares_its_beginning_computes_the_rest_and_less_than_a_snapshots_interval(
+    tmp_path: Path,
+) -> None:
+    config = FURTHER[HYBRID].__class__(**{**FURTHER[HYBRID].to_dict(), "max_position_embeddings": 9000})
+    write_checkpoint(tmp_path, config)
+    engine = load_engine(tmp_path, dtype="float32", kv_tokens=30_000, block_size=64)
+    shared = random_prompt(6000, seed=1)
+    one(engine, submit("a", shared + random_prompt(2000, seed=2), max_tokens=1))
+    before = engine.load().prompt_tokens
+    one(engine, submit("b", shared + random_prompt(2000, seed=3), max_tokens=1))
+    interval = engine.info.block_size
+    assert 2000 <= engine.load().prompt_tokens - before < 2000 + interval
+
+
+def test_a_long_context_takes_little_more_than_the_layers_that_attend() -> None:
+    def context_bytes(**changes: object) -> int:
+        layout = block_layout(plan_model({**published(), **changes}), RankPlace(Parallelism()), 16, 1 << 17)
+        assert layout is not None
+        groups = CacheGroups(layout.block_size, 2048, layout.windows)
+        return groups.most_blocks(1 << 16, 1) * layout.block_bytes
+
+    hybrid = context_bytes()
+    dense = context_bytes(layer_types=["full_attention"] * 48)
+    assert hybrid < 0.3 * dense, "a quarter of the layers keep keys and values, and the others three states"
+
+
+def test_blocks_of_a_published_model_are_a_thousand_tokens_long() -> None:
+    layout = block_layout(plan_model(published()), RankPlace(Parallelism()), 16, 1 << 17)
+    assert layout is not None
+    assert layout.block_size == 1024
+    assert {None, STATE_WINDOW} == set(layout.windows)
+
+
+@pytest.mark.parametrize("words", ["suffix", "grammar", "suffix,grammar"])
+def test_drafters_are_refused_by_name(directory: Path, words: str) -> None:
+    with pytest.raises(CheckpointError, match=f"speculate: {words} drafts for .* keeps a state; say off"):
+        load_engine(directory, speculate=words)
+
+
+def test_without_a_word_about_drafters_there_are_none(directory: Path) -> None:
+    assert load_engine(directory, speculate="auto").speculation is None
+
+
+def test_a_drafter_that_keeps_a_state_is_refused_by_name(directory: Path, tmp_path: Path) -> None:
+    write_llama(tmp_path)
+    with pytest.raises(CheckpointError, match="keeps a state, which cannot go back"):
+        load_engine(tmp_path, speculate=f"draft:{directory}")
+
+
+@pytest.mark.parametrize("degrees", [Parallelism(tp=2), Parallelism(pp=2)])
+def test_several_ranks_are_refused_by_name(degrees: Parallelism) -> None:
+    with pytest.raises(CheckpointError, match=r"2 ranks, and this model keeps a state .* give it one device"):
+        all_ranks(plan_model(published()), degrees, cpu(), 1 << 17, StepLimits())
+
+
+def test_what_a_failed_step_has_changed_of_a_state_is_computed_anew(tmp_path: Path) -> None:
+    model = write_family(tmp_path, HYBRID)
+    engine = load_engine(tmp_path, dtype="float32")
+    prompt = random_prompt(37, seed=4)
+    engine.submit(full("a", prompt, max_tokens=9))
+    for _ in range(4):
+        engine.step()
+    choose = engine.runner.choose
+
+    def fail(*_: object) -> None:
+        engine.runner.choose = choose
+        raise RuntimeError("the choice failed")
+
+    engine.runner.choose = fail  # when the states of the step have been written
+    with pytest.raises(RuntimeError, match="the choice failed"):
+        engine.step()
+    engine.recover("a step failed")
+    assert_agrees(model, prompt, drain(engine, [])["a"])
