@@ -109,7 +109,8 @@ class HttpExchange:
             self._watcher.gone()
 
     def watched_by(self, watcher: "ClientWatcher | None") -> None:
-        """Call the watcher when the client leaves, or at once if it has left. With None nothing is called any more."""
+        """Call the watcher when the client leaves, or at once if it has left.
+        None ends the watch."""
         self._watcher = watcher
         if self.is_gone and watcher is not None:
             watcher.gone()
