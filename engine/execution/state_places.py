@@ -4,16 +4,14 @@ A token's state lies in the block of the table that the token itself lies in, so
 every block that its tokens reach (engine/kv/pool/layout.py). Knows tables and lengths; refuses to know what a state is.
 """
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 import torch
 
-from pilotlight.engine.execution.batch import GroupBatch
+from pilotlight.engine.execution.batch import Batch, GroupBatch
+from pilotlight.engine.kv.pool.layout import LayerCache
 from pilotlight.kernels.attention.varlen import VarlenBatch
-
-if TYPE_CHECKING:
-    from pilotlight.engine.execution.context import Context
 
 
 class PromptStates(NamedTuple):
@@ -52,10 +50,9 @@ class StatePlaces(NamedTuple):
         return cls(num_decoded, before, after, prompts)
 
 
-def state_places(context: "Context") -> dict[int, StatePlaces]:
+def state_places(batch: Batch, caches: Iterable[LayerCache]) -> dict[int, StatePlaces]:
     """Return the places of every group of layers that keeps states."""
-    batch = context.batch
-    groups = {cache.group: cache.block_size for cache in context.caches if cache.is_state and cache.segments}
+    groups = {cache.group: cache.block_size for cache in caches if cache.is_state and cache.segments}
     return {group: StatePlaces.of(batch.groups[group], size, batch.num_decoded) for group, size in groups.items()}
 
 

@@ -193,7 +193,9 @@ class Decoder:
         positions = context.batch.positions
         turns = tuple([table.at(positions) for table in self.rotary])
         temperatures = self.temperature and self.temperature.at(positions)
-        return replace(context, turns=turns, temperatures=temperatures, states=state_places(context))
+        return replace(
+            context, turns=turns, temperatures=temperatures, states=state_places(context.batch, context.caches)
+        )
 
     def embed(self, context: Context, rows: torch.Tensor | None = None) -> torch.Tensor:
         """Return the hidden states before the first layer.

@@ -287,7 +287,7 @@ def as_bytes(memory: torch.Tensor) -> memoryview:
     if memory.nbytes == 0:
         return memoryview(b"")
     content = (ctypes.c_char * memory.nbytes).from_address(memory.data_ptr())
-    content.owner = memory  # the memory must live as long as the view
+    content.owner = memory  # type: ignore[attr-defined]  # the memory must live as long as the view
     return memoryview(content).cast("B")
 
 

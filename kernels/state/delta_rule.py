@@ -36,7 +36,7 @@ def gated_delta_rule(
     both = torch.linalg.solve_triangular(
         system, torch.cat((v, k * faded), dim=3) * steps, upper=False, unitriangular=True
     )
-    corrections, of_state = torch.split(both, (v.shape[3], k.shape[3]), dim=3)
+    corrections, of_state = torch.split(both, [v.shape[3], k.shape[3]], dim=3)
     within = (q @ k.transpose(2, 3)) * decays
     reading, writing = q * faded, (k * (sums[:, :, -1:] - sums).exp().unsqueeze(3)).transpose(2, 3)
     kept = sums[:, :, -1].exp()[..., None, None]

@@ -186,6 +186,6 @@ def test_an_activation_and_modules_that_are_not_computed_are_refused_by_name(tmp
     change_config(tmp_path, classifier_pooling="cls")
     write_score_modules(tmp_path, {"true_token_id": 4})
     with pytest.raises(
-        CheckpointError, match=r"modules.json lists Transformer, LogitScore behind ModernBertForSequence"
+        CheckpointError, match=r"modules.json lists Transformer, LogitScore after ModernBertForSequence"
     ):
         load_engine(tmp_path)

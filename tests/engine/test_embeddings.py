@@ -198,7 +198,7 @@ def test_what_is_not_computed_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"lists Transformer, Pooling, LayerNorm; supported are"):
         load_engine(tmp_path)
     (tmp_path / "modules.json").write_text('["Transformer", "Pooling"]')
-    with pytest.raises(CheckpointError, match="no list of modules"):
+    with pytest.raises(CheckpointError, match="is not a list of modules"):
         load_engine(tmp_path)
     (tmp_path / "modules.json").unlink()
     with pytest.raises(CheckpointError, match=r"Qwen3Model, which has no output head.*1_Pooling/config.json"):
@@ -231,7 +231,7 @@ def test_a_prompt_that_is_not_to_be_pooled_is_refused_by_name(tmp_path: Path) ->
     assert load_engine(tmp_path).info.text_prompt == ""  # without a prompt it means nothing
     prompts = {"prompts": {"query": "query: "}, "default_prompt_name": "query"}
     (tmp_path / "config_sentence_transformers.json").write_text(json.dumps(prompts))
-    with pytest.raises(CheckpointError, match="leaves the prompt 'query: ' out of the pooling"):
+    with pytest.raises(CheckpointError, match="excludes the prompt 'query: ' from the pooling"):
         load_engine(tmp_path)
 
 

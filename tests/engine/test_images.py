@@ -126,7 +126,7 @@ def test_a_continuation_agrees_and_needs_no_file_that_the_host_has(written: Visi
     assert_agrees(written.with_images(WIDE), token_ids + begun.token_ids, heard)
     other = one(load_engine(written.directory), resumed)
     assert other.error is not None
-    assert "send it once more with data" in other.error
+    assert "send it again with its data" in other.error
 
 
 def test_tenants_share_neither_embeddings_nor_files(written: VisionCheckpoint) -> None:

@@ -161,10 +161,10 @@ def test_scales_of_the_checkpoint_are_the_caches(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("scale", "reason"),
     [
-        (torch.tensor([0.0]), "k_scale is 0.0, and a scale is a positive number"),
+        (torch.tensor([0.0]), "k_scale is 0.0, but a scale must be positive"),
         (torch.tensor([float("nan")]), "k_scale is nan"),
         (torch.tensor([float("inf")]), "k_scale is inf"),
-        (torch.ones(2), r"k_scale has shape \[2\]: one scale for all heads"),
+        (torch.ones(2), r"k_scale has shape \[2\]: FP8 needs one scale for all heads"),
     ],
 )
 def test_what_is_no_scale_is_refused_where_it_is_needed(tmp_path: Path, scale: torch.Tensor, reason: str) -> None:

@@ -37,7 +37,8 @@ class TokenShift:
         self.layer = layer
 
     def __call__(self, x: torch.Tensor, context: Context) -> torch.Tensor:
-        (kept,), group, _ = context.caches[self.layer]
+        cache = context.caches[self.layer]
+        (kept,), group = cache.segments, cache.group
         block_size = kept.shape[1]
         slots = context.batch.groups[group].slot_mapping
         kept[slots // block_size, slots % block_size, 0] = x

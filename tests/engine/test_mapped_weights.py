@@ -158,7 +158,7 @@ def make_version_2(path: Path) -> None:
         (cut_off, "cut off"),
         (make_version_2, "it has version 2; this engine reads 1"),
         (lambda path: path.write_bytes(b""), "cannot hold its header"),
-        (lambda path: path.write_bytes(random_bytes(5000)), "no bundle"),
+        (lambda path: path.write_bytes(random_bytes(5000)), "not a bundle"),
     ],
 )
 def test_a_damaged_bundle_is_refused_by_name_and_made_again(

@@ -56,5 +56,5 @@ def test_parts_that_begin_elsewhere_in_a_page_cannot_be_joined() -> None:
 
 
 def test_a_file_that_has_been_cut_off_is_an_error(fds: list[int]) -> None:
-    with pytest.raises(OSError, match="cut off"):
+    with pytest.raises(OSError, match="was truncated"):
         MappedParts([OpenRange(fds[0], 38 * PAGE + 8, 3 * PAGE), OpenRange(fds[1], 8 + 3 * PAGE, PAGE)])

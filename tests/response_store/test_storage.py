@@ -532,7 +532,7 @@ async def test_a_disk_that_stands_still_holds_up_nobody_for_long(path: Path, day
         assert not await store.keep(response("b"))
         store.timings = store.timings._replace(answer_s=1000.0)
         async with asyncio.timeout(60):  # whoever comes then waits less
-            with pytest.raises(ApiError, match="does not answer"):
+            with pytest.raises(ApiError, match="does not respond in time"):
                 await store.find("a", "t")
         goes_on.set()
         await standing

@@ -156,7 +156,7 @@ def test_a_head_request_has_no_body_whatever_its_answer_says() -> None:
 
 
 def test_a_head_has_a_size_and_a_body_has_none_here() -> None:
-    with pytest.raises(ConnectionLost, match="a head of more than 64 KiB"):
+    with pytest.raises(ConnectionLost, match="headers of more than 64 KiB"):
         parsed(b"HTTP/1.1 200 OK\r\nx: ", b"x" * MAX_HEAD_BYTES)
     assert parsed(b"HTTP/1.1 200 OK\r\n\r\n", b"x" * MAX_HEAD_BYTES).held_bytes == MAX_HEAD_BYTES
     start, end = b"HTTP/1.1 200 OK\r\nx: ", b"\r\n\r\n"

@@ -215,7 +215,7 @@ def test_another_cache_is_refused_by_what_differs(hosts: Hosts, field: str, capl
     hosts.compute(0)
     other = 32 if field == "block_size" else b"other" if field == "weights" else "other"
     assert hosts.take(hosts.read(0, identity=IDENTITY._replace(**{field: other}))) == 0  # type: ignore[arg-type]
-    assert ("holds no 'other'" if field == "model" else f"differs from the reader's in {field}") in caplog.text
+    assert ("does not have 'other'" if field == "model" else f"differs from the reader's in {field}") in caplog.text
 
 
 def test_two_reads_of_one_chain_both_end(hosts: Hosts) -> None:

@@ -285,7 +285,7 @@ def test_a_directory_that_others_could_read_is_closed_to_them(tmp_path: Path) ->
 def test_a_link_in_the_directorys_place_is_refused(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "tier").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(TierError, match="no directory of this user's own"):
+    with pytest.raises(TierError, match="not a directory owned by this user"):
         HostTier.open(tmp_path / "tier", 10 * STRIDE)
 
 
