@@ -175,7 +175,7 @@ class Sequence:
         self._drop_pending()
         kept = self.num_completed_tokens // unit * unit
         if self.pooling is not None and kept < self.num_completed_tokens:
-            kept = 0  # what is pooled of the tokens in between cannot be taken back
+            kept = 0  # tokens in between are already pooled, which cannot be undone
         first_reported = max(1, self.sampling.prompt_logprobs_from)
         del self.prompt_logprobs[max(0, kept + 1 - first_reported) :]
         self.num_computed_tokens = self.num_completed_tokens = kept

@@ -1,4 +1,4 @@
-"""Sizes of layers that mix tokens by a state in the place of attention: what they keep of a sequence, and their tensors."""
+"""Sizes of layers that mix tokens by a recurrent state: their tensors, and the state of a sequence."""
 
 from typing import NamedTuple
 
@@ -9,10 +9,10 @@ from pilotlight.engine.kv.pool.layout import CacheSegment
 class ShortConvShape(NamedTuple):
     """A gated convolution over the last tokens (LFM2, arXiv 2511.23404, section 2)."""
 
-    name: str  # of its tensors, behind the layer's
-    layer: int  # whose cache it is
+    name: str  # in the names of its tensors, after the layer's
+    layer: int  # number of its cache, among the model's
     channels: int
-    width: int  # tokens that it sees
+    width: int  # tokens that an output depends on
     is_biased: bool = False
 
     @property
@@ -29,17 +29,17 @@ class ShortConvShape(NamedTuple):
 
 
 class DeltaShape(NamedTuple):
-    """The gated delta rule behind a short convolution (Qwen3-Next, Qwen3.5)."""
+    """A short convolution, then the gated delta rule (Qwen3-Next, Qwen3.5)."""
 
     name: str
     layer: int
-    key_heads: int  # of queries and keys; each is that of as many heads of values as there are for one
+    key_heads: int  # of queries and keys; value_heads / key_heads heads of values share each one
     value_heads: int
     key_dim: int
     value_dim: int
     width: int
-    eps: float  # of the norm behind it
-    is_grouped: bool  # the checkpoint keeps the projections of one head of keys, and of its heads of values, together
+    eps: float  # of the norm after the rule
+    is_grouped: bool  # the checkpoint orders the rows of projections by key head, each with its value heads
 
     @property
     def key_size(self) -> int:
@@ -51,12 +51,12 @@ class DeltaShape(NamedTuple):
 
     @property
     def channels(self) -> int:
-        """Numbers of a token's queries, keys and values, which the convolution mixes."""
+        """Channels of the convolution: a token's queries, keys and values."""
         return 2 * self.key_size + self.value_size
 
     @property
     def projections(self) -> dict[str, int]:
-        """The rows of each of the matrices that read the hidden states."""
+        """Rows of each matrix that projects the hidden states, by its name."""
         if self.is_grouped:
             return {"in_proj_qkvz": self.channels + self.value_size, "in_proj_ba": 2 * self.value_heads}
         return {
@@ -93,8 +93,8 @@ class MambaShape(NamedTuple):
     layer: int
     heads: int
     head_dim: int
-    state: int  # numbers that a head keeps for each of its own
-    groups: int  # of heads, which share what they read and write by, and a norm
+    state: int  # a head's state is [state, head_dim]
+    groups: int  # the heads of a group share B and C, and are normalised together
     width: int
     eps: float
     has_conv_bias: bool
@@ -106,7 +106,7 @@ class MambaShape(NamedTuple):
 
     @property
     def channels(self) -> int:
-        """Numbers of a token that the convolution mixes: the heads' inputs, and what each group reads and writes by."""
+        """Channels of the convolution: the inputs of all heads, and B and C of each group."""
         return self.inner + 2 * self.groups * self.state
 
     @property
@@ -136,7 +136,7 @@ RecurrentShape = ShortConvShape | DeltaShape | MambaShape
 
 
 def conv_segment(channels: int, width: int) -> CacheSegment:
-    """Return what a convolution keeps: its inputs at the tokens before the next one, [width - 1, channels]."""
+    """Return the cache of a convolution, which contains its inputs of the last width - 1 tokens."""
     return CacheSegment("conv", 1, (width - 1) * channels)
 
 

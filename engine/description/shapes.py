@@ -22,7 +22,7 @@ class AttentionShape(NamedTuple):
     value_dim: int | None = None  # size of a head's value, if smaller than its key's
     value_scale: float = 1.0  # factor of values
     keys_are_values: bool = False  # values are the keys before normalisation and rotation
-    is_gated: bool = False  # a head's output is multiplied by the sigmoid of a projection as wide as its queries, stored after theirs
+    is_gated: bool = False  # a head's output is multiplied by the sigmoid of its gate, stored after its query
     value_eps: float | None = None  # epsilon of a norm of values without weights; None for no norm
 
 

@@ -1,7 +1,7 @@
 """The step from logits to tokens: gathers the rows' sampling parameters and calls the kernels.
 
-Greedy rows need no random number and cost nothing extra; rows that are sampled get theirs from (seed, position), so neither batch nor history
-matters. Rows without penalties or biases cost nothing extra either: the logits of other rows are changed entry by entry, and restored after
+Greedy rows need no random number and cost nothing extra; the random number of a sampled row depends only on (seed, position), so neither batch nor
+history matters. Rows without penalties or biases cost nothing extra either: the logits of other rows are changed entry by entry, and restored after
 the choice, because logprobs are reported as the model computed them. A row that follows a grammar chooses among the tokens of its mask.
 """
 

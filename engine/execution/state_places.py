@@ -1,7 +1,7 @@
-"""Where the sequences of a step find the states of their layers, and where they leave them: blocks of one group of layers.
+"""The blocks from which a step reads the recurrent states of its sequences, and to which it writes.
 
-A token's state lies in the block of the table that the token itself lies in, so a step reads the block of the token before its first one, and writes
-every block that its tokens reach (engine/kv/pool/layout.py). Knows tables and lengths; refuses to know what a state is.
+The state after a token is in the token's own block (engine/kv/pool/layout.py). So a step reads the block of the token before a sequence's first one,
+and writes each block that has tokens of the step. Knows block tables and lengths, but not what a state contains.
 """
 
 from collections.abc import Iterable, Iterator
@@ -15,14 +15,12 @@ from pilotlight.kernels.attention.varlen import VarlenBatch
 
 
 class PromptStates(NamedTuple):
-    """A sequence whose tokens are computed in runs, each of which ends where a block does, or the chunk."""
+    """Tokens of one sequence, computed in runs; each run ends with a block or with the last token."""
 
-    first: int  # of its tokens, among the step's
-    ends: tuple[int, ...]  # of the runs, among the step's tokens
-    before: (
-        torch.Tensor | None
-    )  # [1] int64, the block that has the state before the first token; None: it begins with this one
-    after: torch.Tensor  # [runs] int64, the blocks in which the state behind each run is left
+    first: int  # index of its first token in the step
+    ends: tuple[int, ...]  # of the runs, as indices in the step
+    before: torch.Tensor | None  # [1] int64: block of the state before `first`; None at a sequence's start
+    after: torch.Tensor  # [runs] int64: blocks for the states after each run
 
     @property
     def runs(self) -> Iterator[slice]:
@@ -33,9 +31,9 @@ class PromptStates(NamedTuple):
 
 
 class StatePlaces(NamedTuple):
-    num_decoded: int  # the first tokens of the step, one of each sequence
-    before: torch.Tensor | None  # [num_decoded] int64, the block that has each one's state; None: the step has none
-    after: torch.Tensor | None  # [num_decoded] int64, the block that takes it
+    num_decoded: int  # tokens at the start of the step, one for each decoding sequence
+    before: torch.Tensor | None  # [num_decoded] int64: blocks to read states from; None if no sequence decodes
+    after: torch.Tensor | None  # [num_decoded] int64: blocks to write states to
     prompts: tuple[PromptStates, ...]
 
     @classmethod
@@ -51,7 +49,7 @@ class StatePlaces(NamedTuple):
 
 
 def state_places(batch: Batch, caches: Iterable[LayerCache]) -> dict[int, StatePlaces]:
-    """Return the places of every group of layers that keeps states."""
+    """Return the places of each group of layers that keeps states, by the number of the group."""
     groups = {cache.group: cache.block_size for cache in caches if cache.is_state and cache.segments}
     return {group: StatePlaces.of(batch.groups[group], size, batch.num_decoded) for group, size in groups.items()}
 

@@ -37,7 +37,7 @@ class GrammarVocabulary(NamedTuple):
 def check_job(vocabulary: GrammarVocabulary, constraint: Constraint) -> GuardedJob:
     """Return the job that checks a grammar.
 
-    Its result is None, or the name of an error: TokenizerUnreadableError if the tokenizer cannot be read.
+    Its result is the name of an error (TokenizerUnreadableError if the tokenizer cannot be read), or None if there is no error.
     """
     known = (str(vocabulary.directory), vocabulary.size, vocabulary.eos_token_ids)
     call = JobCall(check, (*known, constraint.kind, constraint.text))

@@ -122,9 +122,9 @@ class Attention:
         return context.summed(self.o_proj(attended.reshape(tokens, -1), context))
 
     def _projected(self, x: torch.Tensor, context: Context) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Project x [tokens, hidden] to queries, keys and values [tokens, heads + 2 * kv_heads, head_dim], and to a gate
-        [tokens, heads, head_dim] where there is one.
+        """Project x to queries, keys and values, and to gates if the layer has them.
 
+        x [tokens, hidden] -> [tokens, heads + 2 * kv_heads, head_dim], and [tokens, heads, head_dim] or None.
         Values with fewer numbers than keys are padded with zeros.
         """
         shape = self.shape

@@ -1,6 +1,6 @@
-"""Gated DeltaNet as Qwen3-Next and Qwen3.5 have it: projections, a short convolution, the gated delta rule, a norm and a gate.
+"""Gated DeltaNet, as in Qwen3-Next and Qwen3.5.
 
-Decays, steps and states are fp32, whatever the weights are.
+Projections, a short convolution, the gated delta rule, a norm and a gate. Decays, step sizes and states are fp32, whatever the type of the weights.
 """
 
 from typing import NamedTuple, Self
@@ -17,17 +17,17 @@ from pilotlight.engine.weights.loader import WeightLoader
 from pilotlight.kernels.state.delta_rule import gated_delta_rule, gated_delta_step
 from pilotlight.kernels.state.gated_norm import norm_then_gate
 
-_EPS = 1e-6  # of the norms of queries and keys, whatever config.json says of the others
+_EPS = 1e-6  # of the L2 norms of queries and keys; config.json's epsilon is for other norms
 
 
 class _Inputs(NamedTuple):
-    """What the delta rule reads of each token, all fp32."""
+    """Inputs of the gated delta rule, all fp32."""
 
     q: torch.Tensor  # [tokens, value_heads, key_dim]
     k: torch.Tensor
     v: torch.Tensor  # [tokens, value_heads, value_dim]
-    g: torch.Tensor  # [tokens, value_heads]
-    b: torch.Tensor
+    g: torch.Tensor  # [tokens, value_heads]: logs of decays
+    b: torch.Tensor  # [tokens, value_heads]: step sizes
 
     def of(self, tokens: slice) -> "_Inputs":
         return _Inputs(*[x[tokens] for x in self])
@@ -83,8 +83,10 @@ class GatedDeltaNet:
     def _projected(
         self, x: torch.Tensor, context: Context
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return queries, keys and values [tokens, channels], the gate [tokens, value_heads, value_dim], and steps and decays [tokens, value_heads]
-        before their functions."""
+        """Project x to queries, keys and values, gates, steps and decays; `_inputs` activates the last two.
+
+        x [tokens, hidden] -> [tokens, channels], [tokens, value_heads, value_dim], [tokens, value_heads], [tokens, value_heads]
+        """
         shape = self.shape
         if not shape.is_grouped:
             qkv, gate, steps, decays = [project(x, context) for project in self.projections]
@@ -110,8 +112,10 @@ class GatedDeltaNet:
         )
 
     def _mixed(self, inputs: _Inputs, kept: torch.Tensor, places: StatePlaces) -> torch.Tensor:
-        """Return what the rule makes of the tokens, [tokens, value_heads, value_dim] fp32. `kept` [blocks, 1, value_heads, key_dim * value_dim] is
-        brought up to date."""
+        """Apply the gated delta rule to the tokens of the step, and update the states in `kept`.
+
+        `kept` [blocks, 1, value_heads, key_dim * value_dim]. Return [tokens, value_heads, value_dim] fp32.
+        """
         shape, outputs = self.shape, []
         states = torch.unflatten(kept[:, 0], 2, (shape.key_dim, shape.value_dim))
         if places.before is not None and places.after is not None:
@@ -130,5 +134,5 @@ class GatedDeltaNet:
 
 
 def _unit(x: torch.Tensor) -> torch.Tensor:
-    """x [tokens, heads, numbers] -> heads of length 1"""
+    """Scale each head of x [tokens, heads, numbers] to length 1."""
     return x * (x.square().sum(-1, keepdim=True) + _EPS).rsqrt()

@@ -1,6 +1,6 @@
-"""Mamba-2 (arXiv 2405.21060) as hybrid models have it: one projection, a short convolution, the state space, a gate and a norm.
+"""Mamba-2 (arXiv 2405.21060), as in hybrid models.
 
-Steps, decays and states are fp32, whatever the weights are.
+A projection, a short convolution, the state space, a gate and a norm. Step sizes, decays and states are fp32, whatever the type of the weights.
 """
 
 from typing import Self
@@ -74,8 +74,10 @@ class Mamba:
         return self.out_proj(normed.flatten(1), context)
 
     def _mixed(self, tokens: tuple[torch.Tensor, ...], kept: torch.Tensor, places: StatePlaces) -> torch.Tensor:
-        """Return what the states make of the tokens, [tokens, heads, head_dim] fp32. `tokens`: as `ssd` takes them; `kept` [blocks, 1, heads,
-        state * head_dim] is brought up to date."""
+        """Apply the state space to the tokens of the step, and update the states in `kept`.
+
+        `tokens`: x, b, c and g of `ssd`; `kept` [blocks, 1, heads, state * head_dim]. Return [tokens, heads, head_dim] fp32.
+        """
         shape, outputs = self.shape, []
         states = torch.unflatten(kept[:, 0], 2, (shape.state, shape.head_dim))
         if places.before is not None and places.after is not None:

@@ -1,4 +1,4 @@
-"""What mixes tokens by a state in attention's place, by its description."""
+"""The loading of layers that mix tokens by a recurrent state."""
 
 from pilotlight.engine.api.errors import CheckpointError
 from pilotlight.engine.description.recurrent_shapes import DeltaShape, MambaShape, RecurrentShape
@@ -11,7 +11,10 @@ from pilotlight.engine.weights.loader import WeightLoader
 def load_recurrent(
     loader: WeightLoader, layer_name: str, hidden_size: int, shape: RecurrentShape
 ) -> ShortConv | GatedDeltaNet | Mamba:
-    """Load the part of a layer whose tensors begin with `layer_name`. Raises CheckpointError on one of several ranks."""
+    """Load the part of a layer that mixes tokens, of the class that its shape needs.
+
+    `layer_name`: prefix of the names of its tensors. Raises CheckpointError if several ranks share the layer.
+    """
     if loader.shard.size > 1:
         raise CheckpointError(f"{layer_name} keeps a state, which {loader.shard.size} ranks cannot share")
     if isinstance(shape, DeltaShape):

@@ -1,4 +1,7 @@
-"""The short causal convolution over the state that it keeps, and LFM2's layer of one between two gates (arXiv 2511.23404, section 2)."""
+"""The short causal convolution with its state, and LFM2's layer.
+
+LFM2's layer is such a convolution between two gates (arXiv 2511.23404, section 2).
+"""
 
 from typing import Self
 
@@ -13,7 +16,10 @@ from pilotlight.kernels.state.short_conv import Activation, short_conv, short_co
 
 
 class CausalConv:
-    """weight [channels, width]; bias [channels] or None."""
+    """A short causal convolution of each channel.
+
+    weight [channels, width]; bias [channels] or None.
+    """
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, activation: Activation | None = None) -> None:
         self.weight = weight
@@ -35,7 +41,10 @@ class CausalConv:
         return cls(weight, loader.tensor(f"{name}.bias", channels) if bias else None, activation)
 
     def __call__(self, x: torch.Tensor, kept: torch.Tensor, places: StatePlaces) -> torch.Tensor:
-        """x [tokens, channels]; kept [blocks, 1, 1, (width - 1) * channels], which is brought up to date -> [tokens, channels]"""
+        """Convolve the tokens of the step, and update the inputs in `kept`.
+
+        x [tokens, channels]; kept [blocks, 1, 1, (width - 1) * channels] -> [tokens, channels]
+        """
         before = self.weight.shape[1] - 1
         state = torch.unflatten(kept[:, 0, 0], 1, (before, x.shape[1]))  # [blocks, width - 1, channels]
         outputs, decoded = [], places.num_decoded

@@ -47,7 +47,7 @@ _PRIORS = {"draft": 0.6, "eagle3": 0.6, "mtp": 0.7}
 
 
 class DraftTarget(NamedTuple):
-    """The model for which is drafted, and its load."""
+    """The model that a drafter drafts for, and how it is loaded."""
 
     model: Model
     num_caches: int  # of the model's layers
@@ -91,8 +91,11 @@ class PlannedDrafts(Protocol):
 
 
 def read_words(words: str, layers: Sequence[CachedLayer]) -> DraftWords:
-    """Return the drafters that `words` ask for of a model with these caches. Every token changes a state, which cannot go back to the last accepted
-    one: with states "auto" is none, and any drafter by name is refused. Raises CheckpointError."""
+    """Return the drafters that `words` name, for a model with the caches `layers`.
+
+    Every token changes a recurrent state, which cannot go back to the last accepted token. So a model with states has no drafter with "auto", and
+    raises CheckpointError if `words` name one.
+    """
     if not any(layer.is_state for layer in layers):
         return DraftWords.read(words)
     if words in ("auto", "off"):

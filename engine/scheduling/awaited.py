@@ -1,7 +1,7 @@
 """Waits of single sequences, for blocks from a tier or for preparation in a thread. Others continue.
 
-Each wait has one deadline and one way to be cancelled. When it ends, the sequence continues with what has arrived, in its old place in the queue
-(waiting.py). Knows which sequence waits and until when; does not know the reason.
+Each wait has one deadline and one way to be cancelled. When it ends, the sequence continues with everything that has arrived, in its old place in the
+queue (waiting.py). Knows which sequence waits and until when; does not know the reason.
 """
 
 from collections.abc import Sequence as SequenceOf

@@ -1,1 +1,1 @@
-"""Layers that keep a state of a sequence: short convolutions, delta rules, state spaces."""
+"""Layers that keep a recurrent state: short convolutions, delta rules, state spaces."""

@@ -1,37 +1,41 @@
-"""The gated delta rule (Yang et al., arXiv 2412.06464): each head keeps a matrix that fades, and that every token corrects along its key.
+"""The gated delta rule (Yang et al., arXiv 2412.06464).
 
-With S a state [key, value], of a token its query q, key k [key], value v [value], log of its decay g <= 0 and step b:
+Each head keeps a matrix that decays, and that each token corrects along its key. With the state S [key, value], and a token's query q [key],
+key k [key], value v [value], log of the decay g <= 0 and step size b:
 
     S <- exp(g) S;    S <- S + k (b (v - S^T k))^T;    o = S^T q
 
-A prompt is computed in chunks: with G the sums of g within a chunk, the corrections u of its tokens solve a triangular system (section 3.3 there),
+A prompt is computed in chunks. With G the cumulative sums of g within a chunk, and S the state before it, the corrections u of its tokens solve a
+triangular system (section 3.3 of the paper):
 
     u[i] + b[i] sum over j < i of exp(G[i] - G[j]) (k[i] . k[j]) u[j] = b[i] (v[i] - exp(G[i]) S^T k[i])
 
-so that all but the step from chunk to chunk are matrix products. Everything is fp32.
+Only the recurrence from chunk to chunk is sequential; the rest is matrix products and one triangular solve. All numbers are fp32.
 """
 
 import torch
 
-_CHUNK = 64  # tokens: the products within a chunk grow with its square, the number of steps between chunks falls
+_CHUNK = 64  # tokens: work within a chunk grows with the square of this, the number of sequential steps falls
 
 
 def gated_delta_rule(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor, b: torch.Tensor, state: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute one sequence's tokens: q, k [tokens, heads, key]; v [tokens, heads, value]; g, b [tokens, heads]; state [heads, key, value]; all fp32.
-    Return o [tokens, heads, value] and the state behind the last token."""
+    """Apply the rule to the tokens of one sequence; return outputs and the state after the last.
+
+    q, k [tokens, heads, key]; v [tokens, heads, value]; g, b [tokens, heads]; state [heads, key, value]; outputs [tokens, heads, value]; all fp32.
+    """
     tokens = q.shape[0]
     size = min(_CHUNK, tokens)
     padding = -tokens % size
-    # [heads, chunks, tokens of a chunk, ...]; a padded token has g = 0 and b = 0, and changes nothing
+    # [heads, chunks, tokens of a chunk, ...]; a padding token has g = 0 and b = 0, so it does not change the state
     q, k, v = (_in_chunks(x, size, padding) for x in (q, k, v))
     g, b = (_in_chunks(x.unsqueeze(2), size, padding).squeeze(3) for x in (g, b))
     sums = g.cumsum(2)
     lower = torch.ones(size, size, dtype=torch.bool, device=q.device).tril()
     decays = (sums.unsqueeze(3) - sums.unsqueeze(2)).masked_fill(~lower, -torch.inf).exp()
     steps = b.unsqueeze(3)
-    system = (k @ k.transpose(2, 3)) * decays * steps  # of which the diagonal counts as ones
+    system = (k @ k.transpose(2, 3)) * decays * steps  # the solver takes its diagonal as ones
     faded = sums.exp().unsqueeze(3)
     both = torch.linalg.solve_triangular(
         system, torch.cat((v, k * faded), dim=3) * steps, upper=False, unitriangular=True
@@ -51,8 +55,11 @@ def gated_delta_rule(
 def gated_delta_step(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor, b: torch.Tensor, state: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute one token of each sequence: q, k [sequences, heads, key]; v [sequences, heads, value]; g, b [sequences, heads];
-    state [sequences, heads, key, value]; all fp32. Return o [sequences, heads, value] and the states behind the tokens."""
+    """Apply the rule to one token of each sequence; return outputs and the new states.
+
+    q, k [sequences, heads, key]; v [sequences, heads, value]; g, b [sequences, heads]; state [sequences, heads, key, value];
+    outputs [sequences, heads, value]; all fp32.
+    """
     state = state * g.exp()[..., None, None]
     seen = (k.unsqueeze(2) @ state).squeeze(2)
     state = state + k.unsqueeze(3) * ((v - seen) * b.unsqueeze(2)).unsqueeze(2)
@@ -60,6 +67,6 @@ def gated_delta_step(
 
 
 def _in_chunks(x: torch.Tensor, size: int, padding: int) -> torch.Tensor:
-    """x [tokens, heads, numbers] -> [heads, chunks, size, numbers]"""
+    """Pad x [tokens, heads, numbers], and split it into chunks [heads, chunks, size, numbers]."""
     padded = torch.nn.functional.pad(x.transpose(0, 1), (0, 0, 0, padding))
     return torch.unflatten(padded, 1, (-1, size))

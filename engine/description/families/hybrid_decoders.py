@@ -1,7 +1,7 @@
-"""The families whose layers mostly keep a state in the place of keys and values: what each one's config.json says, and what it means where it says
-nothing, by transformers' configuration classes.
+"""Families in which most layers keep a recurrent state instead of keys and values.
 
-A family is a function here and a row of config_registry.py. What mixes tokens in a layer is one of recurrent_shapes.py, or attention.
+A family is a function here, which reads config.json with the defaults of transformers' configuration classes, and a row of config_registry.py.
+A layer mixes tokens by one of the shapes of recurrent_shapes.py, or by attention.
 """
 
 import math
@@ -30,7 +30,7 @@ _LFM2_EXPERTS = ExpertNames(mlp="feed_forward", bias="expert_bias", parts=("w1",
 
 
 def lfm2(config: Mapping[str, Any]) -> DenseConfig:
-    """LFM2: short convolutions between gates, and attention in some layers."""
+    """LFM2: short convolutions between two gates, and attention in some layers."""
     inner = positive_int(config, "block_ff_dim", positive_int(config, "intermediate_size", 12288))
     if flag(config, "block_auto_adjust_ff_dim", True):
         inner = int(positive_number(config, "block_ffn_dim_multiplier", 1.0) * int(2 * inner / 3))
@@ -66,7 +66,7 @@ def lfm2_moe(config: Mapping[str, Any]) -> SparseConfig:
 
 
 def _lfm2_fields(config: Mapping[str, Any], inner: int) -> dict[str, Any]:
-    """Read what both kinds of LFM2 have. `inner`: channels of a dense feed-forward."""
+    """Return the fields that LFM2 and LFM2 MoE share. `inner`: channels of a dense feed-forward."""
     hidden, heads = positive_int(config, "hidden_size"), positive_int(config, "num_attention_heads")
     dim = positive_int(config, "head_dim", hidden // heads)
     width, bias = positive_int(config, "conv_L_cache", 3), flag(config, "conv_bias", False)
@@ -95,7 +95,10 @@ def _lfm2_fields(config: Mapping[str, Any], inner: int) -> dict[str, Any]:
 
 
 def qwen3_next(config: Mapping[str, Any]) -> SparseConfig:
-    """Qwen3-Next: the gated delta rule in three layers of four, attention with a gate in the fourth, and experts with one of all tokens."""
+    """Qwen3-Next: three layers of four with the gated delta rule, the fourth with gated attention.
+
+    Layers with experts have another one that all tokens share.
+    """
     return SparseConfig.read(
         **_qwen_fields(config, is_grouped=True),
         intermediate_size=positive_int(config, "intermediate_size", 5632),
@@ -126,8 +129,11 @@ def qwen3_5_moe(config: Mapping[str, Any]) -> SparseConfig:
 
 
 def granite_hybrid(config: Mapping[str, Any]) -> DenseConfig:
-    """Granite 4: Mamba-2 in most layers, attention that turns nothing in the others, and Granite 3's multipliers; a feed-forward, beside experts in
-    the larger ones."""
+    """Granite 4: Mamba-2 in most layers, attention in the others, and Granite 3's multipliers.
+
+    Attention has no rotary embedding, unless position_embedding_type is "rope". Each layer has a dense feed-forward;
+    larger models have experts as well.
+    """
     shared, hidden = positive_int(config, "shared_intermediate_size", 1024), positive_int(config, "hidden_size")
     fields = {**_granite_fields(config), **granite_scales(config), "intermediate_size": shared}
     mlp = "block_sparse_moe.shared_mlp" if config.get("num_local_experts", 8) else "mlp"
@@ -192,7 +198,7 @@ def _granite_fields(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _limits(config: Mapping[str, Any]) -> list[Any]:
-    """Return the bounds of a step, as transformers writes infinity."""
+    """Return the limits of a time step; transformers may have written infinity as an object."""
     limits = config.get("time_step_limit") or []
     return [math.inf if one == {"__float__": "Infinity"} else one for one in limits]
 
@@ -211,7 +217,7 @@ def _qwen_experts(config: Mapping[str, Any], num_experts: int, top_k: int, renor
 
 
 def _qwen_fields(config: Mapping[str, Any], is_grouped: bool) -> dict[str, Any]:
-    """Read what Qwen3-Next and Qwen 3.5 have. `is_grouped`: the checkpoint keeps the projections of a head of keys together."""
+    """Return the fields that Qwen3-Next and Qwen 3.5 share. `is_grouped`: see DeltaShape."""
     num_layers, every = positive_int(config, "num_hidden_layers"), positive_int(config, "full_attention_interval", 4)
     default = ["full_attention" if (i + 1) % every == 0 else "linear_attention" for i in range(num_layers)]
     types = _layer_types(config, default, ("linear_attention", "full_attention"))
@@ -255,7 +261,7 @@ def _lfm2_types(config: Mapping[str, Any]) -> list[str]:
 
 
 def _layer_types(config: Mapping[str, Any], default: list[str], known: tuple[str, ...]) -> list[str]:
-    """Read what mixes tokens in each layer. Raises CheckpointError."""
+    """Return the type of each layer, from config.json, or else `default`. Raises CheckpointError."""
     num_layers, types = positive_int(config, "num_hidden_layers"), config.get("layer_types") or default
     if not isinstance(types, list) or len(types) != num_layers or not set(types) <= set(known):
         raise CheckpointError(

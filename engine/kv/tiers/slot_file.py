@@ -157,7 +157,7 @@ class SlotFile:
         return header == self._file_header() and os.fstat(self._fd).st_size == self._size
 
     def _is_damaged(self) -> bool:
-        """Tell a file that is damaged from one that is new, of an earlier limit or of another release."""
+        """Return whether the file is damaged; a new file, or one of another limit or release, is not."""
         header = os.pread(self._fd, _FILE_HEADER.size, 0).ljust(_FILE_HEADER.size, b"\0")
         if not any(header):  # a process was killed before it had made the file
             return False
