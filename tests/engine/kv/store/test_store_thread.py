@@ -113,7 +113,7 @@ def test_a_block_that_is_not_what_its_name_says_is_removed_and_its_chain_ends_th
     assert keys[1] not in cluster.package.values
     assert name(1) not in cluster.reader
     assert read(cluster.here, 1) is None
-    assert ("not what its name says" in caplog.text) == (wrong != "gone")
+    assert ("does not match its name" in caplog.text) == (wrong != "gone")
     cluster.writer.offer(name(1))  # by whoever computes it again
     assert cluster.writer.wait_until_idle(10)
     assert cluster.take(cluster.read(0, 1, 2)) == 3
