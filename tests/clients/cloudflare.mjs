@@ -15,7 +15,7 @@ async function chat() {
   expect(listed === 5, listed);
   const tasks = [];
   for await (const task of client.ai.tasks.list({ account_id: "account" })) tasks.push(task.name);
-  expect(tasks.join() === "Text Generation,Text Embeddings", tasks);
+  expect(tasks.join() === "Text Generation,Text Embeddings,Text Classification", tasks);
   const schema = await client.ai.models.schema.get({ account_id: "account", model: "@pilotlight/ember" });
   expect(schema.input && schema.output, schema);
   expect((await client.user.tokens.verify()).status === "active", "tokens");
