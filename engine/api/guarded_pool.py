@@ -35,7 +35,6 @@ EndReason = Literal[
 STACK_BYTES = 4 << 20
 PREPARE_S = 60.0  # wall time until a child has started and prepared; the vocabulary of a large model takes a second
 SLACK = 4.0  # a job's deadline, as a multiple of its CPU limit: a machine that gives less is overloaded
-NICENESS = 5  # of children: under contention they get a third of the CPU share of hosts and routers
 MAX_CALLS = 1000  # per child, which is then replaced, because libraries leak
 MAX_KEPT_BYTES = 64 << 20  # that one call may leave allocated
 _OUTSIDE = (signal.SIGKILL, signal.SIGTERM)  # sent from outside; limits and crashes are other signals
@@ -90,9 +89,11 @@ class JobEndedError(Exception):
 class GuardedPool:
     """A few children, each started when first needed. Jobs wait for one in order."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, niceness: int = 0) -> None:
+        """`niceness`: of the children, beyond this process's. With 5 they get a third of its CPU share under contention, so the jobs must be some
+        for which others should not wait."""
         self._threads = ThreadPoolExecutor(size, "guarded")
-        self._children = [_Child() for _ in range(size)]
+        self._children = [_Child(niceness) for _ in range(size)]
         self._idle = deque(self._children)  # the last one is taken next
 
     def submit(self, job: GuardedJob) -> "Future[Any]":
@@ -121,7 +122,8 @@ class GuardedPool:
 class _Child:
     """One child process at a time, as managed by its parent."""
 
-    def __init__(self) -> None:
+    def __init__(self, niceness: int) -> None:
+        self._niceness = niceness
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: socket.socket | None = None
         self._is_closed = False
@@ -166,6 +168,7 @@ class _Child:
                         "pilotlight.engine.api.guarded_pool",
                         str(theirs.fileno()),
                         str(os.getpid()),
+                        str(self._niceness),
                     ]
                     environment = {**os.environ, **_ENVIRONMENT}
                     no_file = subprocess.DEVNULL
@@ -278,11 +281,11 @@ def _limit(cpu_s: float, address_space: int | None) -> None:
 
 
 def main(arguments: list[str]) -> None:
-    """Serve the parent; the arguments are the number of its socket and its process id."""
-    descriptor, parent = map(int, arguments)
+    """Serve the parent; the arguments are the number of its socket, its process id and the niceness."""
+    descriptor, parent, niceness = map(int, arguments)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal, for which the parent is responsible
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    os.nice(NICENESS)
+    os.nice(niceness)
     pr_set_pdeathsig = 1
     ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL.value)
     if os.getppid() != parent:  # the parent has died already

@@ -23,6 +23,7 @@ from pilotlight.runtime.generation.admission import RETRY_AFTER_S
 from pilotlight.wire.errors import ApiError
 
 CHILDREN = 2  # of 40 MB each, and a tokenizer; started with the first grammar
+NICENESS = 5  # of the children: one account's grammars take CPU time from no other's streams
 WAIT_S = 10.0  # of one request, for its turn and its check
 MAX_VERDICTS = 4096  # of 100 to 700 bytes
 REFUSED_S = 600.0  # for which a refusal is kept: the grammar that ended a child would end the next one, too
@@ -58,7 +59,7 @@ class GrammarChecks:
     def __init__(
         self, pool: Pool | None = None, clock: Callable[[], float] = time.monotonic, wait_s: float = WAIT_S
     ) -> None:
-        self._pool = pool or GuardedPool(CHILDREN)
+        self._pool = pool or GuardedPool(CHILDREN, NICENESS)
         self._clock = clock
         self._wait_s = wait_s
         self._verdicts: OrderedDict[bytes, _Verdict] = OrderedDict()  # the latest used last

@@ -55,11 +55,13 @@ async def test_leaving_while_the_model_loads_leaves_the_load_to_others(make_site
 
 
 async def test_after_many_mixed_ends_every_counter_is_zero(site: Site) -> None:
-    site.engine.script = [*says("Hel", finish=None), 0.02, *says("lo")]
+    may_end = asyncio.Event()
+    site.engine.script = [*says("Hel", finish=None), may_end, *says("lo")]
     exchanges = [start(site.app, CHAT, {**HELLO, "stream": bool(i % 2)}) for i in range(24)]
     await eventually(lambda: len(site.engine.open) > 5)
     for exchange in exchanges[::3]:
         exchange.disconnect()
+    may_end.set()
     for exchange in exchanges:
         await exchange.done()
     await site.is_idle()

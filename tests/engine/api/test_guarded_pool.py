@@ -25,6 +25,10 @@ def process_id() -> int:
     return os.getpid()
 
 
+def niceness() -> int:
+    return os.nice(0)
+
+
 def prepare(path: str) -> None:
     os.environ["PREPARED"] = path
 
@@ -195,3 +199,15 @@ def test_a_child_ends_with_its_parent() -> None:
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=120)
     child = int(done.stdout)
     until(lambda: not Path(f"/proc/{child}").exists() or "Z" in Path(f"/proc/{child}/stat").read_text())
+
+
+@pytest.mark.parametrize("wanted", [0, 5])
+def test_children_are_as_nice_as_their_pool_wants(wanted: int) -> None:
+    """A chat waits for its template, so that has the site's own priority; grammars give way to streams."""
+    pool = GuardedPool(1, wanted)
+    try:
+        assert pool.submit(GuardedJob(JobCall(niceness), 20.0, 64 << 20)).result(timeout=120) == min(
+            19, os.nice(0) + wanted
+        )
+    finally:
+        pool.close()

@@ -155,8 +155,8 @@ with open(os.environ['TMPDIR'] + '/big', 'wb') as f:
     )
     async with beside_a_good_one(sites[tier], source) as served:
         fault = await fault_of(served)
-    assert fault.name == "OSError"
-    assert "File too large" in fault.message
+    # The watch may see the full directory before the function sees the failed write.
+    assert (fault.name, "File too large" in fault.message) == ("OSError", True) or "more than 16 MiB" in fault.message
 
 
 async def test_a_function_that_writes_many_files_is_stopped_at_its_disk_limit_at_tier_2(
