@@ -49,5 +49,5 @@ def source_of(directory: Path) -> AdapterSource:
 
 
 def adapted(message: Submit, directory: Path | None) -> Submit:
-    """Return the request for a model with an adapter; None: without."""
+    """Return the request for a model with an adapter; None means without."""
     return message if directory is None else replace(message, adapter=source_of(directory))

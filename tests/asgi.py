@@ -1,4 +1,4 @@
-"""A client for ASGI applications without a server: one exchange, whose other end can leave whenever a test says so."""
+"""A client for ASGI applications without a server: one exchange, whose other end disconnects when a test wants it to."""
 
 import asyncio
 import inspect

@@ -80,7 +80,7 @@ def give_values(model: PreTrainedModel) -> None:
     for module in model.modules():
         if isinstance(
             module, GptOssExperts
-        ):  # in versions such as 5.17 constants stand there for what the configuration says
+        ):  # in versions such as 5.17 these are constants instead of values of the configuration
             module.alpha = getattr(model.config, "swiglu_alpha", module.alpha)
             module.limit = getattr(model.config, "swiglu_limit", module.limit)
     if hasattr(model, "set_experts_implementation"):  # the grouped one wants sizes that are multiples of four
@@ -140,7 +140,7 @@ def write_tokenizer(directory: Path) -> None:
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    words = "the pilot light of a gas stove burns small and blue until somebody wants warm water or a hot meal"
+    words = "the pilot light of a gas stove burns small and blue until somebody wants warm water or a hot meal"  # data
     tokenizer.train_from_iterator([words, words.upper(), words.title()], trainer)
     directory.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(directory / "tokenizer.json"))

@@ -100,7 +100,10 @@ def write_score_modules(directory: Path, config: dict[str, Any]) -> None:
 def reference_logits(
     model: PreTrainedModel, classifier: Classifier, prompt: list[int], second_from: int = 0
 ) -> torch.Tensor:
-    """Return the logits of the classes, [classes]. `second_from`: where the second text begins, for a model that tells texts apart."""
+    """Return the logits of the classes, [classes].
+
+    `second_from`: where the second text starts, for a model that distinguishes the two texts.
+    """
     inputs = {"input_ids": torch.tensor([prompt]), "attention_mask": torch.ones(1, len(prompt), dtype=torch.int64)}
     if classifier.tells_texts_apart:
         second = second_from or len(prompt)

@@ -1,4 +1,4 @@
-"""One way to say that two tensors agree: relative to the size of what was expected, by name, and never with NaN."""
+"""One way to compare tensors: relative to the size of the expected one, by name, and never with NaN."""
 
 import torch
 

@@ -1,4 +1,7 @@
-"""A Ray cluster of two nodes on one machine, each at an address of its own: its own machine's Ray replaces by one that others know."""
+"""A Ray cluster of two nodes with different addresses on one machine.
+
+Ray itself would replace loopback addresses with the machine's own.
+"""
 
 from collections.abc import Iterator
 from typing import Any

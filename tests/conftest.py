@@ -1,8 +1,8 @@
 """Property tests draw the same examples in every run, so that a red run is a change's fault; HYPOTHESIS_PROFILE=default draws anew.
 
 Without a GPU Triton's kernels run under its interpreter, which must be chosen before anything imports Triton. No model leaves anything in the user's
-cache, no process anything among its state, and SIGHUP and SIGINT mean what they mean in a terminal: nohup, and a shell's `&` in a script, have them
-ignored by whatever is started.
+cache, no process anything among its state, and SIGHUP and SIGINT have their effect of a terminal: nohup, and a shell's `&` in a script, would make
+the started processes ignore them.
 
 No test trusts the world's certificate authorities, whose list every HTTP client and every process would read: 20 ms of a core each time.
 """

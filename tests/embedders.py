@@ -58,7 +58,7 @@ class Embedder(NamedTuple):
     pooling: Pooling
     is_normalized: bool
     has_head: bool = False  # saved as the causal model it was made from
-    dense: tuple[int, ...] = ()  # outputs of the linear layers behind the pooling
+    dense: tuple[int, ...] = ()  # outputs of the linear layers after the pooling
 
     @property
     def is_encoder(self) -> bool:
@@ -125,7 +125,10 @@ def write_recipe(
 
 
 def write_dense(directory: Path, inputs: int, outputs: int, *, has_bias: bool) -> None:
-    """Write a Dense module: without a bias the identity comes behind it, as EmbeddingGemma's have it, else a tanh."""
+    """Write a Dense module.
+
+    Without a bias its activation is the identity, as EmbeddingGemma's have it, else a tanh.
+    """
     directory.mkdir(exist_ok=True)
     config = {"in_features": inputs, "out_features": outputs, "bias": has_bias}
     kind = "activation.Tanh" if has_bias else "linear.Identity"

@@ -302,7 +302,7 @@ class FakeHost:
 
 
 class FakeLauncher:
-    """Every launch makes a host with a client of its own; `prepare` may change it before anybody uses it."""
+    """A launcher whose every launch makes a host with a new client; `prepare` may change it before its first use."""
 
     def __init__(self, prepare: Callable[[FakeEngineClient], None] = lambda client: None) -> None:
         self.hosts: list[FakeHost] = []  # that were launched to serve

@@ -52,7 +52,7 @@ REMARKS = {
 class Published(NamedTuple):
     name: str
     architecture: str
-    refusal: str | None  # None: it is accepted
+    refusal: str | None  # None if it is accepted
 
 
 def published() -> list[Published]:

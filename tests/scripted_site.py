@@ -78,7 +78,7 @@ class ScriptedEngine(FakeEngineClient):
             tail=text[-400:],
         )
         if wrong or tokens[: len(delivered)] != delivered:
-            raise RuntimeError(wrong or "what was delivered is no beginning of the script's answer")
+            raise RuntimeError(wrong or "the delivered tokens are not a prefix of the script's answer")
         for position, token in enumerate(tokens[len(delivered) :], len(delivered)):
             yield float(script.get("token_s", 0.0))
             self._note(token=position, of=len(tokens), turn=turn, aside=is_aside)

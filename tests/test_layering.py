@@ -147,7 +147,7 @@ def test_functions_and_their_site_know_little_of_each_other() -> None:
             assert not belongs_to(name, ("functions",)) or belongs_to(name, SITE_MAY_IMPORT), f"{path} imports {name}"
 
 
-# Within: what runs functions and what they bind know the channel, and not each other; what joins them lies above.
+# Within: modules that run functions and those that they bind know the channel, and not each other; the modules that join them are above.
 INSIDE_MAY_IMPORT = {
     "channel": ("channel",),
     "bindings": ("bindings", "channel", "manifest", "manifest_tables", "cron", "inference"),

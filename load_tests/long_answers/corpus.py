@@ -19,7 +19,7 @@ _SENTENCES = (
     "{person} from {city} likes {hobby} and {food}.", "The {animal} of {person} is called {proper}.", "At {time} the {word} leaves {city}.",
     "{person} learns {language} with {full_name}.", "Every {job} in {city} has a {thing}.", "The code of the {word} is {code}.",
     "They had {food} with {food} on {day}.", "{full_name} works as a {job} in {city}.", "In {city} {number} people own a {animal}.",
-    "{person} wrote to {email} about the {word}.", "Nobody saw the {colour} {animal} behind the {word}.",
+    "{person} wrote to {email} about the {word}.", "Nobody saw the {colour} {animal} behind the {word}.",  # data
 )  # fmt: skip
 _HEADINGS = (
     "Arrival",

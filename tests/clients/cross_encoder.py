@@ -17,7 +17,7 @@ def rank(query: str, documents: list[str], top_n: int) -> list[tuple[int, float]
 
 
 def rerank() -> None:
-    """Within 1e-4, the library's order and scores are the site's."""
+    """Check that the library's order and scores are the site's, within 1e-4."""
     expect_order(rank)
 
 
@@ -26,7 +26,7 @@ def pairs() -> None:
     expected = model.predict([(QUERY, text) for text in texts], batch_size=1).tolist()
     found = scores(QUERY, texts)
     expect(max(abs(a - b) for a, b in zip(expected, found, strict=True)) < 1e-4, (expected, found))
-    expect(max(found) - min(found) > 5e-3, f"the scores tell no texts apart: {found}")
+    expect(max(found) - min(found) > 5e-3, f"the scores do not distinguish the texts: {found}")
 
 
 if __name__ == "__main__":

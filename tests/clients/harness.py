@@ -1,6 +1,6 @@
-"""What the Python clients' programs share: names of models, a question, a tool, and how checks are run and told.
+"""Shared parts of the Python clients' programs: names of models, a question, a tool, running and reporting checks.
 
-A program is run in the environment where its client is installed, not in the project's: `python openai_chat.py FILE` writes to FILE what it found. A
+A program is run in the environment where its client is installed, not in the project's: `python openai_chat.py FILE` writes its results to FILE. A
 check is a function, or, where a client has no such thing, the reason why not.
 """
 
@@ -35,7 +35,7 @@ WEATHER = {
     "required": ["city"],
     "additionalProperties": False,
 }
-# A small model might go on and on.
+# A small model might never stop.
 BOUNDED_WEATHER = {**WEATHER, "properties": {"city": {"type": "string", "maxLength": 20}}}
 TOOL = {
     "type": "function",
@@ -48,7 +48,7 @@ WEATHER_RESULT = json.dumps({"temperature": 18, "sky": "clear"})
 class Person(BaseModel, extra="forbid"):
     """A person."""
 
-    name: str = Field(max_length=20)  # bounded, as a small model might go on and on
+    name: str = Field(max_length=20)  # bounded, because a small model might never stop
     age: int = Field(ge=0, le=150)
 
 
@@ -57,7 +57,7 @@ class Anything(BaseModel, extra="allow"):
 
 
 PERSON_QUESTION = "Nora is 31 years old. Who is she?"
-# As Ember was taught it, where a client only says that the answer is to be JSON.
+# The form in which Ember was trained, for clients that can only ask for JSON.
 JSON_SYSTEM = f"Reply with one JSON object that matches this schema:\n{json.dumps(Person.model_json_schema())}"
 TOO_LONG = "word " * 6000  # Ember's context has 4,096 tokens
 
@@ -137,7 +137,7 @@ def expect_running() -> None:
 
 
 def expect_idle() -> None:
-    """What was cancelled is not computed any more."""
+    """Check that cancelled answers are no longer computed."""
     _until(lambda: running() == 0, CANCEL_S, f"the answer is still computed {CANCEL_S:g} s after its client left")
 
 

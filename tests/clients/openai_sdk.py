@@ -23,7 +23,7 @@ def stream() -> None:
 
 
 def tools() -> None:
-    """Two turns: a call the model decides on, streamed by the client's own helper, and what it makes of the result."""
+    """Check two turns: a call that the model decides on, streamed by the client's own helper, and the answer to its result."""
     messages = [WEATHER_USER]
     with client.chat.completions.stream(model=CHAT, messages=messages, tools=[harness.TOOL]) as events:
         first = events.get_final_completion().choices[0]

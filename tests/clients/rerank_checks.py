@@ -1,4 +1,4 @@
-"""What the programs of rerankers' clients share: documents, and what is expected of their order."""
+"""Shared parts of the programs of rerankers' clients: documents, and their expected order."""
 
 import json
 import urllib.request
@@ -12,7 +12,7 @@ QUERY = "What burns on a gas stove?"
 DOCUMENTS = [
     "The pilot light burns small and blue.",
     "Lisbon has an airport.",
-    "A lake lies between two mountains, and nobody swims in it before June.",
+    "A lake lies between two mountains, and no one swims in it before June.",
     "Gas stoves burn gas; the flame of a pilot light stays on.",
 ]
 LONG = "word " * 6000  # the context has 4,096 tokens

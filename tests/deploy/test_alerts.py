@@ -1,4 +1,4 @@
-"""The alert rules: valid, fired by their causes and by nothing else, made of what is published, each with its runbook."""
+"""The alert rules: valid, fired only by their causes, using only published metrics, each with its runbook."""
 
 import re
 import shutil

@@ -1,4 +1,4 @@
-"""The units that run routers, sites and stores: as systemd reads them, and what the processes tell it."""
+"""The systemd units of routers, sites and stores: how systemd reads them, and the processes' notifications."""
 
 import os
 import shutil
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.process
 
 @pytest.fixture(scope="module")
 def machine(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A root directory with our units beside systemd's own, and an empty command in the place of ours."""
+    """Return a root directory with our units beside systemd's own, and an empty command instead of ours."""
     root = tmp_path_factory.mktemp("machine")
     shutil.copytree("/lib/systemd/system", root / "lib/systemd/system", symlinks=True)
     for command in ("opt/pilotlight/bin/pilotlight", "bin/kill"):

@@ -32,7 +32,7 @@ def network() -> Iterator[LocalNetwork]:
 @pytest.mark.parametrize("attack", CASES, ids=lambda attack: attack.name)
 def test_an_attack_is_refused_and_its_neighbours_are_served(network: LocalNetwork, attack: Attack) -> None:
     if attack.name in OWN_SERVER and os.environ.get(SERVER_ENV, "own") != "own":
-        pytest.skip("what is no request is for whoever owns the socket to refuse")
+        pytest.skip("a malformed request is refused by the server that owns the socket")
     request = attack.request(network.url.removeprefix("http://"))
     site = network.site_urls["ams1"]
     before = _rss_mib(network)

@@ -1,7 +1,7 @@
 """The commands in the documentation work as they are written, and print what the pages show.
 
-A comment before a block says what the test does with it: `run` (each command must exit with 0 and print the lines that are shown), `serve: TEXT`
-(start it and wait for the text), `file: PATH` (write it). Ports are replaced by free ones. Blocks without a comment need a GPU or a network.
+A comment before a block gives the test's action: `run` (each command must exit with 0 and print the lines that are shown), `serve: TEXT` (start it
+and wait for the text), `file: PATH` (write it). Ports are replaced by free ones. Blocks without a comment need a GPU or a network.
 """
 
 import os
@@ -43,7 +43,7 @@ class Block(NamedTuple):
 
     @property
     def shown(self) -> list[str]:
-        """The lines of output, of which `...` stands for anything."""
+        """Return the lines of output, in which `...` matches anything."""
         without = re.sub(r"^\$ (?:.*\\\n)*.*\n", "", self.text, flags=re.MULTILINE)
         return [line for line in without.splitlines() if line.strip(". ")]
 

@@ -18,7 +18,7 @@ from tests.runtime.test_real_engine import Process
 pytestmark = pytest.mark.smoke
 
 NAMES = {"qwen": "qwen3, last token", "bert": "bert, mean, of any length"}
-TEXTS = ["the pilot light", "burns small and blue until somebody wants warm water", "a hot meal " * 7]
+TEXTS = ["the pilot light", "burns small and blue until somebody wants warm water", "a hot meal " * 7]  # data
 
 
 @pytest.fixture(scope="module")

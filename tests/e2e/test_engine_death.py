@@ -1,4 +1,4 @@
-"""kill -9 of a real engine host under sixteen streams: each goes on to the very answer it would have given, or ends with an error event."""
+"""kill -9 of a real engine host under sixteen streams: each continues to its undisturbed answer, or ends with an error event."""
 
 import json
 import re
@@ -54,7 +54,7 @@ REQUESTS: list[dict[str, Any]] = [
 
 
 class Stream:
-    """One request, read in a thread of its own."""
+    """One request, read in a separate thread."""
 
     def __init__(self, url: str, body: dict[str, Any], on_event: Callable[[], None] = lambda: None) -> None:
         self.events: list[Any] = []
@@ -87,7 +87,7 @@ class Stream:
 
     @property
     def answer(self) -> Any:
-        """All that the reader was told, however it was cut into events."""
+        """Return all that the reader received, however it was split into events."""
         assert self.events[-1] == "[DONE]", self.events[-1]
         told: dict[int, dict[str, Any]] = {}
         usage = None
@@ -200,7 +200,7 @@ def test_every_stream_goes_on_to_the_answer_it_would_have_given(
 
 
 def crash_in_a_step(engine: psutil.Process) -> None:
-    """End a host by a signal of its own, while a step is under way."""
+    """End a host by the signal of a segmentation fault, during a step."""
     words = engine.cmdline()
     journal = Path(words[words.index("--journal") + 1])
 

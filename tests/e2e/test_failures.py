@@ -1,4 +1,4 @@
-"""What a network does when its parts die: the client of a killed site waits, and no process outlives its parent."""
+"""A network whose parts die: the client of a killed site waits, and no process survives its parent."""
 
 import concurrent.futures
 import json

@@ -64,7 +64,7 @@ def test_two_images_never_share_and_the_same_one_is_found_again(network: LocalNe
     one, other = picture(40, 30, 1), picture(40, 30, 2)
     (cached_one, said_one), (cached_other, said_other) = ask(one), ask(other)
     assert cached_one == 0
-    assert cached_other < 16, "no block behind the beginning of the image"
+    assert cached_other < 16, "no block after the beginning of the image"
     assert said_one != said_other
     for file, said in ((one, said_one), (other, said_other)):
         cached, again = ask(file)

@@ -33,7 +33,7 @@ pytestmark = [
 
 
 class Machine(NamedTuple):
-    """A network namespace, with a home of its own."""
+    """A network namespace with its own home directory."""
 
     name: str
     address: str

@@ -1,5 +1,7 @@
-"""Two sites on this machine, of which one computes prompts for the other: texts are one site's, whatever becomes of the lender or the way there, and
-a slow way, or a rule about data, says no and why."""
+"""Two sites, of which one computes prompts for the other: texts do not depend on it, even if the lender or the link fails.
+
+A slow link, or a rule about data, refuses with the reason.
+"""
 
 import json
 import os
@@ -84,7 +86,7 @@ class Borrower(Split):
 
 
 class Network:
-    """A lender behind a proxy, and a borrower."""
+    """A lender reached through a proxy, and a borrower."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -148,7 +150,7 @@ def test_a_busy_site_borrows_and_texts_stay_the_same(network: Network) -> None:
             assert f"; {LENDER}=" in route, route
     assert network.lent() == 0, "an idle site computes its own prompts"
     with Streams(site):
-        for (i, name), text in expected.items():  # under names of their own, so that nothing is cached here
+        for (i, name), text in expected.items():  # under different names, so that nothing is cached here
             said, usage, _ = site.ask(prompt(i), key=f"busy{i}{name}", **WAYS[name])
             assert said == text
             assert usage["completion_tokens"] == 24
@@ -179,7 +181,7 @@ def test_data_that_may_not_go_there_does_not(network: Network, data_sites: str |
                 assert route.endswith(f"; {LENDER}=no (data may not go there)"), route
         finally:
             site.data_sites = "*"
-    # the other streams may borrow: of theirs nothing is as long as a prompt that is worth it
+    # the other streams may borrow: none has a prompt that is long enough for it
     assert network.lent("computed") + network.lent("declined") == before
 
 

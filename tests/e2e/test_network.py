@@ -106,7 +106,7 @@ def test_another_tenant_never_sees_a_cached_prefix(network: LocalNetwork) -> Non
         "messages": [
             {
                 "role": "user",
-                "content": "A long and shared question, told twice: what is the country of Oslo, please? " * 3,
+                "content": "A long and shared question, sent twice: what is the country of Oslo, please? " * 3,
             }
         ]
     }

@@ -173,7 +173,7 @@ def test_a_second_model_is_run_answers_and_is_removed(
         row = page.locator("main tr:has-text('copy-of-ember')").first
         expect(row).to_contain_text("ok")
         row.locator("summary").click()
-        expect(row).to_contain_text("tokens of prompt")  # which its site has told
+        expect(row).to_contain_text("tokens of prompt")  # published by its site
         page.click("nav a[href='#models']")
         served.get_by_role("button", name="remove copy-of-ember at iad1").click()
         page.locator("dialog button:has-text('remove')").click()

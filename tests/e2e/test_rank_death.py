@@ -1,4 +1,4 @@
-"""Two ranks serve one model, and one of them dies or stands still: the group is replaced, and streams go on to the answers they would have given."""
+"""Two ranks serve one model, and one of them dies or freezes: the group is replaced, and streams continue to their undisturbed answers."""
 
 import os
 import random
@@ -113,7 +113,7 @@ def test_streams_go_on_when_a_rank_dies(
 @pytest.mark.parametrize("rank", [1, pytest.param(0, marks=pytest.mark.slow)])
 @one_stage_and_slowly_two
 def test_streams_go_on_when_a_rank_stands_still(site: Process, undisturbed: list[Any], rank: int) -> None:
-    """The group's deadline ends it, whoever stands still and however the ranks share: the others take as long and are slow."""
+    """The group's deadline ends it, whichever rank freezes and however the ranks share: the others take as long and are slow."""
     strike(site, undisturbed, rank, signal.SIGSTOP, after_events=12)
 
 
@@ -140,5 +140,5 @@ def test_fifty_blows_at_random_leave_no_process_and_no_shared_memory(site: Proce
 
 
 def shared_memory() -> set[str]:
-    """But for that of a database that the machine may have."""
+    """Return the names in /dev/shm, without those of a database that the machine may run."""
     return {name for name in os.listdir("/dev/shm") if not name.startswith("PostgreSQL.")}

@@ -19,8 +19,10 @@ FILES = {
 
 @pytest.fixture(scope="module")
 def path() -> RequestPath:
-    """Through our own server, whichever the other tests have: it is part of the way. Of two traces the one with fewer files: on a busy machine
-    what processes do beside requests falls into most of a trace's rounds."""
+    """Trace through our own server, whichever the other tests use: it is a part of the path.
+
+    Of two traces take the one with fewer files: on a busy machine other work of the processes falls into most of a trace's rounds.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(SERVER_ENV, "own")
         found = trace_request(ROOT, rounds=5)

@@ -19,7 +19,7 @@ from tests.e2e.conftest import NO_STANDBY
 
 NAMES = {"bert": "bert", "modernbert": "modernbert", "judge": "qwen3, yes or no"}
 QUERY = "what burns"
-DOCUMENTS = ["the pilot light", "of a gas stove " * 3, "somebody wants warm water or a hot meal"]
+DOCUMENTS = ["the pilot light", "of a gas stove " * 3, "somebody wants warm water or a hot meal"]  # data
 JUDGING = (
     "<|im_start|>{{ messages | selectattr('role', 'eq', 'query') | map(attribute='content') | first }}\n"
     "{{ messages | selectattr('role', 'eq', 'document') | map(attribute='content') | first }}<|im_end|>"

@@ -159,7 +159,7 @@ async def test_a_fastapi_socket_through_router_and_site(processes: Processes) ->
                 assert await answer.json() == {"open": 1}
             await socket.send_str("close")
             assert await end_of(socket) == (4242, "as asked")
-        with pytest.raises(WSServerHandshakeError) as refused:  # FastAPI's own refusal of what is no number
+        with pytest.raises(WSServerHandshakeError) as refused:  # FastAPI's own refusal of a value that is not a number
             await client.ws_connect(f"{live}/items/seven")
         assert refused.value.status == 403
         with pytest.raises(WSServerHandshakeError) as refused:

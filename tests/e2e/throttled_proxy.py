@@ -15,7 +15,7 @@ class ThrottledProxy:
     def __init__(self, ports: dict[int, int]) -> None:
         """`ports`: of this machine, by those that are listened on; 0: any, as `self.port` then says."""
         self.bytes_per_s = float("inf")
-        self.is_cut = False  # nothing goes either way, and nobody is told
+        self.is_cut = False  # drop data both ways, without closing a connection
         self._is_closed = False
         self._free_at = 0.0
         self._lock = threading.Lock()

@@ -75,7 +75,7 @@ class FakeSite:
         self.port = self._runner.addresses[0][1]
 
     async def stop(self) -> None:
-        """From now on its port refuses connections; open ones are cut."""
+        """Refuse connections from now on, and cut open ones."""
         if self._runner is not None:
             runner, self._runner = self._runner, None
             await runner.cleanup()
@@ -148,7 +148,7 @@ def stream_of(count: int) -> Behaviour:
 
 
 def refuse(word: str, status: int = 503, message: str = "", **headers: str) -> Behaviour:
-    """In the site's own name."""
+    """Refuse a request in the site's own name."""
     return answer(status, {"error": {"message": message, "code": word}}, **{REFUSAL: word, **headers})
 
 
@@ -249,7 +249,7 @@ async def router(
     until: Mapping[str, str] | None = None,
     **relay: Any,
 ) -> AsyncIterator[Router]:
-    """`until`: the states of sites that are waited for; without them all are to be healthy."""
+    """Start a router. `until`: the states of sites to wait for; by default all must be healthy."""
     health = {"interval_s": probe_interval_s, "timeout_s": 0.5, "unhealthy_after": 2}
     timeouts = {
         "connect_timeout_s": 1.0,
@@ -300,8 +300,11 @@ Ending = Callable[[FakeSite, web.Request, web.StreamResponse], Awaitable[None]]
 
 
 def continued_stream(count: int, *, until: int | None = None, ending: Ending | None = None) -> Behaviour:
-    """As a real site answers a router: event i brings token 100 + i, after those that were delivered, for two drafts, one of them right, and a
-    millisecond of its device. Before event `until` it ends in its own way."""
+    """Answer as a real site does to a router.
+
+    Event i brings token 100 + i, after the delivered ones, with two drafts, one of them right, and a millisecond of device time. Before event `until`
+    it ends with `ending`.
+    """
 
     async def behave(site: FakeSite, request: web.Request) -> web.StreamResponse:
         _, length = decode_answer(request.headers[ANSWER])
@@ -372,7 +375,7 @@ class FirstThen(NearestPolicy):
 
 
 def last_error(body: bytes) -> dict[str, Any]:
-    """The error event that ends a stream; what came before it is whole events."""
+    """Return the error event that ends a stream; only whole events precede it."""
     assert body.endswith(b"\n\n")
     data = body.rstrip(b"\n").rpartition(b"\n")[2]
     assert data.startswith(b"data: ")

@@ -10,13 +10,13 @@ from pilotlight.edge_router.routing.views import BackendView, RouteRequest, elig
 def plain_costs(
     request: RouteRequest, backends: Sequence[BackendView]
 ) -> dict[str, tuple[float, float, dict[str, float]]]:
-    """By site: what others lose, by waiting and by cache, and the terms of the cost."""
+    """Return, by site, the losses of other requests, by waiting and by cache, and the terms of the cost."""
     sites = eligible(request, backends)
     return {site.name: _price(request, site, sites) for site in sites}
 
 
 def plain_scores(request: RouteRequest, backends: Sequence[BackendView]) -> dict[str, float]:
-    """By site: what sites are compared by."""
+    """Return, by site, the number by which sites are compared."""
     plain, believed = plain_costs(request, backends), Assumptions()
     costs = {name: sum(terms.values()) for name, (_, _, terms) in plain.items()}
     least, usual = min(costs.values(), default=0.0), _usual(request, eligible(request, backends))

@@ -1,4 +1,4 @@
-"""A stream whose site is lost goes on at the next one: every token once, whatever the loss (I1, I3, I6)."""
+"""A stream whose site is lost continues at the next one: every token once, whatever the loss (I1, I3, I6)."""
 
 import asyncio
 import json
@@ -76,7 +76,7 @@ LOSSES: dict[str, tuple[Ending, str]] = {
     "silent behind half an event": (write_and_wait(marked_event(3)[:20]), "silent"),
     "its own error event": (write_and_end(FAILED), "error"),
     "it cannot load the model again": (write_and_end(UNLOADED), "error"),
-    "its own error event behind an event without mark": (write_and_end(event(3) + FAILED), "error"),
+    "its own error event after an event without mark": (write_and_end(event(3) + FAILED), "error"),
     "its own error event in the other dialect": (write_and_end(FAILED_WORKERS_AI), "error"),
     "drains": (write_and_wait(DRAIN_NOTICE), "draining"),
     "a mark that is no list": (write_and_wait(b":pl [{]\n" + event(3)), "malformed"),
@@ -372,7 +372,7 @@ async def test_a_stream_that_is_too_long_to_be_told_is_not_continued_and_its_cli
         assert body.startswith(b"".join(event(i) for i in range(3)))
         assert last_error(body)["error"]["code"] == "upstream_lost"
         assert (len(fakes[1].seen), counts(running)) == (0, {"disturbed": 1, "continued": 0, "lost": 1})
-        async with running.chat() as response:  # one that nobody has begun
+        async with running.chat() as response:  # one that has not been started
             fakes[0].behave = continued_stream(COUNT)
             assert response.status == 200
 
@@ -447,7 +447,7 @@ async def test_sixty_four_streams_lose_a_site_at_once_and_none_loses_a_token() -
 
 
 async def test_a_site_whose_time_is_over_as_its_first_events_come_has_answered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What has come counts as delivered: with another site's first events it would be there twice, and nobody could go on with the stream."""
+    """Events that have arrived count as delivered: with another site's first events they would be there twice, and the stream could not continue."""
     first_events = UpstreamAttempt._first_events
 
     async def late(self: UpstreamAttempt, *arguments: Any) -> Any:

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.process
 
 
 class Patient(NearestPolicy):
-    """By name, each for a queue of 100 ms."""
+    """A policy that ranks sites by name, each for a queue of 100 ms."""
 
     def rank(self, request: RouteRequest, backends: Sequence[BackendView]) -> list[Preference]:
         order = sorted(super().rank(request, backends), key=lambda preference: preference.backend.name)
@@ -137,7 +137,7 @@ async def test_a_client_s_wish_for_a_site_comes_first_while_that_site_answers() 
         for wish, expected in (("sin1", "sin1"), ("iad1", "iad1"), ("nowhere", "ams1")):
             async with running.chat(headers={"prefer": f"site={wish}"}) as response:
                 assert f"site={expected}" in response.headers["x-pilotlight-route"]
-        assert MAX_QUEUE_WAIT not in fakes[2].seen[0].headers, "who asks for it waits for it"
+        assert MAX_QUEUE_WAIT not in fakes[2].seen[0].headers, "a request without a limit waits"
         fakes[2].behave = refuse("overloaded")
         async with running.chat(headers={"prefer": "site=sin1"}) as response:
             assert (response.status, "site=ams1" in response.headers["x-pilotlight-route"]) == (200, True)

@@ -65,7 +65,7 @@ class Network:
             self.clock.advance(took_s)
             ticket.answering()
             self.selector.note_answer(proxied, chosen, cast(Any, StreamBegun()), took_s)
-        # From now on it has measured itself: what was slow once, and its steps.
+        # From now on it publishes its own measurements: its former slowness, and its steps.
         self.rates[name] = {
             "prefill_tokens_per_s": min(2000.0, 1000 * request.conversation.tokens / (slow_ms + 1)),
             "decode_tokens_per_s": self.dice.uniform(15, 200),
@@ -79,7 +79,7 @@ def parsed(messages: list[dict[str, str]]) -> ValidRequest:
 
 
 def conversation(number: int) -> list[dict[str, str]]:
-    return [{"role": "user", "content": f"Tell me about airport {number}, and what is to be seen there."}]
+    return [{"role": "user", "content": f"Tell me about airport {number}, and all that there is to see."}]
 
 
 def answered(messages: list[dict[str, str]]) -> list[dict[str, str]]:

@@ -126,7 +126,10 @@ RAW_ANSWERS = [
 
 @pytest.mark.parametrize("slowly", [False, True])
 async def test_a_site_that_does_not_speak_http_is_named_and_left(slowly: bool) -> None:
-    """Also byte by byte. A site whose answer is whole passes; everything else is a refusal with its word, or a stream with its error event."""
+    """The answer may come byte by byte.
+
+    A complete answer passes; anything else is a refusal with its word, or a stream with its error event.
+    """
     raw = b""
     serving: set[asyncio.StreamWriter] = set()
 

@@ -1,4 +1,4 @@
-"""The router's HTTP doors against clients that are slow, greedy, ambiguous or gone: each is held to its limit, and nobody else notices."""
+"""The router's HTTP server with clients that are slow, greedy, ambiguous or gone: each is limited, and no other client notices."""
 
 import asyncio
 import io

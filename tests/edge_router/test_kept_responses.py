@@ -1,4 +1,4 @@
-"""Responses at a router that is killed with kill -9: what a client was told that it is kept is there, for its account alone."""
+"""Responses at a router that is killed with kill -9: a response that was confirmed as stored is there, for its account alone."""
 
 import asyncio
 import hashlib

@@ -1,4 +1,4 @@
-"""What tenants and addresses may have: buckets that fill with time, counts that come back, and a refusal that says when to ask again."""
+"""Limits of tenants and addresses: buckets that refill with time, counts that are returned, and refusals with the time to retry."""
 
 import asyncio
 import hashlib
@@ -384,7 +384,7 @@ async def test_parallel_streams_cannot_pass_the_minutes_tokens(most: int | None,
             await each.read()
             each.close()
         async with running.chat(headers=ALICE, max_tokens=20) as response:
-            assert response.status == 200, "what was reserved and not used is there again"
+            assert response.status == 200, "unused reservations are returned"
             await response.read()
 
 

@@ -1,4 +1,4 @@
-"""How long a site may be silent, by its own pace and by what the stream has been through."""
+"""The longest permitted silence of a site, by its own pace and by the stream's history."""
 
 import asyncio
 import time

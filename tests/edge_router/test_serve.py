@@ -173,7 +173,7 @@ async def test_a_second_signal_ends_open_streams_with_an_error_event(tmp_path: P
 
 
 class Draining:
-    """A proxy whose requests end when they are told to; `patience_s` is what it was given, each time."""
+    """A proxy whose requests end on demand; `patience_s` lists its arguments, one per call."""
 
     def __init__(self) -> None:
         self.patience_s: list[float] = []
@@ -294,7 +294,7 @@ def test_the_router_process_never_imports_torch_or_the_engine() -> None:
 
 
 def _is_running(pid: int) -> bool:
-    """A zombie that nobody has reaped is not running."""
+    """Tell whether a process runs; a zombie that has not been reaped does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""What it means that the engine agrees with `transformers`: every distribution it reports is the reference's."""
+"""Agreement of the engine with `transformers`: every distribution it reports is the reference's."""
 
 from typing import Any
 

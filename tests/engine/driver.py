@@ -1,4 +1,4 @@
-"""Drives an Engine step by step and gathers what each sequence was told."""
+"""A driver for an Engine, step by step, which collects each sequence's outputs."""
 
 import time
 from dataclasses import dataclass, field
@@ -77,7 +77,7 @@ def load_engine(
 
 
 class CheapRows:
-    """Costs by which every draft is worth its row, and every look at a sequence its time: what is checked does not depend on the machine."""
+    """Costs with which every draft is worth its row, and every look at a sequence its time: decisions do not depend on the machine."""
 
     is_known = True
 
@@ -128,7 +128,10 @@ def submit(
 def drain(
     engine: Engine, submits: list[Submit], max_steps: int = 2000, heard: dict[str, Heard] | None = None
 ) -> dict[str, Heard]:
-    """Submit all at once and step until nothing is left to do. `heard`: what those that are open already have been told."""
+    """Submit all at once and step until nothing is left to do.
+
+    `heard`: the earlier outputs of sequences that are open already.
+    """
     for message in submits:
         engine.submit(message)
     heard = {} if heard is None else heard
@@ -147,7 +150,10 @@ def drain(
 
 
 def drain_preempting(engine: Engine, submits: list[Submit]) -> dict[str, Heard]:
-    """As `drain`, and the youngest sequence loses its blocks now and then: for want of them, one whose layers all see windows never does."""
+    """Drain like `drain`, but preempt the youngest sequence now and then.
+
+    For lack of blocks, one whose layers all have windows would never be preempted.
+    """
     heard: dict[str, Heard] = {}
     for message in submits:
         engine.submit(message)

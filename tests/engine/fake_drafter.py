@@ -51,7 +51,7 @@ class FakeDrafter(EachAlone):
         return tokens[behind:]
 
     def sizes(self, most: int) -> tuple[int, int]:
-        """How many to propose, and how many of them are right."""
+        """Return how many to propose, and how many of them are right."""
         num_drafts = self.draw.randint(0, min(self.most, most))
         return num_drafts, self.draw.choice([0, num_drafts, self.draw.randint(0, num_drafts)])
 
@@ -66,7 +66,7 @@ class Remembering(EachAlone):
     """Knows what each prompt was answered, and is wrong from some token on."""
 
     def __init__(self, answers: dict[tuple[int, ...], list[int]], num_drafts: int | None = None) -> None:
-        """`num_drafts`: of each step; None: drawn."""
+        """Propose tokens of `answers`. `num_drafts`: for each step; random if None."""
         self.answers = answers
         self.num_drafts = num_drafts
         self.draw = Random(1)

@@ -43,7 +43,7 @@ def prompt_logprob(before: SequenceOf[int]) -> TokenLogprobs:
 
 
 def prompt_logprobs_of(token_ids: SequenceOf[int]) -> tuple[TokenLogprobs, ...]:
-    """Of all but the first."""
+    """Return the log-probabilities of all tokens except the first."""
     return tuple(prompt_logprob(token_ids[:i]) for i in range(1, len(token_ids)))
 
 
@@ -76,7 +76,7 @@ class FakeMemory:
         self.arena.writers[self._span(block)] = [(self.model, block)] * self.block_bytes
 
     def check(self, block: int) -> None:
-        assert set(self.arena.writers[self._span(block)]) == {(self.model, block)}, "somebody else wrote into the block"
+        assert set(self.arena.writers[self._span(block)]) == {(self.model, block)}, "another model wrote into the block"
 
     def _span(self, block: int) -> slice:
         there, copy = divmod(block, self.arena.copies)
@@ -146,7 +146,7 @@ class FakeRunner:
             shares = {block % self.copies for blocks in table for block in blocks}
             assert len(shares) == 1, f"blocks of several ranks for chunk {chunk}"
         slots = [slot for group in step.groups for slot in group.slots]
-        assert len(set(slots)) == len(slots), "two tokens were to be written into one slot"
+        assert len(set(slots)) == len(slots), "two tokens share one slot"
         for number, group in enumerate(step.groups):
             for slot, context in zip(group.slots, contexts, strict=True):
                 if number != self.state_group:
@@ -187,7 +187,7 @@ class FakeRunner:
         self.slots = [None] * len(self.slots)
 
     def _change_states(self, step: StepInput, contexts: list[tuple[int, ...]], firsts: list[int]) -> None:
-        """Read the state of each chunk's tokens before, then leave that behind the last of its tokens in every block that these reach."""
+        """Read the state before each chunk's tokens, then leave that after the last of its tokens in every block that these reach."""
         assert self.state_group is not None
         assert not step.checks_drafts, "a state cannot go back to the last accepted token"
         size, tables = self.block_size, step.groups[self.state_group].tables
@@ -221,7 +221,7 @@ class FakeRunner:
 
 
 def _content(context: tuple[int, ...], group: int) -> tuple[int, ...]:
-    """What a slot holds: all that keys and values depend on."""
+    """Return a slot's content: all that keys and values depend on."""
     return (-group, *context) if group else context
 
 
@@ -250,7 +250,10 @@ def fake_engine(
     images: ImageEncoder | None = None,
     has_states: bool = False,
 ) -> tuple[Engine, FakeRunner]:
-    """`num_blocks`: for each group of layers, on each of the ranks that have sequences of their own."""
+    """Return an engine with a FakeRunner.
+
+    `num_blocks`: for each group of layers, on each of the ranks that have separate sequences.
+    """
     in_all = copies * num_blocks * len(windows)
     runner = FakeRunner(in_all, block_size, None, depth, windows, copies, has_states)
     limits = SchedulerLimits(

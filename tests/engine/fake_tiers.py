@@ -1,4 +1,4 @@
-"""Tiers in memory behind a FakeRunner: copies come late, come in part, or are lost, as a seed decides."""
+"""Tiers in memory for a FakeRunner: copies come late, come in part, or are lost, as a seed decides."""
 
 from collections import Counter
 from collections.abc import Hashable, Sequence
@@ -46,7 +46,7 @@ class FakeTiers(Tiers):
         self.host: dict[bytes, Content] = {}
         self.disk: dict[bytes, Content] = {}
         self.store_of_all: dict[bytes, Content] = {}
-        self.in_store: set[bytes] = set()  # as far as a lookup has told
+        self.in_store: set[bytes] = set()  # as known from lookups
         self.waiting: dict[int, bytes] = {}
         self.pins: dict[Hashable, list[bytes]] = {}
         self.open: set[FakeTransfer] = set()
@@ -75,7 +75,7 @@ class FakeTiers(Tiers):
         return "disk" if name in self.disk else "store" if name in self.in_store else None
 
     def look_up(self, names: Sequence[bytes]) -> Transfer | None:
-        """What the store has is known to `place_of` when the lookup is done, a few steps later or too late."""
+        """Start a lookup. `place_of` knows the store's blocks when it is done, a few steps later or too late."""
         if self.draw.random() < 0.2:
             return None
         return self._begin(FakeLookup(self, names, None, self.draw.randint(1, 4)))
@@ -89,7 +89,7 @@ class FakeTiers(Tiers):
         return self._begin(FakeTransfer(self, hashes, None, self.draw.randint(1, 4)))
 
     def ask(self, source: BlockSource, names: Sequence[bytes]) -> FakeTransfer | None:
-        """What the source has is in `peers`."""
+        """Fetch blocks from a source, which has those in `peers`."""
         return self._begin(FakeTransfer(self, names, None, self.draw.randint(1, 4)))
 
     def begin_hand_over(self, hand_over: str) -> None:

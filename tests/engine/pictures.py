@@ -43,7 +43,7 @@ class VisionCheckpoint(NamedTuple):
     sizes: ImageSizes
 
     def prompt(self, token_ids: list[int], *files: bytes) -> tuple[list[int], tuple[PromptImage, ...]]:
-        """Lay out a prompt; -1 stands for each image."""
+        """Lay out a prompt; -1 marks each image."""
         placeholders = ImagePlaceholders.from_checkpoint(self.directory, TOKENS.get)
         assert placeholders is not None
         marker = MARKER if self.is_tiled else PLACEHOLDER

@@ -56,7 +56,7 @@ def write_quantized(
 
 
 def apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """With Llama 4's experts one by one: quantizers do not know its stacks, [experts, columns, rows], gates beside ups."""
+    """Separate Llama 4's experts: quantizers do not know its stacks, [experts, columns, rows], gates beside ups."""
     found: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         stem, _, part = name.rpartition(".")
@@ -100,7 +100,10 @@ def words(codes: Tensor, order: tuple[int, ...] = tuple(range(8))) -> Tensor:
 def rounded(
     weight: Tensor, group: int, symmetric: bool, g_idx: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """weight [rows, columns] -> codes 0 to 15, scales and zeros [rows, groups], and the values that they stand for."""
+    """Round weight [rows, columns].
+
+    Returns codes 0 to 15, scales and zeros [rows, groups], and the values that they represent.
+    """
     columns = weight.shape[1]
     g_idx = torch.arange(columns) // group if g_idx is None else g_idx
     groups = columns // group

@@ -41,7 +41,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 class Written(NamedTuple):
     base: Path
     model: PreTrainedModel
-    adapters: dict[Path | None, PreTrainedModel]  # None: the base itself
+    adapters: dict[Path | None, PreTrainedModel]  # None is the base itself
 
 
 @pytest.fixture(scope="module")

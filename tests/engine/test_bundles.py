@@ -1,4 +1,4 @@
-"""Bundles as files: what is written is read back, everybody's safetensors understands it, and every damage is noticed."""
+"""Bundles as files: they are read back as written, other safetensors readers understand them, and every damage is noticed."""
 
 import json
 import math
@@ -69,7 +69,7 @@ def test_a_bundle_is_read_back_and_is_an_ordinary_safetensors_file(tmp_path: Pat
 
 
 def test_a_device_gets_each_tensor_from_the_file_through_its_buffers(tmp_path: Path) -> None:
-    """As on CUDA, where nothing can be used in place."""
+    """CUDA loads this way, as it can use nothing in place."""
     bundle = lay_out(IDENTITY, FACTS, WANTED)
     written = write(tmp_path / "a", bundle)
     device = LateDevice()

@@ -1,4 +1,4 @@
-"""Classes of texts and pairs against `transformers`, along the paths of the scheduler, and what is refused."""
+"""Classes of texts and pairs compared with `transformers`, along the paths of the scheduler, and refusals."""
 
 import json
 from pathlib import Path

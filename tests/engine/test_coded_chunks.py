@@ -1,4 +1,4 @@
-"""What `pack --lossless` writes: a third less of trained weights, the same to the bit, on every way out of it; damage is named by its chunk."""
+"""Files of `pack --lossless`: a third smaller for trained weights, and bit-exact on every way to read them; damage is named by its chunk."""
 
 import hashlib
 from pathlib import Path

@@ -1,5 +1,8 @@
-"""An injector over the tiers of the KV cache: whatever is damaged, lost or late in one of them, answers are those of an engine without tiers, and
-each damage is counted by its tier and logged. Without a tier's check the same damage changes an answer, so that these tests can fail."""
+"""An injector of faults into the tiers of the KV cache: anything in them may be damaged, lost or late.
+
+Answers are those of an engine without tiers, and each damage is counted by its tier and logged. Without a tier's check the same damage changes an
+answer, so these tests can fail.
+"""
 
 import logging
 import shutil
@@ -185,7 +188,7 @@ def swap_records(records: Records, _: Random) -> None:
 
 def flip_record_headers(records: Records, draw: Random) -> None:
     for start in records.starts:
-        flip(records.bytes, start + draw.randrange(52))  # all but what is unused
+        flip(records.bytes, start + draw.randrange(52))  # all bytes except the unused ones
 
 
 def tear_records(records: Records, _: Random) -> None:

@@ -1,5 +1,8 @@
-"""Decode steps recorded as programs of a CPU's C library: to the bit what the same operations compute one after another, whatever happens to the
-sequences in between; models that cannot be recorded go on as before and say so once."""
+"""Decode steps recorded as programs of a CPU's C library.
+
+They compute the same bits as single operations, whatever happens to the sequences in between; models that cannot be recorded run without, and log
+that once.
+"""
 
 import gc
 import logging
@@ -70,7 +73,7 @@ class Answers(NamedTuple):
 
 
 def requests(count: int, max_tokens: int = 40) -> list[Submit]:
-    """Of different lengths, so that the batch shrinks; every one's whole distributions are reported."""
+    """Return requests of different lengths, so that the batch shrinks; all their whole distributions are reported."""
     return [full(str(i), random_prompt(3 + 7 * i, seed=i), max_tokens=max_tokens - 6 * i) for i in range(count)]
 
 
@@ -170,7 +173,7 @@ def test_steps_that_check_drafts_are_recorded_and_compute_the_bits_of_decoding(
 
 
 def test_a_token_among_drafts_has_the_logits_that_decoding_gives_it(checkpoint: Path) -> None:
-    """To the bit."""
+    """The logits are equal to the bit."""
     runner, prompt = runner_of(load_engine(checkpoint)), random_prompt(30, seed=1)
     runner.forward(scratch_step(prompt[:21], 0, runner.layout.block_size)[0])
     sequence = Sequence("", prompt[:22], SamplingParams(max_tokens=9), b"", num_computed_tokens=21)

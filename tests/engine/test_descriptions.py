@@ -1,4 +1,4 @@
-"""What a `config.json` leaves out, or has that no model can be."""
+"""Fields that are missing in a `config.json`, and values that no model can have."""
 
 import json
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Drafters with weights: what they compute, what they keep in the model's blocks, and which are refused at the door."""
+"""Drafters with weights: their results, their state in the model's blocks, and refusals when loading."""
 
 import json
 import shutil
@@ -105,7 +105,7 @@ def test_a_draft_model_may_have_other_windows_and_heads_than_the_model(tmp_path:
 
 
 def test_a_head_guesses_what_its_published_arithmetic_says() -> None:
-    """Against plain torch, over whole sequences: a prompt's last token, and guesses behind it by the head's own hidden states."""
+    """Compared with plain torch, over whole sequences: a prompt's last token, and guesses after it from the head's own hidden states."""
     prompt, num_guesses = random_prompt(21, seed=2, vocab=2000), 4
     engine = load_engine(HERE, dtype="float32", kv_tokens=512, speculate=f"eagle3:{EAGLE3}")
     asked: list[list[int]] = []

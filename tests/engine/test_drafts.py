@@ -1,4 +1,4 @@
-"""Drafts that a step checks: guesses change how many steps it takes, and nothing that is told."""
+"""Drafts that a step verifies: guesses change the number of steps, and no output."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -156,7 +156,7 @@ def test_an_abort_while_drafts_are_checked_tells_no_token_after(depth: int) -> N
 
 
 def test_what_is_not_finite_behind_a_refused_draft_ends_its_sequence_and_poisons_no_block() -> None:
-    """Nothing of it would be chosen, and yet it lies in a block that the next holder's attention reads and masks."""
+    """None of it would be chosen, and yet it is in a block that the next holder's attention reads and masks."""
     answer = expected_tokens(PROMPT, 2)
     engine, runner = fake_engine(speculation=Exact(2, 0))
     runner.bad_prompts.add((*PROMPT, answer[0], (answer[1] + 1) % 1000))

@@ -1,4 +1,4 @@
-"""What families read from config.json and tensors: older keys, and what is refused with its name."""
+"""Families' reading of config.json and tensors: older keys, and refusals by name."""
 
 import json
 import re

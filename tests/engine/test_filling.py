@@ -92,7 +92,7 @@ def test_every_piece_reaches_its_place(
     jobs = [Job(name, (stored[name],), tensor) for name, tensor in into.items()]
     if device is not None:
         jobs = [job for job in jobs if job.into.dtype == torch.float32]
-        # A real device checks its numbers behind the copies, on the device; here nothing is there yet.
+        # A real device checks its numbers after the copies, on the device; here there are none yet.
         monkeypatch.setattr(filling, "is_finite", lambda values: True)
     worked: list[int] = []
     fill([*jobs, Job("u", (stored["u"],), turned, transposed)], [lambda: worked.append(1)], copier=device)

@@ -1,4 +1,4 @@
-"""A block that was handed out behind its holder's back ends that holder, before a step reads or writes it, and nobody else."""
+"""A block that is handed out while it is held ends its holder, before a step reads or writes it, and no other sequence."""
 
 from array import array
 

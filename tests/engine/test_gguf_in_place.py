@@ -1,5 +1,4 @@
-"""GGUF files whose blocks are multiplied where they lie: the answers of the numbers that they stand for, little memory beside the file, and a move
-that nobody notices."""
+"""GGUF files whose blocks are multiplied in place: the answers of their values, little memory beside the file, and a silent move."""
 
 import sys
 from functools import partial

@@ -1,4 +1,4 @@
-"""One host computes prompts and another one answers: tokens are one host's, whatever sequences ask for and whatever becomes of the blocks (I9)."""
+"""One host computes prompts and another one answers: tokens are one host's, for all requests and any fate of the blocks (I9)."""
 
 import itertools
 import re
@@ -53,7 +53,7 @@ def dense(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Pair:
-    """A host that computes prompts, and one that decodes, with tiers of their own."""
+    """A prefill host and a decode host, with separate tiers."""
 
     def __init__(self, model: Path, place: Path, depth: int = 1, **limits: Any) -> None:
         self.model = model

@@ -1,4 +1,4 @@
-"""Models that serve from their checkpoint's own pages: the same numbers, refusals as before, and a move into memory that nobody notices."""
+"""Models that serve from their checkpoint's own pages: the same numbers, the same refusals, and a silent move into memory."""
 
 import errno
 import json
@@ -75,7 +75,7 @@ def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
 
     monkeypatch.setattr(BundleWriter, "write", write_later)
     yield event
-    event.set()  # a test that failed holds up nobody else's
+    event.set()  # a failed test must not delay other tests
 
 
 @pytest.fixture
@@ -85,7 +85,7 @@ def directory(tmp_path: Path) -> Path:
 
 
 def copied(directory: Path, memory: KvMemory, monkeypatch: pytest.MonkeyPatch, dtype: Any = "auto") -> list[Heard]:
-    """What the model answers from memory of its own."""
+    """Return the model's answers from allocated memory."""
     with monkeypatch.context() as patch:
         patch.setattr(weight_load, "IN_PLACE_FROM_BYTES", 1 << 40)
         loaded = load(directory, None, memory, dtype)
@@ -94,7 +94,10 @@ def copied(directory: Path, memory: KvMemory, monkeypatch: pytest.MonkeyPatch, d
 
 
 def answers(loaded: LoadedModel, close: bool = False) -> list[Heard]:
-    """Computed anew each time: `salt` keeps them from what is cached. The second prompt has more rows than the C library multiplies in bf16."""
+    """Compute answers anew each time: `salt` keeps them from cached blocks.
+
+    The second prompt has more rows than the C library multiplies in bf16.
+    """
     salt = os.urandom(8)
     try:
         return [
@@ -107,7 +110,7 @@ def answers(loaded: LoadedModel, close: bool = False) -> list[Heard]:
 
 
 def assert_same(found: list[Heard], expected: list[Heard], by_torch: bool = False) -> None:
-    """To the bit where the C library computes; torch adds up in an order that depends on where a matrix lies."""
+    """Compare to the bit if the C library computes; torch adds up in an order that depends on a matrix's address."""
     for mine, theirs in zip(found, expected, strict=True):
         assert mine.token_ids == theirs.token_ids
         if library.loaded is not None and not by_torch:
@@ -464,7 +467,7 @@ def test_a_bundle_whose_place_is_given_away_is_not_finished(
     caplog.set_level(logging.INFO)
     expected = copied(directory, memory, monkeypatch)
     loaded = load(directory, kept_at, memory)
-    # With its size: a file that is gone before it is locked is begun again.
+    # With its size: a file that is gone before it is locked is started again.
     while not (partials := [path for path in kept_at.parent.iterdir() if path.stat().st_size]):
         pass
     for path in partials:

@@ -1,4 +1,4 @@
-"""Four-bit weights as their quantizers write them, and what becomes of them."""
+"""Four-bit weights as their quantizers write them, and their form after loading."""
 
 from typing import NamedTuple
 

@@ -1,4 +1,4 @@
-"""Invariants I3, I4, I8 and I9: what was asked decides the tokens; batch, chunks, caches, preemption and resumption do not."""
+"""Invariants I3, I4, I8 and I9: the request decides the tokens; batch, chunks, caches, preemption and resumption do not."""
 
 from pathlib import Path
 from typing import Any

@@ -40,7 +40,7 @@ def random_layer(heads: int, query_rank: int | None) -> LatentAttention:
 
 
 def by_formula(layer: LatentAttention, x: torch.Tensor, table: RotaryTable) -> torch.Tensor:
-    """Keys and values of every head, made of the latent vectors and kept by nobody."""
+    """Compute keys and values of every head from the latent vectors, without keeping them."""
     x, scale = x.double(), layer.shape.scale
 
     def times(linear: Linear, x: torch.Tensor) -> torch.Tensor:

@@ -1,5 +1,7 @@
-"""A kind of layer that the engine does not have is a table of parts in one file: this one. Its layers keep something of their own of each token,
-beside attention or without, and answer alike whatever happens to a sequence."""
+"""A kind of layer that the engine does not have is a table of parts in one file: this one.
+
+Its layers keep a state of each token, beside attention or without, and answer alike on every path of a sequence.
+"""
 
 import json
 from collections.abc import Mapping
@@ -167,7 +169,7 @@ def _logits(weights: dict[str, torch.Tensor], ids: list[int]) -> torch.Tensor:
 
 @pytest.mark.parametrize("checkpoint", [SHIFTS], indirect=True)
 def test_hidden_states_behind_named_layers_can_be_had(checkpoint: Path) -> None:
-    """Of a whole pass, which they do not change, and of one in pieces."""
+    """The states are those of a whole pass, which stays unchanged, and of one in pieces."""
     seen: list[tuple[torch.Tensor, list[torch.Tensor]]] = []
     engine = load_engine(checkpoint)
     runner = engine.runner

@@ -81,7 +81,7 @@ def test_positions_behind_200_000_tokens_agree(tmp_path: Path, name: str) -> Non
 
 
 def _reference(model: Any, token_ids: list[int]) -> torch.Tensor:
-    """Return the distribution behind the tokens, which follow as many as stand before them here."""
+    """Return the distribution after the tokens, which follow as many earlier ones as here."""
     sizes = model.config
     cache = DynamicCache(config=sizes)
     widths = (sizes.kv_lora_rank, sizes.qk_rope_head_dim) if hasattr(sizes, "kv_lora_rank") else None

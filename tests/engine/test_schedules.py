@@ -45,7 +45,7 @@ class Shape(NamedTuple):
     drafts: int | None = None  # the seed of a drafter
     tick_s: float = 0.0  # by which every look turns the clock
     max_decode_delay_s: float = math.inf
-    copies: int = 1  # ranks with as many blocks, and sequences of their own
+    copies: int = 1  # ranks with as many blocks, and separate sequences
     has_states: bool = False  # of a further group of layers
 
 
@@ -149,7 +149,7 @@ def play(engine: Engine, plan: list[Arrival]) -> dict[str, Heard]:
                     engine.submit(as_submit(name, arrival))
             if arrival.abort_after is not None and arrival.step + arrival.abort_after == step:
                 held = engine.scheduler.pool.num_held
-                engine.sequences.abort(str(i))  # the first of them: the others go on
+                engine.sequences.abort(str(i))  # the first of them: the others continue
                 assert engine.scheduler.pool.num_held <= held
         if engine.has_work:
             engine.step()

@@ -67,7 +67,7 @@ KEPT = pytest.mark.parametrize("keeps_packed", [True, False])
 
 
 class Shared:
-    """Matrices in one format, in a directory; what is asked for is loaded whole and for every rank."""
+    """Matrices in one format, in a directory, which are loaded whole and for every rank."""
 
     def __init__(self, directory: Path, kind: str, keeps_packed: bool = False) -> None:
         self._directory, self._keeps_packed = directory, keeps_packed

@@ -54,7 +54,7 @@ class Shape(NamedTuple):
     depth: int = 1
     drafts: int | None = None  # the seed of a drafter
     windows: tuple[Windows, Windows] = ((None,), (None,))
-    copies: int = 1  # ranks with as many slabs, and sequences of their own
+    copies: int = 1  # ranks with as many slabs, and separate sequences
 
 
 class Reserve(NamedTuple):
@@ -64,7 +64,7 @@ class Reserve(NamedTuple):
 
 
 class Accident(NamedTuple):
-    """Of a model at a step: a block is handed out though a sequence holds it, a generation is damaged, or a step fails."""
+    """An accident of a model at a step: a block is handed out though a sequence holds it, a generation is damaged, or a step fails."""
 
     step: int
     model: int
@@ -224,7 +224,7 @@ class Play:
                 assert engine.scheduler.pool.num_held <= held
 
     def _reserve(self, step: int) -> None:
-        """A third model comes with blocks of its own, writes all over them, and goes."""
+        """Add a third model with separate blocks, write all over them, and remove it."""
         if self.reserve is None:
             return
         allocator = self.arena.slabs
@@ -267,7 +267,7 @@ class Play:
             self.may_fail |= {s.sequence_id for s in engine.scheduler.running if block in blocks_of(s)}
 
     def _handed_out_twice(self, engine: Engine, n: int) -> None:
-        """Somebody's mistake: a held block was on the list of free ones, and somebody else has taken it."""
+        """Simulate an error: a held block was on the list of free ones, and another sequence has taken it."""
         pool = engine.scheduler.pool
         held = sorted({block for sequence in engine.scheduler.running for block in blocks_of(sequence)})
         if held:

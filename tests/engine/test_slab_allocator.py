@@ -1,4 +1,4 @@
-"""Who gets which slab, shown on numbers alone: order of borrowing, fair shares, claims, reservations."""
+"""The owners of slabs, shown on numbers alone: order of borrowing, fair shares, claims, reservations."""
 
 from dataclasses import dataclass, field
 from threading import Thread
@@ -301,7 +301,7 @@ def bytes_of(grid: SlabGrid, block: int) -> range:
 
 
 def test_the_hosts_oldest_sequence_is_preempted_for_nobody() -> None:
-    """Where a younger one's blocks, still being filled from a tier, are all that could be left."""
+    """A younger one's blocks, still being filled from a tier, would be all that is left."""
     _, (a, b) = lend(4, "a", "b")
     a.run(0, 2)
     for _ in range(4):

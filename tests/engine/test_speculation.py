@@ -1,6 +1,6 @@
-"""Features times drafters: whatever a sequence asks for and whatever becomes of it, its tokens are those without drafts (I9).
+"""Features times drafters: for all options and interruptions of a sequence, its tokens are those without drafts (I9).
 
-The embedded model computes in fp32, where a token among drafts has the very logits that decoding gives it.
+The embedded model computes in fp32, in which a token among drafts has the very logits that decoding gives it.
 """
 
 import functools
@@ -390,7 +390,7 @@ def is_tie(batch: list[Submit], name: str, token_ids: list[int]) -> bool:
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("drafters", [*LOOKUPS, *WITH_WEIGHTS])
 def test_ten_thousand_random_requests_are_answered_with_the_same_tokens(drafters: str) -> None:
-    """But for a handful of ties."""
+    """A handful of ties may differ."""
     draw, num_ties = random.Random(drafters), 0
     plain, engine = ember(kv_tokens=8192), ember(drafters, kv_tokens=8192, max_num_seqs=16)
     for seed in range(1000, 1105):

@@ -1,5 +1,7 @@
-"""Random schedules over tiny pools with tiers behind them that are late, forgetful and lossy: every sequence ends with the right tokens, and
-nothing is left behind (I1, I2, I3, I6, I9)."""
+"""Random schedules over tiny pools with tiers that are late, forgetful and lossy.
+
+Every sequence ends with the right tokens, and no resource leaks (I1, I2, I3, I6, I9).
+"""
 
 from collections.abc import Hashable
 from collections.abc import Sequence as SequenceOf
@@ -261,7 +263,7 @@ def test_others_go_on_while_blocks_are_on_their_way() -> None:
 
 
 class Tiers(FakeTiers):
-    """All that was stored is on the host; what is fetched comes when it is said."""
+    """Tiers that have all stored blocks on the host; fetched ones come when a test permits it."""
 
     class Draws(Random):
         def random(self) -> float:

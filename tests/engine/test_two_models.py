@@ -40,7 +40,7 @@ def requests(model: str, number: int, prompt_length: int, max_tokens: int) -> li
 
 
 def expected(checkpoint: Path, submits: list[Submit]) -> dict[str, list[int]]:
-    """What each request yields on an engine that has room for all."""
+    """Return each request's tokens from an engine that has room for all."""
     heard = drain(load_engine(checkpoint, kv_tokens=16_000), submits)
     return {name: h.token_ids for name, h in heard.items()}
 

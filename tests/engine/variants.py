@@ -1,7 +1,7 @@
-"""The variants of kernels that a model's dry run names, those that real steps launch, and what makes these wait for their device.
+"""The kernels' variants in a model's dry run and in real steps, and the causes of waits for the device.
 
-Steps are made by the product's own runner from the product's own chunks, without a GPU. Run as a module: what is imported here compiles, where the
-tests' process interprets.
+Steps are made by the product's own runner from the product's own chunks, without a GPU. Run as a module: imports compile here, while the tests'
+process interprets.
 
     PILOTLIGHT_TRITON=1 python -m tests.engine.variants [--compile]      prints one JSON object, a row for each model
 """
@@ -75,7 +75,7 @@ GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128}
 
 
 def matrices(config: dict[str, Any]) -> dict[str, tuple[int, int]]:
-    """Those of a layer that a quantizer packs: of a model with experts these."""
+    """Return the matrices of a layer that a quantizer packs: with experts, only those."""
     hidden, inner, head = config["hidden_size"], config["intermediate_size"], config["head_dim"]
     if experts := config.get("n_routed_experts"):
         inner = config["moe_intermediate_size"]

@@ -1,4 +1,4 @@
-"""A real site in a process of its own that serves every function of examples/functions, with the embedded model."""
+"""A real site in a separate process that serves every function of examples/functions, with the embedded model."""
 
 import subprocess
 import sys

@@ -92,7 +92,7 @@ def make_served(process_tier: None, tmp_path: Path) -> ServedMaker:
 
 @functools.cache
 def working_oci_runtime() -> str | None:
-    """That makes containers on this machine, as it was tried."""
+    """Return an OCI runtime that can start containers on this machine, by trying."""
 
     async def works(command: str) -> bool:
         try:

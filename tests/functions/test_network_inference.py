@@ -27,7 +27,7 @@ CHUNKS = [b'data: {"response":"a"}\n\n', b'data: {"resp', b'onse":"b"}\n\ndata: 
 
 
 class Router:
-    """What a router that relays to another site says."""
+    """A router that relays to another site."""
 
     def __init__(self) -> None:
         self.seen: list[tuple[web.Request, bytes]] = []

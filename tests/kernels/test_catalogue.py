@@ -1,7 +1,7 @@
-"""Every operation of the catalogue in every form, against its formula in fp64, with memory that nobody has written poisoned.
+"""Every operation of the catalogue in every form, compared with its formula in fp64, with unwritten memory poisoned.
 
-The Triton forms run under Triton's interpreter where there is no GPU. It is left without bf16: the interpreter of Triton 3.6 to 3.9 holds bf16 as
-bit patterns and computes wrongly with them, without an exception.
+The Triton forms run under Triton's interpreter where there is no GPU. It is left without bf16: the interpreter of Triton 3.6 to 3.9 holds bf16 as bit
+patterns and computes wrongly with them, without an exception.
 """
 
 from importlib.util import find_spec
@@ -36,7 +36,7 @@ INTERPRETED = [
 
 @pytest.fixture(autouse=True)
 def _poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a form does not write is NaN, or a number that nothing gives."""
+    """Fill memory that a form does not write with NaN, or a number that no formula gives."""
     for owner, name in ((torch, "empty"), (torch, "empty_like"), (torch, "empty_strided"), (torch.Tensor, "new_empty")):
         monkeypatch.setattr(owner, name, _poisoning(getattr(owner, name)))
 

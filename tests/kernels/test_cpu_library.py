@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.process, pytest.mark.cpu_only]
 
 @pytest.fixture(autouse=True)
 def arithmetic() -> None:
-    """These tests say themselves what computes."""
+    """Let these tests choose the arithmetic themselves."""
 
 
 @pytest.fixture
@@ -196,7 +196,7 @@ def _flipped(content: bytearray) -> bytearray:
 def test_a_damaged_library_is_never_opened_and_built_again(
     spoil: Callable[[bytearray], bytearray], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """To call it would be the end of the process."""
+    """Calling it would end the process."""
     path = build_library()
     whole = path.read_bytes()
     path.write_bytes(spoil(bytearray(whole)))
@@ -256,7 +256,7 @@ def test_each_kind_of_cpu_has_a_library_of_its_own(monkeypatch: pytest.MonkeyPat
     built = {None: build_library()}
     for kind in build.KINDS[:-1]:
         monkeypatch.setenv(build.SWITCH, kind)
-        with suppress(BuildError):  # on a machine that cannot stand in for it
+        with suppress(BuildError):  # on a machine that cannot replace it
             built[kind] = build_library()
     assert len(set(built.values())) == len(built)
 

@@ -48,7 +48,7 @@ def threads(request: pytest.FixtureRequest) -> Iterator[int]:
     torch.set_num_threads(before)
 
 
-# Which has threads of its own: once is enough.
+# It has separate threads: once is enough.
 in_another_process = pytest.mark.parametrize("threads", [1], indirect=True)
 
 

@@ -1,4 +1,4 @@
-"""Paged attention against attention written out over each sequence's own keys and values: what is not in the catalogue."""
+"""Paged attention compared with plain attention over each sequence's own keys and values: cases that are not in the catalogue."""
 
 import pytest
 import torch

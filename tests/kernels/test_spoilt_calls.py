@@ -1,8 +1,8 @@
-"""Every tensor of every operation of the catalogue spoilt in every way, one at a time: the call is refused by name, or what it gives is what its
-formula gives for the spoilt arguments. Nothing else, no other exception and no crash.
+"""Every tensor of every operation of the catalogue spoilt in every way, one at a time.
 
-An index beyond the end lies on the device: what only that can tell is refused in debug mode. A GPU is asked in that mode alone, since such an index
-ends its process's use of it, or spoils what others wrote.
+The call is refused by name, or gives the result of its formula for the spoilt arguments; there is no other exception and no crash. Indices beyond the
+end are known only on the device: they are refused in debug mode. A GPU is tested in that mode alone, since such an index ends its process's use of
+it, or damages other memory.
 """
 
 import re
@@ -80,10 +80,10 @@ INDICES = {
     "entries.rows", "entries.token_ids",
 }  # fmt: skip
 
-# What no one can tell from a call that was meant so.
+# Calls that cannot be distinguished from intended ones.
 UNKNOWABLE = {
     ("sample", "logits", "longer in 1"),  # a larger vocabulary, of which top-k leaves out the last entry
-    # How many escapes there are stands in another tensor's last number.
+    # The number of escapes is the last number of another tensor.
     *[
         (name, "weight.escapes", "shorter in 0")
         for name in (
@@ -203,14 +203,14 @@ def ordinary(operation: Operation) -> Iterator[Arguments]:
 def outcome(
     operation: Operation, arguments: Arguments, meant: Arguments, monkeypatch: pytest.MonkeyPatch
 ) -> str | None:
-    """What is wrong with what a call does, if anything; `meant`: what its formula is given."""
+    """Return what is wrong with the outcome of a call, if anything. `meant`: the arguments of its formula."""
     try:
         results = operation.results(operation.function, arguments)
     except ArgumentError as error:
         is_known = (
             error.operation.removesuffix("_") != operation.name or re.split(r"\W", error.argument)[0] in arguments
         )
-        return None if is_known else f"refused by the name of what is no argument: {error}"
+        return None if is_known else f"refused by a name that is not an argument: {error}"
     except (IndexError, RuntimeError) as error:
         if "out of bounds" not in str(error) and "out of range" not in str(error):
             return f"{type(error).__name__}: {error}"

@@ -1,4 +1,4 @@
-"""Tables of measured choices: written and read, looked up, and made with a clock that is told what to say."""
+"""Tables of measured choices: written and read, looked up, and made with a scripted clock."""
 
 import logging
 from collections.abc import Callable, Iterator, Sequence

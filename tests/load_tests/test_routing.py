@@ -1,4 +1,4 @@
-"""The routing record: what was simulated is kept and not repeated, tables are drawn from the record alone."""
+"""The routing record: simulated results are kept and not repeated, tables are made from the record alone."""
 
 import json
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""The page on a network that is only told of: hostile texts, many sites, a feed that goes away."""
+"""The page on a fake network: hostile texts, many sites, a feed that goes away."""
 
 import asyncio
 import json

@@ -96,7 +96,7 @@ async def site(make_site: SiteMaker) -> AsyncIterator[Site]:
 
 @pytest.fixture
 def make_server(process_tier: None, model_directory: Path) -> SiteMaker:
-    """The same behind a real server on a port of its own."""
+    """Make a site with a real server on a free port."""
 
     @asynccontextmanager
     async def make(

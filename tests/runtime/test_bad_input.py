@@ -38,7 +38,7 @@ def tools(*parameters: Any) -> dict[str, Any]:
     }
 
 
-# What is wrong with a body by itself: tests/dialects/body/test_bodies.py.
+# Errors within a body are tested in tests/dialects/body/test_bodies.py.
 BAD_CHATS: list[tuple[dict[str, Any], int, str, str | None]] = [
     ({**HELLO, "model": "nope"}, 404, "model_not_found", "model"),
     (user([3]), 400, "invalid_request", "messages[0].content"),

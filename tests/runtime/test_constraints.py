@@ -1,4 +1,4 @@
-"""What an answer must be reaches the engine in one form, whichever of the world's parameters said it."""
+"""Constraints of an answer reach the engine in one form, whichever API's parameters set them."""
 
 import json
 from typing import Any
@@ -79,7 +79,7 @@ async def test_calls_that_must_or_may_be_made_are_a_grammar(
 
 @pytest.mark.parametrize("is_wrapped", [True, False])
 async def test_of_tools_that_the_prompt_lists_only_the_allowed_ones_can_be_called(site: Site, is_wrapped: bool) -> None:
-    """As each of OpenAI's two dialects writes it."""
+    """Each of OpenAI's two dialects writes it in its way."""
     functions = [{"name": name, "parameters": SCHEMA} for name in "fgh"]
 
     def wrapped(function: dict[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A dead host's sequences go on with the next host as if nothing had happened, or end with an error (I1, I3, I6, I8)."""
+"""A dead host's sequences continue at the next host as if nothing had happened, or end with an error (I1, I3, I6, I8)."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
@@ -22,10 +22,10 @@ TEXT = "The pilot light burns."
 
 
 class Mortal:
-    """Launches hosts that continue `text` wherever a sequence stands; host i dies, if `dies_at` says so, after that many tokens of each."""
+    """A launcher of hosts that continue `text` from any position; host i dies after `dies_at[i]` tokens of each sequence, if set."""
 
     def __init__(self, *dies_at: int | None, text: str = TEXT, how: str = "die") -> None:
-        """`how`: "die" of those that somebody kills, "crash" of those that end by themselves."""
+        """Prepare hosts. `how`: "die" for those that are killed, "crash" for those that end by themselves."""
         self.dies_at = dies_at
         self.how = how
         self.token_ids = (*ids(text), EOS)

@@ -35,7 +35,7 @@ async def test_all_choices_of_a_request_are_where_its_prompt_is(even: Pair) -> N
     assert sorted(len(engine.submits) for engine in even.engines) == [0, 4]
 
 
-LONG = "the pilot light of a gas stove burns small and blue until somebody wants warm water " * 3
+LONG = "the pilot light of a gas stove burns small and blue until somebody wants warm water " * 3  # data
 
 
 def turn(text: str, answer: str | None = None) -> dict[str, Any]:

@@ -127,7 +127,7 @@ async def test_a_packed_model_comes_whole_and_is_not_asked_for_again(server: Ser
     assert sorted(seen) == seen
     asked = server.asked
     assert await directory_of(source) == local_directory(source) == there
-    assert server.asked == asked, "what is pinned and here needs no server"
+    assert server.asked == asked, "a pinned file that is here needs no server"
 
 
 async def test_a_server_without_ranges_sends_files_whole(server: Server) -> None:
@@ -145,7 +145,7 @@ async def test_what_breaks_off_or_is_wrong_is_asked_for_again(server: Server, fa
 
 @pytest.mark.parametrize("knows_ranges", [True, False])
 async def test_an_interrupted_fetch_goes_on_where_it_was(server: Server, here: Path, knows_ranges: bool) -> None:
-    """The task is cancelled in the middle, as a killed process would leave it; a chunk of what it left is damaged besides."""
+    """The task is cancelled in the middle, as a killed process would leave it; a chunk of its file is damaged besides."""
     source = server.source(listed(server.folder))
     server.fault = lambda name, nth: (
         "hang" if sum(1 for one, _ in server.sent if one == "weights.bundle") >= 3 else None
@@ -258,7 +258,7 @@ async def test_without_its_server_the_last_version_serves_on(server: Server, mon
     server.fault = lambda name, nth: "503"
     asked = server.asked
     assert await directory_of(server.url) == there
-    assert server.asked == asked + 1, "who has something to serve does not insist"
+    assert server.asked == asked + 1, "a site with something to serve does not insist"
     shutil.rmtree(there)
     with pytest.raises(SourceError, match="cannot be fetched: the server answers 503"):
         await directory_of(server.url)

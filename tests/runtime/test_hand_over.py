@@ -1,4 +1,4 @@
-"""Prompts between hosts that compute them and hosts that answer: who computes what, when that pays, and what becomes of it when one of them goes."""
+"""Prompts between prefill and decode hosts: their placement, its condition, and recovery when one of them is lost."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -23,7 +23,7 @@ from tests.runtime.two_devices import CHAT, Pair, fast, make_pair
 __all__ = ["fast", "make_pair"]
 
 HOSTS = {"devices": None, "hosts": [{"device": "cpu", "role": "prefill"}, {"device": "cpu", "role": "decode"}]}
-LONG = "the pilot light of a gas stove burns small and blue until somebody wants warm water " * 3
+LONG = "the pilot light of a gas stove burns small and blue until somebody wants warm water " * 3  # data
 
 
 @pytest.fixture
@@ -98,7 +98,7 @@ async def test_a_long_prompt_is_computed_elsewhere_where_it_would_hold_up_others
             answer = await call(pair.site.app, CHAT, turn(LONG))
             assert answer.status == 200
             usage = answer.json["usage"]
-            assert usage["prompt_tokens_details"]["cached_tokens"] == 32, "what nobody had to compute for it"
+            assert usage["prompt_tokens_details"]["cached_tokens"] == 32, "the tokens that were not computed again"
             (leg,), asked = prefill.submits, decode.submits[-1]
             assert leg.hands_over
             assert leg.sampling.max_tokens == 1

@@ -1,4 +1,4 @@
-"""What an answer hands out is taken back: each dialect's answers, cut anywhere, as the history of a next request."""
+"""A site accepts its own answers: those of each dialect, cut anywhere, as the history of the next request."""
 
 import json
 import os

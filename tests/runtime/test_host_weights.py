@@ -76,7 +76,7 @@ def test_weights_outlive_sleep_the_engine_host_and_a_killed_runtime(file: Path, 
             assert statuses(client)["a"]["residency"] == "host"
         site.popen.kill()
         site.popen.wait()
-        assert len(list(directory.glob("*.weights"))) == 2, "nobody was left to remove them"
+        assert len(list(directory.glob("*.weights"))) == 2, "no process was left to remove them"
         site = Process(file, tmp_path / "log2")
         with httpx.Client(base_url=site.url) as client:
             assert "adopted" in site.log.read_text()

@@ -1,4 +1,4 @@
-"""Where a site's KV tiers lie: they outlive its engine hosts, and nothing of them outlives the site but what was meant to."""
+"""The places of a site's KV tiers: they survive its engine hosts, and only the intended files survive the site."""
 
 import logging
 import os
@@ -16,7 +16,7 @@ from tests.checkpoints import write_llama, write_tokenizer
 from tests.runtime.test_real_engine import Process
 from tests.waiting import until
 
-PROMPT = "the pilot light of a gas stove burns small and blue until somebody wants warm water " * 2
+PROMPT = "the pilot light of a gas stove burns small and blue until somebody wants warm water " * 2  # data
 ASK = {"model": "tiny", "prompt": PROMPT, "max_tokens": 3, "temperature": 0, "ignore_eos": True}
 
 
@@ -72,7 +72,7 @@ def test_what_a_killed_site_left_is_taken_over_by_its_next_life_and_removed_by_a
 
 
 def lose_lock(place: TierDirectory) -> None:
-    """As the system does for a process that is killed."""
+    """Release the lock, as the system does for a killed process."""
     assert place._lock is not None
     os.close(place._lock)
     place._lock = None
@@ -145,7 +145,7 @@ def test_blocks_outlive_the_engine_and_go_with_the_site(tmp_path: Path) -> None:
             assert metric(client, "pilotlight_kv_disk_tier_hits_total") >= 32
         process.popen.kill()
         process.popen.wait()
-        assert directory.exists(), "nobody was left to remove it"
+        assert directory.exists(), "no process was left to remove it"
         until(lambda: removed(directory))
     finally:
         if process.popen.poll() is None:

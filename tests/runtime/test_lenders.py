@@ -35,7 +35,7 @@ pytestmark = pytest.mark.process
 
 
 class Network:
-    """A site that lends, behind a real server, and one that borrows, which has two streams open."""
+    """A site that lends, with a real server, and one that borrows, which has two streams open."""
 
     def __init__(self, lender: Site, borrower: Site) -> None:
         self.lender, self.borrower = lender, borrower
@@ -102,7 +102,9 @@ async def test_a_prompt_is_computed_at_the_other_site(network: Network) -> None:
     assert here.fetch_from.within_s == pytest.approx(PATIENCE_S + PATIENCE * predicted_s, rel=0.01)
     assert there.salt == here.salt, "a tenant's, at both"
     assert here.prompt_token_ids[: len(there.prompt_token_ids)] == there.prompt_token_ids
-    assert answer.json["usage"]["prompt_tokens_details"]["cached_tokens"] == 16, "what nobody had to compute for it"
+    assert answer.json["usage"]["prompt_tokens_details"]["cached_tokens"] == 16, (
+        "the tokens that were not computed again"
+    )
     text = (await call(network.borrower.app, "/metrics")).body.decode()
     assert 'pilotlight_prompts_placed_total{model_name="tiny",where="borrowed"} 1.0' in text
     assert 'pilotlight_lender_borrowed_total{lender="ams1"} 1.0' in text
@@ -152,7 +154,9 @@ async def test_a_site_that_declines_is_done_without(network: Network) -> None:
 
     network.known._look = blind  # type: ignore[method-assign]
     await eventually(lambda: looks)  # a look that was under way has ended
-    network.lender.app.site.models.assignments.num_open = lambda replica: 1  # something of its own has just come
+    network.lender.app.site.models.assignments.num_open = lambda replica: (
+        1
+    )  # a request of the lender's clients has just come
     answer = await network.ask(turn(LONG))
     assert answer.status == 200
     assert answer.headers["x-pilotlight-route"].startswith("prompt=here; here=")
@@ -264,7 +268,7 @@ async def test_an_answer_that_has_begun_on_a_kept_connection_is_not_asked_for_ag
             await lender._look()
         assert site.num_asked == 2
         await lender._look()
-        await lender._look()  # the connection had been closed: nothing says that anybody has read the request
+        await lender._look()  # the connection had been closed: the request may not have been read
         assert site.num_asked == 5
 
 

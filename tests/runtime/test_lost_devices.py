@@ -80,7 +80,7 @@ async def test_a_lost_spare_copy_is_not_missed(even: Pair) -> None:
 
 
 async def test_a_device_whose_hosts_do_not_live_is_done_without(make_site: SiteMaker) -> None:
-    """The model was to wake there, and nobody asks for it: it wakes on the other device."""
+    """The model was going to wake there, and gets no request: it wakes on the other device."""
     broken, sound = FakeLauncher(), FakeLauncher()
     broken.failures = [OSError("no more processes")] * 100
     async with make_site(launcher=broken, further=[sound], engine=TWO, wait=False) as site:

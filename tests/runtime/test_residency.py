@@ -1,4 +1,4 @@
-"""The policies of residency, over a clock and candidates that are given: who sleeps, when, and what is expected."""
+"""The policies of residency, with a given clock and candidates: which sleep, when, and which are expected."""
 
 import random
 

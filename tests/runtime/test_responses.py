@@ -1,4 +1,4 @@
-"""OpenAI's Responses at a site: whole and streamed, tools, reasoning, forms, what is kept between requests, and what is made in the background."""
+"""OpenAI's Responses at a site: whole and streamed, tools, reasoning, forms, stored ones and background ones."""
 
 import asyncio
 import json
@@ -385,7 +385,7 @@ async def test_a_response_that_cannot_be_kept_says_so_and_is_answered(without_ro
     assert (last["type"], last["response"]["store"]) == ("response.completed", False)
     refused = await call(site.app, PATH, {**HELLO, "background": True})
     assert (refused.status, refused.json["error"]["code"]) == (503, "overloaded")
-    assert (await call(site.app, f"{PATH}/{body['id']}")).status == 404, "its client was told that it is not kept"
+    assert (await call(site.app, f"{PATH}/{body['id']}")).status == 404, "its client learnt that it is not stored"
     assert (await call(site.app, f"{PATH}/resp_another")).status == 503
     await eventually(lambda: not site.engine.open)
 

@@ -11,7 +11,7 @@ QUEUED = ModelLoad(running=4, waiting_tokens=2000, prefill_tokens_per_s=1000.0, 
 
 
 def judge(heat: Heat, loads: list[ModelLoad], from_s: float, to_s: float) -> list[tuple[float, Verdict]]:
-    """Every half second; what was not "stay"."""
+    """Judge every half second; return the verdicts other than "stay"."""
     found = []
     for i in range(round((to_s - from_s) * 2) + 1):
         if (verdict := heat.judge(from_s + i / 2, loads, SEATS)) != "stay":
@@ -21,7 +21,7 @@ def judge(heat: Heat, loads: list[ModelLoad], from_s: float, to_s: float) -> lis
 
 def test_the_wait_is_of_the_prompts_ahead_at_the_measured_rate() -> None:
     assert wait_s(QUEUED, SEATS) == 2.0
-    assert wait_s(ModelLoad(waiting_tokens=2000), SEATS) == 0.0, "nobody has measured how fast it is"
+    assert wait_s(ModelLoad(waiting_tokens=2000), SEATS) == 0.0, "its speed has not been measured"
 
 
 def test_where_all_seats_are_taken_the_wait_is_also_for_answers_to_end() -> None:

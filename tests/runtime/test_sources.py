@@ -1,4 +1,4 @@
-"""Where a model's files are: never the network for a local name, one sentence for whatever is missing."""
+"""A model's files: never the network for a local name, one sentence for anything missing."""
 
 import json
 import os
@@ -124,7 +124,7 @@ async def test_a_downloading_process_that_dies_is_a_sentence(tmp_path: Path, mon
 @pytest.mark.process
 async def test_an_unreachable_hub_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]  # of nobody, a moment later
+        port = listener.getsockname()[1]  # free again a moment later
     monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{port}")
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     with pytest.raises(SourceError, match="not in the local cache and the hub cannot be reached"):

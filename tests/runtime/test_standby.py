@@ -99,7 +99,7 @@ async def test_a_stream_goes_on_with_the_standby(make_site: SiteMaker) -> None:
 
 async def test_a_standby_that_is_not_ready_is_not_taken(make_site: SiteMaker) -> None:
     gate = asyncio.Event()
-    gates = [None, gate]  # of the serving host, of the standby, and then of nobody
+    gates = [None, gate]  # for the serving host, for the standby, and for no further one
 
     def prepare(client: FakeEngineClient) -> None:
         client.hello_gate = gates.pop(0) if gates else None

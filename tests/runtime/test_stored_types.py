@@ -1,4 +1,4 @@
-"""A model that is not computed in the type that it is stored in says so: once in the log, and in the list of models."""
+"""A model that is computed in another type than it is stored in is reported: once in the log, and in the list of models."""
 
 import logging
 from typing import Any

@@ -1,4 +1,4 @@
-"""What a request may say of its chat template, and of tokens: variables, an open last message, token ids, usage in every chunk."""
+"""Options of a request for its chat template and its tokens: variables, an open last message, token ids, usage in every chunk."""
 
 from pathlib import Path
 from typing import Any

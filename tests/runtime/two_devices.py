@@ -60,12 +60,12 @@ class Pair:
 
     @property
     def loaded(self) -> list[list[str]]:
-        """By device, what its engine has."""
+        """Return, by device, the models of its engine."""
         return [sorted(engine.loaded) for engine in self.engines]
 
     @property
     def awake(self) -> list[list[str]]:
-        """By device, what its engine has and the site knows to be awake: that is a moment later."""
+        """Return, by device, the models of its engine that the site knows to be awake: that is a moment later."""
         return [
             sorted(name for name in engine.loaded if self.replicas(name)[index].is_awake)
             for index, engine in enumerate(self.engines)

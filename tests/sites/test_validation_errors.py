@@ -123,8 +123,8 @@ def test_a_file_has_mistakes_if_and_only_if_it_is_refused(file: tuple[type[Table
     assert bool(found) is not is_taken(table, values)
     assert len(set(found)) == len(found)
     for sentence in found:
-        assert "Expected" not in sentence, "msgspec's own words reach nobody"
-        assert "must be a string, not '" not in sentence, "a value of the right type is told its bounds"
+        assert "Expected" not in sentence, "msgspec's own words are not shown"
+        assert "must be a string, not '" not in sentence, "a value of the right type gets its bounds"
 
 
 @pytest.mark.long

@@ -1,4 +1,4 @@
-"""What is on the disk before a name leads to it, as the calls to the kernel show."""
+"""The content of the disk before a name refers to it, as the calls to the kernel show."""
 
 import os
 from pathlib import Path

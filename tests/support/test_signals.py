@@ -1,4 +1,4 @@
-"""Which signals end a process in order, and which do not."""
+"""Signals that end a process in order, and those that do not."""
 
 import os
 import signal

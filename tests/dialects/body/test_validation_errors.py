@@ -1,4 +1,4 @@
-"""What is wrong with a body is said in the words of the API, and whatever is sent is either taken or refused with such words."""
+"""Errors of a body use the words of its API; every body is either accepted or refused with such words."""
 
 import subprocess
 import sys

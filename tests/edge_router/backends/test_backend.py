@@ -1,4 +1,4 @@
-"""A site's state, round trip and what was sent there since it last spoke: all by rules, with a clock that only tests move."""
+"""A site's state, round trip and the requests sent since its last status: all by rules, with a clock that only tests move."""
 
 import asyncio
 from collections import Counter
@@ -372,7 +372,7 @@ def test_a_site_status_without_aliases_is_still_read() -> None:
 def test_a_site_that_declines_corrects_what_is_known_of_its_queue_and_of_what_was_sent_before() -> None:
     clock = Clock()
     backend = Discovery(network({"ams1": "http://127.0.0.1:1"}), clock).backends["ams1"]
-    backend.declined("ember", 700, clock())  # nothing was known of it: nothing is to be corrected
+    backend.declined("ember", 700, clock())  # nothing was known of it: there is nothing to correct
     assert backend.view().status is None
     backend.answered(site_status("ams1", models=(model_status(), model_status("other", queued_tokens=5))), clock())
     with backend.inflight(100) as earlier:
@@ -389,7 +389,7 @@ def test_a_site_that_declines_corrects_what_is_known_of_its_queue_and_of_what_wa
 
 
 def test_a_decline_does_not_make_what_is_known_of_a_site_older() -> None:
-    """Its request may have been sent long before: a body of many images takes seconds, and probes go on meanwhile."""
+    """Its request may have been sent long before: a body of many images takes seconds, and probes continue meanwhile."""
     clock = Clock()
     backend = Discovery(network({"ams1": "http://127.0.0.1:1"}), clock).backends["ams1"]
     backend.answered(site_status("ams1", 1), clock())

@@ -1,4 +1,4 @@
-"""Sites are held to what they led a router to expect."""
+"""Sites are held to the times that they let a router expect."""
 
 import asyncio
 
@@ -113,7 +113,7 @@ def test_an_answer_in_one_piece_and_an_overtaken_request_say_nothing_of_the_queu
     with site.inflight(800, expected_ms=100.0), site.inflight(700), site.inflight(600, expected_ms=100.0) as third:
         assert site.view().unanswered_tokens == 600
         clock.advance(30.0)
-        third.answering()  # the first hangs by itself: what came behind it is answered
+        third.answering()  # the first hangs by itself: a later request is answered
         assert (site.view().unanswered_tokens, site.view().lateness_ms) == (0, 0.0)
 
 

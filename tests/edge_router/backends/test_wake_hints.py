@@ -1,4 +1,4 @@
-"""A site where the wanted model sleeps is told so: rarely, signed, and without anybody waiting for it."""
+"""A site where the wanted model sleeps gets a hint: rarely, signed, and without delaying a request."""
 
 import asyncio
 import hashlib

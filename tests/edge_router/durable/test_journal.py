@@ -1,4 +1,4 @@
-"""Durable streams that outlive their router: whoever has the folder of journals goes on, one router at a time, and each token is counted once."""
+"""Durable streams that survive their router: another with the folder of journals continues, one at a time, and each token counts once."""
 
 import asyncio
 import errno
@@ -209,7 +209,7 @@ def test_what_a_full_disk_has_taken_of_an_entry_is_taken_back(tmp_path: Path, mo
     again = whole_file(tmp_path / "j")
     assert again.read() == [ASKED, StreamEnded()]
     again.begin_behind()
-    assert again.read() == [], "what was written here is known here"
+    assert again.read() == [], "its own records are not read again"
     again.remove()
     assert not (tmp_path / "j").exists()
 
@@ -480,7 +480,7 @@ async def test_a_stream_that_could_not_be_taken_over_is_left_to_the_next_that_as
     assert found is not None
     await asyncio.get_running_loop().run_in_executor(cast("Journals", streams.journals)._thread, lambda: None)
     await found.read()
-    assert found.is_ours, "nobody else has it locked"
+    assert found.is_ours, "it has the lock"
     found.release()
     other.close()
     await streams.close()
@@ -563,7 +563,7 @@ async def test_kill_9_of_a_router_costs_its_durable_streams_nothing(tmp_path: Pa
                 elsewhere = Router(other, None, http, None, None)  # type: ignore[arg-type]
                 one.send_signal(signal.SIGSTOP)
                 reading = asyncio.create_task(read_again(elsewhere, name, ids[-1]))
-                await asyncio.sleep(0.3)  # three looks at the journal of a router that may yet go on
+                await asyncio.sleep(0.3)  # three looks at the journal of a router that may still continue
                 assert (len(fakes[0].seen), reading.done()) == (1, False)
                 one.kill()
                 await one.wait()

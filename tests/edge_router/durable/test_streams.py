@@ -262,7 +262,7 @@ def test_a_body_that_only_speaks_of_it_is_left_as_it_is(body: bytes) -> None:
 
 
 class Reader:
-    """A client that is told of a stream."""
+    """A client that follows a stream."""
 
     def __init__(self) -> None:
         self.status, self.headers, self.body, self.is_over = 0, dict[str, str](), b"", False
@@ -494,7 +494,7 @@ async def test_a_journal_has_each_token_once_with_the_events_that_brought_it() -
     assert isinstance(kept.entries[-1], JournalEvents)
     kept.is_ours = False
     num_entries = len(kept.entries)
-    await recording.refuse(ApiError("aborted", "it may go on elsewhere"))
+    await recording.refuse(ApiError("aborted", "it may continue elsewhere"))
     assert len(kept.entries) == num_entries
     assert recording.events.last is not None
     assert recording.events.last.event_id is None

@@ -1,4 +1,4 @@
-"""What reaches the client of a stream that is lost at any byte, and of a site that sends what no site should."""
+"""The bytes for a client of a stream that is lost at any byte, and of a site that sends invalid events."""
 
 from dataclasses import dataclass
 
@@ -34,7 +34,7 @@ from pilotlight.wire.sse import DONE, HEARTBEAT, Event, EventDecoder, encode_eve
 
 @dataclass(frozen=True)
 class Piece:
-    """What a site writes at once: some tokens of one choice, as some events."""
+    """One write of a site: some tokens of one choice, as some events."""
 
     choice: int
     num_tokens: int
@@ -66,7 +66,7 @@ def said(events: list[Event]) -> list[bytes]:
 
 
 def relayed(log: DeliveryLog, stream: bytes, chunk: int | None = None) -> tuple[bytes, list[RelayEvent]]:
-    """What the client is told of a site's stream, fed in pieces of that size, and what else follows from it."""
+    """Return the bytes for the client of a site's stream, fed in pieces of `chunk` bytes, and all other events."""
     relay, client, others = StreamRelay(log, is_resumable=True), b"", list[RelayEvent]()
     step = chunk or max(1, len(stream))
     for start in range(0, len(stream), step):

@@ -1,4 +1,4 @@
-"""One look over all that is waited for: who is looked at, how often, and what a standstill of this process means to them."""
+"""One timer for all waits: which are looked at, how often, and the effect of a pause of this process."""
 
 import asyncio
 import time

@@ -1,4 +1,4 @@
-"""What requests were promised and what came of them: which count, against whom, over which time, and beyond a router's end."""
+"""Objectives of requests and their outcomes: which requests count, for which account, over which time, also across a router's restart."""
 
 import asyncio
 import sqlite3

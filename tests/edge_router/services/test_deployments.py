@@ -57,7 +57,7 @@ def shares(deployment: Deployment) -> list[tuple[int, float]]:
 
 def test_shares_follow_rollouts_and_rollbacks() -> None:
     first = with_version(Deployment("f", 0), version(1), 10)
-    assert (first.revision, shares(first)) == (1, [(1, 100.0)])  # there is nobody else to have the rest
+    assert (first.revision, shares(first)) == (1, [(1, 100.0)])  # there is no other version to have the rest
     second = with_version(first, version(2), 10)
     assert shares(second) == [(2, 10), (1, 90)]
     more = with_version(second, version(2), 60)
@@ -95,7 +95,7 @@ def test_a_client_keeps_its_version_and_a_share_is_kept() -> None:
         deployment = Deployment("f", 1, (version(1), version(2)), (Share(2, percent), Share(1, 100 - percent)))
         new = {key for key in keys if (chosen := deployment.chosen(key)) is not None and chosen.number == 2}
         assert abs(len(new) / 40 - percent) < 2.5
-        assert before <= new  # nobody goes back while the share grows
+        assert before <= new  # no client goes back while the share grows
         before = new
 
 
@@ -106,13 +106,13 @@ def test_who_is_early_for_one_function_is_not_early_for_all() -> None:
 
 
 class FakeSite:
-    """A site that says what it is told to about versions it should try."""
+    """A site that answers as scripted about versions it should try."""
 
     def __init__(self) -> None:
         self.tried: list[dict[str, Any]] = []
         self.heads: list[Mapping[str, str]] = []
         self.answer: dict[str, Any] = {"healthy": True}
-        self.told: asyncio.Queue[dict[str, Any]] = asyncio.Queue()  # what it is to serve
+        self.told: asyncio.Queue[dict[str, Any]] = asyncio.Queue()  # deployments that it serves
         self.serves = asyncio.Event()
         self.serves.set()
         self.serving: dict[str, Any] = {"healthy": True}
@@ -336,7 +336,7 @@ async def test_a_function_that_keeps_data_runs_at_one_site_and_so_does_who_calls
         assert await deploy("notes", keeps_data=True, home="iad1") == ("iad1", ["iad1"])
         assert await homes() == {"front": "iad1", "outer": "iad1", "notes": "iad1"}
         told = [[site.told.get_nowait()["name"] for _ in range(3)] for site in (fake, second)]
-        assert told == 2 * [["front", "outer", "notes"]], "who does not serve it sends on who asks"
+        assert told == 2 * [["front", "outer", "notes"]], "a site that does not serve it redirects callers"
         assert (fake.published.functions, second.published.functions) == (
             {"front", "outer"},
             {"front", "outer", "notes"},
@@ -432,7 +432,7 @@ async def test_a_site_whose_clock_is_wrong_takes_deployments(fake: FakeSite, tmp
     path, its_time_s = f"{PATH}/bundles/{digest_of(data := bundle(tmp_path))}", time.time() + ahead_s
     signed = {REQUEST_ID: "id", HOP: sign_hop("secret", its_time_s, Hop("GET", path, "id", FOR_ROUTERS))}
     await put(app, data)
-    assert (await call(app, path, **signed)).status == 403, "a clock that no site has told"
+    assert (await call(app, path, **signed)).status == 403, "a clock that no site has sent"
     clocks.is_told("ams1", its_time_s)
     assert (await deployed(app, data, 0)).status == 201
     hop = Hop("POST", TRY_PATH, fake.heads[0][REQUEST_ID], "ams1")

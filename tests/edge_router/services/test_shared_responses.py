@@ -60,7 +60,7 @@ def response(name: str, *, tenant: str = "t", size: int = 10, status: str = "com
 
 
 async def begun(store: ResponseStore, name: str) -> KeptResponse:
-    """Begin one that is made until somebody ends it."""
+    """Start a response that runs until it is ended."""
     made = response(name, status="in_progress")
     await store.begin(made)
 
@@ -266,7 +266,7 @@ async def test_after_its_days_a_response_is_gone(server: Postgres) -> None:
 
 
 async def test_routers_that_write_at_once_lose_nothing_of_conversations(server: Postgres) -> None:
-    """Deletions of what others go on from meanwhile, and all of it under a limit that makes room."""
+    """They delete responses that others continue meanwhile, all under a limit that evicts."""
     async with opened(server) as a, opened(server) as b:
         for i in range(20):
             assert await a.keep(response(f"first{i}"))
@@ -298,7 +298,7 @@ async def test_a_database_that_is_away_costs_what_ends_meanwhile_and_nobody_wait
                 with pytest.raises(ApiError) as refused:
                     await a.begin(response("refused", status="queued"))
                 assert (refused.value.word, refused.value.retry_after_s) == ("overloaded", 5)
-                assert "pilotlight-pg" not in refused.value.message, "clients are told of no host"
+                assert "pilotlight-pg" not in refused.value.message, "clients see no host name"
                 assert "cannot be read or written right now: their database" in refused.value.message
                 with pytest.raises(ApiError):
                     await b.after(response("made", status="in_progress"), 0)
@@ -308,7 +308,7 @@ async def test_a_database_that_is_away_costs_what_ends_meanwhile_and_nobody_wait
             assert len(errors) == 2, "once for each router, not for each that fails"
             ending = asyncio.create_task(a.end(made, response("made").fields, b"data: 0\n\n"))
             await asyncio.wait({ending})
-            assert made.fields["status"] == "completed", "who reads it here is told"
+            assert made.fields["status"] == "completed", "a reader here gets it"
         finally:
             await asyncio.to_thread(mend)
         for store in (a, b):
@@ -372,7 +372,7 @@ async def test_an_idle_database_that_was_restarted_costs_nothing(server: Postgre
 
 
 async def test_what_was_refused_and_is_there_all_the_same_is_dropped(server: Postgres) -> None:
-    """As where the answer to its beginning was lost: nobody knows its name."""
+    """This happens if the answer to its start was lost: its name is unknown."""
     async with opened(server) as a:
         refused, made = response("refused", status="queued"), await begun(a, "made")
         assert await a.keep(refused)
@@ -638,7 +638,7 @@ async def test_what_was_told_to_be_kept_is_kept_whichever_is_killed_under_load(
 
 
 async def forever(asking: Callable[..., Any], client: Client, number: int) -> None:
-    """Ask again where what it goes on from cannot be read."""
+    """Repeat a request whose previous response cannot be read."""
     while True:
         with suppress(AssertionError):
             await asking(client, number)

@@ -1,4 +1,7 @@
-"""Who holds a slot, who waits for one, and what is kept in host memory: nobody waits for ever, nobody's adapter is taken away."""
+"""Adapter slots: holders, waiting requests, and copies in host memory.
+
+No request waits for ever, and no adapter in use is evicted.
+"""
 
 import threading
 import time
@@ -124,7 +127,7 @@ def test_nobody_waits_for_ever_behind_newcomers_of_a_popular_adapter() -> None:
     awaited = read(asked(residency, "b")[1])
     assert not awaited.is_done
     late, late_awaited = asked(residency, "a")
-    assert late_awaited is not None, "who comes later waits behind"
+    assert late_awaited is not None, "a later request waits longer"
     assert not late_awaited.is_done
     residency.release(held.pop())
     assert awaited.is_done

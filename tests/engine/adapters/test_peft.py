@@ -1,4 +1,4 @@
-"""What an adapter's files say is read as PEFT reads it, and whatever is no plain low-rank adapter is refused by name."""
+"""An adapter's files are read as PEFT reads them; any that is not a plain low-rank adapter is refused by name."""
 
 import json
 import math

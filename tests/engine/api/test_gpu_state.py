@@ -1,4 +1,4 @@
-"""What NVML tells of a GPU at work, by a driver that is no more than these tests' own."""
+"""A GPU's state from NVML, with a driver that consists of these tests."""
 
 from types import SimpleNamespace
 from typing import Any

@@ -1,4 +1,4 @@
-"""What a host notes of its steps is read after its death, whole or not at all."""
+"""A host's records of its steps are read after its death, whole or not at all."""
 
 import os
 import signal

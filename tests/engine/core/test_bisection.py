@@ -1,4 +1,4 @@
-"""A step that fails is tried again by halves: the sequence that cannot be computed ends alone, and nobody else loses a token."""
+"""A failed step is tried again by halves: only the sequence that cannot be computed ends, and no other loses a token."""
 
 import random
 
@@ -204,7 +204,7 @@ def test_the_results_of_one_sequence_that_cannot_be_published_end_it_alone(monke
 
     def fail_one(chunk: object, *rest: object) -> None:
         if chunk.sequence.sequence_id == "1":  # type: ignore[attr-defined]
-            raise KeyError("a token nobody thought of")
+            raise KeyError("a token that is not in the table")
         publish(chunk, *rest)  # type: ignore[arg-type]
 
     monkeypatch.setattr(engine._publisher, "_publish", fail_one)

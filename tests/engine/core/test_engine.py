@@ -1,4 +1,4 @@
-"""What an engine promises about ends, refusals, failures and blocks, over a runner without a model."""
+"""An engine's guarantees about ends, refusals, failures and blocks, with a runner without a model."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Steps under way over a runner that only notes what it is asked: which rows choose, whose tokens they become, and what is fed to the next step."""
+"""Steps in flight with a runner that only records its calls: which rows sample, whose tokens they become, and the next step's input."""
 
 import time
 from array import array

@@ -1,4 +1,4 @@
-"""How many drafts are worth their rows, against trying every number."""
+"""The number of drafts that is worth its rows, compared with trying every number."""
 
 import math
 

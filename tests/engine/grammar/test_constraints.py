@@ -1,4 +1,4 @@
-"""Grammars: what follows one is a document of it, whoever chooses; what cannot be enforced is refused by name."""
+"""Grammars: any text that follows one is a document of it; a grammar that cannot be enforced is refused by name."""
 
 import json
 import random
@@ -170,7 +170,7 @@ def test_masks_behind_drafts_are_those_of_tokens_taken_one_by_one_and_nothing_is
 
 
 class SlowCompiler:
-    """Compiles grammars whose text is "slow..." when it is told to."""
+    """A compiler that holds grammars whose text is "slow..." until `may_end` is set."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.may_end = threading.Event()

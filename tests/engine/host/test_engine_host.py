@@ -1,4 +1,4 @@
-"""An engine host and its client: in the same process, and over a real socket in a process of its own."""
+"""An engine host and its client: in the same process, and over a real socket in a separate process."""
 
 import asyncio
 import contextlib
@@ -61,7 +61,10 @@ async def in_process() -> AsyncIterator[InProcessEngineClient]:
 
 @pytest.fixture
 async def client(in_process: InProcessEngineClient) -> EngineClient:
-    """In process: what asks for it is asked of a process of its own too, by one test, since such a one takes seconds to start."""
+    """Return a client in process.
+
+    One test sends the same requests to a separate process, which takes seconds to start.
+    """
     return in_process
 
 
@@ -279,7 +282,7 @@ async def test_a_step_that_fails_once_ends_no_request(
 
     def fail_third(self: ModelRunner, step: StepInput) -> object:
         if next(calls) == 3:
-            raise RuntimeError("an operation that nobody thought of")
+            raise RuntimeError("an operation that is unknown")
         return forward(self, step)
 
     monkeypatch.setattr(ModelRunner, "forward", fail_third)
@@ -292,7 +295,7 @@ async def test_a_step_that_fails_once_ends_no_request(
 
 @pytest.mark.parametrize(
     ("error", "failures"),  # requests that end before the host does; each fails once more alone
-    [("an operation that nobody thought of", 2), ("CUDA error: an illegal memory access was encountered", 0)],
+    [("an operation that is unknown", 2), ("CUDA error: an illegal memory access was encountered", 0)],
 )
 async def test_a_device_whose_every_step_fails_ends_its_host(
     error: str, failures: int, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
@@ -310,7 +313,7 @@ async def test_a_device_whose_every_step_fails_ends_its_host(
         raise RuntimeError(error)
 
     def touch(*_: object) -> None:
-        if touched > 2 * failures:  # whatever is asked of the device
+        if touched > 2 * failures:  # any operation of the device
             raise RuntimeError(error)
 
     monkeypatch.setattr(Engine, "on_idle", touch)
@@ -388,7 +391,7 @@ async def test_sigterm_is_a_death_with_a_reason_and_the_process_ends_cleanly(tmp
         await load(client, checkpoint)
         with pytest.raises(EngineError, match=r"shut down|went away"):
             await collect(client, submit("a", PROMPT, max_tokens=200), then=at_once(process.terminate))
-        assert client.death is not None, "whoever continues sequences of dead hosts continues this one, too"
+        assert client.death is not None, "the recovery of dead hosts' sequences continues this one, too"
         assert await asyncio.to_thread(process.wait, 10) == 0
         await client.close()
 
@@ -430,7 +433,7 @@ def test_a_host_whose_parent_died_before_it_looked_ends_at_once(tmp_path: Path) 
 
 @pytest.mark.process
 def test_a_host_that_ends_while_a_thread_is_inside_torch_is_not_aborted(tmp_path: Path) -> None:
-    """As its import is on a busy machine, long after a host that is not needed has been told to end."""
+    """Its import takes long on a busy machine, even after a host that is not needed has been asked to end."""
     with subprocess.Popen([sys.executable, "-c", ""]) as gone:
         pass
     script = (

@@ -1,4 +1,4 @@
-"""A host over TCP obeys the front end that has its keys, for as long as that holds its lease, and nobody else."""
+"""A host over TCP obeys only the front end that has its keys, while that holds its lease."""
 
 import asyncio
 import os
@@ -45,7 +45,7 @@ class FakeModel:
 
 
 class FakeLoader:
-    """Loads a model that is there at once, and goes on for ever."""
+    """A loader of a model that is there at once and never finishes."""
 
     def __init__(self) -> None:
         self.ready: HostReady | None = HostReady(VERSION)
@@ -239,7 +239,7 @@ async def test_a_second_front_end_waits_for_the_lease_of_the_first(host: Host, k
 
 
 async def greeted_in_the_end(address: str, keys: Keys) -> SocketEngineClient:
-    """Return a client that has the host, as soon as nobody else has."""
+    """Return a client that has the host, as soon as no other client has."""
     async with asyncio.timeout(60):
         while True:
             client = SocketEngineClient(address, keys, LEASE_S)
@@ -306,7 +306,7 @@ async def test_the_silence_of_a_front_end_counts_only_while_the_host_listens(mon
     now = [100.0]
     monkeypatch.setattr(socket_transport.time, "monotonic", lambda: now[0])
     front_end = socket_transport._FrontEnd(b"peer", lease_s=3.0)
-    now[0] += 3600  # this process was stopped, or computed a step; what was sent meanwhile has not been read yet
+    now[0] += 3600  # this process was stopped, or computed a step; messages sent meanwhile have not been read yet
     assert not front_end.is_silent()
     front_end.note_frame()
     looks = 0

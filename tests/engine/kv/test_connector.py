@@ -1,4 +1,4 @@
-"""Blocks that come from a tier late, in part or never: the sequence goes on with what it has, and nothing of a transfer is left behind."""
+"""Blocks that come from a tier late, in part or never: the sequence continues with those that came, and no transfer remains."""
 
 from random import Random
 
@@ -81,7 +81,7 @@ def test_those_behind_a_late_transfer_do_not_wait_for_one_each() -> None:
         engine.submit(submit(name, prompt, max_tokens=2))
     assert not engine.step()
     assert len(tiers.open) == 1
-    assert engine.load().waiting_tokens == 1 + 3, "the fetcher's last token, and one of each behind it"
+    assert engine.load().waiting_tokens == 1 + 3, "the fetcher's last token, and one of each later one"
     clock.now += TRANSFER_TIMEOUT_S
     heard = hear(engine, "abcd")
     assert {name: heard[name].token_ids for name in heard} == {n: expected_tokens(p, 2) for n, p in prompts.items()}

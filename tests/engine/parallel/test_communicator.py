@@ -1,4 +1,4 @@
-"""What ranks exchange, through Gloo itself, in threads of one process; and what they find each other by is nobody else's."""
+"""Exchanges of ranks through Gloo itself, in threads of one process; and the private names by which they find each other."""
 
 import socket
 from collections.abc import Callable
@@ -33,7 +33,7 @@ def test_the_ranks_store_listens_on_this_machine_alone() -> None:
 
 
 def linked(degrees: Parallelism, work: Callable[[RankLinks], Any]) -> list[Any]:
-    """Do the work on every rank, each in a thread of its own, and return what came of it, in their order."""
+    """Do the work on every rank, each in a separate thread, and return the results in the ranks' order."""
     store = HashStore()
 
     def run(rank: int) -> Any:
@@ -144,7 +144,7 @@ class Meeting:
 
 
 def test_two_stages_never_wait_for_each_other_in_a_circle() -> None:
-    """The first has begun the next step before it receives what the last one has made of this one."""
+    """The first has started the next step before it receives the last one's result of this one."""
     queues: dict[str, list[list[str]]] = {}
     first, last = (StagePipe(Meeting(queues, "forth", i), Meeting(queues, "back", i), i, 1, 2) for i in range(2))
     x = torch.empty(1)

@@ -168,7 +168,7 @@ def write(directory: Path, family: str, **changes: Any) -> None:
 
 
 def refused_with(family: str, host: HostConfig) -> str | None:
-    """Return the refusal of a family that cannot be divided so; None: it can."""
+    """Return the refusal of a family that cannot be divided so; None if it can."""
     if not host.expert_parallel:
         return None
     if family not in SPARSE:

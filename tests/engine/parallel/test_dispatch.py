@@ -1,4 +1,4 @@
-"""Ranks that have sequences of their own, and some of each layer's experts, compute what one rank does, whatever sequences ask for."""
+"""Ranks with separate sequences and some of each layer's experts compute the same as one rank, for all requests."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -291,7 +291,7 @@ def test_experts_move_between_ranks_while_they_serve_and_the_tokens_stay_the_sam
     with group_memory(host) as memory, Ranks(host, memory).loaded(tmp_path) as model:
         runner = model.engine.runner.own
         began = [layer.placement for layer in experts_of(runner.model)]
-        until = time.monotonic() + 60  # weights that are a file's own pages move to memory of their own first
+        until = time.monotonic() + 60  # weights that are a file's own pages are first copied to allocated memory
         while not runner.balancer.moved and time.monotonic() < until:
             assert_same(drain(model.engine, asked), expected)
         assert runner.balancer.moved > 0

@@ -1,4 +1,4 @@
-"""Hosts of one rank and of several hand over blocks to each other: behind the device a block is whole, however many ranks have computed it."""
+"""Hosts of one rank and of several hand over blocks to each other: outside the device a block is whole, however many ranks computed it."""
 
 from collections.abc import Iterator
 from pathlib import Path

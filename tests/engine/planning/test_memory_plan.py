@@ -1,4 +1,4 @@
-"""What a plan says of a model's memory is what a load takes: weights, rotary tables and blocks, of every family; and the published headrooms."""
+"""A plan's memory of a model equals that of a load: weights, rotary tables and blocks, of every family; and the published headrooms."""
 
 import subprocess
 import sys

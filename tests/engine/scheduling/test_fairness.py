@@ -54,7 +54,7 @@ def test_a_newcomer_waits_for_a_quantum_and_a_prompt_of_each_other_tenant(
     lengths = {tenant: deque(flood) for tenant, flood in zip(tenants, floods, strict=True)}
 
     def admit() -> bytes:
-        """Whoever floods has the next one in the queue before the last is admitted."""
+        """A flooding tenant has its next request in the queue before the last is admitted."""
         tenant = line.admit().tenant
         if tenant in lengths:
             line.add(tenant, lengths[tenant][0])
@@ -253,7 +253,7 @@ def test_a_long_prompt_holds_up_nobody_elses_short_one(salt: bytes, priority: in
     engine.step()
     engine.submit(Submit("short", "tiny", (1, 2, 3), SamplingParams(1), salt, priority=priority))
     ended: list[str] = []
-    for _ in range(2 + depth):  # one turn of the other tenant's may have begun
+    for _ in range(2 + depth):  # one turn of the other tenant's may have started
         engine.step()
         ended += [o.sequence_id for o in engine.sequences.take_outputs() if o.token_ids]
     assert ended == ["short"]

@@ -136,7 +136,7 @@ def test_two_sequences_share_a_prompt_where_whatever_its_blocks_depend_on_is_the
     leader, other = sequence(), sequence()
     assert other.shares_prompt_with(leader)
     assert not leader.shares_prompt_with(leader)
-    leader.token_ids.append(99)  # what it has answered is no part of it
+    leader.token_ids.append(99)  # its answered tokens are not part of it
     assert other.shares_prompt_with(leader)
     assert not sequence(5).shares_prompt_with(leader)
     assert not sequence(7).shares_prompt_with(leader)

@@ -1,4 +1,4 @@
-"""What a step consists of: how long prompts make others wait, by count of steps and by a clock that tokens turn."""
+"""The content of a step: how long prompts delay others, by count of steps and by a clock that tokens advance."""
 
 from itertools import pairwise
 

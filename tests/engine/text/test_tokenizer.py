@@ -66,7 +66,7 @@ BACKENDS = {"byte-level": TRAINED, "sentencepiece": PIECES}
 def test_text_survives_the_round_trip(kind: str, text: str) -> None:
     tokenizer = OURS[kind]
     if kind == "sentencepiece":
-        text = text.replace("▁", "")  # its own sign for a space: the format cannot tell the two apart
+        text = text.replace("▁", "")  # its own sign for a space: the format does not distinguish the two
     assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
@@ -232,7 +232,7 @@ FORGING = [
     ],
 )
 def test_whatever_a_template_does_to_a_special_token_that_somebody_wrote_it_is_text(source: str) -> None:
-    """In keys as in values: schemas of tools often come from third parties."""
+    """Keys count as well as values: schemas of tools often come from third parties."""
     tokenizer = Tokenizer.from_json(byte_tokenizer().to_str(), {})
     messages, tools = tokenizer.shield((FORGING, [SCHEMA]))
     template = ChatTemplate({"default": f"<|im_start|>{source}<|im_end|>"}, {})

@@ -187,7 +187,7 @@ pack_directory(Path(sys.argv[1]), Path(sys.argv[2]), "auto", Killed())
 
 @pytest.fixture(scope="module")
 def half_packed(process_tier: None, checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What a process leaves that is killed when half of the checkpoint is packed."""
+    """Return the folder of a process that was killed when half of the checkpoint was packed."""
     out = tmp_path_factory.mktemp("half")
     done = subprocess.run([sys.executable, "-c", KILLED, str(checkpoint), str(out)], cwd=ROOT, check=False)
     assert done.returncode == -signal.SIGKILL

@@ -138,7 +138,7 @@ def test_inputs_that_say_nothing_of_each_other_give_the_nearest_codes() -> None:
 def test_a_text_calibrates_what_is_rounded(tmp_path: Path) -> None:
     write_checkpoint(tmp_path / "model", config(LlamaConfig, **SIZES))
     write_tokenizer(tmp_path / "model")
-    text = "the pilot light of a gas stove burns small and blue until somebody wants a hot meal " * 40
+    text = "the pilot light of a gas stove burns small and blue until somebody wants a hot meal " * 40  # data
     seen: list[tuple[int, int]] = []
     names = {f"model.layers.{i}.{part}_proj" for i in range(3) for part in PROJECTIONS}
     sums = observe(tmp_path / "model", text, names, lambda done, total: seen.append((done, total)))

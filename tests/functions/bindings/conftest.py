@@ -55,7 +55,10 @@ Wire = Callable[..., Awaitable[Wired]]
 
 @pytest.fixture
 async def wire(tmp_path: Path) -> AsyncIterator[Wire]:
-    """Opens declarations (kind, name, options); state lies in tmp_path, so a second call finds what the first left."""
+    """Open declarations (kind, name, options).
+
+    Their state is in tmp_path, so a second call finds that of the first.
+    """
     async with AsyncExitStack() as scopes:
 
         async def make(*declarations: tuple[str, str, dict[str, Any]], **given: Any) -> Wired:

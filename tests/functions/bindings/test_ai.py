@@ -1,4 +1,4 @@
-"""AI against a running site with a fake engine: shapes, streams, errors, waiting, batches, and who leaves."""
+"""AI with a running site and a fake engine: shapes, streams, errors, waiting, batches, and callers that leave."""
 
 import asyncio
 import json
@@ -400,7 +400,7 @@ async def test_what_is_not_offered_beside_run_says_so(ai: AI) -> None:
 
 
 class Counting:
-    """What counts a function's calls, and what it was told."""
+    """A counter of a function's calls, which records its arguments."""
 
     def __init__(self) -> None:
         self.begun: list[Any] = []

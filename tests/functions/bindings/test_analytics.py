@@ -1,4 +1,4 @@
-"""Analytics Engine: data points as rows, written behind the function's back."""
+"""Analytics Engine: data points as rows, written in the background."""
 
 import sqlite3
 from contextlib import suppress

@@ -1,4 +1,4 @@
-"""What bindings take as the platform's take it, and what they refuse by a sentence about it."""
+"""Arguments that bindings accept as the platform's do, and those they refuse by a sentence."""
 
 from datetime import date
 from typing import Any

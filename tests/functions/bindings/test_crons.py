@@ -39,7 +39,7 @@ QUICK = crons.Timings(look_s=0.005, pause_after_error_s=0.005)
 
 
 async def looked(clock: Clock, times: int = 6) -> None:
-    """Wait until the triggers have read the clock so many times more: what is due by it has been claimed."""
+    """Wait until the triggers have read the clock so many times more: due runs have been claimed."""
     before = clock.num_reads
     await eventually(lambda: clock.num_reads >= before + times)
 

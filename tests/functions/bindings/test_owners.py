@@ -1,4 +1,4 @@
-"""What a function may name that is another's: nothing, unless the site file shares it."""
+"""Another function's resources that a function may name: none, unless the site file shares them."""
 
 from pathlib import Path
 

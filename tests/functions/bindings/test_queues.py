@@ -1,4 +1,4 @@
-"""Queues against their file: what is sent is delivered, again where it failed, and after kill -9."""
+"""Queues and their file: a sent message is delivered, again if it failed, and after kill -9."""
 
 import asyncio
 import gc
@@ -57,7 +57,7 @@ def queue_of(wired: Any, tmp_path: Path, name: str = "jobs") -> Queue:
 
 
 async def empty(queue: Queue) -> None:
-    """What was delivered is settled a moment later."""
+    """Wait until the queue is empty: delivered messages are settled a moment later."""
     async with asyncio.timeout(60):
         while await queue.depth():
             await asyncio.sleep(0.01)
@@ -385,7 +385,7 @@ asyncio.run(main())
 
 
 def killed(path: Path) -> tuple[set[int], set[int]]:
-    """What a process had sent and got when it was killed."""
+    """Return the numbers that a process had sent and received when it was killed."""
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     process = subprocess.Popen([sys.executable, "-c", KILLED, str(path)], stdout=subprocess.PIPE, text=True, env=env)
     assert process.stdout is not None

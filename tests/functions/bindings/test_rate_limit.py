@@ -1,4 +1,4 @@
-"""Rate limits: what is let through in any period, whoever asks."""
+"""Rate limits: the calls that pass in any period, from all callers."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Calls from code that cannot await: the other side is in a thread of its own, and this one's event loop stands still."""
+"""Calls from code that cannot await: the other side is in a separate thread, and this one's event loop stands still."""
 
 import asyncio
 import socket
@@ -86,7 +86,7 @@ async def test_a_call_brings_its_value_back_however_large_it_is(size: int) -> No
         channel = await opened(ours, [])
         for _ in range(2):
             assert channel.call_now("STORE", "echo", value=b"x" * size) == b"x" * size
-        assert await channel.call("STORE", "echo", value=7) == 7, "and the loop goes on as before"
+        assert await channel.call("STORE", "echo", value=7) == 7, "and the loop continues as before"
         await closed(channel)
 
 

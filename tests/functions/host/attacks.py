@@ -1,5 +1,7 @@
-"""A hostile function: what it may try, one method for each attempt, called by the request's path. test_isolation.py runs all of them at each tier and
-makes docs/isolation.md of what happens. An attempt that comes to its end was not stopped."""
+"""A hostile function: one method for each attempt, called by the request's path.
+
+test_isolation.py runs all of them at each tier and makes docs/isolation.md of the results. An attempt that comes to its end was not stopped.
+"""
 
 import _socket
 import asyncio

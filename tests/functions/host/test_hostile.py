@@ -1,4 +1,4 @@
-"""Hostile functions beside a well-behaved one, at each tier: what is stopped, what the author is told, and that the neighbour notices nothing."""
+"""Hostile functions beside a well-behaved one, at each tier: attacks that are stopped, the author's log lines, an undisturbed neighbour."""
 
 import asyncio
 import contextlib
@@ -50,7 +50,7 @@ async def sites(process_tier: None, tmp_path_factory: pytest.TempPathFactory) ->
 
 @asynccontextmanager
 async def beside_a_good_one(served: Served, source: str, **limits: Any) -> AsyncIterator[Served]:
-    """Inside, the neighbour is asked all the time; none of its requests may fail."""
+    """Yield the site; meanwhile the neighbour gets constant requests, none of which may fail."""
     served.add(source, "bad", limits=limits)
     asked = 0
 
@@ -348,7 +348,7 @@ return Response(str(made))
 async def test_what_a_function_holds_in_sockets_and_pipes_is_bounded_by_its_descriptors_at_tier_2(
     sites: Sites,
 ) -> None:
-    """With the kernel's usual buffers of 208 KiB; a socket takes one piece beyond."""
+    """The kernel's usual buffers have 208 KiB; a socket takes one more piece."""
     source = hostile(
         """
 import socket

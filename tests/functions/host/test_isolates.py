@@ -1,4 +1,4 @@
-"""Functions in real isolates: what goes in, what comes out."""
+"""Functions in real isolates: requests and responses."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""What functions print: lines as they were printed, bounded, without what moves a cursor, and at a rate that holds up nobody."""
+"""Functions' output: lines as printed, bounded, without cursor control, and at a rate that delays no other function."""
 
 import asyncio
 import os

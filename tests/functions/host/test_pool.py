@@ -1,4 +1,4 @@
-"""Who waits for one of a function's isolates, and how that ends."""
+"""Requests that wait for one of a function's isolates, and the end of their wait."""
 
 import asyncio
 import socket

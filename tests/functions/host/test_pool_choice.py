@@ -1,4 +1,4 @@
-"""Which isolate a request is given, and when another one is started for it."""
+"""The isolate that a request is given, and when another one is started for it."""
 
 import asyncio
 from pathlib import Path
@@ -40,7 +40,7 @@ class Pool:
         return self.new
 
     async def wait(self) -> None:
-        """Until somebody has ended."""
+        """Wait until a request has ended."""
         self.num_waits += 1
         for each in self.pool.isolates.usable:
             each.work.load -= 1

@@ -111,11 +111,11 @@ class Site:
         self.kv = KVNamespace.open(declared, state, services)
 
     def reload(self, version: int) -> None:
-        """As the site file's functions and `pilotlight dev` are replaced: by the same name."""
+        """Replace a version under the same name, as the site file's functions and `pilotlight dev` do."""
         self.served.add(SOURCE.replace("VERSION = 0", f"VERSION = {version}"), manifest=MANIFEST)
 
     def deploy(self, version: int) -> None:
-        """As deployed versions are: each has a pool, one is live, and the one before goes."""
+        """Replace a version as a deployment does: each has a pool, one is live, and the previous one goes."""
         folder = self.state.parent / f"version {version}"
         folder.mkdir(exist_ok=True)
         (folder / "entry.py").write_text(SOURCE.replace("VERSION = 0", f"VERSION = {version}"))

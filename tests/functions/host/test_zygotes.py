@@ -1,4 +1,4 @@
-"""What code that a function's zygote has imported may do there, and what its reports are believed: packages of an author who means harm."""
+"""Limits of code that a function's zygote has imported, and checks of its reports: packages of a malicious author."""
 
 import asyncio
 import errno

@@ -107,7 +107,7 @@ def printed(site: Site) -> list[str]:
 
 
 async def closed(socket: ClientWebSocketResponse) -> tuple[int | None, str]:
-    """What the site says at the end."""
+    """Return the site's close code and reason."""
     message = await asyncio.wait_for(socket.receive(), 60)
     assert message.type in (WSMsgType.CLOSE, WSMsgType.CLOSED, WSMsgType.CLOSING), message
     return socket.close_code, message.extra or ""

@@ -50,7 +50,7 @@ Make = Callable[..., AbstractAsyncContextManager[Served]]
 
 @pytest.fixture
 def site(make_served: ServedMaker, tmp_path: Path) -> Make:
-    """Each is a site of its own over the same state: what a restart finds."""
+    """Return a maker of sites over the same state, which shows the effect of a restart."""
 
     @asynccontextmanager
     async def make(source: str, manifest: str = MANIFEST, **options: Any) -> AsyncIterator[Served]:
@@ -280,7 +280,7 @@ async def test_an_instance_that_broke_is_replaced_by_the_next_event(site: Make) 
         assert await ask(served, "/note?what=b") == ["loaded", "b"]
         assert "on purpose" in (await ask(served, "/aborts"))["error"]
         assert await ask(served, "/note?what=c") == ["loaded", "c"]
-        assert await ask(served, "/read_and_write") == 1  # what was not committed is undone
+        assert await ask(served, "/read_and_write") == 1  # uncommitted changes are undone
 
 
 async def test_what_a_constructor_wrote_before_it_failed_is_undone(site: Make) -> None:
@@ -390,9 +390,7 @@ async def test_an_alarm_that_was_due_while_the_site_was_down_rings_after_its_sta
         await ask(served, "/later?ms=300")
     await asyncio.sleep(0.4)
     async with site(ALARMS) as served:
-        await eventually(
-            lambda: served.functions.pools["f"].isolates.num_started == 1
-        )  # nobody but the alarm has asked for it
+        await eventually(lambda: served.functions.pools["f"].isolates.num_started == 1)  # only the alarm has called it
         assert len(await rings(served, 1)) == 1
 
 
@@ -413,9 +411,7 @@ async def test_an_alarm_rings_although_its_object_died_before_it_had_committed(s
         await ask(served, "/later?ms=600")
         with pytest.raises(Fault):
             await served.get("/dies")
-        await eventually(
-            lambda: served.functions.pools["f"].isolates.num_started == 2
-        )  # nobody but the alarm has asked for it
+        await eventually(lambda: served.functions.pools["f"].isolates.num_started == 2)  # only the alarm has called it
         assert len(await rings(served, 1)) == 1
         assert await ask(served, "/left") is None
 

@@ -48,7 +48,7 @@ Make = Callable[[str], AbstractAsyncContextManager[Served]]
 
 @pytest.fixture
 def site(make_served: ServedMaker, tmp_path: Path) -> Make:
-    """Each is a site of its own over the same state: what a restart finds."""
+    """Return a maker of sites over the same state, which shows the effect of a restart."""
 
     @asynccontextmanager
     async def make(source: str) -> AsyncIterator[Served]:

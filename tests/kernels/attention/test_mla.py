@@ -14,7 +14,7 @@ HEADS, LATENT, ROTARY, NOPE, VALUE = 5, 24, 8, 16, 12
 def test_projecting_queries_down_is_projecting_keys_and_values_up(
     q_lens: tuple[int, ...], lens: tuple[int, ...]
 ) -> None:
-    """As DeepSeek-V2's formulas have it, before absorption: a key is (W_uk c, k_rotary), a value W_uv c."""
+    """DeepSeek-V2's formulas before absorption define it: a key is (W_uk c, k_rotary), a value W_uv c."""
     cache, _, tables, _ = paged(lens, Heads(HEADS, 1, LATENT + ROTARY, 4), torch.float32)
     cache = cache.squeeze(2)
     up_keys, up_values = torch.randn(HEADS, NOPE, LATENT), torch.randn(HEADS, VALUE, LATENT)
@@ -38,7 +38,7 @@ def test_projecting_queries_down_is_projecting_keys_and_values_up(
 
 @pytest.mark.long
 def test_a_needle_is_found_in_256k_tokens_and_nothing_behind_the_query() -> None:
-    """One key that a query asks for outweighs all others, wherever it lies; the block behind the last token holds a louder one."""
+    """One key that a query asks for outweighs all others, wherever it is; the block after the last token holds a louder one."""
     length, block = (1 << 18) - 5, 16
     heads = Heads(HEADS, 1, LATENT + ROTARY, block)
     cache, _, tables, _ = paged((length,), heads, torch.float32, layers=1)

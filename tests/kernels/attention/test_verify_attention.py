@@ -1,4 +1,4 @@
-"""Drafts are checked as decoding would have computed each token, and what lies behind a token does not change it; on a CPU both hold to the bit."""
+"""Drafts are verified as decoding would have computed each token, and later tokens do not change it; on a CPU both are bit-exact."""
 
 from collections.abc import Iterator
 
@@ -27,7 +27,7 @@ def decoded_one_by_one(given: Arguments) -> torch.Tensor:
 
 
 def shortened(given: Arguments) -> Arguments:
-    """Without the last token of each sequence that has more than one."""
+    """Remove the last token of each sequence that has more than one."""
     batch = given["batch"]
     less = [int(queries > 1) for queries in batch.host_q_lens]
     kept = [

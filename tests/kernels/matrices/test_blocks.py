@@ -1,5 +1,7 @@
-"""Weights in a GGUF file's blocks stand for the numbers that llama.cpp's own package makes of them, and products with them are exact to what x is
-rounded by, whatever the kind, the number of rows and how many matrices are one."""
+"""Weights in a GGUF file's blocks have the values that llama.cpp's own package computes.
+
+Products with them are exact except for the rounding of x, for any kind, any number of rows and any number of joined matrices.
+"""
 
 import hashlib
 
@@ -111,7 +113,7 @@ def test_gates_and_ups_are_fused_with_their_activation(rows: int, heights: tuple
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_row_has_the_same_bits_in_any_company(kind: str, dtype: torch.dtype, arithmetic: str) -> None:
-    """Chunks of 1,024 columns, whole vectors of outputs and what is left of both."""
+    """Chunks of 1,024 columns, whole vectors of outputs and the remainders of both."""
     if arithmetic == "torch":
         pytest.skip("torch chooses the order of its sums by their number")
     columns = 1280 if kind.endswith("_k") else 1120

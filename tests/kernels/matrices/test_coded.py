@@ -57,7 +57,7 @@ ROWS = (1, 2, 3, 4, 5, 8, 9, 16, 33, 50, 131, 600)
 def test_a_product_is_that_of_the_exact_weight(
     name: str, scales: torch.dtype, dtype: torch.dtype, ratio: float, arithmetic: str
 ) -> None:
-    """In bf16 only its result is rounded: the weight unpacked to bf16, as torch has it here, is off by as much again."""
+    """Only its result in bf16 is rounded: the weight unpacked to bf16, as torch has it here, is off by as much again."""
     weight = WEIGHTS[name](scales)
     rows, columns = weight.shape
     bias = torch.randn(rows).to(dtype)

@@ -134,7 +134,7 @@ def test_a_row_whose_top_p_is_one_loses_nothing_beside_rows_that_are_truncated(m
 
 
 def test_every_half_of_a_seed_counts() -> None:
-    """Of 2**16 equal tokens the one is drawn that the first bits of the number of (both halves, position) name."""
+    """The chosen one of 2**16 equal tokens is given by the first bits of the number of (both halves, position)."""
     seeds, vocab = [0, 1, 1 << 31, 1 << 32, 1 << 40, 1 << 63, (1 << 64) - 1], 1 << 16
     batch = SamplingBatch.of([SamplingRow(1.0, None, 1.0, 0.0, seed, 5) for seed in seeds], vocab, on_device)
     low, high = (torch.tensor([seed >> shift & 0xFFFFFFFF for seed in seeds]) for shift in (0, 32))

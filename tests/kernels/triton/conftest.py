@@ -16,13 +16,15 @@ def arithmetic() -> str:
 
 
 def run_compiling(script: str, **environment: str) -> str:
-    """What the script prints in a process where Triton compiles. Compiled kernels are kept where the product keeps them, by their source:
-    in the user's cache, for every checkout."""
+    """Return the script's output from a process where Triton compiles.
+
+    Compiled kernels are stored like the product's, by their source: in the user's cache, for every checkout.
+    """
     return _run("-c", script, timeout_s=300, **environment)
 
 
 def run_module(module: str, *words: str, **environment: str) -> str:
-    """What the module prints, likewise."""
+    """Return the module's output, likewise."""
     return _run("-m", module, *words, timeout_s=850, **environment)
 
 

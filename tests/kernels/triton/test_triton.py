@@ -1,4 +1,7 @@
-"""What the Triton forms promise beyond the catalogue, and the parts they share: numbers in FP8, tanh, splits, the numbering of tiles."""
+"""Guarantees of the Triton forms beyond the catalogue, and their shared parts:
+
+FP8, tanh, splits, the numbering of tiles.
+"""
 
 from collections.abc import Callable
 
@@ -130,7 +133,7 @@ def has_poison_before_a_window(given: Arguments) -> bool:
     "operation", [catalogue.PREFILL_ATTENTION, catalogue.MLA_PREFILL], ids=lambda operation: operation.name
 )
 def test_a_prompt_reads_nothing_beyond_its_context_or_before_its_window(operation: Operation) -> None:
-    """Of decodes the same, in every case and split: below."""
+    """Decodes are tested below, in every case and split."""
     cases = [(case, case.make(torch.float32)) for case in operation.cases]
     windowed = [each for each in cases if "rule" in each[1] and has_poison_before_a_window(each[1])]
     assert windowed or operation is catalogue.MLA_PREFILL
@@ -158,7 +161,7 @@ def test_a_split_context_gives_what_a_whole_one_gives(
         expected = operation.reference(**in_double(given))
         for number, least in (SPLITS[(i + turn) % len(SPLITS)] for turn in turns):
             monkeypatch.setattr(split_kv, "num_splits", lambda *_, number=number: number)
-            if DEVICE == "cpu":  # what is compiled keeps its constants
+            if DEVICE == "cpu":  # a compiled kernel keeps its constants
                 monkeypatch.setattr(split_kv, "_LEAST", tl.constexpr(least))
             name = f"{case.name}, {number} splits"
             assert_close(name, expected, operation.triton_form()(**poisoned(given)), 10 * 2.0**-24)

@@ -1,5 +1,8 @@
-"""What a simulation promises whatever the policy: no request is lost or counted twice, no site beats an infinite cache, equal seeds replay exactly,
-and a router knows nothing before the news can have reached it."""
+"""Guarantees of a simulation for any policy.
+
+No request is lost or counted twice, no site beats an infinite cache, equal seeds replay exactly, and a router knows nothing before the news can have
+reached it.
+"""
 
 from dataclasses import asdict, replace
 

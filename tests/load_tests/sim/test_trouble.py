@@ -70,7 +70,7 @@ def test_a_site_that_misleads_costs_little_more_than_its_own_share(name: str, mo
 def test_without_what_routers_observe_a_site_that_says_it_is_idle_ruins_everybody(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """What the test above rests on: the fault is severe."""
+    """The test above depends on this: the fault is severe."""
     base_ms = p95_ms(NONE)
     monkeypatch.setattr("pilotlight.edge_router.backends.lateness.Lateness.mean_ms", lambda self, overdue_ms=0.0: 0.0)
     told = Trouble(fault="says idle")

@@ -1,4 +1,4 @@
-"""What a site hears of a router beside its client's request: on a genuine hop all of it, from anybody else nothing."""
+"""A router's data beside its client's request: a site accepts all of it on a genuine hop, and none from other senders."""
 
 import json
 from typing import Any

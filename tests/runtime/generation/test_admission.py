@@ -1,4 +1,4 @@
-"""Permits: limits hold, and what is taken is given back."""
+"""Permits: limits hold, and permits are given back."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""Images in requests of every dialect, as far as the engine's door: what it is given for them, and what is refused with which words."""
+"""Images in requests of every dialect, up to the engine: its inputs, and refusals with their words."""
 
 import asyncio
 import hashlib

@@ -276,7 +276,7 @@ def test_a_token_behind_bytes_that_are_no_character_has_the_offset_of_its_own_te
 
 
 def test_a_stop_string_ends_the_text_where_it_begins_though_another_is_complete_later_and_begins_earlier() -> None:
-    """In one delta of text and in many."""
+    """The text comes in one delta or in many."""
     for chunks in (["a bcd e"], list("a bcd e")):
         matcher = StopMatcher(("a bcd e", "c"))
         shown = [matcher.push(chunk) for chunk in chunks]
@@ -285,7 +285,7 @@ def test_a_stop_string_ends_the_text_where_it_begins_though_another_is_complete_
 
 
 def test_the_end_token_in_the_middle_of_an_output_is_text_like_any_other() -> None:
-    """An engine that was told to go on past it (ignore_eos) samples it in mid-answer: only as the last token, and as the reason, is it the end."""
+    """An engine with ignore_eos samples it in mid-answer: only as the last token, and as the reason, is it the end."""
     end = 7  # a token with text that this answer calls its end
     made = OutputProcessor(raw_parser(TOKENIZER), hidden_token_ids=frozenset({end}))
     made.push(TokenOutput("s", (end,)))
@@ -358,7 +358,7 @@ def test_tokens_that_were_shown_and_are_computed_again_show_nothing_a_second_tim
 
 @pytest.mark.parametrize("reason", ["length", "stop"])
 def test_an_answer_that_ends_before_what_was_shown_of_it_has_diverged(reason: Any) -> None:
-    """As at a site whose context is shorter."""
+    """A site with a shorter context does this."""
     made = processor()
     made.resume(ids("ab"), again=ids("cd"))
     with pytest.raises(DivergedError, match="ended where token"):

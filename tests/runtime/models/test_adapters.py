@@ -1,4 +1,4 @@
-"""Adapters of a site's models: by which names requests ask for them, and what becomes of those that are gone, changed or none."""
+"""Adapters of a site's models: their names in requests, and adapters that are deleted, changed or invalid."""
 
 import json
 import shutil

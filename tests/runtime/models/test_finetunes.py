@@ -1,4 +1,4 @@
-"""Adapters that accounts upload: whose they are, what is taken, and by which names requests use them."""
+"""Adapters that accounts upload: their owners, accepted files, and their names in requests."""
 
 import errno
 import io
@@ -112,7 +112,7 @@ async def test_another_account_learns_nothing_of_it(make_site: SiteMaker, tables
         removed = await call(site.app, f"{PATH}/{id}", method="DELETE", authorization=BOB)
         assert (removed.status, why(removed)) == (404, f"there is no fine-tune {id!r}")
         assert await upload(site, "tone", BOB) != id, "a name is an account's own"
-        # A router's word for the account counts, whatever key its client has; nobody else's does.
+        # A router's account header counts, whichever key its client has; others' headers do not.
         of_acme = {"authorization": ANN, "x-pilotlight-account": "acme"}
         routed = await call(site.app, PATH, **of_acme, **signed(path=PATH, method="GET"))
         assert routed.json["result"] == []
@@ -360,7 +360,7 @@ def test_a_store_finds_again_what_it_had_and_clears_what_was_half_done(tmp_path:
     store.remove(store.create("o", "", "tiny", "gone", "").id)
     store.remove("elsewhere")
     (tmp_path / ".half").mkdir()
-    (tmp_path / "other").mkdir()  # somebody else's
+    (tmp_path / "other").mkdir()  # another owner's
     old = tmp_path / "removed" / "old"
     old.touch()
     os.utime(old, (0, time.time() - 40 * 86400))

@@ -1,4 +1,4 @@
-"""What a site counts: names, types and labels are a promise to whoever has charted them."""
+"""A site's metrics: their names, types and labels are an interface for dashboards."""
 
 from types import SimpleNamespace
 from typing import cast

@@ -1,4 +1,4 @@
-"""What a site publishes of its traffic: rates that follow it, and digests that follow the cache. And never across tenants (I4)."""
+"""A site's published traffic: rates that follow it, and digests that follow the cache, never across tenants (I4)."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""Meters: counts that are there when the process is killed, slots that are used again, and files that are none of ours."""
+"""Meters: counts that persist when the process is killed, slots that are reused, and foreign files."""
 
 import os
 import signal

@@ -183,7 +183,7 @@ def test_what_comes_before_the_answer_is_no_part_of_it() -> None:
 
 
 class Transport:
-    """Of a connection that leads nowhere."""
+    """A transport of a connection that leads nowhere."""
 
     def __init__(self) -> None:
         self.is_open, self.is_read = True, True

@@ -1,4 +1,4 @@
-"""What a browser may be made to send by somebody else's page, what it may read, and what bodies may hold of the memory."""
+"""Requests that other sites' pages can make a browser send, responses that they may read, and memory for bodies."""
 
 import asyncio
 import socket
@@ -183,7 +183,7 @@ async def test_a_websocket_of_another_page_is_refused_with_a_sentence() -> None:
 
 
 class Bodies:
-    """An application behind a budget, which holds its requests' bodies until it is told to end."""
+    """An application with a budget, which holds its requests' bodies until `may_end` is set."""
 
     def __init__(self, max_bytes: int) -> None:
         self.budget = BodyBudget(self._app, max_bytes)
@@ -220,7 +220,7 @@ async def test_bodies_of_all_requests_together_may_hold_so_much_and_no_more() ->
     empty = asyncio.create_task(bodies.ask())
     socket = asyncio.create_task(bodies.ask(99, kind="websocket"))
     await asyncio.sleep(0)
-    assert bodies.budget.held_bytes == 10, "what holds nothing may pass"
+    assert bodies.budget.held_bytes == 10, "a request without a body may pass"
     bodies.may_end.set()
     await asyncio.gather(at_work, full, empty, socket)
     assert bodies.budget.held_bytes == 0

@@ -1,4 +1,4 @@
-"""The HTTP/1.1 server before applications that are told what to send: framing, leaving clients, wishes for other protocols."""
+"""The HTTP/1.1 server with scripted applications: framing, disconnecting clients, upgrades to other protocols."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""What an open WebSocket does with what peers may send: hostile frames, cut anywhere, close codes, applications that stopped reading."""
+"""An open WebSocket and all that peers may send: hostile frames, cut anywhere, close codes, applications that stopped reading."""
 
 import asyncio
 import itertools
@@ -102,7 +102,7 @@ class Peer:
 
     @property
     def close_code(self) -> int | None:
-        """Of the close frame that was written last."""
+        """Return the code of the close frame that was written last."""
         at = self.transport.written.rfind(bytes([0x80 | CLOSE]))
         if at < 0:
             return None
@@ -121,14 +121,14 @@ class Peer:
     ("data", "code"),
     [
         pytest.param(frame(TEXT, b"x", mask=None), 1002, id="not masked"),
-        pytest.param(frame(3, b"x"), 1002, id="an opcode that is none"),
+        pytest.param(frame(3, b"x"), 1002, id="an invalid opcode"),
         pytest.param(frame(TEXT, b"x", rsv=4), 1002, id="compressed, which was not agreed on"),
         pytest.param(frame(PING, b"x" * 126), 1002, id="a ping that is too long"),
         pytest.param(frame(PING, b"x", fin=False), 1002, id="a ping in pieces"),
         pytest.param(frame(0, b"x"), 1002, id="a continuation of nothing"),
         pytest.param(frame(TEXT, b"x", fin=False) + frame(TEXT, b"y"), 1002, id="a text within a text"),
         pytest.param(frame(CLOSE, b"\x03"), 1002, id="half a close code"),
-        pytest.param(frame(CLOSE, struct.pack("!H", 999)), 1002, id="a close code that is none"),
+        pytest.param(frame(CLOSE, struct.pack("!H", 999)), 1002, id="an invalid close code"),
         pytest.param(frame(CLOSE, struct.pack("!H", 1005)), 1002, id="a close code that may not be sent"),
         pytest.param(frame(CLOSE, struct.pack("!H", 1000) + b"\xff"), 1007, id="a reason that is no UTF-8"),
         pytest.param(frame(TEXT, b"\xc3\x28"), 1007, id="a text that is no UTF-8"),

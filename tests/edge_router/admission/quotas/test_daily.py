@@ -1,4 +1,4 @@
-"""Daily quotas: reserved, settled, and begun anew at midnight."""
+"""Daily quotas: reserved, settled, and reset at midnight."""
 
 from typing import cast
 
@@ -32,7 +32,7 @@ def test_what_is_reserved_counts_until_it_is_settled() -> None:
     with pytest.raises(ApiError):
         kept.reserve("acme", 1, 0)
     kept.settle(third, 0, 0)
-    kept.reserve("bob", 10**9, 10**18)  # nobody limits it
+    kept.reserve("bob", 10**9, 10**18)  # unlimited
 
 
 def test_a_quota_that_is_set_today_counts_what_was_used_today() -> None:
@@ -118,7 +118,7 @@ def test_days_that_have_passed_are_forgotten() -> None:
     for _ in range(DAYS_KEPT):
         clock.advance(DAY_S)
         assert kept.reserve("acme", 100, 0)
-    kept.settle(first, 0, 0)  # of a day that nobody counts any more
+    kept.settle(first, 0, 0)  # of a day that is no longer counted
     assert len(kept._days) == DAYS_KEPT
 
 

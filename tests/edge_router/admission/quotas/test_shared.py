@@ -1,4 +1,4 @@
-"""Limits that routers share: what several of them give together, what they do without their store, and what it knows when it is back."""
+"""Limits that routers share: their sum, operation without the store, and the store's state when it is back."""
 
 import asyncio
 import random
@@ -68,7 +68,7 @@ class MemoryLeases:
 
 
 class Network:
-    """Routers with one store and one clock, whose exchanges happen when a test says so."""
+    """Routers with one store and one clock, which exchange claims when a test calls them."""
 
     def __init__(self, num_routers: int = 3, *, serves_without: bool = True) -> None:
         self.clock = Clock()
@@ -136,7 +136,7 @@ UNUSED = 100.0 - GIVEN_BACK_S
         (lease_of(4.9, empty_until=100.1), 0.0, False),  # there was no more a moment ago
         (lease_of(4.9, empty_until=100.0), 0.0, True),
         (lease_of(3, at_work=3, used_at=UNUSED), 0.0, False),
-        (lease_of(3.1, at_work=3, used_at=UNUSED), 0.0, True),  # nobody uses it: back with it
+        (lease_of(3.1, at_work=3, used_at=UNUSED), 0.0, True),  # unused: returned
         (lease_of(30, used_at=UNUSED + 0.1, at_work=20), 0.0, False),
         (lease_of(10, spent=1), TOLD_EVERY_S - 0.01, False),
         (lease_of(10, spent=1), TOLD_EVERY_S, True),
@@ -182,7 +182,7 @@ def test_a_lease_is_forgotten_when_nothing_is_left_of_it(still: dict[str, float]
 
 
 async def test_what_was_spent_while_the_store_was_away_is_told_however_long_it_was() -> None:
-    network = Network(1)  # whose router exchanges only when told to
+    network = Network(1)  # its router exchanges claims only on demand
     (router,) = network.routers
     lease = router.lease(KEY, 100)
     lease.spend(7)
@@ -195,7 +195,7 @@ async def test_what_was_spent_while_the_store_was_away_is_told_however_long_it_w
 
 
 async def test_a_router_that_stops_gives_its_part_back_at_once() -> None:
-    network = Network(1)  # whose router exchanges only when told to
+    network = Network(1)  # its router exchanges claims only on demand
     (router,) = network.routers
     router.lease(KEY, 100).spend(1)
     await network.pass_time(2 * TICK_S)
@@ -346,7 +346,7 @@ async def test_a_lost_store_stops_no_routing_or_all_beyond_the_lease_as_configur
         network.store.fault = ""
         await network.pass_time(TOLD_EVERY_S + TICK_S)
         assert one.fault is None
-        assert network.store.used[KEY][0] == (101 if serves_without else 11), "what was given meanwhile is told"
+        assert network.store.used[KEY][0] == (101 if serves_without else 11), "usage in the meantime is reported"
         left = 59 if serves_without else 149
         given = 0
         for turn in range(400):

@@ -58,7 +58,7 @@ def test_sums_by_any_group_are_those_of_the_records(place: Place) -> None:
     assert (one["day"], one["requests"], one["prompt_tokens"]) == ("1970-01-02", 2, 4 + 6)
     assert store.usage(UsageQuery(account="nobody")) == []
     days = [store.usage(UsageQuery(day * DAY_S, (day + 1) * DAY_S, ()))[0]["requests"] for day in range(4)]
-    assert days == [4, 4, 4, 0], "what begins at midnight is of one day"
+    assert days == [4, 4, 4, 0], "a request that starts at midnight belongs to one day"
     store.close()
 
 

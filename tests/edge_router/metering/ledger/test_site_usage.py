@@ -1,4 +1,4 @@
-"""What functions have used comes from sites into the ledger once: asked again when the answer, the store or a process was lost in between."""
+"""Functions' usage gets from sites into the ledger once: requested again if the answer, the store or a process was lost in between."""
 
 from pathlib import Path
 from typing import Any
@@ -116,7 +116,7 @@ async def test_lost_answers_and_restarts_write_nothing_twice(place: Place, tmp_p
         made.site.num_lost = lost % 3
         for _ in range(3):
             if lost == 4:
-                made.collecting = made.collector()  # which knows nothing of what was written
+                made.collecting = made.collector()  # it knows nothing of the written records
             await made.collecting.collect()
     (row,) = await made.rows()
     assert (row["requests"], row["output_tokens"]) == (6, 60)
@@ -185,7 +185,7 @@ async def test_it_asks_on_after_whatever_went_wrong(
 
 
 class EndedError(BaseException):
-    """What ends the test's loop."""
+    """An exception that ends the test's loop."""
 
 
 async def test_a_site_whose_answer_cannot_be_read_keeps_no_other_from_being_asked(place: Place, tmp_path: Path) -> None:

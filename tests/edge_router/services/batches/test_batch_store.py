@@ -1,4 +1,4 @@
-"""What is kept of batches: bounds of each owner, times, and one answer for each request. The time is given."""
+"""Stored batches: bounds per owner, times, and one answer for each request. The time is given."""
 
 import sqlite3
 from collections.abc import Iterator
@@ -162,7 +162,7 @@ def test_a_cancelled_batch_ends_with_what_is_under_way(store: BatchStore) -> Non
     ended, counts = store.batch("batch_1", "acme")
     told = batch_fields(ended, counts)
     assert (told["status"], told["cancelling_at"], told["cancelled_at"]) == ("cancelled", 5, 7)
-    assert ended.error_file is None, "what nobody asked for any more is no error"
+    assert ended.error_file is None, "a request that is no longer wanted is no error"
 
 
 def test_a_cancelled_batch_of_which_nothing_is_under_way_has_ended(store: BatchStore) -> None:

@@ -1,4 +1,7 @@
-"""Batches: each request answered and billed once, by what is idle, whatever becomes of the router; OpenAI's client and Workers AI's form."""
+"""Batches: each request is answered and billed once, by idle sites, across restarts of the router.
+
+OpenAI's client and Workers AI's form.
+"""
 
 import asyncio
 import json
@@ -25,7 +28,7 @@ CHAT: Literal["/v1/chat/completions"] = "/v1/chat/completions"
 
 
 async def echo(site: FakeSite, request: web.Request) -> web.StreamResponse:
-    """Answer with what was asked, and say what that has cost."""
+    """Answer with the request's text, and report its usage."""
     said = json.loads(site.bodies[-1])
     told = {"choices": [{"message": {"role": "assistant", "content": said["messages"][0]["content"]}}]}
     return web.json_response(told, headers={USAGE: "7,3,5,0"})

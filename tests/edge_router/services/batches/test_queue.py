@@ -1,4 +1,4 @@
-"""The queue of batches by itself: whose key a request is asked with, and what becomes of one that cannot be answered or kept."""
+"""The queue of batches by itself: the key of each request, and requests that cannot be answered or stored."""
 
 import asyncio
 import json
@@ -45,7 +45,7 @@ class Made:
 
 @pytest.fixture
 def slept(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """For how long a queue has waited, without any time passing."""
+    """Return the seconds that a queue waits, without any time passing."""
     found: list[float] = []
 
     async def sleep(seconds: float) -> None:

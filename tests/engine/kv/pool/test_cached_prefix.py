@@ -20,7 +20,7 @@ WINDOWS = st.lists(st.sampled_from([None, 1, 3, 4, 5, 9, 30]), min_size=1, max_s
 
 
 class Places(Tiers):
-    """Tiers that have what they are told to have. `worth`: the tiers from which fetching pays."""
+    """Tiers with the given places of blocks. `worth`: the tiers from which fetching pays."""
 
     def __init__(self, place: dict[bytes, Tier], worth: frozenset[str]) -> None:
         self._place = place
@@ -74,7 +74,7 @@ class World:
         return self.is_here(name) or self.place.get(name) in places
 
     def longest(self, places: tuple[str, ...] = ()) -> int:
-        """Look at every length: all that the tokens behind it see must be had."""
+        """Try every length: all blocks that the following tokens see must be available."""
         fits = [
             n
             for n in range((LENGTH - 1) // SIZE + 1)
@@ -83,7 +83,7 @@ class World:
         return max(fits)
 
     def check(self, prefix: CachedPrefix, num_blocks: int, num_cached: int) -> None:
-        """Compare a prefix of so many blocks with what lies where."""
+        """Compare a prefix of `num_blocks` blocks with the places of the blocks."""
         seen = self.groups.seen(num_blocks)
         assert (prefix.num_blocks, prefix.num_cached) == (num_blocks, num_cached)
         here = [[self.names[g][i] for i, of in seen if of == g] for g in range(len(self.names))]
@@ -119,7 +119,7 @@ def test_a_longer_prefix_comes_from_as_far_as_that_pays(
     windows: Windows, worth: frozenset[str], was_read: bool, draw: st.DataObject
 ) -> None:
     world = World(windows, draw, worth=worth)
-    if was_read:  # what lay behind the host tier has been asked for, and is in it or is not had
+    if was_read:  # blocks below the host tier have been requested, and are in it or are not available
         world.sequence.num_disk_blocks = 0
     cached = world.lookup.find_cached(world.sequence)
     found = world.lookup.find_in_tiers(world.sequence, cached)

@@ -1,4 +1,4 @@
-"""What goes to the disk when more is computed than may be written: what was used again first, and reads before all."""
+"""The order of writes when more is computed than may be written: blocks that were used again first, and reads before all writes."""
 
 import time
 from collections.abc import Iterator

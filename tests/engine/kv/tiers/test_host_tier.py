@@ -1,4 +1,4 @@
-"""The host tier: what it holds, what gives way, what a kill -9 leaves, who may own it, and what of it a device reaches."""
+"""The host tier: its content, its evictions, its state after a kill -9, its owners, and a device's access to it."""
 
 import ctypes
 import errno
@@ -80,7 +80,7 @@ def test_a_block_is_found_only_once_it_is_committed(tier: HostTier) -> None:
     assert slot is not None
     assert name(1) not in tier
     assert tier.pin(name(1), is_hit=True) is None
-    assert tier.reserve(name(1), SIZE) is None, "somebody is at it already"
+    assert tier.reserve(name(1), SIZE) is None, "another thread is working on it already"
     tier.abandon(slot)
     assert put(tier, 1)
 
@@ -376,7 +376,7 @@ def test_files_that_hold_no_blocks_of_ours_are_removed(tmp_path: Path) -> None:
 def test_of_a_block_that_was_left_in_two_sizes_the_one_used_first_stays_and_the_others_slot_is_free(
     tmp_path: Path,
 ) -> None:
-    for n, size in ((1, SIZE), (2, PAGE)):  # in folders of their own, which are then put together
+    for n, size in ((1, SIZE), (2, PAGE)):  # in separate folders, which are then merged
         tier = HostTier.open(tmp_path / str(n), 10 * STRIDE, clock=lambda n=n: float(n))
         put(tier, 7, size=size)
         tier.close()
@@ -432,7 +432,7 @@ def test_a_tier_that_cannot_be_looked_through_is_not_kept_from_others(
 
 
 def found_after_a_kill(tier: HostTier, tmp_path: Path) -> list[int]:
-    """What the next process would find if this one were killed now."""
+    """Return the blocks that the next process would find if this one were killed now."""
     left = tmp_path / "left"
     shutil.copytree(tmp_path / "tier", left)
     heir = HostTier.open(left, tier.space.limit_bytes)
@@ -650,7 +650,7 @@ def test_slots_are_registered_once_as_many_as_lie_together_have_pages(registrar:
     assert all(reaches(tier, n) for n in range(10))
     for n in range(10, 20):
         put(tier, n)
-    assert len(registrar.calls) == 4, "who takes the slot of the oldest finds it registered"
+    assert len(registrar.calls) == 4, "a block in the oldest one's slot finds it registered"
     assert reaches(tier, 19)
     tier.close()
     assert registrar.registered == {}

@@ -41,7 +41,7 @@ def test_a_copy_that_fails_leaves_no_room_taken(tmp_path: Path) -> None:
 
 
 class Filling:
-    """A device's memory, which is filled; something happens behind each batch."""
+    """A device's memory, which is filled; an action follows each batch."""
 
     store_bytes = fetch_bytes = 1 << 20
     map = staticmethod(map)

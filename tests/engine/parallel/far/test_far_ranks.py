@@ -55,7 +55,7 @@ def test_ranks_on_two_nodes_compute_the_logits_of_one_and_a_lost_node_is_waited_
     memory.close()
     is_over.set()
     making.join()
-    assert lost.empty(), "a group that is closed loses nobody"
+    assert lost.empty(), "a group that is closed reports no loss"
 
 
 def check_answers(memory: KvMemory, host: HostConfig, directory: Path, expected: dict[str, Heard]) -> None:

@@ -1,4 +1,4 @@
-"""Answers that follow a format's grammar: whoever chooses, its parser finds exactly the calls that were allowed."""
+"""Answers that follow a format's grammar: for any choice of tokens, its parser finds exactly the allowed calls."""
 
 import json
 import random

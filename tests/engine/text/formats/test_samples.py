@@ -121,7 +121,7 @@ SAMPLES = [
         True,
     ),
     Sample(
-        "harmony",  # the recipient beside the role, a preamble for the user, and a tool of its own that nobody offered
+        "harmony",  # the recipient beside the role, a preamble for the user, and a built-in tool that was not offered
         "<|channel|>commentary<|message|>I look.<|end|><|start|>assistant<|channel|>analysis to=browser.search code<|message|>{}<|end|>"
         f"<|start|>assistant to=functions.get_weather<|channel|>commentary json<|message|>{OF_PARIS}",
         [("text", "I look."), ("reasoning", "{}"), PARIS],

@@ -30,7 +30,7 @@ async def bucket(wire: Wire, request: pytest.FixtureRequest) -> R2Bucket:
 
 
 def holds(root: Path, count: int) -> bool:
-    """So many files. There are none where the objects lie elsewhere."""
+    """Tell whether there are `count` files. There are none if the objects are stored elsewhere."""
     return not (root / "bindings" / "r2").exists() or len(files(root)) == count
 
 
@@ -116,7 +116,7 @@ async def test_a_range_is_that_part(bucket: R2Bucket, wanted: dict[str, int], st
 
 
 class Headers(dict[str, str]):
-    """As a request has them."""
+    """Headers of a request."""
 
 
 async def test_ranges_and_conditions_can_be_a_requests_headers(bucket: R2Bucket) -> None:

@@ -343,7 +343,7 @@ def test_a_stores_refusal_has_the_platforms_number(code: str, status: int, numbe
 
 
 class Taken:
-    """An answer whose body nobody reads here."""
+    """An answer whose body is not read here."""
 
     def __init__(self, headers: dict[str, str]) -> None:
         self.headers = headers
@@ -355,7 +355,7 @@ class Taken:
 
 
 class Racing:
-    """A store at which somebody else is quicker, as often as it says; then it gives and takes."""
+    """A store at which another client is faster, `times` times; then it answers."""
 
     def __init__(self, times: int, status: int = 412) -> None:
         self.left, self.status = times, status

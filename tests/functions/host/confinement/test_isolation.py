@@ -1,5 +1,7 @@
-"""What each tier of isolation stops: every attempt of attacks.py at each tier, beside a neighbour that must notice nothing. docs/isolation.md is made
-by these runs (PILOTLIGHT_WRITE_DOCS=1 rewrites it) and may say nothing else."""
+"""Attacks stopped by each tier of isolation: every attempt of attacks.py at each tier, beside a neighbour that must notice nothing.
+
+docs/isolation.md is made by these runs (PILOTLIGHT_WRITE_DOCS=1 rewrites it) and may contain nothing else.
+"""
 
 import asyncio
 import inspect
@@ -95,7 +97,11 @@ async def keep_asking(served: Served) -> None:
 
 
 async def outcome_of_a_start(served: Served, path: str, name: str) -> str:
-    """While what an earlier attempt has forked is still ending, its user may start no process; after a failed start none is tried for a while."""
+    """Return the outcome, retrying a failed start.
+
+    While processes that an earlier attempt has forked are still ending, its user may start no process; after a failed start none is tried for a
+    while.
+    """
     while True:
         try:
             return await outcome(served, path, name)

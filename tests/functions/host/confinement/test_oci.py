@@ -22,7 +22,7 @@ def child() -> subprocess.Popen[bytes]:
 
 
 def is_known(pid: int) -> bool:
-    """Tell whether the kernel keeps a process, or what became of it, for who started it."""
+    """Tell whether the kernel keeps a process, or its exit status, for its parent."""
     return os.path.exists(f"/proc/{pid}")
 
 

@@ -1,4 +1,4 @@
-"""What is taken from a process before it runs somebody's code, each layer by itself: none may stand in for another that is missing."""
+"""Restrictions of a process before it runs untrusted code, each layer by itself: none may replace another that is missing."""
 
 import json
 import os
@@ -43,7 +43,7 @@ class Default(WorkerEntrypoint):
 
 @pytest.fixture
 def in_a_group() -> Iterator[None]:
-    """As a site that was started with supplementary groups."""
+    """Simulate a site that was started with supplementary groups."""
     before = os.getgroups()
     if os.getuid() == 0:
         os.setgroups([*before, GROUP])

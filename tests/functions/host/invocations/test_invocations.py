@@ -1,4 +1,4 @@
-"""What is kept of invocations: real isolates, and what a query finds afterwards."""
+"""Records of invocations: real isolates, and the results of queries afterwards."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -1,4 +1,4 @@
-"""What the kernel says of processes: their memory, their relations, and whether they live."""
+"""The kernel's facts about processes: their memory, their relations, and whether they live."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""Where functions may not go, as addresses: the places of the IANA's registries, of clouds, and of the machine itself."""
+"""Addresses that functions may not reach: those of the IANA's registries, of clouds, and of the machine itself."""
 
 import asyncio
 import os
@@ -159,7 +159,7 @@ def test_an_address_of_this_machine_is_denied_at_every_port(monkeypatch: pytest.
 
 @asynccontextmanager
 async def far_side(*answers: bytes) -> AsyncIterator[tuple[str, list[bytes]]]:
-    """A server that gives these answers, one a connection, and what it was sent."""
+    """Start a server that gives these answers, one per connection; yield its address and the received bytes."""
     heard: list[bytes] = []
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -113,7 +113,7 @@ for count in range(10):
 
 
 async def test_what_a_hostile_isolate_says_to_its_broker_harms_nobody(make_served: ServedMaker) -> None:
-    """Descriptors that are no sockets, packets that are no questions, answers that nobody reads, and the connection turned elsewhere."""
+    """Descriptors that are not sockets, malformed packets, unread answers, and a redirected connection."""
     source = """
 import brokered_sockets as broker, struct, msgspec
 asks = broker._broker

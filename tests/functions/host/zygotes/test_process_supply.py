@@ -1,4 +1,4 @@
-"""What a pool is made with: the packages that its function brings or asks for, and the Python that it wants."""
+"""A pool's ingredients: the packages that its function brings or requires, and its Python."""
 
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""Which zygotes of sleeping functions are kept in memory, and which are made before anybody asks."""
+"""Zygotes of sleeping functions that are kept in memory, and those that are started in advance."""
 
 import asyncio
 from types import SimpleNamespace

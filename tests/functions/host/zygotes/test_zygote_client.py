@@ -1,4 +1,4 @@
-"""What a zygote says, and what is believed of it: the other end of its socket is the test."""
+"""A zygote's messages and their checks: the other end of its socket is the test."""
 
 import asyncio
 import os

@@ -49,7 +49,7 @@ def text(said: str) -> Read:
             '<tool_call>{"arguments": {"a":1e999, "b": 1.0,"c": 123456789012345678901234567890}, "name": "f"}</tool_call>',
             [("call", "f", '{"a":1e999, "b": 1.0,"c": 123456789012345678901234567890}')],
         ),
-        # A tag in prose does not hold up what comes behind it.
+        # A tag in prose does not delay the text after it.
         (f"Write <tool_call> first.\n{CALL}", [text("Write <tool_call> first."), MADE]),
         (f"<tool_call>\n{CALL}", [text("<tool_call>"), MADE]),
         # A quote too few, and one too many.
