@@ -1,4 +1,4 @@
-"""Writes adapters as PEFT itself writes them, for the tests' tiny models, and the models that they are merged into."""
+"""A writer of adapters, as PEFT writes them, for the tests' tiny models, and of the merged models."""
 
 import copy
 import warnings

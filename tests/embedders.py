@@ -1,4 +1,4 @@
-"""Tiny random embedding checkpoints as sentence-transformers lays them out, and what their embeddings are by `transformers` alone."""
+"""Tiny random embedding checkpoints in sentence-transformers' layout, and their embeddings by `transformers` alone."""
 
 import json
 from pathlib import Path
@@ -57,7 +57,7 @@ class Embedder(NamedTuple):
     config: PreTrainedConfig
     pooling: Pooling
     is_normalized: bool
-    has_head: bool = False  # saved as the causal model it was made from
+    has_head: bool = False  # saved as the causal model from which it was made
     dense: tuple[int, ...] = ()  # outputs of the linear layers after the pooling
 
     @property
@@ -87,7 +87,7 @@ DECODERS = [name for name, embedder in EMBEDDERS.items() if not embedder.is_enco
 
 
 def write_embedder(directory: Path, embedder: Embedder) -> PreTrainedModel:
-    """Returns the model behind whose last hidden states the pooling comes."""
+    """Write a checkpoint; return the model whose last hidden states are pooled."""
     if embedder.has_head:
         model = write_checkpoint(directory, embedder.config).model
     else:

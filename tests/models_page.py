@@ -1,6 +1,5 @@
-"""docs/models.md: which models run, as the registry, the tests' checkpoints and the plans of published models have it.
-
-`python -m tests.models_page` writes it anew; tests/engine/planning/test_published_models.py fails while it is stale.
+"""docs/models.md: the models that run, by the registry, the tests' checkpoints and the plans of published models. `python -m tests.models_page`
+writes it; tests/engine/planning/test_published_models.py fails while it is stale.
 """
 
 import json
@@ -69,7 +68,7 @@ def _refusal(name: str, architecture: str) -> str | None:
     return None
 
 
-# Where a class's own configuration is of another model of the family, or of none.
+# Classes whose own configuration is of another model of the family, or of none.
 _AT_HAND = {
     "meta-llama/Llama-4-Scout-17B-16E-Instruct": "llama-4-scout",
     "deepseek-ai/DeepSeek-R1": "deepseek-r1",

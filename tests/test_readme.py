@@ -1,4 +1,4 @@
-"""The pages say what is so: the paths that they name exist, they keep their sizes, and the table of tests/README.md is what pytest collects."""
+"""The pages are correct: the paths that they name exist, they keep their sizes, and the table of tests/README.md matches pytest's collection."""
 
 import re
 from functools import cache

@@ -34,7 +34,10 @@ SHARED = ("engine/api/guarded_pool.py", "load_tests/records.py")
 
 
 class Watch:
-    """Notes what the running unit test opens. Threads that an earlier test left are not its own."""
+    """A watch of processes and sockets that the running unit test opens.
+
+    Threads of an earlier test are not its own.
+    """
 
     def __init__(self) -> None:
         self.seen: list[str] | None = None  # None while no unit test runs
@@ -74,12 +77,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture(scope="session")
 def process_tier() -> None:
-    """Asked for by fixtures that start a process or open a socket."""
+    """Mark tests whose fixtures start a process or open a socket."""
 
 
 @pytest.fixture(scope="session")
 def network_tier() -> None:
-    """Asked for by fixtures that start several sites, a browser or a database server."""
+    """Mark tests whose fixtures start several sites, a browser or a database server."""
 
 
 def tier_of(item: pytest.Item) -> str:

@@ -1,4 +1,7 @@
-"""sentence-transformers: CrossEncoder over the files of the model that the site serves, and the scores that the site gives."""
+"""sentence-transformers:
+
+CrossEncoder with the files of the model that the site serves, and the site's scores.
+"""
 
 import os
 

@@ -19,13 +19,13 @@ from typing import Any
 from pydantic import BaseModel, Field  # every client brings it
 
 ROUTER = os.environ["PILOTLIGHT_ROUTER"]
-SITE = os.environ["PILOTLIGHT_SITE"]  # whose /status tells whether an answer is still computed
+SITE = os.environ["PILOTLIGHT_SITE"]  # its /status shows whether an answer is still being computed
 OPENAI_URL = f"{ROUTER}/v1"
 CLOUDFLARE_URL = f"{ROUTER}/client/v4"
 KEY = "any-key"
 CHAT, VECTORS, ENDLESS = "ember", "vectors", "endless"  # the last one never ends an answer
 VECTOR_SIZE = int(os.environ["PILOTLIGHT_VECTOR_SIZE"])
-CHAT_FILES = os.environ["PILOTLIGHT_CHAT_FILES"]  # Ember's directory, for those who count tokens themselves
+CHAT_FILES = os.environ["PILOTLIGHT_CHAT_FILES"]  # Ember's directory, for clients that count tokens themselves
 
 QUESTION, ANSWER = "What is the airport code of Lisbon?", "LIS"
 WEATHER_QUESTION = "What is the weather in Paris?"
@@ -62,13 +62,13 @@ JSON_SYSTEM = f"Reply with one JSON object that matches this schema:\n{json.dump
 TOO_LONG = "word " * 6000  # Ember's context has 4,096 tokens
 
 CHECK_S = 120
-CANCEL_S = 3.0  # within which nothing may be computed any more
+CANCEL_S = 3.0  # after which nothing may be computed any more
 
 Check = Callable[[], Any]
 
 
 def main(package: str, checks: Mapping[str, Check | str]) -> None:
-    with asyncio.Runner() as runner:  # one loop, as clients keep connections that belong to it
+    with asyncio.Runner() as runner:  # one loop, because clients keep connections that belong to it
         found = {
             name: {"verdict": "none", "reason": check} if isinstance(check, str) else outcome(check, runner)
             for name, check in checks.items()
@@ -112,13 +112,13 @@ def expect_raised(
 
 
 def expect_weather(arguments: str | Mapping[str, Any]) -> None:
-    """Arguments of the tool by its schema, whatever the city."""
+    """Check the tool's arguments by its schema, with any city."""
     values = json.loads(arguments) if isinstance(arguments, str) else dict(arguments)
     expect(values.keys() == {"city"} and isinstance(values["city"], str), values)
 
 
 async def expect_cancelled(answer: Coroutine[Any, Any, Any]) -> None:
-    """An answer without end is computed, and once its task is cancelled it is not."""
+    """Check that an endless answer is computed, and stops when its task is cancelled."""
     task = asyncio.create_task(answer)
     await asyncio.to_thread(expect_running)
     task.cancel()

@@ -43,7 +43,7 @@ def forced_tool() -> None:
 
 
 def strict_tool() -> None:
-    tool = openai.pydantic_function_tool(Person)  # strict, by its own making
+    tool = openai.pydantic_function_tool(Person)  # strict, because the client made it
     answer = client.chat.completions.parse(model=CHAT, messages=[USER], tools=[tool], tool_choice="required")
     (call,) = answer.choices[0].message.tool_calls
     expect(isinstance(call.function.parsed_arguments, Person), call)

@@ -29,7 +29,7 @@ def scores(query: str, documents: list[str]) -> list[float]:
 
 
 def expect_order(rank: Rank) -> None:
-    """All documents come back, the best first, with the scores that the model gives each of them alone."""
+    """Check that all documents come back, the best first, with the scores that the model gives each alone."""
     expected = sorted(enumerate(scores(QUERY, DOCUMENTS)), key=lambda item: -item[1])
     found = rank(QUERY, DOCUMENTS, len(DOCUMENTS))
     expect([index for index, _ in found] == [index for index, _ in expected], (found, expected))

@@ -44,7 +44,7 @@ def test_units_are_read_without_a_complaint_and_confine_what_they_run(machine: P
     verified = subprocess.run(command, capture_output=True, text=True, check=False)
     ours = [line for line in verified.stderr.splitlines() if "pilotlight" in line]
     assert not ours
-    limit = f"--threshold={round(10 * most)}"  # of an exposure from 0 to 10, in tenths
+    limit = f"--threshold={round(10 * most)}"  # systemd's exposure from 0 to 10, in tenths
     command = [ANALYZE, f"--root={machine}", "--offline=true", limit, "security", f"{unit}.service"]
     judged = subprocess.run(command, capture_output=True, text=True, check=False)
     assert judged.returncode == 0, judged.stdout[-200:]

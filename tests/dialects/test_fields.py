@@ -49,7 +49,7 @@ BOOKKEEPING: dict[str, Any] = {
     "prompt_cache_retention": "24h", "prompt_cache_options": {"mode": "implicit"}, "prediction": {"type": "content", "content": "x"},
     "spaces_between_special_tokens": False,
 }  # fmt: skip
-# The value that asks for nothing, where there is one, and one that is refused.
+# A value without effect, if there is one, and a refused one.
 REFUSED: dict[str, tuple[Any, Any]] = {
     "audio": (None, {"voice": "x"}), "modalities": (["text"], ["text", "audio"]), "functions": ([], [{"name": "f"}]),
     "function_call": ("none", "auto"), "web_search_options": (None, {}), "moderation": (None, {"model": "m"}),

@@ -29,7 +29,7 @@ pytestmark = [pytest.mark.network, pytest.mark.long]
 
 
 class Block(NamedTuple):
-    """A marked block: what to do, with what, and its text."""
+    """A marked block: its action, the action's argument, and its text."""
 
     action: str
     argument: str
@@ -37,7 +37,7 @@ class Block(NamedTuple):
 
     @property
     def commands(self) -> str:
-        """The lines after a prompt, with the lines that continue them, as a script."""
+        """Return the lines after a prompt, with their continuation lines, as a script."""
         lines = re.findall(r"^\$ ((?:.*\\\n)*.*)", self.text, re.MULTILINE)
         return "\n".join(["set -e", *lines])
 

@@ -1,4 +1,4 @@
-"""Images through a router and two sites, with a tiny random model that sees: none is taken for another, and no stream notices that its site died."""
+"""Images through a router and two sites, with a tiny random vision model: no image is mistaken for another, and streams survive a site's death."""
 
 import asyncio
 import json
@@ -33,7 +33,7 @@ def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalNetwork]:
 
 
 def write_tokenizer(directory: Path) -> None:
-    """A token for each byte, and others that no text has, as many as the checkpoint embeds."""
+    """Write a tokenizer with a token for each byte, and as many unused ones as the checkpoint embeds."""
     count = json.loads((directory / "config.json").read_text())["text_config"]["vocab_size"]
     alphabet = iter(sorted(pre_tokenizers.ByteLevel.alphabet()))
     vocabulary = {SPECIAL.get(i) or next(alphabet, f"~{i}~"): i for i in range(count)}

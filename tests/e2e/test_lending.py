@@ -25,7 +25,7 @@ from tests.runtime.test_real_engine import Process
 from tests.waiting import until
 
 SECRET = "a secret of this test's network"
-LENDER = f"lender{os.getpid()}"  # a site of one name has its host memory to itself
+LENDER = f"lender{os.getpid()}"  # a site of a unique name shares its host memory with no other
 MBIT = 125_000.0
 WAYS: dict[str, dict[str, Any]] = {"greedy": {}, "sampled": SAMPLED}
 
@@ -48,7 +48,7 @@ def free_port() -> int:
 
 
 class Borrower(Split):
-    """The site that borrows, asked as a router asks it."""
+    """The site that borrows, which gets requests as from a router."""
 
     def __init__(self, process: Process, name: str) -> None:
         super().__init__(process)
@@ -56,7 +56,10 @@ class Borrower(Split):
         self.data_sites: str | None = "*"
 
     def ask(self, prompt: str, key: str = "", **more: Any) -> tuple[str, dict[str, Any], str]:
-        """`key`: of a tenant, for whom nothing of others' prompts is cached."""
+        """Send a prompt.
+
+        `key`: a tenant's, for whom none of others' prompts are cached.
+        """
         body = json.dumps(
             {
                 "model": "ember", "messages": [{"role": "user", "content": prompt}], "max_tokens": 24,
@@ -154,7 +157,7 @@ def test_a_busy_site_borrows_and_texts_stay_the_same(network: Network) -> None:
             said, usage, _ = site.ask(prompt(i), key=f"busy{i}{name}", **WAYS[name])
             assert said == text
             assert usage["completion_tokens"] == 24
-        for i in range(50):  # now and then the lender is at work, for one of the streams
+        for i in range(50):  # from time to time the lender is busy with one of the streams
             _, usage, route = site.ask(prompt(70 + i))
             if route.startswith(f"prompt={LENDER}; here="):
                 break
@@ -185,7 +188,7 @@ def test_data_that_may_not_go_there_does_not(network: Network, data_sites: str |
     assert network.lent("computed") + network.lent("declined") == before
 
 
-@pytest.mark.slow  # a prompt that nothing came of keeps the lender from being asked for ten seconds
+@pytest.mark.slow  # after a failed attempt the lender is not asked for ten seconds
 def test_a_way_that_becomes_slow_is_priced_out(network: Network) -> None:
     site, way = network.borrower, network.way
     expected = [site.ask(prompt(2000 + i))[0] for i in range(3)]

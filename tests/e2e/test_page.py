@@ -310,7 +310,7 @@ def talk_for_long(url: str) -> None:
 def test_a_site_that_dies_under_streams_is_seen_on_the_map_and_they_move(
     network: LocalNetwork, chromium: "Browser"
 ) -> None:
-    """Last of this file: the site comes back in its own time."""
+    """This test is the last of the file: the site takes its time to come back."""
     with opened(chromium, network.url) as page, ThreadPoolExecutor(3) as threads:
         page.wait_for_selector(".map circle.healthy")
         streams = [threads.submit(talk_for_long, network.url) for _ in range(3)]

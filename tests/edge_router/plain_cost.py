@@ -1,4 +1,4 @@
-"""The cost policy's formula once more, site by site and without anything looked up beforehand: what the fast form is held to, bit for bit."""
+"""The cost policy's formula once more, site by site and without precomputation: the fast form must equal it bit for bit."""
 
 from collections.abc import Sequence
 
@@ -101,7 +101,7 @@ def _network_load(request: RouteRequest, sites: Sequence[BackendView]) -> float:
 
 
 def _usual(request: RouteRequest, sites: Sequence[BackendView]) -> float:
-    """Milliseconds that those who come wait and are computed for, over how many they are."""
+    """Return the usual milliseconds of waiting and computing per request."""
     known = [model for site in sites if (model := site.model(request.model or "")) is not None]
     known = [model for model in known if model.prefill_tokens_per_s > 0]
     come = sum(model.arriving_per_s for model in known)

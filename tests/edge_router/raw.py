@@ -1,4 +1,4 @@
-"""A client that is nothing but a socket, for requests that no honest client would send."""
+"""A client that is only a socket, for requests that no honest client would send."""
 
 import asyncio
 from collections.abc import AsyncIterator

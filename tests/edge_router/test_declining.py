@@ -1,4 +1,7 @@
-"""A site may decline a new request while another one can take it: that costs a round trip, no trust, and happens a few times at most."""
+"""A site may decline a new request while another one can take it.
+
+That costs a round trip, has no effect on trust, and happens a few times at most.
+"""
 
 from collections.abc import Sequence
 
@@ -52,7 +55,7 @@ async def test_a_site_that_declines_is_left_for_the_next_keeps_its_trust_and_its
         assert view.status is not None
         assert view.status.models[0].queued_tokens == 4321
         assert running.counted("pilotlight_router_tries_total", site="ams1", result="declined") == 8
-        assert running.proxy.selector.retries.left > 40  # being declined is not paid for
+        assert running.proxy.selector.retries.left > 40  # a decline does not use the retry budget
 
 
 async def test_where_all_decline_one_of_them_takes_it_in_the_end() -> None:

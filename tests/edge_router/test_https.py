@@ -26,7 +26,7 @@ pytestmark = [
 
 
 def write(folder: Path) -> dict[str, str]:
-    """A new pair, signed by itself."""
+    """Write a new self-signed certificate and its key."""
     files = {"tls_certificate": str(folder / "chain.pem"), "tls_key": str(folder / "key.pem")}
     command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=test -addext subjectAltName=IP:127.0.0.1"
     subprocess.run(

@@ -1,4 +1,4 @@
-"""The router in operation: drains, and the pages that say what it sees."""
+"""The router in operation: drains, and the pages with its state."""
 
 import asyncio
 from typing import Any

@@ -156,7 +156,7 @@ def test_a_sleeping_model_costs_its_measured_wake_or_a_cautious_guess() -> None:
 
 
 def test_a_site_whose_decodes_crowd_each_other_costs_its_published_step_once() -> None:
-    """The rate that a site publishes has its neighbours in it; how full the cache is says nothing more."""
+    """A site's published rate includes the effect of neighbours; how full the cache is adds nothing."""
     crowded = {"running": 20, "kv_blocks_total": 100, "kv_blocks_free": 10, "decode_tokens_per_s": 25.0}
     assert term(ASK, view(model=crowded), "decode_step") == pytest.approx(40.0)
 
@@ -323,7 +323,7 @@ def test_what_this_router_sent_a_moment_ago_is_still_ahead_however_old_the_statu
 
 
 def test_a_long_prompt_leaves_a_busy_site_to_those_who_come_behind_it() -> None:
-    """Both would answer at the same time; at one of them, four others a second would wait for it."""
+    """Both would answer at the same time; at one of them, four other requests per second would wait for it."""
     quiet = view("iad1", rtt_ms=5.0, model={"queued_tokens": 1000})
     busy = view(
         "ams1", rtt_ms=1.0, model={"queued_tokens": 1000, "arriving_per_s": 4.0, "arriving_tokens_per_s": 500.0}
@@ -396,7 +396,7 @@ def test_a_client_waits_for_others_sake_no_longer_than_its_own_wait_allows(promp
 
 
 def test_the_network_s_load_counts_a_fast_site_for_more_than_a_slow_one() -> None:
-    """A slow site without a moment's rest beside an idle one a hundred times as fast is a network with nothing to do."""
+    """A slow site without idle time beside an idle one a hundred times as fast is an idle network."""
     slow = view("ams1", model={"prefill_tokens_per_s": 100.0, "arriving_tokens_per_s": 100.0})
     fast = view("iad1", rtt_ms=30.0, model={"prefill_tokens_per_s": 10_000.0})
     home = replace(ASK, home=Home("ams1", 990, by_name=False))

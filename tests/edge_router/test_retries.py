@@ -356,7 +356,7 @@ async def test_a_post_to_a_function_that_a_site_refused_for_our_signature_runs_e
             assert response.status == 200
         fakes[1].behave = fakes[0].behave
         async with running.http.post(running.url + "/fn/f", data=b"x") as response:
-            assert response.status == 503  # and no 403, which would be the client's to mend
+            assert response.status == 503  # not 403, which would be the client's fault
 
 
 class Closing(ConnectionPool):

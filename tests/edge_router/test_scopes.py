@@ -1,4 +1,4 @@
-"""Every path of a router with the scope that it needs, where keys are required; a path that is not named here fails."""
+"""Every path of a router with the scope that it needs if keys are required; a path that is not listed here fails."""
 
 import hashlib
 from collections.abc import Iterator

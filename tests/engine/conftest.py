@@ -1,4 +1,7 @@
-"""A CPU computes through the C library unless a test asks for both ways: it must not appear in the middle of one."""
+"""Fixtures that fix a CPU's arithmetic.
+
+It computes through the C library unless a test asks for both ways: the library must not appear in the middle of a test.
+"""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -28,7 +28,7 @@ from pilotlight.engine.scheduling.plan import StepCount
 
 @dataclass
 class Heard:
-    """Everything one sequence's client would have received."""
+    """All outputs that one sequence's client would have received."""
 
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
@@ -67,7 +67,7 @@ def load_engine(
     kv_dtype: KvDtype = "auto",
     **limits: Any,
 ) -> Engine:
-    """`depth`: 2 to step as on a GPU, where each is launched before the last one's tokens are known."""
+    """Load an engine. `depth`: 2 to step as on a GPU, where each step is launched before the last one's tokens are known."""
     config = HostConfig(kv_bytes=64 << 20, threads=1, **limits)
     spec = ModelSpec(name, str(directory), dtype, kv_tokens, speculate=speculate, kv_dtype=kv_dtype)
     engine = load_model(spec, config, make_kv_memory(config), tiers=tiers).engine
@@ -92,7 +92,7 @@ class CheapRows:
 
 
 class Welcome:
-    """A gain that is always there."""
+    """A gain that always permits drafts."""
 
     def may_draft(self, num_decodes: int) -> bool:
         return True
@@ -102,7 +102,7 @@ class Welcome:
 
 
 def check_all_drafts(engine: Engine) -> None:
-    """Have all drafts checked that are proposed, where there is speculation."""
+    """Make an engine verify all proposed drafts, if it has speculation."""
     if isinstance(engine.speculation, Speculator):
         engine.speculation.costs = CheapRows()  # type: ignore[assignment]
         engine.speculation.gain = Welcome()  # type: ignore[assignment]
@@ -142,7 +142,7 @@ def drain(
         if not engine.has_work:
             break
         if not engine.step():
-            time.sleep(0.001)  # blocks are on their way from a tier
+            time.sleep(0.001)  # blocks are being loaded from a tier
     assert not engine.has_work, f"{max_steps} steps were not enough"
     engine.scheduler.pool.assert_consistent()
     assert engine.scheduler.pool.num_held == 0

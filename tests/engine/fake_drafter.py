@@ -1,4 +1,4 @@
-"""Speculation whose guesses are right, wrong, or right as far as a seed says."""
+"""Speculation whose guesses are right, wrong, or right to an extent that a seed decides."""
 
 from collections.abc import Sequence as SequenceOf
 from random import Random
@@ -10,7 +10,7 @@ from tests.engine.fake_runner import VOCAB, next_penalised_token, next_token
 
 
 class EachAlone:
-    """Proposes for each sequence what it would for that alone, as much as there is room for."""
+    """A speculator that proposes for each sequence as for that alone, as much as fits."""
 
     counts = DraftCounts()
 
@@ -63,7 +63,7 @@ class FakeDrafter(EachAlone):
 
 
 class Remembering(EachAlone):
-    """Knows what each prompt was answered, and is wrong from some token on."""
+    """A drafter that knows each prompt's answer, and is wrong from some token on."""
 
     def __init__(self, answers: dict[tuple[int, ...], list[int]], num_drafts: int | None = None) -> None:
         """Propose tokens of `answers`. `num_drafts`: for each step; random if None."""

@@ -1,4 +1,4 @@
-"""A runner without a model: the next token is a function of the tokens before it, and the cache is checked rather than filled."""
+"""A runner without a model: the next token is a function of the earlier tokens, and the cache is checked rather than filled."""
 
 import math
 import time
@@ -49,11 +49,11 @@ def prompt_logprobs_of(token_ids: SequenceOf[int]) -> tuple[TokenLogprobs, ...]:
 
 @dataclass
 class FakeArena:
-    """Bytes that remember who wrote them: (model, block), or None for zeros."""
+    """Bytes that remember their writer: (model, block), or None for zeros."""
 
     num_slabs: int
     slab_bytes: int
-    copies: int = 1  # ranks that have as many bytes, one's behind another's
+    copies: int = 1  # ranks that have as many bytes, one after another
     writers: list[tuple[str, int] | None] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -85,12 +85,12 @@ class FakeMemory:
 
 
 class FakeForwarded(NamedTuple):
-    contexts: list[tuple[int, ...]]  # of each row of logits, the tokens up to it
+    contexts: list[tuple[int, ...]]  # for each row of logits, the tokens up to it
     prompt_logprobs: dict[int, tuple[TokenLogprobs, ...]]
 
 
 class FakeRunner:
-    """Remembers what each slot was last written with, and fails when a chunk would read anything but one sequence's prefix."""
+    """A runner that records each slot's last write, and fails if a chunk would read anything but one sequence's prefix."""
 
     num_graphs = graph_failures = 0
 
@@ -104,19 +104,19 @@ class FakeRunner:
         copies: int = 1,
         has_states: bool = False,
     ) -> None:
-        """`has_states`: the last group of layers keeps one, in all slots of a block."""
+        """Prepare a runner. `has_states`: the last group of layers keeps a state in all slots of a block."""
         self.state_group = len(windows) - 1 if has_states else None
         self.copies = copies
         self.windows = windows
         self.memory = memory
         self.block_size = block_size
         self.depth = depth
-        self.chosen: list[int] = []  # in the last step, as the device knows it
+        self.chosen: list[int] = []  # in the last step, as known on the device
         self.slots: list[tuple[int, ...] | None] = [None] * (num_blocks * block_size)
         self.scrubbed: list[int] = []
-        self.bad_prompts: set[tuple[int, ...]] = set()  # behind these, nothing is finite
+        self.bad_prompts: set[tuple[int, ...]] = set()  # after these prompts, values are not finite
         self.explode = False
-        self.poisons: set[tuple[int, ...]] = set()  # a step with a prompt that begins so raises
+        self.poisons: set[tuple[int, ...]] = set()  # a step with a prompt that begins like this raises
         self.num_failures = 0
         self.batch_tokens: list[int] = []
         self.num_drafts = 0
@@ -137,7 +137,7 @@ class FakeRunner:
             assert before is not None, "a chunk would read what was never written"
             assert len(before) == start, "foreign or stale cache content"
             contexts += [(*before, *token_ids[first : i + 1]) for i in range(first, end)]
-        if self.state_group is not None:  # a step that fails may have changed states before
+        if self.state_group is not None:  # a failed step may have changed states before
             self._change_states(step, contexts, firsts)
         if any(context[: len(bad)] == bad for context in contexts for bad in self.poisons):
             self.num_failures += 1
@@ -157,7 +157,7 @@ class FakeRunner:
             if number == self.state_group:
                 continue
             ends = zip(group.tables, [step.positions[i] for i in firsts[:-1]], firsts[1:], strict=True)
-            for table, start, end in ends:  # after all writes: none may hit another's blocks
+            for table, start, end in ends:  # after all writes: none may overwrite another's blocks
                 self._read(table, contexts[end - 1], number, 0 if window is None else max(0, start + 1 - window))
         rows = range(len(token_ids)) if step.logit_rows is None else step.logit_rows
         prompts = {
@@ -211,7 +211,7 @@ class FakeRunner:
                 self.memory.check(slot // self.block_size)
 
     def _penalty(self, row: ChoiceRow) -> int:
-        """The sum of the sequence's outputs, as they were counted."""
+        """Return the sum of the sequence's outputs, as they were counted."""
         if row.counts is None:
             return 0
         return sum(token * round(n) for token, n in zip(row.counts.token_ids, row.counts.num_outputs, strict=True))

@@ -23,7 +23,7 @@ class FakeTransfer:
 
     @property
     def is_done(self) -> bool:
-        """Looking brings the end nearer."""
+        """Tell whether it is done; each call brings the end nearer."""
         if self.polls > 0:
             self.polls -= 1
             self.tiers.advance(self)
@@ -31,7 +31,7 @@ class FakeTransfer:
 
 
 class FakeLookup(FakeTransfer):
-    """Names that the store is asked for."""
+    """A lookup of names in the store."""
 
 
 class FakeTiers(Tiers):
@@ -50,11 +50,11 @@ class FakeTiers(Tiers):
         self.waiting: dict[int, bytes] = {}
         self.pins: dict[Hashable, list[bytes]] = {}
         self.open: set[FakeTransfer] = set()
-        self.peers: dict[bytes, Content] = {}  # what other hosts have computed
+        self.peers: dict[bytes, Content] = {}  # content that other hosts have computed
         self.handed_over: set[str] = set()
         self.num_lost = 0
 
-    # What the scheduler asks
+    # Called by the scheduler
 
     def store(self, block: int, block_hash: bytes) -> None:
         assert None not in self._content(block), "a block was called complete before it was"
@@ -125,7 +125,7 @@ class FakeTiers(Tiers):
     def unpin(self, owner: Hashable) -> None:
         self.pins.pop(owner, None)
 
-    # What the engine asks
+    # Called by the engine
 
     def begin_stores(self, everything: bool) -> None:
         for block in list(self.waiting):
@@ -144,10 +144,10 @@ class FakeTiers(Tiers):
     def close(self) -> None:
         self.reset()
 
-    # What a transfer does
+    # Called by a transfer
 
     def advance(self, transfer: FakeTransfer) -> None:
-        """One block or more of it arrive; the last poll ends it."""
+        """Let one block or more arrive; the last poll ends the transfer."""
         if transfer.is_ended:
             return
         last = transfer.polls == 0

@@ -164,7 +164,7 @@ def test_every_block_is_held_evictable_or_free_and_found_by_its_name(actions: li
         share, held = n % 2, sorted(plain.holds.elements())
         block = held[n % len(held)] if held else None
         if action == "allocate":
-            taken = pool.allocate(share)  # borrows only while none of its share is free
+            taken = pool.allocate(share)  # it borrows only if none of its share is free
             if free := plain.free(share):
                 assert taken == free[0], "low numbers go first"
             elif taken is None:

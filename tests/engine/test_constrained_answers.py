@@ -261,5 +261,5 @@ def test_an_answer_does_not_end_before_it_has_the_tokens_it_was_to_have() -> Non
     assert one(engine, cut).token_ids == long.token_ids[20:]
     number = Constraint("regex", "[0-9]{2}")
     both = one(engine, replace(asked("b", number), sampling=replace(asked("b", number).sampling, min_tokens=10)))
-    assert (len(text_of(both)), both.finish_reason) == (2, "stop")  # a grammar that is at its end has to end
+    assert (len(text_of(both)), both.finish_reason) == (2, "stop")  # a complete document has to end
     engine.close()

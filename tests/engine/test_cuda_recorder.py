@@ -16,7 +16,11 @@ from pilotlight.engine.execution.decode_graphs import CudaRecorder
 
 
 class FakeCuda:
-    """`fails`: what raises in the next capture, "forward" or "end". What would disturb other threads, or wait for the device, is not there."""
+    """A fake of torch.cuda.
+
+    `fails`: the part that raises in the next capture, "forward" or "end". It has no function that would disturb other threads, or wait for the
+    device.
+    """
 
     def __init__(self) -> None:
         self.serving = SimpleNamespace(name="serving", waits_for=[])

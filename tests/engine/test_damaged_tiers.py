@@ -32,7 +32,7 @@ from tests.waiting import until
 
 pytestmark = pytest.mark.usefixtures("always_worth_it")
 
-PROMPTS = [random_prompt(70, seed) for seed in (1, 2)]  # of four full blocks each
+PROMPTS = [random_prompt(70, seed) for seed in (1, 2)]  # with four full blocks each
 FILE_HEADER = struct.Struct("<8sIQQ")
 SLOT_HEADER_BYTES, RECORD_HEADER_BYTES = 64, 64
 
@@ -282,7 +282,7 @@ STORE: dict[str, tuple[Callable[[FakeStore], None], bool]] = {
 
 
 class AnyChecksum(int):
-    """A check that is passed by everything."""
+    """A checksum that equals any other."""
 
     __hash__ = int.__hash__
 
@@ -445,7 +445,7 @@ def test_damage_between_two_hosts_changes_no_answer(
     answers, fetched, num_corrupt = damaged_peer(model, tmp_path, transport, damage, monkeypatch)
     assert answers == expected
     assert fetched[0] == 0
-    assert damage == "lost link" or fetched[1] == 0  # after which the next read comes over another transport
+    assert damage == "lost link" or fetched[1] == 0  # after which the next read uses another transport
     assert (num_corrupt > 0) == (damage in ("flipped bit", "other block", "torn block"))
 
 

@@ -1,4 +1,4 @@
-"""Weights, plain or packed, are held to the bytes of their first load."""
+"""Weights, plain or packed, must keep the bytes of their first load."""
 
 import logging
 import os

@@ -25,7 +25,7 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 class Exact(FakeDrafter):
-    """Proposes so many tokens, of which the first are right."""
+    """A drafter that proposes so many tokens, of which the first are right."""
 
     def __init__(self, num_drafts: int, num_right: int) -> None:
         super().__init__(0)
@@ -112,7 +112,7 @@ def test_only_accepted_tokens_can_be_found_by_others() -> None:
     answer = expected_tokens(PROMPT, 3)
     engine.submit(submit("a", PROMPT, max_tokens=20))
     engine.step()
-    engine.step()  # checks tokens 7 to 12, of which the next two are right
+    engine.step()  # it verifies tokens 7 to 12, of which the next two are right
     (sequence,) = engine.scheduler.running
     assert sequence.token_ids == [*PROMPT, *answer]
     assert (sequence.num_computed_tokens, sequence.num_completed_tokens, sequence.num_registered_blocks) == (8, 8, 2)

@@ -29,7 +29,7 @@ def text(length: int, seed: int) -> list[int]:
 
 
 def until_all_run(engine: Engine, count: int) -> None:
-    """Step until the images of all have been read, which a thread does."""
+    """Step until all images have been read, which a thread does."""
     while len(engine.scheduler.running) < count:
         if not engine.step():
             time.sleep(0.001)

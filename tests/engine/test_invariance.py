@@ -27,7 +27,7 @@ def requests() -> list[Submit]:
 
 @pytest.fixture(scope="module")
 def alone(checkpoint: Path, arithmetic: str) -> dict[str, list[int]]:
-    """Each request by itself, on an engine that has seen nothing."""
+    """Answer each request by itself, on a new engine."""
     return {r.sequence_id: one(load_engine(checkpoint), r).token_ids for r in requests()}
 
 

@@ -1,4 +1,4 @@
-"""Latent attention at the sizes of DeepSeek-V3 and Kimi K2.5, one layer, against its formulas in fp64 before anything is absorbed."""
+"""Latent attention at the sizes of DeepSeek-V3 and Kimi K2.5, one layer, compared with its unabsorbed formulas in fp64."""
 
 import pytest
 import torch

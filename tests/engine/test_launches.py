@@ -16,7 +16,7 @@ on_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="a CPU has n
 
 
 def gated(call: Callable[..., Any]) -> Callable[..., Any]:
-    """`call`, in which any wait for the device is an error."""
+    """Return `call` with an error for any wait for the device."""
 
     def run(*args: Any) -> Any:
         torch.cuda.set_sync_debug_mode("error")
@@ -30,7 +30,7 @@ def gated(call: Callable[..., Any]) -> Callable[..., Any]:
 
 @on_a_gpu
 def test_no_launch_of_a_step_waits_for_the_device(checkpoint: Path) -> None:
-    """Prompts, decodes, both at once, every kind of sampling, before it is recorded and replayed."""
+    """Prompts, decodes, both at once, every kind of sampling, before a step is recorded and replayed."""
     engine = load_engine(checkpoint, depth=2)
     runner = engine.runner
     assert isinstance(runner, ModelRunner)

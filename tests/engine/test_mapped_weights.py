@@ -51,7 +51,7 @@ def load(directory: Path, kept_at: Path | None, memory: KvMemory, dtype: Any = "
     path = None if kept_at is None else str(kept_at)
     spec = ModelSpec(
         "tiny", str(directory), dtype, weights_file=path, lossless="off"
-    )  # a machine that gains by 12 bits would take them
+    )  # a machine on which 12 bits are faster would use them
     return load_model(spec, CONFIG, memory)
 
 
@@ -64,7 +64,7 @@ def answer(directory: Path, kept_at: Path | None, memory: KvMemory, dtype: Any =
 
 
 def mappings(engine: Engine) -> set[str]:
-    """The files under a model's tensors, by this process's own table of maps."""
+    """Return the files of a model's tensors, from this process's memory map."""
     model: Any = engine.runner.model  # type: ignore[attr-defined]
     addresses = [model.embedding.weight.values.data_ptr(), model.layers[0].attention.qkv_proj.weight.values.data_ptr()]
     found = set()

@@ -30,7 +30,7 @@ PROMPT = [5, 6, 7, 8, 9, 10]
 
 
 class QueuedLaunch:
-    """A step that takes the device `TAKES_S`, behind all those before it."""
+    """A step that takes the device `TAKES_S`, after all earlier ones."""
 
     TAKES_S = 0.125
 
@@ -64,7 +64,7 @@ def test_sequences_shares_of_the_device_are_all_of_the_time_that_it_was_at_work(
             engine.step()
             for output in engine.sequences.take_outputs():
                 told[output.sequence_id] = told.get(output.sequence_id, 0) + output.device_us
-        runner.now += 100.0  # nothing is at work
+        runner.now += 100.0  # the device is idle
     at_work_us = len(runner.batch_tokens) * QueuedLaunch.TAKES_S * 1e6
     assert at_work_us == (runner.now - 200.0) * 1e6
     unclaimed = depth * 2 * QueuedLaunch.TAKES_S * 1e6  # steps that ended sequences were computed in once too often
@@ -166,7 +166,7 @@ def test_siblings_wait_for_the_results_of_their_prompt() -> None:
     prompt = tuple(range(20))
     first = Submit("a", "tiny", prompt, SamplingParams(4, temperature=0.0))
     engine.submit(first)
-    engine.step()  # in flight: computed, and not yet to be found
+    engine.step()  # in flight: computed, and not yet found
     engine.submit(Submit("b", "tiny", prompt, SamplingParams(4, temperature=0.0), leader="a"))
     heard = drain(engine, [])
     assert heard["b"].num_cached_tokens == 16
@@ -218,7 +218,7 @@ def test_a_result_from_before_a_preemption_counts_for_nothing_after_it() -> None
     engine.step()
     (sequence,) = engine.scheduler.running
     assert engine.scheduler.preemption.preempt_youngest(keep_oldest=False)
-    engine.step()  # begins anew, and hears of the first chunk's first life
+    engine.step()  # starts again, and gets the result of the first life's chunk
     assert (sequence.num_computed_tokens, sequence.num_completed_tokens, sequence.prompt_logprobs) == (8, 0, [])
     heard = drain(engine, [])["a"]
     assert heard.token_ids == expected_tokens(prompt, 3)
@@ -381,7 +381,7 @@ def test_a_launch_never_waits_for_the_device(checkpoint: Path, monkeypatch: pyte
 
         return called
 
-    for round_ in range(3):  # in the first, kernels are compiled and steps recorded
+    for round_ in range(3):  # the first round compiles kernels and records steps
         if round_ == 1:
             for name in ("forward", "choose"):
                 monkeypatch.setattr(ModelRunner, name, strict(getattr(ModelRunner, name)))

@@ -179,7 +179,7 @@ def test_a_quantized_checkpoint_kept_packed_is_the_same_model(
     skip_if_a_gpu_unpacks(name)
     model = INTEGERS[name](tmp_path)
     keep_packed(monkeypatch, True)
-    if "left alone" in name:  # other kinds of matrices than those that it leaves alone may be packed
+    if "left alone" in name:  # kinds of matrices other than those that it leaves alone may be packed
         assert packed_weights(load_engine(tmp_path, dtype="float32")) == 2 * 3 + 3
         return
     prompt = random_prompt(37, seed=3)
@@ -316,7 +316,7 @@ def test_an_mxfp4_scale_that_is_no_number_is_named_where_it_stays_packed(
 def test_a_rehearsal_lays_out_what_the_load_does(
     tmp_path: Path, name: str, stays_packed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else other kernels would be compiled than those that are launched."""
+    """Otherwise other kernels would be compiled than those that are launched."""
     if stays_packed:
         skip_if_a_gpu_unpacks(name)
     write_family(tmp_path, PACKED) if name == "mxfp4" else (INTEGERS | FP8)[name](tmp_path)

@@ -1,5 +1,7 @@
-"""Random schedules of two models on one arena, with bursts, idle phases, reservations, failed steps and corrupt bookkeeping: every sequence ends,
-with the right tokens, no model reads what another wrote, and every slab comes back."""
+"""Random schedules of two models on one arena, with bursts, idle phases, reservations, failed steps and corrupt bookkeeping.
+
+Every sequence ends, with the right tokens, no model reads another's data, and every slab is returned.
+"""
 
 from typing import NamedTuple
 
@@ -52,7 +54,7 @@ class Shape(NamedTuple):
     max_num_batched_tokens: int
     max_num_seqs: int
     depth: int = 1
-    drafts: int | None = None  # the seed of a drafter
+    drafts: int | None = None  # a drafter's seed
     windows: tuple[Windows, Windows] = ((None,), (None,))
     copies: int = 1  # ranks with as many slabs, and separate sequences
 
@@ -135,7 +137,7 @@ def test_two_models_on_one_arena_through_twenty_thousand_schedules(
 
 
 def test_a_full_batch_of_late_arrivals_still_claims_what_it_needs() -> None:
-    """Urgent late arrivals run in both models while older sequences wait for their places in the batch; each lacks what the other has."""
+    """Urgent late arrivals run in both models while older sequences wait for their places in the batch; each lacks blocks that the other has."""
     shape = Shape(9, 10, (5, 4), (3, 4), 16, 1)
     plan = [
         Arrival(0, 5, 32, 2, 6, b"", None, 1, 0),
@@ -259,7 +261,7 @@ class Play:
             engine.fail_all("engine_error", "a step failed")
 
     def _damaged(self, engine: Engine, n: int) -> None:
-        """A generation changes in memory, by itself."""
+        """Damage a generation in memory."""
         held = sorted({block for sequence in engine.scheduler.running for block in blocks_of(sequence)})
         if held:
             block = held[n % len(held)]

@@ -11,7 +11,7 @@ from pilotlight.engine.kv.lending.lease import Lease, Oldest
 from pilotlight.engine.kv.lending.slab_allocator import NoSlabsError, SlabAllocator
 from pilotlight.engine.kv.lending.slabs import SlabGrid
 
-SLAB, BLOCK = 100, 50  # two blocks a slab
+SLAB, BLOCK = 100, 50  # two blocks per slab
 
 
 @dataclass
@@ -20,7 +20,7 @@ class Job:
 
     lease: Lease
     sequences: list[tuple[int, list[int]]] = field(default_factory=list)
-    missing: int = 0  # of the oldest
+    missing: int = 0  # blocks that the oldest lacks
     is_waiting: bool = False
     preempted: list[int] = field(default_factory=list)
 
@@ -61,7 +61,7 @@ class Job:
         self.sequences.append((arrival, [block for block in blocks if block is not None]))
 
     def end(self, cached: bool = False) -> None:
-        """Its oldest sequence ends."""
+        """End its oldest sequence."""
         arrival, blocks = self.sequences.pop(0)
         for block in blocks if cached else []:
             self.lease.pool.register(block, b"%d %d" % (arrival, block))

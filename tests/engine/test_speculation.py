@@ -61,7 +61,7 @@ def question(draw: random.Random) -> list[int]:
 
 
 def requests(number: int, seed: int = 1, **changes: Any) -> list[Submit]:
-    """Greedy ones and sampled ones, with a grammar and without."""
+    """Return greedy and sampled requests, with a grammar and without."""
     draw, made = random.Random(seed), []
     for i in range(number):
         options: dict[str, Any] = {
@@ -127,7 +127,7 @@ ASKED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "least tokens": ({"depth": 2}, {"min_tokens": 12}),
     "the prompt's log-probabilities": ({}, {"num_logprobs": 1, "prompt_logprobs": True}),
 }  # fmt: skip
-# The first is asked with each drafter, whatever else in turn with one of them; the rest is slow.
+# The first is tried with each drafter, all others in turn with one of them; the rest is slow.
 IN_TURN = [
     pytest.param(drafters, *asked, id=f"{name}-{drafter}", marks=[] if i == 0 or j == i % 3 else pytest.mark.slow)
     for i, (name, asked) in enumerate(ASKED.items())

@@ -1,4 +1,4 @@
-"""Every model family against `transformers` when its blocks were in a tier: after a restart, from the disk, from a store, and after a swap."""
+"""Every model family compared with `transformers` when its blocks were in a tier: after a restart, from the disk, from a store, after a swap."""
 
 from collections.abc import Iterator
 from functools import partial

@@ -68,7 +68,7 @@ def test_a_model_that_goes_to_sleep_keeps_what_it_has_just_computed(tmp_path: Pa
         cached: list[int | None] = []
         while engine.has_work:
             if not engine.step():
-                time.sleep(0.001)  # blocks are on their way from a tier
+                time.sleep(0.001)  # blocks are being loaded from a tier
             cached += [output.num_cached_tokens for output in engine.sequences.take_outputs()]
         assert cached == [expected]
         engine.close()  # without the further work that would have started the stores

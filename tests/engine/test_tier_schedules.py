@@ -23,7 +23,7 @@ from tests.engine.fake_runner import FakeRunner, borrowing_engine, expected_toke
 from tests.engine.fake_tiers import FakeTiers
 from tests.engine.test_schedules import Arrival, Shape, as_submit, check, make_engine, names, windows
 
-# Small blocks in small pools, and prompts that come again: what one leaves, the next one pushes out and a third one wants.
+# Small blocks in small pools, and repeated prompts: the blocks of one are evicted by the next one and wanted by a third one.
 crowds = st.lists(
     st.builds(
         Arrival,
@@ -52,7 +52,7 @@ tight = st.builds(
     depth=st.sampled_from([1, 2, 3]),
     windows=windows,
     drafts=st.none() | st.integers(0, 2**32),
-    tick_s=st.sampled_from([0.0, 0.3, 1.0]),  # of transfers that take up to four looks, some are late
+    tick_s=st.sampled_from([0.0, 0.3, 1.0]),  # some transfers, of up to four looks, are late
     copies=st.sampled_from([1, 1, 2, 3]),
     has_states=st.booleans(),
 )

@@ -17,7 +17,7 @@ pytest.importorskip("triton")
 
 pytestmark = pytest.mark.cpu_only
 
-SOME = ("gpt-oss",)  # a llama launches less
+SOME = ("gpt-oss",)  # a llama launches fewer
 
 
 def variants(*words: str, **environment: str) -> dict[str, dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Models that a site lacks, asked of the network's router for its functions."""
+"""Models that a site lacks, which its functions use through the network's router."""
 
 import json
 import time

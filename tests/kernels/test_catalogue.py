@@ -22,7 +22,7 @@ CALLS = [
     for case in operation.cases
     for dtype in operation.dtypes
 ]
-# What a type changes is the same in each call: on a CPU every second one is interpreted in fp16 as well.
+# The effect of a type is the same in each call: on a CPU every second one is interpreted in fp16 as well.
 HALVES = {(operation.name, case.name) for operation in OPERATIONS for case in operation.cases[::2]}
 OF_A_TYPE_OF_THEIR_OWN = {"quantise_fp8", "pool_pieces"}
 INTERPRETED = [
@@ -84,7 +84,7 @@ def assert_keeps_its_promise(operation: Operation, form: Any, case: Case, dtype:
 
 
 def unchanged(now: Any, before: Any) -> bool:
-    if isinstance(now, torch.Tensor):  # to the bit: NaN is itself
+    if isinstance(now, torch.Tensor):  # to the bit: NaN equals itself
         return torch.equal(now.flatten().view(torch.uint8), before.flatten().view(torch.uint8))
     if isinstance(now, Weight):
         return all(map(unchanged, now.parts, before.parts))

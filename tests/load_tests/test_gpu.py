@@ -1,4 +1,4 @@
-"""The commands for a GPU machine: rehearsed on the CPU, and made of nothing that such a machine lacks."""
+"""The commands for a GPU machine: rehearsed on the CPU, and without packages that such a machine lacks."""
 
 import json
 import subprocess
@@ -36,7 +36,7 @@ def no_plugins(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_nothing_is_needed_that_a_bare_machine_lacks() -> None:
     script = (
-        f"import sys; sys.modules.update(dict.fromkeys({sorted(LACKING)}))\n"  # to import one of them is an error
+        f"import sys; sys.modules.update(dict.fromkeys({sorted(LACKING)}))\n"  # importing one of them is an error
         f"import {', '.join(['load_tests.gpu', *gpu.BENCHES])}"
     )
     done = subprocess.run([sys.executable, "-c", script], cwd=gpu.ROOT, capture_output=True, text=True, check=False)

@@ -30,7 +30,7 @@ from pilotlight.edge_router.routing.views import Policy
 
 
 class FakeSimulation:
-    """Figures that depend on policy, trace, load, seed and trouble alone."""
+    """A simulation whose figures depend only on policy, trace, load, seed and trouble."""
 
     def __init__(self) -> None:
         self.runs: list[tuple[str, str, str, int, str]] = []

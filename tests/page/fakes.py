@@ -37,7 +37,7 @@ class ToldSource:
 
 
 def row(name: str, text: str = "", **fields: object) -> SiteRow:
-    """`text` stands wherever a text may."""
+    """Return a row with `text` in place of every text."""
     model = ModelStatus(
         text or "ember", "device", detail=text, aliases=(text,) if text else (), kv_blocks_total=10, kv_blocks_free=4
     )

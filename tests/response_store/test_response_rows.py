@@ -23,7 +23,7 @@ MAKER = "maker"
 
 @pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.network)])
 def connection(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RowConnection]:
-    """A connection to either database."""
+    """Yield a connection to either database."""
     if request.param == "sqlite":
         database = ResponseFile(tmp_path / "responses.sqlite", LARGE)._database
         yield database._opened()
@@ -126,7 +126,9 @@ def test_a_conversation_never_leads_into_another_tenants(connection: RowConnecti
         thief.before = before
         add(connection, thief)
         assert said(rows.conversation(connection, "u", "thief", LONG_S))[:2] == ["told", "?"], "only its own events"
-    connection.execute("UPDATE responses SET before = ? WHERE tenant = 'u'", (number,))  # whatever else may go wrong
+    connection.execute(
+        "UPDATE responses SET before = ? WHERE tenant = 'u'", (number,)
+    )  # as if something else had gone wrong
     assert b"mine" not in rows.input_items(connection, "u", "thief")
 
 
@@ -232,7 +234,7 @@ def test_a_conversation_outlives_the_time_of_its_beginning(connection: RowConnec
 
 
 def make(connection: RowConnection, name: str, maker: str = MAKER, **fields: Any) -> KeptResponse:
-    """Begin to make a response."""
+    """Start a response."""
     one = response(name, status="queued", **fields)
     rows.add(connection, [ResponseRow.of(one)], maker, LARGE)
     one.is_begun = True
@@ -412,7 +414,7 @@ INSERT INTO items VALUES ('t', 'msg_old', 1);
 )
 def test_no_question_is_answered_by_reading_all_rows(connection: RowConnection, chosen: str) -> None:
     if isinstance(connection, TranslatedConnection):
-        for way in ("seqscan", "bitmapscan"):  # which it would choose for tables as small as these
+        for way in ("seqscan", "bitmapscan"):  # it would choose that for tables as small as these
             connection.execute(f"SET enable_{way} = off")
         plan = "\n".join(row[0] for row in connection.execute(f"EXPLAIN {chosen}").fetchall())
         assert "Seq Scan" not in plan, plan

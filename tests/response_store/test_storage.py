@@ -1,4 +1,7 @@
-"""Responses are there after a restart; a disk that is full, stands still or is damaged, and a second process, cost what cannot be kept, no more."""
+"""Responses are there after a restart.
+
+A disk that is full, hangs or is damaged, and a second process, cost only responses that cannot be stored.
+"""
 
 import asyncio
 import logging
@@ -258,7 +261,7 @@ async def test_what_is_written_after_its_client_was_told_that_it_is_not_kept_is_
 ) -> None:
 
     class Late:
-        """A database that stands still while it commits: it says nothing in time, and has it all the same."""
+        """A database that hangs while it commits: it answers too late, and has the data all the same."""
 
         is_shared = False
 

@@ -135,7 +135,7 @@ def schema_of(properties: dict[str, Any], **fields: Any) -> dict[str, Any]:
     return {"type": "object", "properties": properties, **fields}
 
 
-EMAIL = {"type": "string", "pattern": "^(?!\\.)(?!.*\\.\\.)[a-z.]+@[a-z]+$"}  # as zod 4 writes z.email()
+EMAIL = {"type": "string", "pattern": "^(?!\\.)(?!.*\\.\\.)[a-z.]+@[a-z]+$"}  # the pattern of z.email() in zod 4
 PATTERN = {"type": "string", "pattern": "^[a-z]+$"}
 BAD = schema_of({"email": EMAIL, "code": PATTERN})
 
@@ -253,7 +253,7 @@ async def test_a_schema_that_would_end_an_engine_host_is_refused_by_name_and_rea
 ) -> None:
     for path, asked in ((CHAT, HELLO), (COMPLETIONS, {"model": "tiny", "prompt": "Hi"})):
         answer = await call(site.app, path, {**asked, "guided_json": schema})
-        while answer.status == 503:  # on a machine that is too busy to find out in ten seconds
+        while answer.status == 503:  # on a machine that is too busy to answer within ten seconds
             answer = await call(site.app, path, {**asked, "guided_json": schema})
         assert (answer.status, answer.json["error"]["code"]) == (400, "invalid_request")
         assert all(part in answer.json["error"]["message"] for part in parts), answer.body

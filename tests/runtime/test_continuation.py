@@ -242,7 +242,7 @@ async def test_two_deaths_are_survived(make_site: SiteMaker) -> None:
 
 
 async def test_what_an_earlier_site_delivered_counts_at_the_next_host_too(make_site: SiteMaker) -> None:
-    """Counts and random numbers begin where the answer began, however many sites and hosts it has had."""
+    """Counts and random numbers start at the answer's beginning, for any number of earlier sites and hosts."""
     mortal = Mortal(4, 2)
     async with make_site(launcher=mortal.launcher) as site:
         sampling = SamplingParams(max_tokens=100, temperature=0.9, seed=7)

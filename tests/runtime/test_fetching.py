@@ -1,4 +1,4 @@
-"""Packed models from a web server: only what is lacking, every chunk checked, whatever the server, the line or the disk does meanwhile."""
+"""Packed models from a web server: only missing parts, every chunk checked, with any fault of the server, the line or the disk."""
 
 import asyncio
 import errno
@@ -34,7 +34,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 class Server:
-    """A folder behind HTTP, with faults."""
+    """A folder on an HTTP server, with faults."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -252,7 +252,7 @@ async def test_a_pin_that_does_not_fit_is_an_error(server: Server) -> None:
 
 async def test_without_its_server_the_last_version_serves_on(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     listed(server.folder)
-    remote = Remote(server.url, None)  # as an https URL without a pin is
+    remote = Remote(server.url, None)  # as for an https URL without a pin
     monkeypatch.setattr(Remote, "parse", classmethod(lambda cls, source: remote))
     there = await directory_of(server.url)
     server.fault = lambda name, nth: "503"

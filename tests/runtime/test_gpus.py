@@ -16,7 +16,10 @@ GIB = 1 << 30
 
 
 class FakeNvml:
-    """`instances` of each GPU: None out of MIG mode, else whether there is one at each place."""
+    """A fake of NVML. `instances` of each GPU:
+
+    None without MIG mode, else whether there is one at each place.
+    """
 
     class NVMLError(Exception):
         pass

@@ -28,7 +28,7 @@ LONG = "the pilot light of a gas stove burns small and blue until somebody wants
 
 @pytest.fixture
 def split(make_site: SiteMaker) -> Callable[..., Any]:
-    """Makes sites with a host that computes prompts, and one that answers."""
+    """Return a maker of sites with a prefill host and a decode host."""
 
     @asynccontextmanager
     async def make(
@@ -59,7 +59,7 @@ def turn(text: str, **more: Any) -> dict[str, Any]:
 
 
 class Busy:
-    """Streams that are open on the host that answers, until they are let go."""
+    """Streams that are open on the decode host, until they are released."""
 
     def __init__(self, pair: Pair, number: int = 3) -> None:
         self.pair, self.number = pair, number
@@ -298,7 +298,7 @@ async def test_a_model_wakes_again_on_the_role_that_it_lost(split: Callable[...,
 
 @pytest.mark.parametrize(("length", "handed_over"), [(16, 0), (17, 16), (32, 16), (33, 32)])
 def test_the_block_with_a_prompts_last_token_is_not_handed_over(length: int, handed_over: int) -> None:
-    """The host that answers computes that token, and a block more is fetched in vain."""
+    """The decode host computes that token, so one more block would be fetched in vain."""
     submit = Submit("a", "tiny", tuple(range(length)), SamplingParams(max_tokens=4), b"")
     assert prefill_sequence(submit, 16).prompt_token_ids == submit.prompt_token_ids[: handed_over + 1]
 

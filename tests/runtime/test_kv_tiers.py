@@ -91,7 +91,7 @@ def test_every_device_has_tiers_of_its_own_and_none_takes_anothers_for_dead(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pilotlight.runtime.hosts.tier_directory._SHARED_MEMORY", tmp_path)
-    for owner in ("ams1", "ams1@1"):  # what the site's former life, that was killed, left
+    for owner in ("ams1", "ams1@1"):  # files of the site's killed predecessor
         place = TierDirectory(owner)
         directory = place.claim()
         assert directory is not None
@@ -127,7 +127,7 @@ def test_blocks_outlive_the_engine_and_go_with_the_site(tmp_path: Path) -> None:
             first = client.post("/v1/completions", json=ASK).json()
             assert first["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
             assert directory.is_dir()
-            until(lambda: any((tmp_path / "disk" / name).glob("segment-*.kv")))  # after memory comes the disk
+            until(lambda: any((tmp_path / "disk" / name).glob("segment-*.kv")))  # the disk follows after memory
             engine = process.engine()
             engine.kill()
             until(lambda: process.has_another_engine(engine) and client.get("/readyz").status_code == 200)
@@ -165,7 +165,7 @@ def test_a_killed_site_may_come_back_for_what_it_left_before_another_removes_it(
         lose_lock(place)
     TierDirectory("another", tmp_path).remove_dead_later()
     assert killed.claim() is not None
-    lose_lock(alive)  # just now, and so it may come back as well
+    lose_lock(alive)  # just now, so it may come back as well
     until(lambda: not lost.directory.exists())
     assert killed.directory.exists()
     assert alive.directory.exists()
@@ -176,7 +176,7 @@ def test_who_looks_whether_an_owner_is_dead_keeps_nothing_of_it(
 ) -> None:
     place = TierDirectory("ams1", tmp_path)
     place.directory.mkdir()
-    (place.directory / "owner.lock").mkdir()  # cannot be opened, when the other one is held
+    (place.directory / "owner.lock").mkdir()  # cannot be opened while the other one is held
     assert not is_dead(place.directory)
     monkeypatch.setattr("pilotlight.runtime.hosts.tier_directory.LOOKS", 1)
     assert place.claim() == place.directory
@@ -194,7 +194,7 @@ def test_a_lock_that_somebody_looks_at_is_waited_for(tmp_path: Path) -> None:
 
 
 def removed(directory: Path) -> bool:
-    """The engine host of a killed site lives until its next heartbeat."""
+    """Tell whether a folder is removed: the engine host of a killed site lives until its next heartbeat."""
     TierDirectory("another", directory.parent).remove_dead()
     return not directory.exists()
 

@@ -1,4 +1,4 @@
-"""Prompts that another site computes for this one: over HTTP to a real server, where that pays, and where their data may go."""
+"""Prompts that another site computes for this one: over HTTP to a real server, if that pays, and if their data may go there."""
 
 import asyncio
 import logging
@@ -153,7 +153,7 @@ async def test_a_site_that_declines_is_done_without(network: Network) -> None:
         looks += 1
 
     network.known._look = blind  # type: ignore[method-assign]
-    await eventually(lambda: looks)  # a look that was under way has ended
+    await eventually(lambda: looks)  # a look that was in progress has ended
     network.lender.app.site.models.assignments.num_open = lambda replica: (
         1
     )  # a request of the lender's clients has just come
@@ -173,7 +173,7 @@ async def test_a_site_of_whose_prompt_nothing_came_is_left_alone(network: Networ
 
 
 async def test_prompts_with_images_or_an_adapter_stay_here(network: Network) -> None:
-    """They would be computed there without."""
+    """They would be computed there without them."""
     submit, info = network.borrower.engine.submits[-1], network.borrower.app.site.models.states["tiny"].info
     assert math.isfinite(network.known.offer(submit, 100, info, 1000.0).cost_s)
     image = PromptImage(position=3, num_tokens=4, digest=bytes(32))
@@ -219,7 +219,7 @@ async def test_a_way_that_is_measured_is_not_measured_again_with_each_look(netwo
 
 
 class Scripted:
-    """A site that answers each request with the next of these bytes, and then hangs up where they are no whole answer."""
+    """A site that answers each request with the next of these bytes, and then closes the connection unless they are a whole answer."""
 
     def __init__(self, *answers: bytes) -> None:
         self._answers = list(answers)
@@ -248,7 +248,7 @@ class Scripted:
                 if not answer.endswith(b"}"):
                     break
         except (asyncio.IncompleteReadError, ConnectionError):
-            pass  # it has hung up
+            pass  # it has closed the connection
         finally:
             writer.close()
 
@@ -281,7 +281,7 @@ async def test_an_answer_without_end_is_left() -> None:
 @pytest.mark.parametrize(
     ("answer", "num_kept"),
     [
-        (answered(b'{"models": "of another version"}'), 1),  # read to its end: the next look may have the connection
+        (answered(b'{"models": "of another version"}'), 1),  # read to its end: the next look may reuse the connection
         (answered(b" " * (2 << 20) + b"{}"), 0),
         (b'HTTP/1.1 200 OK\r\ncontent-length: 99\r\n\r\n{"models": {}', 0),
     ],

@@ -103,7 +103,7 @@ def checked(urls: tuple[str, ...], examples: int) -> int:
     num_sent = 0
     for found in schema.get_all_operations():
         operation = found.ok()
-        takes_input = bool(len(operation.body) or len(operation.query))  # nothing can be wrong with none
+        takes_input = bool(len(operation.body) or len(operation.query))  # without any, nothing can be invalid
         for mode in (GenerationMode.POSITIVE, GenerationMode.NEGATIVE)[: 1 + takes_input]:
 
             @settings(

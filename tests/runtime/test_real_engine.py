@@ -31,7 +31,7 @@ ENDLESS = {**HELLO, "max_tokens": 200, "ignore_eos": True, "stream": True}
 
 
 class Process:
-    """`python -m pilotlight.runtime FILE`."""
+    """A process: `python -m pilotlight.runtime FILE`."""
 
     def __init__(self, file: Path, log: Path, **environment: str) -> None:
         self.log = log
@@ -56,7 +56,7 @@ class Process:
         return said.partition(text)[2]
 
     def engine(self) -> psutil.Process:
-        """The one that serves, as soon as there is one."""
+        """Return the serving engine, as soon as there is one."""
         deadline = time.monotonic() + 60
         while True:
             for process in httpx.get(self.url + "/status").json()["processes"]:

@@ -1,4 +1,4 @@
-"""Copies of a model on two devices: one more comes when it is hot, and goes when the others can do without it."""
+"""Copies of a model on two devices: one is added under load, and removed when the others suffice."""
 
 import asyncio
 from collections.abc import Callable

@@ -370,7 +370,7 @@ async def test_a_response_whose_site_stops_is_found_as_failed_and_its_reader_is_
 
 @pytest.fixture
 async def without_room(make_site: SiteMaker, tmp_path: Path) -> AsyncIterator[Site]:
-    """A site whose directory for responses can never be made."""
+    """Make a site whose directory for responses can never be created."""
     (tmp_path / "file").write_bytes(b"")
     async with make_site(responses={"directory": str(tmp_path / "file" / "responses")}) as site:
         yield site
@@ -400,7 +400,7 @@ async def test_where_none_is_kept_a_background_response_is_refused_by_name(make_
 
 
 def slow_writes(site: Site, monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
-    """Have the store write nothing until the event that is returned is set."""
+    """Make the store write nothing until the returned event is set."""
     store, is_set = site.app.responses._keeping.store, asyncio.Event()
     add = store._add
 

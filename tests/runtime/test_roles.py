@@ -13,7 +13,7 @@ PROMPTS_WAIT = HostWaits(2.0, 0.0)
 def judge(
     policy: RolePolicy, waits: list[HostWaits | None], from_s: float, to_s: float
 ) -> list[tuple[float, RoleShift]]:
-    """Every half second; the shifts."""
+    """Judge every half second; return the shifts."""
     times = [from_s + i / 2 for i in range(round((to_s - from_s) * 2) + 1)]
     return [(now, shift) for now in times if (shift := policy.judge(now, waits)) is not None]
 

@@ -1,4 +1,4 @@
-"""Hot and cool: when a model is worth another device, judged by the wait of its next request, with a clock moved by hand."""
+"""Scaling up and down: whether a model is worth another device, by the wait of its next request, with a fake clock."""
 
 import pytest
 
@@ -62,7 +62,7 @@ def test_a_copy_goes_when_the_others_have_long_done_without_it() -> None:
 
 @pytest.mark.parametrize("tokens", [100, 400, 900, 1100])
 def test_what_one_less_would_make_hot_is_never_cool(tokens: int) -> None:
-    """Else it would go to and fro."""
+    """Otherwise it would oscillate."""
     load = ModelLoad(waiting_tokens=tokens, prefill_tokens_per_s=1000.0, decode_tokens_per_s=20.0)
     left = wait_with_one_less_s([load, load], SEATS)
     assert left == pytest.approx(2 * tokens / 1000)

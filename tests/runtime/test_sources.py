@@ -147,11 +147,11 @@ def test_a_site_ends_when_it_is_told_to_though_the_hub_never_answers(tmp_path: P
         site = subprocess.Popen([sys.executable, "-m", "pilotlight.runtime", str(file)], env=environment)
         try:
             hub.settimeout(60)
-            asking, _ = hub.accept()  # the download, which will have no answer
+            asking, _ = hub.accept()  # the download, which will get no answer
             site.terminate()
             assert site.wait(60) == 0
             asking.settimeout(30)
-            while asking.recv(65536):  # until it has gone with the site
+            while asking.recv(65536):  # until it has ended with the site
                 pass
             asking.close()
         finally:

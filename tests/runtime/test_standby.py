@@ -1,4 +1,4 @@
-"""The host that waits: prepared in a quiet moment, taken when the serving one dies, replaced with back-off, gone with its site."""
+"""The standby host: prepared in an idle moment, used when the serving one dies, replaced with back-off, ended with its site."""
 
 import asyncio
 import logging
@@ -216,7 +216,7 @@ def standby_of(process: Process) -> psutil.Process:
         found[:] = [psutil.Process(pid) for pid in pids(process, "standby")]
         return bool(found) and not is_gone(found[0])
 
-    deadline = time.monotonic() + 100  # it is made ready at low priority, and the machine may be busy
+    deadline = time.monotonic() + 100  # it is prepared at low priority, and the machine may be busy
     while not is_there():
         assert time.monotonic() < deadline
         time.sleep(0.05)

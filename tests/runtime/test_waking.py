@@ -38,7 +38,7 @@ def ask(model: str, **more: Any) -> dict[str, Any]:
 
 @pytest.fixture
 def entries(tmp_path: Path) -> list[dict[str, Any]]:
-    """Three models of 1000 bytes that come and go."""
+    """Write three models of 1000 bytes that come and go."""
     names = ("a", "b", "c")
     for name in names:
         header = b'{"w": {"dtype": "F32", "shape": [250], "data_offsets": [0, 1000]}}'
@@ -61,7 +61,7 @@ async def small(make_site: SiteMaker, entries: list[dict[str, Any]]) -> AsyncIte
 
 
 def at(site: Site, now_s: float) -> list[float]:
-    """The wall clock of its expectations, to be moved by hand."""
+    """Replace the wall clock of its expectations with one that tests move."""
     now = [now_s]
     models = site.app.site.models
     for part in (models, models._foresight, models._queue._memory, models._queue._budgets[0]):
@@ -107,7 +107,7 @@ async def test_a_model_with_open_requests_is_waited_for(small: Site) -> None:
     small.engine.script = says("Hi")
     third = start(small.app, CHAT, ask("c"))
     await eventually(lambda: small.app.site.models.states["c"].detail == "waiting for room on the device")
-    await asyncio.sleep(0.15)  # longer than its patience
+    await asyncio.sleep(0.15)  # longer than its longest wait
     assert sorted(small.engine.loaded) == ["a", "b"], "no model was put to sleep"
     gate.set()
     assert (await third.done()).status == 200
@@ -250,7 +250,9 @@ async def test_who_waits_for_room_hears_at_once_that_another_model_did_not_wake(
         models.hint(model)
     await eventually(lambda: sum(replica.holds_memory for replica in replicas(small)) == 2)
     third = start(small.app, CHAT, ask("c"))
-    await eventually(lambda: any(replica.is_yielding for replica in replicas(small)))  # from now on it only listens
+    await eventually(
+        lambda: any(replica.is_yielding for replica in replicas(small))
+    )  # from now on it only waits for notifications
     await asyncio.sleep(0)
     gate.set()
     assert (await third.done()).status == 200
@@ -520,7 +522,9 @@ async def test_random_traffic_over_too_little_room_is_all_answered(small: Site) 
     async def one(model: str, after_s: float) -> int:
         await asyncio.sleep(after_s)
         answer = await call(small.app, CHAT, ask(model))
-        held = [each for each in replicas(small) if each.holds_memory and each.falling_asleep is None]  # its heir waits
+        held = [
+            each for each in replicas(small) if each.holds_memory and each.falling_asleep is None
+        ]  # its successor waits
         assert sum(small.app.site.models.states[each.model].num_bytes for each in held) <= 2000
         seen.add(model)
         return answer.status
@@ -544,7 +548,7 @@ async def test_a_wake_is_on_the_timeline(small: Site) -> None:
 
 
 async def test_a_wait_for_room_does_not_count_as_waking(small: Site) -> None:
-    """Else a crowded device would let every model stay longer, and so become more crowded."""
+    """Otherwise a crowded device would let every model stay longer, and so become more crowded."""
     small.engine.script = [*says("Hel", finish=None), gate := asyncio.Event(), *says("lo")]
     open_ones = [start(small.app, CHAT, ask(model, stream=True)) for model in ("a", "b")]
     for exchange in open_ones:

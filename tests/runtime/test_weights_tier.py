@@ -70,7 +70,7 @@ def test_what_a_former_life_holds_is_what_its_files_take(tmp_path: Path) -> None
         place.directory.mkdir()
         with (place.directory / "part").open("wb") as file:
             file.write(b"w" * 8192)
-            file.truncate(1 << 30)  # not written to: takes nothing
+            file.truncate(1 << 30)  # without written pages: uses no memory
     assert AvailableMemory.at(places).held == 2 * 8192
     assert AvailableMemory.at([TierDirectory("iad1", tmp_path, "weights")]).held == 0
 

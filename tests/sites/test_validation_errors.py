@@ -1,4 +1,4 @@
-"""A refused file says all that is wrong with it, and nothing that is not: the slow look agrees with msgspec.convert about every file."""
+"""A refused file gets all of its errors, and no others: the detailed check agrees with msgspec.convert about every file."""
 
 import copy
 import datetime
@@ -59,7 +59,7 @@ FILES: dict[type[Table], dict[str, Any]] = {SiteConfig: SITE, NetworkConfig: NET
 
 
 def steps(values: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
-    """The way to every value below the top."""
+    """Yield the path to every value below the top."""
     for key, value in values.items() if isinstance(values, dict) else enumerate(values):
         yield (*path, key)
         if isinstance(value, dict | list):

@@ -1,4 +1,4 @@
-"""Each word of the error table speaks both dialects."""
+"""Each word of the error table has a form in both dialects."""
 
 import orjson
 import pytest

@@ -1,4 +1,4 @@
-"""A signature's time is its site's own, so that a wrong clock costs no request."""
+"""A signature uses its site's own clock, so that a wrong clock fails no request."""
 
 import pytest
 

@@ -91,7 +91,7 @@ async def test_a_journal_is_one_routers_until_that_one_ends(tmp_path: Path) -> N
     await mine.keep(AnswerBegun(200, (("a", "b"),), None), JournalEvents(event(0), points(100)))
     assert await theirs.read() == [ASKED, AnswerBegun(200, (("a", "b"),), None), JournalEvents(event(0), points(100))]
     assert not theirs.is_ours
-    await theirs.keep(StreamEnded())  # says nothing where it is not ours to write
+    await theirs.keep(StreamEnded())  # a no-op, as the journal is another router's
     await mine.keep(JournalEvents(event(1), points(101)))
     mine.release()
     found = []
@@ -374,7 +374,7 @@ async def test_a_disk_that_is_full_costs_the_journal_and_not_the_stream(
         assert data(body) == WHOLE
         assert os.strerror(errno.EFBIG) in caplog.text
         assert (await read_again(one, name))[1] == body
-        while os.listdir(tmp_path):  # its file goes in a thread
+        while os.listdir(tmp_path):  # a thread removes its file
             await asyncio.sleep(0.01)
         assert (await read_again(other, name))[0] == 404
 
@@ -533,7 +533,7 @@ async def test_a_killed_router_is_billed_for_what_it_told_and_no_more(tmp_path: 
 
     assert streams.as_kept(left_by(f"{NAME}.1")).use == ResourceUse(7, 3, 2, 0)
     assert streams.as_kept(left_by(f"{NAME}.2")).use == ResourceUse(0, 0, 1, 0)
-    for part in ("", f"{'0' * 32}.1"):  # of another request, and of a stream that is long over
+    for part in ("", f"{'0' * 32}.1"):  # of another request, and of a stream that ended long ago
         assert streams.as_kept(left_by(part)).use == ResourceUse(7, 3, 9, 0)
     await streams.close()
 

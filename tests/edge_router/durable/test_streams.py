@@ -1,5 +1,4 @@
-"""Durable streams: read again from any event, by their tenant alone, whether the client that asked stayed, left or never waited, and across a site's
-death."""
+"""Durable streams: read again from any event, only by their tenant, also when the client left or never waited, and after a site's death."""
 
 import asyncio
 import hashlib
@@ -50,7 +49,7 @@ def events(body: bytes) -> list[Event]:
 
 
 def data(body: bytes) -> bytes:
-    """The events without the ids that a recording adds."""
+    """Return the events without the ids that a recording adds."""
     return b"".join(encode_event(event.data or b"") for event in events(body))
 
 
@@ -68,7 +67,7 @@ async def test_a_durable_stream_can_be_read_again_from_each_of_its_events() -> N
         async with running.chat(headers=ALICE, **DURABLE) as response:
             name = response.headers["x-pilotlight-stream"]
             body = await response.read()
-        assert json.loads(fakes[0].bodies[-1])["stream_options"] == {"include_usage": True}  # the rest is the router's
+        assert json.loads(fakes[0].bodies[-1])["stream_options"] == {"include_usage": True}  # the router adds the rest
         assert data(body) == b"".join(event(i) for i in range(4)) + DONE
         whole = events(body)
         assert len({event.event_id for event in whole}) == len(whole)
@@ -389,7 +388,7 @@ async def test_no_more_streams_are_forgotten_than_have_to_be() -> None:
 
 
 class AskedStreams:
-    """The routes of streams, asked without a server."""
+    """The routes of streams, called without a server."""
 
     def __init__(self, *, is_required: bool = False, **default: float) -> None:
         self.clock = Clock()

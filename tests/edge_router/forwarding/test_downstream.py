@@ -73,7 +73,7 @@ async def looked_at(client: Client, work: Coroutine[Any, Any, Any], *looks: Look
 
 
 def at(seconds: float, awake_since: float | None = None) -> Look:
-    """`awake_since`: seconds after the beginning, too."""
+    """Return a look. `awake_since`: also in seconds after the start."""
     return lambda client, began: client.look(began + seconds, NEVER if awake_since is None else began + awake_since)
 
 
@@ -86,7 +86,7 @@ async def test_a_body_may_be_as_large_as_the_limit() -> None:
 @pytest.mark.parametrize(
     ("headers", "num_read"),
     [
-        ({}, 2 + DISCARD_TIMES),  # the part by which it is too large, and a bounded rest
+        ({}, 2 + DISCARD_TIMES),  # the bytes beyond the limit, and a bounded rest
         ({"content-length": "5"}, DISCARD_TIMES),
         ({"content-length": str(4 * DISCARD_TIMES)}, DISCARD_TIMES),
         ({"content-length": str(4 * DISCARD_TIMES + 1)}, 0),

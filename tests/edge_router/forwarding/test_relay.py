@@ -45,7 +45,10 @@ PIECES = st.lists(st.builds(Piece, st.integers(0, 2), st.integers(1, 3), st.inte
 
 
 def tell(pieces: list[Piece], delivered: tuple[Delivered, ...] = ()) -> bytes:
-    """A site's stream: each event says how many tokens of its choice came before the piece, so that a repetition or a gap shows."""
+    """Return a site's stream.
+
+    Each event contains how many tokens of its choice came before the piece, so that repetitions and gaps show.
+    """
     skipped = {choice: len(has.token_ids) for choice, has in enumerate(delivered)}
     position = dict.fromkeys(range(3), 0)
     stream = HEARTBEAT

@@ -339,7 +339,7 @@ def streaming(attempt: Attempt) -> tuple[bytes, ...]:
     [
         (30.5, 30.5, {}, "silent"),
         (29.5, 29.5, {}, None),
-        (30.5, 0.1, {}, "silent"),  # a limit holds whatever this process did
+        (30.5, 0.1, {}, "silent"),  # a limit applies also after a pause of this process
         (LOOK_AGAIN_S + 0.1, 0.1, {"is_dead": True}, "frozen"),
         (LOOK_AGAIN_S - 0.1, 0.1, {"is_dead": True}, None),
         (3.0, 2.0, {"is_slow": True}, "stalled"),
@@ -509,7 +509,7 @@ async def test_events_are_forwarded_as_they_come_until_one_needs_the_task() -> N
             assert forwarded[-1] == b"data: %d\n\n" % number
         await attempt.settle()
         assert not waiting.done()
-        attempt.connection.data_received(chunk(b":pl [0,[2]]\ndata: 2\n\n"))  # the client has no room
+        attempt.connection.data_received(chunk(b":pl [0,[2]]\ndata: 2\n\n"))  # the client's buffer is full
         attempt.connection.data_received(chunk(b":pl [0,[3]]\ndata: 3\n\n"))
         assert await waiting == [Forward(b"data: 2\n\n")]
         room = 9

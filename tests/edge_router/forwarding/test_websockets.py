@@ -252,7 +252,7 @@ async def test_a_client_that_sends_on_has_time_to_hear_why_the_router_ends(monke
 
 
 class Site:
-    """A site's WebSocket that gives `says`, then waits; `full`: it takes nothing."""
+    """A site's WebSocket that sends `says`, then waits; with `full` it accepts nothing."""
 
     def __init__(self, *says: Any, full: bool = False) -> None:
         self.says = list(says)

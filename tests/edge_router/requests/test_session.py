@@ -1,4 +1,4 @@
-"""Conversations find their home: by name, by fingerprint, after a branch; and never across tenants (I4)."""
+"""Conversations return to their home: by name, by fingerprint, after a branch; and never across tenants (I4)."""
 
 from collections import OrderedDict
 

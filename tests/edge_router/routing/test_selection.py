@@ -73,7 +73,7 @@ class Metrics:
 
 
 class InOrder:
-    """All that are healthy, as they come."""
+    """A policy that keeps the order of all healthy sites."""
 
     def rank(self, request: RouteRequest, backends: list[BackendView]) -> list[Preference]:
         return [

@@ -1,4 +1,4 @@
-"""Deployments at the router: versions, shares, and changes that are whole or do not happen."""
+"""Deployments at the router: versions, shares, and changes that happen whole or not at all."""
 
 import asyncio
 import hashlib
@@ -174,7 +174,10 @@ def router_app(
     allowed: frozenset[str] | None = None,
     **tables: Any,
 ) -> Starlette:
-    """`allowed`: where accounts' data may lie; `tables`: of the router's file."""
+    """Return a router.
+
+    `allowed`: places for accounts' data; `tables`: further tables of the router's file.
+    """
     guard = DeployGuard(token, "secret", Access(keys, is_required=False), clocks or SiteClocks(["ams1", "iad1"]))
     sites: dict[str, Any] = {site.name: site for site in (fake, *further)}
     where: Any = SimpleNamespace(of=lambda *names: None if allowed is None else AllowedSites(allowed, "of the account"))
@@ -235,7 +238,7 @@ async def test_a_deploy_and_a_rollback_are_answered_when_the_sites_serve_them(
     for revision, change in enumerate((deployed(app, data, 0), rolled_back_by(app, 1)), 1):
         answering = asyncio.ensure_future(change)
         assert await fake.told.get() == {"name": "f", "revision": revision}
-        known = decode_deployments((await call(app, PATH, **TOKEN)).body)  # what the site finds when it asks
+        known = decode_deployments((await call(app, PATH, **TOKEN)).body)  # the site's next poll finds it
         assert known["f"].revision == revision
         assert not answering.done()
         fake.serves.set()
@@ -255,7 +258,7 @@ async def test_sites_that_do_not_confirm_are_named_and_cost_no_deploy(
     fake.serves.clear()
     answer = await rolled_back_by(app, 1)
     assert (answer.status, answer.json["unconfirmed"]) == (200, {"ams1": "no answer within 0.05 s"})
-    fake.state = "unhealthy"  # it will ask when it is back
+    fake.state = "unhealthy"  # it will poll when it is back
     assert (await rolled_back_by(app, 2)).json["unconfirmed"] == {}
 
 
@@ -291,7 +294,7 @@ async def test_a_rollback_never_leads_to_a_version_that_was_rolled_back(app: Sta
     assert await rolled_back_to() == [{"number": 1, "percent": 100.0}]
     await put(app, data := bundle(tmp_path, "3"))
     assert (await deployed(app, data, 3)).status == 201
-    assert await rolled_back_to() == [{"number": 1, "percent": 100.0}]  # whom version 3 replaced, and not 2
+    assert await rolled_back_to() == [{"number": 1, "percent": 100.0}]  # version 3 replaced it, not 2
     assert "has no version before this one" in await rolled_back_to()
 
 
@@ -311,7 +314,7 @@ async def test_a_function_that_keeps_data_runs_at_one_site_and_so_does_who_calls
     fake: FakeSite, tmp_path: Path
 ) -> None:
     async with site_of("iad1") as second, site_of("sin1") as plain:
-        plain.status.functions = FunctionsStatus(2)  # which asks no router
+        plain.status.functions = FunctionsStatus(2)  # it asks no router
         app = router_app(fake, tmp_path, further=(second, plain))
         await put(app, data := bundle(tmp_path))
 

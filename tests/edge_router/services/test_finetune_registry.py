@@ -163,7 +163,7 @@ async def test_a_site_that_was_away_gets_what_it_missed(tmp_path: Path) -> None:
         await sites["iad1"].start()
         await has_come(sites["iad1"], second)
         assert sites["ams1"].ids == {second}
-        await sites["iad1"].stop()  # the router counts the tasks that it leaves
+        await sites["iad1"].stop()  # the router counts tasks that remain
 
 
 async def test_requests_go_where_their_adapter_is(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The lists of models that a router gives: all that its sites serve, though no site serves all of it."""
+"""The lists of models at a router: the models of all its sites, though no site has all of them."""
 
 from pathlib import Path
 from typing import Any
@@ -115,7 +115,7 @@ async def test_a_model_whose_only_site_is_away_is_not_said_to_be_unknown() -> No
                 ("/v1/models/ember", 503),
                 ("/v1/models/none", 404),
                 ("/v1/models/coal", 200),
-                ("/client/v4/accounts/a/ai/models/schema?model=ember", 429),  # Workers AI's for 503
+                ("/client/v4/accounts/a/ai/models/schema?model=ember", 429),  # Workers AI's status for a 503
                 (f"{SEARCH}?search=ember", 429),
                 (f"{SEARCH}?search=coal", 200),
             ):

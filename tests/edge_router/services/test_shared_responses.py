@@ -1,4 +1,4 @@
-"""Routers that share kept responses, in a real PostgreSQL: what one keeps or makes all know, and what one that is gone was making has failed."""
+"""Routers that share stored responses in a real PostgreSQL: each sees the others', and fails those of a router that is gone."""
 
 import asyncio
 import json
@@ -116,7 +116,10 @@ def ask_number(server: Postgres, name: str) -> int:
 
 
 def time_passes(server: Postgres, lost: ResponseStore, watching: ResponseStore) -> None:
-    """Be past the time after which a router that is gone is missed by another one, which has been there all the while."""
+    """Advance past the time after which another router misses a lost one.
+
+    The watching one has been there all the time.
+    """
     ask(server, f"UPDATE response_makers SET seen_s = seen_s - {EXPIRES_S + 1} WHERE maker = '{lost._maker}'")
     ask(server, f"UPDATE response_makers SET since_s = since_s - {EXPIRES_S + 1} WHERE maker = '{watching._maker}'")
 
@@ -220,7 +223,7 @@ async def test_what_a_router_that_is_gone_was_making_has_failed_and_stays_so_whe
         assert (first, last) == (b"data: 0\n\n", failed_event(failed, ask_number(server, "1")))
         assert (await b.conversation("1", "t", "p")).items == b'{"id":"i"}', "it can be asked again"
 
-        a._confirming = None  # it is back, and says first how one of them has ended
+        a._confirming = None  # it is back, and first reports how one of them has ended
         await a.end(ending, response("2").fields, b"data: end\n\n")
         assert ending.fields["status"] == "failed"
         assert ending.is_settled

@@ -19,7 +19,7 @@ from pilotlight.engine.scheduling.awaited import AwaitedTogether
 
 
 class FakeStore:
-    """Slots that hold digests. An adapter called `slow` is read when `go` is set."""
+    """Slots that hold digests. An adapter called `slow` is read once `go` is set."""
 
     def __init__(self, num_slots: int, host_bytes: int = 1000) -> None:
         self.num_slots, self.host_bytes = num_slots, host_bytes
@@ -170,7 +170,7 @@ def test_an_adapter_that_cannot_be_read_says_so_and_is_read_again(digest: str) -
 
 def test_all_who_wait_for_an_adapter_hear_why_it_cannot_be_read() -> None:
     residency = AdapterResidency("m", FakeStore(1))
-    got(asked(residency, "a")[1])  # which holds the only slot
+    got(asked(residency, "a")[1])  # it holds the only slot
     waiting = [asked(residency, "bad")[1] for _ in range(2)]
     assert [got(one).why_unadapted for one in waiting] == ["adapter 'bad' cannot be used: it is of another model"] * 2
 

@@ -19,7 +19,7 @@ SIZE = 4
 
 
 class Launched:
-    """Chooses, in each row, the row's number and a hundred for each step before."""
+    """A launched step that chooses, in each row, the row's number plus a hundred for each step before."""
 
     def __init__(self, runner: "Runner", rows: SequenceOf[ChoiceRow]) -> None:
         self.runner, self.rows, self.is_collected = runner, rows, False

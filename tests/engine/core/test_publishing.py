@@ -18,7 +18,7 @@ from tests.engine.fake_runner import FakeForwarded, FakeLaunched, FakeRunner, ex
 
 
 def embedding_engine(monkeypatch: pytest.MonkeyPatch, *values: float, **limits: Any) -> tuple[Engine, FakeRunner]:
-    """An engine of an embedding model, whose last chunks have these hidden states."""
+    """Return an engine of an embedding model, whose last chunks have these hidden states."""
     engine, runner = fake_engine(**limits)
     engine.info = replace(engine.info, pooling="mean")
     forward = runner.forward

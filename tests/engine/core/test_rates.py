@@ -37,7 +37,7 @@ def test_slow_decodes_before_make_no_prompt_look_free() -> None:
 
 
 def test_every_token_that_a_step_gives_a_sequence_counts() -> None:
-    """Drafts that were right make a step worth several; the step takes no less time beside a prompt for that."""
+    """Correct drafts make a step worth several; the step takes no less time beside a prompt for that."""
     rates = Rates()
     rates.count(0, 4, 12, 0.1)
     assert rates.decode_tokens_per_s == pytest.approx(30)

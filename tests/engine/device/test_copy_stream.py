@@ -1,4 +1,4 @@
-"""Copies beside the computation: by a GPU's own copy engines where there is one, else by a stand-in that copies late."""
+"""Copies beside the computation: by a GPU's own copy engines if there is one, else by a stand-in that copies late."""
 
 from types import SimpleNamespace
 

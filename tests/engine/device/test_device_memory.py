@@ -1,4 +1,4 @@
-"""A device whose memory comes back while a new host asks for it."""
+"""A device whose memory is released while a new host asks for it."""
 
 import pytest
 import torch

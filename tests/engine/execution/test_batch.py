@@ -131,7 +131,7 @@ def test_a_token_that_the_device_alone_knows_is_fed_from_its_row() -> None:
 
 
 def test_a_step_that_is_padded_writes_nothing_else_and_nowhere_else() -> None:
-    """Its first sequence is computed again and again: the token that is fed to it, too."""
+    """Its first sequence is computed repeatedly, with the token that is fed to it, too."""
     decode, other = sequence(6, [7, 3]), sequence(3, [4, 5])
     decode.token_ids[-1] = PENDING
     for drafts in ((), (8, 9)):

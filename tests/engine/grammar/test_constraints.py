@@ -57,7 +57,7 @@ def allowed(bits: "array[int]", tokenizer: Tokenizer = TOKENIZER) -> list[int]:
 
 
 def walk(matcher: Matcher, draw: random.Random, most: int = 200) -> list[int]:
-    """Choose among what may follow, the end where it may come, until it must or `most` tokens are there."""
+    """Choose among the tokens that may follow, or the end if permitted, until it must end or has `most` tokens."""
     tokens: list[int] = []
     while not matcher.is_complete and len(tokens) < most:
         choices = allowed(matcher.mask())

@@ -75,7 +75,7 @@ async def load(client: EngineClient, checkpoint: Path, name: str = "tiny") -> No
 async def collect(
     client: EngineClient, message: Submit, then: Callable[[], Awaitable[None]] | None = None
 ) -> list[TokenOutput]:
-    """Every output of a sequence; `then` happens after the first of them."""
+    """Collect every output of a sequence; `then` runs after the first of them."""
     collected = []
     async with client.generate(message) as outputs:
         async for output in outputs:
@@ -93,7 +93,7 @@ def at_once(act: Callable[..., None], *arguments: str) -> Callable[[], Awaitable
 
 
 async def until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
-    """A test that never sees its condition fails here rather than by timeout."""
+    """Wait for a condition, so that a test that never sees it fails here rather than by timeout."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "the condition never came true"
@@ -251,11 +251,11 @@ async def test_a_host_in_a_process_of_its_own_does_the_same(checkpoint: Path, tm
 
 
 async def test_numbers_gone_bad_end_the_request_but_not_the_model(in_process: EngineClient, tmp_path: Path) -> None:
-    """Finite weights whose product overflows for one token: its request fails with a reason, and leaves nothing behind."""
+    """Finite weights whose product overflows for one token: its request fails with a reason, and nothing remains."""
     write_llama(tmp_path)
     tensors = load_file(tmp_path / "model.safetensors")
     layer = "model.layers.0"
-    tensors["model.embed_tokens.weight"][:, 0] = 0.0  # the first dimension is token 300's alone
+    tensors["model.embed_tokens.weight"][:, 0] = 0.0  # the first dimension is only token 300's
     tensors["model.embed_tokens.weight"][300, 0] = 10.0
     tensors[f"{layer}.self_attn.o_proj.weight"][0] = 0.0
     for part in ("gate", "up"):
@@ -294,7 +294,7 @@ async def test_a_step_that_fails_once_ends_no_request(
 
 
 @pytest.mark.parametrize(
-    ("error", "failures"),  # requests that end before the host does; each fails once more alone
+    ("error", "failures"),  # requests that end before the host does; each fails once more by itself
     [("an operation that is unknown", 2), ("CUDA error: an illegal memory access was encountered", 0)],
 )
 async def test_a_device_whose_every_step_fails_ends_its_host(
@@ -352,7 +352,7 @@ async def test_what_a_dead_host_never_read_keeps_nobody_waiting(tmp_path: Path, 
         client = SocketEngineClient(address)
         await load(client, checkpoint)
         process.send_signal(signal.SIGSTOP)
-        # More of them than the operating system's buffers take.
+        # More of them than fit in the operating system's buffers.
         unread = [client.load_model(ModelSpec(str(i), "x" * (3 << 20))) for i in range(20)]
         waiting = asyncio.gather(*unread, return_exceptions=True)
         await asyncio.sleep(0.5)

@@ -17,7 +17,7 @@ PROMPT = list(range(100, 100 + 4 * BLOCKS))
 
 
 class NeverDone(Random):
-    """Draws by which no transfer ends; `brings`: blocks that arrive of it."""
+    """Random numbers with which no transfer ends; `brings`: blocks that arrive of it."""
 
     brings = 0
 
@@ -164,7 +164,7 @@ def test_a_twin_of_a_cached_block_is_not_kept_for_another_host() -> None:
     engine.step()
     fetch.polls = 1
     assert fetch.is_done
-    tiers.host.clear()  # whose blocks have given way since they were copied
+    tiers.host.clear()  # its blocks have been evicted since they were copied
     engine.step()
     assert {output.sequence_id for output in engine.sequences.take_outputs() if output.finish_reason} == {"hands over"}
     assert not any(map(engine.scheduler.pool.num_holders, range(BLOCKS))), "its twins went without a word to the tiers"

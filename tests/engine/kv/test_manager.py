@@ -15,7 +15,7 @@ from pilotlight.engine.kv.pool.prefix_index import block_name, extend_chain
 from pilotlight.engine.kv.tier_protocol import Tier, Tiers
 
 SIZE = 4
-BOTH: Windows = (None, 5)  # of the second group a token sees the block before its own, and no more
+BOTH: Windows = (None, 5)  # in the second group a token sees only the block before its own
 
 
 class JournalEvents(Tiers):
@@ -102,7 +102,7 @@ def test_a_block_is_named_when_all_its_tokens_are_known() -> None:
     assert made.manager.grow(sequence, 9)
     made.manager.complete(sequence, 7)
     assert len(sequence.block_hashes) == 1
-    sequence.token_ids += [PENDING] * 3  # a step launches ahead of the results
+    sequence.token_ids += [PENDING] * 3  # a step is launched before the results of the last
     made.manager.complete(sequence, 8)
     assert sequence.block_hashes == made.names(2)
     sequence.token_ids[8:] = [8, 9, 10, 11]
@@ -156,7 +156,7 @@ def fetched(
     assert sequence.num_registered_blocks == 0
     assert [sequence.tables[group].blocks[place] for place, group in prefix.missing] == fresh
     if is_spoilt:
-        made.pool.generations[fresh[1]] += 1  # a block is another's, by a mistake
+        made.pool.generations[fresh[1]] += 1  # another sequence's, by mistake
     made.manager.end_fetch(sequence, prefix, num_arrived)
     return made, sequence, prefix
 
@@ -199,7 +199,7 @@ def test_what_is_seen_of_full_blocks_is_swapped_out_under_its_names() -> None:
     assert names == [*made.names(4)[:3], made.names(4)[3], made.names(4, 1)[3]]
     assert blocks == [*sequence.tables[0].blocks[:4], sequence.tables[1].blocks[3]]
     assert num_tokens == 16
-    made.pool.generations[blocks[1]] += 1  # another's, by a mistake
+    made.pool.generations[blocks[1]] += 1  # another's, by mistake
     made.manager.swap_out(sequence)
     assert names[1] not in made.tiers.swapped[0]
     assert len(made.tiers.swapped[0]) == 4

@@ -1,4 +1,4 @@
-"""One model's way to the tiers: copies that are overtaken, called off or broken, and the decision whether to copy at all."""
+"""One model's access to the tiers: copies that are overtaken, cancelled or broken, and the decision whether to copy at all."""
 
 import threading
 from collections.abc import Iterator, Sequence
@@ -488,7 +488,7 @@ def test_a_full_queue_to_the_disk_drops_and_counts(rig: Rig, monkeypatch: pytest
 
 
 class Store:
-    """The thread of a store that may be asked, or not."""
+    """The thread of a store that may or may not take requests."""
 
     kind = identity = "store"
     num_corrupt = 0
@@ -602,7 +602,7 @@ def test_a_cuda_device_copies_from_registered_slots_by_itself_and_a_damaged_bloc
     monkeypatch.setattr("pilotlight.engine.device.registered_memory._registrar_of", lambda device: registrar)
     monkeypatch.setattr("pilotlight.engine.kv.tiers.slot_file.PIECE_BYTES", 4 * size)
     cache = torch.randint(0, 256, (32, size), dtype=torch.uint8)
-    for life in range(2):  # the second finds what the first has left
+    for life in range(2):  # the second finds the first one's files
         host = HostTier.open(tmp_path / "host", 8 * size, device=torch.device("cuda"))
         memory, stream = host.add_size(size), FakeCopyStream()
         tiers = TieredCache(host, None, CudaBlockCopier(cache, memory, stream), size)

@@ -1,4 +1,4 @@
-"""Compiling beside the loading: never in its way."""
+"""Compiling beside the loading, without delaying it."""
 
 import logging
 from types import SimpleNamespace

@@ -27,7 +27,7 @@ def test_the_ranks_store_listens_on_this_machine_alone() -> None:
     store = new_store()
     TCPStore(LOCALHOST, store.port, is_master=False).set("a", "b")
     assert store.get("a") == b"b", "another rank reaches it"
-    # Free on another loopback address: a listener on all addresses would have it there as well.
+    # Free on another loopback address: a listener on all addresses would occupy it there as well.
     with socket.create_server(("127.0.0.2", store.port)):
         pass
 
@@ -122,8 +122,10 @@ def test_stages_are_a_ring_in_which_each_sends_to_the_next() -> None:
 
 
 class Meeting:
-    """Sends and receives of two ranks as NCCL has them: a queue for each rank of a group, in which each waits for those before it, and for its
-    counterpart in the other rank's queue."""
+    """Sends and receives of two ranks, as NCCL orders them.
+
+    A queue for each rank of a group, in which each operation waits for earlier ones, and for its counterpart in the other rank's queue.
+    """
 
     def __init__(self, queues: "dict[str, list[list[str]]]", name: str, rank: int) -> None:
         self._queue = queues.setdefault(name, [[], []])[rank]

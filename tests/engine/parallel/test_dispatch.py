@@ -65,7 +65,7 @@ HOSTS = [
 
 @pytest.fixture(scope="module", params=HOSTS)
 def pair(process_tier: None, request: pytest.FixtureRequest) -> Iterator[Ranks]:
-    """Two copies of the attention."""
+    """Start two copies of the attention."""
     with group_memory(request.param) as memory:
         yield Ranks(request.param, memory)
 
@@ -305,7 +305,7 @@ def test_messages_and_bytes_of_a_step_are_those_of_the_formula(
     write_family(tmp_path, LATENT)
     assert pair.memory.links is not None
     assert pair.memory.links.serving is not None
-    routed: list[int] = []  # tokens of each layer that have an expert on another rank, once for each of these
+    routed: list[int] = []  # for each layer, tokens with an expert on another rank, once for each of these
     back: list[int] = []  # and tokens of the ranks that share matrices with this one, with an expert here
     degrees = Parallelism.of_host(pair.host)
     with pair.loaded(tmp_path) as model:

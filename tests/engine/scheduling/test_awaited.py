@@ -19,7 +19,7 @@ PROMPT = [3, 4, 5]
 
 
 class CompiledGrammar:
-    """Something new to wait for, compiled in a thread."""
+    """A new kind of requirement, compiled in a thread."""
 
     is_admitted = False
 

@@ -1,4 +1,4 @@
-"""A step as it is planned, and the lengths of a sequence that it is planned from: boundaries alone, without a scheduler."""
+"""A planned step, and the lengths of a sequence from which it is planned: only boundaries, without a scheduler."""
 
 import math
 from array import array
@@ -94,7 +94,7 @@ def test_what_can_be_computed_of_a_sequence_is_what_is_known_and_what_may_still_
     one.awaits_tokens = False
     one.length_limit = 8
     assert one.num_ready_tokens == 1
-    one.length_limit = 7  # the one that is being chosen is its last
+    one.length_limit = 7  # the token that is being chosen is its last
     assert one.num_ready_tokens == 0
     one.token_ids[-1] = 9
     assert one.num_ready_tokens == 1

@@ -1,4 +1,4 @@
-"""Templates that read content as a list of parts, as those of guard and vision models do, get it so; all others get texts."""
+"""Templates that read content as a list of parts, as those of guard and vision models, get lists; all others get texts."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Assets against a folder of files, and service bindings against functions: responses, addresses, and paths that want out."""
+"""Assets from a folder of files, and service bindings to functions: responses, addresses, and paths that try to leave the folder."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path

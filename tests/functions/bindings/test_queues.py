@@ -33,7 +33,7 @@ SOON = Settings(max_batch_timeout_s=0.0)
 
 
 class Handler:
-    """A consumer that remembers, and answers what `decide` says."""
+    """A consumer that records batches, and answers with `decide`."""
 
     def __init__(self, decide: Callable[[dict[str, Any]], Any] = lambda message: None) -> None:
         self.batches: list[list[dict[str, Any]]] = []
@@ -166,7 +166,7 @@ async def test_a_message_under_way_comes_again_after_its_consumer_is_closed(wire
     await first.close()
     second = QueueConsumer(queue, handler, SOON)
     await eventually(lambda: handler.bodies == ["job"])
-    assert handler.batches[0][0]["attempts"] == 1  # it was the site that cut it off
+    assert handler.batches[0][0]["attempts"] == 1  # the site cut it off
     await second.close()
 
 
@@ -304,7 +304,7 @@ async def test_a_full_queue_says_so(wire: Wire) -> None:
 
 
 def asked(handler: Handler) -> Any:
-    """A version whose queue handler this is."""
+    """Return a version with this queue handler."""
 
     async def ask(event: QueueEvent) -> ExchangeResult:
         return ExchangeResult(await handler(event.queue, event.messages), None)
@@ -519,7 +519,7 @@ async def test_messages_come_in_the_order_of_their_times_and_none_before_its_own
     assert await queue.due_in_s(1, 5.0) == 0.0
     (late,) = await queue.take(9)
     assert (late.body, late.sent_s, late.attempts) == (b"late", 1000.0, 1)
-    now_s += queues.LEASE_S - 60.0  # the leases of the others end
+    now_s += queues.LEASE_S - 60.0  # the leases of the others expire
     assert [(message.body, message.attempts) for message in await queue.take(9)] == [(b"first", 2), (b"second", 2)]
     await queue.close()
 

@@ -109,7 +109,7 @@ def test_models_refuse_functions_while_nothing_can_be_written_down(
     with pytest.raises(ApiError, match="cannot be recorded") as refused:
         kept.begin("hello", "m")
     assert refused.value.word == "overloaded"
-    kept.computed("hello", 1.0)  # is not counted, and stops nothing
+    kept.computed("hello", 1.0)  # it is not counted, and stops nothing
     told(kept, "one", *(record.request.id for record in told(kept, "one")))
     assert kept.begin("hello", "m") is not None
     kept.close()

@@ -30,7 +30,7 @@ MOST = 1 << 22
 
 
 class Peer:
-    """The other side of a channel: it sends any frame, and keeps what it hears."""
+    """The other side of a channel, which sends any frame and records received ones."""
 
     def __init__(self, channel: Channel, sock: socket.socket) -> None:
         self.channel = channel

@@ -12,7 +12,7 @@ from pilotlight.functions.channel.streams import CHUNK_BYTES, Credit, feed
 
 
 class Written:
-    """A channel that keeps what is written to it."""
+    """A channel that records writes."""
 
     def __init__(self, *, is_closed: bool = False) -> None:
         self.frames: list[AnyFrame] = []
@@ -77,7 +77,7 @@ async def test_credit_is_given_for_what_was_taken_half_a_window_at_a_time_and_no
     assert written.frames == []
     await anext(stream)
     assert written.frames == [More(7, half)]
-    stream.push(bytes(half))  # for which there is room again
+    stream.push(bytes(half))  # it has room again
     with pytest.raises(FrameError):
         stream.push(b"x")
     await anext(stream)

@@ -1,4 +1,4 @@
-"""`pilotlight deploy` from the command line to the request: a router's deployments, a real site that fetches from them, real isolates."""
+"""`pilotlight deploy` from the command line to the request: a router's deployments, a real site that fetches them, real isolates."""
 
 import asyncio
 import json
@@ -48,7 +48,10 @@ MANIFEST = 'name = "greeter"\nmain = "entry.py"\n[[kv_namespaces]]\nbinding = "K
 
 
 async def started(site: Site) -> None:
-    """The tests go past the socket, which would not be served before."""
+    """Start the functions.
+
+    The tests bypass the socket, which would not be served earlier.
+    """
     served = site.app.functions.served
     await eventually(lambda: served.deployed is not None and served.deployed._task is not None)
 

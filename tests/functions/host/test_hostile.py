@@ -35,7 +35,7 @@ def hostile(body: str) -> str:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def sites(process_tier: None, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Sites]:
-    """One for each tier, with the neighbour: it lives through all the attempts, in one process."""
+    """Start one site for each tier, with the neighbour: it survives all the attempts, in one process."""
     folder = tmp_path_factory.mktemp("hostile")
     async with (
         SiteFunctions(limits=quick({}), min_tier=1, max_tier=1) as first,
@@ -162,7 +162,7 @@ with open(os.environ['TMPDIR'] + '/big', 'wb') as f:
 async def test_a_function_that_writes_many_files_is_stopped_at_its_disk_limit_at_tier_2(
     sites: Sites,
 ) -> None:
-    """Tier 1 bounds each file and not their sum."""
+    """Tier 1 limits each file and not their sum."""
     source = hostile(
         """
 for i in range(64):

@@ -1,4 +1,4 @@
-"""The stream of an answer within its function's limits: what ends it, who hears of that, and that it is over once."""
+"""The stream of an answer within its function's limits: its end, notifications of it, and that it ends only once."""
 
 import asyncio
 from collections import deque

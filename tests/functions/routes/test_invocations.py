@@ -215,7 +215,7 @@ async def test_a_stream_that_fails_after_it_has_begun_is_cut_and_its_author_told
         assert "ValueError: in the middle" in told[0].getMessage()
         assert "in pieces" in told[0].getMessage()
         assert "entry.py" in told[0].getMessage()
-        assert "Error in ASGI" not in capfd.readouterr().err  # the server's own words, with a traceback of ours
+        assert "Error in ASGI" not in capfd.readouterr().err  # the server's own message, with a traceback of ours
         await server.is_idle()
 
 

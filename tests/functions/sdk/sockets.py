@@ -1,4 +1,4 @@
-"""A client's end of a function's WebSocket, as a site has it before its door."""
+"""A client's end of a function's WebSocket, as a site sees it."""
 
 import asyncio
 import json

@@ -17,7 +17,7 @@ HEAD = "from workers import *\nimport asyncio, json\n\n"
 
 
 def default(body: str) -> str:
-    """A module whose Default.fetch has this body."""
+    """Return a module with this body in Default.fetch."""
     lines = "\n".join(f"        {line}" for line in body.strip().splitlines())
     return f"{HEAD}class Default(WorkerEntrypoint):\n    async def fetch(self, request):\n{lines}\n"
 

@@ -187,7 +187,7 @@ async def test_what_is_written_together_is_kept_together(site: Make, tmp_path: P
         assert await ask(served, "/all") == [["id", "name"], ["zero"], True, 1, [[1, "zero"]]]
         await ask(served, "/burst")
         found = sqlite3.connect(object_file(tmp_path)).execute("SELECT name FROM t ORDER BY id").fetchall()
-        assert found == [("zero",), ("first",), ("second",)]  # on the disk before the answer was
+        assert found == [("zero",), ("first",), ("second",)]  # on the disk before the answer was sent
 
 
 async def test_transactions_are_all_or_nothing(site: Make) -> None:
@@ -201,7 +201,7 @@ async def test_transactions_are_all_or_nothing(site: Make) -> None:
         assert (await ask(served, "/all"))[1] == ["one"]
         moving = asyncio.ensure_future(ask(served, "/move"))
         await asyncio.sleep(0.02)
-        assert (await ask(served, "/all"))[1] == ["one", "moved"]  # begins when the transaction is over
+        assert (await ask(served, "/all"))[1] == ["one", "moved"]  # starts when the transaction is over
         await moving
 
 
@@ -456,7 +456,7 @@ async def test_a_renamed_class_keeps_its_objects_and_a_deleted_one_loses_them(si
         assert await ask(served, "/increment") == 1
     renamed = MANIFEST.replace('class_name = "Counter"', 'class_name = "Tally"')
     renamed += '[[migrations]]\ntag = "v2"\nrenamed_classes = [{ from = "Counter", to = "Tally" }]\n'
-    for expected in (2, 3):  # carried out once
+    for expected in (2, 3):  # executed once
         async with site(KEYS.replace("class Counter", "class Tally"), renamed) as served:
             assert await ask(served, "/increment") == expected
     deleted = renamed + '[[migrations]]\ntag = "v3"\ndeleted_classes = ["Tally"]\n'

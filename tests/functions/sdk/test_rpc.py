@@ -512,7 +512,7 @@ class Incoming:
 
 
 def framed(message: Any) -> list[bytes]:
-    """A message byte by byte."""
+    """Return a message byte by byte."""
     data = message if isinstance(message, bytes) else msgspec.msgpack.encode(message)
     whole = len(data).to_bytes(4, "big") + data
     return [whole[place : place + 1] for place in range(len(whole))]

@@ -1,4 +1,4 @@
-"""Workflows in real isolates, with their instances' storage at the runtime: steps once, retries, waits, and a process that dies in between."""
+"""Workflows in real isolates, with their instances' storage at the runtime: each step once, retries, waits, and a process that dies in between."""
 
 import asyncio
 import json
@@ -182,7 +182,7 @@ class Flow(WorkflowEntrypoint):
 """
     async with site(source) as served:
         await served.get("/create")
-        with suppress(Fault):  # of the process that dies, which may be asked just then
+        with suppress(Fault):  # of the process that dies, which may be called just then
             await until(served, "complete", "errored")
         assert (await until(served, "complete", "errored"))["output"] == 2
         assert await notes(served) == ["first", "dies"]

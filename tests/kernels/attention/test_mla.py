@@ -1,4 +1,4 @@
-"""Latent attention in absorbed form is ordinary attention over keys and values that are projected up from the latent vectors."""
+"""Latent attention in absorbed form equals ordinary attention over keys and values projected up from the latent vectors."""
 
 import pytest
 import torch
@@ -50,7 +50,7 @@ def test_a_needle_is_found_in_256k_tokens_and_nothing_behind_the_query() -> None
         cache[tables[0, at // block], at % block, :LATENT] = 100 * needle
     batch = varlen(tables, (4,), (length,))
     found = mla_prefill(q_latent, q_rotary, cache, batch, 1.0)
-    assert_close("prompt", 100 * q_latent[:3], found[:3], 1e-5)  # the third one's key is its own position or before
+    assert_close("prompt", 100 * q_latent[:3], found[:3], 1e-5)  # the third one's key is at its own position or before
     lens = torch.tensor([length])
     decoded = mla_decode(q_latent[3:], q_rotary[3:], cache, tables, lens, length, 1.0)
     assert_close("decoded", 100 * q_latent[3:], decoded, 1e-5)

@@ -17,7 +17,7 @@ IN_C = [case for case in CASES if not any(word in case.id for word in ("fp8", "s
 
 
 def decoded_one_by_one(given: Arguments) -> torch.Tensor:
-    """Each query as the newest token of its context."""
+    """Compute each query as the newest token of its context."""
     batch, rows = given["batch"], []
     tables = batch.block_tables.repeat_interleave(torch.tensor(batch.host_q_lens), dim=0)
     for queries, context in zip(batch.host_q_lens, batch.host_context_lens, strict=True):

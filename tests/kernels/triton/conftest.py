@@ -1,4 +1,7 @@
-"""The C library has no part in these tests: one run of each is enough."""
+"""Fixtures of the Triton tests.
+
+The C library has no part in them: one run of each is enough.
+"""
 
 import os
 import subprocess

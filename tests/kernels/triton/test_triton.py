@@ -102,12 +102,12 @@ ATTENTIONS = [
 
 
 def poisoned(given: Arguments) -> Arguments:
-    """The same call, with NaN for all that it must not read: behind its contexts, and in blocks that lie before its windows."""
+    """Return the same call, with NaN for all that it must not read: after its contexts, and in blocks before its windows."""
     made, rule, batch = copied(given), given.get("rule"), given.get("batch")
     if rule is not None and rule.kv_scales is not None:
         return made
     for name in ("k_cache", "v_cache", "cache"):
-        if name in made:  # the catalogue's tails hold loud numbers; NaN would survive a weight of zero
+        if name in made:  # the catalogue's tails hold large numbers; NaN would survive a weight of zero
             made[name][made[name] == 300.0] = torch.nan
     if rule is None or rule.window is None:
         return made
@@ -142,7 +142,7 @@ def test_a_prompt_reads_nothing_beyond_its_context_or_before_its_window(operatio
         assert_close(case.name, expected, operation.triton_form()(**poisoned(given)), 10 * 2.0**-24)
 
 
-SPLITS = [(1, 1), (2, 1), (5, 1), (3, 20), (4, 256)]  # how many, and the keys of one that is used
+SPLITS = [(1, 1), (2, 1), (5, 1), (3, 20), (4, 256)]  # the number of splits, and the keys of a used one
 
 
 @pytest.mark.long

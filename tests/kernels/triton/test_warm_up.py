@@ -135,7 +135,7 @@ found["files"], found["files more"] = len(files), len(os.listdir(cache)) - len(f
 print(json.dumps(found))
 """
 
-# What torch does without a launch: memory, and other looks at it.
+# Torch operations without a launch: memory, and views of it.
 NO_LAUNCH = {"empty", "empty_like", "new_empty", "empty_strided", "view", "_unsafe_view", "reshape", "slice", "select", "transpose", "t",
              "unsqueeze", "unflatten", "detach",
              "expand", "permute", "alias", "split", "unbind", "as_strided"}  # fmt: skip
@@ -184,7 +184,7 @@ def test_a_dry_run_keeps_packed_matrices_packed(found: dict[str, Any]) -> None:
 
 
 def test_every_triton_function_can_be_rehearsed() -> None:
-    """One under Triton's own decorator would run, in a rehearsal, with tensors that are not there."""
+    """A function with Triton's own decorator would run, in a dry run, with tensors that do not exist."""
     others = [
         path.name
         for path in (ROOT / "kernels/triton").glob("*.py")

@@ -1,4 +1,4 @@
-"""Each trouble is in the simulation what its name says; and a site that misleads costs ours little more than its own share."""
+"""Each trouble has the effect of its name in the simulation; and a misleading site costs our policy little more than its own share."""
 
 import statistics
 from functools import cache
@@ -63,7 +63,10 @@ def test_small_caches_turn_over_where_whole_ones_never_fill() -> None:
     ],
 )
 def test_a_site_that_misleads_costs_little_more_than_its_own_share(name: str, most: float) -> None:
-    """It is the nearest of twelve to the most clients. Small runs, so the bounds are wider than what the record shows."""
+    """It is the nearest of twelve to the most clients.
+
+    Runs are small, so the bounds are wider than in the record.
+    """
     assert p95_ms(TROUBLES[name]) <= most * p95_ms(NONE)
 
 

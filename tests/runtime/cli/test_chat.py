@@ -38,7 +38,7 @@ class FakeApi(Api):
 
 
 def conversation(monkeypatch: pytest.MonkeyPatch, *typed: str | BaseException, system: str | None = None) -> FakeApi:
-    """Type lines, at a terminal, and end with Ctrl-D."""
+    """Type lines at a terminal, and end with Ctrl-D."""
     lines = iter([*typed, EOFError()])
 
     def typing(*_: object) -> str:

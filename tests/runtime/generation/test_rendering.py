@@ -1,4 +1,4 @@
-"""Conversations to texts, beside the event loop and beside the process where that may take long."""
+"""Conversations to texts, outside the event loop and outside the process if that may take long."""
 
 import asyncio
 import threading

@@ -75,7 +75,7 @@ CASES: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
         (THOUGHT + CALLS,),
     ),
 }
-# How calls are written in further formats.
+# Calls in further formats.
 CALLED = {
     "qwen3_coder": "<tool_call>\n<function=f>\n<parameter=a>\n1\n</parameter>\n<parameter=s>\n x\n</parameter>\n</function>\n</tool_call>",
     "kimi_k2": (
@@ -140,7 +140,7 @@ def relayed(log: DeliveryLog, events: list[Event]) -> bytes:
 
 
 def told(client: bytes) -> dict[str, Any]:
-    """All that a client learns of an answer, however it is cut into events."""
+    """Return all that a client learns of an answer, however it is split into events."""
     names: set[Any] = set()
     answer: dict[str, Any] = {"usage": None, "choices": {}}
     events = EventDecoder().feed(client)
@@ -265,7 +265,7 @@ async def assert_goes_on(
         events = await stream(site, path, body)
         undisturbed = read(relayed(DeliveryLog(), events))
         cuts = 0
-        for length in range(len(events)):  # bytes that make no whole event change nothing
+        for length in range(len(events)):  # bytes without a whole event change nothing
             log = DeliveryLog()
             client = relayed(log, events[:length])
             client += relayed(log, await stream(site, path, body, log.delivery()))
@@ -319,7 +319,7 @@ async def test_the_answers_name_and_random_numbers_come_from_the_router_unless_t
 async def test_a_client_that_asks_the_site_itself_sees_no_marks(make_site: SiteMaker) -> None:
     async with make_site(hop_secret=SECRET) as site:
         signed = {HOP: signature(SECRET, CHAT, json.dumps(ASKED).encode()), "x-request-id": "r1"}
-        for headers in ({}, signed):  # a router that does not ask for marks gets none either
+        for headers in ({}, signed):  # a router that does not request resume points gets none
             answer = await call(site.app, CHAT, ASKED, **headers)
             assert "x-pilotlight-marks" not in answer.headers
             assert b":pl" not in answer.body

@@ -1,4 +1,4 @@
-"""A site's spans: in the router's trace, a generation with its phases, a function's invocation with the generations it asked for."""
+"""A site's spans: in the router's trace, a generation with its phases, a function's invocation with its generations."""
 
 import sys
 from itertools import pairwise

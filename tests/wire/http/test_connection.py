@@ -111,7 +111,7 @@ async def test_requests_are_answered_one_after_the_other_and_not_read_far_ahead(
 
 @pytest.mark.long
 async def test_a_body_of_many_small_chunks_gives_others_their_turns() -> None:
-    """A transport reads two megabytes before it comes back to the loop, and so many chunks of a byte take half a second."""
+    """A transport reads two megabytes before it returns to the loop, and so many chunks of a byte take half a second."""
     client = Client()
     head = b"POST /1 HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
     client.connection.data_received(head + b"1\r\nx\r\n" * (EVENTS_AT_ONCE - 2))

@@ -15,7 +15,7 @@ DATE = b"date: today\r\n"
 
 
 class Connection:
-    """Notes what its exchange asks of it."""
+    """A connection that records the calls of its exchange."""
 
     def __init__(self) -> None:
         self.loop = asyncio.get_running_loop()

@@ -1,4 +1,4 @@
-"""The listening socket: had at once and set for streams, or refused with one sentence."""
+"""The listening socket: bound at once and configured for streams, or refused with one sentence."""
 
 import os
 import socket

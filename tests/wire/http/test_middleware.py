@@ -46,7 +46,7 @@ def test_a_local_listener_answers_to_no_other_name(host: bytes) -> None:
      b"a\\b", b"caf\xe9"],
 )  # fmt: skip
 def test_no_listener_takes_a_host_that_is_none(host: bytes) -> None:
-    """A function's request.url is made of it."""
+    """A function's request.url is made from it."""
     assert refused(LOCAL, host=host) == refused(Origins(is_local=False), host=host) == 400
 
 

@@ -1,4 +1,4 @@
-"""The same application under each server that can be asked for."""
+"""The same application under each supported server."""
 
 from typing import Any
 

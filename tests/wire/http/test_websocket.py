@@ -37,7 +37,7 @@ def frame(
 
 
 class Transport(asyncio.Transport):
-    """Keeps what is written to the peer."""
+    """A transport that records writes to the peer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -76,7 +76,7 @@ class Transport(asyncio.Transport):
 
 
 class Peer:
-    """An open WebSocket, and what a peer says to it."""
+    """An open WebSocket, and a peer's messages to it."""
 
     def __init__(self, max_bytes: int = 1000) -> None:
         self.transport = Transport()
@@ -88,7 +88,7 @@ class Peer:
             self.socket.data_received(data[start:end])
 
     async def messages(self) -> list[Any]:
-        """All that have come; a WebSocketClose is the last."""
+        """Return all messages so far; a WebSocketClose is the last."""
         found: list[Any] = []
         while self.socket.is_behind:
             await asyncio.sleep(0)
@@ -214,7 +214,7 @@ async def test_a_peer_is_not_read_while_nobody_receives_and_read_again_afterward
 async def test_many_frames_that_come_at_once_are_read_a_few_at_a_time_and_the_peer_meanwhile_is_not(
     opcode: int,
 ) -> None:
-    """A frame takes as long as a thousand bytes in one: other connections have their turns between."""
+    """A frame takes as long as a thousand bytes in one: other connections get turns in between."""
     async with Peer() as peer:
         peer.feed(frame(TEXT, b"", fin=False) if opcode == 0 else b"")
         peer.feed(frame(opcode, b"", fin=opcode != 0) * 1000 + frame(0 if opcode == 0 else TEXT, b"end"))
@@ -334,7 +334,7 @@ HANDSHAKE = (
 
 
 class App:
-    """Says `answers`, then echoes until the client's end."""
+    """An application that sends `answers`, then echoes until the client's end."""
 
     def __init__(self, *answers: dict[str, Any]) -> None:
         self.answers = answers or ({"type": "websocket.accept", "subprotocol": "b", "headers": [(b"x", b"y")]},)

@@ -29,7 +29,7 @@ KEY = LeaseKey("acme", "tokens_per_day", 1)
 
 
 class MemoryLeases:
-    """The store's arithmetic without a database; `fault` is what it answers instead."""
+    """The store's arithmetic without a database; `fault` is raised instead, if set."""
 
     def __init__(self, clock: Clock) -> None:
         self.used: dict[LeaseKey, tuple[float, float]] = {}
@@ -112,7 +112,7 @@ def test_what_is_at_work_stays_held_though_more_is_used_than_there_is() -> None:
 
 
 def lease_of(held: float = 0.0, **more: float) -> QuotaLease:
-    """A lease of a limit of 160, whose part is 10, as the store confirmed it a moment ago, at 100."""
+    """Return a lease on a limit of 160, with a part of 10, that the store confirmed a moment ago, at 100."""
     lease = QuotaLease(KEY, 160, more.pop("per_s", 0.0), 0, now=100.0)
     lease.held, lease.seen_at = held, 100.0
     for name, value in more.items():
@@ -129,11 +129,11 @@ UNUSED = 100.0 - GIVEN_BACK_S
         (lease_of(10), 0.0, False),
         (lease_of(10, wanted=1), 0.0, True),
         (lease_of(20), 0.0, False),
-        (lease_of(20.1), 0.0, True),  # more than its part twice over
+        (lease_of(20.1), 0.0, True),  # more than twice its part
         (lease_of(23, at_work=2, spent=1), 0.0, False),
         (lease_of(5), 0.0, False),
         (lease_of(4.9), 0.0, True),  # less than half of it
-        (lease_of(4.9, empty_until=100.1), 0.0, False),  # there was no more a moment ago
+        (lease_of(4.9, empty_until=100.1), 0.0, False),  # the store was empty a moment ago
         (lease_of(4.9, empty_until=100.0), 0.0, True),
         (lease_of(3, at_work=3, used_at=UNUSED), 0.0, False),
         (lease_of(3.1, at_work=3, used_at=UNUSED), 0.0, True),  # unused: returned
@@ -167,7 +167,7 @@ def test_a_claim_says_what_was_spent_since_the_last_one_and_what_is_wanted_beyon
     lease = lease_of(10, spent=2, at_work=3)
     claim = lease.claim(100.0)
     assert claim == LeaseClaim(KEY, 160, 0, 0, 2, 3, spare=10)
-    lease.spend(5)  # while the store answers
+    lease.spend(5)  # while the store is answering
     lease.answered(claim, LeaseGrant(12, 0.5), 101.0)
     assert (lease.held, lease.free, lease.spent, lease.seen_at, lease.empty_until) == (12, 0.5, 5, 101.0, float("-inf"))
     lease.answered(lease.claim(102.0), LeaseGrant(12, 0.0), 102.0)
@@ -312,7 +312,7 @@ async def test_work_that_comes_back_counts_while_it_is_there_and_ends_with_its_r
         for _ in range(3):
             assert await one.short([(lease, 1.0)]) is None
             lease.begin(1)
-        await network.pass_time(EXPIRES_S * 2)  # at work as long as it likes
+        await network.pass_time(EXPIRES_S * 2)  # open for as long as it likes
         assert await take(other, 4) is None
         assert await take(other, 4) is not None
         lease.end(1)
@@ -333,7 +333,7 @@ CONFIRMED = 3.0  # more than the time between two confirmations
 async def test_a_lost_store_stops_no_routing_or_all_beyond_the_lease_as_configured(serves_without: bool) -> None:
     async with Network(2, serves_without=serves_without) as network:
         one = network.routers[0]
-        assert await take(one, 160) is None  # leases 10 more
+        assert await take(one, 160) is None  # 10 more stay in leases
         network.store.fault = "it is away"
         if serves_without:
             assert [await take(one, 160) for _ in range(100)] == [None] * 100
@@ -359,7 +359,7 @@ async def test_a_lease_that_the_store_may_have_given_away_is_not_used() -> None:
         (one,) = network.routers
         assert await take(one, 16, 1) is None
         lease = one.lease(KEY, 16)
-        lease.held += 5  # as if it had been granted more
+        lease.held += 5  # as if more had been granted
         network.store.fault = "it is away"
         network.clock.advance(EXPIRES_S)
         with pytest.raises(ApiError, match="cannot be checked"):

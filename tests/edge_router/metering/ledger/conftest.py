@@ -1,4 +1,4 @@
-"""Places for a ledger: its directory, and the store of either kind."""
+"""Fixtures of a ledger: its directory, and the store of either kind."""
 
 from pathlib import Path
 from typing import Any, NamedTuple

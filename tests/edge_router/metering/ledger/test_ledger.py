@@ -97,7 +97,7 @@ async def test_a_router_that_died_before_or_while_it_wrote_is_made_good_by_the_n
     cut = kept.begin(asked(), "m")
     cut.count(ResourceUse(10, 0, 3, 0))
     kept.begin(asked(), "m")  # no result yet
-    kept._add(tuple(kept._ended))  # written, and then it dies before the meter is free
+    kept._add(tuple(kept._ended))  # written; then the process dies before the meter is free
     kept._store.close()
     kept._meters.close()
     again = place.ledger()
@@ -109,7 +109,7 @@ async def test_a_router_that_died_before_or_while_it_wrote_is_made_good_by_the_n
 
 
 class Failing(NamedTuple):
-    """A store that can be made to fail, really."""
+    """A store that can be made to fail for real."""
 
     place: Place
     fail: Callable[[], None]
@@ -242,7 +242,7 @@ async def test_a_database_that_is_deleted_under_the_router_is_made_again(tmp_pat
     await kept.flush()
     for name in ("usage.sqlite", "usage.sqlite-wal", "usage.sqlite-shm"):
         os.unlink(tmp_path / name)
-    if is_replaced:  # a backup was put in its place
+    if is_replaced:  # a backup replaced it
         (tmp_path / "usage.sqlite").touch()
     used(kept)
     await kept.close()

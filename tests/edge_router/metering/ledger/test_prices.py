@@ -1,4 +1,4 @@
-"""Prices: which one counts, and sums to the last billionth."""
+"""Prices: the applicable one, and sums to the last billionth."""
 
 from datetime import UTC, datetime
 

@@ -26,13 +26,13 @@ class Status:
 
 
 class Site:
-    """A site that hands out what its functions have used, and whose answers get lost."""
+    """A site that hands out its functions' usage, and whose answers get lost."""
 
     name, state, status = "ams1", "healthy", Status()
 
     def __init__(self, directory: Path, clock: Clock) -> None:
         self.usage = FunctionUsage(directory, self.name, lambda function: "acme", clock)
-        self.num_lost = 0  # of the answers that come next
+        self.num_lost = 0  # how many of the next answers get lost
 
     async def exchange(self, method: str, site: str, path: str, body: bytes, **more: Any) -> SiteAnswer:
         told = self.usage.hand_out(msgspec.json.decode(body, type=UsageAsked))
@@ -74,7 +74,7 @@ async def test_what_functions_have_used_is_in_the_ledger_with_account_function_a
     place: Place, tmp_path: Path
 ) -> None:
     made = Made(place, tmp_path)
-    await made.collecting.collect()  # the first question, before which nothing is counted
+    await made.collecting.collect()  # the first request, until which nothing is counted
     made.site.use(30)
     made.site.usage.computed("hello", 0.25)
     made.clock.advance(10)

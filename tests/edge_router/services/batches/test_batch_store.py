@@ -117,7 +117,7 @@ def test_answers_that_are_more_than_the_database_has_in_one_value_end_their_batc
     store: BatchStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(batch_store, "PART_BYTES", 15_000)
-    store._connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, 20_000)  # a thousand million bytes as it comes
+    store._connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, 20_000)  # SQLite's default is a thousand million bytes
     asked(store, "a", "b", "c", "d")
     number = 0
     for status in (200, 200, 400, 200):

@@ -147,7 +147,7 @@ async def test_a_file_with_faults_is_refused_line_by_line_and_nothing_of_it_is_d
         with pytest.raises(openai.BadRequestError, match="endpoint must be one of"):
             await made.batches.create(input_file_id="x", endpoint="/v1/moderations", completion_window="24h")
         assert not fakes[0].seen
-        monkeypatch.setattr(batch_store, "MOST_BATCHES", 2)  # as many as there are
+        monkeypatch.setattr(batch_store, "MOST_BATCHES", 2)  # as many as exist
         with pytest.raises(openai.RateLimitError, match="already has 2 batches"):
             await begun(made, lines("a"))
 
@@ -206,7 +206,7 @@ async def test_a_cancelled_batch_keeps_what_was_answered_and_begins_nothing_more
 async def test_a_router_that_goes_leaves_its_batches_to_the_next_and_each_is_billed_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The store forgets some answers that the ledger has, as a router does that is killed between the two."""
+    """The store forgets some answers that the ledger has, as happens if a router is killed between the two."""
     async with sites("ams1") as fakes:
         fakes[0].behave = echo
         async with metered(fakes, tmp_path, monkeypatch) as running, client(running) as made:

@@ -1,4 +1,4 @@
-"""A router that is killed with kill -9, again and again, under a batch: each request answered and billed once."""
+"""A router that is repeatedly killed with kill -9 under a batch: each request is answered and billed once."""
 
 import asyncio
 import json

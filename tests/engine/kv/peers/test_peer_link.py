@@ -1,4 +1,4 @@
-"""A host's two ends towards other hosts: opened together or not at all, by what its configuration says."""
+"""A host's two ends towards other hosts: opened together or not at all, by its configuration."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -189,7 +189,7 @@ def test_a_block_that_was_damaged_where_it_lies_is_offered_to_nobody(
     slot = hosts.there.pin(name(1), is_hit=False)
     assert slot is not None
     slot.memory[3] ^= 0xFF
-    slot.is_verified = False  # as what a process before has left
+    slot.is_verified = False  # as if left by an earlier process
     hosts.there.unpin([slot])
     assert hosts.take(hosts.read(0, 1, 2)) == 1
     assert hosts.there.num_corrupt == 1
@@ -391,7 +391,7 @@ class Impostor:
         self.socket.send(encode(message))
 
     def answer(self, messages: Sequence[FromServer], frames: Sequence[bytes] = (), greets_as: str = INLINE) -> None:
-        """Greet a reader, wait for its question, say something, and listen to the end."""
+        """Greet a reader, wait for its request, send messages, and read to the end."""
         while True:
             reader, frame = self.socket.recv_multipart()
             match decode_from_reader(frame):
@@ -465,7 +465,7 @@ def test_a_block_that_is_overwritten_while_it_is_announced_is_not_taken_for_anot
         assert isinstance(decode_from_reader(frame), PeerHello)
         peer.socket.send_multipart([sender, encode(PeerReady(PEER_VERSION, SHARED_MEMORY, str(there.directory)))])
         sender, frame = peer.socket.recv_multipart()
-        told = BlocksReady(0, (ReadyBlock(slot.index, slot.checksum),))  # where another block lies by now
+        told = BlocksReady(0, (ReadyBlock(slot.index, slot.checksum),))  # where another block is by now
         peer.socket.send_multipart([sender, encode(told)])
         until(lambda: read.is_done)
         assert read.take() == []

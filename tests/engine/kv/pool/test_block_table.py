@@ -1,4 +1,4 @@
-"""A sequence's blocks by position, against a plain list in which what was given back is missing."""
+"""A sequence's blocks by position, compared with a plain list without the positions that were given back."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,4 +1,4 @@
-"""The longest prefix that can be had, against looking at every length, with full attention and windows in any company."""
+"""The longest available prefix, compared with trying every length, with full attention and windows in any combination."""
 
 from collections.abc import Sequence as SequenceOf
 from functools import partial
@@ -14,7 +14,7 @@ from pilotlight.engine.kv.pool.groups import CacheGroups, Windows
 from pilotlight.engine.kv.pool.prefix_index import block_name, extend_chain
 from pilotlight.engine.kv.tier_protocol import Tier, Tiers
 
-SIZE, LENGTH = 4, 26  # six blocks may be another's, short of the last token
+SIZE, LENGTH = 4, 26  # six blocks may be another's, not the last token's
 PLACES = ("device", "host", "disk", "store", None)
 WINDOWS = st.lists(st.sampled_from([None, 1, 3, 4, 5, 9, 30]), min_size=1, max_size=3).map(tuple)
 
@@ -36,7 +36,7 @@ class Places(Tiers):
 
 
 class World:
-    """A sequence, and where each of its blocks lies."""
+    """A sequence, and the place of each of its blocks."""
 
     def __init__(
         self, windows: Windows, draw: st.DataObject, share: int = 1, worth: frozenset[str] = frozenset()
@@ -57,7 +57,7 @@ class World:
                 elif place is not None:
                     self.place[name] = place
             if draw.draw(st.booleans()):
-                self._cache(name, 1 - share)  # which does not help
+                self._cache(name, 1 - share)  # it does not help
         self.tiers = Places(self.place, worth)
         self.lookup = PrefixLookup(self.pool, self.tiers, self.groups, shares_prefixes=True)
 

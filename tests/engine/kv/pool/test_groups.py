@@ -70,7 +70,7 @@ def test_what_a_window_sees_behind_so_many_blocks_is_what_its_next_token_sees(
 ) -> None:
     groups, position = CacheGroups(size, 8, (None, window)), num_blocks * size
     seen = [i for i in range(num_blocks) if (i + 1) * size > position - (window - 1)]
-    first = min([*seen, max(0, num_blocks - 1)])  # one at least: a table points somewhere
+    first = min([*seen, max(0, num_blocks - 1)])  # at least one: a table refers to a block
     assert (groups.first_seen(0, num_blocks), groups.first_seen(1, num_blocks)) == (0, first)
     places = [(i, group) for i in range(num_blocks) for group in (0, 1) if group == 0 or i >= first]
     assert groups.seen(num_blocks) == places

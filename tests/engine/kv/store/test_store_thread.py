@@ -79,7 +79,7 @@ def test_a_host_reads_what_another_has_computed(cluster: Cluster) -> None:
     assert cluster.take(cluster.read(*range(8))) == 6
     assert [n for n in range(8) if name(n) in cluster.reader] == [*range(6)], "blocks that have come are still there"
     assert [read(cluster.here, n) for n in range(6)] == [content(n) for n in range(6)]
-    assert cluster.reader.rate.bytes_per_s == 0  # the clock stands still: measured, and not divided by
+    assert cluster.reader.rate.bytes_per_s == 0  # the clock stands still: the time is measured, but not divided by
 
 
 def test_a_chain_of_which_disk_and_memory_have_a_part_is_read_from_all_three(cluster: Cluster) -> None:

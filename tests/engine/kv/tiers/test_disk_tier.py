@@ -211,7 +211,7 @@ def test_a_full_disk_first_costs_the_oldest_blocks_then_the_new_one(
 
 
 def full_times(monkeypatch: pytest.MonkeyPatch, times: int) -> None:
-    """The next writes stop in the middle, as they do on a full disk."""
+    """Make the next writes stop in the middle, as on a full disk."""
     left = iter(range(times))
 
     def write_half(fd: int, parts: list[bytes], offset: int) -> int:

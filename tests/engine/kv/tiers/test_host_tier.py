@@ -199,7 +199,7 @@ def test_a_file_system_that_was_full_for_long_takes_blocks_when_it_no_longer_is(
 def test_what_is_hit_again_and_again_does_not_shut_others_out_of_a_tier_that_has_shrunk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """/dev/shm of a container has often 64 MiB, of whatever the tier was promised: a share of what there is may be protected."""
+    """A container's /dev/shm often has 64 MiB, whatever the tier was promised: a share of the actual size may be protected."""
     tier = HostTier.open(tmp_path / "tier", 1000 * STRIDE)
     provide = SlotFile.provide
 
@@ -237,7 +237,7 @@ def test_an_owner_that_is_about_to_let_go_is_waited_for(tmp_path: Path) -> None:
 def test_a_tier_that_is_closed_while_a_slot_is_being_filled_is_no_other_processs_before_this_one_ends(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A read from a disk that hangs may still write to the slot, which the next owner would give to another block."""
+    """A read from a hanging disk may still write to the slot, which the next owner would give to another block."""
     tier = HostTier.open(tmp_path, 10 * STRIDE)
     slots = [tier.reserve(name(n), SIZE) for n in range(3)]
     commit, abandon, forget = slots
@@ -616,12 +616,12 @@ def test_a_block_that_gives_way_while_another_process_reads_it_is_not_taken(
     reader.close()
 
 
-GROUP = 3  # slots that are registered at once
+GROUP = 3  # slots that are registered together
 
 
 @pytest.fixture
 def registrar(monkeypatch: pytest.MonkeyPatch) -> FakeRegistrar:
-    """A device with which slots are registered in threes."""
+    """Return a device with which slots are registered in threes."""
     fake = FakeRegistrar()
     monkeypatch.setattr("pilotlight.engine.device.registered_memory._registrar_of", lambda device: fake)
     monkeypatch.setattr("pilotlight.engine.kv.tiers.slot_file.PIECE_BYTES", GROUP * STRIDE + PAGE)
@@ -679,7 +679,7 @@ def test_memory_that_goes_to_another_size_is_covered_no_more_before_its_pages_go
     until(lambda: "unregister" in registrar.calls)
     assert len(registrar.registered) == 2
     tier.forget([name(100)])
-    assert put(tier, 101)  # and the pages are the first size's again
+    assert put(tier, 101)  # and the pages belong to the first size again
     until(lambda: len(registrar.registered) == 3)
     tier.close()
 

@@ -201,7 +201,7 @@ def test_blocks_of_any_size_go_to_slots_and_back_before_and_behind_their_registr
             tier = HostTier.open(Path(directory) / "tier", num_slots * stride, device=torch.device("cuda"))
             move(tier, 0)
             move(tier, num_slots)  # into the slots of the first
-            slot = tier.reserve(b"other", BLOCK)  # the oldest of them gives its pages away
+            slot = tier.reserve(b"other", BLOCK)  # the oldest of them gives up its pages
             assert slot is not None
             tier.abandon(slot)
             assert not tier.add_size(size).covers(0, num_slots * stride)

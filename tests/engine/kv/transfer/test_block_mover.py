@@ -12,7 +12,7 @@ from tests.engine.kv.tiers.test_host_tier import SIZE, STRIDE, content, name, pu
 
 
 class Copier:
-    """Copies at its second try."""
+    """A copier that succeeds at its second try."""
 
     store_bytes = fetch_bytes = 1 << 20
     map = staticmethod(map)

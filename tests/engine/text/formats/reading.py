@@ -1,4 +1,4 @@
-"""Answers cut into tokens in any way, and what a format reads in them."""
+"""Answers cut into tokens in any way, and the parts that a format reads."""
 
 import codecs
 import re

@@ -102,7 +102,7 @@ def _llama(calls: list[Call]) -> str:
 
 
 def _harmony(calls: list[Call]) -> str:
-    ((name, arguments), *_) = calls  # one a turn
+    ((name, arguments), *_) = calls  # one per turn
     return f"<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>{_json(arguments)}<|call|>"
 
 
@@ -157,7 +157,7 @@ def read_calls(name: str, text: str, cuts: list[int] | None, *, tags: bool, is_c
     parser = answers.parser(Thinking.CLOSED, dict.fromkeys(NAMES, SCHEMA))
     known = answers.tools.tags if tags else ()
     token_ids = [tokenizer.id_of(chunk) for chunk in chunked(text, known, cuts)]
-    return [part[:3] for part in told(parts_of(parser, token_ids, is_cut=is_cut))]  # without ids, which may be drawn
+    return [part[:3] for part in told(parts_of(parser, token_ids, is_cut=is_cut))]  # without ids, which may be random
 
 
 def _ends(name: str, text: str, *, tags: bool) -> Iterator[int]:

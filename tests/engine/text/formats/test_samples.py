@@ -1,4 +1,4 @@
-"""Answers as each format's description has them, cut in every way; and what a long call costs."""
+"""Answers from each format's description, cut in every way; and the cost of a long call."""
 
 import json
 import sys
@@ -34,7 +34,7 @@ class Sample(NamedTuple):
     format: str
     text: str
     expected: list[Read]
-    special: bool = False  # its tags are special tokens, where they are tokens
+    special: bool = False  # its tags are special tokens, if they are tokens
     options: dict[str, Any] | None = None
 
 

@@ -1,4 +1,4 @@
-"""Alarms of objects against their files: each rings when its time has come, at least once, and again with growing pauses where it fails."""
+"""Alarms of objects and their files: each rings when due, at least once, and again with growing pauses if it fails."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -17,12 +17,12 @@ KEY, OTHER = ObjectKey("Counter", "0" * 64), ObjectKey("Counter", "1" * 64)
 
 
 class Ringing:
-    """One function's alarms and their objects, under a clock that the test turns."""
+    """One function's alarms and their objects, with a clock that the test moves."""
 
     def __init__(self, folder: Path) -> None:
         self.now_ms = 1000
         self.rung: list[tuple[ObjectKey, str, Any]] = []
-        self.outcomes: list[Failure] = []  # of the next rings
+        self.outcomes: list[Failure] = []  # outcomes of the next rings
         self.while_ringing: Callable[[ObjectFile], None] = lambda file: None
         self.store = ObjectStore(folder / "objects", 1 << 20)
         self._path = folder / "alarms.sqlite"

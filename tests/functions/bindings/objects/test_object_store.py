@@ -1,4 +1,4 @@
-"""Storage of Durable Objects against its files: one instance, hostile requests, full disks, kill -9, and few open files."""
+"""Storage of Durable Objects and its files: one instance, hostile requests, full disks, kill -9, and few open files."""
 
 import asyncio
 import os
@@ -28,7 +28,7 @@ def num_files(folder: Path) -> int:
 
 
 def kinds(folder: Path) -> set[str]:
-    """The endings of all files."""
+    """Return the endings of all files' names."""
     return {path.suffix for path in folder.rglob("*") if path.is_file()}
 
 
@@ -37,7 +37,7 @@ class Functions:
 
 
 class Storage:
-    """One object's storage, as its instance asks for it."""
+    """One object's storage, as its instance uses it."""
 
     def __init__(self, binding: ObjectStorage, id: str = ID) -> None:
         self._binding = binding
@@ -158,7 +158,7 @@ async def test_a_burst_of_which_a_part_fails_for_want_of_room_is_undone_whole(bi
     with pytest.raises(BindingError, match="full"):
         await fill()
     with pytest.raises(BindingError, match="was replaced, or its storage failed"):
-        await storage("commit")  # SQLite has rolled all of it back, and must not be said to have kept it
+        await storage("commit")  # SQLite has rolled all of it back, and must not report it as kept
     assert await (await Storage(binding).start())("get", keys=["first", "k0"]) == {}
 
 

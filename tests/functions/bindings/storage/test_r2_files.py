@@ -169,7 +169,7 @@ asyncio.run(main())
 
 
 def killed_writer(path: Path) -> int:
-    """The last put that was acknowledged."""
+    """Return the last acknowledged put."""
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     process = subprocess.Popen([sys.executable, "-c", KILLED, str(path)], stdout=subprocess.PIPE, text=True, env=env)
     assert process.stdout is not None

@@ -1,4 +1,4 @@
-"""Processes of an OCI runtime: waited for without being in the way, and leaving nothing open."""
+"""Processes of an OCI runtime: waited for without blocking, and without leaks."""
 
 import asyncio
 import json

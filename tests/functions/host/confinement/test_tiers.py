@@ -57,10 +57,10 @@ async def test_no_group_no_capability_and_no_list_of_the_root_is_left_at_tier_2(
 ) -> None:
     served.add(SOURCE)
     found = json.loads(await served.get())
-    if os.getuid() == 0:  # another user has none that it could leave
+    if os.getuid() == 0:  # another user has no group to leave
         assert found["groups"] == []
     assert found["capabilities"] == [0] * 6
-    assert found["listed"] is None  # the root is there, and Landlock alone says that it is not for reading
+    assert found["listed"] is None  # the root exists, and only Landlock makes it unreadable
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="functions run as the site's own user otherwise")

@@ -63,7 +63,7 @@ def test_pythons_of_pyenv_and_uv_are_found_by_their_folders(tmp_path: Path, monk
     for name in ("3.12.1", "3.9.1", "system", "pypy3.10-7"):
         (tmp_path / "pyenv/versions" / name / "bin").mkdir(parents=True)
         (tmp_path / "pyenv/versions" / name / "bin/python3").touch()
-    (tmp_path / "pyenv/versions/3.13.9/bin").mkdir(parents=True)  # which was not installed to its end
+    (tmp_path / "pyenv/versions/3.13.9/bin").mkdir(parents=True)  # its installation is incomplete
     (tmp_path / "uv/cpython-3.13.2-linux-x86_64-gnu/bin").mkdir(parents=True)
     (tmp_path / "uv/cpython-3.13.2-linux-x86_64-gnu/bin/python3").touch()
     monkeypatch.setenv("PYENV_ROOT", str(tmp_path / "pyenv"))

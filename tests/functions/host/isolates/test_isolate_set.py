@@ -87,7 +87,7 @@ class Factory:
 
 
 class Kept:
-    """A set, and all that it is made of."""
+    """A set, and all its parts."""
 
     def __init__(self) -> None:
         self.factory, self.waiters, self.told = Factory(), Waiters("f", 8), list[Fault]()

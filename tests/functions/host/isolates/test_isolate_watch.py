@@ -152,7 +152,7 @@ async def test_a_loop_is_asked_once_until_it_answers_and_its_silence_is_counted_
     await asyncio.sleep(0)
     probe.close()
     await settle()
-    probe.begin(cast(Any, channel))  # the one before has ended
+    probe.begin(cast(Any, channel))  # the previous one has ended
     await asyncio.sleep(0)
     assert channel.num_pings == 2
     probe.close()

@@ -32,7 +32,7 @@ SCHED_GETATTR = {"x86_64": 315, "aarch64": 275}
 
 
 def used(cpu_history: CpuHistory, *, answers: int, cost_s: float, began: float = 100.0, every_s: float = 0.05) -> float:
-    """Looks at it after each answer; when the last one was."""
+    """Look at an isolate after each answer; return the time of the last one."""
     for index in range(answers):
         cpu_history.answered()
         cpu_history.spent(cost_s, began + index * every_s)
@@ -194,7 +194,7 @@ def test_the_cpu_time_of_another_process_is_read_to_the_nanosecond() -> None:
     before = time.process_time()
     assert before <= cpu_s(os.getpid()) <= time.process_time()
     with pytest.raises(OSError, match="Invalid"):
-        cpu_s(2**22 + 1)  # above the largest there can be
+        cpu_s(2**22 + 1)  # above the largest possible value
 
 
 @pytest.mark.process
@@ -227,7 +227,7 @@ def _nice(pid: int) -> int | None:
 
 
 def _scheduled(pid: int) -> tuple[int, int]:
-    """Nice value and slice."""
+    """Return nice value and slice."""
     buffer = bytearray(56)
     address = (ctypes.c_char * 56).from_buffer(buffer)
     assert ctypes.CDLL(None).syscall(SCHED_GETATTR[platform.machine()], pid, address, 56, 0) == 0

@@ -18,7 +18,7 @@ child.wait()
 
 @pytest.fixture
 def parent() -> Iterator["subprocess.Popen[bytes]"]:
-    """A process with one child, which ends with its standard input."""
+    """Start a process with one child, which ends with its standard input."""
     command = [sys.executable, "-S", "-c", FAMILY]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as started:
         assert started.stdout is not None

@@ -1,4 +1,4 @@
-"""The directory that isolates write to: how much is in it, and what happens beyond its limit."""
+"""The directory that isolates write to: its size, and the effect of exceeding the limit."""
 
 import asyncio
 from pathlib import Path

@@ -139,7 +139,7 @@ def test_what_is_no_url_of_the_web_is_refused_by_name(url: str) -> None:
 
 
 def test_an_address_of_this_machine_is_denied_at_every_port(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A public one; the kernel answers for it in this test's place."""
+    """A public address; the kernel's answer about it is replaced by this test's."""
 
     class Probe(socket.socket):
         def connect(self, address: object) -> None:

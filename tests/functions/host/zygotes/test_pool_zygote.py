@@ -1,4 +1,4 @@
-"""The zygote of one version: made when it is wanted, and ended with all that it keeps."""
+"""The zygote of one version: started when needed, and ended with all its resources."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -22,7 +22,7 @@ class Zygote:
 
 
 class Pool:
-    """A function whose zygote slept from the time given."""
+    """A function whose zygote has slept since the given time."""
 
     def __init__(self, asleep_since: float | None = None, asleep_mib: int | None = 10) -> None:
         self.zygote = Zygote(asleep_since, asleep_mib)

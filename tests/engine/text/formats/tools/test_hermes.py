@@ -1,4 +1,4 @@
-"""Hermes-style tool calls out of a stream, however it is cut."""
+"""Hermes-style tool calls from a stream, however it is cut."""
 
 import json
 
@@ -61,7 +61,7 @@ def text(said: str) -> Read:
         # A model that stops before the closing tag has still called.
         ('<tool_call>\n{"name": "f", "arguments": {}}', [("call", "f", "{}")]),
         ('<tool_call>\n{"name": "f", "arguments": {}', [("call", "f", "{}")]),
-        # What no reader of JSON could take.
+        # Text that no JSON parser accepts.
         (
             '<tool_call>{"name": "f", "arguments": {"a": NaN, "b": [-Infinity, 01, +1], "c": True}}</tool_call>',
             [("call", "f", '{"a": "NaN", "b": ["-Infinity", "01", "+1"], "c": true}')],
