@@ -1,4 +1,6 @@
-"""Batches of model calls that are answered later: stored in SQLite until they are answered and for a day after, across crashes.
+"""Batches of model calls that are answered later.
+
+SQLite stores them until they are answered and for one more day, across crashes.
 
 The worker, passed in, turns a request into a result.
 """

@@ -1,4 +1,7 @@
-"""The exchanges that are open on a channel: those that this side began, in even or in odd numbers, and those that it has taken."""
+"""The open exchanges of a channel: those that this side started, and those of the other side.
+
+One side uses even numbers, the other odd ones.
+"""
 
 from pilotlight.functions.channel.exchanges import IncomingExchange, OutgoingExchange
 from pilotlight.functions.channel.failure import ChannelClosed

@@ -1,4 +1,6 @@
-"""Limits of a function, and the check of a running isolate: the limit that was exceeded, by how much, and the sentence for its author.
+"""Limits of a function, and the check of a running isolate.
+
+The check returns the exceeded limit, by how much, and the sentence for the author.
 
 Frozen values with units, set by the site file (sites/site.py, [functions]). Measuring and ending are in isolate_handle.py.
 """

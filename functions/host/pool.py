@@ -1,4 +1,6 @@
-"""FunctionPool: one version of one function, with as many isolates as it needs: none without requests, several while they are busy.
+"""FunctionPool: one version of a function, with as many isolates as it needs.
+
+It has none without requests, and several while they are busy.
 
 Chooses an isolate for each request and has one started if none is free; isolate_set.py manages isolates. A version owns its bindings and accepted
 work: after it is replaced, it is closed when all of that has ended.

@@ -1,4 +1,8 @@
-"""SiteFunctions: all functions of a site, and what they reach through their sockets: bindings, each other, and the outside through the egress policy.
+"""SiteFunctions: all functions of a site, and the services that they reach through their sockets.
+
+These are bindings, each other, and the outside through the egress policy.
+
+That is bindings, each other, and the outside through the egress policy.
 
 Use as `async with`. process_supply.py makes their processes.
 """
@@ -188,8 +192,10 @@ class SiteFunctions:
         *,
         is_socket: bool = False,
     ) -> ExchangeResult:
-        """Have a function, or one of its versions, handle an event; an object's is handled where the object runs. Raises Failure with status 404 if
-        there is no such function, Fault if it failed."""
+        """Have a function, or one of its versions, handle an event, at the site where its object runs.
+
+        Raises Failure with status 404 if there is no such function, Fault if it failed.
+        """
         pool = self.version(function) if isinstance(function, str) else function
         if (object := object_of(event)) is not None:
             versions = self._versions.get(pool.manifest.name, ())

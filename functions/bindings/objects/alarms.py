@@ -1,4 +1,6 @@
-"""Alarms of Durable Objects: each is called when it is due, at least once, across restarts, and again with growing pauses if it fails.
+"""Alarms of Durable Objects: each is called when it is due, at least once, across restarts.
+
+A failed call is repeated after growing pauses.
 
 An object's own file has its alarm; the file here only lists where to look, and may list too many: it is written before the object can commit.
 """
@@ -135,8 +137,10 @@ class Alarms:
         await self._correct(key)
 
     async def _wait(self, key: ObjectKey) -> None:
-        """Wait for the object to commit, which takes moments, unless it has a long transaction, or its process died in between. Any event
-        for it ends both."""
+        """Wait until the object commits, which takes moments.
+
+        After MAX_BUSY waits its transaction is long, or its process died in between: an empty event for the object ends both.
+        """
         self._busy[key] = self._busy.get(key, 0) + 1
         if self._busy[key] <= MAX_BUSY:
             return await asyncio.sleep(0.02)

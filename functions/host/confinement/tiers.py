@@ -184,8 +184,11 @@ def _private_root(readable: Iterable[str], disk_mib: int, folder: str) -> None:
 
 
 def _reveal(needed: Iterable[str]) -> None:
-    """If a directory above a needed one is closed to other users (an interpreter in /root), replace it, for this process, by one with only the needed
-    entries. If all are open, do nothing and create no namespace."""
+    """Make the needed paths reachable for the users of functions.
+
+    If a directory above a needed path is closed to other users (an interpreter in /root), replace it, for this process, by one with only the needed
+    entries. If all are open, do nothing and create no namespace.
+    """
     closed: dict[str, list[str]] = {}
     for path in top_most(needed):
         for parent in [*reversed(Path(path).parents)]:

@@ -1,4 +1,4 @@
-"""InvocationLog: every invocation of a site's functions with its output, on the way to the store and to tail consumers.
+"""InvocationLog: passes every invocation and its output to the store and to tail consumers.
 
 No request waits for it: ended invocations are written in batches, once a second.
 """
@@ -66,7 +66,7 @@ class InvocationLog:
         self._lines.append(LineRow(id, now, level, text))
 
     def send_later(self, deliver: Callable[[TailConsumers], None]) -> None:
-        """Deliver to tail consumers at the next flush but one: an invocation's output may arrive after its answer."""
+        """Deliver to tail consumers at the second flush: output may arrive after the invocation's answer."""
         self._ended.append(lambda: deliver(self._consumers))
 
     async def find(self, query: LogQuery) -> list[LoggedInvocation]:

@@ -165,7 +165,7 @@ class Function:
     async def _called(
         self, frame: frames.RpcEvent, session: RpcSession, args: list[Any], kwargs: dict[str, Any], is_begun: bool
     ) -> Any:
-        """Return the encoded result of the method; without a session, a Response or a stream is sent by itself."""
+        """Return the encoded result of the method; without a session, send a Response or a stream directly."""
 
         async def act(target: Any) -> Any:
             is_internal = frame.options.get("internal") is True

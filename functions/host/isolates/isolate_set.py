@@ -1,4 +1,4 @@
-"""IsolateSet: the isolates of one version of a function: started, watched, retired, with restart pauses after failures.
+"""IsolateSet: starts, watches and retires the isolates of one version, with pauses after failures.
 
 isolate_factory.py makes them; pool.py chooses one for a request.
 """

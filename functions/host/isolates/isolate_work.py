@@ -22,9 +22,7 @@ class IsolateWork:
         self.num_waiting = 0  # requests that wait for the isolate's start
         self.open_sockets: set[ResponseStream] = set()  # output of the function's WebSockets
         self.background = 0
-        self.objects: dict[
-            tuple[str, str], int
-        ] = {}  # Durable Objects by class and id, and how many requests are theirs
+        self.objects: dict[tuple[str, str], int] = {}  # Durable Objects by class and id, and how many requests each has
         self.has_objects = False  # instances of Durable Objects, which no other isolate has
         self.idle_since = now
         self._background_since = now

@@ -1,4 +1,4 @@
-"""Output of a function's Python code, each line labelled with the request in whose task it was printed.
+"""Output of a function's Python code; each line is labelled with the request that printed it.
 
 Many requests share a process and its output, so the runtime could not assign lines otherwise. The function controls the label, which reaches no other
 function's log. functions/host/logs.py removes labels.

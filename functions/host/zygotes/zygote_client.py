@@ -1,4 +1,6 @@
-"""The runtime's end of the zygotes: requests processes, receives reports of their deaths. site_zygote.py starts the site's own zygote.
+"""The runtime's end of the zygotes: requests processes and receives reports of their deaths.
+
+site_zygote.py starts the site's own zygote.
 
 A function's zygote is not trusted: it has run an author's imports. A pidfd from it counts only if it is a new child of that zygote, and a death only
 if the process is dead; a zygote that reports anything else is ended. From tier 2 on it asks for each fork and gets one for each order. When the
@@ -245,7 +247,7 @@ class ZygoteConnection:
             self.close()
 
     def _on_fork_request(self) -> None:
-        """Answer the zygote's wish to fork: once for each command, one after the other, when it has imported all."""
+        """Answer the zygote's request to fork: once for each command, in order, after its imports."""
         try:
             question = system.asked(self._listener)
         except OSError:
@@ -302,8 +304,10 @@ class FunctionZygote:
             self._child.set_priority(priority_class)
 
     def why_ended(self, limits: FunctionLimits, *, is_asleep: bool) -> str:
-        """Return why a zygote must be closed because imported code exceeds the function's limits; empty if it is within them, or it is not time to
-        check."""
+        """Return why a zygote must end: its imported code exceeds the function's limits.
+
+        Empty if it is within them, or the next check is not due.
+        """
         now = asyncio.get_running_loop().time()
         if now - self._looked_at < (SELDOM_S if is_asleep else LOOK_S) or not self.is_alive or self._child.pid <= 0:
             return ""

@@ -123,7 +123,7 @@ class _Exchange:
         raise StopAsyncIteration
 
     async def aclose(self) -> None:
-        """End the response: an application that is still sending is cancelled, one that has sent everything continues."""
+        """End the response: cancel an application that is still sending, let a finished one continue."""
         if self._gone.is_set():
             return
         self._gone.set()

@@ -1,4 +1,4 @@
-"""The Durable Objects that live in this isolate: one instance for each class and id, made by the first event that is for it.
+"""The Durable Objects of this isolate: one instance for each class and id, made by its first event.
 
 An event begins when the gate of its object is open: `blockConcurrencyWhile` and transactions close it. An instance whose storage was given to another
 one, or failed, is thrown away; the events in it end with the reason, and the next one finds a new instance. Runs in the isolate; knows the SDK.

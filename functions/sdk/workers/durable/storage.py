@@ -1,4 +1,6 @@
-"""`ctx.storage` of a Durable Object: keys, SQL, transactions and the alarm, in the object's SQLite file at the runtime.
+"""`ctx.storage` of a Durable Object: keys, SQL, transactions and the alarm.
+
+All of it is in the object's SQLite file at the runtime.
 
 The process blocks until a request is answered, so nothing else happens in the object between a request and its answer. Writes before the next await
 are committed together, and before anything outside can see them.

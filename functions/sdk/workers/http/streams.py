@@ -1,5 +1,6 @@
-"""ReadableStream, WritableStream and TransformStream, for code that was written with the platform's: each is an asynchronous iterator, or a queue
-before one.
+"""ReadableStream, WritableStream and TransformStream, for code written with the platform's.
+
+Each is an asynchronous iterator, or a queue before one.
 """
 
 import asyncio
@@ -229,7 +230,10 @@ class WritableStream(Named):
 
 
 class TransformStream(Named):
-    """`transformer`: a dict, or an object, with `transform(chunk, controller)` and `flush(controller)`; without it chunks go through as they are."""
+    """Make a stream that transforms chunks, or passes them unchanged without a `transformer`.
+
+    `transformer` is a dict or an object with `transform(chunk, controller)` and `flush(controller)`.
+    """
 
     def __init__(self, transformer: Any = None) -> None:
         self.readable = ReadableStream()

@@ -317,7 +317,10 @@ class Sending:
 
 
 class WebSocketPair:
-    """`client, server = WebSocketPair()`; `WebSocketPair.new().object_values()` as it is written for Pyodide."""
+    """A pair of connected ends: `client, server = WebSocketPair()`.
+
+    Pyodide's `WebSocketPair.new().object_values()` works, too.
+    """
 
     def __init__(self) -> None:
         one, other = WebSocket(), WebSocket()
