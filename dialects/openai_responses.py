@@ -362,7 +362,7 @@ def _declared(tool: ResponsesToolBody) -> dict[str, Any]:
 
 
 def prompt_pieces(fields: dict[str, Any]) -> Iterator[tuple[bytes, bool]]:
-    """Yield the prompt in pieces that a later turn repeats, each with whether it identifies a conversation."""
+    """Yield the prompt in pieces that a later turn repeats; each says whether it is a conversation's own."""
     if instructions := without_billing(fields.get("instructions")):
         yield canonical(instructions), False
     given = fields.get("input")

@@ -213,8 +213,10 @@ async def _answering_workers(app: RouterApp, role: WorkerRole) -> AsyncIterator[
 
 
 def http_limits(door: DoorConfig) -> HttpLimits:
-    """Limit connections to the number of file descriptors, with one connection to a site for each: further clients get an error instead of waiting
-    for an accept that fails."""
+    """Limit connections to the number of file descriptors, with one connection to a site for each.
+
+    Further clients get an error instead of waiting for an accept that fails.
+    """
     files = file_limit()
     return HttpLimits(
         max_head_bytes=door.max_head_kib << 10,

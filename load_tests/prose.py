@@ -215,19 +215,19 @@ def main() -> int:
 
 # How many findings each package may have. Figures only fall.
 BUDGET = {
-    "dialects": 5,
-    "edge_router": 111,
-    "engine": 1,
+    "dialects": 0,
+    "edge_router": 1,
+    "engine": 0,
     "functions": 0,
     "kernels": 0,
     "load_tests": 607,
-    "page": 6,
-    "response_store": 8,
+    "page": 0,
+    "response_store": 0,
     "runtime": 226,
-    "sites": 8,
-    "support": 10,
+    "sites": 0,
+    "support": 0,
     "tests": 1224,
-    "wire": 64,
+    "wire": 0,
     "Markdown": 210,
 }
 

@@ -1,4 +1,7 @@
-"""The last day in a bounded ring: one sample a second for five minutes, one in ten seconds for an hour, one in two minutes for a day."""
+"""The last day in a bounded ring of samples.
+
+One a second for five minutes, one in ten seconds for an hour, one in two minutes for a day.
+"""
 
 from collections import deque
 from collections.abc import Iterable
@@ -91,7 +94,10 @@ def _percentiles(before: TimeHistogram, after: TimeHistogram) -> tuple[float, fl
 
 
 def quantile(bounds_ms: tuple[float, ...], counts: Iterable[int], share: float) -> float:
-    """Return a quantile in milliseconds, by linear interpolation within its bucket as Prometheus's histogram_quantile; above the last bound, that."""
+    """Return a quantile in milliseconds, as Prometheus's histogram_quantile.
+
+    Interpolates linearly within the bucket; above the last bound it returns that bound.
+    """
     counts = tuple(counts)
     rank, below = share * sum(counts), 0
     for i, number in enumerate(counts[: len(bounds_ms)]):

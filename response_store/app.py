@@ -1,5 +1,6 @@
-"""Stored responses, as an ASGI application around the one that answers: `store`, `previous_response_id`, `background`, and reading, cancelling or
-deleting a response by id.
+"""Stored responses, as an ASGI application around the one that answers.
+
+It implements `store`, `previous_response_id`, `background`, and reading, cancelling or deleting a response by id.
 
 The inner application gets a body with the whole conversation and stores nothing, so its stream can continue at another site like any other. A router
 runs this before its sites, and a site that serves clients directly runs it before its engine. Responses are stored on this process's disk, or in a
@@ -348,7 +349,7 @@ async def _read_body(receive: Receive, limit: int) -> bytes:
 
 
 class _Patched:
-    """An ASGI `send` for the inner application: its response and lifecycle events are rewritten for the client, and stored at the end."""
+    """An ASGI `send` for the inner application: rewrites its events for the client, and stores the result."""
 
     def __init__(
         self, asked: AskedResponse, send: Send, keep: Callable[[KeptResponse], Awaitable[bool]] | None

@@ -1,4 +1,4 @@
-"""A stored response: its input and output, and the events of a background response, which readers follow.
+"""A stored response: its input and output, and a background response's events for readers.
 
 Knows neither HTTP nor the storage (storage.py).
 """
@@ -113,7 +113,10 @@ def joined(*items: bytes) -> bytes:
 
 
 def conversation_id(given: Any) -> str | None:
-    """Return the conversation that a response will belong to, given by id or as an object. Raises ApiError."""
+    """Return the id of the conversation to which a response will belong; `given` is an id or an object.
+
+    Raises ApiError.
+    """
     name = given.get("id") if isinstance(given, dict) else given
     if name is None:
         return None

@@ -1,4 +1,4 @@
-"""The database of stored responses, as their store uses it: a SQLite file, or PostgreSQL shared by routers."""
+"""The database of stored responses: a SQLite file, or PostgreSQL shared by routers."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path

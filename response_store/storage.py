@@ -1,4 +1,6 @@
-"""Storage of responses: they survive a restart and belong to their tenants for a limited time; responses in progress are in memory.
+"""Storage of responses: they survive a restart, and belong to their tenants for a limited time.
+
+Responses in progress are in memory.
 
 A response is in the database before its last event is sent, written together with others that end at the same time; earlier events do not wait. If
 the database is full or does not answer, responses that end meanwhile are lost, and their clients get an error. If processes share the database, each
@@ -133,7 +135,9 @@ class ResponseStore:
         return await self._do(partial(rows.input_items, tenant=response.tenant, name=response.id))
 
     async def after(self, response: KeptResponse, place: int) -> tuple[list[bytes], bool]:
-        """Return the events from a number on, once there are any, and whether they are the last, of another process's response.
+        """Return the events of another process's response from a number on, and whether they are the last.
+
+        Waits until there are any.
 
         If that process was lost, the last event is a failure, wherever the reader was. Raises ApiError.
         """

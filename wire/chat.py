@@ -182,8 +182,10 @@ class ChatCompletion(msgspec.Struct, frozen=True):
 
 
 class CompletionLogprobs(msgspec.Struct, frozen=True):
-    """The older endpoint's parallel lists; `text_offset` counts characters from the beginning of the answer. An echoed prompt's first token
-    has no probability."""
+    """The parallel lists of the older endpoint; `text_offset` counts characters from the answer's start.
+
+    The first token of an echoed prompt has no probability.
+    """
 
     tokens: tuple[str, ...]
     token_logprobs: tuple[float | None, ...]

@@ -1,4 +1,4 @@
-"""A site as the router sees it: state, round trip, newest status, and requests sent since that status was published.
+"""A site as the router sees it: state, round trip, newest status, and requests sent since then.
 
 Joins these facts and notifies of changes; probing, sending and choosing are in other files.
 """
@@ -151,7 +151,10 @@ class Backend:
         self._view = None
 
     def view(self) -> BackendView:
-        """Return a snapshot, made again only after a change: a decision looks at every site, and most are unchanged."""
+        """Return a snapshot, made again only after a change.
+
+        A decision looks at every site, and most are unchanged.
+        """
         now, known = self._clock(), self._view
         if known is None or not known.since <= now < known.until or known.view.rtt_ms != self.round_trip.ms:
             known = self._view = self._look(now)

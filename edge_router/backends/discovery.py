@@ -1,4 +1,7 @@
-"""The sites that exist: one Backend for each site of the network file, which may be read again while the router runs."""
+"""The sites that exist: one Backend for each site of the network file.
+
+The file may be read again while the router runs.
+"""
 
 from collections.abc import Callable
 

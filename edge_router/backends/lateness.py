@@ -1,4 +1,6 @@
-"""How much later a site answers than this router expected: this reveals a slow or lying site, whatever it publishes.
+"""The lateness of a site: how much later it answers than this router expected.
+
+It reveals a slow site, and one that publishes wrong figures.
 
 A prediction is an average, so an answer counts as late only above TOLERANCE times it. Observations decay with a half-life: a site that was avoided is
 tried again, with one request at a time.

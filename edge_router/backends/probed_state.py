@@ -1,4 +1,7 @@
-"""The state of a site by its probes, with rules that exclude a flapping site and ramp up a recovered one slowly."""
+"""The state of a site by its probes.
+
+A flapping site is excluded, and a recovered one gets its full load slowly.
+"""
 
 from collections.abc import Callable
 

@@ -58,8 +58,9 @@ class PublishedStatus:
 
     def _learn_prefixes(self, status: SiteStatus) -> None:
         """Update the cached prefixes.
-        A malformed digest is ignored, because it only says where a cache is. If changes cannot be applied, the next probe asks for the whole
-        digest."""
+
+        A malformed digest is ignored, because it is only a hint about caches. If changes cannot be applied, the next probe asks for the whole digest.
+        """
         since = status.digests_since
         if since and since == status.digests == self.digests:
             return

@@ -1,4 +1,4 @@
-"""SiteClocks: the difference of each site's clock from this router's, so that sites accept its signatures."""
+"""SiteClocks: each site's clock relative to this router's, so that sites accept its signatures."""
 
 import logging
 import time

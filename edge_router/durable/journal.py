@@ -270,7 +270,10 @@ class Journals:
             return None
 
     def parts(self, name: str) -> list[list[Entry]] | None:
-        """Return a stream's entries, one list for each router that wrote them; None if there is no such stream. Raises OSError."""
+        """Return a stream's entries, one list for each router that wrote them; None without such a stream.
+
+        Raises OSError.
+        """
         journal = self._open(name)
         if journal is None:
             return None

@@ -1,4 +1,4 @@
-"""Streams that can be read again: their events are kept until some time after the end, and survive a disconnect of the client.
+"""Streams that can be read again, after a disconnect of the client and for some time after their end.
 
 A recording acts as the client of the proxy, so that a durable stream continues at another site like any other. Only its events are numbered, because
 line-by-line clients expect no ids in other streams. A stream belongs to its tenant and is invisible to others. It is kept in memory and, if a folder
@@ -258,8 +258,10 @@ class DurableStreams:
         await self.journals.run(self.config.keep_s, self.config.max_total_mib * 2**20)
 
     def as_kept(self, record: UsageRecord) -> UsageRecord:
-        """Return the usage of a killed router's request without the tokens that its journal lacks: no reader has them, and the router that continues
-        counts them again."""
+        """Return a killed router's usage record without the tokens that its journal lacks.
+
+        No client can read these, and the router that continues the stream counts them again.
+        """
         name, _, part = record.request.part.partition(".")
         if self.journals is None or not part or record.outcome != "recovered":
             return record

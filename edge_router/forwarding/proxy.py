@@ -1,4 +1,4 @@
-"""One request through the router, in one task from its first byte: handle, admit, forward, try_sites, relay.
+"""One request through the router, in one task: handle, admit, forward, try_sites, relay.
 
 A failing site costs the client only time: before its first byte the next site answers, after it the next site continues the same answer. When no site
 is left, an error event ends the stream. Policy, probes and HTTP are in other modules.

@@ -1,4 +1,4 @@
-"""One request in progress: the request for the next site, the sites that failed, and how often its stream was cut.
+"""One request in progress: the request for the next site, failed sites, and cuts of its stream.
 
 Facts and the rules by which they change. Sending, choosing and answering are in proxy.py.
 """
@@ -81,13 +81,19 @@ class SiteTries:
         self.excluded = {site for site, failure in self.failures.items() if failure.kind == "refused"}
 
     def begin_anew(self, lost_site: str) -> None:
-        """Reset after a cut: all sites may be asked to continue the stream, the one that lost it only if there is no other for a while."""
+        """Reset after a cut: all sites may be asked to continue the stream.
+
+        The site that lost it may only be asked if there is no other for a while.
+        """
         self.failures, self.excluded, self.num_silent, self.repeated = {}, {lost_site}, 0, ""
 
 
 @dataclass(eq=False, slots=True)
 class StreamRecovery:
-    """Counts a stream's cuts and records when its client last received something. Times are on the router's clock."""
+    """Counts a stream's cuts, and records when its client last received something.
+
+    Times are on the router's clock.
+    """
 
     config: RelayConfig
     lost: StreamLost | None = None  # why the stream was last cut; None if it never was
@@ -136,7 +142,10 @@ class StreamRecovery:
 
     @property
     def stall_s(self) -> float:
-        """Return the limit of silence: doubled by each move that did not help, so that a stream does not move between slow sites."""
+        """Return the limit of silence, doubled by each move that did not help.
+
+        So a stream does not move between slow sites.
+        """
         return self.config.stall_s * (1 if self.is_settled else 2.0**self.moves_in_a_row)
 
 
@@ -216,7 +225,10 @@ class RequestState:
         return preference.expected_ms
 
     def attempt_limits(self, first_stall_s: float, now: float) -> AttemptLimits:
-        """Return the limits of an attempt: a site that freezes while it takes over must leave time for another one."""
+        """Return the limits of an attempt.
+
+        A site that freezes while it continues a stream must leave time for another site.
+        """
         if self.recovery.lost is None:
             return AttemptLimits(self._config.first_byte_timeout_s, first_stall_s, is_continuation=False)
         left_s = max(0.0, self.recovery.deadline - now)
@@ -275,10 +287,12 @@ class RequestState:
 
 
 class RetryBudget:
-    """The retries that the router may make: a share of recent requests, so that retries do not multiply the load of a network in trouble. A bucket
-    that every request fills a little and every retry empties by one; a floor allows a quiet router to retry. Each account has a smaller bucket as
-    well: when the large one runs low, an account uses at most its own share, so that one account's failing requests leave the others theirs. A
-    declined request is not a failure and costs nothing; continuing a stream is promised and costs nothing either."""
+    """The budget of retries: a share of recent requests, so that retries do not multiply the load.
+
+    Every request adds a little to a bucket, and every retry takes one out; a floor allows a quiet router to retry. Each account also has a smaller
+    bucket: when the large one runs low, an account uses at most its share, so that one account's failing requests do not use up the retries of the
+    others. A declined request is not a failure and costs nothing; continuing a stream costs nothing either.
+    """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock

@@ -260,8 +260,10 @@ class UpstreamAttempt:
 
 
 class UpstreamResponse:
-    """A site's response that has started: either a whole `body`, or a stream whose relayed events it iterates over, as many at once as one read
-    brought. Use as `with`: leaving closes the connection to a site that is still sending."""
+    """A site's response that has started: a whole `body`, or a stream to iterate over.
+
+    An iteration yields all events that one read brought. Use as `with`: leaving closes the connection to a site that is still sending.
+    """
 
     def __init__(
         self,
@@ -273,7 +275,10 @@ class UpstreamResponse:
         pace: SitePace | None = None,
         failure: SiteFailed | None = None,
     ) -> None:
-        """`first` has the part of a stream that was read already; `failure` is the failure that the answer means if the request is not at fault."""
+        """Take the response over from a connection.
+
+        `first` has the part of a stream that was read already; `failure` is the failure that the answer means if the request is not at fault.
+        """
         self.failure = failure
         self.status = connection.response.status
         self.headers = _downstream_headers(connection, body)
@@ -298,7 +303,7 @@ class UpstreamResponse:
 
     @property
     def use(self) -> ResourceUse:
-        """Return the usage: as the site reports it for a whole answer, otherwise the usage in the answer's last event."""
+        """Return the usage that the site reports for a whole answer, otherwise that of the last event."""
         header = self._connection.response.header
         told = decode_use(header(USAGE), header(WORK))
         if told is not None:

@@ -1,4 +1,4 @@
-"""Service-level objectives: the share of a model's requests that succeed, and of streams with a timely first token."""
+"""Service-level objectives: the shares of a model's requests that succeed and start in time."""
 
 import asyncio
 import logging

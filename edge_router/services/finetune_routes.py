@@ -1,4 +1,7 @@
-"""Workers AI's fine-tunes behind a router, as an ASGI application: one site validates an upload, and the others get it from there."""
+"""The router's API of Workers AI's fine-tunes, as an ASGI application.
+
+One site validates an upload, and the others copy it from there.
+"""
 
 from http import HTTPStatus
 from typing import Any

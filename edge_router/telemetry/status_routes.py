@@ -121,8 +121,10 @@ class OwnRoutes:
         return _json(told(await objectives.states()))
 
     async def debug_route(self, request: Request) -> Response:
-        """The ranking of a request that is not sent: POST the body and headers it would have, or GET with `?model=`; `?address=` is
-        the client it would come from."""
+        """Return the ranking for a request without sending it.
+
+        POST the body and headers that it would have, or GET with `?model=`; `?address=` is the client that it would come from.
+        """
         path = request.query_params.get("path", "/ai/v1/chat/completions")
         model = request.query_params.get("model")
         headers = [(name.lower(), value) for name, value in request.headers.items()]

@@ -90,8 +90,11 @@ class GuardedPool:
     """A few children, each started when first needed. Jobs wait for one in order."""
 
     def __init__(self, size: int, niceness: int = 0) -> None:
-        """`niceness`: of the children, beyond this process's. With 5 they get a third of its CPU share under contention, so the jobs must be some
-        for which others should not wait."""
+        """Make the children without starting them.
+
+        `niceness` is added to this process's. With 5 they get a third of its CPU share under contention, so no caller should have to wait for their
+        jobs.
+        """
         self._threads = ThreadPoolExecutor(size, "guarded")
         self._children = [_Child(niceness) for _ in range(size)]
         self._idle = deque(self._children)  # the last one is taken next

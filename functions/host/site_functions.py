@@ -2,7 +2,6 @@
 
 These are bindings, each other, and the outside through the egress policy.
 
-That is bindings, each other, and the outside through the egress policy.
 
 Use as `async with`. process_supply.py makes their processes.
 """

@@ -1,4 +1,4 @@
-"""Bundles: a function's folder as one immutable tar whose name is the SHA-256 of its bytes, and the folder again.
+"""Bundles: a function's folder as one immutable tar, named by its SHA-256, and the reverse.
 
 The same files make the same bytes, on every machine: sorted names, no times, no owners. Links, devices and names that lead out are refused in both
 directions, and so is what is too large. Only what `pack` writes is read, and not by `tarfile`: before Python 3.11.10 a PAX head of 60 KB takes that

@@ -1,5 +1,6 @@
-"""Deployed functions, as a router publishes them: their versions and each version's share of the traffic. Also chooses a client's version, the same
-everywhere.
+"""Deployed functions, as a router publishes them: versions, and each version's share of the traffic.
+
+The choice of a client's version is here too, so that it is the same everywhere.
 
 A revision grows with every change. A change names the revision that it was made for, so that one of two simultaneous changes is refused.
 """

@@ -1,4 +1,4 @@
-"""Messages between two sites of which one computes prompts for the other, each request signed as a hop.
+"""Messages between two sites, one of which computes prompts for the other; requests are signed.
 
 GET LENDING_PATH returns what the site could compute now (`Lendable`). GET PROBE_PATH returns bytes that measure the link. POST PROMPT_PATH with a
 `BorrowedPrompt` is declined, or answered with two lines: `PromptAccepted` at once and `PromptComputed` at the end. Closing the connection earlier

@@ -1,4 +1,7 @@
-"""The ledger's record of a request: what is known at its start, and its result; and how a router collects usage of functions from a site."""
+"""The ledger's record of a request, and the messages with which a router collects functions' usage.
+
+The record has two parts: the facts at the request's start, and its result.
+"""
 
 from typing import Literal
 

@@ -1,4 +1,4 @@
-"""A client's connection to our HTTP/1.1 server: parses bytes, starts exchanges one after the other, and enforces limits.
+"""A client's connection to our HTTP/1.1 server: parses bytes, starts exchanges, enforces limits.
 
 One small object and no task: the transport, its exchanges and the server's clock call it. It keeps pipelined requests in order and sends refusals.
 Requests are read in request.py, responses written in exchange.py, WebSockets handled in websocket.py.
@@ -114,7 +114,7 @@ class HttpConnection(asyncio.Protocol):
             self._has(self.server.limits.head_timeout_s)
 
     def eof_received(self) -> None:
-        """A client that closes only its sending half counts as gone; bytes that were written already are still sent."""
+        """Treat a client that closes only its sending half as gone; written bytes are still sent."""
         self.deadline = time.monotonic() + self.server.limits.stall_s
         self._tell_gone()
 
@@ -257,7 +257,7 @@ class HttpConnection(asyncio.Protocol):
             self.transport.resume_reading()
 
     def _linger(self) -> None:
-        """Discard the rest of the client's bytes for a moment: closing with unread bytes would reset the answer."""
+        """Discard the client's remaining bytes for a moment: closing with unread bytes resets the answer."""
         self._is_lingering = True
         self._has(LINGER_S)
         if self.transport.is_closing():
@@ -310,7 +310,10 @@ def _websocket_app(connection: HttpConnection, exchange: HttpExchange, early: by
 
 
 def bound_unsent(sock: object) -> None:
-    """Limit unsent bytes in the kernel besides those in flight; for a client that does not read, they would be megabytes."""
+    """Limit unsent bytes in the kernel besides those in flight.
+
+    They would be megabytes for a client that does not read.
+    """
     option = getattr(socket, "TCP_NOTSENT_LOWAT", None)
     if option is not None and isinstance(sock, TransportSocket) and sock.family in (socket.AF_INET, socket.AF_INET6):
         with suppress(OSError):  # a connection that has ended

@@ -1,4 +1,4 @@
-"""One request on an HTTP/1.1 connection, and its response: the `receive` and `send` of an ASGI application.
+"""One request on an HTTP/1.1 connection, and its response: an ASGI application's `receive` and `send`.
 
 Knows bodies, chunks and what an application owes its client; refuses to know sockets, limits and parsers: those are its connection's.
 """
@@ -242,7 +242,7 @@ class RequestBody:
         self.held_bytes += len(part)
 
     def take(self) -> bytes | None:
-        """Return the bytes that arrived since the last call; None if there are none and the body has not ended."""
+        """Return the bytes since the last call; None if there are none and the body has not ended."""
         if not self._parts and (self._is_told or not self.is_whole):
             return None
         body = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
@@ -252,7 +252,7 @@ class RequestBody:
 
 
 class ResponseFraming:
-    """How the end of a response is marked: by a length, by chunks, or by closing the connection."""
+    """Marks the end of a response: by a length, by chunks, or by closing the connection."""
 
     def __init__(self, head: RequestHead) -> None:
         self.keep_alive = head.keep_alive
@@ -263,7 +263,10 @@ class ResponseFraming:
         self._owed_bytes: int | None = None  # of the length that the head has named
 
     def head(self, status: int, headers: Pairs, whole_bytes: int | None, may_go_on: bool, date: bytes) -> bytes:
-        """`whole_bytes` is the body's size if it is complete; `may_go_on` says that another request may follow. Raises ValueError."""
+        """Return the bytes of a response's head.
+
+        `whole_bytes` is the body's size if it is complete; `may_go_on` allows another request on the connection. Raises ValueError.
+        """
         headers = tuple(headers)
         lines = []
         self._is_chunked, self._is_empty = False, self._is_head_request

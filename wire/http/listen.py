@@ -1,4 +1,4 @@
-"""Listening of HTTP processes: the socket, the event loop, the limit of open files, and the end with the parent process.
+"""Listening of HTTP processes: the socket, the event loop, open files, and the parent's end.
 
 The same for routers and sites, independent of protocols.
 """
@@ -70,7 +70,9 @@ def url_of(listener: socket.socket, *, is_tls: bool = False) -> str:
 
 
 def follow_parent() -> bool:
-    """Ask the kernel for SIGTERM when the parent process dies, if the parent wants it, so that a killed `pilotlight up` leaves nothing running.
+    """Ask the kernel for SIGTERM when the parent process dies, if the parent wants it.
+
+    So a killed `pilotlight up` leaves nothing running.
 
     Returns False if the parent is gone already, and this process should end.
     """
@@ -85,8 +87,10 @@ def follow_parent() -> bool:
 
 
 def raise_file_limit() -> None:
-    """Raise the limit of open files to the system's maximum: every client and every site's answer is a file descriptor, and the usual limit of 1024
-    is too low."""
+    """Raise the limit of open files to the system's maximum.
+
+    Every client and every site's answer is a file descriptor, and the usual limit of 1024 is too low.
+    """
     if resource is not None:
         _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         with contextlib.suppress(ValueError, OSError):  # some systems name a hard limit that they do not grant

@@ -141,8 +141,11 @@ class RequestReader:
         return self._events
 
     def _upgrade(self, rest: bytes) -> bytes | None:
-        """Ignore upgrades except to WebSocket, as RFC 9110 (7.8) allows; so h2c too, which RFC 9113 removed and which would bypass a proxy's rules
-        for paths. Return the bytes to parse next: the request again, without the ignored upgrade."""
+        """Ignore upgrades except to WebSocket, as RFC 9110 (7.8) allows; return the bytes to parse next.
+
+        These are the request again, without the ignored upgrade. h2c is ignored too: RFC 9113 removed it, and it would bypass a proxy's rules for
+        paths.
+        """
         method = self._parser.get_method()
         if method == b"CONNECT":
             raise ApiError("invalid_request", "CONNECT is not supported: send plain HTTP/1.1")

@@ -1,4 +1,6 @@
-"""WebSockets on our own connections (RFC 6455): messages, close codes, pings, limits. wsproto encodes the frames.
+"""WebSockets on our own connections (RFC 6455): messages, close codes, pings, limits.
+
+wsproto encodes the frames.
 
 `WebSocket` is an open one, at either end. Limits bound the size of a message, unread messages, and the wait for a silent peer or one that does not
 read. Compression is not offered: a frame of 64 KiB can hold 64 MiB. Handshakes are in websocket_handshake.py.

@@ -1,4 +1,6 @@
-"""Messages between routers and the store of accounts' limits: a router reports its use and gets a lease, a part of each limit.
+"""Messages between routers and the store of accounts' limits.
+
+A router reports its use and gets a lease, a part of each limit.
 
 Usage and leases together never exceed a limit. The store itself is postgres_leases.py.
 """

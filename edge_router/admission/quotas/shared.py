@@ -1,4 +1,6 @@
-"""This router's leases of accounts' limits, which all routers of a network enforce together (`[quotas] store`).
+"""This router's leases of accounts' limits.
+
+All routers of a network enforce these limits together (`[quotas] store`).
 
 A router admits requests against its lease and reports usage to the store; when the lease is too small, a request waits for the store's next answer. A
 lease is LEASE_SHARE of its limit beyond open requests, and an unused one is returned. So accounts never exceed a limit except by the unreported use

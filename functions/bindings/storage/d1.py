@@ -176,7 +176,6 @@ def _one_on_each_line(sql: str) -> list[str]:
 
     Return none unless each line begins as a statement does, because half a DELETE deletes all rows.
 
-    The result is empty unless each line begins as a statement does, because half a DELETE deletes all rows.
     """
     lines = [line for line in sql.splitlines() if line.strip()]
     is_script = len(lines) > 1 and ";" not in sql and all(line.split()[0].upper() in VERBS for line in lines)

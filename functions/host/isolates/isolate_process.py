@@ -2,7 +2,6 @@
 
 A signal makes it report which line its code runs; its exit status says how it ended.
 
-A signal makes it report where its code is; its exit status says how it ended.
 """
 
 import asyncio

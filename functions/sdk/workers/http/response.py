@@ -19,7 +19,6 @@ class _Json:
 
     `Response.json(data)` makes a response, and `await response.json()` reads one, as on the platform.
 
-    `Response.json(data)` makes a response, and `await response.json()` reads one.
     """
 
     def __get__(self, instance: Any, owner: Any) -> Any:

@@ -190,7 +190,6 @@ class WorkflowStep:
 
         Return None if all wait for events only.
 
-        The result is the end of the first wait, None if all wait for events only.
         """
         while True:
             self._changed.clear()
