@@ -223,7 +223,7 @@ BUDGET = {
     "load_tests": 607,
     "page": 0,
     "response_store": 0,
-    "runtime": 226,
+    "runtime": 0,
     "sites": 0,
     "support": 0,
     "tests": 1224,

@@ -1,4 +1,4 @@
-"""The middleware of every route: authenticates the sender, sets the request id, adds the site's name, answers failures.
+"""The middleware of every route: authentication, request id, the site's name, and error responses.
 
 A request id from outside is kept only with a valid signature of one of the network's routers; other clients could mix up the logs. The scope then
 records whether the hop is authentic. Failures are sent in the dialect of the path; unforeseen ones are also logged.

@@ -111,7 +111,7 @@ def router_context(scope: Scope, raw: bytes) -> tuple[RouterContext, bytes]:
 
 
 def tenant_in(scope: Scope) -> Tenant:
-    """Return the tenant of a request: from the router, from the key if it is known here, or the key itself."""
+    """Return a request's tenant: as the router sends it, of a known key, or of the key itself."""
     owner = owner_of(header(scope, "authorization"), scope.get(ACCOUNT, ""))
     return tenant_of(owner, scope["path_params"].get("account_id"))
 

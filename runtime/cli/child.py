@@ -26,7 +26,10 @@ class Child:
         self._oom_kills: int | None = None
 
     def start(self) -> None:
-        """Start the process in a new session, so that a terminal's Ctrl-C does not reach children and they end in order."""
+        """Start the process in a new session, so that a terminal's Ctrl-C does not reach it.
+
+        Children then end in order.
+        """
         environment = {**os.environ, **self._environment, "PILOTLIGHT_PARENT_PID": str(os.getpid())}
         self.started_at = time.monotonic()
         self._oom_kills = oom_kills()

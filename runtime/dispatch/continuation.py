@@ -1,4 +1,4 @@
-"""Failover of sequences between engine hosts: the unfinished ones of a dead host are submitted to the next host.
+"""Failover of sequences between engine hosts: a dead host's open ones are submitted to the next host.
 
 They keep the tokens that they have. A sampled token depends on (logits, params, seed, position) alone, so the reader of a sequence gets one unbroken
 row of outputs and does not notice the change. A sequence that cannot be continued soon, or that has crashed too many hosts (charges.py), ends with an
@@ -40,9 +40,12 @@ class Continuations:
         observe: Observer,
         observe_placement: PlacementObserver = lambda placement: None,
     ) -> None:
-        """`within_s` limits the time from a host's death to the next token of a started sequence, which otherwise fails.
+        """Continue sequences on the hosts of a site.
 
-        A sequence without a token only needs to be submitted to the next host by then."""
+        `within_s` limits the time from a host's death to the next token of a started sequence, which otherwise fails.
+
+        A sequence without a token only needs to be submitted to the next host by then.
+        """
         self.fleet = fleet
         self.models = models
         self.within_s = within_s
@@ -166,7 +169,10 @@ class ContinuedSequence:
         self._is_suspect = True
 
     async def _resume(self, error: EngineError, deadline: float) -> TokenOutput:
-        """`deadline` applies to a started sequence, across all host failures; a waiting one gets a new deadline at each."""
+        """Submit the sequence again to the next host.
+
+        `deadline` applies to a started sequence, across all host failures; a waiting one gets a new deadline at each.
+        """
         within_s = self._site.within_s
         if not self._has_begun and self._cuts > 1:
             deadline = asyncio.get_running_loop().time() + within_s
@@ -240,7 +246,7 @@ class ContinuedSequence:
 
 
 def remaining(submit: Submit, delivered: Sequence[int]) -> Submit:
-    """Return the rest of a sequence whose first tokens were delivered; positions, counts and random numbers continue."""
+    """Return a sequence without its delivered tokens; positions, counts and random numbers continue."""
     sampling = replace(
         submit.sampling,
         max_tokens=submit.sampling.max_tokens - len(delivered),

@@ -1,4 +1,4 @@
-"""The constraint on an answer and its reader, for a model and for where the prompt leaves its reasoning.
+"""The constraint on an answer and its reader, for a model and the state of its reasoning.
 
 Knows formats and grammars only by their interfaces.
 """

@@ -185,7 +185,7 @@ class Generation:
 
     @asynccontextmanager
     async def running(self, engine: Continuations, submits: Submits, data_sites: DataSites) -> AsyncIterator[None]:
-        """Open the sequences of the choices and collect their outputs; abort unfinished ones on leaving the scope."""
+        """Open the choices' sequences and collect their outputs; leaving the scope aborts unfinished ones."""
         async with AsyncExitStack() as sequences:
             for number, submit in submits.items():
                 choice = self._choices[number]

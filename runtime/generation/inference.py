@@ -110,7 +110,10 @@ class SiteInference:
 
 
 class GeneratedEvents:
-    """A generation in a separate task that runs to its end: deadlines belong to tasks, and readers may change."""
+    """A generation in a separate task that runs to its end.
+
+    Deadlines belong to tasks, and readers may change.
+    """
 
     def __init__(self, model: str, heartbeat_s: float) -> None:
         self.use = ResourceUse()  # outputs, some of which may wait

@@ -1,4 +1,4 @@
-"""Converts an engine's tokens into output for the client: text, reasoning, tool calls and log-probabilities.
+"""Converts an engine's tokens into text, reasoning, tool calls and log-probabilities for the client.
 
 Free of sockets and clocks: TokenOutput in, Delta out. Text that may become a stop string, a marker or a complete character is held back; a token
 counts as delivered when all of its text was sent. The held text, and so the output, is a function of the tokens so far: a processor that replays
@@ -98,7 +98,7 @@ class StopMatcher:
 
 
 class DivergedError(Exception):
-    """The continuation of an answer differs from what was computed before."""
+    """The continuation of an answer differs from the tokens delivered so far."""
 
 
 class OutputProcessor:
@@ -293,7 +293,7 @@ class _PendingTokens:
             self._ends[position] = end
 
     def take(self, *, is_ended: bool) -> tuple[tuple[DeliveredToken, ...], tuple[int, ...]]:
-        """Return the tokens delivered by now, all of them after the end, and the ids of those since the last call."""
+        """Return the tokens delivered so far, all after the end, and the ids of those since the last call."""
         tokens: list[DeliveredToken] = []
         while self._ends:
             end = self._ends[0]

@@ -35,8 +35,10 @@ class UsageCounter:
         self._device_us += output.device_us
 
     def count_cached(self, choice: int) -> None:
-        """Count a prompt's cached tokens with its first delta, so that a site that continues the answer knows from the delivered part what was
-        counted."""
+        """Count a prompt's cached tokens with its first delta.
+
+        So a site that continues the answer knows from the delivered part what was counted.
+        """
         found = self._found_cached.pop(choice, 0)
         if choice % self._choices_per_prompt == 0 and choice not in self._continued:
             self.cached_tokens += found

@@ -111,7 +111,7 @@ def _kv_bytes(engine: EngineConfig) -> int:
 
 
 def _taken(directory: Path) -> int:
-    """Return the bytes of memory that files occupy; a file may be larger than what was written to it."""
+    """Return the bytes of memory that files occupy, which may be less than their sizes."""
     taken = 0
     for path in directory.glob("*"):
         try:

@@ -26,7 +26,7 @@ class Demand:
 
 
 class Arrivals:
-    """Predicts the next request from the gaps between the last ones and the hours of the day with requests."""
+    """Predicts the next request by the last gaps, and by the hours of the day with requests."""
 
     def __init__(self) -> None:
         self._last: float | None = None
@@ -64,7 +64,7 @@ class Arrivals:
         return min(by_gaps, self._expected_by_hour_s(now_s))
 
     def is_due(self, now_s: float, lead_s: float) -> bool:
-        """Return whether a request within `lead_s` is likely, by the gaps or because an hour with usual demand starts."""
+        """Return whether a request is likely within `lead_s`: by the gaps, or in an hour of usual demand."""
         self._roll(now_s)
         if self._last is None:
             return False

@@ -1,4 +1,6 @@
-"""The wake of a model on one device: fetch files, make room, load the weights and, meanwhile, the text side; measure it.
+"""The wake of a model on one device, measured: fetch files, make room, load weights.
+
+The text side is loaded meanwhile.
 
 A failed load is raised in every request that waits for the model, unless it is awake elsewhere. A wake without waiting requests checks the chat
 template too; otherwise it is checked a little later, because the request may not need it. If a host dies during a load, the next host of the same

@@ -1,4 +1,4 @@
-"""Workers AI's fine-tunes: accounts list, create, upload and remove adapters; routers read all of them.
+"""Workers AI's fine-tunes: accounts list, create, upload and remove adapters; routers read all.
 
 The key, or a header of the router, identifies the account; the account in the path is ignored. Requests use an adapter by its id or name (`lora`), or
 as MODEL:NAME.
@@ -130,7 +130,7 @@ class FinetuneRoutes:
         return json_response(_encoder.encode(await asyncio.to_thread(self._store().everything)))
 
     async def one(self, request: Request) -> Response:
-        """Export an adapter with its files to another site, import one, or remove one that was removed elsewhere."""
+        """Export an adapter with its files to another site, import one, or repeat a removal made elsewhere."""
         _require_router(request)
         store, id = self._store(), request.path_params["id"]
         if request.method == "DELETE":

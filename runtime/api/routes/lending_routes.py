@@ -33,7 +33,10 @@ _PROBE = bytes(PROBE_BYTES)
 
 class LendingRoutes:
     def __init__(self, lending: Lending, first_port: int) -> None:
-        """`first_port` is where the site's first host serves blocks to other sites; the next hosts use the next ports."""
+        """Serve prompts of other sites.
+
+        `first_port` is where the site's first host serves blocks to them; the next hosts use the next ports.
+        """
         self._lending = lending
         self._first_port = first_port
 
