@@ -54,8 +54,8 @@ class FunctionBindings:
     def start(self, ask: Callable[[FunctionEvent], Awaitable[Called]]) -> None:
         """Consume the queues, run the clock and apply the migrations of this version.
 
-        Those of an earlier version end. `ask` has this version handle an event. Raises BindingError, with nothing changed, if another function consumes
-        one of its queues.
+        Those of an earlier version end. `ask` has this version handle an event. Raises BindingError, with nothing changed, if another function
+        consumes one of its queues.
         """
         functions, services, manifest = self._services.functions, self._services, self._manifest
         for declared in manifest.consumers if functions is not None else ():

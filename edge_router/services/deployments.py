@@ -3,7 +3,7 @@
 Off without a deploy token or keys.
 
 A function belongs permanently to the account that deployed it first, together with its stores, so no other account can deploy, read or follow it. The
-deploy token and admin keys are the operator's, who may access all functions.
+deploy token and admin keys belong to the operator and give access to all functions.
 
 A new version takes traffic only after the sites have started it and its health call has succeeded there. Of two simultaneous changes the later one is
 refused: each names the revision that it was made for. A change is on the disk before it is answered. Sites fetch the deployments, and are notified of

@@ -292,10 +292,10 @@ def test_the_smallest_listing_is_one_file() -> None:
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [({"format": "other"}, "not a listing of this version"), ({"more": 1}, "not a listing of this version"),
-     ({"chunk_bytes": 1}, "between 64 KiB and 1 GiB"), ({"chunk_bytes": 1 << 40}, "between 64 KiB and 1 GiB"),
+     ({"chunk_bytes": 1}, "64 KiB to 1 GiB are allowed"), ({"chunk_bytes": 1 << 40}, "64 KiB to 1 GiB are allowed"),
      *(({"file": {"name": name}}, "cannot be called")
        for name in ("../x", "/etc/passwd", "a/../b", ".hidden", "a/.b", "", "a//b", "a\\b", "a\0b", NAME, "x" * 300, "a/b/c/d/e")),
-     ({"file": {"size": -1}}, "do not fit"), ({"file": {"size": CHUNK + 1}}, "do not fit"), ({"file": {"sha256": []}}, "do not fit"),
+     ({"file": {"size": -1}}, "do not match"), ({"file": {"size": CHUNK + 1}}, "do not match"), ({"file": {"sha256": []}}, "do not match"),
      ({"file": {"sha256": ["zz"]}}, "without a SHA-256"), ({"file": {"name": "model.json"}}, "no config.json"),
      ({"files": [{"name": "config.json", "size": 0, "sha256": []}] * 2}, "twice"),
      ({"files": [{"name": name, "size": 0, "sha256": []} for name in ("config.json", "config.json/x")]}, "as a file and as a folder"),
