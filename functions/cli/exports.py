@@ -181,7 +181,7 @@ def r2_export(
 ) -> None:
     """Write all objects into a folder, each under its key.
 
-    An object whose key is not a path goes below `.objects`, and `.objects.jsonl` lists these.
+    An object whose key is not a path goes below `.objects`, and `.objects.jsonl` lists all objects.
     """
     if output.exists() and any(output.iterdir()):
         raise CliError(f"{output} is not empty.")
