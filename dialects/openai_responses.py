@@ -186,10 +186,10 @@ def messages_of(given: str | list[dict[str, Any]], left_out: list[str]) -> Itera
                 yield turn.ended()
             turn.texts += _texts(item.get("content"), f"{where}.content")
         else:
-            if turn.has_begun:
+            if turn.has_started:
                 yield turn.ended()
             yield _other(kind, role, item, where)
-    if turn.has_begun:
+    if turn.has_started:
         yield turn.ended()
 
 
@@ -200,7 +200,7 @@ class _Turn:
         self.calls: list[CallBody] = []
 
     @property
-    def has_begun(self) -> bool:
+    def has_started(self) -> bool:
         return bool(self.thoughts or self.texts or self.calls)
 
     def ended(self) -> MessageBody:

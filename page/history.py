@@ -38,20 +38,20 @@ class History:
 
     def __init__(self) -> None:
         self._rings = {name: deque[Sample](maxlen=one.length) for name, one in RANGES.items()}
-        self._begun: dict[str, tuple[float, Counts]] = {}  # by range: where the stretch under way began
+        self._started: dict[str, tuple[float, Counts]] = {}  # by range: where the stretch under way began
         self._num_seconds = 0
 
     def note(self, at: float, counts: Counts) -> Sample | None:
         """Return the last second's sample; None at the first call."""
-        if not self._begun:
-            self._begun = dict.fromkeys(RANGES, (at, counts))
+        if not self._started:
+            self._started = dict.fromkeys(RANGES, (at, counts))
             return None
         self._num_seconds += 1
         newest = None
         for name, one in RANGES.items():
             if self._num_seconds % one.step == 0:
-                sample = sample_of(*self._begun[name], at, counts)
-                self._begun[name] = (at, counts)
+                sample = sample_of(*self._started[name], at, counts)
+                self._started[name] = (at, counts)
                 self._rings[name].append(sample)
                 newest = newest or sample
         return newest
@@ -61,10 +61,10 @@ class History:
         return tuple(self._rings[name])
 
 
-def sample_of(begun: float, before: Counts, at: float, after: Counts) -> Sample:
+def sample_of(started: float, before: Counts, at: float, after: Counts) -> Sample:
     """Return the difference of two readings.
     A counter that fell, because a site restarted, counts as unchanged."""
-    seconds = max(at - begun, 1e-3)
+    seconds = max(at - started, 1e-3)
 
     def per_s(old: int, new: int) -> float:
         return round(max(0, new - old) / seconds, 3)

@@ -279,7 +279,7 @@ class ResponsesApp:
         await recorded.is_kept.wait()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(REFUSED_WITHIN_S):
-                await recorded.has_begun.wait()
+                await recorded.has_started.wait()
         if recorded.refusal is not None:
             with contextlib.suppress(ApiError):
                 await self.store.delete(kept)
@@ -305,7 +305,7 @@ class ResponsesApp:
             log.exception("the response %s failed", recorded.kept.id)
         finally:
             recorded.is_kept.set()
-            recorded.has_begun.set()
+            recorded.has_started.set()
             recorded.kept.end_as("failed", recorded.error or error)
             await self.store.settle(recorded.kept)
             if asked.conversation is not None and recorded.kept.fields["status"] in ("completed", "incomplete"):
@@ -434,7 +434,7 @@ class _Recorded(_Patched):
         self._store = store
         self.kept = kept
         self.is_kept = asyncio.Event()  # or it never will be
-        self.has_begun = asyncio.Event()
+        self.has_started = asyncio.Event()
         self.refusal: tuple[int, list[tuple[str, str]], bytes] | None = None
         self.error: ApiError | None = None
 
@@ -454,7 +454,7 @@ class _Recorded(_Patched):
             event = parse_event(raw)
             if event.data is None:
                 continue
-            self.has_begun.set()
+            self.has_started.set()
             fields = orjson.loads(event.data)
             if raw.startswith(_LAST):
                 await self._store.end(self.kept, fields["response"], raw)
@@ -477,7 +477,7 @@ class _Recorded(_Patched):
         headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in self._start["headers"]]
         kept = [pair for pair in headers if pair[0] not in ("content-length", "content-type")]
         self.refusal = (self._start["status"], kept, bytes(self._whole))
-        self.has_begun.set()
+        self.has_started.set()
 
     async def _ignored(self, message: Message) -> None:
         pass

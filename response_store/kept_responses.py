@@ -42,7 +42,7 @@ class KeptResponse:
         self.before = before
         self.events: list[bytes] = []
         self.task: asyncio.Task[None] | None = None
-        self.is_begun = False  # in a database where others may end or delete it
+        self.is_started = False  # in a database where others may end or delete it
         self.is_settled = False  # on the disk, as it ended
         self.is_deleted = False
         self.told: tuple[int, Any] = (0, None)  # the events and the fields of it that others know

@@ -47,7 +47,7 @@ class JournalHeader(msgspec.Struct, frozen=True, tag=True, array_like=True):
     answer: AnswerName
 
 
-class AnswerBegun(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class AnswerStarted(msgspec.Struct, frozen=True, tag="AnswerBegun", array_like=True):  # the tag of older journals
     """The start of an answer. `body` is set if it is not a stream."""
 
     status: int
@@ -72,7 +72,7 @@ class StreamEnded(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 log = logging.getLogger(__name__)
 
-Entry = JournalHeader | AnswerBegun | JournalEvents | TakenOver | StreamEnded
+Entry = JournalHeader | AnswerStarted | JournalEvents | TakenOver | StreamEnded
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Entry)

@@ -19,7 +19,7 @@ from pilotlight.edge_router.backends.backend import Backend
 from pilotlight.edge_router.durable.streams import DurableStream, DurableStreams, accepted, tell
 from pilotlight.edge_router.forwarding.downstream import Downstream, DownstreamGone, ResponseWriter
 from pilotlight.edge_router.forwarding.relay import Forward, SiteDraining, StreamBroken, StreamDone
-from pilotlight.edge_router.forwarding.request_state import BegunAnswer, RequestState, StreamRecovery
+from pilotlight.edge_router.forwarding.request_state import RequestState, StartedAnswer, StreamRecovery
 from pilotlight.edge_router.forwarding.site_failure import SiteFailed
 from pilotlight.edge_router.forwarding.stages import Close, Stage
 from pilotlight.edge_router.forwarding.upstream import SiteConnections, StreamLost, UpstreamAttempt, UpstreamResponse
@@ -138,13 +138,13 @@ class Proxy:
     async def record(self, recording: DurableStream) -> None:
         """Fill a durable stream."""
         with self.admission.limits.held(recording.head, recording.address):
-            await self.handle(recording, self.forward(recording, recording.asked.body, recording.begun))
+            await self.handle(recording, self.forward(recording, recording.asked.body, recording.started))
 
-    async def forward(self, client: ResponseWriter, body: bytes, begun: BegunAnswer | None = None) -> None:
+    async def forward(self, client: ResponseWriter, body: bytes, started: StartedAnswer | None = None) -> None:
         request = await aside_if_large(body, self.parser.parse, client.head, body, client.request_id, client.address)
         proxied = self.proxied(request)
-        if begun is not None:
-            proxied.go_on(begun, self._clock())
+        if started is not None:
+            proxied.go_on(started, self._clock())
         closing: list[Close] = []
         try:
             for stage in self._stages:

@@ -125,7 +125,7 @@ class DeliveryLog:
         )
 
     @property
-    def has_begun(self) -> bool:
+    def has_started(self) -> bool:
         return bool(self._choices)
 
     def delivery(self) -> bytes:

@@ -36,7 +36,7 @@ ACCOUNT_FLOOR_PER_S = 1.0
 MAX_ACCOUNTS = 4096  # whose shares are tracked; others count as full
 
 
-class BegunAnswer(NamedTuple):
+class StartedAnswer(NamedTuple):
     """An answer that is recorded, and so may continue at another router."""
 
     name: AnswerName
@@ -177,13 +177,13 @@ class RequestState:
         """Name the sites that may see the request, as a header."""
         self.request = replace(self.request, data_sites=data_sites)
 
-    def go_on(self, begun: BegunAnswer, now: float) -> None:
+    def go_on(self, started: StartedAnswer, now: float) -> None:
         """Name the answer, and if another router had started it, continue after its delivered part.
         Raises ApiError."""
-        self.log, self.part = begun.log, begun.part
+        self.log, self.part = started.log, started.part
         if self.request.answer_name is not None:
-            self.request = replace(self.request, answer_name=begun.name)
-        if begun.log.has_begun:
+            self.request = replace(self.request, answer_name=started.name)
+        if started.log.has_started:
             try:
                 self.cut("", StreamLost("router", "it was relaying it"), now)
             except ContinuationError as error:
@@ -261,7 +261,7 @@ class RequestState:
     def end_trace(self, error: BaseException | None) -> None:
         """`error`: with which the request ended."""
         if self.trace is not None:
-            used = self.log.used if self.log.has_begun else self.whole
+            used = self.log.used if self.log.has_started else self.whole
             self.trace.end(
                 status=self.status,
                 is_complete=self.is_complete,

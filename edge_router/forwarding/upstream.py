@@ -105,8 +105,8 @@ class UpstreamAttempt:
         self._time_limit_s = upstream.config.answer_timeout_s if request.is_generated_whole else limits.first_byte_s
         self._pace = pace
         self._log = log
-        self._heard_at = self._look_again_at = self._begun_at = time.monotonic()
-        self._until = self._begun_at + self._time_limit_s
+        self._heard_at = self._look_again_at = self._started_at = time.monotonic()
+        self._until = self._started_at + self._time_limit_s
         self._is_over = False
         self._connecting: asyncio.Timeout | None = None
         self._connection: UpstreamConnection | None = None
@@ -130,7 +130,7 @@ class UpstreamAttempt:
             if self._lost_because is not None:
                 detail = f"it became unhealthy before its first byte: {self._lost_because}"
                 raise SiteFailed("silent", detail) from None
-            waited_s = time.monotonic() - self._begun_at
+            waited_s = time.monotonic() - self._started_at
             raise SiteFailed("silent", f"it sent nothing for {waited_s:.3g} s") from None
         except ConnectionLost as error:
             raise SiteFailed("lost", str(error)) from None

@@ -134,15 +134,15 @@ class _Child:
 
     def run(self, job: GuardedJob) -> Any:
         """Return the job's result. Raises JobError, JobEndedError."""
-        channel, has_begun = self._start(), False
+        channel, has_started = self._start(), False
         prepare = None if job.prepare is None else job.prepare.named()
         try:
             _send(channel, [job.call.named(), prepare, job.cpu_s, job.memory_bytes])
             _receive(channel, PREPARE_S)
-            has_begun = True
+            has_started = True
             answer = _receive(channel, job.deadline_s)
         except (OSError, EOFError) as error:
-            raise self._ended(job, has_begun=has_begun, is_late=isinstance(error, TimeoutError)) from None
+            raise self._ended(job, has_started=has_started, is_late=isinstance(error, TimeoutError)) from None
         if answer["retires"]:
             self.end()
         if answer["is_memory"]:
@@ -194,13 +194,13 @@ class _Child:
             self._process = self._channel = None
             return status
 
-    def _ended(self, job: GuardedJob, *, has_begun: bool, is_late: bool) -> JobEndedError:
+    def _ended(self, job: GuardedJob, *, has_started: bool, is_late: bool) -> JobEndedError:
         """End the process, and return the reason why its job ended."""
         status = self.end(is_ending=not is_late)
-        if is_late and has_begun:
+        if is_late and has_started:
             message = f"it got too little CPU time in {job.deadline_s:g} s: the machine is overloaded"
             return JobEndedError("deadline", message)
-        if status is None or is_late or not has_begun or status >= 0 or -status in _OUTSIDE:
+        if status is None or is_late or not has_started or status >= 0 or -status in _OUTSIDE:
             return JobEndedError("lost", f"its process ended too early (status {status})")
         if -status == signal.SIGPROF:
             return JobEndedError("cpu", f"it needs more than {job.cpu_s:g} s of CPU time")

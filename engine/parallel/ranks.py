@@ -352,12 +352,12 @@ class RankedRunner:
             else self.own.choose(forwarded, rows)
         )
 
-    def finish(self, begun: ForwardedPart, rows: Sequence[ChoiceRow]) -> RunResult:
+    def finish(self, started: ForwardedPart, rows: Sequence[ChoiceRow]) -> RunResult:
         """Wait until the other stages have computed a step, and choose its tokens. Raises RankLostError."""
         if self._group.size > self._group.num_stages:
-            self._group.send(FinishStep(self._model, begun.number))
+            self._group.send(FinishStep(self._model, started.number))
         try:
-            return self.own.choose(self.own.finish(begun), rows).collect()
+            return self.own.choose(self.own.finish(started), rows).collect()
         except Exception as error:
             raise self._cut(error) from error
 
@@ -427,11 +427,11 @@ class PipelinedStep(NamedTuple):
     """
 
     runner: RankedRunner
-    begun: ForwardedPart
+    started: ForwardedPart
     rows: Sequence[ChoiceRow]
 
     def collect(self) -> RunResult:
-        return self.runner.finish(self.begun, self.rows)
+        return self.runner.finish(self.started, self.rows)
 
 
 class RankBlocks(NamedTuple):

@@ -98,13 +98,13 @@ class SiteMiddleware:
         if self._require_hop and not is_genuine and scope["path"] == "/status":
             # A router that signs nothing learns from its probes what to expect.
             ours.append((headers.REFUSAL.encode(), b"signature"))
-        has_begun = False
+        has_started = False
         span: RequestSpan | None = None
 
         async def named(message: Message) -> None:
-            nonlocal has_begun
+            nonlocal has_started
             if message["type"] in BEGINNINGS:
-                has_begun = True
+                has_started = True
                 message = {**message, "headers": [*message.get("headers", ()), *ours]}
                 self._metrics.response(_family(scope["path"]), message.get("status", 101))
                 if span is not None:
@@ -120,7 +120,7 @@ class SiteMiddleware:
         except (ClientDisconnect, AnswerCut):
             return
         except Exception as error:
-            if has_begun:
+            if has_started:
                 raise
             await send_error(
                 answering(scope, named), _as_api_error(error, scope), dialect_of(scope["path"], scope["headers"])

@@ -79,7 +79,7 @@ class ContinuedSequence:
         self._data_sites = data_sites
         self._submit = submit  # as it was asked for
         self._delivered: list[int] = []
-        self._has_begun = False
+        self._has_started = False
         self._cuts = 0
         self._is_suspect = (
             False  # a host has ended by itself in a step that held it, and none has computed its prompt since
@@ -174,12 +174,12 @@ class ContinuedSequence:
         `deadline` applies to a started sequence, across all host failures; a waiting one gets a new deadline at each.
         """
         within_s = self._site.within_s
-        if not self._has_begun and self._cuts > 1:
+        if not self._has_started and self._cuts > 1:
             deadline = asyncio.get_running_loop().time() + within_s
         try:
             async with asyncio.timeout_at(deadline):
                 await self._move()
-                if self._has_begun:
+                if self._has_started:
                     return await anext(self._outputs)
         except TimeoutError:
             message = f"{error}; the answer could not be continued on another host within {within_s:g} s"
@@ -190,7 +190,7 @@ class ContinuedSequence:
         """Move to a host that has the model: at once if there is one, else as soon as the model has woken."""
         await self.scope.aclose()
         placement = await self._site.models.place(self._submit, self._data_sites)
-        await self._enter(placement, remaining(self._submit, self._delivered) if self._has_begun else self._submit)
+        await self._enter(placement, remaining(self._submit, self._delivered) if self._has_started else self._submit)
 
     async def _enter(self, placement: Placement, submit: Submit) -> str:
         """Open the sequence where it was placed; return how, explained."""
@@ -233,9 +233,9 @@ class ContinuedSequence:
         self._delivered += output.token_ids
         assert self._assignment is not None, "outputs come from the replica it is assigned to"
         self._assignment.note(output.token_ids)
-        if self._has_begun and output.num_cached_tokens is not None:
+        if self._has_started and output.num_cached_tokens is not None:
             output = replace(output, num_cached_tokens=None)
-        self._has_begun = self._has_begun or bool(output.token_ids)
+        self._has_started = self._has_started or bool(output.token_ids)
         if output.token_ids:
             self._is_suspect = (
                 False  # it is past the step in which its host ended; the charge stays until it is answered

@@ -53,7 +53,7 @@ def decode_sequence(submit: Submit, prefill: Submit, address: str, within_s: flo
     return replace(submit, fetch_from=BlockSource(address, prefill.sequence_id, within_s, is_lent))
 
 
-class PromptBegun(NamedTuple):
+class StartedPrompt(NamedTuple):
     """A prompt that a host computes for another one."""
 
     address: str  # where its blocks are served
@@ -67,7 +67,7 @@ class PromptHost(Protocol):
     def name(self) -> str: ...
     @property
     def is_lent(self) -> bool: ...
-    def computing(self, prefill: Submit) -> AbstractAsyncContextManager[PromptBegun]:
+    def computing(self, prefill: Submit) -> AbstractAsyncContextManager[StartedPrompt]:
         """Open the scope of a prompt's computation. Raises EngineError if the host is gone or declines."""
 
     def note_found(self, first: TokenOutput, *, is_late: bool, is_lost: bool) -> None:
@@ -90,14 +90,14 @@ class OwnHost(NamedTuple):
         return False
 
     @asynccontextmanager
-    async def computing(self, prefill: Submit) -> AsyncIterator[PromptBegun]:
+    async def computing(self, prefill: Submit) -> AsyncIterator[StartedPrompt]:
         host = self.replica.host
         client, address = host.serving_client(), host.peer_address
         if address is None:
             raise EngineError("engine_error", f"{self.name} serves no blocks")
         with self.assigned(prefill, self.replica) as assignment, host.progress.expected():
             async with client.generate(prefill) as outputs:
-                yield PromptBegun(address, _noted(outputs, assignment))
+                yield StartedPrompt(address, _noted(outputs, assignment))
 
     def note_found(self, first: TokenOutput, *, is_late: bool, is_lost: bool) -> None:
         if is_late:
@@ -127,10 +127,10 @@ class PrefillWork:
         prompt.
         """
         self._num_tokens = len(prefill.prompt_token_ids) - 1
-        begun: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
-        task = asyncio.create_task(self._run(prefill, begun), name="prefill")
+        started: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
+        task = asyncio.create_task(self._run(prefill, started), name="prefill")
         try:
-            address = await begun
+            address = await started
             if address is None:
                 yield None
             else:
@@ -155,15 +155,15 @@ class PrefillWork:
         found = min(output.num_cached_tokens, self._num_cached_tokens or 0)
         return replace(output, num_cached_tokens=max(of_its_own, found), device_us=device_us)
 
-    async def _run(self, prefill: Submit, begun: "asyncio.Future[str | None]") -> None:
+    async def _run(self, prefill: Submit, started: "asyncio.Future[str | None]") -> None:
         try:
             with suppress(EngineError):
                 async with self._host.computing(prefill) as (address, outputs):
-                    begun.set_result(address)
+                    started.set_result(address)
                     async for output in outputs:
                         self._device_us += output.device_us
                         if output.num_cached_tokens is not None:
                             self._num_cached_tokens = output.num_cached_tokens
         finally:
-            if not begun.done():
-                begun.set_result(None)
+            if not started.done():
+                started.set_result(None)

@@ -20,7 +20,7 @@ import msgspec
 from pilotlight.engine.api.client import EngineError
 from pilotlight.engine.api.protocol import ModelInfo, Submit, TokenOutput
 from pilotlight.engine.planning.hand_over import exposed_s, prompt_bytes
-from pilotlight.runtime.dispatch.hand_over import PromptBegun
+from pilotlight.runtime.dispatch.hand_over import StartedPrompt
 from pilotlight.sites.site import LenderConfig
 from pilotlight.support import background
 from pilotlight.wire.hop.data_sites import DataSites
@@ -125,7 +125,7 @@ class Lender:
         )
 
     @asynccontextmanager
-    async def computing(self, prefill: Submit) -> AsyncIterator[PromptBegun]:
+    async def computing(self, prefill: Submit) -> AsyncIterator[StartedPrompt]:
         """Open the scope of a prompt's computation there.
 
         Raises EngineError if the site declines or cannot be reached.
@@ -142,7 +142,7 @@ class Lender:
                 self._lendable = Lendable({}, f"it declined: {error}" if str(error) else "it did not answer in time")
                 raise EngineError("overloaded", f"{self.name} computes no prompt: {error}") from None
             self.num_borrowed += 1
-            yield PromptBegun(f"tcp://{self._origin.host}:{accepted.port}", _outputs(answer))
+            yield StartedPrompt(f"tcp://{self._origin.host}:{accepted.port}", _outputs(answer))
         finally:
             if answer is not None:
                 self._pool.put_back(answer.connection)

@@ -48,7 +48,7 @@ class _Check:
     def __init__(self, key: tuple[str, bytes]) -> None:
         self.key = key
         self.waiters = 0
-        self.has_begun = False  # the check is finished even if the caller leaves
+        self.has_started = False  # the check is finished even if the caller leaves
         self.task: asyncio.Task[_Verdict | ApiError]
 
     def begin(self, work: Coroutine[Any, Any, "_Verdict | ApiError"]) -> None:
@@ -82,7 +82,7 @@ class GrammarChecks:
             done, _ = await asyncio.wait({check.task}, timeout=self._wait_s)
         finally:
             check.waiters -= 1
-            if not check.waiters and not check.has_begun:
+            if not check.waiters and not check.has_started:
                 check.task.cancel()
                 self._forget(check)  # at once, so that the next request starts a new check
         if not done:
@@ -104,7 +104,7 @@ class GrammarChecks:
         async with turn:
             if (known := self._known(key)) is not None:
                 return known
-            check.has_begun = True
+            check.has_started = True
             try:
                 await asyncio.wrap_future(self._pool.submit(check_job(vocabulary, constraint)))
             except JobError as error:

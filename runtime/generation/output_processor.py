@@ -55,8 +55,8 @@ class Delta(NamedTuple):
         for part in self.parts:
             if isinstance(part, ArgumentsPart):
                 arguments[part.position] = arguments.get(part.position, "") + part.text
-        begun = (part for part in self.parts if isinstance(part, CallPart))
-        return tuple((call, arguments.get(call.position, "")) for call in begun)
+        started = (part for part in self.parts if isinstance(part, CallPart))
+        return tuple((call, arguments.get(call.position, "")) for call in started)
 
 
 def joined(deltas: list[Delta]) -> Delta:

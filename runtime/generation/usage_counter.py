@@ -23,7 +23,7 @@ class UsageCounter:
         self._image_tokens = sum(image.num_tokens for prompt in prompts for image in prompt.images)
         self._processors = processors
         self._choices_per_prompt = len(processors) // len(prompts)
-        self._continued = {choice for choice, delivered in enumerate(delivery.choices) if delivered.has_begun}
+        self._continued = {choice for choice, delivered in enumerate(delivery.choices) if delivered.has_started}
         self._found_cached: dict[int, int] = {}  # tokens of each choice's prompt, not counted yet
         self._num_drafted = self._num_accepted = self._device_us = 0
 

@@ -56,7 +56,7 @@ class Delivered(msgspec.Struct, frozen=True, array_like=True):
     finish_reason: FinishReason | None = None
 
     @property
-    def has_begun(self) -> bool:
+    def has_started(self) -> bool:
         return bool(self.token_ids) or self.finish_reason is not None
 
 

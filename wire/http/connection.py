@@ -21,13 +21,13 @@ from pilotlight.wire.http.exchange import Application, HttpExchange, ServerState
 from pilotlight.wire.http.limits import HttpLimits
 from pilotlight.wire.http.request import (
     MAX_PIPELINED,
-    Begun,
     BodyPart,
     Ended,
     Headers,
     Refused,
     RequestEvent,
     RequestReader,
+    RequestStarted,
     WebSocketAsked,
 )
 from pilotlight.wire.http.request_starts import RequestStarts
@@ -141,7 +141,7 @@ class HttpConnection(asyncio.Protocol):
 
     def _take(self, event: RequestEvent) -> None:
         match event:
-            case Begun():
+            case RequestStarted():
                 self._incoming = HttpExchange(self, event.head, self._around)
                 self._exchanges.append(self._incoming)
                 if len(self._exchanges) > 1:
@@ -211,7 +211,7 @@ class HttpConnection(asyncio.Protocol):
         server.cut[error.word] += 1
         if self._exchanges:
             exchange = self._exchanges[0]
-            if exchange.has_begun or exchange is not self._incoming:
+            if exchange.has_started or exchange is not self._incoming:
                 return self.abort()
             self._exchanges.clear()
             self._incoming = None

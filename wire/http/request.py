@@ -75,7 +75,7 @@ def _own_part(url: bytes) -> bytes:
     return (parts.path or b"/") + (b"?" + parts.query if parts.query else b"")
 
 
-class Begun(NamedTuple):
+class RequestStarted(NamedTuple):
     head: RequestHead
 
 
@@ -98,7 +98,7 @@ class Refused(NamedTuple):
     error: ApiError
 
 
-RequestEvent = Begun | BodyPart | Ended | WebSocketAsked | Refused
+RequestEvent = RequestStarted | BodyPart | Ended | WebSocketAsked | Refused
 
 
 class RequestReader:
@@ -199,7 +199,7 @@ class RequestReader:
         self._num_open += 1
         if self._num_open > MAX_PIPELINED + 1:
             raise ApiError("invalid_request", f"more than {MAX_PIPELINED} pipelined requests")
-        self._events.append(Begun(head))
+        self._events.append(RequestStarted(head))
 
     def on_body(self, body: bytes) -> None:
         self._events.append(BodyPart(body))

@@ -128,7 +128,7 @@ class Alarms:
         return self._look_s
 
     async def _handle(self, key: ObjectKey) -> None:
-        alarm = await self._store.run(key, self._begun)
+        alarm = await self._store.run(key, self._started)
         if isinstance(alarm, Alarm):
             await self._rung(key, alarm)
         elif alarm == "busy":
@@ -148,7 +148,7 @@ class Alarms:
         with suppress(Failure):
             await self._ring(key, "_wake", [])  # no method has such a name: the event ends where it begins
 
-    def _begun(self, file: ObjectFile) -> Alarm | str:
+    def _started(self, file: ObjectFile) -> Alarm | str:
         """Return the object's alarm, marked as running, if it is due. Runs in the object's thread."""
         if file.is_dirty:
             return "busy"  # the object's uncommitted writes may be undone

@@ -54,12 +54,12 @@ class _Lifespan:
             raise RuntimeError(f"the application failed to start: {failure}")
 
     async def _run(self) -> None:
-        begun = False
+        started = False
 
         async def receive() -> Message:
-            nonlocal begun
-            if not begun:
-                begun = True
+            nonlocal started
+            if not started:
+                started = True
                 return {"type": "lifespan.startup"}
             return await asyncio.get_running_loop().create_future()  # type: ignore[no-any-return]  # the process ends without a word
 

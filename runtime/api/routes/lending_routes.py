@@ -69,17 +69,17 @@ class _PromptRoute:
         await until_disconnect(receive, self._compute(prompt, send))
 
     async def _compute(self, prompt: BorrowedPrompt, send: Send) -> None:
-        num_cached, device_us, has_begun = 0, 0, False
+        num_cached, device_us, has_started = 0, 0, False
         try:
             async with self._lending.lend(prompt) as lent:
-                has_begun = True
+                has_started = True
                 await send(response_start(200, [("content-type", "application/x-ndjson")]))
                 await _send_line(send, PromptAccepted(self._first_port + lent.host))
                 async for output in lent.outputs:
                     num_cached = num_cached if output.num_cached_tokens is None else output.num_cached_tokens
                     device_us += output.device_us
         except ApiError:
-            if has_begun:
+            if has_started:
                 raise AnswerCut from None  # the borrower computes the missing blocks itself
             raise
         await _send_line(send, PromptComputed(num_cached, device_us), is_last=True)

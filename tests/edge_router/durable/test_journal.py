@@ -19,7 +19,7 @@ import pytest
 
 from pilotlight.edge_router.app import build_app
 from pilotlight.edge_router.durable.journal import (
-    AnswerBegun,
+    AnswerStarted,
     Entry,
     JournalEvents,
     JournalFile,
@@ -88,8 +88,8 @@ async def test_a_journal_is_one_routers_until_that_one_ends(tmp_path: Path) -> N
     mine, theirs = await one.begin(NAME, ASKED), await other.find(NAME)
     assert mine is not None
     assert theirs is not None
-    await mine.keep(AnswerBegun(200, (("a", "b"),), None), JournalEvents(event(0), points(100)))
-    assert await theirs.read() == [ASKED, AnswerBegun(200, (("a", "b"),), None), JournalEvents(event(0), points(100))]
+    await mine.keep(AnswerStarted(200, (("a", "b"),), None), JournalEvents(event(0), points(100)))
+    assert await theirs.read() == [ASKED, AnswerStarted(200, (("a", "b"),), None), JournalEvents(event(0), points(100))]
     assert not theirs.is_ours
     await theirs.keep(StreamEnded())  # says nothing where it is not ours to write
     await mine.keep(JournalEvents(event(1), points(101)))
@@ -102,7 +102,7 @@ async def test_a_journal_is_one_routers_until_that_one_ends(tmp_path: Path) -> N
     assert other.parts(NAME) == [
         [
             ASKED,
-            AnswerBegun(200, (("a", "b"),), None),
+            AnswerStarted(200, (("a", "b"),), None),
             JournalEvents(event(0), points(100)),
             JournalEvents(event(1), points(101)),
         ],
@@ -459,7 +459,7 @@ async def test_a_stream_that_could_not_be_taken_over_is_left_to_the_next_that_as
     written = JournalEvents(
         event(0), (ended, ResumePoint(0, (101,), None)) if fault == "an impossible point" else (ended,)
     )
-    await journal.keep(AnswerBegun(200, (), None), written)
+    await journal.keep(AnswerStarted(200, (), None), written)
     journal.release()
     journals.close()
     before = set(os.listdir("/proc/self/fd"))
