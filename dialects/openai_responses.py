@@ -154,7 +154,7 @@ def parse_response(raw: bytes, resolve: Resolve, model: str | None = None, *, st
 
 
 def _messages(body: ResponsesBody, left_out: list[str]) -> Iterator[MessageBody]:
-    if instructions := without_billing(body.instructions):  # which proxies before Claude Code forward
+    if instructions := without_billing(body.instructions):  # some proxies before Claude Code forward a billing line
         yield MessageBody(role="system", content=instructions)
     yield from messages_of(body.input, left_out)
 

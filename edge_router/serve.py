@@ -156,7 +156,7 @@ def reload(app: RouterApp, network: NetworkConfig, file: Path | None) -> None:
     found = None if file is None else read_again(network, file, load_network, LIVE)
     if found is not None:
         try:
-            app.become(found)
+            app.reload(found)
         except ConfigError as error:
             log.error("SIGHUP: the previous configuration stays in use: %s", error)
 

@@ -36,7 +36,7 @@ class FunctionBindings:
         self._state_dir = state_dir
         self._services = services
         self._consumers: list[QueueConsumer] = []
-        self._stopped: list[QueueConsumer | Crons] = []  # which may have batches and runs under way
+        self._stopped: list[QueueConsumer | Crons] = []  # they may still have batches and runs in progress
         self._crons: Crons | None = None
         self._objects: ObjectStorage | None = None
         self._files = None if manifest.assets is None else Assets.open(manifest.assets.declaration, state_dir, services)

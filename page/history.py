@@ -24,7 +24,7 @@ class Sample(msgspec.Struct, frozen=True):
     """A sample of a period. Rates are per second; a percentile is None if there was no measurement."""
 
     at: float  # of the Unix clock: its end
-    requests: dict[str, float]  # that ended, by outcome
+    requests: dict[str, float]  # ended requests by outcome
     tokens: float
     cached_share: float | None  # of the prompts' tokens
     first_token_ms: tuple[float, float, float] | None  # p50, p95, p99

@@ -227,7 +227,9 @@ class ResponsesApp:
     async def _create(self, tenant: str, read_body: ReadBody, scope: Scope, receive: Receive, send: Send) -> None:
         raw, fields = await self._asked(read_body)
         if not isinstance(fields, dict) or not isinstance(fields.get("input"), str | list):
-            return await self._app(_sized(scope, raw), _replayed(raw, receive), send)  # which has the words for that
+            return await self._app(
+                _sized(scope, raw), _replayed(raw, receive), send
+            )  # the inner application explains the error
         asked = AskedResponse(fields, tenant, is_kept=self._keeping.is_on)
         if asked.conversation is not None and not asked.is_stored:
             said = "leave store out" if self._keeping.is_on else "none is kept here"
@@ -433,7 +435,7 @@ class _Recorded(_Patched):
         super().__init__(asked, self._ignored, None)
         self._store = store
         self.kept = kept
-        self.is_kept = asyncio.Event()  # or it never will be
+        self.is_kept = asyncio.Event()  # set when it is stored, or cannot be
         self.has_started = asyncio.Event()
         self.refusal: tuple[int, list[tuple[str, str]], bytes] | None = None
         self.error: ApiError | None = None

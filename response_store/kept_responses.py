@@ -22,7 +22,7 @@ CONVERSATION = "conv_"  # of a conversation's id
 class PreviousResponse(NamedTuple):
     """A stored response that another one continues, with the conversation up to its end."""
 
-    number: int  # the row of it; 0: it is not written yet
+    number: int  # its row's number; 0 if it is not written yet
     id: str
     items: bytes  # JSON, with commas between
     is_ended: bool = True  # only an ended response can be continued

@@ -282,7 +282,7 @@ def _end_made(
 def _tell(connection: RowConnection, number: int, progress: Progress) -> None:
     if progress.fields is not None:
         connection.execute("UPDATE responses SET fields = ? WHERE number = ?", (progress.fields, number))
-    if progress.events:  # which may be there, where the answer to that was lost
+    if progress.events:  # they may be there already if the answer to an earlier write was lost
         added = "INSERT INTO response_events (response, till, events) VALUES (?, ?, ?) ON CONFLICT (response, till) DO NOTHING"
         connection.execute(added, (number, progress.till, _packed(progress.events)))
 

@@ -233,7 +233,7 @@ class ResponseStore:
         while self._refused:
             await asyncio.sleep(self.timings.retry_s)
             refused = frozenset(self._refused)
-            with suppress(ResponsesFault):  # which the next request finds, too; and a full disk is no less full by this
+            with suppress(ResponsesFault):  # the next request finds the same fault
                 delete = partial(rows.delete_all, names=refused)
                 await self.database.run(delete, self.timings.answer_s, is_write=True)
                 self._refused -= refused

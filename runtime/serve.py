@@ -273,7 +273,7 @@ def reload(site: Site, file: Path | None, load: Callable[[Path], SiteConfig] = l
     if file is None:
         log.warning("SIGHUP: this site has no file that could be read again")
     elif (found := read_again(site.config, file, load, LIVE)) is not None:
-        site.access.become(access_of(found))
+        site.access.update_from(access_of(found))
 
 
 def _stop_on_signals(force_shutdown: asyncio.Event, reload: Callable[[], None]) -> asyncio.Event:

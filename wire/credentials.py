@@ -190,7 +190,7 @@ class Access:
         self.keys: Mapping[str, Key] = {key.sha256: key for key in keys}
         self._clock = clock
 
-    def become(self, other: "Access") -> None:
+    def update_from(self, other: "Access") -> None:
         """Know the same keys as the other from now on."""
         self.is_required, self.keys = other.is_required, other.keys
 

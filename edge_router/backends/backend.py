@@ -142,12 +142,12 @@ class Backend:
     def refused_hop(self, reason: str) -> None:
         """Mark the site as refusing this router's signatures. Requests that it accepted before continue."""
         self.probed.refuses_hops = True
-        self.probed.become("unhealthy", reason)
+        self.probed.set_state("unhealthy", reason)
         self._view = None
 
     def refused_draining(self) -> None:
         """The site refused a request because it drains; its next status will say the same."""
-        self.probed.become("draining", "the site is draining")
+        self.probed.set_state("draining", "the site is draining")
         self._view = None
 
     def view(self) -> BackendView:
@@ -192,7 +192,7 @@ class Backend:
             is_ejected=now < ejected_until,
             slow_start=slow_start,
         )
-        if slow_start < 1 or late_at <= now:  # which change all the time
+        if slow_start < 1 or late_at <= now:  # both change all the time
             return _CachedView(view, now, until=now)
         changes = [at for at in (stale_at, ejected_until, late_at) if at > now]
         if not self._lateness.is_punctual:

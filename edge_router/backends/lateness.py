@@ -13,8 +13,8 @@ from collections.abc import Callable
 
 TOLERANCE = 1.5  # times the prediction
 HALF_LIFE_S = 20.0
-PRIOR_ANSWERS = 3.0  # that came in time: one late answer says little
-LEAST_MS = 20.0  # below which a site counts as punctual
+PRIOR_ANSWERS = 3.0  # imaginary answers in time: one late answer means little
+LEAST_MS = 20.0  # a smaller delay counts as punctual
 
 
 class Lateness:

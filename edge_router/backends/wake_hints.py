@@ -21,7 +21,7 @@ from pilotlight.wire.hop.management import WAKE_PATH, WakeHint
 
 # For one model at one site: longer than most wakes, so that the next status says whether it was heeded.
 EVERY_S = 5.0
-MAX_UNDER_WAY = 16  # beyond which they are dropped: sites that do not answer must not fill the router's memory
+MAX_UNDER_WAY = 16  # further hints are dropped: sites that do not answer must not fill the router's memory
 ASLEEP = ("host", "disk")
 
 log = logging.getLogger(__name__)

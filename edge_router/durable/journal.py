@@ -121,7 +121,7 @@ class JournalFile:
             return False
         return True
 
-    def begin_behind(self) -> None:
+    def resume(self) -> None:
         """Continue a journal after the entries that were read. Raises StreamStopped, OSError."""
         os.ftruncate(self._fd, self._at)
         self.append(TakenOver())
@@ -186,9 +186,9 @@ class Journal:
         self.num_parts += sum(isinstance(entry, TakenOver) for entry in entries)
         return entries
 
-    async def begin_behind(self) -> None:
+    async def resume(self) -> None:
         """Continue a journal that was taken. Raises StreamStopped, OSError."""
-        await self._aside(self._file.begin_behind)
+        await self._aside(self._file.resume)
         self.num_parts += 1
 
     async def is_there(self) -> bool:

@@ -49,7 +49,7 @@ from pilotlight.wire.sse import CONTENT_TYPE, EventDecoder
 STREAM = "x-pilotlight-stream"  # router -> client: the name of a stream that can be read again
 PATH = "/streams/"
 FOLLOW_S = 0.1  # between looks at a stream of another router
-CREDENTIALS = frozenset({"authorization", "cookie", "proxy-authorization"})  # which no disk needs
+CREDENTIALS = frozenset({"authorization", "cookie", "proxy-authorization"})  # headers that are not written to the disk
 
 log = logging.getLogger(__name__)
 
@@ -257,7 +257,7 @@ class DurableStreams:
         assert self.journals is not None
         await self.journals.run(self.config.keep_s, self.config.max_total_mib * 2**20)
 
-    def as_kept(self, record: UsageRecord) -> UsageRecord:
+    def corrected_usage(self, record: UsageRecord) -> UsageRecord:
         """Return a killed router's usage record without the tokens that its journal lacks.
 
         No client can read these, and the router that continues the stream counts them again.
@@ -368,7 +368,7 @@ class DurableStreams:
                 is_over = recording.replay(await journal.read())
             if is_over:
                 return
-            await journal.begin_behind()
+            await journal.resume()
         except (OSError, StreamStopped, ContinuationError) as error:
             return await recording.refuse(
                 ApiError("aborted", f"the rest of the stream cannot be read: {error or 'it was stopped'}")

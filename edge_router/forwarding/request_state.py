@@ -33,7 +33,7 @@ MOST = 100.0  # tries that a quiet time may have saved up
 SHARED_ABOVE = 70.0
 ACCOUNT_MOST = 30.0
 ACCOUNT_FLOOR_PER_S = 1.0
-MAX_ACCOUNTS = 4096  # whose shares are tracked; others count as full
+MAX_ACCOUNTS = 4096  # accounts with tracked shares; others count as full
 
 
 class StartedAnswer(NamedTuple):
@@ -49,7 +49,7 @@ class SiteTries:
     """The sites asked since a request came, or since its stream was last cut."""
 
     failures: dict[str, SiteFailed] = field(default_factory=dict)
-    excluded: set[str] = field(default_factory=set)  # not to be asked again yet
+    excluded: set[str] = field(default_factory=set)  # sites not to be tried again yet
     declined: set[str] = field(default_factory=set)  # sites that declined
     is_paid: bool = False  # the next try, from the budget of retries
     num_silent: int = 0  # sites left for their silence
@@ -63,14 +63,14 @@ class SiteTries:
             self.declined.add(site)
             self.is_paid = True  # it cost nothing, so its payment counts for the next try
             if len(self.declined) == MAX_DECLINES:
-                self.take_back_declined()
+                self.readmit_declined()
             return
         if failure.words and any(other.words == failure.words for name, other in self.failures.items() if name != site):
             self.repeated = failure.words
         self.failures[site] = failure
         self.num_silent += failure.kind == "silent"
 
-    def take_back_declined(self) -> bool:
+    def readmit_declined(self) -> bool:
         """Let those that declined be asked again. They have to take the request."""
         returning = (self.declined & self.excluded) - self.failures.keys()
         self.excluded -= returning
@@ -98,7 +98,7 @@ class StreamRecovery:
     config: RelayConfig
     lost: StreamLost | None = None  # why the stream was last cut; None if it never was
     lost_site: str = ""
-    is_cut: bool = False  # and not continued yet
+    is_cut: bool = False  # cut and not continued yet
     deadline: float = 0.0  # for going on
     delivered_at: float = 0.0
     went_on_at: float = 0.0  # the time of the first delivery after a cut
@@ -159,7 +159,7 @@ class RequestState:
         self.look_again_at = 0.0  # when a draining site's stream may look for another site once more
         self.whole = ResourceUse()  # of an answer in one piece
         self.is_complete = False  # its client was sent the end
-        self.site = ""  # that answered last
+        self.site = ""  # the site that answered last
         self.status = 0  # of its answer
         self.first_token_s: float | None = None  # of a stream, from the request's arrival
         self.trace: RequestTrace | None = None  # where requests are traced
@@ -177,7 +177,7 @@ class RequestState:
         """Name the sites that may see the request, as a header."""
         self.request = replace(self.request, data_sites=data_sites)
 
-    def go_on(self, started: StartedAnswer, now: float) -> None:
+    def continue_answer(self, started: StartedAnswer, now: float) -> None:
         """Name the answer, and if another router had started it, continue after its delivered part.
         Raises ApiError."""
         self.log, self.part = started.log, started.part

@@ -43,7 +43,7 @@ MAX_BODY_BYTES = 64 << 20
 SMALL_BYTES = 1 << 20  # of a function's response of known length, which is relayed in one piece
 AT_WORK_SHARE = 0.1  # of the first byte's time limit that is not waited for, where a site sends heartbeats
 LAST_CHUNK_S = 0.5  # after the last event, the end of the HTTP body: then the connection can be used again
-OUR_OWN_HEADERS = frozenset({"server", "date", REQUEST_ID})  # which we write ourselves
+OUR_OWN_HEADERS = frozenset({"server", "date", REQUEST_ID})  # headers that the router writes itself
 _COMPLETION_TOKENS = re.compile(rb'"(?:completion|output)_tokens":\s*(\d{1,9})')
 
 

@@ -20,9 +20,9 @@ class FunctionHosts:
         self._deployed: dict[str, Deployment] = {}
         self._places: Places = {}
         self._subdomains_off: frozenset[str] = frozenset()
-        self.become(network)
+        self.reload(network)
 
-    def become(self, network: NetworkConfig) -> None:
+    def reload(self, network: NetworkConfig) -> None:
         """Take over the present configuration of the router's file."""
         self._domain = (network.functions.domain or "").lower()
         self._fixed = [(parse_pattern(each.pattern), each.function) for each in network.hosts]

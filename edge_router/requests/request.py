@@ -60,7 +60,7 @@ from pilotlight.wire.hop.prefixes import encode_prompt_prefixes
 from pilotlight.wire.hop.status import Place
 
 FUNCTIONS = "/fn/"  # requests and answers of functions: relayed as bytes, never read
-MODELS_AS_FUNCTIONS = "/fn/@"  # but for these: /fn/@org/model is a model's work
+MODELS_AS_FUNCTIONS = "/fn/@"  # except these: /fn/@org/model is a model's work
 AT_ONCE_BYTES = 256 << 10  # a body up to here is read in a few milliseconds, on the loop
 
 _RUN_PATH = re.compile(r"^/client/v4/accounts/([^/]+)/ai/run/(.+)$")
@@ -177,8 +177,8 @@ class ValidRequest(msgspec.Struct, frozen=True):
     answer_name: AnswerName | None = None  # the same at every site; None if the answer cannot be continued
     delivery: bytes = b""  # the part that the client already has, for a stream that is continued
     delivered_tokens: int = 0
-    most_tokens: int = 0  # that the answer may have, as the request says; 0: it does not
-    adapter: str = ""  # that a body names apart from its model
+    most_tokens: int = 0  # longest answer that the request allows; 0 without a limit
+    adapter: str = ""  # adapter that the body names apart from its model
     max_queue_ms: float | None = None  # a site with a longer queue should decline; None if it must accept the request
 
     data_sites: str = ""  # the sites that may see it, as a header (wire/hop/data_sites.py)
@@ -456,7 +456,7 @@ def _conversation(salt: bytes, head: Head, fields: dict[str, Any], model: str) -
     return ConversationFingerprint.of(session, (), len(canonical(texts)) // 4 if texts else 0)
 
 
-def wants_durable(head: Head, body: bytes) -> tuple[bool, bool, bytes]:
+def parse_durable(head: Head, body: bytes) -> tuple[bool, bool, bytes]:
     """Return whether the stream is durable, whether its client does not wait, and the body for a site.
 
     Raises ApiError.

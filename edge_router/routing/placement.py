@@ -12,7 +12,7 @@ from pilotlight.edge_router.routing.views import BackendView
 
 BOUND = 1.25  # a site may hold so many times the mean occupancy before newcomers pass it by
 ALWAYS_FREE = (
-    0.05  # and below this occupancy it never counts as full: with three requests in the house, means mean nothing
+    0.05  # below this occupancy a site never counts as full: with three requests in the network, a mean is meaningless
 )
 MAX_WALK = 16  # sites that are hashed: the cheapest ones; a conversation has nothing to gain from the seventeenth
 

@@ -125,7 +125,7 @@ class SiteSelector:
             for preference in preferences:
                 if preference.backend.name not in tries.excluded:
                     return route, preference
-            if tries.take_back_declined():
+            if tries.readmit_declined():
                 continue
             if (last := self._last_resort(proxied.request, route, tries.excluded)) is not None:
                 return route, last

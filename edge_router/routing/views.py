@@ -184,7 +184,9 @@ def eligible(request: RouteRequest, backends: Sequence[BackendView]) -> list[Bac
 def may_serve(backend: BackendView, name: str | None) -> bool:
     if backend.status is None or name is None:
         return True
-    for model in backend.status.models:  # not BackendView.model(): one call less for each site of a large network
+    for model in (
+        backend.status.models
+    ):  # a loop in place of BackendView.model(): one call less for each site of a large network
         if name == model.name or name in model.aliases or is_adapter_of(name, model):
             return model.residency != "failed"
     return False

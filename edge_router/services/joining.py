@@ -82,7 +82,7 @@ class JoinRoutes:
         host = _host_of(asked.url)
         async with self._joining:
             joined = await asyncio.to_thread(self._join, self._network, asked, host)
-            self._router.become(load_network(self._network.file))
+            self._router.reload(load_network(self._network.file))
             self._router.tell_workers()
         log.info("site %s at %s has joined", asked.name, asked.url)
         return Response(msgspec.json.encode(joined), media_type=JSON)

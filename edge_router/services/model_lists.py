@@ -199,7 +199,7 @@ class ModelLists:
         return [model]
 
     def _priced(self, entry: Fields) -> Fields:
-        price = self._prices.told(_id(entry), time.time())
+        price = self._prices.listed(_id(entry), time.time())
         return entry if price is None else {**entry, "pricing": price}
 
 

@@ -15,7 +15,7 @@ from starlette.types import ExceptionHandler
 from pilotlight.dialects import ollama
 from pilotlight.dialects.openapi import document, page
 from pilotlight.edge_router.forwarding.proxy import Proxy
-from pilotlight.edge_router.metering.objectives import told
+from pilotlight.edge_router.metering.objectives import slo_answer
 from pilotlight.edge_router.requests.client_places import ClientPlaces
 from pilotlight.edge_router.requests.request import Head, RequestParser, aside_if_large, request_id_of
 from pilotlight.page.sessions import Sessions
@@ -118,7 +118,7 @@ class OwnRoutes:
         if objectives is None:
             sentence = "this router has no objectives: add [[objectives]] to its file"
             raise ApiError("not_found", sentence)
-        return _json(told(await objectives.states()))
+        return _json(slo_answer(await objectives.states()))
 
     async def debug_route(self, request: Request) -> Response:
         """Return the ranking for a request without sending it.

@@ -228,7 +228,7 @@ class HostClient(ABC):
                 self.loads = event.loads
                 for output in event.outputs:
                     stream = self._streams.get(output.sequence_id)
-                    if stream is not None:  # else its reader has left, and the host will be notified
+                    if stream is not None:  # otherwise its reader has left, and the host will be notified
                         stream.put(output)
                 for callback in self._step_callbacks:
                     callback(event)

@@ -36,7 +36,7 @@ STACK_BYTES = 4 << 20
 PREPARE_S = 60.0  # wall time until a child has started and prepared; the vocabulary of a large model takes a second
 SLACK = 4.0  # a job's deadline, as a multiple of its CPU limit: a machine that gives less is overloaded
 MAX_CALLS = 1000  # per child, which is then replaced, because libraries leak
-MAX_KEPT_BYTES = 64 << 20  # that one call may leave allocated
+MAX_KEPT_BYTES = 64 << 20  # memory that one call may leave allocated
 _OUTSIDE = (signal.SIGKILL, signal.SIGTERM)  # sent from outside; limits and crashes are other signals
 # A library's threads would count as memory, a stack and an arena each; Rust's backtraces do not belong in a site's log.
 _ENVIRONMENT = {"RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "RUST_BACKTRACE": "0"}

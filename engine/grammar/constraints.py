@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 MOST_GRAMMARS = 64  # kept compiled, for each model
 _MOST_SPELLINGS = 32  # of a text that is forced: with more of them some text is not
-COMPILE_S = 20.0  # for which a sequence waits: its grammar took a child process a few seconds at most, so the machine is overloaded then
+COMPILE_S = 20.0  # wait of a sequence: a child process compiled its grammar in a few seconds, so beyond this the machine is overloaded
 
 
 def everything(vocab_size: int, count: int) -> "list[array[int]]":

@@ -85,7 +85,7 @@ class RankGroup:
         self.size, self.num_stages, self.copies = degrees.size, degrees.pp, degrees.copies
         self._on_lost = on_lost
         self._is_closing = False
-        self.lost: str | None = None  # which rank is lost
+        self.lost: str | None = None  # the lost rank, if any
         self._was_killed = False  # from outside
         self._has_lost = threading.Event()
         self._has_closed = threading.Event()
@@ -174,7 +174,7 @@ class RankGroup:
         return RankedCopier(own, model, self, parts)
 
     def drop(self, model: str) -> None:
-        with suppress(RankLostError):  # then it holds nothing any more
+        with suppress(RankLostError):  # a lost rank holds nothing
             self.send(DropModel(model))
 
     def clear(self, slab: int) -> None:

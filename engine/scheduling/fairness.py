@@ -98,7 +98,7 @@ class FairQueue:
 @dataclass(eq=False, slots=True)
 class _TenantQueue:
     name: bytes
-    round: int  # in which it last got a quantum
+    round: int  # the round in which it last got a quantum
     deficit: int = 0  # tokens it may still have; negative for a debt
     queue: deque[Sequence] = field(default_factory=deque)  # by arrival
 

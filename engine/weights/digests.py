@@ -28,7 +28,7 @@ from pilotlight.kernels.cpu.build import BuildError, private_cache, private_fold
 
 log = logging.getLogger(__name__)
 
-SWITCH = "PILOTLIGHT_DIGESTS"  # the folder where digests are kept, in place of one in the user's cache; 0: none are
+SWITCH = "PILOTLIGHT_DIGESTS"  # the folder of digests, instead of one in the user's cache; 0 to keep none
 
 _FIRST_AFTER_S = 5.0  # other work of a load comes first
 _STEP_BYTES = 4 << 20

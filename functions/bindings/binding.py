@@ -144,7 +144,7 @@ class Services:
     inference: Inference | None = None  # the site's models
     usage: FunctionUsage | None = None  # counts usage of functions, if a ledger wants it
     functions: Functions | None = None
-    function: str = "function"  # whose bindings these are
+    function: str = "function"  # the function with these bindings
     max_bytes: int = 10 << 30  # of one database or bucket
     memory: MemoryBudget = field(default_factory=MemoryBudget)  # the function's
     clock: Clock = CLOCK

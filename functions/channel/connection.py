@@ -239,7 +239,7 @@ class Channel(asyncio.Protocol):
         if isinstance(frame, _WITHIN):
             if (
                 exchange := self._open.get(frame.id)
-            ) is not None:  # else it is over here, and the other side did not know yet
+            ) is not None:  # otherwise it has ended here, and the other side did not know yet
                 exchange.take(frame)
         elif isinstance(frame, frames.Ping):
             if self.room.is_set():  # a peer that does not read its answers gets none

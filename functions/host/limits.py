@@ -48,7 +48,7 @@ class IsolateUsage(NamedTuple):
     request_cpu_s: float = 0.0  # of the request that has used most
     sockets_cpu_s: float = 0.0  # of open WebSockets, beyond their share
     memory_mib: int = 0
-    silent_s: float = 0.0  # for which its event loop owes an answer
+    silent_s: float = 0.0  # for so long its event loop has not answered
     background_s: float = 0.0  # of work behind responses, while no request is open
 
 

@@ -39,7 +39,7 @@ class Packages:
             fault = Fault(sentence, code="dependencies", name="LayerError", detail=f"{sentence}:\n{error}")
             self._refused = now + REFUSED_FOR_S, fault
             raise fault from None
-        if self._install is not None:  # else another request was first
+        if self._install is not None:  # otherwise another request has installed them
             self._install = None
             if layer is not None:
                 self.layers.insert(0, str(layer.resolve()))

@@ -42,7 +42,7 @@ class ResponseStream:
         self._size = 0
         self._is_over = False
         self._why_ended: Fault | None = None
-        self.fault: Fault | None = None  # for which it was cut off
+        self.fault: Fault | None = None  # the reason for which it was cut
         self.is_whole = False  # it was read to its end
 
     def __aiter__(self) -> "ResponseStream":

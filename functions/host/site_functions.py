@@ -93,7 +93,7 @@ class SiteFunctions:
         self._supply = ProcessSupply((min_tier, max_tier), oci_runtime, state_dir, layer_budget)
         self._zygote_budget = ZygoteBudget(zygotes_mib)
         self._stack = AsyncExitStack()
-        self._unwatched: WeakSet[FunctionPool] = WeakSet()  # whose error has been logged
+        self._unwatched: WeakSet[FunctionPool] = WeakSet()  # pools whose error has been logged
         self._requested = asyncio.Event()  # there is a request
         self._tasks: set[asyncio.Future[Any]] = set()
 

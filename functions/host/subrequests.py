@@ -12,7 +12,7 @@ from pilotlight.functions.host.isolates.isolate_work import IsolateWork
 from pilotlight.wire.tracing import CURRENT, Parent
 
 OUTSIDE = -1  # output without a request
-OUTSIDE_S = 1.0  # in which an isolate without an open request may make as many subrequests as a request: its WebSockets may be open for hours
+OUTSIDE_S = 1.0  # period in which an isolate without an open request may make as many subrequests as a request, for WebSockets of hours
 
 
 class Dial(NamedTuple):

@@ -32,7 +32,7 @@ class SocketQuestion(msgspec.Struct, frozen=True):
     host: str
     port: int
     within: int = -1  # the request that makes it
-    connects: bool = True  # else the name is resolved, and no more
+    connects: bool = True  # False to resolve the name only
 
 
 class SocketAnswer(msgspec.Struct, frozen=True):

@@ -66,7 +66,7 @@ class QueueOutcome:
     """The decision of a `queue` handler, by the messages' positions in the batch."""
 
     acked: list[int]
-    retried: dict[int, float | None]  # and its delay in seconds; None for the consumer's setting
+    retried: dict[int, float | None]  # message and its delay in seconds; None for the consumer's setting
 
 
 class TestClock(Clock):

@@ -26,7 +26,7 @@ from pilotlight.wire.paths import normalize_path, nothing_at
 
 GENUINE_HOP = "pilotlight.genuine_hop"  # in the scope: a router of the network has signed this request
 SITE_NAME = "pilotlight.site"  # in the scope
-ACCOUNT = "pilotlight.account"  # in the scope: the name of the account that is known; empty: none is
+ACCOUNT = "pilotlight.account"  # key in the scope: the name of a known account; empty if none is known
 HOLDER = "pilotlight.holder"  # in the scope: the key that was sent to this site itself, where it is known
 PUBLIC_PATHS = ("/livez", "/readyz", "/health", "/ping", "/version", "/api/version", "/openapi.json", "/docs")
 # Where keys or signatures are required, for routers and keys with the scope `metrics` alone.
@@ -34,7 +34,7 @@ METRICS_PATHS = ("/metrics", "/status", "/timeline")
 INTERNAL = "/internal/"
 PAGE = ("/page/", "/manage/")  # judge by the page's own sessions
 FUNCTIONS = "/fn/"  # functions judge for themselves who may ask
-MODELS_AS_FUNCTIONS = "/fn/@"  # and models do not
+MODELS_AS_FUNCTIONS = "/fn/@"  # models as services, which need a key like other models
 OWN_PATHS = PUBLIC_PATHS + METRICS_PATHS
 OLLAMA_ANSWERS = ("/api/chat", "/api/generate", "/api/embed", "/api/embeddings")
 LOGGED_EVERY_S = 60.0  # however many requests are refused

@@ -52,7 +52,7 @@ class RouterContext(NamedTuple):
     name: AnswerName | None = None  # None if no other site can continue this answer
     delivery: Delivery = NOTHING_DELIVERED
     prefixes: tuple[tuple[int, int], ...] = ()  # the digests by which the router knows the prompt's beginnings
-    data_sites: DataSites = NO_OTHERS  # that may see the request beside this one
+    data_sites: DataSites = NO_OTHERS  # other sites that may see the request
     max_queue_wait_ms: int | None = None  # with a longer queue this site would no longer be the router's first choice
 
     def applied_to(self, request: RequestT, num_bytes: int) -> RequestT:

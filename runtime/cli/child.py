@@ -12,7 +12,7 @@ from pathlib import Path
 
 from pilotlight.runtime.telemetry.process_exit import ending, oom_kills
 
-LONGEST_LOG_BYTES = 16 << 20  # then it becomes LOG.1 at the next start
+LONGEST_LOG_BYTES = 16 << 20  # a longer log becomes LOG.1 at the next start
 KILL_AFTER_S = 5.0  # beyond a server's own drain time-out
 
 

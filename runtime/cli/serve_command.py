@@ -54,13 +54,13 @@ class Served(NamedTuple):
     model: str
     host: str
     port: int
-    name: str | None = None  # that requests give it; its last path part unless given
+    name: str | None = None  # name in requests; by default its last path part
     dtype: str = "auto"
     device: str = "auto"
     threads: int | None = None
     kv_gib: float | None = None
     num_prefill: int = 0  # hosts that compute prompts for the others
-    num_decode: int = 0  # and hosts that answer; 0 of both: one host that does both
+    num_decode: int = 0  # hosts that answer; 0 of both kinds for one host that does both
     tool_format: str | None = None  # None to detect it from the chat template
     max_model_len: int | None = None
     tp: int = 1

@@ -55,7 +55,7 @@ def up(
     source = None if model is None else source_of(model)
     if source is not None:
         try:
-            local_directory(source)  # or the sites would each say that it is not there
+            local_directory(source)  # checked once here instead of by each site
         except SourceError as error:
             raise CliError(str(error)) from None
     network = load_network(network_file)

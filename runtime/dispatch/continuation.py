@@ -85,7 +85,7 @@ class ContinuedSequence:
             False  # a host has ended by itself in a step that held it, and none has computed its prompt since
         )
         self._client: EngineClient | None = None
-        self._device_host: HostHandle | None = None  # whose client it is
+        self._device_host: HostHandle | None = None  # the host of the client
         self._assignment: Assignment | None = None
         self._prefill: PrefillWork | None = None  # of its prompt, on another host
         self.route = ""  # how it was first placed (Placement.explained)
@@ -150,7 +150,7 @@ class ContinuedSequence:
                         raise
                     error = again
         except BaseException as failure:
-            if isinstance(failure, Exception):  # else the reader has left
+            if isinstance(failure, Exception):  # otherwise the reader has left
                 self._site.observe(self._submit.model, "failed")
             raise
         self._site.observe(self._submit.model, "continued")

@@ -26,7 +26,7 @@ CHILDREN = 2  # of 40 MB each, and a tokenizer; started with the first grammar
 NICENESS = 5  # of the children: one account's grammars take CPU time from no other's streams
 WAIT_S = 10.0  # of one request, for its turn and its check
 MAX_VERDICTS = 4096  # of 100 to 700 bytes
-REFUSED_S = 600.0  # for which a refusal is kept: the grammar that ended a child would end the next one, too
+REFUSED_S = 600.0  # a refusal is stored for so long: the grammar would end the next child, too
 
 log = logging.getLogger(__name__)
 

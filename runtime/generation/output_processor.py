@@ -72,8 +72,8 @@ class StopMatcher:
         """`shows_found`: the stop string is part of the text that it ends."""
         self._stops = stops
         self._shows_found = shows_found
-        self.held = ""  # that may become a stop string
-        self.found: str | None = None  # that has ended the text
+        self.held = ""  # text that may become a stop string
+        self.found: str | None = None  # the stop string that ended the text
 
     def push(self, text: str) -> tuple[str, bool]:
         """The text that is safe to send, and whether a stop string ended it.

@@ -24,7 +24,7 @@ SHARE = 0.5
 class AvailableMemory(NamedTuple):
     """The available memory where the tiers are stored."""
 
-    memory: int  # that could be taken without swapping
+    memory: int  # memory available without swapping
     place: int  # free in the file system in memory
     held: int  # by files of the site's former life: they count as used in both
 

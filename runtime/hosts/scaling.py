@@ -14,7 +14,7 @@ from pilotlight.engine.api.protocol import ModelLoad
 
 HOT_FOR_S = 3.0
 COOL_SHARE = 0.25  # of the wait at which a model is hot
-_DECODE_TOKENS = 64  # that a running sequence has still to produce, where a new one waits for its turn
+_DECODE_TOKENS = 64  # tokens that a running sequence is assumed to produce while a new one waits
 
 Verdict = Literal["more", "less", "stay"]
 

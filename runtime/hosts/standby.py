@@ -20,7 +20,7 @@ log = logging.getLogger("pilotlight.engine")
 # host. Unless the site file decides, a standby is kept if it takes at most an eighth of the available memory.
 HOST_BYTES = 160 << 20
 SHARE = 8
-LATEST_S = 60.0  # then one is prepared at a busy site, too
+LATEST_S = 60.0  # a busy site prepares one by then, too
 FIRST_PAUSE_S = 1.0  # after one has died; doubled for each further one that dies within:
 LIVED_S = 60.0
 LONGEST_PAUSE_S = 300.0

@@ -129,7 +129,7 @@ class Supervisor:
             self.device_host.progress.note_ready()
             if launched_at is not None:
                 phases = [(f"engine {name}", seconds) for name, seconds in ready.phases]
-                began_s = self._timeline.note_phases(phases, time.time())  # and before that the interpreter's own start
+                began_s = self._timeline.note_phases(phases, time.time())  # the interpreter started before
                 self._timeline.note("engine process", launched_at, max(launched_at, began_s))
 
     async def _until_dead(self, host: RunningHost) -> str:
@@ -143,7 +143,7 @@ class Supervisor:
             return exited.result()
         finally:
             exited.cancel()
-            await asyncio.wait({exited})  # which raises only when this task is cancelled as well
+            await asyncio.wait({exited})  # raises only if this task is cancelled as well
 
     def _why_stuck(self, host: RunningHost) -> str | None:
         """Return why a live host must be replaced; None while it makes progress or is idle and responsive."""

@@ -6,7 +6,7 @@ Pure arithmetic over given times (seconds of the wall clock), independent of the
 HOUR_S = 3600.0
 GAP_WEIGHT = 0.2  # of the newest gap in its moving average
 DAY_WEIGHT = 0.25  # of the newest day in an hour's average
-REGULAR_GAPS = 4  # that are needed before a rhythm is believed
+REGULAR_GAPS = 4  # gaps needed for a rhythm
 REGULARITY = 0.25  # gaps that differ from their average by less than this share of it are a rhythm
 NEVER_S = 1e9
 _SHORTEST_S = 1e-3

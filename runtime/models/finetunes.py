@@ -27,7 +27,7 @@ from pilotlight.wire.hop.finetunes import Finetune, FinetuneList
 
 RECORD = "finetune.json"
 REMOVED = "removed"  # the folder with an empty file for each
-REMOVED_S = 30 * 86400.0  # for which they are kept
+REMOVED_S = 30 * 86400.0  # ids of removed adapters are kept for so long
 
 Shapes = Mapping[str, tuple[int, int]]  # of the projections of a base that adapters may change
 

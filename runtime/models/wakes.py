@@ -116,7 +116,7 @@ class Waker:
     async def _acquire_memory(self, state: ModelState, replica: Replica, directory: Path) -> bool:
         device = replica.host.device
         if self._config.weights_gib is None and not is_surely_cpu(device):
-            await replica.host.until_ready()  # which alone knows how large the device is
+            await replica.host.until_ready()  # only the host knows the device's size
         if state.info is None:
             on_cpu = not device.startswith("cuda")
             state.num_bytes = await asyncio.to_thread(

@@ -134,7 +134,7 @@ def _head(name: str, size: int) -> bytes:
     if name.isascii() and len(name) <= 100:
         return _block(encoded, 0o644, size, _PLAIN)
     length = len(encoded) + len(b" path=\n")
-    length += len(str(length + len(str(length))))  # which counts its own digits
+    length += len(str(length + len(str(length))))  # the length includes its own digits
     record = b"%d path=%s\n" % (length, encoded)
     extended = _block(b"././@PaxHeader", 0, len(record), _EXTENDED) + record.ljust(_BLOCK, b"\0")
     return extended + _block(name.encode("ascii", "replace")[:100], 0o644, size, _PLAIN)

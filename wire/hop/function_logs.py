@@ -33,7 +33,7 @@ class LoggedInvocation(msgspec.Struct, frozen=True):
     seq: int  # of this site: grows in the order in which invocations ended
     id: str
     function: str
-    version: str  # the first digits of its SHA-256; empty: it was not deployed
+    version: str  # the first digits of its SHA-256; empty if it was not deployed
     at_s: float  # of its beginning, since the epoch
     wall_ms: float
     cpu_ms: float

@@ -16,7 +16,7 @@ PROBE_BYTES = 2 << 20  # 0.2 s at 100 Mbit/s
 
 
 class Lendable(msgspec.Struct, frozen=True):
-    models: dict[str, float]  # that it would compute a prompt of now, with tokens a second; 0: not measured yet
+    models: dict[str, float]  # models whose prompts it would compute now, with tokens a second; 0 if not measured yet
     why_not: str = ""  # the reason if there are none
 
 

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 EVENTS_AT_ONCE = (
     256  # before other connections are served: a transport reads two megabytes at once, even in chunks of one byte
 )
-EARLY_BYTES = 64 << 10  # that a client may send before its WebSocket handshake is answered
+EARLY_BYTES = 64 << 10  # bytes that a client may send before its WebSocket handshake is answered
 UNSENT_BYTES = 64 << 10  # in the kernel
 LINGER_S = 2.0  # an answer to a body that was not read to its end must arrive before the connection is reset
 NEVER = float("inf")
@@ -71,7 +71,7 @@ class HttpConnection(asyncio.Protocol):
         self.server = server
         self._reader = RequestReader(server.limits.max_head_bytes, server.limits.max_headers)
         self._exchanges: deque[HttpExchange] = deque()  # the first is being answered
-        self._incoming: HttpExchange | None = None  # whose body is being read
+        self._incoming: HttpExchange | None = None  # the exchange whose body is being read
         self._around: dict[str, Any] = {}  # fields of the connection in the scopes of its requests
         self._early: bytearray | None = None  # bytes after a WebSocket's handshake, before it is answered
         self._is_paused = False
@@ -194,7 +194,7 @@ class HttpConnection(asyncio.Protocol):
             self._has(self.server.limits.stall_s)
             return self.transport.close()
         if self._exchanges:
-            self.loop.call_soon(self._begin_next)  # not from within the answer before it
+            self.loop.call_soon(self._begin_next)  # later, not from within the previous answer
         else:
             self._has(self.server.limits.keep_alive_s)
         if self._is_paused and len(self._exchanges) <= 2:

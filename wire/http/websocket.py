@@ -56,7 +56,7 @@ class WebSocket(asyncio.Protocol):
         self._end: WebSocketClose | None = None
         self._is_broken = False  # further bytes are ignored
         self._frames: Iterator[Event] = iter(())  # frames that have arrived
-        self.is_behind = False  # not all of them have been looked at, and the peer is not read
+        self.is_behind = False  # some messages are unread, and the peer is not read meanwhile
         self._is_lost = False  # the connection, meanwhile
         self._parts: list[Any] = []  # parts of an incomplete message, as text or bytes
         self._size = 0

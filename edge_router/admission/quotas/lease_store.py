@@ -22,7 +22,7 @@ class LeaseClaim(NamedTuple):
 
     key: LeaseKey
     capacity: float  # the limit, as this router's file has it
-    per_s: float  # that leaks away
+    per_s: float  # rate at which use leaks away
     before: float  # used before anything was written here
     spent: float  # since the last report
     at_work: float  # open requests, which give it back

@@ -55,7 +55,7 @@ def _exchange(connection: Connection, router: str, claim: LeaseClaim) -> LeaseGr
         "spent": claim.spent,
         "per_s": claim.per_s,
     }
-    used = connection.execute(_USE, values).fetchone()  # which locks the limit for the following statements
+    used = connection.execute(_USE, values).fetchone()  # locks the limit for the following statements
     others = connection.execute(_OTHERS, values).fetchone()
     assert used is not None
     assert others is not None

@@ -52,7 +52,7 @@ class QuotaLease:
         self.capacity, self.per_s, self.before = capacity, per_s, before
         self.held = self.free = 0.0
         self.at_work = 0.0  # open requests and reserved tokens, which give it back
-        self.spent = 0.0  # and not reported yet
+        self.spent = 0.0  # spent and not reported yet
         self.wanted = 0.0  # by requests that wait for it
         self.seen_at = float("-inf")  # when the claim was made that the store confirmed last
         self.used_at = now

@@ -16,7 +16,7 @@ from pilotlight.support.database import claim_version
 from pilotlight.wire.errors import ApiError
 
 KEPT_S = 24 * 3600  # after a batch's end, and for a file that no batch has used
-WITHIN_S = 24 * 3600  # in which a batch is answered; the rest expires
+WITHIN_S = 24 * 3600  # a batch's time; requests without an answer then expire
 MOST_WAITING = 100_000  # requests of one owner
 MOST_MODELS = 100  # of one owner's waiting requests: each model has its own place in the queue
 MOST_BATCHES = 10_000  # of one owner, those included that ended within the day
@@ -50,7 +50,7 @@ class StoredBatch(NamedTuple):
 
     id: str
     owner: str
-    key: str  # the name of the key that it was made with; empty: of none that is known
+    key: str  # the name of the key with which it was made; empty if unknown
     path: str
     input_file: str  # empty: it came with its requests
     created_s: int

@@ -52,8 +52,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_IDLE_S = 60.0  # after which an unused peer's socket is closed
-_AVOIDED_S = 60.0  # for which a transport is avoided after a peer's blocks were lost on it
+_IDLE_S = 60.0  # an unused peer's socket is then closed
+_AVOIDED_S = 60.0  # a transport is avoided so long after a peer's blocks were lost on it
 
 
 class PeerRead(TierRead):
@@ -65,7 +65,7 @@ class PeerRead(TierRead):
         super().__init__(host, hashes, block_bytes)
         self.source = source
         self.identity = identity
-        self.bytes_per_s = 0.0  # rate of the host's blocks, measured by that host; 0: unknown
+        self.bytes_per_s = 0.0  # rate of the host's blocks, measured by that host; 0 if unknown
 
 
 class PeerThread:

@@ -143,7 +143,7 @@ def call(s: Scanner, *, only: Container[str] | None = None, new_id: Callable[[],
     s.read(1)
     called: str | None = None
     call_id: str | None = None
-    arguments: list[str] | None = None  # that preceded the name
+    arguments: list[str] | None = None  # arguments that preceded the name
     has_started = False
     while (first := (yield from s.beyond_space())) not in ("", "}"):
         if first == "," and s.read(1):

@@ -95,7 +95,7 @@ class D1Database(Binding):
                     sentence = str(error).removesuffix(f": {error.code_name}")
                     raise SqlError(f"{files[number]}: {sentence}", error.code_name) from None
             with guard.trusting(), as_sql_errors(guard):
-                connection.execute("COMMIT")  # which is where a deferred foreign key fails
+                connection.execute("COMMIT")  # a violated deferred foreign key fails here
             return values
 
         return await self._run(work, time_limit_s)

@@ -11,7 +11,7 @@ from pilotlight.functions.host.limits import SOCKETS_SHARE
 if TYPE_CHECKING:
     from pilotlight.functions.host.response_stream import ResponseStream
 
-MAX_OBJECTS = 10_000  # whose background work is noted: it is the function's word, and costs memory here
+MAX_OBJECTS = 10_000  # objects whose background work is recorded: the function reports it, and it costs memory here
 
 
 class IsolateWork:

@@ -38,7 +38,7 @@ from pilotlight.functions.host.zygotes.control_messages import (
 AGAIN_S = 0.002
 COPIED_MIB = 3  # of the pages shared with the site's zygote, those that a zygote has written to
 FORK_TIMEOUT_S = 10.0  # for a process to be there
-FORK_CPU_S = 0.05  # that a fork, and the news of a death, may cost a zygote; measured: 0.01
+FORK_CPU_S = 0.05  # CPU time that a fork, and the report of a death, may cost a zygote; 0.01 measured
 BESIDE_SHARE = 0.01  # of a core, for threads that packages keep
 LOOK_S = 0.5  # between two checks of a zygote
 SELDOM_S = 5.0  # the same while its function sleeps: there may be thousands
@@ -108,7 +108,7 @@ class ZygoteConnection:
         self._unverified: set[int] = set()  # children whose start is handled again, once their parent is known
         self._next_id = 0
         self.num_settled = 0  # of the commands
-        self.num_forks = 0  # that were allowed
+        self.num_forks = 0  # allowed forks
         self._listener = -1  # of the forks
         self._num_denied = 0
         self.is_confined = self.is_imported = False

@@ -140,7 +140,7 @@ class ForkServer:
         """Run as the forked child. Never returns."""
         status = 1
         try:
-            os.setpgid(0, 0)  # not its own session: see priority.py
+            os.setpgid(0, 0)  # a process group and not a session: see priority.py
             _keep_only(fds)
             self._child(command, fds)
             status = 0

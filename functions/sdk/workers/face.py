@@ -39,7 +39,7 @@ class Named:
         message = f"{type(self).__name__} has no {name!r}; it has {', '.join(public)}"
         raise AttributeError(message, name=name, obj=self)
 
-    __iter__: Any = None  # not a sequence: otherwise Python would ask for the items 0, 1, ...
+    __iter__: Any = None  # without this Python would ask for the items 0, 1, ...
 
     def __getitem__(self, name: str) -> Any:
         """Return an attribute: on the platform a property and an item are the same."""

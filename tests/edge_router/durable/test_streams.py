@@ -15,7 +15,7 @@ from pilotlight.edge_router.durable.event_buffer import EVENT_BYTES
 from pilotlight.edge_router.durable.journal import AnswerStarted, JournalEvents, JournalHeader, StreamEnded
 from pilotlight.edge_router.durable.streams import STREAM, DurableStream, DurableStreams, StreamRoutes, accepted, tell
 from pilotlight.edge_router.forwarding.downstream import Downstream, ResponseWriter
-from pilotlight.edge_router.requests.request import Head, wants_durable
+from pilotlight.edge_router.requests.request import Head, parse_durable
 from pilotlight.sites.network import DoorConfig, DurableConfig, TenantLimitsConfig
 from pilotlight.wire.credentials import Access, Account, Key
 from pilotlight.wire.errors import ApiError
@@ -251,14 +251,14 @@ async def test_a_stream_that_never_ends_is_ended() -> None:
 )
 def test_a_wish_for_durability_that_makes_no_sense_is_refused(fields: dict[str, object], complaint: str) -> None:
     with pytest.raises(ApiError, match=complaint):
-        wants_durable(HEAD, json.dumps(fields).encode())
+        parse_durable(HEAD, json.dumps(fields).encode())
 
 
 @pytest.mark.parametrize(
     "body", [b'{"durable', b'["durable"]', b'{"prompt": "\\"durable\\""}', b'{"stream_options": "durable"}']
 )
 def test_a_body_that_only_speaks_of_it_is_left_as_it_is(body: bytes) -> None:
-    assert wants_durable(HEAD, body) == (False, False, body)
+    assert parse_durable(HEAD, body) == (False, False, body)
 
 
 class Reader:

@@ -113,7 +113,7 @@ class Asker:
     def abandon(self) -> None:
         """Undo uncommitted writes; this instance is finished."""
         host.before_leaving.discard(self._settle)
-        with suppress(Exception):  # then the next instance's start undoes it
+        with suppress(Exception):  # if it fails, the next instance's start undoes it
             host.call_now(STORAGE, "abandon", **self._who)
 
     def _settle(self) -> None:

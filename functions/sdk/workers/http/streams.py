@@ -63,7 +63,7 @@ class Readable(Named):
         await writer.close()
 
     def tee(self) -> list[Any]:
-        from workers.http.body import ByteStream, _tee  # which makes streams of bytes of these
+        from workers.http.body import ByteStream, _tee  # converts these to streams of bytes
 
         return [ByteStream(side) for side in _tee(ByteStream(aiter(self)))]
 
