@@ -52,10 +52,10 @@ def half_open(it: Strike) -> None:
     The router closes these connections after its timeouts.
     """
     host, port = _address(it.network.url)
-    begun = (b"", b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\n")
+    started = (b"", b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\n")
     clients = [socket.create_connection((host, port), 5) for _ in range(300)]
     for number, client in enumerate(clients):
-        client.sendall(begun[number % 2])
+        client.sendall(started[number % 2])
     time.sleep(20)
     ended = 0
     for client in clients:

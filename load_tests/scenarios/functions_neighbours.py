@@ -160,11 +160,11 @@ def _kept_busy(port: int, path: str) -> Iterator[None]:
     One of them does not read it.
     """
     context = multiprocessing.get_context("spawn")
-    begun, ended = context.Event(), context.Event()
-    process = context.Process(target=_keep_asking, args=(port, path, begun, ended), daemon=True)
+    started, ended = context.Event(), context.Event()
+    process = context.Process(target=_keep_asking, args=(port, path, started, ended), daemon=True)
     process.start()
     try:
-        begun.wait(30)
+        started.wait(30)
         time.sleep(BUSY_S)
         yield
     finally:
@@ -172,7 +172,7 @@ def _kept_busy(port: int, path: str) -> Iterator[None]:
         process.join(10)
 
 
-def _keep_asking(port: int, path: str, begun: Event, ended: Event) -> None:
+def _keep_asking(port: int, path: str, started: Event, ended: Event) -> None:
     def ask(reads: bool) -> None:
         while not ended.is_set():
             try:
@@ -188,6 +188,6 @@ def _keep_asking(port: int, path: str, begun: Event, ended: Event) -> None:
     threads = [threading.Thread(target=ask, args=(reads,)) for reads in (True, False)]
     for thread in threads:
         thread.start()
-    begun.set()
+    started.set()
     for thread in threads:
         thread.join()

@@ -169,7 +169,7 @@ async def test_a_site_of_whose_prompt_nothing_came_is_left_alone(network: Networ
     network.borrower.engine.answer = lambda submit: fetched(submit, 0, 0)
     assert (await network.ask(turn(LONG))).headers["x-pilotlight-route"].startswith("prompt=ams1; ")
     other = (await network.ask(turn(LONG + "and more " * 9, user="b"))).headers["x-pilotlight-route"]
-    assert "; ams1=no (nothing came of the last prompt)" in other
+    assert "; ams1=no (no block of the last prompt arrived)" in other
 
 
 async def test_prompts_with_images_or_an_adapter_stay_here(network: Network) -> None:
@@ -296,15 +296,15 @@ async def test_a_look_that_fails_leaves_no_connection_behind(answer: bytes, num_
 
 
 async def test_a_site_that_has_declined_is_not_asked_before_the_next_look() -> None:
-    refusal = answered(b'{"error": {"message": "something of its own has come"}}', "503 Service Unavailable")
+    refusal = answered(b'{"error": {"message": "local requests come first"}}', "503 Service Unavailable")
     async with Scripted(LENDABLE, refusal) as lender:
         await lender._look()
         assert lender.status().why_not == ""
         prefill = Submit("a", "tiny", (1, 2, 3), SamplingParams(max_tokens=1), b"")
-        with pytest.raises(EngineError, match="ams1 computes no prompt: something of its own"):
+        with pytest.raises(EngineError, match="ams1 computes no prompt: local requests"):
             async with lender.computing(prefill):
                 pass
-        assert lender.status().why_not == "it declined: something of its own has come"
+        assert lender.status().why_not == "it declined: local requests come first"
         assert lender._why_not("tiny") != ""
 
 

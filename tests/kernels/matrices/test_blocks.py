@@ -34,7 +34,7 @@ def numbers(kind: str, stored: torch.Tensor) -> torch.Tensor:
 
 
 def bound(x: torch.Tensor, weight: torch.Tensor, share: float) -> torch.Tensor:
-    """Return [rows, outputs]: the largest error of a product if each value of x is off by `share` of the largest of its 32, and each weight by 2^-8."""
+    """Return [rows, outputs]: a product's largest error if each value of x is off by `share` of the largest of its 32, and each weight by 2^-8."""
     x, weight = x.double().abs(), weight.double().abs()
     largest = torch.nn.functional.pad(x, (0, -x.shape[1] % 32)).unflatten(1, (-1, 32)).amax(2)
     off = largest.repeat_interleave(32, 1)[:, : x.shape[1]] * share
