@@ -62,9 +62,7 @@ def measure(
         for name, rival in operation.rivals.items():
             try:
                 contenders[name] = Contender(device, calls(rival, copies, device))
-            except (
-                Exception
-            ) as refusal:  # not a fault of this call, device or version of torch; the table contains the reason
+            except Exception as refusal:  # it cannot do this call on this device: the table contains why
                 absent[name] = f"{type(refusal).__name__}: {refusal}".splitlines()[0][:150]
         timed = take_turns(contenders, share_s, _MOST_ROUNDS)
     medians_us = {name: 1e6 * statistics.median(times.times_s) for name, times in timed.items()}

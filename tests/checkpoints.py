@@ -82,9 +82,7 @@ def give_values(model: PreTrainedModel) -> None:
         ):  # in versions such as 5.17 these are constants instead of values of the configuration
             module.alpha = getattr(model.config, "swiglu_alpha", module.alpha)
             module.limit = getattr(model.config, "swiglu_limit", module.limit)
-    if hasattr(
-        model, "set_experts_implementation"
-    ):  # the grouped implementation needs sizes that are multiples of four
+    if hasattr(model, "set_experts_implementation"):  # the grouped one needs sizes that are multiples of four
         model.set_experts_implementation("eager")
     with torch.no_grad():
         for name, parameter in model.named_parameters():

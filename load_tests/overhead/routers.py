@@ -49,9 +49,7 @@ class Running(NamedTuple):
 
 class Peer(NamedTuple):
     package: str
-    command: Callable[
-        [Path, str, int, Path], list[str]
-    ]  # arguments: environment, the site's URL, port, a folder for files
+    command: Callable[[Path, str, int, Path], list[str]]  # of environment, the site's URL, port, a folder for files
 
 
 def _rust_router(module: str) -> Callable[[Path, str, int, Path], list[str]]:

@@ -196,9 +196,7 @@ class Bench:
         pid = site.pid("engine")
         assert pid is not None
         killed_s = kill(pid)
-        ended_s = next(
-            at for at in events if at > killed_s + 0.005
-        )  # tokens that were already on their way arrive earlier
+        ended_s = next(at for at in events if at > killed_s + 0.005)  # earlier tokens were already on their way
         measured = self._measured(site, killed_s, ended_s)
         events.close()  # type: ignore[attr-defined]
         return measured

@@ -87,9 +87,7 @@ def _conversation(
     for step in range(1, 200):
         if chain.tokens > limit:
             return
-        if (
-            step > 2 and rng.random() < branches
-        ):  # the client edits an earlier message: its answer and all later turns are dropped
+        if step > 2 and rng.random() < branches:  # the client edits an earlier message and drops all after it
             chain.cut(max(2, len(chain.prefixes) - 2 * rng.randint(1, 2)))
         chain.grow(hash((number, 2 * step)), _length(rng, user, spread))
         prefixes, prompt = tuple(chain.prefixes), chain.tokens

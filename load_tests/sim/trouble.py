@@ -24,9 +24,7 @@ class Trouble:
     cache_share: float = 1.0  # share of the usual size of sites' caches
     rtt_error: float = 1.0  # measured round trips are wrong by up to this factor
     is_flapping: bool = False
-    is_partitioned: bool = (
-        False  # whether a third of the routers is cut off from the site for half of the measured time
-    )
+    is_partitioned: bool = False  # a third of the routers cannot reach the site for half of the measured time
     is_region_lost: bool = False
 
     def outages(self, world: World, measured: tuple[float, float]) -> tuple[Outage, ...]:

@@ -46,9 +46,7 @@ class World:
     rtt_s: tuple[tuple[float, ...], ...]  # [router][site]
     router_of_city: tuple[int, ...]
     access_s: tuple[float, ...]  # [city]: round trip between its clients and their router
-    region_of_router: tuple[
-        int, ...
-    ]  # of the nearest site: a request sent elsewhere counts as cross-region beyond REGION_MS
+    region_of_router: tuple[int, ...]  # the nearest site's: other sites beyond REGION_MS count as cross-region
     outages: tuple[Outage, ...] = ()
 
 

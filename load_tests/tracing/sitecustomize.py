@@ -18,11 +18,7 @@ from typing import Any
 
 SWITCH = signal.SIGRTMIN + 5
 NO_FUNCTIONS = {"<module>", "<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>"}  # names that no reader looks up
-NOT_OURS = (
-    ".",
-    "load_tests/",
-    "tests/",
-)  # folders in a checkout that are not the product: a virtual environment, and these
+NOT_OURS = (".", "load_tests/", "tests/")  # folders that are not the product: a virtual environment, and these
 
 
 class Tracer:

@@ -507,8 +507,7 @@ FURTHER: dict[str, PreTrainedConfig] = {
     ),
     "deepseek-v2, best of two of four groups, yarn": config(
         DeepseekV2Config,
-        **LATENT
-        | {"qk_nope_head_dim": 10},  # transformers' rotation needs an even number of dimensions before the rotated ones
+        **LATENT | {"qk_nope_head_dim": 10},  # transformers' rotation needs an even number before the rotated ones
         n_routed_experts=12,
         num_experts_per_tok=3,
         n_group=4,

@@ -126,9 +126,7 @@ def test_a_conversation_never_leads_into_another_tenants(connection: RowConnecti
         thief.before = before
         add(connection, thief)
         assert said(rows.conversation(connection, "u", "thief", LONG_S))[:2] == ["told", "?"], "only its own events"
-    connection.execute(
-        "UPDATE responses SET before = ? WHERE tenant = 'u'", (number,)
-    )  # as if something else had gone wrong
+    connection.execute("UPDATE responses SET before = ? WHERE tenant = 'u'", (number,))  # after another fault
     assert b"mine" not in rows.input_items(connection, "u", "thief")
 
 

@@ -154,9 +154,7 @@ async def test_a_site_that_declines_is_done_without(network: Network) -> None:
 
     network.known._look = blind  # type: ignore[method-assign]
     await eventually(lambda: looks)  # a look that was in progress has ended
-    network.lender.app.site.models.assignments.num_open = lambda replica: (
-        1
-    )  # a request of the lender's clients has just come
+    network.lender.app.site.models.assignments.num_open = lambda replica: 1  # a local request has just come
     answer = await network.ask(turn(LONG))
     assert answer.status == 200
     assert answer.headers["x-pilotlight-route"].startswith("prompt=here; here=")

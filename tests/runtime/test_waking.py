@@ -250,9 +250,7 @@ async def test_who_waits_for_room_hears_at_once_that_another_model_did_not_wake(
         models.hint(model)
     await eventually(lambda: sum(replica.holds_memory for replica in replicas(small)) == 2)
     third = start(small.app, CHAT, ask("c"))
-    await eventually(
-        lambda: any(replica.is_yielding for replica in replicas(small))
-    )  # from now on it only waits for notifications
+    await eventually(lambda: any(replica.is_yielding for replica in replicas(small)))  # from now on it only listens
     await asyncio.sleep(0)
     gate.set()
     assert (await third.done()).status == 200
@@ -522,9 +520,8 @@ async def test_random_traffic_over_too_little_room_is_all_answered(small: Site) 
     async def one(model: str, after_s: float) -> int:
         await asyncio.sleep(after_s)
         answer = await call(small.app, CHAT, ask(model))
-        held = [
-            each for each in replicas(small) if each.holds_memory and each.falling_asleep is None
-        ]  # its successor waits
+        # A model that is falling asleep still holds memory; its successor waits.
+        held = [each for each in replicas(small) if each.holds_memory and each.falling_asleep is None]
         assert sum(small.app.site.models.states[each.model].num_bytes for each in held) <= 2000
         seen.add(model)
         return answer.status

@@ -73,9 +73,7 @@ def test_text_survives_the_round_trip(kind: str, text: str) -> None:
 @given(token_ids=st.lists(st.integers(0, TRAINED.get_vocab_size() - 1), max_size=30))
 def test_any_ids_decode_as_the_tokenizers_library_decodes_them(token_ids: list[int]) -> None:
     special = TRAINED.token_to_id("<tool_call>")
-    if (
-        special not in token_ids
-    ):  # the library decodes the runs between added tokens separately: half characters do not meet
+    if special not in token_ids:  # the library decodes runs between added tokens separately
         assert OURS["byte-level"].decode(token_ids) == TRAINED.decode(token_ids, skip_special_tokens=True)
 
 

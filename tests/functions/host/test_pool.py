@@ -70,9 +70,7 @@ async def test_who_waits_hears_that_an_isolate_could_not_be_started(
     assert [isinstance(answer, Fault) and answer.code for answer in answers] == ["no_isolate"] * 3
     zygote = served.functions.pools["f"].factory.zygote.current
     assert zygote is not None
-    await eventually(
-        lambda: zygote._connection.is_settled and not zygote._connection.pids
-    )  # no process is left, either
+    await eventually(lambda: zygote._connection.is_settled and not zygote._connection.pids)  # no process is left
 
 
 async def test_who_waits_hears_that_those_have_left_for_whom_an_isolate_was_started(

@@ -72,9 +72,7 @@ async def outcomes(served: Served, query: str) -> list[str]:
     for name in ("bad", "waiting"):
         served.add(inspect.getsource(attacks), name)
     waiting = served.functions.pools["waiting"]
-    waiting.factory.limits = replace(
-        waiting.factory.limits, blocked_s=0.3
-    )  # for attempts that wait instead of computing
+    waiting.factory.limits = replace(waiting.factory.limits, blocked_s=0.3)  # for attempts that only wait
     for name in ("good", "victim"):
         served.add(GOOD, name)
         await served.get(name=name)
