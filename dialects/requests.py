@@ -91,7 +91,7 @@ class ValidGeneration(Struct, frozen=True):
     most_prompt_tokens: int | None = (
         None  # number of last tokens to keep of a longer prompt; -1 for as many as leave room for the answer
     )
-    lora: str | None = None  # the adapter, where the request names it beside the model
+    lora: str | None = None  # the adapter, if the request names it beside the model
 
     @property
     def asked_model(self) -> str:

@@ -33,7 +33,7 @@ BodyT = TypeVar("BodyT")
 
 
 class KeyRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A key to be made, and the limits of its account where it has none yet."""
+    """A key to be made, and the limits of its account without one yet."""
 
     name: str
     scopes: tuple[Literal["models", "deploy", "metrics", "admin"], ...] = ("models",)

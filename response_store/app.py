@@ -469,7 +469,7 @@ class _Recorded(_Patched):
             self.kept.add_event(raw)
 
     def refuse(self, error: ApiError) -> None:
-        """Note that the inner application has raised a refusal."""
+        """Record that the inner application has raised a refusal."""
         body = orjson.dumps(error.body(Dialect.OPENAI_RESPONSES))
         self.error, self.refusal = error, (error.status(Dialect.OPENAI_RESPONSES), error.headers(), body)
 

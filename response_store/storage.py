@@ -78,7 +78,7 @@ class ResponseStore:
         return await asyncio.shield(write.is_kept)
 
     async def begin(self, response: KeptResponse) -> None:
-        """Keep a response that is going to be made. Raises ApiError where it cannot be found afterwards."""
+        """Keep a response that is going to be made. Raises ApiError if it cannot be found afterwards."""
         name = (response.tenant, response.id)
         self._made[name] = response
         if not await self.keep(response):

@@ -126,7 +126,7 @@ class ChunkChoice(msgspec.Struct, frozen=True):
     finish_reason: FinishReason | None = None
     logprobs: ChatLogprobs | None = None
     index: int = 0
-    token_ids: tuple[int, ...] | UnsetType = UNSET  # beyond OpenAI's fields as well, where it was asked for
+    token_ids: tuple[int, ...] | UnsetType = UNSET  # beyond OpenAI's fields as well, if requested
 
 
 class ChatChunk(msgspec.Struct, frozen=True):
@@ -176,7 +176,7 @@ class ChatCompletion(msgspec.Struct, frozen=True):
     model: str
     choices: tuple[Choice, ...]
     usage: Usage
-    prompt_logprobs: PromptLogprobs | UnsetType = UNSET  # beyond OpenAI's fields, where it was asked for
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET  # beyond OpenAI's fields, if requested
     prompt_token_ids: tuple[int, ...] | UnsetType = UNSET
     object: Literal["chat.completion"] = "chat.completion"
 

@@ -1,6 +1,6 @@
 """Cloudflare Workers AI's shapes: the envelope, a text model's result, and its stream's events.
 
-The module refuses to know where the tokens come from.
+Independent of where the tokens come from.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,7 @@ from msgspec import UNSET, UnsetType
 from pilotlight.wire.chat import FinishReason, Usage
 from pilotlight.wire.errors import ApiError
 
-PER_PAGE = 50  # of a list, where the client does not say how many
+PER_PAGE = 50  # of a list, if the client does not say how many
 MOST_PER_PAGE = 999_999_999
 
 ResultT = TypeVar("ResultT")

@@ -255,7 +255,7 @@ def refused(sentence: str, param: str, word: str = "invalid_request") -> ApiErro
 
 
 def string_in(part: dict[str, Any], name: str, where: str) -> str:
-    """Return a part's text of this name. Raises ApiError where it has none."""
+    """Return a part's text of this name. Raises ApiError if it has none."""
     if not isinstance(value := part.get(name), str):
         raise refused("must be a string", f"{where}.{name}")
     return value

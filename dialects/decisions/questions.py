@@ -35,7 +35,7 @@ class Question(Struct, frozen=True):
 
     @property
     def text(self) -> str:
-        """The question as it is put to the model, in few words: it is computed for each question anew."""
+        """The question as it is put to the model, in few words: it is computed for each question again."""
         described = [f"{option.label}: {option.description}" for option in self.options if option.description]
         asked = [self.instructions] if self.instructions else []
         if self.kind == "predicate":

@@ -54,7 +54,7 @@ class AdmissionFilter:
         return self.limits.admitted(head, address)
 
     def identify(self, head: Head) -> None:
-        """Note whose a request is. Raises ApiError for a key that is missing or opens other things."""
+        """Record whose a request is. Raises ApiError for a key that is missing or opens other things."""
         if head.is_for_function:  # it judges for itself; a key of ours is limited as anywhere
             head.hold(self.access.find(head.key))
         elif self._secret and head.has(HOP) and speaks_for_an_account(head, self._secret):

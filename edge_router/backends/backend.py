@@ -60,7 +60,7 @@ class Backend:
 
     @property
     def outstanding(self) -> int:
-        """This router's requests under way there."""
+        """This router's requests in progress there."""
         return len(self.open)
 
     @property
@@ -125,7 +125,7 @@ class Backend:
         self._view = None
 
     def declined(self, model: str, queued_tokens: int, asked_at: float) -> None:
-        """Note that the site declined because its queue is longer than estimated, and its length.
+        """Record that the site declined because its queue is longer than estimated, and its length.
         It is as alive as one that answers."""
         if self.published.correct_queue(model, queued_tokens, asked_at):
             self.pending.remove_sent_before(asked_at)
@@ -224,7 +224,7 @@ class Ticket:
     is_undecided: bool = False  # it failed, and whether the site is at fault is not known yet
 
     def answering(self) -> None:
-        """Note that the site has started to answer, so its queue does not delay earlier requests."""
+        """Record that the site has started to answer, so its queue does not delay earlier requests."""
         self.backend.unanswered.remove_through(self)
         self.refused()
 

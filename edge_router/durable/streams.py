@@ -99,7 +99,7 @@ class DurableStream:
         await self._keep(AnswerStarted(status, tuple(headers), None))
 
     async def write(self, batch: bytes) -> None:
-        """`batch` is whole events. Raises ApiError where they are more than is kept."""
+        """`batch` is whole events. Raises ApiError if they are more than is kept."""
         if self.events.num_bytes + len(batch) + EVENT_BYTES * batch.count(b"\n\n") > self._max_bytes:
             sentence = f"the answer is larger than {self._max_bytes / 2**20:g} MiB, the limit of a durable stream"
             raise ApiError("aborted", sentence)
@@ -141,7 +141,7 @@ class DurableStream:
     # called by readers
 
     async def started_answer(self) -> AnswerStarted:
-        """Raises ApiError where the stream was stopped before its answer began."""
+        """Raises ApiError if the stream was stopped before its answer began."""
         while self.answer is None and self.events.ended_at is None:
             await self.events.change()
         if self.answer is None:
@@ -192,7 +192,7 @@ class DurableStreams:
     A name is 128 random bits, but that alone grants nothing: the tenant must match."""
 
     def __init__(self, config: DurableConfig, clock: Callable[[], float]) -> None:
-        """Raises OSError where the folder cannot be used."""
+        """Raises OSError if the folder cannot be used."""
         self.config = config
         self.journals = None if config.directory is None else Journals(Path(config.directory).expanduser())
         self._clock = clock

@@ -157,7 +157,7 @@ class StreamRelay:
     def __init__(self, log: DeliveryLog, *, is_resumable: bool) -> None:
         self.is_resumable = is_resumable
         self.num_events = 0
-        self.has_data = False  # an event other than a comment has come
+        self.has_data = False  # an event other than a comment has arrived
         self._log = log
         self._decoder = EventDecoder()
         self._last: bytes | None = None  # last event with data

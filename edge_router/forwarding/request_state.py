@@ -119,7 +119,7 @@ class StreamRecovery:
         self.deadline = now + self.config.continue_within_s
 
     def delivered(self, now: float) -> float | None:
-        """Note a delivery to the client. Return how long it had waited if this ends a cut."""
+        """Record a delivery to the client. Return how long it had waited if this ends a cut."""
         waited_s = None
         if self.is_cut:
             waited_s = now - self.delivered_at

@@ -162,7 +162,7 @@ class UpstreamAttempt:
 
     async def _head(self) -> UpstreamConnection:
         """Return a connection that has brought the response's head.
-        A kept one that its site closed when the request was under way already says nothing of the site."""
+        A kept one that its site closed when the request was in progress already says nothing of the site."""
         upstream, request = self._upstream, self._request
         self._connection = kept = upstream.pool.idle(self._origin)
         if kept is not None:
@@ -298,7 +298,7 @@ class UpstreamResponse:
 
     @property
     def has_answered(self) -> bool:
-        """Tell whether a part has come that counts as delivered, or everything."""
+        """Tell whether a part has arrived that counts as delivered, or everything."""
         return not isinstance(self._relay, StreamRelay) or self._relay.has_data
 
     @property
@@ -336,7 +336,7 @@ class UpstreamResponse:
         return self
 
     async def __anext__(self) -> list[RelayEvent]:
-        """Raises Lost where the connection ends, or `look` has ended a silence.
+        """Raises Lost if the connection ends, or `look` has ended a silence.
         Progress is a whole event: other bytes are silence."""
         if self._is_done:
             await self._drain()

@@ -73,7 +73,7 @@ class Objectives:
     def __init__(
         self, configs: Sequence[ObjectiveConfig], path: Path | None, clock: Callable[[], float] = time.time
     ) -> None:
-        """`path`: None where counts end with the router.
+        """`path`: None if counts end with the router.
         `clock`: seconds since the epoch. Raises sqlite3.Error."""
         self._configs = configs
         self._clock = clock

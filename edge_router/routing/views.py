@@ -59,7 +59,7 @@ class BackendView(msgspec.Struct, frozen=True):
     place: Place
     rtt_ms: float  # between router and site
     seed_rtt_ms: float  # the same, had it never been measured
-    outstanding: int = 0  # this router's requests under way there
+    outstanding: int = 0  # this router's requests in progress there
     pending_requests: int = 0  # of these, sent since the site published its status, and not yet answering
     pending_tokens: int = 0  # their prompt tokens
     pending_since_s: float = 0.0  # when the first of them was sent
@@ -141,7 +141,7 @@ class Preference(msgspec.Struct, frozen=True):
         return self.cost_ms - feared_ms + (rtt_ms - terms.get("rtt", rtt_ms))
 
     def serves(self, model: str | None) -> bool:
-        """Sites that do not have the model are ranked, too, where none has it."""
+        """Sites that do not have the model are ranked, too, if none has it."""
         return self.backend.status is None or model is None or self.backend.model(model) is not None
 
     def explained(self, tries: int) -> str:

@@ -205,7 +205,7 @@ def with_version(deployment: Deployment, new: Version, percent: float) -> Deploy
 
 
 def rolled_back(deployment: Deployment, number: int | None) -> Deployment:
-    """Raises ApiError where there is nothing to go back to."""
+    """Raises ApiError if there is nothing to go back to."""
     if number is None:
         number = deployment.shares[1].number if len(deployment.shares) > 1 else _before(deployment)
     if deployment.versions and not deployment.shares and not number:

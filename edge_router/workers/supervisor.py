@@ -31,7 +31,7 @@ log = logging.getLogger("pilotlight.router")
 
 
 def shared_listeners(host: str, port: int, count: int) -> list[socket.socket]:
-    """Open sockets that listen on one port. Raises ListenError where it is in use."""
+    """Open sockets that listen on one port. Raises ListenError if it is in use."""
     with bind(host, port) as alone:  # without sharing: another router's port is not ours
         port = alone.getsockname()[1]
     return [bind(host, port, is_shared=True) for _ in range(count)]

@@ -23,7 +23,7 @@ _LISTING = re.compile(r"\n *\d+ \| ")  # the grammar's lines, which llguidance a
 
 
 class ConstraintError(Exception):
-    """A grammar cannot be enforced, or a token does not follow it; the message says why."""
+    """A grammar cannot be enforced, or a token does not follow it; the message has the reason."""
 
 
 class TokenizerUnreadableError(ConstraintError):

@@ -36,7 +36,7 @@ class SocketQuestion(msgspec.Struct, frozen=True):
 
 
 class SocketAnswer(msgspec.Struct, frozen=True):
-    """The answer, with a connected socket where one was asked for."""
+    """The answer, with a connected socket if one was asked for."""
 
     error: str = ""
     errno: int = 0

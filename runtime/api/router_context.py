@@ -76,7 +76,7 @@ class RouterContext(NamedTuple):
         )
 
     def check_queue(self, load: ModelLoad | None) -> None:
-        """Raise Declined where the queue is longer than the router allows.
+        """Raise Declined if the queue is longer than the router allows.
 
         A site that has not measured its speed yet takes what comes."""
         if self.max_queue_wait_ms is None or load is None or load.prefill_tokens_per_s <= 0:

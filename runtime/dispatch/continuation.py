@@ -26,7 +26,7 @@ from pilotlight.wire.hop.data_sites import NO_OTHERS, DataSites
 
 Outcome = Literal["continued", "failed"]
 Observer = Callable[[str, Outcome], None]  # (model, outcome of a sequence whose host died)
-PlacementObserver = Callable[[Placement], None]  # where a prompt is computed, where there was a choice
+PlacementObserver = Callable[[Placement], None]  # where a prompt is computed, if there was a choice
 
 
 class Continuations:
@@ -77,7 +77,7 @@ class ContinuedSequence:
     def __init__(self, site: Continuations, submit: Submit, data_sites: DataSites) -> None:
         self._site = site
         self._data_sites = data_sites
-        self._submit = submit  # as it was asked for
+        self._submit = submit  # as requested
         self._delivered: list[int] = []
         self._has_started = False
         self._cuts = 0
@@ -159,7 +159,7 @@ class ContinuedSequence:
     async def _note_death(self, error: EngineError) -> None:
         """Charge the request with its host's death where that ended by itself in a step of this sequence.
 
-        Raises EngineError where it is one too many."""
+        Raises EngineError if it is one too many."""
         assert self._client is not None
         assert self._device_host is not None
         if self._submit.sequence_id not in await self._device_host.charged(self._client):

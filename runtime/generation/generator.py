@@ -1,7 +1,7 @@
 """One request's generation as a scope: permit, model, tokens, sequences, deadline.
 
 `generate` reads as the life of a request behind validation. Leaving it, for whatever reason, aborts the sequences and gives the permit back
-(I2, I6); everything that goes wrong inside comes out as an ApiError (I1). Refuses to know HTTP and dialects.
+(I2, I6); everything that goes wrong inside comes out as an ApiError (I1). Independent of HTTP and dialects.
 """
 
 import asyncio
@@ -66,7 +66,7 @@ class Generator:
         grammars: GrammarChecks,
         tracing: SiteTracing | None,
     ) -> None:
-        """`tracing`: where there is a collector."""
+        """`tracing`: if there is a collector."""
         self.models = models
         self.images = images
         self.grammars = grammars
@@ -326,9 +326,7 @@ class _OpenChoice:
     number: int
     prompt: _AnsweredPrompt
     processor: OutputProcessor
-    sequence: AsyncExitStack = field(
-        default_factory=AsyncExitStack
-    )  # its scope, empty where nothing is left to compute
+    sequence: AsyncExitStack = field(default_factory=AsyncExitStack)  # its scope, empty if nothing is left to compute
 
 
 def refuse_embedder(model: AwakeModel, request: ValidGeneration) -> None:

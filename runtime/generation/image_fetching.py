@@ -75,7 +75,7 @@ def _public_egress() -> "Egress":
 
 
 async def _read(answer: "StreamingReply", most_bytes: int) -> bytes:
-    """Return a body. Raises BadImageError beyond so many bytes, as soon as they have come."""
+    """Return a body. Raises BadImageError beyond so many bytes, as soon as they have arrived."""
     if answer.value["status"] != 200:
         raise BadImageError(f"could not be fetched: its host answered {answer.value['status']}")
     data = bytearray()

@@ -177,7 +177,7 @@ class OutputProcessor:
         return Delta(parts, tokens, self.finish_reason if is_ending else None, new_token_ids=new_token_ids)
 
     def _replay(self, token_ids: tuple[int, ...]) -> None:
-        """Note tokens whose text another site has shown."""
+        """Record tokens whose text another site has shown."""
         for token_id in token_ids:
             self._add(token_id, None, is_shown=True)
         self.shown_before = merged(self._parts)

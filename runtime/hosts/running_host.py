@@ -54,4 +54,4 @@ class Launcher(Protocol):
         `afresh`: it believes no file that hosts before it have generated, and removes them."""
 
     def close(self) -> None:
-        """Note that no further host is launched, and the last has ended."""
+        """Record that no further host is launched, and the last has ended."""

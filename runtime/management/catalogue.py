@@ -27,7 +27,7 @@ from pilotlight.wire.hop.management import CatalogueModel, DeviceReading, Fit, M
 
 MAX_MODELS = 500
 MAX_README = 64 << 10
-_CPU_KV_GIB = 0.25  # as engine hosts take where the site's file names no size
+_CPU_KV_GIB = 0.25  # as engine hosts take if the site's file names no size
 _LICENSE = re.compile(r"^(?:license:[ \t]*|\|[ \t]*licen[cs]e[ \t]*\|[ \t]*)[\"']?([^\"'\n|,]{1,60})", re.MULTILINE)
 
 

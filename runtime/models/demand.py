@@ -39,7 +39,7 @@ class Arrivals:
         self._count = 0
 
     def note(self, now_s: float) -> None:
-        """Note a request."""
+        """Record a request."""
         self._roll(now_s)
         self._count += 1
         if self._last is not None:

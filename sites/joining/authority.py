@@ -20,7 +20,7 @@ CLOCKS_DIFFER = timedelta(minutes=10)
 
 
 class AuthorityError(Exception):
-    """A certificate cannot be made; the message says why."""
+    """A certificate cannot be made; the message has the reason."""
 
 
 class NewPair(NamedTuple):
@@ -34,7 +34,7 @@ class Authority:
     """The authority in a folder: `authority.pem`, `authority.key`."""
 
     def __init__(self, folder: Path) -> None:
-        """Raises AuthorityError where there is none, or one that cannot be read."""
+        """Raises AuthorityError if there is none, or one that cannot be read."""
         self.file, self._key_file = folder / "authority.pem", folder / "authority.key"
         try:
             self.pem = self.file.read_bytes()

@@ -23,7 +23,7 @@ KEPT_S = 30 * 86_400.0  # used and expired tokens are then deleted
 
 
 class TokenError(Exception):
-    """A token does not open the network; the message says why."""
+    """A token does not open the network; the message has the reason."""
 
 
 class JoinToken(NamedTuple):

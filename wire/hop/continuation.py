@@ -71,7 +71,7 @@ class Delivery(msgspec.Struct, frozen=True, array_like=True):
 class AnswerName(NamedTuple):
     """The values that make two halves one answer."""
 
-    seed: int  # where the request has none
+    seed: int  # if the request has none
     created: int
     nonce: str
 

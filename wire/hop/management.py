@@ -60,7 +60,7 @@ class CatalogueModel(msgspec.Struct, frozen=True):
 
 
 class Download(msgspec.Struct, frozen=True):
-    """A download under way, or the last one of its source."""
+    """A download in progress, or the last one of its source."""
 
     source: str
     state: Literal["running", "done", "failed", "cancelled"]

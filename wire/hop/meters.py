@@ -35,7 +35,7 @@ _DRAFTED, _ACCEPTED, _DEVICE_US, _BYTES_OUT, _CPU_US = range(MORE_AT // WORD, MO
 
 
 class MetersError(Exception):
-    """The file cannot be used; the message says why."""
+    """The file cannot be used; the message has the reason."""
 
 
 class MeterFile:

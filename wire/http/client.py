@@ -62,7 +62,7 @@ class ResponseParser:
         self.status = 0
         self.headers: list[tuple[str, str]] = []  # names lower case
         self.has_head = False
-        self.is_done = True  # no response is under way
+        self.is_done = True  # no response is in progress
         self.is_reusable = True  # the connection may carry another request
         self.is_untouched = True  # no byte of the response has arrived
         self.switched: bytes | None = None  # bytes after a 101: the connection now speaks another protocol

@@ -1,6 +1,6 @@
 """One request on an HTTP/1.1 connection, and its response: an ASGI application's `receive` and `send`.
 
-Knows bodies, chunks and what an application owes its client; refuses to know sockets, limits and parsers: those are its connection's.
+Knows bodies, chunks and what an application owes its client; independent of sockets, limits and parsers: those are its connection's.
 """
 
 import asyncio

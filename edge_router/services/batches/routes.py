@@ -53,7 +53,7 @@ _RUN = re.compile(r"^/client/v4/accounts/(?P<account>[^/]+)/ai/run/(?P<model>.+)
 
 class BatchRoutes:
     def __init__(self, proxy: Proxy, queue: BatchQueue | None) -> None:
-        """`queue`: None where the router has no directory to keep one in."""
+        """`queue`: None if the router has no directory to keep one in."""
         self._proxy = proxy
         self._queue = queue
 

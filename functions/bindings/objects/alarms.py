@@ -61,7 +61,7 @@ class Alarms:
         self._task = asyncio.create_task(self._run(), name=f"alarms of {path.parent.name}")
 
     async def note(self, key: ObjectKey, at_ms: int) -> None:
-        """Note that the object's alarm may be at this time, or earlier."""
+        """Record that the object's alarm may be at this time, or earlier."""
 
         def write(connection: Connection) -> None:
             sql = (

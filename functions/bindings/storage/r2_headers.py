@@ -95,7 +95,7 @@ def listed(element: ElementTree.Element) -> ObjectHead:
 
 
 def _further(value: str | None) -> dict[str, Any]:
-    """Decode our own header; empty where it is not ours after all."""
+    """Decode our own header; empty if it is not ours after all."""
     try:
         found = json.loads(base64.b64decode(value or "", validate=True) or b"{}")
     except ValueError:

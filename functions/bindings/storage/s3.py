@@ -174,7 +174,7 @@ class S3Answer:
         return b"".join([chunk async for chunk in self])
 
     async def xml(self) -> ElementTree.Element:
-        """Parse the body. Raises S3Error where it says after all that it went wrong, as long operations do."""
+        """Parse the body. Raises S3Error if it says after all that it went wrong, as long operations do."""
         try:
             root = ElementTree.fromstring(await self.read())
         except ElementTree.ParseError as error:

@@ -190,7 +190,7 @@ class IsolateHandle:
     # -- the end ----------------------------------------------------------------------------------------------------------------
 
     def end(self, why: str, code: str) -> None:
-        """Find out where it is, then kill it. Everything under way fails with the reason."""
+        """Find out where it is, then kill it. Everything in progress fails with the reason."""
         if self._ending is None:
             self._ending = asyncio.ensure_future(self._end(why, code))
 

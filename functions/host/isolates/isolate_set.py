@@ -145,7 +145,7 @@ class IsolateSet:
 
     async def _pause(self, pause_s: float) -> None:
         """Wait until the next isolate may start.
-        Raises Fault and Failure where that would take too long or be in vain."""
+        Raises Fault and Failure if that would take too long or be without success."""
         if (last := self._not_imported) is not None:  # the author has the error already
             raise Fault(last.message, code=last.code, name=last.name, detail=last.detail)
         if pause_s > MAX_WAIT_S:

@@ -7,7 +7,7 @@ from contextlib import suppress
 
 
 def memory_mib(pid: int) -> int:
-    """Private memory of a process; 0 where it is gone."""
+    """Private memory of a process; 0 if it is gone."""
     try:
         status = _read_at_once(f"/proc/{pid}/status")
     except OSError:

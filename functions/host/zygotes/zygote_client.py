@@ -48,7 +48,7 @@ FORGED = "its packages forged reports of its zygote"
 
 
 class ZygoteError(Exception):
-    """A process cannot be made; the message says why."""
+    """A process cannot be made; the message has the reason."""
 
 
 class ProtocolViolation(Exception):
@@ -223,7 +223,7 @@ class ZygoteConnection:
             child.ended(report)
 
     def _on_started(self, id: int, pidfd: int) -> None:
-        """Note the existence of a child. Raises ProtocolViolation."""
+        """Record the existence of a child. Raises ProtocolViolation."""
         self._unverified.discard(id)
         if self.closed or (child := self._children.get(id)) is None:  # dead by now
             os.close(pidfd)
@@ -357,7 +357,7 @@ class ZygoteFactory(Protocol):
 
 
 async def try_tier(factory: ZygoteFactory, limits: Confinement) -> str:
-    """Try a tier. Returns why the machine does not offer it; empty where it does."""
+    """Try a tier. Returns why the machine does not offer it; empty if it does."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     try:
         made = factory.create_zygote(limits, [], [], nowhere)

@@ -63,7 +63,7 @@ def connect(channel: Channel | None) -> None:
 
 
 def leave() -> None:
-    """Note that a message is about to leave the process."""
+    """Record that a message is about to leave the process."""
     while before_leaving:
         before_leaving.pop()()
 

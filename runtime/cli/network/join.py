@@ -120,7 +120,7 @@ class _Router:
     def face(self, fingerprint: str) -> NetworkFace:
         """Return what the network shows of itself.
 
-        Raises CliError where that is another network than the token's."""
+        Raises CliError if that is another network than the token's."""
         face = self._ask("GET", AUTHORITY_PATH, None, NetworkFace)
         try:
             found = fingerprint_of(face.authority.encode())

@@ -1,6 +1,6 @@
 """Scores of documents by a query, of pairs of texts, and of the classes of texts.
 
-Knows how two texts become one to a model, and what its logits are turned into; refuses to know HTTP and dialects.
+Knows how two texts become one to a model, and what its logits are turned into; independent of HTTP and dialects.
 """
 
 import asyncio

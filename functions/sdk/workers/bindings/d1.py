@@ -27,7 +27,7 @@ class D1PreparedStatement(Face):
         return await self.all()
 
     async def first(self, column: str | None = None) -> Any:
-        """Return the first row, or one of its columns; None where there is no row."""
+        """Return the first row, or one of its columns; None if there is no row."""
         answer = await self._query()
         if not answer["rows"]:
             return None
