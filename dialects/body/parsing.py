@@ -142,7 +142,7 @@ def sampling_of(body: SamplingBody, max_tokens: int | None, num_logprobs: int | 
 
 
 def prompt_options(body: SamplingBody) -> dict[str, Any]:
-    """Return what a body says of its prompt, as a ValidGeneration's fields. Raises ApiError."""
+    """Return a body's prompt as fields of a ValidGeneration. Raises ApiError."""
     most = body.truncate_prompt_tokens
     if most == 0:
         raise ApiError(

@@ -64,7 +64,7 @@ class BackendView(msgspec.Struct, frozen=True):
     pending_tokens: int = 0  # their prompt tokens
     pending_since_s: float = 0.0  # when the first of them was sent
     unanswered_tokens: int = (
-        0  # prompt tokens that this router sent after its oldest unanswered request there, whatever the status says
+        0  # prompt tokens that this router sent after its oldest unanswered request there, not reduced by the status
     )
     lateness_ms: float = 0.0  # by how much its answers come later than this router expects
     proven_lateness_ms: float = (
@@ -73,7 +73,7 @@ class BackendView(msgspec.Struct, frozen=True):
     backlog_ms: float = 0.0  # published queue of its busiest model
     status: SiteStatus | None = None
     status_is_fresh: bool = False
-    status_at_s: float = 0.0  # when the status was asked for
+    status_at_s: float = 0.0  # the time when the status was requested
     prefixes: frozenset[int] = frozenset()  # short digests that the site published as cached, all its models together
     is_ejected: bool = False  # its last answers were failures: not asked while enough others are left
     slow_start: float = 1.0  # below 1 while it has only just (re)appeared: the share of new conversations it takes

@@ -88,7 +88,7 @@ class RouterMetrics:
         return Histogram(f"pilotlight_router_{name}", meaning, labels, buckets=buckets, registry=self.registry)
 
     def watch(self, name: str, meaning: str, read: Callable[[], float]) -> None:
-        """A gauge that is read when it is asked for."""
+        """A gauge whose value is read on request."""
         Gauge(f"pilotlight_router_{name}", meaning, registry=self.registry).set_function(read)
 
     def judge(self, objectives: Objectives) -> None:

@@ -152,10 +152,7 @@ class DeployedFunctions:
         return Tried(True, moves=self._serving.moves(pool))
 
     async def served(self, name: str, revision: int) -> Tried:
-        """Report whether this revision's versions are served here, or run elsewhere; ask the router first.
-
-        Asks the router first.
-        """
+        """Report whether this revision's versions are served here, or run elsewhere; ask the router first."""
         if name in self._taken:
             return Tried(False, f"the site file serves a function named {name} already")
         try:

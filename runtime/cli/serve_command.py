@@ -179,7 +179,7 @@ def _adapter(given: str) -> dict[str, str]:
 
 
 class Clients(NamedTuple):
-    """The clients that may come in."""
+    """Return the access rules for clients."""
 
     api_key: str | None = None
     keys_file: Path | None = None

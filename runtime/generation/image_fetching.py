@@ -22,7 +22,7 @@ class BadImageError(Exception):
 
 class ImageFetcher:
     def __init__(self, allowed_hosts: Collection[str], open_egress: "Callable[[], Egress] | None" = None) -> None:
-        """`open_egress`: the way into the world; by default one that leads to public addresses alone."""
+        """Fetch images; `open_egress` opens the way out, by default to public addresses only."""
         self._allowed = frozenset(host.lower() for host in allowed_hosts)
         self._open_egress = open_egress or _public_egress
 

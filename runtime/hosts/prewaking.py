@@ -60,7 +60,7 @@ class Foresight:
         return state.history.failure is None and state.demand.arrivals.is_due(self._clock(), lead_s)
 
     def _wake_quietly(self, state: ModelState) -> None:
-        """Wake the model where it costs none that is expected sooner."""
+        """Wake the model if no model that is expected sooner has to make room."""
         quiet = [replica for replica in state.replicas if self._budgets[replica.host.index].could_take_quietly(state)]
         if state.info is not None and quiet:
             log.info("model %s is expected and wakes", state.name)

@@ -92,7 +92,7 @@ class Replica:
         return self.host.loads.get(self.model, ModelLoad())
 
     def forget(self) -> None:
-        """Record that its weights are no longer on the device, nor what it had computed."""
+        """Record that its weights and cached blocks are no longer on the device."""
         self.is_awake = self.is_retiring = False
         self.prefixes.forget()
 
@@ -122,10 +122,10 @@ class ModelState:
         self.config = config
         self.is_added = is_added
         self.replicas = tuple(Replica(config.name, host) for host in hosts)
-        self.info: ModelInfo | None = None  # of the last load: what the model can do stays true while it sleeps
+        self.info: ModelInfo | None = None  # from the last load; valid while the model sleeps
         self.text: TextSide | None = None
         self.directory: Path | None = None
-        self.num_bytes = 0  # of its weights; a guess until an engine has said so
+        self.num_bytes = 0  # bytes of its weights; an estimate until an engine reports them
         self.detail = ""  # the current operation, for people
         self.loaded_share = 0.0  # of the bytes downloaded or, later, loaded
         self.history = WakeHistory()
@@ -182,7 +182,7 @@ class ModelState:
         self.text = text
 
     def note_info(self, info: ModelInfo) -> bool:
-        """Keep what a load has found. Returns whether it was the first."""
+        """Store the results of a load; return whether it was the first."""
         is_first, self.info = self.info is None, info
         return is_first
 
@@ -220,7 +220,10 @@ class ModelState:
     ) -> EvictionCandidate:
         """Describe a replica that holds memory of its device.
 
-        One that the model could do without gives way before another model's only one."""
+        A replica beyond a model's first is evicted before another model's only one.
+
+        One that the model could do without gives way before another model's only one.
+        """
         is_spare = self.is_spare(replica)
         return EvictionCandidate(
             self.name,

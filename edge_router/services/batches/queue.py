@@ -216,7 +216,7 @@ class BatchAnswer:
     """A request of a batch, towards the proxy: a client that never leaves, and keeps its answer."""
 
     address = ""
-    is_streaming = False  # such a request is refused where its batch is made
+    is_streaming = False  # a streamed request is refused when its batch is made
 
     def __init__(self, head: Head, request_id: str) -> None:
         self.head = head

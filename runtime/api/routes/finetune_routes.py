@@ -174,7 +174,7 @@ class FinetuneRoutes:
         return model
 
     async def _base(self, model: str) -> Shapes:
-        """Return what a model's adapters may change. Raises ApiError."""
+        """Return the matrices of a model that its adapters may change. Raises ApiError."""
         config = next(config for config in self._models.configs if config.name == model)
         try:
             directory = await asyncio.to_thread(local_directory, config.source)
