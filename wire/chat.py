@@ -223,7 +223,7 @@ class ListedModel(msgspec.Struct, frozen=True):
     dtype: str | UnsetType = UNSET  # type in which it computes
     stored_dtypes: tuple[str, ...] | UnsetType = UNSET  # of its checkpoint, by safetensors' names
     weights_bytes: int | UnsetType = UNSET
-    saved_bytes: int | UnsetType = UNSET  # by weights in 12 bits, losslessly, where it has such
+    saved_bytes: int | UnsetType = UNSET  # bytes saved by weights in 12 bits
     # as well; completion: texts only, because there is no chat template; classification: several classes of texts
     type: Literal["chat", "completion", "embedding", "rerank", "classification"] | UnsetType = UNSET
     embedding_size: int | UnsetType = UNSET  # of embedding models

@@ -122,7 +122,7 @@ class Key(NamedTuple):
         return scope in self.scopes or "admin" in self.scopes
 
     def check(self, scope: str, now_s: float) -> None:
-        """Raise ApiError if the key is no longer one, or opens other things."""
+        """Raise ApiError if the key is no longer valid, or has other scopes."""
         if self.is_revoked:
             raise ApiError("unauthorized", f"the key {self.name} was revoked: ask its issuer for a new one")
         if self.expires_s is not None and now_s >= self.expires_s:

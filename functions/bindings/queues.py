@@ -282,9 +282,10 @@ class QueueConsumer:
         self._queue.detach(self)
 
     async def close(self) -> None:
-        """Stop.
+        """Stop; messages in delivery come again, and the interrupted attempt does not count.
 
-        Messages in delivery come again, and the attempt is not counted, because the site interrupted it."""
+        Messages in delivery come again, and the attempt is not counted, because the site interrupted it.
+        """
         self.stop()
         for task in (self._task, *self._deliveries):
             task.cancel()

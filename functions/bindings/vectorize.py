@@ -140,7 +140,7 @@ def _write(connection: Connection, vector: Vector, dimensions: int, replaces: bo
 
 
 def _dimensions(connection: Connection) -> int | None:
-    """Return how many numbers a vector of the index has; None if there is no vector."""
+    """Return the dimension of the index's vectors; None if it is empty."""
     row = connection.execute("SELECT length(data) / 4 FROM vectors LIMIT 1").fetchone()
     return None if row is None else row[0]
 

@@ -76,7 +76,7 @@ class Tokens:
             return []
 
     def redeem(self, secret: str, site: str) -> None:
-        """Use a token up. Raises TokenError for one that is not known, used, revoked or expired."""
+        """Mark a token as used. Raises TokenError if it is unknown, used, revoked or expired."""
         digest = _digest_of(secret)
         with self._locked():
             tokens = self.kept()

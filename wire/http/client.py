@@ -351,7 +351,7 @@ class ConnectionPool:
         self._idle.setdefault(connection.origin, deque()).append(connection)
 
     def sweep(self) -> None:
-        """Close those that have waited too long."""
+        """Close connections that have been idle for too long."""
         now = time.monotonic()
         for origin, idle in list(self._idle.items()):
             while idle and (not idle[0].is_fit or now - idle[0].idle_since >= KEEP_ALIVE_S):

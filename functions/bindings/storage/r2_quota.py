@@ -62,7 +62,10 @@ class OpenWrite:
     """A file that is being written; use as `with`."""
 
     def __init__(self, quota: BucketQuota, place: Hashable | None) -> None:
-        """`place` is what the write replaces; None if an earlier open write replaces the same."""
+        """Reserve a write.
+
+        `place` is the object that it replaces; None if an earlier open write replaces the same object.
+        """
         self.size = 0
         self.place = place
         self._quota = quota

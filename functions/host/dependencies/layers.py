@@ -231,7 +231,7 @@ def _installer(python: Interpreter) -> list[str]:
 
 
 def _of_project(path: Path) -> list[str] | None:
-    """Read a pyproject.toml; None if it says nothing of dependencies."""
+    """Read a pyproject.toml; None if it has no dependencies."""
     try:
         project = read_toml(path).get("project", {})
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:

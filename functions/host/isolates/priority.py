@@ -22,7 +22,7 @@ from pilotlight.functions.host.confinement import system
 PROMPT_SLICE_NS = 700_000
 MAY_RETURN = os.geteuid() == 0  # to normal priority, for isolates that have proven themselves
 OWN_NICE = os.getpriority(os.PRIO_PROCESS, 0)  # as the site was started
-PROMPT_NICE = -5  # if the site may: a computing one that was cheated of some time of late comes first otherwise
+PROMPT_NICE = -5  # if the site may: otherwise a computing process that got too little time recently comes first
 YIELD_NICE = 10
 HALF_S = 1.0  # half-life of observations
 PROVEN = 5  # answers after which an isolate leaves probation

@@ -263,7 +263,7 @@ def _failed(url: str, error: Exception) -> Failure:
 
 
 def _target(url: str, location: str) -> str:
-    """Return where a redirect leads. Raises Failure."""
+    """Return the target of a redirect. Raises Failure."""
     try:
         return urljoin(url, location)
     except ValueError:

@@ -43,7 +43,7 @@ BESIDE_SHARE = 0.01  # of a core, for threads that packages keep
 LOOK_S = 0.5  # between two checks of a zygote
 SELDOM_S = 5.0  # the same while its function sleeps: there may be thousands
 MAX_DENIED = 64  # forks that were not ordered: some packages try a few during import, and continue without
-READ_AT_ONCE = 64  # messages, while others wait
+READ_AT_ONCE = 64  # messages read before other work continues
 FORGED = "its packages forged reports of its zygote"
 
 
@@ -73,7 +73,7 @@ class ChildProcess:
         self.signal(signal.SIGKILL)
 
     def set_priority(self, priority_class: PriorityClass) -> None:
-        if self.pid > 0:  # 0, one that was never started, would be this process
+        if self.pid > 0:  # 0 means not started; a signal to 0 would reach this process
             apply_priority(self.pid, priority_class)
 
     def cpu_s(self) -> float:

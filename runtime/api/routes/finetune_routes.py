@@ -34,7 +34,7 @@ from pilotlight.wire.workers_ai import Envelope, FinetuneAsset, ResultInfo
 AT = "/client/v4/accounts/{account_id}/ai/finetunes"
 _JOB_PATHS = ("", "/{job}", "/{job}/{part}")
 MOST_LISTED = 1000
-LISTED = 50  # if the client does not say how many
+LISTED = 50  # default if the client sends none
 BODY_BYTES = 64 << 10  # bytes of a body that is not a file
 FORM_BYTES = 16 << 10  # round a file
 CONFIG_BYTES = 1 << 20

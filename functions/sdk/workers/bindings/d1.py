@@ -82,8 +82,10 @@ class D1Session(D1Database):
         return super().prepare(query)
 
     def get_bookmark(self) -> str | None:
-        """Return a text that a later session may begin with; None before anything was asked.
-        Every session sees every write: it decides nothing."""
+        """Return a bookmark for a later session; None before the first statement.
+
+        It has no effect, because every session sees every write.
+        """
         return None if self._asked_ns is None else f"{self._asked_ns:016x}"
 
 

@@ -111,7 +111,7 @@ class R2Bucket(Face):
         return None if value is None else R2Object(value)
 
     async def get(self, key: str, options: Any = None, **named: Any) -> R2Object | None:
-        """Return an object with a body; without one where a condition fails; None if there is no object."""
+        """Return an object with its body; without a body if a condition fails; None if there is no object."""
         given = options_of(options, named, ("only_if", "range"), "R2 get")
         answer = await self._begin(
             "get", key=key_of(key, "R2 get"), only_if=_conditions(given), range=_range(given.get("range"))
