@@ -109,7 +109,7 @@ class Assets(Binding):
         headers.append(("accept-ranges", "bytes"))
         start, length = 0, size
         if status == 200 and "range" in asked and _matches(tag, asked.get("if-range", "*")):
-            span = _span(asked["range"], size)
+            span = span_of(asked["range"], size)
             if span is None:
                 return {"status": 416, "headers": [*headers, ("content-range", f"bytes */{size}")], "body": b""}
             if span != (0, size):
@@ -182,7 +182,7 @@ class Assets(Binding):
         return self._tags[key], status.st_size
 
 
-def _span(header: str, size: int) -> tuple[int, int] | None:
+def span_of(header: str, size: int) -> tuple[int, int] | None:
     """Return start and length of one range, or of the whole if the header asks for several or is invalid; None if the range is outside."""
     found = re.fullmatch(r"bytes=(\d{0,18})-(\d{0,18})", header.strip())
     if found is None or not (found[1] or found[2]):
