@@ -17,7 +17,10 @@ OF_FETCH = Cache("cf of fetch")  # which the options `cf` of requests fill
 
 
 async def fetch(resource: Any, options: Any = None, **named: Any) -> Response:
-    """`fetch(url_or_request, method=, headers=, body=, redirect=, signal=, cf=)`, the options in a dict or by name."""
+    """Send a request: `fetch(url_or_request, method=, headers=, body=, redirect=, signal=, cf=)`.
+
+    The options may also be in a dict.
+    """
     is_whole = isinstance(resource, Request) and not options and not named
     request = resource if is_whole else Request(resource, options, **named)
     if not request.cf or request.method != "GET" or asks_for_socket(request.headers):

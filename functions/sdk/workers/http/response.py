@@ -16,7 +16,11 @@ REDIRECTS = (301, 302, 303, 307, 308)
 
 
 class _Json:
-    """`Response.json(data)` makes a response and `await response.json()` reads one: the platform has one name for both."""
+    """A descriptor that serves two methods of one name.
+
+    `Response.json(data)` makes a response, and `await response.json()` reads one, as on the platform.
+
+    """
 
     def __get__(self, instance: Any, owner: Any) -> Any:
         return _of_json if instance is None else functools.partial(Body.json, instance)
@@ -155,7 +159,10 @@ def _phrase(status: int) -> str:
 
 
 def response_of(value: Any, body: Any) -> Response:
-    """Return a response from its form on the channel: {status, headers, body?, url?, redirected?} and a stream."""
+    """Return a response from its form on the channel, a map and a stream.
+
+    The map is {status, headers, body?, url?, redirected?}.
+    """
     whole = value.get("body") or (None if body is None and value["status"] in (101, 204, 205, 304) else b"")
     return Response(
         body if body is not None else whole,
