@@ -80,4 +80,4 @@ class GatedDeltaNet:
         q, k, v, gate = torch.split(both, [shape.key_dim, shape.key_dim, *(of_key * shape.value_dim,) * 2], dim=2)
         steps, decays = (x.flatten(1).contiguous() for x in torch.split(two, of_key, dim=2))
         qkv = torch.cat((q.flatten(1), k.flatten(1), v.flatten(1)), dim=1)
-        return qkv, gate.reshape(len(x), shape.value_heads, shape.value_dim), steps, decays
+        return qkv, gate.reshape(len(x), shape.value_heads, shape.value_dim).contiguous(), steps, decays

@@ -63,7 +63,7 @@ class Mamba:
         outputs = ssd(mixed, steps, self.decays, self.step_bias, self.skip, shape.groups, states, batch)
         of_groups = (shape.groups, shape.inner // shape.groups)
         normed = gated_norm(
-            outputs.view(-1, *of_groups),
+            outputs.reshape(-1, *of_groups),
             torch.unflatten(gate, 1, of_groups),
             self.norm.view(of_groups),
             shape.eps,
