@@ -11,8 +11,8 @@ import torch
 
 from pilotlight.engine.adapters.rows import AdapterRows
 from pilotlight.engine.execution.batch import Batch
-from pilotlight.engine.execution.state_places import StatePlaces
 from pilotlight.engine.kv.pool.layout import LayerCache
+from pilotlight.kernels.state.state_batch import StateBatch
 
 if TYPE_CHECKING:
     from pilotlight.engine.parallel.communicator import Communicator
@@ -32,7 +32,7 @@ class Context:
     # cos and sin of the positions, for each of the model's rotary rules
     turns: tuple[tuple[torch.Tensor, torch.Tensor], ...] = ()
     temperatures: torch.Tensor | None = None  # [tokens, 1, 1], factor of the queries
-    states: Mapping[int, StatePlaces] = field(default_factory=dict)  # of the groups of layers that keep states
+    states: Mapping[int, StateBatch] = field(default_factory=dict)  # of the groups of layers that keep states
     images: ImageRows | None = None  # None if the step has no images
     ranks: "Communicator | None" = None  # ranks that hold other parts of the model's weights
     adapters: AdapterRows | None = None  # None if no token of the step has an adapter
