@@ -112,6 +112,7 @@ _WITH_IMAGES = (
     "Qwen3VLMoeForConditionalGeneration",
     "Qwen3_5ForConditionalGeneration",
     "Mistral3ForConditionalGeneration",
+    "Glm4vForConditionalGeneration",
 )
 
 

@@ -150,7 +150,7 @@ _MOST_PATCHES = 16384  # so that an encoder's memory is known: a processor may a
 
 
 class ScaledImages(NamedTuple):
-    """Qwen's rule: an image is scaled to whole embeddings, with at least and at most so many pixels.
+    """Qwen's and GLM's rule: an image is scaled to whole embeddings, with at least and at most so many pixels.
 
     An embedding covers `merge` squared patches, and is rotated by its row and column.
     """
@@ -161,6 +161,17 @@ class ScaledImages(NamedTuple):
     most_pixels: int
     placeholder: int  # the token that represents embeddings of an image
     colors: ColorRule = _CLIP
+    grows_first: bool = False  # an image that is smaller than one embedding is enlarged to it first, which is GLM's
+
+    @classmethod
+    def read_glm(cls, config: Mapping[str, Any], processor: Mapping[str, Any]) -> "ScaledImages":
+        """Read GLM's files, whose limits are of the two moments as which an image counts. Raises CheckpointError."""
+        size = {"shortest_edge": 112 * 112, "longest_edge": 28 * 28 * 15000} | (processor.get("size") or {})
+        read = cls.read({"image_token_id": 151343, **config}, {**processor, "size": size})
+        most = min(positive_int(size, "longest_edge") // 2, _MOST_PATCHES * read.patch_size**2)
+        return read._replace(
+            least_pixels=-(-positive_int(size, "shortest_edge") // 2), most_pixels=most, grows_first=True
+        )
 
     @classmethod
     def read(cls, config: Mapping[str, Any], processor: Mapping[str, Any]) -> "ScaledImages":
@@ -177,6 +188,9 @@ class ScaledImages(NamedTuple):
 
     def grid(self, width: int, height: int) -> PatchGrid:
         unit = self.patch_size * self.merge
+        if self.grows_first and min(width, height) < unit:
+            scale = max(unit / height, unit / width)
+            width, height = int(width * scale), int(height * scale)
         rows, columns = (round(side / unit) for side in (height, width))
         if rows * columns * unit**2 > self.most_pixels:
             scale = math.sqrt(height * width / self.most_pixels) * unit
@@ -223,6 +237,9 @@ class RowedImages(NamedTuple):
 
 ImageSizes = TiledImages | PatchedImages | ScaledImages | RowedImages
 _READERS: dict[str, Callable[[Mapping[str, Any], Mapping[str, Any]], ImageSizes]] = {
+    "Glm46VForConditionalGeneration": ScaledImages.read_glm,
+    "Glm4vForConditionalGeneration": ScaledImages.read_glm,
+    "Glm4vMoeForConditionalGeneration": ScaledImages.read_glm,
     "KimiK25ForConditionalGeneration": PatchedImages.read,
     "Llama4ForConditionalGeneration": TiledImages.read,
     "Mistral3ForConditionalGeneration": RowedImages.read,

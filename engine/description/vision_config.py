@@ -261,6 +261,61 @@ class PixtralVision(NamedTuple):
         return _shapes(sizes)
 
 
+class GlmVision(NamedTuple):
+    """The vision tower of GLM-4.1V, 4.5V and 4.6V: patches of any image in rows and columns."""
+
+    num_layers: int
+    hidden_size: int
+    merger_size: int  # inner size of the projection after the tower
+    num_heads: int
+    patch_size: int
+    moments: int  # patches of a video that are encoded together; an image repeats itself so often
+    merge: int  # adjacent patches in a row that become one embedding
+    output_size: int  # of embeddings, and the inner size of the layers' feed-forwards
+    num_positions: int  # learned, in a square
+    has_bias: bool  # of queries, keys and values
+    eps: float
+    theta: float
+
+    @property
+    def head_dim(self) -> int:
+        return self.hidden_size // self.num_heads
+
+    def encoding_bytes(self, item_bytes: int) -> int:
+        """Return the memory for encoding the largest image."""
+        return _encoding_bytes(MOST_PATCHES, self.hidden_size, 2 * self.output_size, item_bytes)
+
+    @classmethod
+    def read(cls, config: Mapping[str, Any], decoder_size: int) -> "GlmVision":
+        """Read vision_config, with the defaults of `transformers`. Raises CheckpointError."""
+        refuse_unless(config, "hidden_act", "silu")
+        refuse_unless(config, "in_channels", 3)
+        hidden, heads = positive_int(config, "hidden_size", 1536), positive_int(config, "num_heads", 12)
+        patch, output = positive_int(config, "patch_size", 14), positive_int(config, "out_hidden_size", 4096)
+        if hidden % (4 * heads) or output != decoder_size:
+            raise CheckpointError(
+                f"config.json has a vision tower of hidden size {hidden}, {heads} heads and out_hidden_size {output}: heads must be multiples of 4, "
+                f"and the output as wide as the decoder, {decoder_size}"
+            )
+        return cls(
+            positive_int(config, "depth", 24), hidden, positive_int(config, "intermediate_size", 13696), heads, patch,
+            positive_int(config, "temporal_patch_size", 2), positive_int(config, "spatial_merge_size", 2), output,
+            (positive_int(config, "image_size", 336) // patch) ** 2, flag(config, "attention_bias", False),
+            number(config, "rms_norm_eps", 1e-5), positive_number(config.get("rope_parameters") or {}, "rope_theta", 10_000.0),
+        )  # fmt: skip
+
+    def weights(self, decoder_size: int) -> list[WeightShape]:
+        hidden, output, inner = self.hidden_size, self.output_size, self.merger_size
+        sizes = [*_biased("patches", hidden, 3 * self.patch_size**2), ("positions", self.num_positions, hidden)]
+        layers = [size for size in _layers(self.num_layers, hidden, output) if not size[0].endswith(".bias")]
+        sizes += [*layers, *((f"gate.{i}", output, hidden) for i in range(self.num_layers))]
+        if self.has_bias:
+            sizes += [(f"qkv.{i}.bias", 3 * hidden, 0) for i in range(self.num_layers)]
+        sizes += [("first_norm", hidden, 0), ("last_norm", hidden, 0), *_biased("joined", output, hidden * self.merge**2)]
+        sizes += [("first", output, output), *_norm("projection_norm", output)]
+        return _shapes([*sizes, ("gate", inner, output), ("up", inner, output), ("last", output, inner)])
+
+
 class VisionShape(Protocol):
     """What a plan counts of a vision tower."""
 

@@ -23,7 +23,7 @@ from pilotlight.engine.weights.loader import WeightLoader
 from pilotlight.kernels.elementwise.activation import gelu_tanh_and_mul, silu_and_mul
 
 _ACTIVATIONS = {"silu": silu_and_mul, "gelu_tanh": gelu_tanh_and_mul}
-# Towers of Gemma 3 and 4 and GLM's models, whose images are not supported, and others of a later stage.
+# Towers of Gemma 3 and 4, whose images are not supported, and others of a later stage.
 _TOWERS = r"(model\.)?(vision_tower|multi_modal_projector|visual|audio_tower|embed_vision|embed_audio)\..*"
 
 LoadAttention = Callable[[int, str], Part]

@@ -1,25 +1,31 @@
-"""The vision towers that stand beside plain decoders."""
+"""The vision towers beside plain decoders."""
 
-from pilotlight.engine.description.vision_config import GridVision, PixtralVision, VisionShape
-from pilotlight.engine.vision import grid_tower, pixtral_tower
-from pilotlight.engine.vision.grid_tower import GridEncoder
-from pilotlight.engine.vision.pixtral_tower import PixtralEncoder
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from pilotlight.engine.description.vision_config import GlmVision, GridVision, PixtralVision, VisionShape
+from pilotlight.engine.models.decoder import VisionEncoder
+from pilotlight.engine.vision import glm_tower, grid_tower, pixtral_tower
 from pilotlight.engine.weights.loader import WeightLoader
 
 
-def load_tower(
-    shape: VisionShape | None, loader: WeightLoader, decoder_size: int
-) -> GridEncoder | PixtralEncoder | None:
-    """Load the tower that a config.json describes, or return None where the checkpoint has none."""
-    if isinstance(shape, GridVision):
-        root = _root(loader, grid_tower.ROOTS, grid_tower.FIRST)
-        return None if root is None else GridEncoder(shape, loader, root, decoder_size)
-    if isinstance(shape, PixtralVision):
-        root = _root(loader, pixtral_tower.ROOTS, pixtral_tower.FIRST)
-        return None if root is None else PixtralEncoder(shape, loader, root, decoder_size)
-    return None
+class _Tower(NamedTuple):
+    encoder: Callable[[Any, WeightLoader, str, int], VisionEncoder]
+    roots: tuple[str, ...]  # prefixes of its tensors
+    first: str  # one of them
 
 
-def _root(loader: WeightLoader, roots: tuple[str, ...], first: str) -> str | None:
-    """Return the prefix of a tower's tensors, of which `first` is one."""
-    return next((root for root in roots if f"{root}{first}" in loader), None)
+_TOWERS = {
+    GridVision: _Tower(grid_tower.GridEncoder, grid_tower.ROOTS, grid_tower.FIRST),
+    GlmVision: _Tower(glm_tower.GlmEncoder, glm_tower.ROOTS, glm_tower.FIRST),
+    PixtralVision: _Tower(pixtral_tower.PixtralEncoder, pixtral_tower.ROOTS, pixtral_tower.FIRST),
+}
+
+
+def load_tower(shape: VisionShape | None, loader: WeightLoader, decoder_size: int) -> VisionEncoder | None:
+    """Load the tower that a config.json describes; None if it describes none, or the checkpoint has none."""
+    if shape is None:
+        return None
+    encoder, roots, first = _TOWERS[type(shape)]
+    root = next((root for root in roots if f"{root}{first}" in loader), None)
+    return None if root is None else encoder(shape, loader, root, decoder_size)

@@ -66,9 +66,13 @@ class VisionLayer:
         *,
         norm: Callable[[str], Compute] | None = None,
         bias: bool = True,
+        qkv_bias: bool | None = None,
         turns_halves: bool = False,
     ) -> "VisionLayer":
-        """`norm` loads a norm by its name; None loads one of mean and variance. `bias`: of each projection."""
+        """`norm` loads a norm by its name; None loads one of mean and variance.
+
+        `bias`: of each projection; `qkv_bias`: of queries, keys and values, if they differ.
+        """
 
         def plain_norm(name: str) -> Compute:
             return LayerNorm.load(loader, name, hidden, 1e-5)
@@ -80,7 +84,7 @@ class VisionLayer:
         return cls(
             num_heads,
             (attention_norm, feed_forward_norm),
-            Linear.load(loader, names.qkv, rows, hidden, bias=bias),
+            Linear.load(loader, names.qkv, rows, hidden, bias=bias if qkv_bias is None else qkv_bias),
             Linear.load(loader, [names.o], [hidden], hidden, bias=bias),
             feed_forward(
                 Linear.load(loader, ups, [inner] * len(ups), hidden, bias=bias),

@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from transformers import (
     AutoModelForImageTextToText,
     DeepseekV3Config,
+    Glm4vConfig,
     Kimi_K25Config,
     Kimi_K25ForConditionalGeneration,
     Llama4Config,
@@ -43,7 +44,16 @@ TOKENS = {
     "[IMG_BREAK]": 3,
     "[IMG_END]": 4,
 }
-FAMILIES = ("llama 4", "kimi k2.5", "qwen 2.5 vl", "qwen 3 vl", "qwen 3 vl, experts", "qwen 3.5", "mistral 3")
+FAMILIES = (
+    "llama 4",
+    "kimi k2.5",
+    "qwen 2.5 vl",
+    "qwen 3 vl",
+    "qwen 3 vl, experts",
+    "qwen 3.5",
+    "mistral 3",
+    "glm 4.1 v",
+)
 
 
 class VisionCheckpoint(NamedTuple):
@@ -94,7 +104,7 @@ class ModelWithImages(NamedTuple):
     inputs: dict[str, torch.Tensor]
 
     def __call__(self, token_ids: torch.Tensor) -> Any:
-        if "qwen" in self.model.config.model_type:  # which rotates images by row and column
+        if self.model.config.model_type.startswith(("qwen", "glm")):  # which rotate images by row and column
             return self.model(token_ids, mm_token_type_ids=(token_ids == PLACEHOLDER).int(), **self.inputs)
         return self.model(token_ids, **self.inputs)
 
@@ -151,7 +161,10 @@ def write_vision(directory: Path, name: str, seed: int = 0) -> VisionCheckpoint:
                     buffer.copy_(torch.randn_like(buffer) * 0.2)
     model.save_pretrained(directory)
     described = json.loads((directory / "config.json").read_text())
-    if name.startswith("qwen"):
+    if name.startswith("glm"):
+        described_size = {"size": {"shortest_edge": 1152, "longest_edge": 4608}}
+        (directory / "preprocessor_config.json").write_text(json.dumps(described_size))
+    elif name.startswith("qwen"):
         (directory / "preprocessor_config.json").write_text(json.dumps({"min_pixels": 576, "max_pixels": 2304}))
     elif name == "mistral 3":
         (directory / "preprocessor_config.json").write_text(json.dumps({"size": {"longest_edge": 60}}))
@@ -241,12 +254,8 @@ _TOWER = {
 
 
 def _qwen(kind: type[PreTrainedConfig], vision: dict[str, Any], **text: Any) -> PreTrainedModel:
-    whole = kind(
-        text_config=AWKWARD | {"num_hidden_layers": 4} | text,
-        vision_config=_TOWER | vision,
-        tie_word_embeddings=False,
-        **_IDS,
-    )
+    keys = {key: value for key, value in (AWKWARD | {"num_hidden_layers": 4} | text).items() if value is not None}
+    whole = kind(text_config=keys, vision_config=_TOWER | vision, tie_word_embeddings=False, **_IDS)
     whole.eos_token_id = whole.text_config.eos_token_id = 1
     model: PreTrainedModel = AutoModelForImageTextToText.from_config(whole)
     return model
@@ -296,4 +305,11 @@ _MAKERS: dict[str, Callable[[], PreTrainedModel]] = {
     ),
     "qwen 3.5": lambda: _qwen(Qwen3_5Config, _SQUARE, **DELTA, layer_types=["linear_attention", "full_attention"] * 2),
     "mistral 3": _mistral,
+    "glm 4.1 v": lambda: _qwen(
+        Glm4vConfig,
+        {"image_size": 18, "out_hidden_size": 72},
+        head_dim=None,
+        hidden_size=72,
+        rope_parameters=_rows_and_columns(1, 1, 1, partial_rotary_factor=0.5),
+    ),
 }
