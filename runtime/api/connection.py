@@ -1,4 +1,4 @@
-"""Both ends of one HTTP exchange: read the body within a limit, watch for a disconnect, send a response.
+"""Both ends of one HTTP exchange: read the body, watch for a disconnect, send a response.
 
 ASGI callables only: middleware that buffers a response, or checks for the disconnect only when sending, hides that a client has left. The HTTP server
 (wire/http/connection.py) also reports a client that closes only its sending half as gone: a client must keep its side open until it has the
@@ -150,7 +150,7 @@ def too_large(limit_bytes: int) -> ApiError:
 
 
 class EventWriter:
-    """A stream of server-sent events with heartbeats and a notice for the router when the site starts to drain.
+    """A stream of server-sent events with heartbeats, and a notice for the router when a drain starts.
 
     After the notice the router may continue the stream at another site. The response has no status until the first event is sent, so a refusal can
     still set its own. Use as `async with`.
