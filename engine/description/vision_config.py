@@ -311,7 +311,11 @@ class GlmVision(NamedTuple):
         sizes += [*layers, *((f"gate.{i}", output, hidden) for i in range(self.num_layers))]
         if self.has_bias:
             sizes += [(f"qkv.{i}.bias", 3 * hidden, 0) for i in range(self.num_layers)]
-        sizes += [("first_norm", hidden, 0), ("last_norm", hidden, 0), *_biased("joined", output, hidden * self.merge**2)]
+        sizes += [
+            ("first_norm", hidden, 0),
+            ("last_norm", hidden, 0),
+            *_biased("joined", output, hidden * self.merge**2),
+        ]
         sizes += [("first", output, output), *_norm("projection_norm", output)]
         return _shapes([*sizes, ("gate", inner, output), ("up", inner, output), ("last", output, inner)])
 

@@ -10,7 +10,13 @@ from typing import NamedTuple, Protocol
 
 from pilotlight.engine.api.errors import CheckpointError
 from pilotlight.engine.api.protocol import PromptImage
-from pilotlight.engine.description.image_sizes import PatchedImages, RowedImages, ScaledImages, TiledImages, read_image_sizes
+from pilotlight.engine.description.image_sizes import (
+    PatchedImages,
+    RowedImages,
+    ScaledImages,
+    TiledImages,
+    read_image_sizes,
+)
 
 # Formats of a file, by Pillow's names; of an animated one the first picture is used.
 IMAGE_FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")

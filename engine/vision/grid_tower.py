@@ -127,7 +127,7 @@ class GridEncoder:
             parts = []
             for band, height in _spans(squares, side, 0):
                 for part, width in _spans(band, side, 1):
-                    cut = part.unflatten(1, (-1, width)).unflatten(0, (-1, height)).transpose(1, 2).flatten()
+                    cut = part.reshape(len(part) // height, height, -1, width).transpose(1, 2).flatten()
                     parts.append(cut)
                     windows += (Windows(len(cut) // (height * width), height * width * merge**2),)
             squares = torch.cat(parts)

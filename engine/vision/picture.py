@@ -9,7 +9,14 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
-from pilotlight.engine.description.image_sizes import ColorRule, ImageSizes, PatchedImages, RowedImages, ScaledImages, TiledImages
+from pilotlight.engine.description.image_sizes import (
+    ColorRule,
+    ImageSizes,
+    PatchedImages,
+    RowedImages,
+    ScaledImages,
+    TiledImages,
+)
 from pilotlight.engine.text.image_file import decoded
 
 

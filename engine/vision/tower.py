@@ -31,7 +31,7 @@ class LayerNames(NamedTuple):
 class Windows(NamedTuple):
     """Consecutive patches in groups of equal length; those of a group attend to each other alone."""
 
-    count: int
+    number: int
     length: int
 
 
@@ -147,9 +147,9 @@ def turns_of(angles: torch.Tensor) -> torch.Tensor:
 def _attended(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, windows: Sequence[Windows]) -> torch.Tensor:
     """Attend within windows; q, k, v [patches, heads, head_dim], result [patches, heads * head_dim]."""
     found, start = [], 0
-    for count, length in windows:
-        span = slice(start, start + count * length)
-        parts = [x[span].unflatten(0, (count, length)).transpose(1, 2) for x in (q, k, v)]
+    for number, length in windows:
+        span = slice(start, start + number * length)
+        parts = [x[span].view(number, length, *x.shape[1:]).transpose(1, 2) for x in (q, k, v)]
         found.append(F.scaled_dot_product_attention(*parts).transpose(1, 2).flatten(2).flatten(0, 1))
         start = span.stop
     return found[0] if len(found) == 1 else torch.cat(found)

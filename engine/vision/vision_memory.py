@@ -30,11 +30,9 @@ class ImageMemory:
         if has_places:
             each = [divmod(image.first + i, image.columns) for image in images for i in range(len(image.rows))]
             numbers.extend([place for column in zip(*each, strict=True) for place in column])
-        rows, *places = to_device(torch.frombuffer(numbers, dtype=torch.int64), device).split(
-            [count, 2 * count] if has_places else count
-        )
+        there = to_device(torch.frombuffer(numbers, dtype=torch.int64), device)
         embeddings = torch.cat([self._found(image) for image in images]) if self._pieces else None
-        return ImageRows(rows, embeddings, places[0].view(2, count) if places else None)
+        return ImageRows(there[:count], embeddings, there[count:].view(2, count) if has_places else None)
 
     def _found(self, image: ImageInput) -> torch.Tensor:
         pieces = self._pieces[image.name]
