@@ -236,7 +236,7 @@ class ServedFunctions:
             raise Failure(str(error)) from None
 
     def queue(self, name: str) -> Queue:
-        """Return a queue by its name; made where it is not there yet."""
+        """Return a queue by its name; create it if it does not exist."""
         return Queue.of(name, self._state_dir, self._services)
 
     def moves(self, pool: str) -> tuple[str, ...]:
@@ -264,7 +264,7 @@ class ServedFunctions:
 
 def client_key(scope: Scope) -> str:
     """Return a value that distinguishes clients: session, credentials, or address."""
-    addresses = (CLIENT_ADDRESS,) if scope.get(GENUINE_HOP, False) else ()  # only a router's header is believed
+    addresses = (CLIENT_ADDRESS,) if scope.get(GENUINE_HOP, False) else ()  # only a router's header is trusted
     for name in (SESSION_AFFINITY, "authorization", *addresses, "x-forwarded-for"):
         if (value := header(scope, name)) is not None:
             return f"{name}={value}"

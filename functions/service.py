@@ -148,7 +148,7 @@ def _alone_in(state: Path, site: str) -> Iterator[None]:
 
 
 def _note_address(file: Path, address: str) -> None:
-    """Warn where the site that kept its data here before had another address: it may be another network's."""
+    """Warn if the site that stored data here before had another address: it may be another network's."""
     before = file.read_text() if file.is_file() else address
     if before != address:
         log.warning(

@@ -33,7 +33,7 @@ BodyT = TypeVar("BodyT")
 
 
 class KeyRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A key to be made, and the limits of its account where it has none yet."""
+    """A key to be made, and the limits of its account without one yet."""
 
     name: str
     scopes: tuple[Literal["models", "deploy", "metrics", "admin"], ...] = ("models",)
@@ -147,7 +147,7 @@ class ManagementRoutes:
 
     @asynccontextmanager
     async def _audited(self, who: str, what: str) -> AsyncIterator[None]:
-        """Open a scope in which a change is made; its line says whether it was."""
+        """Open a scope for a change, and write one audit line with its result."""
         outcome = "done"
         try:
             yield
@@ -172,5 +172,5 @@ async def _read(request: Request, kind: type[BodyT]) -> BodyT:
 
 
 def _plain(text: str) -> str:
-    """Return one line of a client's words for a log."""
+    """Return a client's text as one line for a log."""
     return "".join(letter if letter.isprintable() else "?" for letter in text)[:300]

@@ -90,7 +90,7 @@ class Database:
     def _done(self, future: "asyncio.Future[Any]") -> None:
         self._waiting -= 1
         if not future.cancelled():
-            future.exception()  # heard, even where its caller has left
+            future.exception()  # retrieve it, even if the caller has left
 
     def _do(self, job: "_Job") -> Any:
         if job.is_left:

@@ -1,6 +1,5 @@
-"""docs/models.md: which models run, as the registry, the tests' checkpoints and the plans of published models have it.
-
-`python -m tests.models_page` writes it anew; tests/engine/planning/test_published_models.py fails while it is stale.
+"""docs/models.md: the models that run, by the registry, the tests' checkpoints and the plans of published models. `python -m tests.models_page`
+writes it; tests/engine/planning/test_published_models.py fails while it is stale.
 """
 
 import json
@@ -55,7 +54,7 @@ _QWEN_VISION = "text and pictures, of at most 16,384 patches: larger ones are sh
 class Published(NamedTuple):
     name: str
     architecture: str
-    refusal: str | None  # None: it is accepted
+    refusal: str | None  # None if it is accepted
 
 
 def published() -> list[Published]:
@@ -72,7 +71,7 @@ def _refusal(name: str, architecture: str) -> str | None:
     return None
 
 
-# Where a class's own configuration is of another model of the family, or of none.
+# Classes whose own configuration is of another model of the family, or of none.
 _AT_HAND = {
     "meta-llama/Llama-4-Scout-17B-16E-Instruct": "llama-4-scout",
     "deepseek-ai/DeepSeek-R1": "deepseek-r1",

@@ -43,7 +43,10 @@ class _Network(NamedTuple):
 
 class JoinRoutes:
     def __init__(self, router: EdgeRouter, file: Path | None) -> None:
-        """`file`: where the network was read. Raises ConfigError for a network's folder that cannot be used."""
+        """Open the folder of `file`, the router's configuration.
+
+        Raises ConfigError if the folder cannot be used.
+        """
         self._router = router
         self._joining = asyncio.Lock()
         self._network: _Network | None = None

@@ -209,7 +209,7 @@ def _packed_bytes(packed: Path) -> int:
 
 
 def _stored(directory: Path) -> frozenset[str] | None:
-    """Return the types of the checkpoint's tensors; None where it is not here yet."""
+    """Return the types of the checkpoint's tensors; None if it is not here yet."""
     if packed_file(directory) is not None or not weight_files(directory):
         return None
     return frozenset(tensor.dtype for tensor in index_checkpoint(directory).values())

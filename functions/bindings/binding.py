@@ -248,7 +248,7 @@ class Pieces:
     """A value as a stream, whose bytes are held until it is closed."""
 
     def __init__(self, value: bytes, held: "HeldBytes", piece_bytes: int = 64 << 10) -> None:
-        """Raises BindingError where the budget has no room for it."""
+        """Raises BindingError if the budget has no room for it."""
         held.add(len(value))
         self._value = value
         self._held = held

@@ -70,7 +70,7 @@ class QueueOutcome:
 
 
 class TestClock(Clock):
-    """The machine's clock, and what the test has added to it."""
+    """The machine's clock plus the seconds that the test has added."""
 
     __test__ = False  # pytest takes it for a test by its name
     look_s = LOOK_S
@@ -133,7 +133,7 @@ class LocalWorker:
         self._loop = None
 
     def run(self, work: Awaitable[T]) -> T:
-        """Await what `env` gives, as `worker.run(worker.env.KV.get("key"))`. Raises what it raises."""
+        """Await a call of `env`, as in `worker.run(worker.env.KV.get("key"))`; pass on its exceptions."""
         assert self._loop is not None, "the worker is open"
 
         async def awaited() -> T:

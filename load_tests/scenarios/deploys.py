@@ -1,11 +1,12 @@
-"""A day's deploys in five minutes: is every request answered by the version that took it? `make bench-deploys` runs it:
-python -m load_tests.scenarios.deploys [--deploys N].
+"""A day's deploys in five minutes: is every request answered by the version that accepted it?
+
+`make bench-deploys` runs it: python -m load_tests.scenarios.deploys [--deploys N].
 
 One site and its router, a process each; versions of one function follow each other, every tenth change a rollback, while clients keep requests,
 streams, background work, WebSockets, a queue and Durable Objects busy. Each version writes its number into all that it does, at the beginning and at
-the end: an answer whose two numbers differ, one of a version that had no traffic then, a cut, a lost write or a message that was handled twice is
-an error. WebSockets end with 1012 when their version is replaced, as documented, and come again; an object that is at work in a replaced version is
-called there until it is idle, so an object's version need not be its caller's.
+the end. Errors are: an answer with two different numbers, one of a version that had no traffic then, a cut, a lost write and a message that was
+handled twice. WebSockets are closed with 1012 when their version is replaced, as documented, and reconnect; an object that is busy in a replaced
+version is called there until it is idle, so an object's version may differ from its caller's.
 """
 
 import argparse
@@ -122,12 +123,12 @@ class Default(WorkerEntrypoint):
 
 
 class Rollout:
-    """The versions of the function, and when each had the traffic for all that this process knows."""
+    """The versions of the function, and the times at which each may have had the traffic."""
 
     def __init__(self, session: aiohttp.ClientSession, folder: Path) -> None:
         self._session = session
         self._folder = folder
-        self._began: list[tuple[int, float]] = []  # versions, and when their deploy was asked for
+        self._began: list[tuple[int, float]] = []  # versions, and when their deployment was requested
         self._done_s: list[float] = []
         self._revision = 0
 
@@ -143,7 +144,7 @@ class Rollout:
         await self._change("POST", f"{PATH}/{NAME}", wanted)
 
     async def roll_back(self) -> None:
-        """Give the traffic to the version before; it is then deployed again by nobody."""
+        """Give the traffic to the previous version, which is not deployed again."""
         self._began.append((self._began[-2][0], time.monotonic()))
         await self._change("POST", f"{PATH}/{NAME}/rollback", {"expected_revision": self._revision})
 
@@ -182,7 +183,7 @@ class Clients:
         self._until_s = 0.0  # work that has not ended by then is lost
         self.counts: Counter[str] = Counter()
         self.errors: list[str] = []
-        self._versions: dict[str, int] = {}  # by id, of what was promised for later
+        self._versions: dict[str, int] = {}  # by id, the version that promised later work
         self._objects: Counter[str] = Counter()
         self._sent: list[str] = []
 
@@ -213,7 +214,7 @@ class Clients:
         self._objects[name] += 1
         _, _, first, last, _ = await self._answer("object", name=name)
         if first != last:
-            raise ValueError(f"a call of an object was begun by version {first} and ended by {last}")
+            raise ValueError(f"a call of an object was started by version {first} and ended by {last}")
 
     async def stream(self, id: str) -> None:
         asked_s = time.monotonic()
@@ -245,7 +246,7 @@ class Clients:
             self._check(version, asked_s)
 
     async def check_later(self) -> None:
-        """Look at what was promised: background work, messages, objects' counts."""
+        """Check the promised work: background work, messages, objects' counts."""
         self._until_s = time.monotonic() + LATER_S
         for id, version in self._versions.items():
             if (kept := await self._eventually(f"background {id}")) != str(version):
@@ -265,7 +266,7 @@ class Clients:
         return int((await self._answer(path, **params))[0])
 
     async def _answer(self, path: str, **params: str) -> list[Any]:
-        """Ask, and check the versions at the beginning and at the end, which an answer begins with."""
+        """Send a request, and check the versions at the beginning and at the end of its answer."""
         asked_s = time.monotonic()
         async with self._session.get(f"/fn/{NAME}/{path}", params=params) as answer:
             text = await answer.text()
@@ -274,7 +275,7 @@ class Clients:
         answered: list[Any] = json.loads(text)
         first, last, *_ = answered
         if first != last:
-            raise ValueError(f"begun by version {first} and ended by {last}")
+            raise ValueError(f"started by version {first} and ended by {last}")
         self._check(first, asked_s)
         return answered
 
@@ -287,14 +288,17 @@ class Clients:
             return await answer.json(content_type=None)
 
     async def _eventually(self, key: str) -> Any:
-        """Return what is kept under a key, as soon as it is: work may be under way still."""
+        """Return the value under a key as soon as it exists: work may still be running."""
         while (found := await self._kept(key)) is None and time.monotonic() < self._until_s:
             await asyncio.sleep(0.05)
         return found
 
 
 async def deploy_under_load(url: str, folder: Path, num_deploys: int, within_s: float, each: int = 2) -> dict[str, Any]:
-    """Make the changes, at most that many seconds' worth of pauses between them, with `each` clients of every kind; return counts and errors."""
+    """Make the changes with `each` clients of every kind; return counts and errors.
+
+    Pauses between the changes last `within_s` seconds together at most.
+    """
     timeout = aiohttp.ClientTimeout(total=120)
     async with aiohttp.ClientSession(url, timeout=timeout, connector=aiohttp.TCPConnector(limit=0)) as session:
         rollout = Rollout(session, folder)

@@ -1,6 +1,6 @@
-"""The page in a headless Chromium, of a real local network: sizes, first paint, a tab's memory over many updates, what open pages cost the router.
+"""The page in a headless Chromium: sizes, first paint, memory over many updates, cost for the router.
 
-python -m load_tests.scenarios.page              with new pictures in docs/
+python -m load_tests.scenarios.page with new pictures in docs/
 """
 
 import argparse
@@ -30,7 +30,7 @@ UPDATES = 10_000
 PAGES = 10
 STRETCH_S = 20.0
 _PAINT = "() => performance.getEntriesByName('first-contentful-paint')[0]?.startTime"
-# Plays one second of the feed again and again, as the page's own listener would get it.
+# Replays one second of the feed repeatedly, as the page's own listener would get it.
 _PLAY = """async updates => {
     const { network, watch } = await import("./page/network.js"), source = window.feedOfThePage;
     const row = network.sites[0];
@@ -79,7 +79,7 @@ def sizes() -> dict[str, int]:
 
 
 def first_paints(browser: Browser, url: str) -> dict[str, float]:
-    """Measure a browser that has never been here."""
+    """Measure a browser with an empty cache."""
     times = []
     for _ in range(PAINTS):
         context = browser.new_context()
@@ -92,7 +92,10 @@ def first_paints(browser: Browser, url: str) -> dict[str, float]:
 
 
 def heap_over_updates(browser: Browser, url: str) -> dict[str, float]:
-    """The JavaScript heap after a collection, when the tab's rings are full and after as many updates again."""
+    """Measure the JavaScript heap after a collection, when the tab's rings are full.
+
+    And again after as many more updates.
+    """
     context = browser.new_context()
     context.add_init_script(_KEEP_FEED)
     page = context.new_page()
@@ -115,7 +118,7 @@ def _heap_mib(page: Page) -> float:
 
 
 def cost_of_open_pages(browser: Browser, network: LocalNetwork) -> dict[str, float]:
-    """The router's processor time in a quiet network, without pages and with ten."""
+    """Measure the router's processor time in an idle network, without pages and with ten."""
     status = json.load(urlopen(f"{network.url}/status"))
     router = psutil.Process(status["process"]["pid"])
 

@@ -1,4 +1,7 @@
-"""Deploys and a rollback under streams, sockets, queues and objects, across processes: every request is answered by the version that took it."""
+"""Deploys and a rollback under streams, sockets, queues and objects, across processes.
+
+Every request is answered by the version that accepted it.
+"""
 
 import asyncio
 from pathlib import Path

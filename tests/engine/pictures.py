@@ -1,4 +1,4 @@
-"""Tiny random checkpoints with vision towers, images of awkward sizes, and what `transformers` makes of both."""
+"""Tiny random checkpoints with vision towers, images of awkward sizes, and `transformers`' results for both."""
 
 import io
 import json
@@ -57,14 +57,14 @@ FAMILIES = (
 
 
 class VisionCheckpoint(NamedTuple):
-    """A checkpoint as it was written, and the model that wrote it."""
+    """A written checkpoint, and the model that wrote it."""
 
     directory: Path
     model: PreTrainedModel
     sizes: ImageSizes
 
     def prompt(self, token_ids: list[int], *files: bytes) -> tuple[list[int], tuple[PromptImage, ...]]:
-        """Lay out a prompt; -1 stands for each image."""
+        """Lay out a prompt; -1 marks each image."""
         placeholders = ImagePlaceholders.from_checkpoint(self.directory, TOKENS.get)
         assert placeholders is not None
         marker = MARKER if self.is_tiled else PLACEHOLDER
@@ -98,7 +98,7 @@ class VisionCheckpoint(NamedTuple):
 
 
 class ModelWithImages(NamedTuple):
-    """The reference, whose prompts have these images."""
+    """The reference model, with these images in its prompts."""
 
     model: PreTrainedModel
     inputs: dict[str, torch.Tensor]
@@ -132,7 +132,7 @@ def digest(file: bytes) -> bytes:
 
 
 def picture(width: int, height: int, seed: int = 0, kind: str = "PNG", mode: str = "RGB") -> bytes:
-    """A file of random colours in soft shapes."""
+    """Return a file of random colours in soft shapes."""
     generator = torch.Generator().manual_seed(seed)
     channels = {"L": 1, "RGB": 3, "RGBA": 4}[mode]
     coarse = torch.rand(1, channels, 1 + height // 5, 1 + width // 5, generator=generator)
@@ -180,7 +180,7 @@ def write_vision(directory: Path, name: str, seed: int = 0) -> VisionCheckpoint:
     return VisionCheckpoint(directory, model, sizes)
 
 
-# What `transformers` calls otherwise when it saves a checkpoint of K2.5 than the published one does.
+# Names that `transformers` saves differently from the published checkpoint of K2.5.
 SAVED_NAMES = {
     "language_model.model.blocks.": "language_model.model.layers.",
     "vision_tower.encoder.patch_embed.": "vision_tower.patch_embed.",

@@ -1,4 +1,4 @@
-"""Images in prompts against `transformers`, along every path that a token can take, and what is encoded for them."""
+"""Images in prompts compared with `transformers`, along every path that a token can take, and the encoder's work for them."""
 
 import time
 from pathlib import Path
@@ -29,7 +29,7 @@ def text(length: int, seed: int) -> list[int]:
 
 
 def until_all_run(engine: Engine, count: int) -> None:
-    """Step until the images of all have been read, which a thread does."""
+    """Step until all images have been read, which a thread does."""
     while len(engine.scheduler.running) < count:
         if not engine.step():
             time.sleep(0.001)
@@ -74,7 +74,7 @@ def test_the_same_image_is_a_prefix_hit_and_is_not_encoded_again(written: Vision
     again = one(engine, with_images("b", prompt, max_tokens=4))
     assert again.num_cached_tokens == (len(prompt[0]) - 1) // 4 * 4
     assert_agrees(written.with_images(WIDE), prompt[0], again)
-    assert encodes(engine) == (1, 0), "its tokens were cached, so nobody asked for its embeddings"
+    assert encodes(engine) == (1, 0), "its tokens were cached, so its embeddings were not needed"
     elsewhere = written.prompt([*text(3, 8), -1], WIDE)
     assert_agrees(written.with_images(WIDE), elsewhere[0], one(engine, with_images("c", elsewhere, max_tokens=2)))
     assert encodes(engine) == (1, 1), "at another place its tokens are others, its embeddings the same"

@@ -1,4 +1,4 @@
-"""A headless Chromium, where one is installed."""
+"""A headless Chromium, if one is installed."""
 
 import os
 import shutil
@@ -33,7 +33,7 @@ def browser() -> "Iterator[Browser]":
 def opened(
     chromium: "Browser", url: str, *, width: int = 1280, theme: str = "light", motion: str = "reduce"
 ) -> "Iterator[Page]":
-    """A page at this address. At the end nothing may have been written to the console as an error, and nothing may have been thrown."""
+    """Open a page at this address. At the end there must be no errors on the console, and no exceptions."""
     context = chromium.new_context(
         viewport={"width": width, "height": 900},
         color_scheme=theme,
@@ -42,7 +42,7 @@ def opened(
     page = context.new_page()
     page.set_default_timeout(30_000)
     troubles: list[str] = []
-    # Of requests that a test wants refused, and of connections that it cuts.
+    # Of requests that a test expects to be refused, and of connections that it cuts.
     expected = ("status of 401", "status of 503", "ERR_CONNECTION", "ERR_INCOMPLETE_CHUNKED", "ERR_EMPTY")
     page.on("pageerror", lambda error: troubles.append(str(error)))
     page.on("dialog", lambda dialog: (troubles.append(dialog.message), dialog.dismiss())[1])

@@ -1,4 +1,4 @@
-"""The page on a network that is only told of: hostile texts, many sites, a feed that goes away."""
+"""The page on a fake network: hostile texts, many sites, a feed that goes away."""
 
 import asyncio
 import json
@@ -118,7 +118,7 @@ async def told_spans(site: str) -> bytes:
 
 
 class Served:
-    """The page's own routes, under a stock server in a thread."""
+    """The page's own routes, served by a stock server in a thread."""
 
     def __init__(self, source: ToldSource, port: int = 0) -> None:
         self.source, self.port = source, port
@@ -226,7 +226,7 @@ def test_a_page_that_loses_its_router_says_so_and_comes_back(chromium: "Browser"
 
 
 def test_a_console_is_not_needed_to_read_it(chromium: "Browser") -> None:
-    """Every control has a name, every picture a description."""
+    """Every control has a name, and every picture a description."""
     with Served(ToldSource([row("ams1")])) as served, opened(chromium, served.url) as page:
         page.wait_for_selector(".map circle", state="attached")
         for view in VIEWS:

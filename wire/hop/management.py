@@ -50,7 +50,7 @@ class CatalogueModel(msgspec.Struct, frozen=True):
     name: str  # name for requests
     kind: ModelKind
     is_here: bool  # its files are on the site's machine
-    how: str = ""  # what makes it available where it is not here
+    how: str = ""  # how to get it, if it is not here
     file_bytes: int = 0
     context_length: int = 0  # tokens; 0 if unknown before the download
     architecture: str = ""
@@ -60,7 +60,7 @@ class CatalogueModel(msgspec.Struct, frozen=True):
 
 
 class Download(msgspec.Struct, frozen=True):
-    """A download under way, or the last one of its source."""
+    """A download in progress, or the last one of its source."""
 
     source: str
     state: Literal["running", "done", "failed", "cancelled"]

@@ -144,7 +144,7 @@ class GuardedDatabase:
 
     def __init__(self, path: Path, max_bytes: int) -> None:
         self._guard: StatementGuard | None = None
-        # No cache of statements: one that was compiled while the guard trusted must not be found again by the same words.
+        # No cache of statements: one that was compiled while the guard trusted must not be reused for a function's equal SQL.
         self._database = Database(path, self._prepare, max_bytes=max_bytes, caches=False)
 
     async def run(self, work: Callable[[Connection, StatementGuard], T], time_limit_s: float) -> T:

@@ -1,4 +1,4 @@
-"""Prompts with images are laid out as the checkpoints' own processors lay them out, without an image being read."""
+"""Prompts with images are laid out as by the checkpoints' own processors, without reading an image."""
 
 import json
 import random

@@ -1,4 +1,4 @@
-"""Images are prepared as the processors of `transformers` prepare them, bit by bit."""
+"""Images are prepared as by the processors of `transformers`, bit by bit."""
 
 import hashlib
 import io
@@ -12,8 +12,8 @@ from pilotlight.engine.description.image_sizes import PatchedImages, ScaledImage
 from pilotlight.engine.vision.picture import PreparedImage, prepare_image, read_picture
 from tests.engine.pictures import picture
 
-# Width, height and mode of an image of tests.engine.pictures, and what transformers 5.23 with torchvision 0.28 makes of it: hashes of the pixel
-# values of Llama4ImageProcessor and Kimi_K25ImageProcessor, as they are configured by default, in fp32, with the number of tiles and of patches.
+# Width, height and mode of an image of tests.engine.pictures, and the result of transformers 5.23 with torchvision 0.28: hashes of the pixel values
+# of Llama4ImageProcessor and Kimi_K25ImageProcessor with their default configuration, in fp32, with the number of tiles and of patches.
 RECORDED = {
     (1, 10000, "L"): ("a78df42e3ae2c49e", 17, "b617ec3cc5fdeb8c", 1024),
     (336, 336, "RGB"): ("1cfad5508ed98490", 1, "02ab38bca3ac3b8d", 576),

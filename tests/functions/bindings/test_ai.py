@@ -1,4 +1,4 @@
-"""AI against a running site with a fake engine: shapes, streams, errors, waiting, batches, and who leaves."""
+"""AI with a running site and a fake engine: shapes, streams, errors, waiting, batches, and callers that leave."""
 
 import asyncio
 import json
@@ -224,7 +224,7 @@ async def test_a_call_waits_for_room_and_reject_if_busy_does_not(make_site: Site
 
 
 class FakeInference:
-    """Answers everything with one result, and keeps the headers that came along."""
+    """An inference that answers everything with one result, and records the headers."""
 
     def __init__(self) -> None:
         self.headers: dict[str, str] = {}
@@ -400,7 +400,7 @@ async def test_what_is_not_offered_beside_run_says_so(ai: AI) -> None:
 
 
 class Counting:
-    """What counts a function's calls, and what it was told."""
+    """A counter of a function's calls, which records its arguments."""
 
     def __init__(self) -> None:
         self.started: list[Any] = []
@@ -418,7 +418,7 @@ class Counting:
 
 
 class Named(FakeInference):
-    """Models with an adapter each, one of which breaks."""
+    """Models with an adapter each, one of which fails."""
 
     def own_names(self, model: str) -> tuple[str, str]:
         return model.removeprefix("@x/"), "french"

@@ -1,4 +1,4 @@
-"""What a function's author gets for tests: a function in isolates, its bindings from outside, its handlers, and a clock."""
+"""Tools for tests of a function's author: a function in isolates, its bindings from outside, its handlers, and a clock."""
 
 import time
 from collections.abc import Callable, Iterator

@@ -1,4 +1,4 @@
-"""Layers' states, chunk by chunk and token by token, against their formulas in fp64."""
+"""Layers' states, chunk by chunk and token by token, compared with their formulas in fp64."""
 
 import pytest
 import torch

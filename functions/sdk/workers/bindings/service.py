@@ -22,7 +22,7 @@ class Fetcher(Face):
 
 
 class Service(Fetcher):
-    """Every name that is no method here is one of the other function's entrypoint."""
+    """Return a method of the other function's entrypoint for a name that is not a method here."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):

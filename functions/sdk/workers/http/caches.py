@@ -15,7 +15,7 @@ class Cache:
         _asked(request)
 
     async def put(self, request: Any, response: Any) -> None:
-        """Consume the response as if it were stored. Raises TypeError where the platform's cache refuses."""
+        """Consume the response as if it were stored. Raises TypeError if the platform's cache refuses."""
         if _asked(request).method != "GET":
             raise TypeError("caches: only responses to GET can be put")
         if not isinstance(response, Response):
