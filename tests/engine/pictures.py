@@ -69,7 +69,11 @@ class VisionCheckpoint(NamedTuple):
         assert placeholders is not None
         marker = MARKER if self.is_tiled else PLACEHOLDER
         images = [SizedImage(*Image.open(io.BytesIO(file)).size, digest(file), file) for file in files]
-        laid, placed = placeholders.expand([marker if token == -1 else token for token in token_ids], images)
+        # The templates of models that rotate images by row and column write tokens around each.
+        around = [6, marker, 7] if isinstance(self.sizes, ScaledImages) else [marker]
+        laid, placed = placeholders.expand(
+            [each for token in token_ids for each in (around if token == -1 else [token])], images
+        )
         return list(laid), placed
 
     @property
