@@ -160,6 +160,9 @@ def write_vision(directory: Path, name: str, seed: int = 0) -> VisionCheckpoint:
                     parameter.add_(torch.randn_like(parameter) * 0.2)
                 elif key.endswith("bias") or "position_embeddings" in key or "pos_embed" in key:
                     parameter.copy_(torch.randn_like(parameter) * 0.2)
+            model.get_output_embeddings().weight[PLACEHOLDER] = (
+                0.0  # never the best: the reference would look for its image
+            )
             for key, buffer in model.named_buffers():
                 if key.endswith("e_score_correction_bias"):
                     buffer.copy_(torch.randn_like(buffer) * 0.2)
