@@ -16,7 +16,7 @@ NEVER = float("-inf")
 class Waiting:
     def __init__(self) -> None:
         self.looks: list[tuple[float, float]] = []
-        self.leaving: set[Waiting] | None = None  # requests that end when this one is looked at
+        self.leaving: set[Waiting] | None = None  # the watched requests, which all end when this one is looked at
 
     def look(self, now: float, awake_since: float) -> None:
         self.looks.append((now, awake_since))

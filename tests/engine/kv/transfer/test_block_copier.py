@@ -163,7 +163,7 @@ def test_the_device_leaves_the_host_threads_and_a_cpu_does_not(rig: Rig) -> None
     asked = []
     found = CpuBlockCopier(rig.cache).map(lambda n: asked.append(n) or n == 1, [1, 0, 1])
     assert not all(found)
-    assert asked == [1, 0], "a transfer that need not be polled is not"
+    assert asked == [1, 0], "elements after a failure are not looked at"
 
 
 @pytest.mark.long

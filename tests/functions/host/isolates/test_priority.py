@@ -151,7 +151,7 @@ def test_the_loop_itself_is_told_of_and_its_children_are_as_usual() -> None:
         (0, 7, PriorityClass.NORMAL, [(7, 0, 0)], True),
         (0, 7, PriorityClass.BACKGROUND, [(7, YIELD_NICE, 0)], True),
         (0, 0, PriorityClass.NORMAL, [(0, 0, 0)], False),  # this thread alone
-        (3, 7, PriorityClass.INTERACTIVE, [(7, 3, PROMPT_SLICE_NS)], True),  # the high class does not occur here
+        (3, 7, PriorityClass.INTERACTIVE, [(7, 3, PROMPT_SLICE_NS)], True),  # nothing is raised above the site
         (18, 7, PriorityClass.BACKGROUND, [(7, 19, 0)], True),
     ],
 )
