@@ -38,6 +38,7 @@ PERFORMANCE = ROOT / "docs" / "performance.md"
 MEASUREMENTS = ROOT / "docs" / "measurements"
 CLIENTS = ROOT / "docs" / "clients.md"
 FIRST_MINUTE = ROOT / "docs" / "first-minute.md"
+PAGE = ROOT / "docs" / "page.md"
 PLOT = "shares.svg"
 DRAFTS_PLOT = "drafts.svg"
 NOTHING = "Nothing has been measured yet.\n"
@@ -109,6 +110,10 @@ CLIENT_REGIONS: dict[str, Region] = {
     "load-generators": Region(clients.generators, ("dialects", "runtime/api", "edge_router"), "clients"),
 }
 FIRST_MINUTE_REGIONS: dict[str, Region] = {"first-minute": Region(page.first_minute, ("page", "runtime"))}
+PAGE_REGIONS: dict[str, Region] = {
+    "operate": Region(page.operate, ("page", "runtime")),
+    "page": Region(page.cost, ("page",)),
+}
 
 
 # The regions of each page of docs/measurements/.
@@ -143,7 +148,7 @@ def main() -> None:
     if "speculation" in shown:
         drawn_rates = speculation.rates(shown["speculation"]["results"])
         (RESULTS / DRAFTS_PLOT).write_text(drawn_rates, encoding="utf-8")
-    regions_of_all = {**REGIONS, **CLIENT_REGIONS, **FIRST_MINUTE_REGIONS}
+    regions_of_all = {**REGIONS, **CLIENT_REGIONS, **FIRST_MINUTE_REGIONS, **PAGE_REGIONS}
     missing = sorted({region.subject or name for name, region in regions_of_all.items()} - records.keys())
     print(f"{len(PAGES)} pages are drawn from {len(shown)} records.")
     if missing:
@@ -228,6 +233,7 @@ PAGES: dict[Path, Callable[[dict[str, Record]], dict[str, str]]] = {
     **{MEASUREMENTS / f"{name}.md": partial(measured_page, name) for name in MEASURED_PAGES},
     CLIENTS: partial(drawn, CLIENT_REGIONS),
     FIRST_MINUTE: partial(drawn, FIRST_MINUTE_REGIONS),
+    PAGE: partial(drawn, PAGE_REGIONS),
 }
 
 

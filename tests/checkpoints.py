@@ -97,14 +97,19 @@ def give_values(model: PreTrainedModel) -> None:
                 buffer.uniform_(0.5, 1.5)
 
 
+def write_speaking(directory: Path, config: PreTrainedConfig) -> Path:
+    """Write a checkpoint of 2,048 tokens that has the embedded model's tokenizer and chat template."""
+    write_checkpoint(directory, config)
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        shutil.copy(HERE / name, directory / name)
+    return directory
+
+
 def write_speaking_experts(directory: Path) -> Path:
     """Write a mixture of experts that has the embedded model's tokenizer and chat template."""
     sizes = {"vocab_size": 2048, "max_position_embeddings": 1024, "eos_token_id": 2}
     experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 27}
-    write_checkpoint(directory, Qwen3MoeConfig(**(AWKWARD | sizes | experts)))
-    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
-        shutil.copy(HERE / name, directory / name)
-    return directory
+    return write_speaking(directory, Qwen3MoeConfig(**(AWKWARD | sizes | experts)))
 
 
 E2M1 = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0])

@@ -166,10 +166,10 @@ async def disturb(
             await asyncio.sleep(rng.uniform(0.0, DATABASE_AWAY_S))
             await asyncio.to_thread(database.start)
             continue
-        pid = await asyncio.to_thread(_pid, network, target, rng)
+        pid = await asyncio.to_thread(pid_of, network, target, rng)
         with suppress(psutil.NoSuchProcess):
             psutil.Process(pid).send_signal(signal.SIGKILL)
-        await asyncio.to_thread(_wait_until_well, network, pid)
+        await asyncio.to_thread(wait_until_well, network, pid)
     clients.is_stopping = functions.is_stopping = True
     await asyncio.gather(*load)
     await _collected(network, functions)
@@ -289,7 +289,7 @@ def _get(url: str) -> Any:
         return orjson.loads(answer.read())
 
 
-def _pid(network: LocalNetwork, target: str, rng: random.Random) -> int:
+def pid_of(network: LocalNetwork, target: str, rng: random.Random) -> int:
     status = _get(f"{network.url}/status")
     if target == "router":
         return int(status["process"]["pid"])
@@ -302,8 +302,8 @@ def _pid(network: LocalNetwork, target: str, rng: random.Random) -> int:
     return int(rng.choice(pids))
 
 
-def _wait_until_well(network: LocalNetwork, killed: int) -> None:
-    """Wait until the router and all its sites answer, none from the killed process."""
+def wait_until_well(network: LocalNetwork, killed: int) -> None:
+    """Wait until the router answers, and all its sites, by processes of which none is the one that was killed."""
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         with suppress(OSError, KeyError, TypeError, urllib.error.URLError):

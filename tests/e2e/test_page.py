@@ -200,6 +200,22 @@ def test_a_key_is_made_shown_once_used_and_revoked(network: LocalNetwork, chromi
         page.wait_for_selector("main tr:has-text('alice'):has-text('revoked')")
 
 
+def test_copies_of_a_request_are_answered_by_other_clients(network: LocalNetwork, chromium: "Browser") -> None:
+    question = "What is the airport code of Lisbon? It's urgent"
+    body = {"model": "ember", "stream": True, "max_tokens": 30, "messages": [{"role": "user", "content": question}]}
+    script = "async given => (await import('./page/copies.js')).copies(...given)"
+    with opened(chromium, network.url) as page:
+        copies = page.evaluate(script, ["chat/completions", body, f"{network.url}/"])
+    assert [*copies] == ["curl", "Python", "JavaScript", "LiteLLM", "Function"]
+    commands = {"data: [DONE]": ["bash", "-c", copies["curl"]], "LIS": [sys.executable, "-c", copies["Python"]]}
+    for seen, command in commands.items():
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == 0, done.stderr
+        assert seen in done.stdout, done.stdout
+    for name in ("LiteLLM", "Function"):
+        compile(copies[name], name, "exec")
+
+
 def test_it_is_dark_where_the_system_is_and_fits_a_telephone(network: LocalNetwork, chromium: "Browser") -> None:
     with opened(chromium, network.url, width=360, theme="dark") as page:
         for view in VIEWS:

@@ -105,6 +105,19 @@ def test_preempted_sequences_agree(written: VisionCheckpoint) -> None:
         assert_agrees(written.with_images(files[name]), prompt[0], heard[name])
 
 
+@pytest.mark.parametrize("name", ["qwen 2.5 vl", "qwen 3 vl"])
+def test_an_image_behind_thousands_of_tokens_agrees(tmp_path: Path, name: str) -> None:
+    long = write_vision(tmp_path, name)
+    described = (tmp_path / "config.json").read_text()
+    (tmp_path / "config.json").write_text(
+        described.replace('"max_position_embeddings": 256', '"max_position_embeddings": 4608')
+    )
+    prompt = long.prompt([*text(1300, 1), *text(1400, 2), *text(1400, 3), -1, *text(7, 3)], SMALL)
+    assert len(prompt[0]) > 4096
+    heard = one(load_engine(tmp_path, kv_tokens=4608), with_images("a", prompt, max_tokens=3))
+    assert_agrees(long.with_images(SMALL), prompt[0], heard)
+
+
 def test_parallel_samples_of_an_image_encode_it_once(written: VisionCheckpoint) -> None:
     engine = load_engine(written.directory)
     prompt = written.prompt([*text(9, 1), -1, *text(7, 3)], WIDE)

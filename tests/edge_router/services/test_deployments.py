@@ -183,7 +183,9 @@ def router_app(
     where: Any = SimpleNamespace(of=lambda *names: None if allowed is None else AllowedSites(allowed, "of the account"))
     hosts = FunctionHosts(network({"ams1": "http://127.0.0.1:1"}, **tables))
     api = DeploymentApi(sites, guard, where, hosts, tmp_path / "router")
-    return Starlette(routes=api.routes(), exception_handlers=FAILURES)
+    app = Starlette(routes=api.routes(), exception_handlers=FAILURES)
+    app.state.api = api
+    return app
 
 
 @pytest.fixture
@@ -223,6 +225,21 @@ async def test_a_version_is_tried_and_then_has_its_traffic(app: Starlette, fake:
     assert decode_deployments((await call(router_app(fake, tmp_path), PATH, **TOKEN)).body) == known
     fetched = await call(app, f"{PATH}/bundles/{digest_of(data)}", **TOKEN)
     assert fetched.body == data
+
+
+async def test_accounts_and_names_of_secrets_are_shown_to_admins_only(app: Starlette, tmp_path: Path) -> None:
+    data = bundle(tmp_path)
+    await put(app, data)
+    await deployed(app, data, 0)
+    put_secret = await call(app, f"{PATH}/f/secrets/TOKEN", method="PUT", body=b"a value", **TOKEN)
+    assert put_secret.status == 200, put_secret.body
+    api: DeploymentApi = app.state.api
+    ((looked,), (managed,)) = (json.loads(api.versions(is_admin=is_admin)) for is_admin in (False, True))
+    assert managed["secret_names"] == ["TOKEN"]
+    assert "account" in managed
+    assert managed["versions"] == looked["versions"]
+    assert looked.keys() == {"name", "revision", "versions", "shares", "home"}
+    assert b"a value" not in api.versions(is_admin=True)
 
 
 async def rolled_back_by(app: Starlette, revision: int) -> Any:

@@ -119,6 +119,13 @@ def test_requests_and_bindings_meet_in_one_state(make: Callable[..., LocalWorker
     assert worker.run(found.text()) == "bytes"
 
 
+def test_without_a_folder_for_its_state_a_worker_leaves_nothing(folder: Path) -> None:
+    for _ in range(2):
+        with LocalWorker(folder) as worker:
+            assert worker.fetch("/x").json() == ["Hello", "GET", None]
+            worker.run(worker.env.KV.put("name", "Ada"))
+
+
 def test_models_answer_what_the_test_says(make: Callable[..., LocalWorker]) -> None:
     asked: list[Any] = []
 
