@@ -31,7 +31,7 @@ def test_the_sequences_whose_blocks_moved_on_are_named() -> None:
 
 
 @pytest.mark.parametrize("place", [0, 1, 2])
-def test_a_damaged_generation_ends_one_sequence_and_the_others_step_goes_on(
+def test_a_damaged_generation_ends_one_sequence_and_the_others_step_continues(
     place: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     engine, runner = fake_engine()

@@ -117,7 +117,7 @@ def test_a_short_prompt_at_top_priority_waits_for_no_long_one(budget: int, num_l
     assert steps_until_short_ends(budget, num_long, depth) == depth
 
 
-def test_the_more_urgent_of_two_long_prompts_is_computed_first_and_the_other_goes_on() -> None:
+def test_the_more_urgent_of_two_long_prompts_is_computed_first_and_the_other_continues() -> None:
     engine, _ = fake_engine(num_blocks=1000, block_size=16, max_num_batched_tokens=256)
     for name, priority in (("usual", 0), ("urgent", -8)):
         prompt = tuple((priority + 10 + n) % 1000 for n in range(4096))
