@@ -211,7 +211,7 @@ async def test_an_account_sees_what_it_may_use_with_prices(tmp_path: Path, monke
 
 
 @pytest.mark.parametrize("odd", [[], {"data": 7}, {"data": [7]}, {"data": [{}]}, "text", {"data": [{"id": 7}]}])
-async def test_what_is_no_list_is_nobodys_and_alone_it_is_passed_on(odd: object) -> None:
+async def test_an_invalid_list_belongs_to_no_site_and_alone_it_is_passed_on(odd: object) -> None:
     async with sites("ams1", "iad1") as fakes:
         serve(fakes[0], "ember")
         serve(fakes[1], "coal")

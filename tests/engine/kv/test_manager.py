@@ -223,7 +223,7 @@ def test_of_twins_the_one_that_others_find_is_swapped_out() -> None:
     assert made.tiers.swapped[:2] == (made.names(3), [*first.tables[0].blocks[:3]])
 
 
-def test_what_is_discarded_is_found_nowhere_and_its_own_blocks_are_told() -> None:
+def test_discarded_blocks_are_found_nowhere_and_the_own_ones_are_reported() -> None:
     made = Made()
     other = made.computed(made.sequence(9, "other"), 8)
     sequence = made.computed(made.sequence(30), 16, 24)

@@ -34,7 +34,7 @@ def slow_engine(max_decode_delay_s: float, **shape: int) -> tuple[Engine, FakeRu
 
 
 def held_up_s(max_decode_delay_s: float) -> tuple[float, int]:
-    """Return how long a stream waits for its next token at most while another tenant's 2,048 tokens are computed, and in how many steps they are."""
+    """Return a stream's longest wait for its next token while another tenant's 2,048 tokens are computed, and the number of steps."""
     engine, _ = slow_engine(max_decode_delay_s)
     engine.submit(submit("stream", list(range(100)), salt=b"a", max_tokens=200))
     for _ in range(5):
