@@ -1,4 +1,6 @@
-"""Models that keep a recurrent state on this CPU: beside transformers' own code, beside a dense model of the same width, and at long contexts.
+"""Models with a recurrent state on this CPU, compared with transformers and with dense models.
+
+The dense model has the same width; contexts are short and long:
 
     python -m load_tests.scenarios.states                 15 minutes
     python -m load_tests.scenarios.states --only granite-4 --rounds 3
@@ -104,7 +106,10 @@ def _checkpoint(directory: Path, kind: str, changes: Mapping[str, Any]) -> Path:
 def _beside(
     hybrid: Path, dense: Path, folder: Path, options: argparse.Namespace, console: Console
 ) -> list[dict[str, Any]]:
-    """Measure a hybrid by both engines, and a dense model by ours; return the ratios of the hybrid's speed by ours to the others."""
+    """Measure a hybrid by both engines, and a dense model by ours.
+
+    Return the ratios of the hybrid's speed by ours to the others.
+    """
     tasks = [Task("prefill", 1, tokens) for tokens in options.prompts]
     tasks += [Task("decode", batch, _SHORT) for batch in options.batches]
     with ExitStack() as scope:
@@ -134,7 +139,10 @@ def _beside(
 
 
 def _at_lengths(alone: Path, folder: Path, options: argparse.Namespace, console: Console) -> list[dict[str, Any]]:
-    """Measure state layers and feed-forwards; return how many times as long a token takes at the long context as at the short one."""
+    """Measure state layers and feed-forwards at two contexts.
+
+    Return how many times as long a token takes at the long context as at the short one.
+    """
     pairs = [
         ("prefill", Task("prefill", 1, _SHORT), Task("prefill", 1, _LONG)),
         ("decode", Task("decode", 1, _SHORT), Task("decode", 1, _LONG)),

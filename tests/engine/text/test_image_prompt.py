@@ -34,7 +34,7 @@ def placeholders(folder: Path, config: object, **processor: object) -> ImagePlac
     return ImagePlaceholders.from_checkpoint(folder, TOKENS.get)
 
 
-def test_llama_4_writes_tiles_in_rows_and_the_whole_image_behind_them(tmp_path: Path) -> None:
+def test_llama_4_writes_tiles_in_rows_and_the_whole_image_after_them(tmp_path: Path) -> None:
     found = placeholders(tmp_path, LLAMA4)
     assert found is not None
     token_ids, images = found.expand([1, 5, 2, 5], [SizedImage(56, 56, b"a", b"A"), SizedImage(20, 9, b"b", b"B")])

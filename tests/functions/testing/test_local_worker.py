@@ -192,7 +192,7 @@ def test_the_plug_in_offers_the_function_of_the_project(pytester: pytest.Pyteste
     result.assert_outcomes(passed=2)
 
 
-def test_a_project_without_a_function_is_told_so(pytester: pytest.Pytester) -> None:
+def test_a_project_without_a_function_is_refused_by_name(pytester: pytest.Pytester) -> None:
     pytester.makepyfile("def test_it(worker): ...")
     result = pytester.runpytest_subprocess("-p", "no:xdist")
     result.stdout.fnmatch_lines(["*has a wrangler.jsonc or wrangler.json or wrangler.toml: name one by --worker*"])
