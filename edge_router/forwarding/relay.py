@@ -67,7 +67,7 @@ _SITE_DRAINING, _DONE = SiteDraining(), StreamDone()
 
 
 class DeliveryLog:
-    """The tokens of one answer that its client has, whichever sites they came from."""
+    """The delivered tokens of one answer, from all sites that computed it."""
 
     def __init__(self) -> None:
         self.num_tokens = 0

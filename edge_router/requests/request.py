@@ -126,7 +126,7 @@ class Head:
         self.hold(holder)
 
     def hold(self, holder: Key | None) -> None:
-        """Record the known key that it has, once it is admitted."""
+        """Record the known key of the request, once it is admitted."""
         self.holder = holder
         # The account that is known, or else the key.
         self.owner = self.key if holder is None else owner_of(None, holder.account.name)

@@ -61,7 +61,7 @@ class Assumptions:
     reach_ms: float = 10.0  # within measurement noise, and below what a reader notices
     # The further saving that justifies a move, because predictions are noisy: as long as the repeated prefill, up to this.
     most_noise_ms: float = 250.0
-    stickiness_ms: float = 50.0  # on top of that, for a client that named its session and so asked to stay
+    stickiness_ms: float = 50.0  # additional cost of leaving, for a client that named its session
     unseen_s: float = 0.2  # of an average site's work: so much may have arrived since it published
     most_load: float = 0.9  # waiting grows with 1 / (1 - load), and averages are never exact
     # What a site computes again though another holds it counts so many times its prefill, times the network's load (some 0.2 on the day's mean of a

@@ -10,7 +10,7 @@ from pilotlight.engine.api.protocol import PromptImage
 
 
 class SequenceImage(NamedTuple):
-    name: bytes  # of its content, as the tenant has it
+    name: bytes  # digest of its content, with the tenant's salt
     data: bytes  # the file
     start: int  # of its run in the prompt
     end: int

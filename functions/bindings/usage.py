@@ -80,7 +80,7 @@ class FunctionUsage:
             meter.computes(round(cpu_s * 1e6))
 
     def hand_out(self, asked: UsageAsked) -> UsageTold:
-        """Return records for a ledger, without those that it has by now."""
+        """Return records for a ledger, except those that it has confirmed."""
         if self._meters is None:
             self._open()
         assert self._meters is not None

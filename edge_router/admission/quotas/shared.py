@@ -53,7 +53,7 @@ class QuotaLease:
         self.held = self.free = 0.0
         self.at_work = 0.0  # open requests and reserved tokens, which give it back
         self.spent = 0.0  # spent and not reported yet
-        self.wanted = 0.0  # by requests that wait for it
+        self.wanted = 0.0  # amount that waiting requests need
         self.seen_at = float("-inf")  # when the claim was made that the store confirmed last
         self.used_at = now
         self.empty_until = float("-inf")
@@ -112,7 +112,7 @@ class SharedQuotas:
 
     def __init__(self, store: LeaseStore, *, serves_without: bool, clock: Callable[[], float] = time.monotonic) -> None:
         """`serves_without` the store: by this router's own counts."""
-        self.fault: str | None = None  # why the store cannot be asked
+        self.fault: str | None = None  # why the store cannot be used
         self._store = store
         self._serves_without = serves_without
         self._clock = clock

@@ -122,7 +122,7 @@ class _Asked:
         found = _PATH.match(head.path) or _RUN.match(head.path)
         assert found is not None, "service_table.py has looked"
         self._found = found.groupdict()
-        self.ignored: list[str] = []  # fields that mean nothing here
+        self.ignored: list[str] = []  # fields without a meaning here
         self._queue = queue
         self._head = head
         self._body = body

@@ -37,7 +37,7 @@ class HttpMetadata(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
 
 
 class Details(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Details of an object that its writer sets."""
+    """Details that an object's writer sets."""
 
     http_metadata: HttpMetadata = HttpMetadata()
     custom_metadata: dict[str, str] = {}

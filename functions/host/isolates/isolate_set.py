@@ -102,7 +102,7 @@ class IsolateSet:
         return is_busy
 
     def _look(self, isolate: IsolateHandle, now: float) -> bool:
-        """Look at one isolate, or retire it. Returns whether it has work."""
+        """Check one isolate, or retire it. Returns whether it has work."""
         if isolate.work.load or isolate.work.background or not isolate.is_ready:
             isolate.watch()
             return True

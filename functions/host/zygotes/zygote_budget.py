@@ -22,7 +22,7 @@ class ZygoteBudget:
         self._unprepared: asyncio.Queue[FunctionPool] = asyncio.Queue()
 
     def add(self, pool: FunctionPool) -> None:
-        """Let it have its zygote soon."""
+        """Start a function's zygote soon."""
         self._unprepared.put_nowait(pool)
 
     async def prepare(self, is_served: Callable[[FunctionPool], bool]) -> None:

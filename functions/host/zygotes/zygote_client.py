@@ -41,7 +41,7 @@ FORK_TIMEOUT_S = 10.0  # for a process to be there
 FORK_CPU_S = 0.05  # CPU time that a fork, and the report of a death, may cost a zygote; 0.01 measured
 BESIDE_SHARE = 0.01  # of a core, for threads that packages keep
 LOOK_S = 0.5  # between two checks of a zygote
-SELDOM_S = 5.0  # the same while its function sleeps: there may be thousands
+SELDOM_S = 5.0  # the same interval while its function sleeps: there may be thousands
 MAX_DENIED = 64  # forks that were not ordered: some packages try a few during import, and continue without
 READ_AT_ONCE = 64  # messages read before other work continues
 FORGED = "its packages forged reports of its zygote"
@@ -368,7 +368,9 @@ async def try_tier(factory: ZygoteFactory, limits: Confinement) -> str:
     try:
         async with asyncio.timeout(FORK_TIMEOUT_S):
             await made.started()
-            probe = made.fork(Boot("", [], []), [])  # it cannot run without descriptors: that it starts is enough
+            probe = made.fork(
+                Boot("", [], []), []
+            )  # without descriptors it cannot run, but its start shows that forks work
             await asyncio.wait({probe.started})
             return made.why_failed or ("" if probe.started.exception() is None else str(probe.started.exception()))
     except (TimeoutError, ZygoteError) as error:

@@ -11,7 +11,7 @@ from workers.http.response import Response
 
 class Cache:
     async def match(self, request: Any, options: Any = None) -> None:
-        """Return None: it is not there."""
+        """Return None: the cache stores nothing."""
         _asked(request)
 
     async def put(self, request: Any, response: Any) -> None:
