@@ -88,7 +88,7 @@ class RouterApp(Starlette):
             router.backends, access, router.clocks, places, hosts, router.tls, router.tell_workers
         )
         has_usage = router.accounting.ledger is not None
-        operations = SiteOperations(router.backends, router.orders)
+        operations, joining = SiteOperations(router.backends, router.orders), JoinRoutes(router, file)
         self.page = PageRoutes(
             self.feed,
             sessions,
@@ -97,9 +97,10 @@ class RouterApp(Starlette):
             requests=lambda: router.recent.described(router.orders),
             has_usage=has_usage,
             has_keys=True,
+            has_joining=joining.is_open,
         )
         keys = IssuedKeys(router.keys_file, lambda: router.configured, router.renew_keys)
-        self.management = ManagementRoutes(operations, sessions, keys)
+        self.management = ManagementRoutes(operations, sessions, keys, joining.line if joining.is_open else None)
         metrics = _rendered_by(router) if self.siblings is None else self.siblings.metrics
         own = OwnRoutes(place, proxy, router.places, sessions, metrics)
         usage = UsageRoutes(router.accounting, access, sessions)
@@ -110,7 +111,7 @@ class RouterApp(Starlette):
                 *self.management.routes(),
                 *usage.routes(),
                 *self.deployments.routes(),
-                *JoinRoutes(router, file).routes(),
+                *joining.routes(),
             ],
             lifespan=_lifespan,
             exception_handlers=FAILURES,

@@ -17,6 +17,7 @@ from pilotlight.functions.bindings.queues import DEFAULT_CONCURRENCY, Deliver, Q
 from pilotlight.functions.bindings.registry import Bindings
 from pilotlight.functions.bindings.storage.d1 import D1Database
 from pilotlight.functions.bindings.storage.d1_migrations import MigrationFiles
+from pilotlight.functions.bindings.storage.response_cache import CACHE, ResponseCache
 from pilotlight.functions.channel import Failure
 from pilotlight.functions.channel.frames import UNNUMBERED, BindingCall, FunctionEvent, QueueEvent, ScheduledEvent
 from pilotlight.functions.manifest import Manifest
@@ -32,6 +33,7 @@ class FunctionBindings:
 
     def __init__(self, manifest: Manifest, state_dir: Path, services: Services) -> None:
         self._bindings = Bindings(manifest.bindings, state_dir, services)
+        self._cache = ResponseCache.of(state_dir, services)
         self._manifest = manifest
         self._state_dir = state_dir
         self._services = services
@@ -118,6 +120,8 @@ class FunctionBindings:
     async def answer(self, call: BindingCall, body: Body | None = None) -> Any:
         if call.binding == STORAGE and self._objects is not None:
             return await self._objects.call(call.method, call.args, call.kwargs, body)
+        if call.binding == CACHE:
+            return await self._cache.call(call.method, call.args, call.kwargs, body)
         return await self._bindings.answer(call, body)
 
     async def close(self) -> None:

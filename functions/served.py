@@ -50,6 +50,7 @@ from pilotlight.wire.hop.headers import CLIENT_ADDRESS, DEPLOY_TOKEN_ENV, HOP_SE
 
 log = logging.getLogger("pilotlight.function")
 
+DAY_S = 24 * 3600.0
 SECRETS_S = 1.0  # between two checks for changes by `pilotlight secret`
 UNNAMED = {  # options that name a store
     "kv": ("id",), "d1": ("database_id", "database_name"), "r2": ("bucket_name",), "analytics_engine": ("dataset",),
@@ -118,7 +119,11 @@ class ServedFunctions:
                 stack.push_async_callback(router.close)
                 inference = NetworkInference(inference, router)
             self._services = Services(
-                inference=inference, r2=r2_stores(self.config), usage=self.usage, clock=self._clock
+                inference=inference,
+                r2=r2_stores(self.config),
+                usage=self.usage,
+                clock=self._clock,
+                history_s=self.config.history_days * DAY_S,
             )
             stack.push_async_callback(self._services.databases.close)
             await stack.enter_async_context(self.functions)

@@ -96,7 +96,8 @@ class SiteApp(Starlette):
         self._page = PageRoutes(
             self.feed, sessions, functions=self.functions, timeline=self._timeline, requests=self._requests
         )
-        self._management = ManagementRoutes(OwnSite(site.config.name, site.operator), sessions)
+        own = OwnSite(site.config.name, site.operator, None if self.functions is None else self.functions.stores)
+        self._management = ManagementRoutes(own, sessions)
         middleware = Middleware(
             SiteMiddleware,
             site=site.config.name,

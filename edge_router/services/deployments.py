@@ -19,7 +19,7 @@ import uuid
 from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import aiohttp
 import msgspec
@@ -410,12 +410,14 @@ class DeploymentApi:
             raise ApiError("not_found", f"no function named {name} is deployed")
         return name
 
-    def versions(self) -> bytes:
-        """Return the deployments as JSON, each with the names of its secrets."""
-        known = self._deployments.known.values()
-        return encode(
-            [{**msgspec.structs.asdict(each), "secret_names": sorted(self._secrets.of(each.name))} for each in known]
-        )
+    def versions(self, *, is_admin: bool) -> bytes:
+        """Return the deployments as JSON; for admins with their accounts and the names of their secrets."""
+        return encode([self._described(each, is_admin) for each in self._deployments.known.values()])
+
+    def _described(self, deployment: Deployment, is_admin: bool) -> dict[str, Any]:
+        found = {name: getattr(deployment, name) for name in ("name", "revision", "versions", "shares", "home")}
+        private = {"account": deployment.account, "secret_names": sorted(self._secrets.of(deployment.name))}
+        return found | private if is_admin else found
 
     async def invocations(self, name: str, asked: QueryParams) -> bytes:
         """Return the kept invocations of a function at the sites that can be asked now, as JSON.

@@ -169,6 +169,14 @@ def plan_model(
     return model._replace(dtype=choose_dtype_name(num_parameters, stored, on_cpu))
 
 
+def architecture_of(config: Mapping[str, Any]) -> str:
+    """Return the supported architecture that a config.json names, or "" if it names none."""
+    try:
+        return find_architecture(config)
+    except CheckpointError:
+        return ""
+
+
 def choose_dtype_name(num_parameters: int, stored: frozenset[str], on_cpu: bool) -> str:
     """Return the type that "auto" means for a checkpoint of so many numbers, stored in these types."""
     if on_cpu and num_parameters < SMALL_MODEL_PARAMETERS:

@@ -111,5 +111,13 @@ class Tokens:
             os.close(directory)
 
 
+def join_line(folder: Path, port: int, minutes: float, fingerprint: str) -> str:
+    """Make a token and return the command by which one machine joins.
+    `folder` is the network's. Raises OSError where its files cannot be read or written."""
+    host = (folder / "host").read_text()
+    made = Tokens(folder).create(minutes, fingerprint)
+    return f"pilotlight join https://{f'[{host}]' if ':' in host else host}:{port} {made}"
+
+
 def _digest_of(secret: str) -> str:
     return hashlib.sha256(secret.encode()).hexdigest()
